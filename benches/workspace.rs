@@ -133,7 +133,7 @@ fn forks(
         let donor = match &donor {
             Some(donor) => {
                 let mut snapshot = donor.snapshot(&places)?;
-                snapshot.iter_mut().for_each(|snapshot| tracker.tell(donor, snapshot));
+                snapshot.iter_mut().for_each(|snapshot| tracker.record_changes(donor, snapshot));
                 Some((donor, snapshot))
             }
             None => None,

@@ -54,9 +54,9 @@ interface Worker {
   thaw @18 () -> ();
   # `Conflict` if they went on before, for a stop: what was read meanwhile may be of two moments.
 
-  lane @19 (token :UInt64) -> ();
-  # The descriptor that came under that number over the descriptor socket is a sequenced-packet socket: from now on `LaneCall`s may
-  # come there, one message a packet, and are answered there by `LaneAnswer`s. It is this attachment's and ends with it.
+  execChannel @19 (token :UInt64) -> ();
+  # The descriptor that came under that number over the descriptor socket is a sequenced-packet socket: from now on `ExecChannelCall`s may
+  # come there, one message a packet, and are answered there by `ExecChannelAnswer`s. It is this attachment's and ends with it.
 
   keep @20 (checkpoint :Text, spare :Text) -> (whyNot :Text);
   # Has the engine keep a copy of itself in memory, under that checkpoint's id; empty answer: it stands. The oldest copy beyond
@@ -88,7 +88,7 @@ interface Supervisor {
   missed @5 (json :Data) -> ();
   background @6 (stream :OutputStream, data :Data) -> ();
   # What jobs wrote while no execution ran, bounded.
-  dying @7 (cause :Cause) -> ();
+  dying @7 (causeJson :Data) -> ();     # a `core::kernel::CrashCause`
   # The engine is gone, or a limit was broken; the worker's exit follows.
 }
 
@@ -112,17 +112,17 @@ struct Exec {
   acknowledged @7 :List(UInt64); # earlier executions, as by `acknowledge`
 }
 
-struct LaneCall {
+struct ExecChannelCall {
   # The start of an execution without input, beside the calls of `Worker`: what is asked most often at the least cost.
   union {
     start @0 :Exec;           # as `Worker.start`
-    hold @1 :Exec;            # as `start`, but it waits for `go`; takes the place of one that was held before
-    go @2 :UInt64;            # the number of the one that is held: its beginning is in the journal
-    withdraw @3 :UInt64;      # it is not to run; no answer
+    prepare @1 :Exec;        # as `start`, but init waits for `commit`; replaces an earlier prepared execution
+    commit @2 :UInt64;        # begin the prepared execution of this number: its start is in the journal
+    abort @3 :UInt64;         # drop the prepared execution; no answer
   }
 }
 
-struct LaneAnswer {
+struct ExecChannelAnswer {
   # What `Worker.start` would answer.
   execId @0 :UInt64;
   union {
@@ -165,9 +165,3 @@ struct StateHead {
 }
 
 struct Known { execId @0 :UInt64; running @1 :Bool; }
-
-struct Cause {
-  kind @0 :Text;              # exited, signalled, outOfMemory, diskFull, unresponsive, protocol, sandbox
-  status @1 :Int32;           # exit code or signal number
-  detail @2 :Text;
-}

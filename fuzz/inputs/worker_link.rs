@@ -17,7 +17,7 @@ use ryokan::core::missed::MissedEntry;
 use ryokan::core::value::Value;
 use ryokan::link::schema::worker_capnp::{supervisor, worker};
 use ryokan::link::host::{Job, WorkerIdentity, WorkerLink, WorkerListener};
-use ryokan::link::types::WorkerCause;
+use ryokan::core::kernel::CrashCause;
 use ryokan::link::handshake::Role;
 use ryokan::link::connector::unix;
 
@@ -90,7 +90,7 @@ impl WorkerListener for Listener {
     fn jobs(&self, _: Vec<Job>) {}
     fn missed(&self, _: Vec<MissedEntry>) {}
     fn background(&self, _: Stream, _: Vec<u8>) {}
-    fn dying(&self, _: WorkerCause) {}
+    fn dying(&self, _: CrashCause) {}
     fn disconnected(&self) {}
 }
 
@@ -146,9 +146,7 @@ async fn say(daemon: &supervisor::Client, text: &[u8]) {
     missed.get().set_json(text);
     let _ = missed.send().promise.await;
     let mut dying = daemon.dying_request();
-    let mut cause = dying.get().init_cause();
-    cause.set_kind(capnp::text::Reader(text));
-    cause.set_detail(capnp::text::Reader(tail));
+    dying.get().set_cause_json(text);
     let _ = dying.send().promise.await;
 }
 

@@ -28,9 +28,8 @@ CREATE TABLE workers (
     epoch       INTEGER NOT NULL,
     build       TEXT NOT NULL,
     secret      BLOB NOT NULL,
-    pid         INTEGER NOT NULL,
-    start_ticks INTEGER NOT NULL,            -- field 22 of /proc/PID/stat: tells a reused pid
-    socket      TEXT NOT NULL
+    isolation   TEXT NOT NULL,               -- core::spec::Isolation by name
+    record      TEXT NOT NULL                -- the isolation driver's own, a JSON object
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE keys (

@@ -1,4 +1,4 @@
-//! The outside of a file: pieces with their lengths, and the digest of it all at the end.
+//! Framing of a file: pieces with their lengths, and a digest of everything at the end.
 
 use std::io::{self, Read, Write};
 
@@ -41,7 +41,7 @@ impl<W: Write> Pieces<W> {
         Ok(())
     }
 
-    /// Writes the end; gives the digest and how many bytes there are in all.
+    /// Writes the end; returns the digest and the total number of bytes.
     pub(super) fn finish(mut self) -> io::Result<(Digest, u64)> {
         self.put_piece()?;
         self.put(&0u32.to_le_bytes())?;
@@ -62,7 +62,7 @@ impl<W: Write> Write for Pieces<W> {
         Ok(count)
     }
 
-    /// Pieces go when they are full, and in the end.
+    /// Writes full pieces, and the last one.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -72,7 +72,7 @@ impl<W: Write> Write for Pieces<W> {
 pub(super) struct Opened<R: Read> {
     from: R,
     hasher: blake3::Hasher,
-    /// What is left of the present piece.
+    /// Rest of the current piece.
     left: usize,
     ended: bool,
 }
@@ -100,7 +100,7 @@ impl<R: Read> Opened<R> {
         Ok(bytes)
     }
 
-    /// The length of the next piece; 0: there is none.
+    /// The length of the next piece; 0: no more.
     fn next_piece(&mut self) -> Result<(), BundleError> {
         let length = u32::from_le_bytes(self.exact("a piece")?) as usize;
         if length > limits::BUNDLE_PIECE_BYTES {
@@ -110,7 +110,7 @@ impl<R: Read> Opened<R> {
         Ok(())
     }
 
-    /// Checks the end: nothing is left, the digest is that of all, and nothing follows it.
+    /// Checks the end: nothing is left, the digest is right, and nothing follows.
     pub(super) fn finish(mut self) -> Result<Digest, BundleError> {
         if self.left == 0 && !self.ended {
             self.next_piece()?;

@@ -1,10 +1,9 @@
-//! One kernel and some of its checkpoints as one file: written from the store, read into another one. What the bytes mean is in
-//! `docs/snapshot-format.md`.
+//! One kernel and some of its checkpoints as one file, written from a store and read into another.
+//! `docs/snapshot-format.md` describes the bytes.
 //!
 //! ```text
-//! write   head, then every object that a checkpoint needs ─▶ zstd ─▶ pieces ─▶ digest of it all
-//! read    the same backwards; foreign bytes: each bound is checked before memory is taken, and nothing refers to anything
-//!         that the file itself does not hold
+//! write   head, then every object that a checkpoint needs ─▶ zstd ─▶ pieces ─▶ digest of everything
+//! read    the reverse, for foreign bytes: checks each bound before allocating; references must stay within the file
 //! frame   pieces and digest
 //! ```
 //! Streams: neither side holds more than a piece of an object. Blocks.
@@ -27,33 +26,33 @@ use crate::workspace::WorkspaceError;
 pub use read::{Contents, read};
 pub use write::write;
 
-/// What a file begins with.
+/// First bytes of a file.
 pub const MAGIC: &[u8; 8] = b"RYOKANBN";
-/// The version that this release writes, and the only one that it reads.
+/// The format version, written and read.
 pub const VERSION: u32 = 1;
 
-/// What is in a file, said first.
+/// The first record of a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Head {
     /// The release that wrote it.
     pub ryokan: String,
-    /// When, milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// On which host.
+    /// The host that wrote it.
     pub host: HostId,
     /// The kernel.
     pub kernel: KernelId,
-    /// What it was called.
+    /// Its name.
     pub name: String,
-    /// How often its state had been restored or forked.
+    /// Its generation: how often its state was restored or forked.
     pub generation: u32,
-    /// The checkpoint that an import begins at.
+    /// The checkpoint at which an import starts.
     pub begin: CheckpointId,
     /// The checkpoints, oldest first.
     pub checkpoints: Vec<Packed>,
-    /// Blobs that it could read.
+    /// Blobs that the kernel could read.
     pub blobs: Vec<Digest>,
-    /// The decisions of its work, whose texts no checkpoint repeats.
+    /// Its decisions with their texts, which checkpoints do not repeat.
     pub decisions: Vec<Decision>,
 }
 
@@ -62,22 +61,22 @@ pub struct Head {
 pub struct Packed {
     /// Its identity.
     pub id: CheckpointId,
-    /// What it was called.
+    /// Its name.
     pub name: String,
-    /// More words about it.
+    /// Its description.
     pub description: String,
-    /// What it says in the place of messages.
+    /// The summary that replaces messages.
     pub summary: String,
-    /// Why it was taken.
+    /// Its type.
     #[serde(rename = "type")]
     pub kind: CheckpointType,
-    /// Who took it.
+    /// Its creator.
     pub creator: String,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// The checkpoint before; it need not be in the file.
+    /// Its parent; it need not be in the file.
     pub parent: Option<CheckpointId>,
-    /// Whether retention leaves it.
+    /// Whether it is pinned.
     pub pinned: bool,
     /// Its manifest.
     pub manifest: Digest,
@@ -86,46 +85,46 @@ pub struct Packed {
 /// Why a file cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// It is something else.
+    /// Not such a file.
     #[error("this is no file of a kernel")]
     Foreign,
-    /// It is of another release.
+    /// Another format version.
     #[error("the file has version {0}; this release knows version {VERSION}")]
     Version(u32),
-    /// It ends too soon.
+    /// Truncated.
     #[error("the file is not whole: it ends within {0}")]
     Truncated(&'static str),
-    /// It is not what was written.
+    /// Damaged.
     #[error("the file is damaged: {0}")]
     Damaged(String),
-    /// More than may be.
+    /// A limit is exceeded.
     #[error("the file has more than {most} {what}")]
     TooLarge {
-        /// Of what.
+        /// What there is too much of.
         what: &'static str,
-        /// How many may be.
+        /// The limit.
         most: u64,
     },
-    /// The store's part.
+    /// A store error.
     #[error("the store cannot do its part: {0}")]
     Store(#[from] StoreError),
-    /// A checkpoint's file tree.
+    /// An invalid file tree.
     #[error("a file tree: {0}")]
     Tree(#[from] WorkspaceError),
-    /// Reading or writing the bytes.
+    /// An I/O error.
     #[error("{0}")]
     Io(#[from] std::io::Error),
 }
 
-/// What comes next within the compressed bytes.
+/// Kind of a record in the compressed stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Record {
     /// The [`Head`], JSON.
     Head = 1,
-    /// An address, and the object of it.
+    /// An address, and its object.
     Object = 2,
-    /// How many objects there were.
+    /// The number of objects.
     End = 3,
 }
 

@@ -1,5 +1,5 @@
-//! Reading a file into a store. Whatever is wrong with it is found before anything of it is given to the caller; what was stored by
-//! then is nobody's, and garbage collection takes it.
+//! Reads a file into a store. Every error is found before anything is returned; objects stored by then are
+//! unreferenced, and garbage collection removes them.
 
 use std::collections::HashSet;
 use std::io::{self, BufReader, Read};
@@ -13,26 +13,26 @@ use crate::core::workflow::Decision;
 use crate::store::{Store, StoreError};
 use crate::workspace::{self, ObjectBatch, Objects, Seen, Sizes, TreeId, WorkspaceError};
 
-/// Read at once, bytes.
+/// Read size, bytes.
 const PIECE: usize = 256 << 10;
-/// Objects up to this are stored together, bytes.
+/// Objects up to this size are stored in batches, bytes.
 const SMALL: u64 = 1 << 20;
-/// So many bytes of them at once.
+/// Size of a batch, bytes.
 const TOGETHER: u64 = 32 << 20;
-/// Largest window of the compression: what a file may make its reader hold, as a power of two.
+/// Largest compression window, log2: bounds the reader's memory.
 const WINDOW_LOG: u32 = 24;
 
-/// What a file held; all of it is in the store.
+/// The content of a file; all of it is in the store.
 pub struct Contents {
-    /// What it said first.
+    /// Its head.
     pub head: Head,
-    /// Each checkpoint's manifest, as in the head.
+    /// The manifests, in the order of the head.
     pub manifests: Vec<Manifest>,
-    /// The engine's state at the checkpoint that an import begins at.
+    /// The engine's state at the checkpoint at which an import starts.
     pub parts: StateParts,
-    /// Bytes of the files there, once they are written out.
+    /// Size of the files there once they are written out, bytes.
     pub bytes: u64,
-    /// Digest of the file.
+    /// The digest of the file.
     pub digest: Digest,
 }
 
@@ -123,7 +123,7 @@ impl<R: io::BufRead> Reading<'_, R> {
                     if size <= SMALL {
                         let mut bytes = vec![0; size as usize];
                         self.fill(&mut bytes, "an object")?;
-                        // Known before it is stored: only what is what it says has an address here.
+                        // Verified before it is stored: the object must have its address.
                         same(address, Digest::from_bytes(*blake3::hash(&bytes).as_bytes()))?;
                         batch.put(&bytes)?;
                         together += size;
@@ -145,7 +145,7 @@ impl<R: io::BufRead> Reading<'_, R> {
         }
     }
 
-    /// Counts an object in.
+    /// Counts an object.
     fn admit(&mut self, size: u64) -> Result<(), BundleError> {
         self.bytes = self.bytes.saturating_add(size);
         if size > limits::BLOB_BYTES || self.bytes > limits::BUNDLE_BYTES {
@@ -177,7 +177,7 @@ fn same(said: Digest, is: Digest) -> Result<(), BundleError> {
     }
 }
 
-/// An error of the layers below, as what it is.
+/// Classifies an error of the layers below.
 fn sort(error: io::Error, within: &'static str) -> BundleError {
     if error.kind() == io::ErrorKind::UnexpectedEof {
         return BundleError::Truncated(within);
@@ -188,7 +188,7 @@ fn sort(error: io::Error, within: &'static str) -> BundleError {
         }
         return BundleError::Truncated(within);
     }
-    // What zstd says of bytes that are not its own, in its own words.
+    // zstd's own message.
     BundleError::Damaged(format!("{within} cannot be unpacked: {error}"))
 }
 
@@ -227,7 +227,7 @@ fn check_head(head: &Head) -> Result<(), BundleError> {
     }
 }
 
-/// The store, as far as the file itself holds it: a file must not lead to what somebody else stored.
+/// The store, restricted to the file's own objects: a file must not lead to objects that others stored.
 struct Held<'a> {
     store: &'a Store,
     held: HashSet<Digest>,
@@ -259,7 +259,7 @@ impl Held<'_> {
     }
 }
 
-/// Checks that the file holds everything that it speaks of.
+/// Checks that the file holds everything that it references.
 fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     let held = Held { store, held };
     let wrong = |id: CheckpointId| {
@@ -312,7 +312,7 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
             Err(WorkspaceError::Store(StoreError::NotFound(object))) => held.needs(object)?,
             reached => reached?,
         }
-        // Small objects can name each other so often that no disk holds what they come to.
+        // Nested references to small objects can expand beyond any disk.
         let begins_here = packed.id == head.begin;
         let known = if begins_here { &mut Sizes::default() } else { &mut sizes };
         let size = known.of(&held, TreeId(manifest.workspace.tree))?;

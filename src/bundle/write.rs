@@ -1,4 +1,4 @@
-//! Writing a file: the head, then every object that its checkpoints and blobs need, each once.
+//! Writes a file: the head, then every object that its checkpoints and blobs need, each once.
 
 use std::io::Write;
 
@@ -10,12 +10,12 @@ use crate::core::limits;
 use crate::store::Store;
 use crate::workspace::{self, Seen, TreeId};
 
-/// Of zstd: what is written is read many times slower than it is compressed.
+/// zstd level: files are read many times more slowly than they are compressed.
 const LEVEL: i32 = 3;
-/// Read from the store at once, bytes.
+/// Read size, bytes.
 const PIECE: usize = 256 << 10;
 
-/// Writes a file. Gives its digest and length.
+/// Writes a file. Returns its digest and length.
 ///
 /// # Errors
 /// An object is missing or damaged; those of `to`.
@@ -76,7 +76,7 @@ impl<W: Write> Writing<'_, W> {
     }
 
     fn object(&mut self, digest: Digest) -> Result<(), BundleError> {
-        if self.seen.tell(digest) { self.copy(digest) } else { Ok(()) }
+        if self.seen.add(digest) { self.copy(digest) } else { Ok(()) }
     }
 
     fn copy(&mut self, digest: Digest) -> Result<(), BundleError> {

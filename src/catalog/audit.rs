@@ -1,4 +1,4 @@
-//! The audit log's rows. What a line holds and how lines are chained: [`core::audit`](crate::core::audit).
+//! Rows of the audit log. [`core::audit`](crate::core::audit) defines the lines and their chain.
 
 use rusqlite::{OptionalExtension as _, Row, params};
 
@@ -12,12 +12,12 @@ const COLUMNS: &str =
     "sequence, at_ms, uid, client, action, kernel, version_before, version_after, outcome, hash, format,
     owner, manifest, detail";
 
-/// Which lines.
+/// A filter for lines.
 #[derive(Debug, Clone, Default)]
 pub struct AuditFilter {
-    /// Of kernels only whose id as text begins so.
+    /// Only kernels whose id starts with this text.
     pub kernel: Option<String>,
-    /// Only what this user did to the host, and whatever was done to kernels of his.
+    /// Only this user's operations on the host, and all operations on this user's kernels.
     pub seen_by: Option<u32>,
 }
 
@@ -101,12 +101,12 @@ pub(super) fn after(db: &Db, sequence: u64, filter: &AuditFilter, most: usize) -
     })
 }
 
-/// Follows the chain for one page more. Says whether there was one.
+/// Verifies one more page of the chain. Returns whether there was one.
 pub(super) fn walk(db: &Db, mut walk: Walk) -> Result<Result<(Walk, bool), AuditBreak>> {
     db.sql("verify audit log", |c| {
         let mut select =
             c.prepare_cached(&format!("SELECT {COLUMNS} FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?"))?;
-        // From the beginning also what has a number that no line can have.
+        // From the start, also include numbers that no line can have.
         let from = if walk.head.sequence == 0 { i64::MIN } else { signed(walk.head.sequence) };
         let mut rows = select.query(params![from, limits::PAGE_ROWS as i64])?;
         let mut any = false;

@@ -1,6 +1,6 @@
-//! A child runs a script over all three kinds of database and is killed, or meets an error, at each labelled point in turn.
-//! Whatever happened: all that it acknowledged is there, the step that it was in is wholly there or wholly not, nothing is
-//! damaged, and start-up leaves no litter.
+//! A child runs a script over all three kinds of database and is killed, or meets an error, at each labelled point in
+//! turn. Whatever happened: all that it acknowledged is there, the step that it was in is wholly there or wholly not,
+//! nothing is damaged, and start-up leaves no litter.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::state::{
     Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
-    NewEntry, OutputRecord, Restored, Restoring, Together,
+    NewEntry, OutputRecord, Restored, Together,
 };
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
@@ -16,6 +16,7 @@ use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, JournalView, McpTransport, MountInfo};
+use crate::core::kernel::transition::{Record, Transition};
 use crate::core::origin::{ForkPoint, Origin};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{Change, Content, Options, Request, WorkflowPart};
@@ -24,6 +25,8 @@ use crate::sys::fault::{Steps, points};
 
 const FIRST: KernelId = KernelId::from_bytes([1; 16]);
 const SECOND: KernelId = KernelId::from_bytes([2; 16]);
+/// Target and safety checkpoint of the script's restores.
+const RESTORED: [CheckpointId; 2] = [CheckpointId::from_bytes([1; 16]), CheckpointId::from_bytes([2; 16])];
 const CHILD: &str = "catalog::crash_tests::catalog_script_child";
 
 pub(super) fn config(dir: &Path) -> CatalogConfig {
@@ -81,9 +84,8 @@ fn worker() -> WorkerRow {
         epoch: Epoch(1),
         build: "test".into(),
         secret: vec![1, 2, 3],
-        pid: 42,
-        start_ticks: 7,
-        socket: "/run/x".into(),
+        isolation: crate::core::spec::Isolation::Process,
+        record: "{}".into(),
     }
 }
 
@@ -148,12 +150,11 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
         29 => state.add_checkpoint(new_checkpoint(1), mark("checkpoint")).await.map(drop)?,
         30 => state.add_checkpoint(new_checkpoint(2), mark("checkpoint")).await.map(drop)?,
         31 => state.pin_checkpoint(CheckpointId::from_bytes([1; 16]), true).await.map(drop)?,
-        32 => state.begin_restore(restoring()).await?,
+        32 => state.begin_transition(restore_record()).await?,
         33 => {
-            let (mounts, mcp, work) = (Vec::new(), Vec::new(), WorkflowPart::default());
-            let done = Restored { restoring: restoring(), mounts, mcp, work, entry: mark("restored"), at_ms: 9 };
-            state.finish_restore(done).await.map(drop)?;
+            state.finish_restore(restored(Options::default())).await.map(drop)?;
         }
+        54 => h.recreate_engine_db(FIRST).await?,
         34.. => return work_step(n, &state).await,
     }
     Ok(true)
@@ -184,14 +185,13 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
         }
         40 => {
             let options = Options { supersede_decisions: true, with_artifacts: true };
-            state.begin_restore(Restoring { options, ..restoring() }).await?;
+            let [target, safety] = RESTORED;
+            let transition = Transition::Restore { target, safety, options };
+            state.begin_transition(Record { transition, ..restore_record() }).await?;
         }
         41 => {
             let options = Options { supersede_decisions: true, with_artifacts: true };
-            let (mounts, mcp, work) = (Vec::new(), Vec::new(), WorkflowPart::default());
-            let restoring = Restoring { options, ..restoring() };
-            let done = Restored { restoring, mounts, mcp, work, entry: mark("restored"), at_ms: 9 };
-            state.finish_restore(done).await.map(drop)?;
+            state.finish_restore(restored(options)).await.map(drop)?;
         }
         42 => state.begin(beginning()).await?,
         43 => state.add_checkpoint(new_checkpoint(13), mark("checkpoint")).await.map(drop)?,
@@ -199,6 +199,15 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
         45 => state.prune_checkpoints(Box::new(|_| vec![CheckpointId::from_bytes([13; 16])])).await.map(drop)?,
         46 => state.add_checkpoint(new_checkpoint(15), mark("checkpoint")).await.map(drop)?,
         47 => state.remove_checkpoint(CheckpointId::from_bytes([14; 16]), mark("removed")).await.map(drop)?,
+        48 => state.begin_transition(restore_record()).await?,
+        49 => state.abort_transition().await?,
+        50 => state.clear_transition().await?,
+        51 => {
+            let transition = Transition::Archive { checkpoint: RESTORED[0] };
+            state.begin_transition(Record::open(transition, "me".into(), 7)).await?;
+        }
+        52 => state.commit_transition(mark("archived")).await.map(drop)?,
+        53 => state.clear_transition().await?,
         _ => return Ok(false),
     }
     Ok(true)
@@ -240,9 +249,24 @@ fn beginning() -> Beginning {
     }
 }
 
-fn restoring() -> Restoring {
-    let [target, safety] = [1, 2].map(|id| CheckpointId::from_bytes([id; 16]));
-    Restoring { target, safety, actor: "me".into(), at_ms: 6, options: Options::default() }
+fn restore_record() -> Record {
+    let [target, safety] = RESTORED;
+    Record::open(Transition::Restore { target, safety, options: Options::default() }, "me".into(), 6)
+}
+
+fn restored(options: Options) -> Restored {
+    let [target, safety] = RESTORED;
+    Restored {
+        target,
+        safety,
+        actor: "me".into(),
+        options,
+        mounts: Vec::new(),
+        mcp: Vec::new(),
+        work: WorkflowPart::default(),
+        entry: mark("restored"),
+        at_ms: 9,
+    }
 }
 
 fn mark(text: &str) -> NewEntry {
@@ -302,7 +326,7 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
         note("checkpoints", &state.checkpoints(u64::MAX, 100).await.expect("readable"));
         note("head", &state.head().await.expect("readable"));
         note("objects", &state.roots().await.expect("readable"));
-        note("restoring", &state.restoring().await.expect("readable"));
+        note("transition", &state.transition().await.expect("readable"));
         note("compacted", &state.journal_as(JournalView::Compacted, 0, 100).await.expect("readable"));
         note("workflow", &state.workflow().await.expect("readable"));
         note("decisions", &state.decisions(0).await.expect("readable"));

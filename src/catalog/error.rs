@@ -1,4 +1,4 @@
-//! What can go wrong with a database, and what of it a client is told.
+//! Database errors, and what clients see of them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use rusqlite::ErrorCode as Sqlite;
 use crate::core::error::{DISK_FULL, Error, ErrorCode};
 use crate::sys::fs::{self, FsError};
 
-/// A failed operation on a database of ryokan's.
+/// A failed database operation.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// There is no such thing.
+    /// No such record.
     #[error("there is no {0}")]
     NotFound(String),
     /// The name or key is taken.
     #[error("{0} is there already")]
     Exists(String),
-    /// The record is not what the caller expected.
+    /// The record is not in the expected state.
     #[error("{0}")]
     Conflict(String),
-    /// What `core` says about it.
+    /// A rule of `core` refused the change.
     #[error("{0}")]
     Refused(Box<Error>),
     /// A bound of `core::limits` is reached.
@@ -31,31 +31,31 @@ pub enum CatalogError {
         /// Its value.
         most: u64,
     },
-    /// More requests wait for the database's thread than its queue holds.
+    /// The queue to the database's thread is full.
     #[error("the queue of the database thread is full")]
     Busy,
     /// The database's thread has ended.
     #[error("the database thread has ended")]
     Stopped,
-    /// The file is damaged, or is no database of this kind.
+    /// The file is damaged, or a database of another kind.
     #[error("{} is damaged: {why}", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         why: String,
     },
-    /// The file is of a later release.
+    /// A later release wrote the file.
     #[error("{} has format {found}, made by a newer ryokan; this one knows formats up to {known}", path.display())]
     Newer {
         /// The file.
         path: PathBuf,
         /// Its format.
         found: i64,
-        /// The latest that this release knows.
+        /// The latest known format.
         known: i64,
     },
-    /// There is no file.
+    /// The file does not exist.
     #[error("{} is not there", path.display())]
     Missing {
         /// The file.
@@ -82,21 +82,21 @@ pub enum CatalogError {
     /// A file operation failed.
     #[error(transparent)]
     File(FsError),
-    /// Whatever else SQLite said.
+    /// Any other SQLite error.
     #[error("cannot {op} in {}", path.display())]
     Sqlite {
         /// The operation.
         op: &'static str,
         /// The file.
         path: PathBuf,
-        /// SQLite's words.
+        /// SQLite's message.
         #[source]
         source: rusqlite::Error,
     },
 }
 
 impl CatalogError {
-    /// Sorts an error of SQLite's.
+    /// Classifies an SQLite error.
     pub(super) fn of_sqlite(op: &'static str, path: &Path, source: rusqlite::Error) -> CatalogError {
         let path = path.to_owned();
         match source.sqlite_error_code() {
@@ -106,13 +106,13 @@ impl CatalogError {
             Some(Sqlite::DatabaseBusy | Sqlite::DatabaseLocked) => CatalogError::InUse { path },
             Some(Sqlite::DiskFull) => CatalogError::Full { path },
             Some(Sqlite::ReadOnly) => CatalogError::ReadOnly { path },
-            // Its other causes (no descriptor left, for one) are told in SQLite's words.
+            // Its other causes (no free descriptor, for one) keep SQLite's message.
             Some(Sqlite::CannotOpen) if !is_writable(&path) => CatalogError::ReadOnly { path },
             Some(Sqlite::SystemIoFailure) if source.sqlite_error().is_some_and(|e| e.extended_code == SHORT_READ) => {
                 CatalogError::Corrupt { path, why: String::from("the file is shorter than its content says") }
             }
             _ => match source {
-                // A column that holds what was never written there.
+                // A column holds a value of a wrong type.
                 rusqlite::Error::FromSqlConversionFailure(..) | rusqlite::Error::InvalidColumnType(..) => {
                     CatalogError::Corrupt { path, why: format!("{source} (while trying to {op})") }
                 }
@@ -121,7 +121,7 @@ impl CatalogError {
         }
     }
 
-    /// Sorts an error of a file operation.
+    /// Classifies an error of a file operation.
     pub(super) fn of_io(op: &'static str, path: &Path, source: io::Error) -> CatalogError {
         if fs::is_full(&source) {
             return CatalogError::Full { path: path.to_owned() };
@@ -135,12 +135,12 @@ impl CatalogError {
         }
     }
 
-    /// A stored field that cannot be what was once written.
+    /// A stored field with an impossible value.
     pub(super) fn field(path: &Path, what: &str) -> CatalogError {
         CatalogError::Corrupt { path: path.to_owned(), why: format!("{what} cannot be read") }
     }
 
-    /// The same failure for another of those who shared a transaction.
+    /// A copy of the failure, for another request of the same transaction.
     pub(super) fn again(&self) -> CatalogError {
         use CatalogError as E;
         match self {
@@ -170,7 +170,7 @@ impl CatalogError {
     }
 }
 
-/// Whether both a file and its directory may be written: SQLite needs both.
+/// Whether file and directory are both writable: SQLite needs both.
 fn is_writable(path: &Path) -> bool {
     let may = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::W_OK).is_ok();
     may(path) && path.parent().is_none_or(may)

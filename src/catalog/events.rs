@@ -1,4 +1,4 @@
-//! The host's events: numbered without holes, the oldest dropped, a gap visible to whoever asks for what is gone.
+//! The host's events, numbered without gaps. The oldest are dropped; readers see how many they missed.
 
 use rusqlite::{Row, params};
 
@@ -7,12 +7,12 @@ use super::sqlite::{Db, Result};
 use crate::core::info::Event;
 use crate::core::limits;
 
-/// An event without its number.
+/// An event without a number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// Which kernel; empty for the host's own events.
+    /// The kernel; empty for events of the host.
     pub kernel: String,
     /// What happened, in the past tense.
     pub kind: String,
@@ -20,18 +20,18 @@ pub struct NewEvent {
     pub detail_json: String,
 }
 
-/// Some events in order.
+/// A page of events, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventPage {
-    /// Events directly after the number asked for, or from the oldest there is.
+    /// Events directly after the number requested, or from the oldest kept.
     pub events: Vec<Event>,
-    /// How many events between the number asked for and the first of these are no longer there.
+    /// Number of events between the number requested and the first of these that are no longer kept.
     pub lost: u64,
-    /// The newest number there is; 0: none yet.
+    /// The newest number; 0: none yet.
     pub newest: u64,
 }
 
-/// Dropping the oldest is worth a statement only now and then.
+/// The oldest are dropped in steps of this many.
 const PRUNED_EVERY: u64 = 256;
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Event> {

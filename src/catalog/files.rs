@@ -1,7 +1,7 @@
 //! A kernel's directory: `kernels/<id>/` with its two databases and the workspace.
 //!
-//! It is made before the kernel's row is, and goes out of sight after the row has: a directory without a row is what a crash
-//! left, and [`sweep_kernels`] removes it at start-up. The workspace's content is not this module's.
+//! It is created before the kernel's row, and hidden after the row is deleted: a directory without a row is left from a
+//! crash, and [`sweep_kernels`] removes it at start-up. This module does not look into the workspace.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::core::ids::KernelId;
 use crate::sys::fs::{self, FsError};
 use crate::sys::{btrfs, fault, inode};
 
-/// What a removed kernel's directory begins with until it is gone.
+/// Prefix of a removed kernel's directory until it is deleted.
 const HIDDEN: &str = ".removed-";
 
 /// The paths of one kernel.
@@ -29,16 +29,16 @@ pub struct KernelFiles {
     pub engine_db: PathBuf,
     /// The kernel's own files.
     pub workspace: PathBuf,
-    /// Beside them, on the same file system: where files are prepared. Not made with the kernel.
+    /// Staging area for files, on the same file system. Not created with the kernel.
     pub staging: PathBuf,
 }
 
-/// The subvolume that holds the workspace where the file system has such, and what it is called while it is removed.
+/// Name of the subvolume that holds the workspace, where the file system has subvolumes, and its name while it is
+/// deleted.
 const SUBVOLUME: &str = "files";
 
 impl KernelFiles {
-    /// The paths of a kernel, whether they are there or not. The workspace is in a subvolume if there is one: looks whether
-    /// there is.
+    /// The paths of a kernel, existing or not. Checks whether the workspace is in a subvolume.
     pub fn of(kernels: &Path, id: KernelId) -> KernelFiles {
         let dir = kernels.join(id.to_string());
         let subvolume = dir.join(SUBVOLUME);
@@ -53,16 +53,16 @@ impl KernelFiles {
     }
 }
 
-/// What is still to be made durable of a new kernel's files.
+/// Files of a new kernel that are not yet durable.
 #[derive(Debug)]
 pub(super) struct Unsynced {
-    /// `state.db`, which this process opens as a database later: closed after that, this would drop its lock.
+    /// `state.db`. Closing it after this process has opened the database would drop the database's lock.
     state: Option<File>,
     rest: Vec<File>,
 }
 
 impl Unsynced {
-    /// `state.db`: to be synced and closed before it is opened as a database.
+    /// Takes `state.db`: to be synced and closed before the database is opened.
     pub(super) fn take_state(&mut self) -> Option<File> {
         self.state.take()
     }
@@ -74,12 +74,12 @@ impl Unsynced {
     }
 }
 
-/// How often a directory in which something still appears is emptied again.
+/// Attempts to empty a directory in which new entries appear.
 const REMOVE_TRIES: u32 = 25;
-/// The pause between those.
+/// Pause between attempts.
 const REMOVE_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Makes the directory with two empty databases and an empty workspace. After a failure nothing is left.
+/// Creates the directory with two empty databases and an empty workspace. After a failure nothing is left.
 pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Result<(KernelFiles, Unsynced)> {
     let mut files = KernelFiles::of(kernels, id);
     if files.dir.symlink_metadata().is_ok() {
@@ -88,7 +88,7 @@ pub(super) fn create(kernels: &Path, id: KernelId, durability: Durability) -> Re
     match fill(&mut files, durability) {
         Ok(unsynced) => Ok((files, unsynced)),
         Err(error) => {
-            // What cannot be removed now, the next start removes.
+            // The next start removes what cannot be removed now.
             let _ = fs::remove_tree(&files.dir);
             Err(error)
         }
@@ -116,11 +116,11 @@ fn fill(files: &mut KernelFiles, durability: Durability) -> Result<Unsynced> {
     Ok(unsynced)
 }
 
-/// Makes what is a kernel's while it is not put away: an empty workspace and an empty engine database.
+/// Creates the files that an archived kernel does not have: an empty workspace and an empty engine database.
 fn fill_live(files: &mut KernelFiles) -> Result<Vec<File>> {
     let home = File::open(&files.dir).map_err(|e| CatalogError::of_io("open", &files.dir, e))?;
     if inode::file_system(home.as_fd()).is_ok_and(|magic| magic == btrfs::MAGIC) {
-        // Without one the workspace is a folder: the kernel's `show` says so.
+        // Without a subvolume, the workspace is a plain folder; `show` reports it.
         if btrfs::create(home.as_fd(), SUBVOLUME).is_ok() {
             let subvolume = files.dir.join(SUBVOLUME);
             let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
@@ -140,7 +140,7 @@ fn make_folder(path: &Path) -> Result<()> {
     std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|e| CatalogError::of_io("create", path, e))
 }
 
-/// Removes what is a kernel's while it is not put away; its own database stays. What is not there is fine.
+/// Removes the files that an archived kernel does not have; `state.db` stays. Missing files are fine.
 pub(super) fn clear(kernels: &Path, id: KernelId) -> Result<()> {
     let dir = kernels.join(id.to_string());
     let wrong = |e| CatalogError::of_io("remove", &dir, e);
@@ -158,7 +158,7 @@ pub(super) fn clear(kernels: &Path, id: KernelId) -> Result<()> {
             std::fs::remove_file(entry.path()).map_err(wrong)?;
             continue;
         }
-        // At once, where it is a subvolume and that is allowed.
+        // At once, if it is a subvolume and deleting it is allowed.
         if let Some(name) = entry.file_name().to_str() {
             let _ = btrfs::destroy(home.as_fd(), name);
         }
@@ -170,7 +170,7 @@ pub(super) fn clear(kernels: &Path, id: KernelId) -> Result<()> {
     Ok(())
 }
 
-/// Removes again as long as something still appears: who wrote there was killed a moment ago, or takes away what a restore replaced.
+/// Retries while new entries appear: a writer was just killed, or still removes files that a restore replaced.
 fn emptied(mut remove: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
     let mut removed = remove();
     for _ in 0..REMOVE_TRIES {
@@ -183,7 +183,7 @@ fn emptied(mut remove: impl FnMut() -> std::io::Result<()>) -> std::io::Result<(
     removed
 }
 
-/// Makes anew what [`clear`] removes, empty.
+/// Recreates the files that [`clear`] removes, empty.
 pub(super) fn recreate(kernels: &Path, id: KernelId, durability: Durability) -> Result<KernelFiles> {
     clear(kernels, id)?;
     let mut files = KernelFiles::of(kernels, id);
@@ -192,6 +192,28 @@ pub(super) fn recreate(kernels: &Path, id: KernelId, durability: Durability) -> 
         made.sync()?;
     }
     Ok(files)
+}
+
+/// Puts an empty engine database in the place of a kernel's. May be repeated. No process has it open.
+pub(crate) fn recreate_engine(kernels: &Path, id: KernelId, durability: Durability) -> Result<()> {
+    let path = KernelFiles::of(kernels, id).engine_db;
+    let wrong = |e| CatalogError::of_io("replace", &path, e);
+    fault::point("kernel.engine.recreate").map_err(wrong)?;
+    // The database last: a log without its database is nothing, a database with another one's log is damaged.
+    for suffix in ["-wal", "-shm", "-journal", ""] {
+        let mut file = path.clone().into_os_string();
+        file.push(suffix);
+        match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(wrong(error)),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    let file = write_template(&path, Kind::Engine.template()?).map_err(wrong)?;
+    if durability == Durability::Power {
+        file.sync_all().map_err(wrong)?;
+        File::open(path.parent().unwrap_or(&path)).and_then(|home| home.sync_all()).map_err(wrong)?;
+    }
+    Ok(())
 }
 
 /// Removes a kernel's directory with everything in it: out of sight at once, then file by file. One that is not there is fine.
@@ -205,7 +227,7 @@ pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
     remove_hidden(&hidden)
 }
 
-/// Removes the directory of a kernel that never was: no row names it, so a removal that is cut off is finished by [`sweep_kernels`].
+/// Removes the directory of a kernel without a row; [`sweep_kernels`] completes an interrupted removal.
 pub(super) fn remove_unlisted(kernels: &Path, id: KernelId) -> Result<()> {
     remove_hidden(&kernels.join(id.to_string()))
 }
@@ -213,7 +235,7 @@ pub(super) fn remove_unlisted(kernels: &Path, id: KernelId) -> Result<()> {
 fn remove_hidden(hidden: &Path) -> Result<()> {
     let removed = emptied(|| {
         fault::point("kernel.files.remove")?;
-        // At once, where that is allowed; as folders they go in any case.
+        // At once, where that is allowed; else as plain folders.
         if let Ok(home) = File::open(hidden) {
             let _ = btrfs::destroy(home.as_fd(), SUBVOLUME);
         }
@@ -222,10 +244,10 @@ fn remove_hidden(hidden: &Path) -> Result<()> {
     removed.map_err(|e| CatalogError::of_io("remove", hidden, e))
 }
 
-/// Removes what crashes left below `kernels/`: directories of no known kernel and removals that were not finished. Gives
-/// the paths that went, and those that could not be removed.
+/// Removes leftovers of crashes below `kernels/`: directories of unknown kernels and interrupted removals. Returns the
+/// paths removed, and those that could not be removed.
 ///
-/// Only names of ryokan's own making are touched.
+/// Touches only names that ryokan creates.
 ///
 /// # Errors
 /// The directory cannot be read.

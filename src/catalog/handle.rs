@@ -1,6 +1,6 @@
-//! The doors to the databases: [`Catalog`] owns the threads, [`CatalogHandle`] asks them.
+//! Access to the databases: [`Catalog`] owns the threads, [`CatalogHandle`] sends them requests.
 //!
-//! A request is queued when its method is called, in that order; the future only waits for the reply.
+//! A method queues its request when it is called, in call order; the future only waits for the reply.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,27 +27,27 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::sys::fs::{self, FsError};
 
-/// Where the databases are and what they promise.
+/// Location of the databases, and their guarantees.
 #[derive(Debug, Clone)]
 pub struct CatalogConfig {
-    /// The data directory; must exist. `catalog.db` and `kernels/` are made in it.
+    /// The data directory; must exist. `catalog.db` and `kernels/` are created in it.
     pub data: PathBuf,
     /// What acknowledged work survives.
     pub durability: Durability,
-    /// The host's identity, should it have none yet.
+    /// The host's identity if it has none yet.
     pub fresh_host_id: HostId,
     /// Milliseconds since 1970.
     pub now_ms: i64,
 }
 
-/// The databases' threads. Dropping it ends them after what is queued.
+/// The threads of the databases. Dropping it ends them after the queued requests.
 #[derive(Debug)]
 pub struct Catalog {
     handle: CatalogHandle,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What goes with a change, in the same transaction.
+/// Events and audit lines of a change, written in its transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Notes {
     /// Events.
@@ -56,7 +56,7 @@ pub struct Notes {
     pub audit: Vec<NewAudit>,
 }
 
-/// What a change gave, and its events with their numbers.
+/// The result of a change, with its numbered events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written<T> {
     /// The result.
@@ -74,15 +74,15 @@ impl Notes {
 }
 
 impl Catalog {
-    /// Opens `catalog.db`, or makes it, and starts the threads. Blocks; to be called before anything is served.
+    /// Opens `catalog.db`, or creates it, and starts the threads. Blocks; call it before serving.
     ///
     /// # Errors
-    /// Those of [`Db::open`], and when the system gives no thread.
+    /// Those of [`Db::open`], and a thread that cannot be started.
     pub fn open(config: &CatalogConfig) -> Result<Catalog> {
         let kernels = config.data.join("kernels");
         fs::create_dir_durable(&kernels, 0o700, "catalog.data.dir")?;
         let db = Db::open_or_create(Kind::Catalog, &config.data.join(Kind::Catalog.file_name()), config.durability)?;
-        // Made now, so that the first kernel does not wait for it.
+        // Built now, so that the first kernel does not wait for it.
         Kind::State.template()?;
         Kind::Engine.template()?;
         let host = host_id(&db, config)?;
@@ -101,12 +101,12 @@ impl Catalog {
         Ok(Catalog { handle, threads })
     }
 
-    /// A handle for whoever needs one.
+    /// A handle to the threads.
     pub fn handle(&self) -> CatalogHandle {
         self.handle.clone()
     }
 
-    /// Ends the threads after what is queued, closes every database, waits for it. Blocks.
+    /// Ends the threads after the queued requests and closes every database. Blocks.
     pub fn stop(mut self) {
         self.end();
     }
@@ -115,7 +115,7 @@ impl Catalog {
         self.handle.queue.stop();
         self.handle.states.iter().for_each(Queue::stop);
         for thread in self.threads.drain(..) {
-            // A panic of that thread was told on stderr; there is nothing to add.
+            // The panic of that thread is on stderr already.
             let _ = thread.join();
         }
     }
@@ -145,7 +145,7 @@ fn host_id(db: &Db, config: &CatalogConfig) -> Result<HostId> {
     Ok(config.fresh_host_id)
 }
 
-/// Asks the databases' threads. Cheap to clone.
+/// Sends requests to the databases' threads. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CatalogHandle {
     host: HostId,
@@ -167,7 +167,7 @@ impl CatalogHandle {
         self.queue.run(Target::Host, Some(label), work)
     }
 
-    /// As [`Self::write`], for one that takes no longer than waking the thread.
+    /// As [`Self::write`], for a write that takes no longer than waking the thread.
     fn write_small<T: Send + 'static>(
         &self,
         label: &'static str,
@@ -196,7 +196,8 @@ impl CatalogHandle {
         KernelFiles::of(&self.kernels, kernel)
     }
 
-    /// Makes a kernel's directory: two empty databases and an empty workspace. Comes before [`Self::insert_kernel`].
+    /// Creates a kernel's directory: two empty databases and an empty workspace. Call it before
+    /// [`Self::insert_kernel`].
     ///
     /// # Errors
     /// `Exists`, `Full`, `ReadOnly`; nothing is left then.
@@ -209,7 +210,7 @@ impl CatalogHandle {
         })
     }
 
-    /// Removes a kernel's files but for its own database: it is put away. May be done twice.
+    /// Removes a kernel's files except its own database, for archiving. Idempotent.
     ///
     /// # Errors
     /// Files that cannot be removed.
@@ -218,7 +219,7 @@ impl CatalogHandle {
         self.state_queue(kernel).manage(move |_| files::clear(&kernels, kernel))
     }
 
-    /// Makes anew what [`Self::clear_kernel_files`] removed: an empty workspace and an empty engine database.
+    /// Recreates what [`Self::clear_kernel_files`] removed: an empty workspace and an empty engine database.
     ///
     /// # Errors
     /// `Full`, `ReadOnly`.
@@ -227,10 +228,20 @@ impl CatalogHandle {
         self.state_queue(kernel).manage(move |databases| files::recreate(&kernels, kernel, databases.durability()))
     }
 
+    /// Puts an empty engine database in the place of a kernel's, which no process has open. May be repeated.
+    ///
+    /// # Errors
+    /// `Full`, `ReadOnly`.
+    pub fn recreate_engine_db(&self, kernel: KernelId) -> Pending<()> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel)
+            .manage(move |databases| files::recreate_engine(&kernels, kernel, databases.durability()))
+    }
+
     /// Closes a kernel's database and removes its directory, the workspace included. Comes after [`Self::remove_kernel`].
     ///
     /// # Errors
-    /// Files that cannot be removed; they are out of sight, and the next start tries again.
+    /// Files that cannot be removed; they are hidden, and the next start tries again.
     pub fn remove_kernel_files(&self, kernel: KernelId) -> Pending<()> {
         let kernels = self.kernels.clone();
         self.state_queue(kernel).manage(move |databases| {
@@ -239,7 +250,7 @@ impl CatalogHandle {
         })
     }
 
-    /// Removes the files of a kernel that never came into the catalog, beside everything else that the databases' threads do.
+    /// Removes the files of a kernel that was never inserted, without occupying the databases' threads.
     ///
     /// # Errors
     /// Files that cannot be removed; the next start tries again.
@@ -254,7 +265,7 @@ impl CatalogHandle {
         removed.await.unwrap_or(Err(CatalogError::Stopped))
     }
 
-    /// Makes a kernel known. With a key that was used before: gives the kernel of that time and writes nothing.
+    /// Inserts a kernel. With a key that was used before, returns the earlier kernel and writes nothing.
     ///
     /// # Errors
     /// `Exists` if the owner has a kernel of that name (or id); `Limit`.
@@ -291,18 +302,18 @@ impl CatalogHandle {
         })
     }
 
-    /// The kernel of that id.
+    /// The kernel with this id.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn kernel(&self, id: KernelId) -> Pending<Option<KernelRow>> {
         self.read(move |db| kernels::get(db, id))
     }
 
-    /// The owner's kernel of that name.
+    /// The owner's kernel with this name.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn find_kernel(&self, uid: u32, name: KernelName) -> Pending<Option<KernelRow>> {
         self.read(move |db| kernels::find(db, uid, &name))
     }
@@ -310,16 +321,16 @@ impl CatalogHandle {
     /// All kernels, or one owner's, by owner and name.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn kernels(&self, uid: Option<u32>) -> Pending<Vec<KernelRow>> {
         self.read(move |db| kernels::list(db, uid))
     }
 
-    /// Changes a kernel's record and gives the new one.
+    /// Updates a kernel's row and returns it.
     ///
     /// # Errors
-    /// `NotFound`; `Conflict` if the version is not the expected one or the epoch is an old one; `Exists` if the new name is
-    /// taken.
+    /// `NotFound`; `Conflict` if the version is not the expected one or the epoch is an old one; `Exists` if the new
+    /// name is taken.
     pub fn update_kernel(&self, id: KernelId, change: KernelChange, notes: Notes) -> Pending<Written<KernelRow>> {
         self.write("catalog.kernel.update", move |db| {
             let row = kernels::update(db, id, &change)?;
@@ -327,7 +338,7 @@ impl CatalogHandle {
         })
     }
 
-    /// Notes that a kernel was used.
+    /// Records a use of a kernel.
     ///
     /// # Errors
     /// `NotFound`.
@@ -335,7 +346,7 @@ impl CatalogHandle {
         self.write("catalog.kernel.touch", move |db| kernels::touch(db, id, at_ms))
     }
 
-    /// Forgets a kernel. Its files go with [`Self::remove_kernel_files`].
+    /// Deletes a kernel's row. [`Self::remove_kernel_files`] deletes its files.
     ///
     /// # Errors
     /// `NotFound`.
@@ -346,31 +357,31 @@ impl CatalogHandle {
         })
     }
 
-    /// Records a worker, before it is started or when more of it is known.
+    /// Records a worker, before its start or when more is known of it.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn put_worker(&self, worker: WorkerRow) -> Pending<()> {
         self.write_small("catalog.worker.put", move |db| workers::put(db, &worker))
     }
 
-    /// Every worker that was not yet forgotten.
+    /// Every recorded worker.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn workers(&self) -> Pending<Vec<WorkerRow>> {
         self.read(workers::list)
     }
 
-    /// Forgets a worker that is gone; says whether it was known.
+    /// Deletes a worker's row; returns whether there was one.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn remove_worker(&self, id: WorkerId) -> Pending<bool> {
         self.write("catalog.worker.remove", move |db| workers::remove(db, id))
     }
 
-    /// Remembers what a key gave.
+    /// Records the result of an idempotency key.
     ///
     /// # Errors
     /// `Limit` for too long a key.
@@ -378,42 +389,42 @@ impl CatalogHandle {
         self.write("catalog.keys.remember", move |db| keys::remember(db, &key, &result))
     }
 
-    /// What a key gave, if it was used and has not expired.
+    /// The result of a key, if it was used and has not expired.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn recall_key(&self, scope: String, key: String, now_ms: i64) -> Pending<Option<String>> {
         self.read(move |db| keys::recall(db, &scope, &key, now_ms))
     }
 
-    /// Drops expired keys; says how many.
+    /// Deletes expired keys; returns how many.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn forget_expired_keys(&self, now_ms: i64) -> Pending<usize> {
         self.write("catalog.keys.forget", move |db| keys::forget_expired(db, now_ms))
     }
 
-    /// Adds events; gives them numbered.
+    /// Appends events; returns them with their numbers.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn append_events(&self, new: Vec<NewEvent>) -> Pending<Vec<Event>> {
         self.write("catalog.events.append", move |db| events::append(db, new))
     }
 
-    /// Events after a number, at most [`limits::PAGE_ROWS`], and whether some are no longer there.
+    /// Events after a number, at most [`limits::PAGE_ROWS`], and how many before them were dropped.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn events_after(&self, sequence: u64, most: usize) -> Pending<EventPage> {
         self.read(move |db| events::after(db, sequence, most))
     }
 
-    /// Adds lines to the audit log.
+    /// Appends lines to the audit log.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn append_audit(&self, lines: Vec<NewAudit>) -> Pending<()> {
         self.write("catalog.audit.append", move |db| audit::append(db, &lines))
     }
@@ -421,7 +432,7 @@ impl CatalogHandle {
     /// Lines of the audit log after a number, at most [`limits::PAGE_ROWS`].
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn audit_after(&self, sequence: u64, filter: AuditFilter, most: usize) -> Pending<Vec<AuditLine>> {
         self.read(move |db| audit::after(db, sequence, &filter, most))
     }
@@ -429,16 +440,16 @@ impl CatalogHandle {
     /// The end of the audit log.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn audit_head(&self) -> Pending<AuditHead> {
         self.read(audit::head)
     }
 
-    /// Follows the audit log's whole chain, page by page, so that others get their turn. `known`: ends of the log that were kept
-    /// elsewhere, with the words for where, and must still be part of it.
+    /// Verifies the audit log's whole chain, page by page between other requests. `known`: ends of the log that were
+    /// kept elsewhere, with a description of where; they must still be part of it.
     ///
     /// # Errors
-    /// The outer one is the database's; the inner one names the first line that does not fit.
+    /// The outer error is the database's; the inner one names the first line that does not fit.
     pub async fn verify_audit(&self, known: Vec<(AuditHead, String)>) -> Result<Result<AuditHead, AuditBreak>> {
         let mut walk = Walk::new(known);
         loop {

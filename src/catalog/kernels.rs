@@ -11,24 +11,24 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::spec::KernelSpec;
 
-/// A kernel as the catalog knows it.
+/// A kernel's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelRow {
     /// Its identity.
     pub id: KernelId,
     /// Its owner.
     pub uid: u32,
-    /// What it was made from; the name in it is unique among the owner's kernels.
+    /// Its specification; the name is unique among the owner's kernels.
     pub spec: KernelSpec,
-    /// The state record, JSON; the catalog does not look into it.
+    /// The state record, JSON; opaque to the catalog.
     pub state_json: String,
-    /// From 1; grows with each change from outside.
+    /// From 1; grows with each external change.
     pub version: u64,
     /// Grows with each change of ownership.
     pub epoch: Epoch,
-    /// How often the engine's state had been restored or forked when the kernel was made; its `state.db` has what is true now.
+    /// Generation of the engine's state when the kernel was created; its `state.db` has the current one.
     pub generation: u32,
-    /// The kernel in whose workspace it works, which must be there as long; none: it has its own.
+    /// The kernel whose workspace it shares, and which must exist as long; none: it has its own.
     pub thread_of: Option<KernelId>,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
@@ -36,23 +36,23 @@ pub struct KernelRow {
     pub last_used_at_ms: i64,
 }
 
-/// What a creation did.
+/// Result of a creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Created {
     /// The kernel is new.
     New,
-    /// A creation with the same idempotency key came before; this kernel is its result, nothing was written.
+    /// The result of an earlier creation with the same idempotency key; nothing was written.
     Before(KernelId),
 }
 
-/// What to change of a kernel; `None` leaves a field as it is.
+/// Changes to a kernel's row; `None` leaves a field unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KernelChange {
-    /// Only if the kernel is at this version; 0: any.
+    /// Only if the kernel has this version; 0: any.
     pub expected_version: u64,
-    /// Whether this is a change from outside: the version grows by one.
+    /// Whether this is an external change: the version grows by one.
     pub new_version: bool,
-    /// New specification (a new name, for one).
+    /// New specification, for example with a new name.
     pub spec: Option<KernelSpec>,
     /// New state record.
     pub state_json: Option<String>,
@@ -221,7 +221,7 @@ pub(super) fn remove(db: &Db, id: KernelId) -> Result<()> {
     found(removed, || format!("kernel {id}"))
 }
 
-/// Turns "no row was touched" into `NotFound`.
+/// Turns "no row changed" into `NotFound`.
 pub(super) fn found(rows: usize, what: impl FnOnce() -> String) -> Result<()> {
     if rows == 0 { Err(CatalogError::NotFound(what())) } else { Ok(()) }
 }

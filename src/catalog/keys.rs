@@ -1,4 +1,4 @@
-//! Idempotency keys: the same key again gives the same result.
+//! Idempotency keys: a repeated key returns the first result.
 
 use rusqlite::{OptionalExtension as _, params};
 
@@ -6,10 +6,10 @@ use super::error::CatalogError;
 use super::sqlite::{Db, Result};
 use crate::core::limits;
 
-/// A key and until when it is remembered.
+/// A key and its expiry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdempotencyKey {
-    /// Whose key and for what, for example `create/1000`.
+    /// Owner and operation, for example `create/1000`.
     pub scope: String,
     /// The key, at most [`limits::KEY_BYTES`].
     pub key: String,

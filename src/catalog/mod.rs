@@ -1,4 +1,4 @@
-//! Everything that ryokan keeps in SQLite. No SQL is written anywhere else.
+//! Everything that ryokan stores in SQLite, and the only SQL.
 //!
 //! | database | kept by | what |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | `kernels/<id>/state.db` | daemon, [`STATE_THREADS`](crate::core::limits::STATE_THREADS) threads | journal, executions, mounts, grants, lease, consents |
 //! | `kernels/<id>/engine.db` | the worker's init; the daemon while no worker lives | engine state |
 //!
-//! [`Catalog`] owns the threads, [`CatalogHandle`] and [`StateHandle`] are the asynchronous doors to them, [`EngineDb`] is
-//! synchronous and belongs to whoever opens it. Never does: decide anything about kernels, or touch the store.
+//! [`Catalog`] owns the threads, [`CatalogHandle`] and [`StateHandle`] send them requests, [`EngineDb`] is synchronous
+//! and belongs to its opener. Never decides anything about kernels, and never touches the store.
 
 mod audit;
 mod engine_db;
@@ -48,5 +48,3 @@ mod damage_tests;
 mod model_tests;
 #[cfg(test)]
 mod record_tests;
-#[cfg(test)]
-mod speed_tests;

@@ -255,7 +255,8 @@ fn execution_record_round_trips() {
 #[test]
 fn batched_requests_fail_alone() {
     with_catalog(async |handle, _| {
-        // Queued before the thread can have done the first: they share a transaction, or at least nothing breaks if not.
+        // Queued before the thread can have done the first: they share a transaction, or at least nothing breaks if
+        // not.
         let row = |n: u8| kernel(KernelId::from_bytes([n; 16]), &format!("k{}", n / 2));
         let pending: Vec<_> = (0..40).map(|n| handle.insert_kernel(row(n), None, Notes::default())).collect();
         let mut kept = 0;

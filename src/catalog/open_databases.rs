@@ -1,4 +1,4 @@
-//! The databases of one thread: opened on use, closed when their kernel stops.
+//! The open databases of one thread: opened on use, closed when their kernel stops.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -13,15 +13,15 @@ use crate::core::durability::Durability;
 use crate::core::ids::KernelId;
 use crate::core::limits;
 
-/// New kernels whose files are not synced yet; each has three descriptors open.
+/// Unsynced new kernels that start a background sync; each holds three descriptors.
 const UNSYNCED: usize = 16;
-/// So many at most, while a slow device has not taken the ones before.
+/// Unsynced new kernels at most, while a slow device has not taken the previous ones.
 const MAX_UNSYNCED: usize = 128;
 
-/// After so many commits somebody looks how large the WALs are.
+/// Commits between two checks of the WALs' sizes.
 const CHECK_EVERY: u32 = 64;
 
-/// Which database a request is for.
+/// The database that a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Target {
     /// `catalog.db`.
@@ -30,7 +30,7 @@ pub(super) enum Target {
     Kernel(KernelId),
 }
 
-/// The databases of one thread.
+/// The open databases of one thread.
 #[derive(Debug)]
 pub(super) struct OpenDatabases {
     open: HashMap<Target, (Db, u64)>,
@@ -38,21 +38,21 @@ pub(super) struct OpenDatabases {
     kernels: PathBuf,
     durability: Durability,
     unsynced: Vec<Unsynced>,
-    /// Of those, `state.db`.
+    /// Their `state.db` files.
     states: Vec<File>,
-    /// When the last of them came.
+    /// When the last of them was added.
     last_unsynced: Option<Instant>,
-    /// Who makes those before them durable.
+    /// The thread that syncs earlier ones.
     syncing: Option<JoinHandle<()>>,
-    /// Databases that were written since they were last looked after.
+    /// Databases written since their WAL was last checkpointed.
     written: HashSet<Target>,
-    /// Commits since the thread was last asked to look after them.
+    /// Commits since the last check.
     unchecked_commits: u32,
     last_write: Option<Instant>,
 }
 
 impl OpenDatabases {
-    /// A set without databases; those of kernels are in `kernels/<id>/` and open on use.
+    /// An empty set; databases of kernels are in `kernels/<id>/` and open on use.
     pub(super) fn new(kernels: PathBuf, durability: Durability) -> OpenDatabases {
         let (written, unchecked_commits, last_write) = (HashSet::new(), 0, None);
         OpenDatabases {
@@ -70,7 +70,7 @@ impl OpenDatabases {
         }
     }
 
-    /// Puts the host's own database in the set.
+    /// Adds the host's own database.
     pub(super) fn with_host(mut self, db: Db) -> OpenDatabases {
         self.open.insert(Target::Host, (db, 0));
         self
@@ -81,7 +81,7 @@ impl OpenDatabases {
         self.durability
     }
 
-    /// The database, opened if it was not.
+    /// The database; opens it if necessary.
     pub(super) fn db(&mut self, target: Target) -> Result<&Db> {
         self.uses += 1;
         if !self.open.contains_key(&target) {
@@ -103,7 +103,7 @@ impl OpenDatabases {
         }
     }
 
-    /// Makes files durable beside everything else: they are new, and without them only their own kernel is lost.
+    /// Takes files of a new kernel to sync later. Without the sync, a loss of power loses only that kernel.
     pub(super) fn sync_later(&mut self, mut files: Unsynced) {
         self.states.extend(files.take_state());
         self.unsynced.push(files);
@@ -115,16 +115,17 @@ impl OpenDatabases {
         }
     }
 
-    /// Makes new kernels' own databases durable, and lets go of their descriptors: a database's lock goes with any of them that is closed.
+    /// Syncs and closes the `state.db` files of new kernels, before any of them is opened: closing a descriptor drops a
+    /// lock.
     pub(super) fn sync_states(&mut self) {
         for state in self.states.drain(..) {
-            // Nobody was promised this, as above.
+            // Best effort: durability was not promised.
             let _ = state.sync_all();
         }
     }
 
-    /// Begins to make durable what [`Self::sync_later`] was given, if that is not under way and the last of it is as old as that: whoever waits for
-    /// this thread does not wait for the device, nor does whoever begins with a new kernel.
+    /// Syncs the new kernels' files in a background thread, unless one runs or the last file is younger than `age`:
+    /// neither this thread nor the first use of a new kernel waits for the device.
     pub(super) fn sync_in_background(&mut self, age: Duration) {
         let is_syncing = self.syncing.as_ref().is_some_and(|thread| !thread.is_finished());
         let is_young = self.last_unsynced.is_some_and(|at| at.elapsed() < age);
@@ -133,15 +134,15 @@ impl OpenDatabases {
         }
         let due = std::mem::take(&mut self.unsynced);
         let thread = std::thread::Builder::new().name("sync".into());
-        // Without a thread the files stay as they are, as if the host had ended at once.
+        // Without a thread the files stay unsynced, as after a loss of power.
         self.syncing = thread.spawn(move || due.into_iter().for_each(|files| drop(files.sync()))).ok();
     }
 
-    /// Makes durable what [`Self::sync_later`] was given.
+    /// Syncs the files taken by [`Self::sync_later`].
     pub(super) fn sync_now(&mut self) {
         self.sync_states();
         for files in self.unsynced.drain(..) {
-            // Nobody was promised this. A device that fails here fails at the next write as well, and there it is told.
+            // Durability was not promised. A failing device fails the next write too, which reports it.
             let _ = files.sync();
         }
         if let Some(thread) = self.syncing.take() {
@@ -154,14 +155,14 @@ impl OpenDatabases {
         self.open.contains_key(&target)
     }
 
-    /// Notes a commit.
+    /// Records a commit.
     pub(super) fn wrote(&mut self, target: Target) {
         self.written.insert(target);
         self.unchecked_commits += 1;
         self.last_write = Some(Instant::now());
     }
 
-    /// Whether so much was written that somebody should look after the WALs; says so once.
+    /// Whether the WALs' sizes are due for a check; true once.
     pub(super) fn is_check_due(&mut self) -> bool {
         let needed = self.unchecked_commits >= CHECK_EVERY;
         if needed {
@@ -170,13 +171,13 @@ impl OpenDatabases {
         needed
     }
 
-    /// Whether there is something to do at the next quiet moment.
+    /// Whether there is work for the next quiet moment.
     pub(super) fn has_upkeep(&self) -> bool {
         !self.written.is_empty() || !self.unsynced.is_empty()
     }
 
-    /// Moves WALs that have grown into their databases: which waits for the device, so it is done once nothing was written for
-    /// `quiet`, unless one has grown beyond measure.
+    /// Checkpoints WALs that have grown. That waits for the device, so it is done once nothing was written for `quiet`,
+    /// unless a WAL has grown beyond measure.
     pub(super) fn checkpoint_wals(&mut self, quiet: Duration) {
         let now_quiet = !quiet.is_zero() && self.last_write.is_none_or(|at| at.elapsed() >= quiet);
         let most = if now_quiet { limits::WAL_BYTES } else { limits::WAL_MAX_BYTES };
@@ -190,12 +191,12 @@ impl OpenDatabases {
         }
     }
 
-    /// Closes a database; it opens again on use.
+    /// Closes a database; it reopens on use.
     pub(super) fn close(&mut self, target: Target) -> Result<()> {
         self.open.remove(&target).map_or(Ok(()), |(db, _)| db.close())
     }
 
-    /// Lets go of a database whose file is about to be removed.
+    /// Closes a database whose file is about to be deleted.
     pub(super) fn discard(&mut self, target: Target) {
         if let Some((db, _)) = self.open.remove(&target) {
             db.discard();
@@ -205,7 +206,7 @@ impl OpenDatabases {
     fn close_least_used(&mut self) {
         let oldest = self.open.iter().filter(|(of, _)| **of != Target::Host).min_by_key(|(_, (_, used))| *used);
         if let Some(target) = oldest.map(|(of, _)| *of) {
-            // What the close could not move into the database is still in its WAL.
+            // What the close could not checkpoint is still in the WAL.
             let _ = self.close(target);
         }
     }

@@ -24,7 +24,8 @@ fn with_state<T>(work: impl AsyncFnOnce(StateHandle, &std::path::Path) -> T) -> 
     })
 }
 
-/// POSIX locks go with any descriptor of the file that its process closes: those by which a new kernel's files are synced must not be of it.
+/// POSIX locks go with any descriptor of the file that its process closes: those by which a new kernel's files are
+/// synced must not be of it.
 #[test]
 fn sync_keeps_database_lock() {
     use std::os::unix::fs::MetadataExt as _;
@@ -32,7 +33,8 @@ fn sync_keeps_database_lock() {
         state.append_journal(vec![said("once")]).await.expect("written");
         let inode = format!(":{} ", path.metadata().expect("there").ino());
         let listed = || std::fs::read_to_string("/proc/locks").expect("readable").contains(&inode);
-        // The list is read in parts, by number: one that is let go meanwhile, by whatever else runs here, hides another. A lock that is lost is in none.
+        // The list is read in parts, by number: one that is let go meanwhile, by whatever else runs here, hides
+        // another. A lock that is lost is in none.
         let is_locked = || (0..20).any(|_| listed());
         assert!(is_locked(), "at first");
         // Longer than that new kernels are left alone.

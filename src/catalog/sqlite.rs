@@ -1,11 +1,11 @@
-//! Opening, checking and committing: what the three kinds of database have in common.
+//! Opening, checking and committing, common to the three kinds of database.
 //!
-//! Every database has one owner at a time, enforced: WAL with an exclusive lock, so that there is no shared memory file, no
-//! lock per transaction, and a second opener is refused (`InUse`) until the first ends, however it ends. A killed owner's
-//! commits are in the WAL and are found by the next one.
+//! Every database has one owner at a time: WAL mode with an exclusive lock, so there is no shared memory file and no
+//! lock per transaction. A second opener is refused (`InUse`) until the first ends, however it ends. The commits of a
+//! killed owner are in the WAL; the next owner finds them.
 //!
-//! Mind that POSIX locks belong to the process: closing any other descriptor of a database file drops them. Nobody but this
-//! module opens those files.
+//! POSIX locks belong to the process: closing any other descriptor of a database file drops them. Only this module
+//! opens those files.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{fault, sqlite_vfs};
 
-/// Result of whatever concerns a database.
+/// Result of a database operation.
 pub type Result<T, E = CatalogError> = std::result::Result<T, E>;
 
 /// The three kinds of database.
@@ -52,7 +52,7 @@ impl Kind {
         i32::from_be_bytes([b'R', b'y', letter, 1])
     }
 
-    /// The migrations; the n-th brings a database to format n.
+    /// The migrations; migration n produces format n.
     const fn migrations(self) -> &'static [&'static str] {
         match self {
             Kind::Catalog => &[
@@ -78,7 +78,8 @@ impl Kind {
         self.migrations().len() as i64
     }
 
-    /// Bytes of a page in a new database. Each commit writes whole pages to the WAL; those of a kernel's journal carry a few rows.
+    /// Page size of a new database, bytes. Each commit writes whole pages to the WAL; those of a kernel's journal hold
+    /// a few rows.
     const fn page_bytes(self) -> i32 {
         match self {
             Kind::State => 1024,
@@ -108,8 +109,8 @@ impl Kind {
         }
         conn.pragma_update(None, "user_version", self.format())?;
         let mut bytes = conn.serialize("main")?.to_vec();
-        // A database in memory has no WAL; these two bytes of the header, write and read version, are what makes a file have
-        // one (https://www.sqlite.org/fileformat2.html#file_format_version_numbers).
+        // A database in memory has no WAL; these two header bytes, write and read version, select it
+        // (https://www.sqlite.org/fileformat2.html#file_format_version_numbers).
         for version in &mut bytes[18..20] {
             *version = 2;
         }
@@ -123,17 +124,18 @@ pub struct Db {
     conn: Connection,
     path: PathBuf,
     wal: PathBuf,
-    /// Nothing is in the WAL yet, and it is no former one that is used again. SQLite syncs the first page of a WAL so that the frames of a former use,
-    /// which may reach the device in another order, are not taken for the present one's; where there are none, that wait is for nothing: what does
-    /// not arrive is a transaction that has not happened.
+    /// The WAL is empty and newly created, not reused.
+    ///
+    /// SQLite syncs the first page of a reused WAL, because frames of the earlier use may reach the device in another
+    /// order. A new one has no such frames: whatever does not arrive is a transaction that has not happened.
     first: Cell<bool>,
 }
 
-/// The WAL is synced before it goes into the database, and not at each commit.
+/// Syncs the WAL before a checkpoint, not at each commit.
 const SYNCS_BETWEEN: &str = "PRAGMA synchronous = NORMAL";
 
 impl Db {
-    /// Opens a database that is there, brings it to the present format and checks it (the whole of it if it is small).
+    /// Opens an existing database, migrates it and checks it (all of it if it is small).
     ///
     /// # Errors
     /// `Missing`, `InUse`, `Corrupt` (also for a database of another program), `Newer`, `ReadOnly`, `Full`.
@@ -144,7 +146,7 @@ impl Db {
             Err(error) => return Err(CatalogError::of_io("open", path, error)),
         };
         if bytes == 0 {
-            // SQLite would take it for a new database and lose the difference between empty and lost.
+            // SQLite would create it, and an empty database would hide a lost one.
             return Err(CatalogError::Corrupt { path: path.to_owned(), why: "it is empty".into() });
         }
         let db = Db::connect(path, durability)?;
@@ -156,14 +158,14 @@ impl Db {
         Ok(db)
     }
 
-    /// Opens a database, or makes it if there is no file.
+    /// Opens a database, or creates it.
     ///
     /// # Errors
     /// As [`Db::open`].
     pub fn open_or_create(kind: Kind, path: &Path, durability: Durability) -> Result<Db> {
         match Db::open(kind, path, durability) {
             Err(CatalogError::Missing { .. }) => {
-                // By way of a temporary name: a half-written file must never be found under the real one.
+                // Under a temporary name: a half-written file must never have the real one.
                 let temp = path.with_extension("db-new");
                 let written = std::fs::remove_file(&temp).or_else(allow_missing).and_then(|()| {
                     let file = write_template(&temp, kind.template().map_err(std::io::Error::other)?)?;
@@ -186,7 +188,7 @@ impl Db {
         let vfs = sqlite_vfs::name().ok_or(CatalogError::Stopped)?;
         let absolute = std::path::absolute(path).map_err(|e| CatalogError::of_io("open", path, e))?;
         let conn = Connection::open_with_flags_and_vfs(&absolute, flags, vfs).map_err(fail)?;
-        // SQLite contents itself with reading where it may not write; nobody here does.
+        // Without write access SQLite would open the file read-only.
         if conn.is_readonly("main").map_err(fail)? {
             return Err(CatalogError::ReadOnly { path: path.to_owned() });
         }
@@ -197,7 +199,7 @@ impl Db {
         let db = Db { conn, path: path.to_owned(), wal, first: Cell::new(first) };
         db.conn.set_prepared_statement_cache_capacity(64);
         db.sql("open", |c| {
-            // The lock first: WAL must be entered exclusively for there to be no shared memory.
+            // The lock first: entering WAL mode exclusively avoids the shared memory file.
             c.execute_batch(
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;
                  PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0;
@@ -212,7 +214,7 @@ impl Db {
         Ok(db)
     }
 
-    /// Takes a connection that only reads, after it was seen to be to a database of that kind and of a known format.
+    /// Takes a read-only connection, after checking the database's kind and format.
     pub(super) fn read_only(conn: Connection, path: &Path, kind: Kind) -> Result<Db> {
         let mut wal = path.as_os_str().to_owned();
         wal.push("-wal");
@@ -276,17 +278,17 @@ impl Db {
         &self.path
     }
 
-    /// Runs statements and sorts their errors.
+    /// Runs statements and classifies their errors.
     pub(super) fn sql<T>(&self, op: &'static str, run: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T> {
         run(&self.conn).map_err(|error| CatalogError::of_sqlite(op, &self.path, error))
     }
 
-    /// Runs one statement of the cache.
+    /// Runs one cached statement.
     fn execute(&self, sql: &'static str) -> Result<()> {
         self.sql("commit", |c| c.prepare_cached(sql)?.execute([]).map(drop))
     }
 
-    /// Runs `work` in a transaction of its own. If it fails, or the commit does, nothing has happened.
+    /// Runs `work` in a transaction. If it or the commit fails, nothing has changed.
     ///
     /// # Errors
     /// Those of `work` and of the commit.
@@ -306,7 +308,7 @@ impl Db {
         }
     }
 
-    /// Runs `work` and takes it back: what stays is what the next time finds in memory.
+    /// Runs `work` and rolls it back, to warm the caches.
     ///
     /// # Errors
     /// Those of `work`.
@@ -324,23 +326,23 @@ impl Db {
     /// Commits; if that fails, rolls back.
     pub(super) fn commit(&self) -> Result<()> {
         self.execute("COMMIT").inspect_err(|_| self.rollback())?;
-        // What is committed is committed: if this fails, the next commit tries it again.
+        // The commit is done: if this fails, the next commit retries it.
         if self.first.get() && self.sql("commit", |c| c.execute_batch(SYNCS_BETWEEN)).is_ok() {
             self.first.set(false);
         }
         Ok(())
     }
 
-    /// Rolls back, if SQLite has not done so itself.
+    /// Rolls back, unless SQLite has done so.
     pub(super) fn rollback(&self) {
         if !self.conn.is_autocommit() {
-            // A rollback that fails leaves the transaction open; the next BEGIN fails and says so.
+            // A failed rollback leaves the transaction open; the next BEGIN reports it.
             let _ = self.execute("ROLLBACK");
         }
     }
 
-    /// Runs `work` as a part of the open transaction that can fail on its own: if it says that it did not go well, what it
-    /// did is undone. If SQLite ended the whole transaction meanwhile, that is left to the caller to see.
+    /// Runs `work` in a savepoint: if it reports failure, its changes are undone. The caller must check whether SQLite
+    /// ended the whole transaction meanwhile.
     pub(super) fn savepoint(&self, work: impl FnOnce(&Db) -> bool) -> Result<bool> {
         self.execute("SAVEPOINT part")?;
         let well = work(self);
@@ -353,19 +355,19 @@ impl Db {
         Ok(well)
     }
 
-    /// Whether a transaction is open: a full disk, for one, makes SQLite end it by itself.
+    /// Whether a transaction is open: SQLite ends it by itself on a full disk, for example.
     pub(super) fn in_transaction(&self) -> bool {
         !self.conn.is_autocommit()
     }
 
-    /// The point before a commit, at which a fault may strike.
+    /// The fault point before a commit.
     pub(super) fn before_commit(&self, label: &'static str) -> Result<()> {
         fault::step(label, ".before_commit").map_err(|e| CatalogError::of_io("commit", &self.path, e))
     }
 
     /// Checks every page.
-    ///
     /// # Errors
+    /// `Corrupt` with the first problem.
     /// `Corrupt` with the first thing found.
     pub fn check(&self) -> Result<()> {
         self.check_length()?;
@@ -378,7 +380,7 @@ impl Db {
         }
     }
 
-    /// SQLite reads what is missing at the end as zeros. While the WAL is empty the file must hold every page.
+    /// SQLite reads missing pages at the end as zeros. While the WAL is empty, the file must hold every page.
     fn check_length(&self) -> Result<()> {
         if std::fs::metadata(&self.wal).is_ok_and(|meta| meta.len() > 0) {
             return Ok(());
@@ -396,7 +398,7 @@ impl Db {
         Ok(())
     }
 
-    /// Moves the WAL's content into the database once it has more than `most` bytes: done between requests, never inside one.
+    /// Checkpoints the WAL if it has more than `most` bytes. Between requests, never inside one.
     pub(super) fn checkpoint_wal(&self, most: u64) {
         let grown = std::fs::metadata(&self.wal).is_ok_and(|meta| meta.len() > most);
         if grown {
@@ -404,37 +406,36 @@ impl Db {
         }
     }
 
-    /// Moves the WAL's content into the database. A failure loses nothing, the WAL stays; the next commit that cannot be
-    /// made says why.
+    /// Checkpoints the WAL. A failure loses nothing, because the WAL stays; the next failing commit reports why.
     pub(super) fn checkpoint(&self) {
         let _ = self.sql("checkpoint", |c| c.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
     }
 
-    /// Writes what is in the WAL into the database and closes it.
+    /// Checkpoints the WAL and closes the database.
     ///
     /// # Errors
-    /// Whatever SQLite says; nothing is lost then, the WAL stays.
+    /// SQLite errors; nothing is lost then, the WAL stays.
     pub fn close(self) -> Result<()> {
         let Db { conn, path, .. } = self;
         conn.flush_prepared_statement_cache();
         conn.close().map_err(|(_, error)| CatalogError::of_sqlite("close", &path, error))
     }
 
-    /// Closes a database that is about to be removed: what is in its write-ahead log stays there, so nothing waits for the device.
+    /// Closes a database that is about to be deleted, without a checkpoint: nothing waits for the device.
     pub fn discard(self) {
-        // Without it the close takes longer.
+        // Otherwise the close takes longer.
         let _ = self.conn.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
         let _ = self.close();
     }
 }
 
-/// The point after a commit.
+/// The fault point after a commit.
 pub(super) fn after_commit(label: &'static str) {
-    // What is committed stays: only a kill has an effect here.
+    // The commit is done: only a kill has an effect here.
     let _ = fault::step(label, ".after_commit");
 }
 
-/// Writes an empty database for its owner only. Not synced.
+/// Writes an empty database, accessible to its owner only. Not synced.
 pub(super) fn write_template(path: &Path, template: &[u8]) -> std::io::Result<std::fs::File> {
     use std::io::Write as _;
     use std::os::unix::fs::OpenOptionsExt as _;

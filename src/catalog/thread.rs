@@ -1,9 +1,9 @@
 //! A thread that owns databases, and the queue to it.
 //!
-//! Requests that wait at the same moment for the same database share a transaction: one commit for all of them. Each has a
-//! savepoint of its own, so one that fails takes nothing from the others. A reply is given after the commit only.
+//! Requests for one database that wait at the same time share a transaction and its commit. Each has its own savepoint,
+//! so a failed request does not affect the others. Replies are sent after the commit.
 //!
-//! A small write that finds the thread at rest is done by its caller, at once: to wake a thread, and to be woken by it, costs
+//! If the thread is idle, the caller itself does a small write at once: waking the thread, and being woken by it, costs
 //! more than the commit.
 //!
 //! ```text
@@ -29,34 +29,34 @@ use super::sqlite::{Db, Result, after_commit};
 use crate::core::durability::Durability;
 use crate::core::limits;
 
-/// A thread tidies when nothing was written for so long.
+/// Time without writes after which the thread checkpoints the WALs.
 const QUIET: Duration = Duration::from_millis(20);
-/// Whoever made a kernel has begun to work with it after so long.
+/// Time after which a new kernel's first use is over, and its files are synced.
 const NEW_KERNEL_GRACE: Duration = Duration::from_millis(200);
 
 enum Job {
-    /// Reads or writes one database.
+    /// A read or write of one database.
     Request(Target, Request),
-    /// Works on the set of databases itself, outside of any transaction.
+    /// Work on the set of databases, outside of any transaction.
     Manage(Box<dyn FnOnce(&mut OpenDatabases) + Send>),
-    /// Callers have written themselves: look after the databases once there is time.
+    /// Check the WALs' sizes: callers have written.
     CheckpointWals,
-    /// Ends the thread after what came before.
+    /// End after the requests before.
     Stop,
 }
 
 /// A request that can share a transaction.
 struct Request {
-    /// Of a write; a read has none.
+    /// The label of a write; `None` for a read.
     label: Option<&'static str>,
     work: Box<dyn AnyRequest>,
 }
 
-/// Where a request's answer comes.
+/// Receives the reply to a request.
 type Answer<T> = oneshot::Receiver<Result<T>>;
 
 impl Request {
-    /// A request, and where its answer comes.
+    /// A request and the receiver of its reply.
     fn new<T: Send + 'static>(
         label: Option<&'static str>,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
@@ -67,13 +67,13 @@ impl Request {
 }
 
 trait AnyRequest: Send {
-    /// Does it and keeps the result; says whether it went well.
+    /// Runs the request and keeps its result; returns whether it succeeded.
     fn run(&mut self, db: &Db) -> bool;
-    /// Puts a failure in place of the result.
+    /// Replaces the result with a failure.
     fn fail(&mut self, error: CatalogError);
-    /// The failure that is kept, if any.
+    /// The failure, if any.
     fn failure(&self) -> Option<CatalogError>;
-    /// Sends the result, or if there is none of its own, that failure.
+    /// Sends the request's own failure, else `failed`, else the result.
     fn reply(self: Box<Self>, failed: Option<&CatalogError>);
 }
 
@@ -102,15 +102,15 @@ impl<T: Send, F: FnOnce(&Db) -> Result<T> + Send> AnyRequest for TypedRequest<T,
             (Some(Err(own)), _) => Err(own),
             (_, Some(error)) => Err(error.again()),
             (Some(Ok(value)), None) => Ok(value),
-            // It panicked: a defect of ours, told on stderr by the panic itself.
+            // It panicked: a bug, printed on stderr by the panic.
             (None, None) => Err(CatalogError::Stopped),
         };
-        // A caller that no longer waits has lost nothing but the answer.
+        // The caller may have dropped the future.
         let _ = self.sender.send(result);
     }
 }
 
-/// The reply to a request, which is queued already. Dropping it leaves the request as it is.
+/// The reply to a queued request. Dropping it does not cancel the request.
 #[must_use = "the request's failure would go unseen"]
 #[derive(Debug)]
 pub struct Pending<T>(Result<Answer<T>, Option<CatalogError>>);
@@ -126,41 +126,41 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// The sending half: one for each thread, cheap to clone.
+/// The sending half; one per thread, cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     jobs: SyncSender<Job>,
     shared: Arc<WriterShared>,
 }
 
-/// What a thread and its callers share.
+/// State that a thread shares with its callers.
 #[derive(Debug)]
 struct WriterShared {
     databases: Mutex<OpenDatabases>,
-    /// Requests that were queued and are not answered yet: while there are any, a new one queues too, so order holds.
+    /// Queued requests without a reply: while there are any, new requests queue too, which keeps their order.
     waiting: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Work that panics is caught under the lock.
+    // Panics of requests are caught under the lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl WriterShared {
-    /// The databases, if the thread is at rest and this one is open.
+    /// The databases, if the thread is idle and this one is open.
     fn idle(&self, target: Target) -> Option<MutexGuard<'_, OpenDatabases>> {
         let databases =
             (self.waiting.load(Ordering::Acquire) == 0).then(|| self.databases.try_lock().ok()).flatten()?;
-        // Waiting for the device is never a caller's business.
+        // A caller must never wait for the device.
         let is_at_rest = self.waiting.load(Ordering::Acquire) == 0;
         (is_at_rest && databases.durability() != Durability::Power && databases.is_open(target)).then_some(databases)
     }
 }
 
 impl Queue {
-    /// Runs `work` on one database. With a label it is a write and shares a transaction; else a read.
+    /// Runs `work` on one database: with a label as a write that shares a transaction, else as a read.
     ///
-    /// The request is queued when this is called, not when the future is first polled.
+    /// The request is queued by the call, not by the first poll of the future.
     pub(super) fn run<T: Send + 'static>(
         &self,
         target: Target,
@@ -170,7 +170,7 @@ impl Queue {
         self.queue(target, Request::new(label, work))
     }
 
-    /// As [`Self::run`], for a write that takes no longer than waking a thread: it may be done at once, by the caller.
+    /// As [`Self::run`], for a write that takes no longer than waking the thread: the caller may do it at once.
     pub(super) fn run_small<T: Send + 'static>(
         &self,
         target: Target,
@@ -181,7 +181,7 @@ impl Queue {
         if let Some(mut databases) = self.shared.idle(target) {
             run_group(&mut databases, target, vec![job]);
             if databases.is_check_due() {
-                // A queue that is full leads to a look as well.
+                // A full queue leads to a check as well.
                 let _ = self.send(Job::CheckpointWals);
             }
             return Pending(Ok(receiver));
@@ -217,9 +217,9 @@ impl Queue {
         })
     }
 
-    /// Ends the thread once it has done what is queued. Blocks while the queue is full.
+    /// Ends the thread after the queued requests. Blocks while the queue is full.
     pub(super) fn stop(&self) {
-        // Who asks later is told that it has stopped. If it has ended already, there is nothing to do.
+        // Later requests fail with `Stopped`. The thread may have ended already.
         self.shared.waiting.fetch_add(1, Ordering::AcqRel);
         let _ = self.jobs.send(Job::Stop);
     }
@@ -228,7 +228,7 @@ impl Queue {
 /// Starts a thread that owns `databases`.
 ///
 /// # Errors
-/// The operating system gives no thread.
+/// The thread cannot be started.
 pub(super) fn start(name: &str, databases: OpenDatabases) -> std::io::Result<(Queue, JoinHandle<()>)> {
     let (jobs, queue) = sync_channel(limits::DATABASE_REQUESTS);
     let shared = Arc::new(WriterShared { databases: Mutex::new(databases), waiting: AtomicUsize::new(0) });
@@ -237,12 +237,12 @@ pub(super) fn start(name: &str, databases: OpenDatabases) -> std::io::Result<(Qu
     Ok((Queue { jobs, shared }, thread))
 }
 
-/// The next request; meanwhile what can wait for a quiet moment is done.
+/// Waits for the next request; uses quiet moments for upkeep.
 fn next_job(queue: &Receiver<Job>, shared: &WriterShared) -> Option<Job> {
     if let Ok(job) = queue.try_recv() {
         return Some(job);
     }
-    // While the catalog's own thread writes of the new kernel.
+    // While the catalog's own thread writes the new kernel's row.
     lock(&shared.databases).sync_states();
     loop {
         if !lock(&shared.databases).has_upkeep() {
@@ -273,9 +273,9 @@ fn serve(queue: &Receiver<Job>, shared: &WriterShared) {
                     None => groups.push((target, vec![job])),
                 },
                 Job::Manage(work) => {
-                    // Order holds: what came before is done before.
+                    // Keeps the order: earlier requests first.
                     run_groups(&mut databases, &mut groups);
-                    // A panic is a defect of ours; it ends this request, not the thread that everyone needs.
+                    // A panic is a bug; it fails this request and must not end the thread.
                     let _ = catch_unwind(AssertUnwindSafe(|| work(&mut databases)));
                 }
                 Job::CheckpointWals => {}
@@ -321,7 +321,7 @@ fn answer(group: Vec<Request>, failed: Option<&CatalogError>) {
     group.into_iter().for_each(|job| job.work.reply(failed));
 }
 
-/// One transaction for all of them, if any of them writes. An error is everyone's who has none of his own.
+/// Runs all of them in one transaction if any of them writes. An error fails all that have no failure of their own.
 fn transact(db: &Db, group: &mut [Request]) -> Result<()> {
     if group.iter().all(|job| job.label.is_none()) {
         group.iter_mut().for_each(|job| {
@@ -334,7 +334,7 @@ fn transact(db: &Db, group: &mut [Request]) -> Result<()> {
     for job in group.iter_mut() {
         let well = if alone { perform(db, job) } else { db.savepoint(|db| perform(db, job))? };
         if !db.in_transaction() {
-            // SQLite has rolled back all of it, what the others did as well.
+            // SQLite has rolled back everything, the other requests' changes too.
             return Err(job.work.failure().unwrap_or(CatalogError::Stopped));
         }
         if !well {

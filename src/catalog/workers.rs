@@ -1,33 +1,29 @@
-//! The table of workers: what a new daemon needs to find, prove and adopt, or to remove.
-
-use std::path::PathBuf;
+//! The table of workers: what a new daemon needs to find, verify and adopt, or remove them.
 
 use rusqlite::{Row, params};
 
-use super::error::CatalogError;
-use super::row::{bytes, signed, unsigned, unsigned32};
+use super::row::{bytes, signed, unsigned};
 use super::sqlite::{Db, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
+use crate::core::spec::Isolation;
 
-/// A live worker, or one that was when the daemon last looked.
+/// A worker that was alive when the daemon last checked.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerRow {
     /// Its identity.
     pub id: WorkerId,
-    /// Whose worker it is.
+    /// Its kernel.
     pub kernel: KernelId,
     /// The kernel's epoch when it started.
     pub epoch: Epoch,
-    /// ryokan's build that it runs.
+    /// The ryokan build that it runs.
     pub build: String,
-    /// What it proves itself with.
+    /// Its secret.
     pub secret: Vec<u8>,
-    /// Its init's process id on the host.
-    pub pid: u32,
-    /// Field 22 of `/proc/PID/stat`, clock ticks since boot: tells a reused process id.
-    pub start_ticks: u64,
-    /// Its private socket.
-    pub socket: PathBuf,
+    /// How it runs.
+    pub isolation: Isolation,
+    /// What its isolation driver needs to find it; only the driver reads it.
+    pub record: String,
 }
 
 impl std::fmt::Debug for WorkerRow {
@@ -38,9 +34,8 @@ impl std::fmt::Debug for WorkerRow {
             .field("kernel", &self.kernel)
             .field("epoch", &self.epoch)
             .field("build", &self.build)
-            .field("pid", &self.pid)
-            .field("start_ticks", &self.start_ticks)
-            .field("socket", &self.socket)
+            .field("isolation", &self.isolation)
+            .field("record", &self.record)
             .finish_non_exhaustive()
     }
 }
@@ -52,23 +47,25 @@ fn read(row: &Row<'_>) -> rusqlite::Result<WorkerRow> {
         epoch: Epoch(unsigned(row, 2)?),
         build: row.get(3)?,
         secret: row.get(4)?,
-        pid: unsigned32(row, 5)?,
-        start_ticks: unsigned(row, 6)?,
-        socket: PathBuf::from(row.get::<_, String>(7)?),
+        isolation: isolation(&row.get::<_, String>(5)?)?,
+        record: row.get(6)?,
+    })
+}
+
+fn isolation(name: &str) -> rusqlite::Result<Isolation> {
+    Isolation::from_name(name).ok_or_else(|| {
+        let unknown = format!("there is no isolation {name:?}");
+        rusqlite::Error::FromSqlConversionFailure(5, rusqlite::types::Type::Text, unknown.into())
     })
 }
 
 pub(super) fn put(db: &Db, worker: &WorkerRow) -> Result<()> {
-    let socket = worker
-        .socket
-        .to_str()
-        .ok_or_else(|| CatalogError::Conflict(format!("the socket path {} is not UTF-8", worker.socket.display())))?;
     db.sql("record worker", |c| {
         c.prepare_cached(
-            "INSERT INTO workers (id, kernel, epoch, build, secret, pid, start_ticks, socket)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET kernel = excluded.kernel,
-             epoch = excluded.epoch, build = excluded.build, secret = excluded.secret, pid = excluded.pid,
-             start_ticks = excluded.start_ticks, socket = excluded.socket",
+            "INSERT INTO workers (id, kernel, epoch, build, secret, isolation, record)
+             VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET kernel = excluded.kernel,
+             epoch = excluded.epoch, build = excluded.build, secret = excluded.secret,
+             isolation = excluded.isolation, record = excluded.record",
         )?
         .execute(params![
             worker.id.as_bytes(),
@@ -76,9 +73,8 @@ pub(super) fn put(db: &Db, worker: &WorkerRow) -> Result<()> {
             signed(worker.epoch.0),
             worker.build,
             worker.secret,
-            worker.pid,
-            signed(worker.start_ticks),
-            socket,
+            worker.isolation.name(),
+            worker.record,
         ])
         .map(drop)
     })
@@ -86,7 +82,7 @@ pub(super) fn put(db: &Db, worker: &WorkerRow) -> Result<()> {
 
 pub(super) fn list(db: &Db) -> Result<Vec<WorkerRow>> {
     db.sql("list workers", |c| {
-        c.prepare_cached("SELECT id, kernel, epoch, build, secret, pid, start_ticks, socket FROM workers ORDER BY id")?
+        c.prepare_cached("SELECT id, kernel, epoch, build, secret, isolation, record FROM workers ORDER BY id")?
             .query_map([], read)?
             .collect()
     })

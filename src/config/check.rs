@@ -168,7 +168,8 @@ fn daemon(daemon: &Daemon, faults: &mut Faults) {
     }
 }
 
-/// A filter of `tracing`, less what is one only by the letter: a word that is no level would be a module of that name, with all of its lines.
+/// A filter of `tracing`, less what is one only by the letter: a word that is no level would be a module of that name,
+/// with all of its lines.
 fn check_log_level(text: &str) -> Result<(), String> {
     let is_word = |part: &&str| !part.is_empty() && !part.contains(['=', '[', ']', '{', '}']);
     let mut words = text.split(',').map(str::trim).filter(is_word);

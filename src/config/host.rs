@@ -1,5 +1,5 @@
-//! What a configuration names that this host lacks, and what can be read but never be of use. Only `ryokan config check` asks for all of it: a daemon starts without an interpreter, and
-//! its engine is missing then.
+//! What a configuration names that this host lacks, and what can be read but never be of use. Only `ryokan config
+//! check` asks for all of it: a daemon starts without an interpreter, and its engine is missing then.
 
 use nix::unistd::{Uid, User};
 
@@ -8,7 +8,8 @@ use super::problem::Fault;
 use crate::core::quantity;
 use crate::sandbox::{Unfound, find_program};
 
-/// What this host lacks. `names` says whether the file has a key: an interpreter that only the defaults name need not be there.
+/// What this host lacks. `names` says whether the file has a key: an interpreter that only the defaults name need not
+/// be there.
 pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<Fault> {
     let mut faults = Vec::new();
     let at = ["sandbox", "worker_user"];

@@ -150,8 +150,8 @@ impl Config {
     }
 }
 
-/// Everything that is wrong with a configuration file, what it names that this host lacks, and what of it no kernel could start with; nothing if the
-/// daemon would start with it, have all of its engines, and run kernels.
+/// Everything that is wrong with a configuration file, what it names that this host lacks, and what of it no kernel
+/// could start with; nothing if the daemon would start with it, have all of its engines, and run kernels.
 pub fn check(file: &Path) -> Vec<Problem> {
     let checked = Config::text_of(file).and_then(|text| {
         let config = Config::parse(&text, file).map_err(ConfigError::Wrong)?;

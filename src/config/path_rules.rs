@@ -47,8 +47,9 @@ impl PathRules {
         self.0.iter().map(|rule| rule.text.as_str())
     }
 
-    /// Why `path` may not be given to a kernel whose owner's home is `home`, with the rule that forbids it, if one does. A path that
-    /// *contains* a forbidden one is forbidden too, or `~` would give away `~/.ssh`. `path` must be real: links resolved.
+    /// Why `path` may not be given to a kernel whose owner's home is `home`, with the rule that forbids it, if one
+    /// does. A path that *contains* a forbidden one is forbidden too, or `~` would give away `~/.ssh`. `path` must be
+    /// real: links resolved.
     pub fn refusal(&self, path: &Path, home: Option<&Path>) -> Option<String> {
         let rule = self.forbids(path, home)?;
         let named = format!("the rule {:?} of sandbox.deny_paths in the configuration", rule.text);

@@ -50,8 +50,8 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Whether the daemon keeps workers of it from its start on: of kaish, Python, and every engine with a section of its own. Workers of
-    /// the others are kept from their first kernel on.
+    /// Whether the daemon keeps workers of it from its start on: of kaish, Python, and every engine with a section of
+    /// its own. Workers of the others are kept from their first kernel on.
     pub fn stands(&self, engine: EngineName) -> bool {
         matches!(engine, EngineName::Kaish | EngineName::Python) || self.engines.contains_key(&engine)
     }
@@ -112,8 +112,8 @@ impl EnginePool {
         }
     }
 
-    /// What is not said is as in `usual`, as far as it fits what is: who keeps fewer ready need not say that so few stay in quiet times,
-    /// and who keeps more need not say that so many may be.
+    /// What is not said is as in `usual`, as far as it fits what is: who keeps fewer ready need not say that so few
+    /// stay in quiet times, and who keeps more need not say that so many may be.
     fn over(&self, usual: &Rules) -> Rules {
         let most = self.max_pool_size.unwrap_or(limits::POOL_SLOTS);
         let pool_size = self.pool_size.unwrap_or(usual.pool_size.min(most));

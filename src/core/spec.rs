@@ -11,6 +11,12 @@ use super::name::KernelName;
 use super::quantity::format_size;
 use super::retention::{Retention, RetentionError};
 
+/// Where code sees its kernel's files.
+pub const WORKSPACE: &str = "/workspace";
+
+/// Paths of a host that no kernel may see: the host's view of processes, devices and itself.
+pub const NEVER_SHOWN: [&str; 3] = ["/proc", "/sys", "/dev"];
+
 /// Where a kernel's code is contained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -1,14 +1,20 @@
 //! What the daemon finds on its host and hands to the supervisor.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 
 use super::paths::{Mode, Paths};
 use crate::config::{self, Config};
+use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
+use crate::core::ids::HostId;
+use crate::core::info::Ability;
+use crate::isolation::Drivers;
 use crate::isolation::process::program::WorkerProgram;
+use crate::isolation::process::{self, ProcessDriver, ProcessSettings};
 use crate::mcp::{Account, Launch};
 use crate::supervisor::host::environment::Environment;
 
@@ -16,25 +22,37 @@ use crate::supervisor::host::environment::Environment;
 ///
 /// # Errors
 /// If the worker's executable is not there or the configured account does not exist.
-pub(super) fn environment(config: &Config, paths: &Paths) -> anyhow::Result<Environment> {
+pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyhow::Result<(Environment, Drivers)> {
     let worker_account = worker_account(config)?;
     let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
     mcp_launch.account = worker_account.map(|(uid, gid)| Account { uid, gid });
-    Ok(Environment {
+    let protected: Vec<PathBuf> = paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect();
+    let process = ProcessDriver::new(ProcessSettings {
+        host,
+        program: worker()?,
+        account: worker_account,
+        cgroup_base: crate::sandbox::delegated_cgroup(),
+        sockets: paths.workers_runtime(),
+        protected: protected.clone(),
+        cache: paths.data_dir().join("cache"),
+        system_paths: config.sandbox.system_paths.clone(),
+        interpreters: config.engines.interpreters(),
+        python_preload: config.engines.python.preload.clone(),
+        snapshot_bytes: config.engines.python.rollback_memory,
+        power_safe: config.daemon.durability == Durability::Power,
+    });
+    let environment = Environment {
         system_wide: paths.mode() == Mode::System,
         host_name: nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
         home: std::env::var_os("HOME").map(PathBuf::from),
         engines: engines(config),
-        worker: worker()?,
-        worker_account,
-        cgroup_base: crate::sandbox::delegated_cgroup(),
         mcp_allowed: Arc::new(config.allow_list(paths.config_file())),
         mcp_launch,
         data: paths.data_dir().to_owned(),
-        worker_sockets: paths.workers_runtime(),
         kernel_sockets: paths.kernels_runtime(),
-        protected: paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect(),
-    })
+        protected,
+    };
+    Ok((environment, Drivers::new(vec![Rc::new(process)])))
 }
 
 /// Only a daemon that is root needs another account for its workers.
@@ -68,4 +86,11 @@ fn engines(config: &Config) -> Vec<EngineName> {
         config.engines.interpreter(*engine).is_none_or(found)
     };
     EngineName::ALL.into_iter().filter(can_run).collect()
+}
+
+/// What a host can do, with the file system of the data folder (or of the nearest folder above it that exists). Blocks.
+pub(super) fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Ability> {
+    let mut found = process::abilities(worker, &config.engines.interpreters(), &config.sandbox.system_paths);
+    found.extend(crate::workspace::doctor(data));
+    found
 }

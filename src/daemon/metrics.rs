@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::service::make_socket;
 use crate::core::limits;
-use crate::supervisor::host::Host;
+use crate::supervisor::registry::Supervisor;
 
 /// What the text is, as OpenMetrics 1.0 names it.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -31,9 +31,11 @@ const AFTER_FAILURE: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// If the socket cannot be made.
-pub(super) async fn serve(host: &Rc<Host>, socket: PathBuf, address: Option<SocketAddr>) -> anyhow::Result<()> {
+pub(super) async fn serve(supervisor: &Supervisor, socket: PathBuf, address: Option<SocketAddr>) -> anyhow::Result<()> {
     // Each has its own readers: those of the loopback keep nobody from the socket.
-    let door = || Rc::new(Door { host: Rc::clone(host), open: Arc::new(Semaphore::new(limits::METRICS_CONNECTIONS)) });
+    let door = || {
+        Rc::new(Door { supervisor: supervisor.clone(), open: Arc::new(Semaphore::new(limits::METRICS_CONNECTIONS)) })
+    };
     let unix = make_socket(&socket, 0o600).with_context(|| format!("metrics socket {}", socket.display()))?;
     if let Some(address) = address {
         match TcpListener::bind(address).await {
@@ -74,7 +76,7 @@ async fn failed(error: &std::io::Error) {
 }
 
 struct Door {
-    host: Rc<Host>,
+    supervisor: Supervisor,
     open: Arc<Semaphore>,
 }
 
@@ -82,11 +84,11 @@ impl Door {
     /// Serves a connection beside the others; one too many is closed.
     fn admit(&self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) {
         let Ok(permit) = Arc::clone(&self.open).try_acquire_owned() else { return };
-        let host = Rc::clone(&self.host);
+        let supervisor = self.supervisor.clone();
         tokio::task::spawn_local(async move {
             let _permit = permit;
             let service = service_fn(|request| {
-                let answer = answer(&host, &request);
+                let answer = answer(&supervisor, &request);
                 async { Ok::<_, Infallible>(answer) }
             });
             let mut server = hyper::server::conn::http1::Builder::new();
@@ -101,7 +103,7 @@ impl Door {
     }
 }
 
-fn answer(host: &Host, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(supervisor: &Supervisor, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let said = |status, text: &'static str| {
         let mut response = Response::new(Full::from(text));
         *response.status_mut() = status;
@@ -115,7 +117,7 @@ fn answer(host: &Host, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
         return response;
     }
-    let mut response = Response::new(Full::from(host.metrics.text(host)));
+    let mut response = Response::new(Full::from(supervisor.metrics_text()));
     response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(OPEN_METRICS));
     response
 }

@@ -21,7 +21,6 @@ use crate::core::ids::HostId;
 use crate::core::limits;
 use crate::rpc::server::{Published, raise_open_files, serve};
 use crate::store::{Store, StoreHandle};
-use crate::supervisor::host::environment::abilities;
 use crate::supervisor::registry::Supervisor;
 use crate::sys;
 
@@ -33,7 +32,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         // Where the configuration is wrong, what it would be without one.
         let paths = Paths::of_process(mode).ok();
         let config = paths.and_then(|paths| Config::load(&paths.config_file()).ok()).unwrap_or_default();
-        let found = abilities(&environment::worker_binary()?, &config, &data);
+        let found = environment::abilities(&environment::worker_binary()?, &config, &data);
         return print(&format!("{}\n", serde_json::to_string_pretty(&found)?));
     }
     let paths = Paths::of_process(mode)?;
@@ -103,14 +102,16 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     }
     let catalog = open_catalog(&config, &paths)?;
     let store = Store::open(&paths.store()).context("store")?;
-    let environment = environment::environment(&config, &paths)?;
-    let supervisor = Supervisor::new(config.clone(), environment, catalog.handle(), StoreHandle::new(store));
+    let catalog_handle = catalog.handle();
+    let (environment, drivers) = environment::environment(&config, &paths, catalog_handle.host_id())?;
+    let supervisor = Supervisor::new(config.clone(), environment, drivers, catalog_handle, StoreHandle::new(store));
     let published = Published::start(&supervisor);
     let recovered = supervisor.recover().await.map_err(anyhow::Error::new)?;
+    crate::supervisor::maintenance::run(&supervisor);
     republish(&supervisor, &published).await;
     tracing::info!(?recovered, "recovered");
     let socket = service::control_socket(&paths.control_socket(), paths.socket_mode())?;
-    metrics::serve(supervisor.host(), paths.metrics_socket(), config.daemon.metrics_address).await?;
+    metrics::serve(&supervisor, paths.metrics_socket(), config.daemon.metrics_address).await?;
     let serving = serve(socket.listener, supervisor.clone(), published);
     service::notify(&[NotifyState::Ready]);
     let ending = tokio::select! {
@@ -216,7 +217,7 @@ async fn idle(supervisor: &Supervisor, most: Option<Duration>) {
     let mut ticks = tokio::time::interval((most / 4).clamp(Duration::from_millis(250), Duration::from_secs(30)));
     loop {
         ticks.tick().await;
-        if supervisor.host().idle_ms() > most.as_millis() as i64 {
+        if supervisor.idle_ms() > most.as_millis() as i64 {
             return;
         }
     }

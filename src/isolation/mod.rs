@@ -1,3 +1,269 @@
-//! How workers run.
+//! How workers run: one driver per isolation, one handle per worker.
+//!
+//! ```text
+//!  supervisor ── check, launch, adopt, sweep ──▶ IsolationDriver ── process/    a sandboxed process tree of this host
+//!             ◀── Connector, WorkerHandle ──────┘
+//! ```
+//!
+//! The supervisor knows kernels, shapes and records; a driver knows processes, folders, mounts and control groups. A
+//! driver never decides which kernel gets a worker, and the supervisor never looks into a record.
 
 pub mod process;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::future::LocalBoxFuture;
+
+use crate::catalog::{EngineInfo, Entry, Inspected};
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, Result};
+use crate::core::ids::WorkerId;
+use crate::core::info::Ability;
+use crate::core::name::KernelName;
+use crate::core::origin::OriginKind;
+use crate::core::spec::{Isolation, KernelLimits, KernelSpec, Net};
+use crate::link::binding::{BoundFolder, BoundMount};
+use crate::link::connector::Connector;
+use crate::link::handshake::WorkerIdentity;
+use crate::link::host::WorkerLink;
+use crate::workspace::{Workspace, WorkspacePaths};
+
+/// The properties that a warm worker must share with a kernel. Equal shapes share warm workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shape {
+    /// Its isolation.
+    pub isolation: Isolation,
+    /// Its engine.
+    pub engine: EngineName,
+    /// Its resource limits.
+    pub limits: KernelLimits,
+    /// Its network.
+    pub net: Net,
+    /// The host user whose rights it has.
+    pub uid: u32,
+    /// Driver-specific properties that cannot change after launch.
+    pub variant: String,
+}
+
+/// The locations of a kernel's files on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelHome {
+    /// The kernel's folder.
+    pub dir: PathBuf,
+    /// The database of its engine state.
+    pub engine_db: PathBuf,
+    /// Its own workspace, a path within `dir`.
+    pub own_workspace: PathBuf,
+    /// The workspace of another kernel, if it shares one.
+    pub shared_workspace: Option<PathBuf>,
+}
+
+/// A host path that a kernel may see. Its source was checked and holds no symbolic links.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostMount {
+    /// The path inside the kernel.
+    pub inside: PathBuf,
+    /// The path on this host.
+    pub source: PathBuf,
+    /// Whether the kernel may write to it.
+    pub writable: bool,
+}
+
+/// The catalog's record of a worker, with which a later daemon finds it: a JSON object that only the driver reads.
+pub type WorkerRecord = String;
+
+/// A worker to be launched.
+pub struct NewWorker<'a> {
+    /// Its required properties.
+    pub shape: &'a Shape,
+    /// The identity that both ends of the link prove.
+    pub identity: &'a WorkerIdentity,
+    /// The kernel's name, as the code inside sees it.
+    pub name: KernelName,
+    /// Where its files are.
+    pub home: &'a KernelHome,
+    /// Its mounts.
+    pub mounts: Vec<HostMount>,
+    /// The origin of the state that it loads, and its generation.
+    pub origin: (OriginKind, u32),
+    /// Its lifetime without a daemon.
+    pub orphan_grace: Duration,
+    /// Whether it joins the warm pool without a kernel.
+    pub is_warm: bool,
+}
+
+/// Stores the record of a worker: before the worker exists, and again as soon as it does.
+pub type Recorder<'a> = dyn Fn(WorkerRecord) -> LocalBoxFuture<'a, Result<()>> + 'a;
+
+/// A launched worker.
+pub struct Launched {
+    /// The connection to its init.
+    pub connector: Rc<dyn Connector>,
+    /// The worker itself.
+    pub handle: Rc<dyn WorkerHandle>,
+}
+
+/// The kernel files sent to a warm worker. Their descriptors are sent before this message.
+#[derive(Debug, Default)]
+pub struct BoundSources {
+    /// The kernel's folder; `None`: the worker's own.
+    pub folder: Option<BoundFolder>,
+    /// Folders that no mount may expose.
+    pub protected: Vec<PathBuf>,
+    /// The kernel's mounts.
+    pub mounts: Vec<BoundMount>,
+}
+
+/// Opens a kernel's files. Blocks.
+pub type OpenWorkspace = Box<dyn FnOnce() -> Result<Box<dyn Workspace>> + Send>;
+
+/// A kernel's engine state while no worker has it open. Its calls block.
+pub trait EngineState: Send {
+    /// Replaces all of the state that the kernel's next worker loads.
+    ///
+    /// # Errors
+    /// Those of writing; the former state is kept then.
+    fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Entry>) -> Result<()>;
+
+    /// Checks the state for damage.
+    ///
+    /// # Errors
+    /// `corrupt`.
+    fn inspect(&self) -> Result<Inspected>;
+}
+
+/// Probes the capabilities of a host. Blocks.
+pub type Probe = Box<dyn FnOnce() -> Vec<Ability> + Send>;
+
+/// One way of running workers.
+#[async_trait::async_trait(?Send)]
+pub trait IsolationDriver {
+    /// Which isolation it is.
+    fn isolation(&self) -> Isolation;
+
+    /// Checks that this host can run such a worker for a user, and returns its shape.
+    ///
+    /// # Errors
+    /// `unsupported` with a hint, `invalidArgument`.
+    fn check(&self, spec: &KernelSpec, uid: u32) -> Result<Shape>;
+
+    /// Launches a worker. `record` is awaited before the worker exists, and again before it can run anything, so that
+    /// every worker is in a catalog. On failure, everything launched has ended.
+    ///
+    /// # Errors
+    /// Those of `record`, and of the start.
+    async fn launch(&self, new: NewWorker<'_>, record: &Recorder<'_>) -> Result<Launched>;
+
+    /// Finds a worker that a former daemon launched.
+    ///
+    /// # Errors
+    /// `lost` if the worker has ended, `corrupt` for a record of another driver.
+    fn adopt(&self, worker: WorkerId, record: &str) -> Result<Launched>;
+
+    /// Ends a recorded worker that could not be adopted, if its process is still the recorded one, and removes its
+    /// leftovers.
+    async fn end_orphan(&self, worker: WorkerId, record: &str);
+
+    /// Whether a recorded worker came to exist: its record is the second one.
+    fn existed(&self, record: &str) -> bool;
+
+    /// Returns a function that opens a kernel's files outside the event loop.
+    fn workspace(&self, paths: WorkspacePaths) -> OpenWorkspace;
+
+    /// A kernel's engine state, while no worker has it open.
+    fn engine_state(&self, home: &KernelHome) -> Box<dyn EngineState>;
+
+    /// Copies a folder of this host into a new kernel's workspace, as that user.
+    ///
+    /// # Errors
+    /// `invalidArgument` if the source is no folder, `unsupported` for another user's, `refused` if it holds more than
+    /// `most_bytes`.
+    async fn fill_workspace(&self, workspace: &Path, from: &Path, uid: u32, most_bytes: u64) -> Result<()>;
+
+    /// Counts the components of a mount's path that are missing in a workspace, which may hold untrusted code's files.
+    fn missing_components(&self, workspace: &Path, inside: &Path) -> u32;
+
+    /// Removes the last `made` components of a mount's path from a workspace, while they are empty.
+    fn remove_components(&self, workspace: &Path, inside: &Path, made: u32);
+
+    /// Removes leftovers of workers that `known` does not name.
+    fn sweep(&self, known: &[WorkerId]);
+
+    /// Probes this host's capabilities for this isolation; the returned function blocks.
+    fn probe(&self) -> Probe;
+}
+
+/// A handle to one worker.
+#[async_trait::async_trait(?Send)]
+pub trait WorkerHandle {
+    /// Its id.
+    fn id(&self) -> WorkerId;
+
+    /// Its record for a later daemon.
+    fn record(&self) -> WorkerRecord;
+
+    /// Its process id on this host, for display; `None` if it has no process of its own.
+    fn process_id(&self) -> Option<u32>;
+
+    /// Kills the worker with everything inside.
+    fn kill(&self);
+
+    /// Waits until the worker has ended.
+    async fn exited(&self);
+
+    /// Removes its leftovers on the host. Called after its end.
+    async fn clean_up(&self);
+
+    /// Prepares a kernel's files for a warm worker. `home` is `None` if the kernel adopts the worker's own folder.
+    ///
+    /// # Errors
+    /// `unsupported` where a file system refuses it; those of the link.
+    async fn bind_sources(
+        &self,
+        link: &WorkerLink,
+        home: Option<&KernelHome>,
+        mounts: &[HostMount],
+    ) -> Result<BoundSources>;
+
+    /// Mounts a host path in the live worker.
+    ///
+    /// # Errors
+    /// `unsupported` if the isolation has no such mounts; those of the mount.
+    async fn attach_mount(&self, link: &WorkerLink, mount: &HostMount) -> Result<()>;
+
+    /// Removes a mount.
+    ///
+    /// # Errors
+    /// `notFound` if nothing is mounted there, `busy` if it is in use.
+    async fn detach_mount(&self, link: &WorkerLink, inside: &Path) -> Result<()>;
+}
+
+/// The drivers of this host.
+#[derive(Clone, Default)]
+pub struct Drivers(Vec<Rc<dyn IsolationDriver>>);
+
+impl Drivers {
+    /// Those drivers.
+    pub fn new(drivers: Vec<Rc<dyn IsolationDriver>>) -> Drivers {
+        Drivers(drivers)
+    }
+
+    /// The driver of an isolation.
+    ///
+    /// # Errors
+    /// `unsupported` if this build or host has none.
+    pub fn of(&self, isolation: Isolation) -> Result<&Rc<dyn IsolationDriver>> {
+        self.0.iter().find(|driver| driver.isolation() == isolation).ok_or_else(|| {
+            Error::unsupported("this build runs kernels as processes only")
+                .reason("isolation")
+                .hint("use --isolation process")
+        })
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Rc<dyn IsolationDriver>> {
+        self.0.iter()
+    }
+}

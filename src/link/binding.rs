@@ -1,4 +1,4 @@
-//! What makes a slot a kernel's worker: sent once over the private link, after which the slot is that kernel's for good.
+//! The binding that makes a warm worker a kernel's worker. Sent once over the private link; final.
 
 use std::path::PathBuf;
 
@@ -13,55 +13,56 @@ use crate::core::origin::OriginKind;
 pub struct BoundSource {
     /// Its path, without symbolic links.
     pub path: PathBuf,
-    /// Not 0: it comes as the detached mount of that number on the descriptor socket. 0: the worker opens the path itself.
+    /// Token of the detached mount sent over the descriptor socket; 0: the worker opens the path.
     #[serde(default)]
     pub token: u64,
 }
 
-/// A mount that the kernel was given.
+/// A mount of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoundMount {
     /// Where the kernel sees it.
     pub inside: PathBuf,
-    /// What.
+    /// The mounted file or folder.
     pub source: BoundSource,
     /// Whether the kernel may change it.
     pub writable: bool,
 }
 
-/// The folder of a kernel that is older than its worker.
+/// The folder of an existing kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoundFolder {
     /// The folder.
     pub dir: BoundSource,
     /// What becomes `/workspace`: a path within the folder.
     pub own_workspace: PathBuf,
-    /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
+    /// Another folder to show as `/workspace`: the one of the kernel that shares its workspace.
     #[serde(default)]
     pub workspace: Option<BoundSource>,
 }
 
-/// The kernel that a slot is to serve.
+/// The kernel that a warm worker will serve.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelBinding {
     /// The kernel.
     pub kernel: KernelId,
-    /// The ownership under which it is served.
+    /// The ownership epoch.
     pub epoch: Epoch,
-    /// Its name: for the code inside, and what it calls its host.
+    /// The kernel's name, also its host name inside.
     pub name: KernelName,
-    /// Its folder; none: that on which the slot stands is the kernel's, which is new.
+    /// The kernel's folder. None for a new kernel, which adopts the warm worker's folder.
     #[serde(default)]
     pub folder: Option<BoundFolder>,
-    /// Folders that no mount may show beside those that the slot knows already: its own and that of the workspace.
+    /// Further folders that no mount may show. The warm worker knows its own folder and the
+    /// workspace.
     #[serde(default)]
     pub protected: Vec<PathBuf>,
-    /// What it was given.
+    /// The kernel's mounts.
     #[serde(default)]
     pub mounts: Vec<BoundMount>,
-    /// How the state that it has came to be, and its generation: for the code inside.
+    /// Origin and generation of the kernel's state, for the code inside.
     pub origin: (OriginKind, u32),
-    /// Whether it goes with its client, and so with the daemon: then its worker does, too.
+    /// Whether the kernel, and with it the worker, ends with its client or the daemon.
     #[serde(default)]
     pub ephemeral: bool,
 }

@@ -1,12 +1,12 @@
-//! How a worker begins: what its isolation gives init on a private stream, and what init reports there.
+//! Worker start-up: the launch document for init and init's report, over a private stream.
 //!
 //! ```text
 //!  daemon ── length, document, secret ──▶ init
 //!  daemon ◀─ {"pid":N} {"ready":…} or {"failed":…} ─┘
 //! ```
 //!
-//! Nothing secret is ever in an argument or the environment. The secret comes last, so that init reads it only after the
-//! engine's process was forked off: no copy of it is in the engine's memory.
+//! Nothing secret is in an argument or the environment. The secret comes last: init reads it after
+//! forking the engine's process, so the engine's memory holds no copy.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -33,7 +33,8 @@ const DOCUMENT_BYTES: usize = 1 << 20;
 pub struct EngineSettings {
     /// The interpreter and its first arguments, as found inside; empty for an engine that is part of the worker.
     pub interpreter: Vec<String>,
-    /// The Python driver compiled for that interpreter, a file of the daemon's; without it the engine starts from the sources.
+    /// The compiled Python driver, a file of the daemon. Without it the engine starts from the
+    /// sources.
     #[serde(default)]
     pub python_compiled: Option<PathBuf>,
     /// Modules that Python loads in a warm worker.
@@ -50,7 +51,7 @@ pub struct LaunchDocument<P> {
     pub kernel: KernelId,
     /// The kernel's name, for the code inside.
     pub name: KernelName,
-    /// The ownership under which it starts.
+    /// The ownership epoch at the start.
     pub epoch: Epoch,
     /// [`BUILD`] of the daemon: a worker of another build refuses to start.
     pub build: String,
@@ -58,27 +59,28 @@ pub struct LaunchDocument<P> {
     pub engine: EngineName,
     /// The interpreter's settings.
     pub engine_settings: EngineSettings,
-    /// What the isolation wants init to do before it serves; for process isolation, the sandbox.
+    /// The isolation's instructions to init before it serves; for process isolation, the sandbox
+    /// plan.
     pub plan: P,
     /// The private socket; the one for descriptors is beside it.
     pub socket: PathBuf,
-    /// Life without a daemon, milliseconds.
+    /// How long the worker survives without a daemon, milliseconds.
     pub orphan_grace_ms: u64,
     /// Output held while no daemon listens, bytes.
     pub output_buffer_bytes: usize,
     /// Whether saved state must survive a loss of power: every save then waits for the disk.
     #[serde(default)]
     pub power_safe: bool,
-    /// Memory that copies of the engine may take, bytes; 0: none are kept.
+    /// Memory limit for forked snapshots of the engine, bytes; 0 disables them.
     #[serde(default)]
     pub rollback_bytes: u64,
-    /// How the state that it loads came to be, and its generation: for the code inside.
+    /// Origin and generation of the loaded state, for the code inside.
     #[serde(default)]
     pub origin: (OriginKind, u32),
 }
 
 impl<P> LaunchDocument<P> {
-    /// A document with the limits of this release.
+    /// A document with this release's default limits.
     pub fn new(identity: &WorkerIdentity, name: KernelName, engine: EngineName, plan: P, socket: PathBuf) -> Self {
         LaunchDocument {
             worker: identity.worker,
@@ -111,10 +113,10 @@ impl<P> LaunchDocument<P> {
 }
 
 impl<P: Serialize + DeserializeOwned> LaunchDocument<P> {
-    /// Reads a document and nothing after it.
+    /// Reads one document and nothing beyond it.
     ///
     /// # Errors
-    /// If it is none of this build, or the stream's own errors.
+    /// For a document of another build or an invalid one, and the stream's errors.
     pub fn read(from: &mut impl Read) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
         let mut length = [0; 4];
@@ -132,10 +134,10 @@ impl<P: Serialize + DeserializeOwned> LaunchDocument<P> {
         Ok(document)
     }
 
-    /// The document as [`Self::read`] takes it.
+    /// Encodes the document for [`Self::read`].
     ///
     /// # Errors
-    /// `invalidArgument` if it is larger than a document may be.
+    /// `invalidArgument` if the document exceeds the size limit.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let json = serde_json::to_vec(self).map_err(|e| Error::internal(format!("encode the launch document: {e}")))?;
         let length = u32::try_from(json.len()).ok().filter(|length| *length as usize <= DOCUMENT_BYTES);
@@ -144,15 +146,16 @@ impl<P: Serialize + DeserializeOwned> LaunchDocument<P> {
     }
 }
 
-/// What a worker that starts says, one JSON object on a line each.
+/// A line of a starting worker's report; one JSON object per line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReportLine {
-    /// Init's process, as the host sees it.
+    /// Init's process id on the host.
     Pid(i32),
-    /// The engine is ready in a complete sandbox, its state is loaded, the private socket answers.
+    /// The engine is ready in a complete sandbox, its state is loaded and the private socket
+    /// answers.
     Ready(Ready),
-    /// It never will be. Nothing untrusted runs.
+    /// The start failed. Nothing untrusted runs.
     Failed(Error),
 }
 
@@ -169,7 +172,7 @@ impl ReportLine {
     }
 }
 
-/// What init reports once it serves.
+/// Init's report once it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ready {
     /// Engine by name.
@@ -178,9 +181,9 @@ pub struct Ready {
     pub engine_version: String,
     /// Layers in force.
     pub sandbox: Vec<String>,
-    /// Entries given to it.
+    /// Number of state entries given to the engine.
     pub restored_entries: u32,
-    /// Those that it could not build.
+    /// Entries that the engine could not build.
     pub not_restored: Vec<MissedEntry>,
 }
 

@@ -1,13 +1,14 @@
-//! The lane: beside the calls of a worker's link, a socket for what is asked most often, an execution's start and its end.
+//! The execution channel: a socket beside the worker's link for the start and end of executions.
 //!
 //! ```text
-//! daemon ── hold ─────▶ init       on its way while the journal is written
-//!        ── go ───────▶            it is: begin
-//!        ── withdraw ─▶            it is not to run
-//!        ◀── answer ──             runs │ over, with all that it wrote │ refused
+//! daemon ── prepare ──▶ init       sent while the journal is written
+//!        ── commit ────▶            the journal has it: begin
+//!        ── abort ─────▶            do not run it
+//!        ◀── answer ───             running │ finished, with all output │ refused
 //! ```
-//! One message (`LaneCall`, `LaneAnswer` of schema/worker.capnp) is one packet, so nothing is to be cut or joined, and both ends read and
-//! write it where they stand: no queue, no other task, no bookkeeping of calls. What is too large for a packet is a call.
+//! One message (`ExecChannelCall`, `ExecChannelAnswer` of schema/worker.capnp) is one packet. Both
+//! ends read and write packets directly: no queue, no extra task, no call bookkeeping. A message
+//! that is too large for a packet goes as an ordinary call.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,42 +25,42 @@ use tokio::io::unix::AsyncFd;
 use crate::core::limits;
 use crate::sys::watched::{Watched, watch};
 
-/// One end.
+/// One end of an execution channel.
 #[derive(Debug)]
-pub struct Lane {
+pub struct ExecChannel {
     socket: AsyncFd<Watched>,
 }
 
-/// Both ends of a new lane. Must be called inside a runtime.
+/// Creates both ends of a new execution channel. Must be called inside a runtime.
 ///
 /// # Errors
-/// If there are no descriptors left.
-pub fn pair() -> io::Result<(Lane, OwnedFd)> {
+/// If no descriptors are left.
+pub fn pair() -> io::Result<(ExecChannel, OwnedFd)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
-    Ok((Lane::new(ours)?, theirs))
+    Ok((ExecChannel::new(ours)?, theirs))
 }
 
 thread_local! {
-    /// Where a packet is read: one for all lanes of a thread, which reads one at a time.
+    /// The packet buffer, shared by all channels of a thread: a thread reads one packet at a time.
     static PACKET: RefCell<Vec<Word>> = RefCell::new(Word::allocate_zeroed_vec(limits::EXEC_CHANNEL_BYTES / 8));
 }
 
-impl Lane {
-    /// Takes over one end. Must be called inside a runtime.
+impl ExecChannel {
+    /// Wraps one end. Must be called inside a runtime.
     ///
     /// # Errors
     /// If it cannot be watched.
-    pub fn new(socket: OwnedFd) -> io::Result<Lane> {
-        // Here nobody waits for its memory yet.
+    pub fn new(socket: OwnedFd) -> io::Result<ExecChannel> {
+        // Allocate the buffer now, while no execution waits for it.
         PACKET.with(|_| ());
-        Ok(Lane { socket: watch(socket, Interest::READABLE)? })
+        Ok(ExecChannel { socket: watch(socket, Interest::READABLE)? })
     }
 
-    /// Sends a message; whether it was small enough for that. Never waits.
+    /// Sends a message without blocking. Returns false if the message is too large for a packet.
     ///
     /// # Errors
-    /// If the other end is gone, or has not read for so long that there is no room.
+    /// If the other end is closed, or its buffer is full.
     pub(crate) fn send(&self, message: &Builder<HeapAllocator>) -> io::Result<bool> {
         if serialize::compute_serialized_size_in_words(message) * 8 > limits::EXEC_CHANNEL_BYTES {
             return Ok(false);
@@ -75,10 +76,10 @@ impl Lane {
         }
     }
 
-    /// Waits for a message and gives it to `read`.
+    /// Waits for a message and decodes it with `read`.
     ///
     /// # Errors
-    /// If the other end is gone or what came is no message; those of `read`.
+    /// If the other end is closed, for an invalid message, and the errors of `read`.
     pub(crate) fn poll_message<T>(&self, cx: &mut Context<'_>, read: impl Read<T>) -> Poll<capnp::Result<T>> {
         loop {
             let mut guard = ready!(self.socket.poll_read_ready(cx)).map_err(capnp::Error::from)?;
@@ -90,7 +91,7 @@ impl Lane {
         }
     }
 
-    /// The next message, if it is there, known to the event loop or not.
+    /// Returns a message that has already arrived, whether or not the event loop has noticed it.
     ///
     /// # Errors
     /// As [`Self::poll_message`].
@@ -99,7 +100,9 @@ impl Lane {
             let bytes = Word::words_to_bytes_mut(packet);
             let length = loop {
                 match recv(self.socket.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
-                    Ok(0) => return Err(capnp::Error::disconnected("the other end of the lane is gone".into())),
+                    Ok(0) => {
+                        return Err(capnp::Error::disconnected("the execution channel is closed".into()));
+                    }
                     Ok(n) => break n,
                     Err(Errno::EINTR) => {}
                     Err(Errno::EAGAIN) => return Ok(None),
@@ -107,7 +110,7 @@ impl Lane {
                 }
             };
             let Some(mut whole) = bytes.get(..length) else {
-                return Err(capnp::Error::failed(format!("a packet of {length} bytes on the lane")));
+                return Err(capnp::Error::failed(format!("a packet of {length} bytes on the execution channel")));
             };
             let mut options = ReaderOptions::new();
             options.traversal_limit_in_words(Some(limits::EXEC_CHANNEL_BYTES));
@@ -117,38 +120,38 @@ impl Lane {
     }
 }
 
-/// What makes something of a message.
+/// A decoder of one message.
 pub(crate) trait Read<T>: Fn(&Message<'_>) -> capnp::Result<T> {}
 impl<T, F: Fn(&Message<'_>) -> capnp::Result<T>> Read<T> for F {}
 
-/// A message in its packet.
+/// A message inside its packet.
 pub(crate) type Message<'a> = capnp::message::Reader<serialize::BufferSegments<&'a [u8]>>;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::schema::worker_capnp::lane_call;
+    use crate::link::schema::worker_capnp::exec_channel_call;
 
-    fn go(exec: u64) -> Builder<HeapAllocator> {
+    fn commit(exec: u64) -> Builder<HeapAllocator> {
         let mut message = Builder::new_default();
-        message.init_root::<lane_call::Builder<'_>>().set_go(exec);
+        message.init_root::<exec_channel_call::Builder<'_>>().set_commit(exec);
         message
     }
 
     fn number(message: &Message<'_>) -> capnp::Result<u64> {
-        match message.get_root::<lane_call::Reader<'_>>()?.which()? {
-            lane_call::Go(exec) => Ok(exec),
+        match message.get_root::<exec_channel_call::Reader<'_>>()?.which()? {
+            exec_channel_call::Commit(exec) => Ok(exec),
             _ => Err(capnp::Error::failed("another message".into())),
         }
     }
 
     #[tokio::test]
-    async fn lane_messages_arrive_in_order() {
-        let (here, there) = pair().expect("a lane");
-        let there = Lane::new(there).expect("its other end");
+    async fn exec_channel_messages_arrive_in_order() {
+        let (here, there) = pair().expect("an execution channel");
+        let there = ExecChannel::new(there).expect("its other end");
         assert!(there.message_now(&number).expect("open").is_none());
         for exec in 1..=3 {
-            assert!(here.send(&go(exec)).expect("sent"));
+            assert!(here.send(&commit(exec)).expect("sent"));
         }
         assert_eq!(there.message_now(&number).expect("open"), Some(1));
         for exec in 2..=3 {
@@ -160,12 +163,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invalid_lane_message_is_refused() {
-        let (here, there) = pair().expect("a lane");
-        let there = Lane::new(there).expect("its other end");
+    async fn invalid_exec_channel_message_is_refused() {
+        let (here, there) = pair().expect("an execution channel");
+        let there = ExecChannel::new(there).expect("its other end");
         let mut large = Builder::new_default();
         large
-            .init_root::<lane_call::Builder<'_>>()
+            .init_root::<exec_channel_call::Builder<'_>>()
             .init_start()
             .set_request_json(&vec![b'x'; limits::EXEC_CHANNEL_BYTES]);
         assert!(!here.send(&large).expect("not sent"));
@@ -173,13 +176,13 @@ mod tests {
             send(here.socket.as_raw_fd(), garbage, MsgFlags::empty()).expect("sent");
             assert!(there.message_now(&number).is_err(), "{} bytes", garbage.len());
         }
-        assert!(here.send(&go(7)).expect("sent"));
+        assert!(here.send(&commit(7)).expect("sent"));
         assert_eq!(there.message_now(&number).expect("open"), Some(7));
     }
 
     #[tokio::test]
-    async fn full_lane_never_blocks() {
-        let (here, _there) = pair().expect("a lane");
-        assert!((0..1_000_000).any(|exec| here.send(&go(exec)).is_err()));
+    async fn full_exec_channel_never_blocks() {
+        let (here, _there) = pair().expect("an execution channel");
+        assert!((0..1_000_000).any(|exec| here.send(&commit(exec)).is_err()));
     }
 }

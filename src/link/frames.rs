@@ -1,6 +1,7 @@
 //! The frames between init and engine: `docs/engine-contract.md` as types.
 //!
-//! Owns encoding and decoding with their limits. Never does I/O: a [`Decoder`] is fed bytes and yields frames.
+//! Owns encoding and decoding with their limits; does no I/O. A [`Decoder`] takes bytes and yields
+//! frames.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -164,25 +165,25 @@ fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Json>, D::Er
 /// The engine's answer to a request other than `exec` and `call`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
-    /// The request's number.
+    /// The request's id.
     pub id: u64,
-    /// Whether it was done.
+    /// Whether the request succeeded.
     pub ok: bool,
-    /// For a failure: an error code's wire name.
+    /// On failure: the wire name of an error code.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub code: String,
-    /// For a failure: what happened.
+    /// On failure: the message.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// For a failure: what to do next.
+    /// On failure: a hint.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hint: String,
-    /// The fields of a success, by request.
+    /// On success: fields that depend on the request.
     #[serde(flatten)]
     pub fields: serde_json::Map<String, Json>,
 }
 
-/// How an engine wants to be interrupted.
+/// The interrupt method that an engine asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InterruptWay {
@@ -192,21 +193,21 @@ pub enum InterruptWay {
     Frame,
 }
 
-/// How an execution ended, as the engine sees it; timeouts and losses are init's to know.
+/// How an execution ended, as seen by the engine. Init adds timeouts and losses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndStatus {
-    /// Ended well.
+    /// The code succeeded.
     Done,
-    /// Ended with a failure of its own.
+    /// The code failed.
     Failed,
-    /// Was interrupted.
+    /// The code was interrupted.
     Interrupted,
     /// Nothing ran.
     Refused,
 }
 
-/// An MCP tool as the engine may offer it to the code.
+/// An MCP tool that the engine may offer to the code.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DynamicTool {
     /// `server__tool`.
@@ -214,7 +215,7 @@ pub struct DynamicTool {
     /// One line or more.
     #[serde(default)]
     pub description: String,
-    /// JSON schema of the arguments.
+    /// JSON schema of the arguments, as text.
     #[serde(default)]
     pub schema: Json,
 }
@@ -222,41 +223,41 @@ pub struct DynamicTool {
 /// A running background job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// The engine's own id for it.
+    /// The engine's own id of the job.
     pub id: String,
-    /// What it runs, at most 200 characters.
+    /// The command, at most 200 characters.
     #[serde(default)]
     pub command: String,
 }
 
-/// What people see of a state entry.
+/// Summary of a state entry for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryMeta {
-    /// Type in the engine's words.
+    /// Type, in the engine's terms.
     #[serde(default, rename = "type")]
     pub type_name: String,
-    /// At most 200 characters.
+    /// Summary, at most 200 characters.
     #[serde(default)]
     pub summary: String,
-    /// Whatever else the engine keeps with the entry.
+    /// Further fields of the engine's own.
     #[serde(flatten)]
     pub more: serde_json::Map<String, Json>,
 }
 
-/// Something that the engine holds and cannot capture.
+/// A value that the engine holds and cannot capture.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Missed {
     /// `kind/name`.
     pub key: String,
-    /// Type in the engine's words.
+    /// Type, in the engine's terms.
     #[serde(default, rename = "type")]
     pub type_name: String,
-    /// Why it cannot be captured.
+    /// The reason.
     #[serde(default)]
     pub reason: String,
 }
 
-/// Why bytes are not a frame. The peer is hung up on: after a bad frame there is no way to find the next one.
+/// Why bytes are not a frame. The connection then closes: the next frame's beginning is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// JSON part or tail beyond the limits.
@@ -267,7 +268,7 @@ pub enum FrameError {
         /// Claimed length of the tail.
         tail: usize,
     },
-    /// The JSON part is not a frame of the contract.
+    /// The JSON part does not match the contract.
     #[error("frame is not of the contract")]
     Malformed(#[from] serde_json::Error),
 }
@@ -277,7 +278,7 @@ const HEADER: usize = 8;
 /// Appends the encoded frame to `out`.
 ///
 /// # Errors
-/// [`FrameError::TooLarge`] if a part breaks its limit: the peer would hang up.
+/// [`FrameError::TooLarge`] if a part exceeds its limit; the peer would close the connection.
 pub fn encode<T: Serialize>(frame: &T, tail: &[u8], out: &mut Vec<u8>) -> Result<(), FrameError> {
     let start = out.len();
     out.extend_from_slice(&[0; HEADER]);
@@ -296,7 +297,7 @@ pub fn encode<T: Serialize>(frame: &T, tail: &[u8], out: &mut Vec<u8>) -> Result
 /// The JSON part and the tail of a frame.
 pub type RawFrame<'a> = (&'a [u8], &'a [u8]);
 
-/// Cuts a byte stream into frames.
+/// Splits a byte stream into frames.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
@@ -304,7 +305,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Takes bytes from the peer. Holds at most one largest frame and what `fed` brings.
+    /// Takes bytes from the peer. Buffers at most one largest frame plus `fed`.
     pub fn feed(&mut self, fed: &[u8]) {
         if self.taken > 0 {
             self.bytes.drain(..self.taken);
@@ -313,7 +314,7 @@ impl Decoder {
         self.bytes.extend_from_slice(fed);
     }
 
-    /// The next whole frame and its tail, or `None` until more bytes come.
+    /// The next whole frame and its tail; `None` until more bytes arrive.
     ///
     /// # Errors
     /// See [`FrameError`].
@@ -324,7 +325,8 @@ impl Decoder {
         }
     }
 
-    /// The next whole frame as it came: its JSON part, not looked into, and its tail. `None` until more bytes come.
+    /// The next whole frame with its undecoded JSON part, and its tail. `None` until more bytes
+    /// arrive.
     ///
     /// # Errors
     /// [`FrameError::TooLarge`].
@@ -350,10 +352,10 @@ impl Decoder {
     }
 }
 
-/// Appends a frame whose JSON part is there already.
+/// Appends a frame whose JSON part is encoded already.
 ///
 /// # Errors
-/// [`FrameError::TooLarge`] if a part breaks its limit.
+/// [`FrameError::TooLarge`] if a part exceeds its limit.
 pub fn encode_raw(json: &[u8], tail: &[u8], out: &mut Vec<u8>) -> Result<(), FrameError> {
     if json.len() > limits::FRAME_JSON_BYTES || tail.len() > limits::FRAME_TAIL_BYTES {
         return Err(FrameError::TooLarge { json: json.len(), tail: tail.len() });

@@ -1,7 +1,8 @@
-//! The handshake of the private socket: each end proves that it knows the worker's secret without showing it.
+//! The handshake of the private socket: each end proves that it knows the worker's secret without
+//! revealing it.
 //!
-//! A proof is a keyed BLAKE3 hash over a role, both nonces and the identity, each part with its length before it, so that
-//! no proof of one role, connection or worker is one of another.
+//! A proof is a keyed BLAKE3 hash over a role, both nonces and the identity, each length-prefixed.
+//! A proof for one role, connection or worker is therefore invalid for any other.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,18 +12,18 @@ use crate::core::ids::{Epoch, KernelId, WorkerId};
 /// Length of nonces, proofs and secrets.
 pub const PROOF_BYTES: usize = 32;
 
-/// What both ends of the private socket know beforehand.
+/// The identity that both ends of the private socket know in advance.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WorkerIdentity {
     /// The worker.
     pub worker: WorkerId,
     /// The kernel that it executes.
     pub kernel: KernelId,
-    /// The ownership under which it was started.
+    /// The ownership epoch at the start.
     pub epoch: Epoch,
     /// The build of the worker program; another build speaks another protocol.
     pub build: String,
-    /// Known to the daemon and the worker's init only.
+    /// The secret; only the daemon and the worker's init know it.
     pub secret: [u8; PROOF_BYTES],
 }
 
@@ -37,29 +38,29 @@ impl std::fmt::Debug for WorkerIdentity {
     }
 }
 
-/// The identity of a worker that becomes a kernel's while it lives.
+/// The identity of a worker, which changes once when a warm worker gets its kernel.
 #[derive(Debug, Clone)]
 pub struct SharedIdentity(Rc<RefCell<Rc<WorkerIdentity>>>);
 
 impl SharedIdentity {
-    /// Begins with one.
+    /// Wraps an identity.
     pub fn new(identity: WorkerIdentity) -> Self {
         SharedIdentity(Rc::new(RefCell::new(Rc::new(identity))))
     }
 
-    /// What it is now.
+    /// The current identity.
     pub fn now(&self) -> Rc<WorkerIdentity> {
         Rc::clone(&self.0.borrow())
     }
 
-    /// From now on it is that kernel's worker.
+    /// Makes the worker that kernel's worker.
     pub fn become_kernels(&self, kernel: KernelId, epoch: Epoch) {
         let bound = WorkerIdentity { kernel, epoch, ..WorkerIdentity::clone(&self.now()) };
         *self.0.borrow_mut() = Rc::new(bound);
     }
 }
 
-/// Who proves.
+/// The prover's role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The worker's init, in `challenge`.
@@ -81,7 +82,7 @@ impl Role {
 }
 
 impl WorkerIdentity {
-    /// The proof of `role` over the two texts that only this exchange has.
+    /// The proof of `role` over the two nonces of this exchange.
     pub fn proof(&self, role: Role, first: &[u8], second: &[u8]) -> [u8; PROOF_BYTES] {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         let epoch = self.epoch.0.to_le_bytes();
@@ -101,7 +102,7 @@ impl WorkerIdentity {
         *hasher.finalize().as_bytes()
     }
 
-    /// Whether `proof` is the one of [`WorkerIdentity::proof`], in a time that does not depend on where they differ.
+    /// Whether `proof` equals [`WorkerIdentity::proof`], in constant time.
     pub fn verify(&self, role: Role, first: &[u8], second: &[u8], proof: &[u8]) -> bool {
         let expected = blake3::Hash::from_bytes(self.proof(role, first, second));
         match <[u8; PROOF_BYTES]>::try_from(proof) {

@@ -1,8 +1,10 @@
-//! A large Cap'n Proto message is gathered here as it arrives, and only then handed to the reader.
+//! Bounds the memory for incoming Cap'n Proto messages: a large message is buffered as it arrives
+//! and then passed on whole.
 //!
-//! The reader takes memory for all that a message announces in its segment table, so a client that announces and sends
-//! nothing would cost 64 MiB a connection. Behind this adapter memory grows with what came. Small messages pass unchanged.
-//! The format of the table: <https://capnproto.org/encoding.html#serialization-over-a-stream>.
+//! Cap'n Proto's reader allocates the size that a message's segment table announces, so a client
+//! that announces and sends nothing would cost 64 MiB per connection. With this adapter memory
+//! grows with the bytes received. Small messages pass through unchanged. Table format:
+//! <https://capnproto.org/encoding.html#serialization-over-a-stream>.
 
 use std::cell::Cell;
 use std::io;
@@ -14,61 +16,61 @@ use futures::AsyncRead;
 
 use crate::core::limits;
 
-/// A message up to this passes as it comes, bytes: it takes that much at most. Every chunk of a stream does.
+/// Messages up to this size pass through unbuffered, bytes. Every chunk of a stream fits.
 const DIRECT_BYTES: usize = (1 << 20) + (64 << 10);
-/// A gathered message grows by this at a time, bytes.
+/// Growth step of the buffer, bytes.
 const STEP_BYTES: usize = 64 << 10;
-/// More segments than this no reader takes; whatever follows such a table is not looked at.
+/// The reader refuses a table with more segments; the adapter then stops interpreting the stream.
 const SEGMENTS: usize = 512;
 
 /// Wraps the reading half of a connection.
 pub struct Arrival<R> {
     inner: R,
     state: State,
-    most: MostWords,
+    most: MaxWords,
 }
 
-/// How large a message may be now, in 8-byte words. Whoever holds a clone may change it for those that come.
+/// The current message size limit, in 8-byte words. Clones share the limit and may change it.
 #[derive(Clone)]
-pub struct MostWords(Rc<Cell<usize>>);
+pub struct MaxWords(Rc<Cell<usize>>);
 
-impl MostWords {
-    /// A limit that starts with this.
+impl MaxWords {
+    /// Creates a limit.
     pub fn new(words: usize) -> Self {
-        MostWords(Rc::new(Cell::new(words)))
+        MaxWords(Rc::new(Cell::new(words)))
     }
 
-    /// Changes it.
+    /// Changes the limit for the following messages.
     pub fn set(&self, words: usize) {
         self.0.set(words);
     }
 }
 
 enum State {
-    /// A segment table comes.
+    /// Reading a segment table.
     Table(Vec<u8>),
-    /// The body of a large message comes, behind its table.
+    /// Reading the body of a large message.
     Gathering { message: Vec<u8>, filled: usize, whole: usize },
-    /// What is held is handed out; then so many bytes pass as they come.
+    /// Passing buffered bytes on, then `then` bytes directly.
     Handing { held: Vec<u8>, at: usize, then: usize },
 }
 
 impl<R> Arrival<R> {
-    /// Wraps `inner`, which is at the beginning of a message. One that is larger than `most` when it begins to come is the
-    /// connection's end.
-    pub fn new(inner: R, most: MostWords) -> Self {
+    /// Wraps `inner`, which is at the start of a message. A message above the limit at its start
+    /// ends the connection.
+    pub fn new(inner: R, most: MaxWords) -> Self {
         Arrival { inner, state: State::Table(Vec::new()), most }
     }
 }
 
-/// Length of the table that begins with these 8 bytes, in bytes.
+/// Length of the table that starts with these 8 bytes, in bytes.
 fn table_length(table: &[u8]) -> usize {
     let count = number(table, 0).wrapping_add(1);
-    // The count, a length each, and the padding to a whole word.
+    // The count, one length per segment, and padding to a whole word.
     if (1..SEGMENTS).contains(&count) { (4 + 4 * count).next_multiple_of(8) } else { 8 }
 }
 
-/// What the message behind a whole table holds, bytes; 0 if the reader will refuse it anyhow.
+/// Length of the body behind a whole table, bytes; 0 if the reader will refuse the message anyway.
 fn body_length(table: &[u8]) -> usize {
     let count = number(table, 0).wrapping_add(1);
     if !(1..SEGMENTS).contains(&count) {
@@ -92,14 +94,14 @@ impl<R: AsyncRead + Unpin> AsyncRead for Arrival<R> {
                     let wanted = if table.len() < 8 { 8 } else { table_length(table) };
                     if table.len() < wanted {
                         if ready!(more(inner, cx, table, wanted))? == 0 {
-                            // The end, in the middle of a table or before it: the reader tells which.
+                            // End of stream in or before a table: the reader reports which.
                             *state = State::Handing { held: std::mem::take(table), at: 0, then: usize::MAX };
                         }
                         continue;
                     }
                     let body = body_length(table);
                     if body > most.0.get() * 8 {
-                        let why = format!("a message of {body} bytes came where {} may", most.0.get() * 8);
+                        let why = format!("a message of {body} bytes exceeds the limit of {}", most.0.get() * 8);
                         return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
                     }
                     let message = std::mem::take(table);
@@ -141,7 +143,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Arrival<R> {
     }
 }
 
-/// Reads what there is behind `data`, so that it has `wanted` bytes at most. 0: the end.
+/// Reads until `data` holds `wanted` bytes at most. 0: end of stream.
 fn more<R: AsyncRead + Unpin>(
     inner: &mut R,
     cx: &mut Context<'_>,
@@ -162,7 +164,7 @@ mod tests {
     use futures::AsyncReadExt;
     use futures::executor::block_on;
 
-    /// Gives at most `step` bytes at a time.
+    /// Returns at most `step` bytes at a time.
     struct Dribble<'a>(&'a [u8], usize);
 
     impl AsyncRead for Dribble<'_> {
@@ -175,8 +177,8 @@ mod tests {
         }
     }
 
-    fn whole() -> MostWords {
-        MostWords::new(limits::MESSAGE_WORDS)
+    fn whole() -> MaxWords {
+        MaxWords::new(limits::MESSAGE_WORDS)
     }
 
     fn message(segments: &[usize]) -> Vec<u8> {
@@ -195,7 +197,7 @@ mod tests {
             [message(&[1]), message(&[large]), message(&[0, 3, large, 7]), message(&[2, 2, 2]), message(&[0; 511])]
                 .concat();
         for step in [3, 7, 8, 4096, usize::MAX] {
-            // The whole, and an end at any kind of place.
+            // The whole message, and truncations at every kind of place.
             for end in [0, 3, 12, 17, 50_000, large * 8 + 40, stream.len()] {
                 let mut read = Vec::new();
                 block_on(Arrival::new(Dribble(&stream[..end], step), whole()).read_to_end(&mut read))
@@ -226,7 +228,7 @@ mod tests {
 
     #[test]
     fn message_over_limit_fails_early() {
-        let most = MostWords::new(10);
+        let most = MaxWords::new(10);
         let stream = [message(&[10]), message(&[4, 7]), message(&[1])].concat();
         let mut arrival = Arrival::new(Dribble(&stream, usize::MAX), most.clone());
         let mut first = vec![0; message(&[10]).len()];

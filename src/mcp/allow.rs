@@ -1,7 +1,7 @@
-//! Which MCP servers kernels may use: the configuration's `[mcp.servers.NAME]`, and nothing else.
+//! The MCP servers that kernels may use: the configuration's `[mcp.servers.NAME]`.
 //!
-//! What a client asks for only *selects* an entry; what then runs is the entry itself. So no argument, variable or
-//! header can be smuggled in: whatever is not in the entry refuses the request.
+//! A client's request only *selects* an entry; the entry itself is what runs. A request with an
+//! argument, variable or header that its entry lacks is refused, so none can be smuggled in.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,27 +17,27 @@ use crate::core::pattern::Pattern;
 
 /// Longest name of a server, bytes: with `__` and a tool's name it must fit [`limits::IDENTIFIER_BYTES`].
 pub const NAME_BYTES: usize = 64;
-/// Instances of one server over all kernels, unless its entry says otherwise.
+/// Default limit of a server's instances over all kernels.
 pub const DEFAULT_INSTANCES: u32 = 64;
-/// What stands between a server's name and its tool's.
+/// Separator between a server's name and its tool's.
 pub const SEPARATOR: &str = "__";
-/// The reason of every refusal here.
+/// The reason of every refusal in this module.
 pub const REASON: &str = "mcp_allow_list";
 
-/// One server that kernels may use.
+/// An allowed server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerEntry {
     /// Its name in the configuration.
     pub name: String,
-    /// How to reach it. Values of `env` and `headers` may refer to `${VAR}`.
+    /// The transport. Values of `env` and `headers` may refer to `${VAR}`.
     pub transport: McpTransport,
     /// Variables of the daemon's environment that `${VAR}` may name.
     pub pass_env: Vec<String>,
-    /// The kernels that may use it, by name.
+    /// Name patterns of the kernels that may use the server.
     pub kernels: Vec<Pattern>,
-    /// A call must be answered within this.
+    /// Time limit of a call.
     pub timeout: Duration,
-    /// Instances at once over all kernels.
+    /// Limit of simultaneous instances over all kernels.
     pub max_instances: u32,
 }
 
@@ -58,23 +58,23 @@ pub fn check_server_name(name: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The servers that kernels may use, and how many of each run.
+/// The allowed servers, with the number of running instances.
 #[derive(Debug)]
 pub struct AllowList {
     file: PathBuf,
     entries: BTreeMap<String, (Arc<ServerEntry>, Arc<Semaphore>)>,
 }
 
-/// Permission to run one instance of a server; it counts until it is dropped.
+/// Permission to run one instance of a server; released when dropped.
 #[derive(Debug)]
 pub struct Admission {
-    /// What to run.
+    /// The entry to run.
     pub entry: Arc<ServerEntry>,
     _instance: OwnedSemaphorePermit,
 }
 
 impl AllowList {
-    /// The allow-list of these entries; `file` is where hints send the reader.
+    /// Creates the allow-list of these entries; hints refer to `file`.
     pub fn new(entries: impl IntoIterator<Item = ServerEntry>, file: PathBuf) -> Self {
         let entries = entries.into_iter().map(|entry| {
             let instances = Arc::new(Semaphore::new(entry.max_instances as usize));
@@ -88,12 +88,13 @@ impl AllowList {
         self.entries.values().map(|(entry, _)| &**entry)
     }
 
-    /// Finds the entry that `transport` selects for this kernel. A stdio transport without a command selects the entry
-    /// called `name`. Where several fit, the one called `name` comes first, then the order of names decides.
+    /// Finds the entry that `transport` selects for this kernel. A stdio transport without a
+    /// command selects the entry called `name`. Of several matches the one called `name` is
+    /// preferred, then the first by name.
     ///
     /// # Errors
-    /// `invalidArgument` for a name that cannot be, `refused` with the reason [`REASON`] if no entry fits, `busy` if
-    /// as many instances run as the entry allows.
+    /// `invalidArgument` for an invalid name, `refused` with the reason [`REASON`] without a match,
+    /// `busy` at the entry's instance limit.
     pub fn admit(&self, kernel: &str, name: &str, transport: &McpTransport) -> Result<Admission> {
         check_server_name(name).map_err(Error::invalid)?;
         let fits: Vec<_> = self.entries.values().filter(|(entry, _)| selects(transport, name, entry)).collect();
@@ -151,11 +152,11 @@ pub fn references(text: &str) -> impl Iterator<Item = &str> {
     text.split("${").skip(1).filter_map(|rest| rest.split_once('}')).map(|(name, _)| name)
 }
 
-/// Replaces each `${VAR}` by the daemon's own value. Done when a server starts, so that no secret is ever in a
-/// configuration that is shown, or in the catalog.
+/// Replaces each `${VAR}` by the daemon's value. Done when a server starts, so no secret appears in
+/// a displayed configuration or in the catalog.
 ///
 /// # Errors
-/// The variable that is not set, or not in `pass_env`.
+/// The variable that is unset or missing from `pass_env`.
 pub fn expand(
     text: &str,
     pass_env: &[String],

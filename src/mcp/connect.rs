@@ -1,4 +1,4 @@
-//! Connects to one server, over its standard streams or over HTTP.
+//! Connecting to a server over its standard streams or HTTP.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,16 +19,17 @@ use crate::core::info::McpTransport;
 
 /// A server that has answered `initialize`.
 pub(super) struct Connection {
-    /// rmcp's side; ends when dropped.
+    /// rmcp's side; the connection ends when it is dropped.
     pub(super) service: RunningService<RoleClient, ClientConfig>,
-    /// What is known of the connection.
+    /// The state of the connection.
     pub(super) health: Arc<Health>,
 }
 
-/// Starts the server if it is a program, which is then in `process` at once, and introduces us.
+/// Starts the server if it is a program, storing it in `process` at once, and performs the
+/// handshake.
 ///
 /// # Errors
-/// Why there is no connection.
+/// The reason for a failure.
 pub(super) async fn connect(
     entry: &ServerEntry,
     launch: &Launch,
@@ -46,14 +47,16 @@ pub(super) async fn connect(
             let (started, (stdout, stdin)) = Process::start(command, args, &expanded(env)?, launch)?;
             process.replace(Some(started));
             let limited = LineLimit::new(stdout, limits::MESSAGE_BYTES, Arc::clone(&health));
-            // Our own limit comes first and ends the connection; rmcp's would drop the message while its call waits.
+            // Our limit is lower and ends the connection. At rmcp's limit the message would be
+            // dropped while its call waits.
             let lines = AsyncRwTransport::<RoleClient, _, _>::new(limited, stdin)
                 .with_max_line_length(limits::MESSAGE_BYTES * 2);
             introduce(Guarded::new(lines, Arc::clone(&health), Some(limits::SEND), |_| true), health).await
         }
         McpTransport::Http { url, headers } => {
             let http = http(url, &expanded(headers)?)?;
-            // A send lasts until the server answers; an HTTP status concerns one call, a broken network all of them.
+            // A send lasts until the server answers. An HTTP status concerns one call, a broken
+            // network every call.
             let fatal =
                 |e: &_| matches!(e, StreamableHttpError::Client(_) | StreamableHttpError::TransportChannelClosed);
             introduce(Guarded::new(http, Arc::clone(&health), None, fatal), health).await
@@ -69,7 +72,7 @@ async fn introduce<T: Transport<RoleClient> + 'static>(
     let config = ClientConfig::new(ClientCapabilities::default(), us);
     match serve_client(config, transport).await {
         Ok(service) => Ok(Connection { service, health }),
-        // rmcp's words for a closed connection say less than what we know of it.
+        // Our record of a closed connection says more than rmcp's error.
         Err(e) => Err(health.why().unwrap_or_else(|| chain(&e))),
     }
 }
@@ -89,16 +92,16 @@ fn http(url: &str, headers: &[(String, String)]) -> Result<StreamableHttpClientT
 }
 
 fn http_client(url: &str) -> Result<reqwest::Client, String> {
-    // The client library has no cryptography of its own, and panics unless one is chosen. A second choice of the same is
-    // refused and does no harm.
+    // The client library has no cryptography of its own and panics unless one is chosen. Choosing
+    // the same one again is refused harmlessly.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // Connections are not kept: a body that was not read to its end delays the next request on the same one.
+    // Connections are not reused: a body that was not read to its end would delay the next request.
     let mut builder = reqwest::Client::builder()
         .pool_max_idle_per_host(0)
         .connect_timeout(limits::CONNECT)
         .redirect(reqwest::redirect::Policy::custom(same_origin));
     if let Some(rest) = url.strip_prefix("http://") {
-        // Plain HTTP must work on a host without any CA certificates.
+        // Plain HTTP must work on a host without CA certificates.
         builder = builder.tls_certs_only([]);
         if ["127.", "localhost", "[::1]"].iter().any(|loopback| rest.starts_with(loopback)) {
             builder = builder.no_proxy();
@@ -107,8 +110,8 @@ fn http_client(url: &str) -> Result<reqwest::Client, String> {
     builder.build().map_err(|e| chain(&e))
 }
 
-/// Follows what keeps the request as it is, at the same host: the allow-list names this host and no other, and the
-/// headers may be secret.
+/// Follows redirects that keep the request unchanged and stay on the same host. The allow-list
+/// names only this host, and the headers may be secret.
 fn same_origin(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
     let keeps = matches!(attempt.status().as_u16(), 307 | 308);
     let origin = attempt.previous().first().is_some_and(|first| first.origin() == attempt.url().origin());

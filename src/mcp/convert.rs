@@ -1,4 +1,4 @@
-//! Values there and back: a call's arguments become JSON, a tool's answer becomes a [`Value`] and text.
+//! Value conversion: a call's arguments become JSON, a tool's answer becomes a [`Value`] and text.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -8,20 +8,20 @@ use serde_json::{Number, Value as Json, json};
 use crate::core::limits;
 use crate::core::value::Value;
 
-/// What a tool answered.
+/// A tool's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolOutput {
-    /// The structured answer if there is one; else the only text; else the list of all parts, where a text is a string
-    /// and anything else an object with `type`, its bytes decoded.
+    /// The structured answer if present; else the only text; else the list of all parts, where a
+    /// text is a string and any other part an object with `type` and decoded bytes.
     pub value: Value,
-    /// All of it for people: texts as they are, other parts named in brackets.
+    /// The whole answer for people: texts unchanged, other parts named in brackets.
     pub text: String,
 }
 
-/// The named arguments of a call. Bytes become base64, as MCP itself has them.
+/// The named arguments of a call. Bytes become base64, as in MCP.
 ///
 /// # Errors
-/// What cannot be sent, or that it is too much.
+/// If a value cannot be sent or is too large.
 pub(super) fn arguments(args: &Value) -> Result<JsonObject, String> {
     if weight(args) > limits::VALUE_BYTES {
         return Err(format!("arguments are larger than {} bytes", limits::VALUE_BYTES));
@@ -52,10 +52,10 @@ fn argument(value: &Value, depth: usize) -> Result<Json, String> {
     })
 }
 
-/// A tool's answer.
+/// Converts a tool's answer.
 ///
 /// # Errors
-/// That it is too large or too deep to be a value.
+/// If the answer is too large or too deep for a value.
 pub(super) fn output(result: CallToolResult) -> Result<ToolOutput, String> {
     let text = result.content.iter().map(text_of).collect::<Vec<_>>().join("\n");
     let value = match (result.structured_content, <[ContentBlock; 1]>::try_from(result.content)) {
@@ -92,7 +92,7 @@ fn block(block: ContentBlock) -> Value {
     }
 }
 
-/// A kind of content that is newer than this client: its plain JSON, so that nothing is lost.
+/// Content of an unknown kind, kept as plain JSON.
 fn unknown(content: &impl serde::Serialize) -> Value {
     serde_json::to_value(content).map_or(Value::Null, |json| Value::from_plain_json(&json))
 }
@@ -114,7 +114,7 @@ fn resource(uri: String, mime_type: Option<String>, key: &str, content: Value) -
     ])
 }
 
-/// Bytes from base64; what is no base64 stays the text that it is.
+/// Decodes base64; invalid base64 stays text.
 fn decoded(data: &str) -> Value {
     BASE64.decode(data).map_or_else(|_| Value::String(data.to_owned()), Value::Bytes)
 }
@@ -134,8 +134,8 @@ fn text_of(block: &ContentBlock) -> String {
     }
 }
 
-/// About how many bytes the value has in its JSON form, and at least 8 for each value in it, so that the number of
-/// values is bounded too. The depth is bounded by whoever made it.
+/// Approximate size of the value's JSON, and at least 8 bytes per nested value, which bounds their
+/// number too. The caller bounds the depth.
 fn weight(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) => 8,
@@ -151,7 +151,7 @@ fn weight(value: &Value) -> usize {
 }
 
 fn depth_of(json: &Json) -> usize {
-    // Recursion is bounded: serde_json itself reads at most 128 levels.
+    // The recursion is bounded: serde_json reads at most 128 levels.
     1 + match json {
         Json::Array(items) => items.iter().map(depth_of).max().unwrap_or(0),
         Json::Object(map) => map.values().map(depth_of).max().unwrap_or(0),
@@ -159,7 +159,7 @@ fn depth_of(json: &Json) -> usize {
     }
 }
 
-/// A server's text for one of our messages: without control characters, and at most so many bytes.
+/// Prepares a server's text for our messages: no control characters, at most `max_bytes`.
 pub(super) fn printable(text: &str, max_bytes: usize) -> String {
     let mut out = String::new();
     for c in text.chars() {

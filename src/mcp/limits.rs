@@ -1,44 +1,44 @@
-//! Bounds that concern MCP servers only. The others (`MCP_SERVERS`, `MCP_CALL`, `MCP_START`) are in `core::limits`.
+//! Limits of MCP servers. `MCP_SERVERS`, `MCP_CALL` and `MCP_START` are in `core::limits`.
 
 use std::time::Duration;
 
 use crate::core::limits;
 
-/// One message of a server, bytes: a value of full size and what is around it.
+/// One message of a server, bytes: a value of full size plus its envelope.
 pub const MESSAGE_BYTES: usize = limits::VALUE_BYTES + (64 << 10);
-/// Tools of one server; more are left out, and its `McpInfo` says so.
+/// Tools of one server. Further ones are left out, which its `McpInfo` reports.
 pub const TOOLS: usize = 512;
-/// Pages in which a server may list its tools.
+/// Pages of a server's tool list.
 pub const TOOL_PAGES: usize = 64;
-/// JSON schema of one tool, bytes; a tool with a larger one is left out.
+/// JSON schema of one tool, bytes. A tool with a larger schema is left out.
 pub const SCHEMA_BYTES: usize = 64 << 10;
 /// JSON schemas of all tools of one server, bytes.
 pub const SCHEMAS_BYTES: usize = 4 << 20;
-/// Description of one tool, bytes; more is cut.
+/// Description of one tool, bytes; longer ones are cut.
 pub const DESCRIPTION_BYTES: usize = 4 << 10;
-/// Calls of one kernel to one server at once; more wait within their own time.
+/// Simultaneous calls of one kernel to one server; further calls wait within their own time limit.
 pub const CALLS_IN_FLIGHT: usize = 16;
-/// Messages on their way to one server; more means that it does not read.
+/// Messages in flight to one server; more mean that the server does not read.
 pub const SENDS_IN_FLIGHT: usize = 64;
-/// A stdio server must have read a message within this.
+/// Time for a stdio server to read a message.
 pub const SEND: Duration = Duration::from_secs(30);
-/// An HTTP server must have accepted a connection within this.
+/// Time for an HTTP server to accept a connection.
 pub const CONNECT: Duration = Duration::from_secs(10);
-/// Redirects of one request.
+/// Redirects per request.
 pub const REDIRECTS: usize = 5;
-/// What is kept of a server's standard error, bytes.
+/// Stored end of a server's standard error, bytes.
 pub const STDERR_TAIL_BYTES: usize = 4 << 10;
-/// Longest text of a server inside one of our error messages, bytes.
+/// Longest server text in our error messages, bytes.
 pub const ERROR_BYTES: usize = 2 << 10;
-/// Calls in a row that may run out of time before the server is taken for dead.
+/// Consecutive timed-out calls after which the server counts as dead.
 pub const TIMEOUTS_IN_A_ROW: u32 = 3;
-/// First pause before a dead server is started again; doubles each time.
+/// First delay before restarting a dead server; doubles each time.
 pub const BACKOFF_FIRST: Duration = Duration::from_millis(100);
-/// Longest such pause.
+/// Longest such delay.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(60);
-/// A server that lived this long starts again with the first pause.
+/// After this uptime a server restarts with the first delay again.
 pub const STABLE: Duration = Duration::from_secs(60);
-/// A server that is to end has this long after its input is closed, then its process group is killed.
+/// Time between closing a server's input and killing its process group.
 pub const STOP_GRACE: Duration = Duration::from_secs(2);
-/// The list of tools is read again at most this often.
+/// Shortest interval between reads of the tool list.
 pub const REFRESH_PAUSE: Duration = Duration::from_millis(250);

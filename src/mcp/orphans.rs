@@ -1,4 +1,4 @@
-//! Servers that outlived a daemon which was killed: found by the mark in their environment, and ended.
+//! Ends servers that survived a killed daemon, found by a mark in their environment.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,18 +6,18 @@ use std::os::unix::fs::MetadataExt;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
-/// The environment variable that names the daemon a server belongs to.
+/// The environment variable that identifies a server's daemon.
 pub(super) const MARK: &str = "RYOKAN_MCP_OF";
-/// Environment that is looked at, bytes.
+/// Inspected length of an environment, bytes.
 const ENVIRONMENT_BYTES: u64 = 4 << 20;
 
-/// Kills every process of this user that carries `mark` and gives how many there were. For a daemon's start, when it
-/// holds its runtime directory alone and has no servers of its own yet. What a server started inherits the mark, so
-/// grandchildren that left its group are found too.
+/// Kills every process of this user that carries `mark`, and returns their number. For a daemon's
+/// start, when it holds its runtime directory exclusively and has no servers yet. Children inherit
+/// the mark, so processes that left the server's group are found, too.
 pub fn end(mark: &str) -> usize {
     let wanted = format!("{MARK}={mark}");
     let mut ended = 0;
-    // A process may start another while we look: look again until there is nothing, but not forever.
+    // A process may start another during the scan: repeat until none is found, with a limit.
     for _ in 0..10 {
         let found = find(&wanted);
         if found.is_empty() {

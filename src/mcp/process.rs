@@ -1,10 +1,11 @@
-//! A stdio server's process: how it is started, what it said last, and how all of it ends.
+//! A stdio server's process: start, standard error, end.
 //!
-//! It leads a process group of its own, and the group is killed when [`Process`] is dropped: by unregistering, with its
-//! kernel, at the daemon's exit. The leader stays unreaped until then, so the group's number cannot belong to anyone else.
+//! The server leads its own process group, which is killed when [`Process`] is dropped: on
+//! unregistering, with its kernel, at the daemon's exit. The leader stays unreaped until then, so
+//! the group's id cannot be reused.
 //!
-//! If the daemon itself is killed, nobody drops anything: then the server's standard input closes, at which servers end.
-//! One that does not is found by the next daemon, by the mark in its environment (`orphans.rs`).
+//! If the daemon itself is killed, the server's standard input closes, at which servers end. The
+//! next daemon finds and ends the others by the mark in their environment (`orphans.rs`).
 
 use std::collections::VecDeque;
 use std::process::Stdio;
@@ -21,25 +22,25 @@ use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use super::limits;
 use super::orphans::MARK;
 
-/// Who runs a server when the daemon is root.
+/// The account that runs a server when the daemon is root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Account {
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Group; there are no others.
+    /// Group id; there are no supplementary groups.
     pub gid: u32,
 }
 
-/// How long things may take. Tests have less patience.
+/// Time limits. Tests use shorter ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// Until a server has started, answered `initialize` and listed its tools.
+    /// For a server to start, answer `initialize` and list its tools.
     pub start: Duration,
-    /// First pause before a dead server is started again.
+    /// First delay before restarting a dead server.
     pub backoff_first: Duration,
-    /// Longest such pause.
+    /// Longest such delay.
     pub backoff_max: Duration,
-    /// From the end of its input to its end by force.
+    /// Between closing the server's input and killing it.
     pub stop_grace: Duration,
 }
 
@@ -57,21 +58,21 @@ impl Default for Timing {
 /// Looks up an environment variable.
 pub type Environment = Rc<dyn Fn(&str) -> Option<String>>;
 
-/// How servers are started.
+/// The settings for starting servers.
 #[derive(Clone)]
 pub struct Launch {
     /// The daemon's environment, for `${VAR}` and for `PATH`, `HOME` and `LANG`.
     pub env: Environment,
-    /// Another account than the daemon's own.
+    /// An account other than the daemon's own.
     pub account: Option<Account>,
-    /// Marks every server's process as this daemon's, for [`super::orphans::end`]: its runtime directory.
+    /// The mark of this daemon's servers, for [`super::orphans::end`]: its runtime directory.
     pub mark: String,
-    /// How long things may take.
+    /// Time limits.
     pub timing: Timing,
 }
 
 impl Launch {
-    /// Servers of this process's own environment and account.
+    /// Settings with this process's own environment and account.
     pub fn of_process(mark: impl Into<String>) -> Self {
         Self {
             env: Rc::new(|name| std::env::var(name).ok()),
@@ -82,7 +83,7 @@ impl Launch {
     }
 }
 
-/// A running server and everything that it started in its group.
+/// A running server with its process group.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -91,11 +92,11 @@ pub(super) struct Process {
     drain: tokio::task::AbortHandle,
 }
 
-/// Both ends of a server's conversation.
+/// Both ends of a server's standard streams.
 pub(super) type Pipes = (ChildStdout, ChildStdin);
 
 impl Process {
-    /// Starts a program with nothing of the daemon's environment but `PATH`, `HOME`, `LANG`.
+    /// Starts a program with only `PATH`, `HOME` and `LANG` of the daemon's environment.
     pub(super) fn start(
         command: &str,
         args: &[String],
@@ -127,7 +128,7 @@ impl Process {
         Ok((Process { child, group: Pid::from_raw(pid.cast_signed()), tail, drain }, pipes))
     }
 
-    /// How it ended, if it did. It is left unreaped.
+    /// How the server ended, if it did. It stays unreaped.
     pub(super) fn ended(&self) -> Option<String> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(self.group), flags) {
@@ -139,7 +140,7 @@ impl Process {
         }
     }
 
-    /// Waits until it has ended, at most so long.
+    /// Waits for the server's end, at most that long.
     pub(super) async fn wait(&self, within: Duration) -> Option<String> {
         const LOOK: Duration = Duration::from_millis(10);
         let deadline = tokio::time::Instant::now() + within;
@@ -152,7 +153,7 @@ impl Process {
         }
     }
 
-    /// The end of what it wrote to its standard error, as one line.
+    /// The end of its standard error, as one line.
     pub(super) fn last_words(&self) -> String {
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: Vec<u8> = tail.iter().copied().collect();
@@ -165,7 +166,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The group may be gone already; there is nobody to tell.
+        // The group may be gone already.
         let _ = killpg(self.group, Signal::SIGKILL);
         let _ = self.child.start_kill();
         self.drain.abort();

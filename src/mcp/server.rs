@@ -1,12 +1,12 @@
-//! One server's life, as one task.
+//! The life of a server, as one task.
 //!
 //! ```text
 //!  connecting ──▶ ready ──(dies)──▶ connecting          a short pause, doubled each time
 //!      │                                ▲
 //!      └──(cannot start)──▶ failed ─────┘               tried again after the pause
 //! ```
-//! A call waits while the server connects, and fails at once with the reason while it is failed. A call under which the
-//! server dies is not repeated: it may have had its effect.
+//! A call waits while the server connects, and fails at once with the reason in `failed`. A call
+//! interrupted by the server's death is not repeated: it may have had its effect.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -32,34 +32,34 @@ use crate::core::error::Error;
 use crate::core::info::{McpInfo, ToolInfo};
 use crate::core::value::Value;
 
-/// Why a call has no answer.
+/// Why a call failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CallError {
-    /// The tool ran and says that it failed.
+    /// The tool ran and reported a failure.
     #[error("{message}")]
     Tool {
-        /// In its own words.
+        /// The tool's message.
         message: String,
-        /// Its answer as a value.
+        /// The tool's answer as a value.
         value: Box<Value>,
     },
-    /// The call could not be made, or its answer did not come.
+    /// The call could not be made, or no answer arrived.
     #[error(transparent)]
     Call(#[from] Error),
 }
 
-/// Where a server is in its life.
+/// State of a server.
 #[derive(Debug, Clone)]
 pub(super) enum State {
-    /// It starts, or will at once.
+    /// Starting, or about to.
     Connecting,
-    /// It can be called.
+    /// Ready for calls.
     Ready(Peer<RoleClient>, Arc<Health>),
-    /// It could not start; tried again later.
+    /// Not started; tried again later.
     Failed,
 }
 
-/// One registered server. Dropping it kills its process group at once.
+/// A registered server. Dropping it kills its process group at once.
 pub(super) struct Server {
     shared: Rc<Shared>,
     task: RefCell<Option<tokio::task::JoinHandle<()>>>,
@@ -71,7 +71,7 @@ struct Shared {
     launch: Launch,
     state: watch::Sender<State>,
     list: RefCell<ToolList>,
-    /// Why it failed last; empty once it is ready.
+    /// The last failure; empty once the server is ready.
     error: RefCell<String>,
     process: RefCell<Option<Process>>,
     calls: Semaphore,
@@ -88,7 +88,8 @@ enum Ended {
 }
 
 impl Server {
-    /// Starts the server's task on the current `LocalSet`. `changes` is counted up when its state or tools change.
+    /// Starts the server's task on the current `LocalSet`. Each change of its state or tools
+    /// increments `changes`.
     pub(super) fn start(name: &str, admission: Admission, launch: Launch, changes: watch::Sender<u64>) -> Self {
         let shared = Rc::new(Shared {
             name: name.to_owned(),
@@ -107,7 +108,7 @@ impl Server {
         Self { shared, task: RefCell::new(Some(task)) }
     }
 
-    /// Waits until the first connection is made, or has failed.
+    /// Waits until the first connection is ready or has failed.
     pub(super) async fn started(&self) -> Result<(), String> {
         let mut state = self.shared.state.subscribe();
         let settled = state.wait_for(|state| !matches!(state, State::Connecting)).await;
@@ -128,7 +129,7 @@ impl Server {
         McpInfo { name: shared.name.clone(), state: state.into(), tools, error }
     }
 
-    /// Its tools; those of a server that is being started again are still listed.
+    /// The server's tools, including those of a restarting server.
     pub(super) fn tools(&self) -> Vec<ToolInfo> {
         self.shared.list.borrow().tools.clone()
     }
@@ -167,12 +168,12 @@ impl Server {
         Err(CallError::Tool { message, value: Box::new(output.value) })
     }
 
-    /// Closes its input, gives it a moment, then ends its process group.
+    /// Closes the server's input, waits for a grace period, then ends its process group.
     pub(super) async fn stop(&self) {
         self.shared.stop.cancel();
         let task = self.task.borrow_mut().take();
         if let Some(mut task) = task {
-            // The task itself is bounded; twice the grace is beyond what it can take.
+            // The task itself is bounded, below twice the grace.
             let patience = self.shared.launch.timing.stop_grace * 2 + Duration::from_secs(1);
             if timeout(patience, &mut task).await.is_err() {
                 task.abort();
@@ -184,7 +185,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Here and not in the task: an aborted task is dropped only when its LocalSet runs again.
+        // Here, not in the task: an aborted task is dropped only when its LocalSet runs again.
         self.shared.stop.cancel();
         drop(self.shared.process.take());
         if let Some(task) = self.task.take() {
@@ -203,7 +204,7 @@ impl Shared {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// A call ran out of time. If none in a row gets through, the server is taken for dead.
+    /// Counts a timed-out call. After several in a row the server counts as dead.
     fn missed(&self) {
         self.timeouts.set(self.timeouts.get().saturating_add(1));
         if self.timeouts.get() >= limits::TIMEOUTS_IN_A_ROW
@@ -257,7 +258,7 @@ impl Shared {
             let what = "the server broke off its answer, or it was larger than a message may be";
             return Error::unavailable(format!("MCP tool {tool}: {what}"));
         }
-        // The server's task knows more in a moment: its exit code, its last words.
+        // The server's task soon knows the exit code and the last output.
         let _ = timeout(Duration::from_secs(1), state.wait_for(|state| !matches!(state, State::Ready(..)))).await;
         let known = Some(self.error.borrow().clone()).filter(|why| !why.is_empty());
         let why = known.or_else(|| health.why()).unwrap_or_else(|| "the connection ended".into());
@@ -265,7 +266,7 @@ impl Shared {
     }
 }
 
-/// Tells whoever waits for the server that its task is over, however it ended.
+/// Wakes the waiters when the server's task ends, however it ends.
 struct LastState(Rc<Shared>);
 
 impl Drop for LastState {
@@ -292,7 +293,7 @@ async fn live(shared: Rc<Shared>) {
         if started.elapsed() >= limits::STABLE {
             pause = timing.backoff_first;
         }
-        // Nobody should wait long for a server that dies again and again.
+        // A server that dies repeatedly must not make calls wait long.
         let state = if pause > Duration::from_secs(1) { State::Failed } else { state };
         shared.error.replace(why);
         shared.enter(state);
@@ -305,7 +306,7 @@ async fn live(shared: Rc<Shared>) {
     }
 }
 
-/// One connection, from its start to its end.
+/// One connection from its start to its end.
 async fn session(shared: &Shared) -> Ended {
     let entry = &shared.admission.entry;
     let start = async {
@@ -347,9 +348,10 @@ async fn session(shared: &Shared) -> Ended {
     }
 }
 
-/// Serves until the connection dies, and says why; `None` if it is to stop.
+/// Serves until the connection dies, and returns the reason; `None` if asked to stop.
 async fn serve(shared: &Shared, connection: &Connection) -> Option<String> {
-    // A server whose children hold its output open ends without closing it: then only the signal tells.
+    // A server whose children hold its output open ends without closing it: only the signal reports
+    // that.
     let mut children = signal(SignalKind::child()).ok();
     let peer = connection.service.peer();
     loop {
@@ -392,7 +394,8 @@ async fn refresh(shared: &Shared, peer: &Peer<RoleClient>, health: &Health) -> R
     tokio::select! {
         listed = timeout(shared.launch.timing.start, tools::list(&shared.name, peer)) => {
             let list = listed.map_err(|_| "did not list its tools in time".to_owned())?;
-            // Whatever changed meanwhile is in the next list; a server that cries "changed" all the time waits.
+            // Later changes are in the next list; the limited rate protects from constant change
+            // notices.
             sleep(limits::REFRESH_PAUSE).await;
             list
         }
@@ -401,12 +404,12 @@ async fn refresh(shared: &Shared, peer: &Peer<RoleClient>, health: &Health) -> R
 }
 
 impl Shared {
-    /// Why it ended, with its exit code and last words if it was a process.
+    /// The reason of the end, with the exit code and last output of a process.
     async fn obituary(&self, why: String) -> String {
         const MOMENT: Duration = Duration::from_millis(200);
         let Some(process) = self.process.take() else { return why };
         let how = process.wait(MOMENT).await;
-        // Its last words may still be in the pipe.
+        // The last output may still be in the pipe.
         sleep(Duration::from_millis(20)).await;
         let words = process.last_words();
         let mut text = match how {
@@ -414,7 +417,7 @@ impl Shared {
             None => why,
         };
         if !words.is_empty() {
-            text.push_str(&format!("; its last words: {words}"));
+            text.push_str(&format!("; its last output: {words}"));
         }
         text
     }

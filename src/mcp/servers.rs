@@ -17,8 +17,8 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::value::Value;
 
-/// One kernel's servers, on the `LocalSet` of its task. Dropping it kills every server's process group at once;
-/// [`McpServers::shutdown`] is the polite way.
+/// The servers of one kernel, on the `LocalSet` of its task. Dropping it kills every server's
+/// process group at once; [`McpServers::shutdown`] ends them gracefully.
 pub struct McpServers {
     kernel: KernelName,
     allow: Arc<AllowList>,
@@ -28,16 +28,16 @@ pub struct McpServers {
 }
 
 impl McpServers {
-    /// No servers yet.
+    /// Creates an empty set.
     pub fn new(kernel: KernelName, allow: Arc<AllowList>, launch: Launch) -> Self {
         Self { kernel, allow, launch, servers: RefCell::default(), changes: watch::Sender::new(0) }
     }
 
-    /// Registers a server and waits until it is ready. Dropping the future takes it back.
+    /// Registers a server and waits until it is ready. Dropping the future unregisters it.
     ///
     /// # Errors
-    /// As [`McpServers::start`]; `unavailable` with the server's last words if it cannot be started. Then it is not
-    /// registered.
+    /// As [`McpServers::start`]; `unavailable` with the server's last output if it does not start.
+    /// It is not registered then.
     pub async fn register(&self, name: &str, transport: &McpTransport) -> Result<McpInfo> {
         let server = self.insert(name, transport)?;
         let mut taken_back = TakeBack { servers: self, name, server: &server, keep: false };
@@ -49,12 +49,12 @@ impl McpServers {
         Ok(server.info())
     }
 
-    /// Registers a server without waiting for it, as when a kernel starts again; it connects, and connects again, by
-    /// itself.
+    /// Registers a server without waiting, as at a kernel's start. It connects and reconnects on
+    /// its own.
     ///
     /// # Errors
-    /// `refused` if the allow-list has no entry for it, `alreadyExists` for a name that is taken, `busy` for one too many,
-    /// `invalidArgument` for a name that cannot be.
+    /// `refused` without an allow-list entry, `alreadyExists` for a name in use, `busy` at the
+    /// limit, `invalidArgument` for an invalid name.
     pub fn start(&self, name: &str, transport: &McpTransport) -> Result<()> {
         self.insert(name, transport).map(drop)
     }
@@ -83,11 +83,11 @@ impl McpServers {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Ends a server. It is forgotten when this returns, and has ended when the future is done; calls in flight fail.
-    /// The future need not be awaited: dropped, it kills what still runs.
+    /// Ends a server. It is unregistered when this returns and has ended when the future is done;
+    /// pending calls fail. Dropping the future kills what still runs.
     ///
     /// # Errors
-    /// The future gives `notFound` if there is none of that name.
+    /// The future returns `notFound` for an unknown name.
     pub fn unregister(&self, name: &str) -> impl Future<Output = Result<()>> + use<> {
         let removed = self.remove(name).ok_or_else(|| no_server(name));
         async move {
@@ -96,8 +96,8 @@ impl McpServers {
         }
     }
 
-    /// Ends every server, all at once; bounded by the servers' grace. As with [`McpServers::unregister`], they are
-    /// forgotten when this returns, so that others can be started at once.
+    /// Ends every server concurrently, bounded by the grace period. They are unregistered when this
+    /// returns, so that others can start at once.
     pub fn shutdown(&self) -> impl Future<Output = ()> + use<> {
         let servers = std::mem::take(&mut *self.servers.borrow_mut());
         self.changed();
@@ -116,7 +116,7 @@ impl McpServers {
         self.servers.borrow().values().flat_map(|server| server.tools()).collect()
     }
 
-    /// Counts up whenever a server's state or tools change.
+    /// Increments whenever a server's state or tools change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -124,8 +124,9 @@ impl McpServers {
     /// Calls `server__tool` with named arguments. Dropping the future cancels the call.
     ///
     /// # Errors
-    /// [`CallError::Tool`] if the tool says that it failed; else `notFound`, `invalidArgument`, `deadline`, `unavailable`
-    /// with the reason, or `unsupported` for a tool that wants to ask its caller something.
+    /// [`CallError::Tool`] if the tool reports a failure; else `notFound`, `invalidArgument`,
+    /// `deadline`, `unavailable` with the reason, or `unsupported` for a tool that needs
+    /// interaction.
     pub async fn call(&self, tool: &str, args: &Value) -> Result<ToolOutput, CallError> {
         let (name, tool) = tool
             .split_once(SEPARATOR)
@@ -140,7 +141,7 @@ fn no_server(name: &str) -> Error {
     Error::not_found(format!("no MCP server {name:?} is registered"))
 }
 
-/// Removes a server whose registration did not come to its end.
+/// Removes a server whose registration was cancelled.
 struct TakeBack<'s> {
     servers: &'s McpServers,
     name: &'s str,
@@ -150,7 +151,7 @@ struct TakeBack<'s> {
 
 impl Drop for TakeBack<'_> {
     fn drop(&mut self) {
-        // Meanwhile somebody may have removed it and registered another by that name.
+        // Another server may have been registered under that name meanwhile.
         let ours = self.servers.servers.borrow().get(self.name).is_some_and(|there| Rc::ptr_eq(there, self.server));
         if !self.keep && ours {
             self.servers.remove(self.name);

@@ -12,19 +12,19 @@ use super::wire::chain;
 use crate::core::info::ToolInfo;
 use crate::core::limits::IDENTIFIER_BYTES;
 
-/// Tools and what was left out.
+/// The tools, and a note on omissions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ToolList {
-    /// In the server's order; named as the kernel calls them.
+    /// In the server's order, with their full names.
     pub(super) tools: Vec<ToolInfo>,
-    /// What was left out and why; empty if nothing was.
+    /// What was left out and why; empty if nothing.
     pub(super) note: String,
 }
 
-/// Asks a server for all of its tools.
+/// Lists all tools of a server.
 ///
 /// # Errors
-/// What the server or its connection answered.
+/// The error of the server or its connection.
 pub(super) async fn list(server: &str, peer: &Peer<RoleClient>) -> Result<ToolList, String> {
     let mut collected = Collector::new(server);
     let mut cursor = None;
@@ -55,7 +55,7 @@ impl<'s> Collector<'s> {
         Self { server, names: BTreeSet::new(), tools: Vec::new(), schemas_bytes: 0, left_out: 0, full: false }
     }
 
-    /// Takes one tool; false if there is no room for more.
+    /// Adds one tool; false if there is no room for more.
     fn take(&mut self, tool: &Tool) -> bool {
         if self.tools.len() >= limits::TOOLS {
             self.full = true;
@@ -87,19 +87,19 @@ impl<'s> Collector<'s> {
         let mut notes = Vec::new();
         if self.left_out > 0 {
             notes.push(format!(
-                "{} tools left out: a name twice or that is none, or a schema of more than {} bytes",
+                "{} tools left out: an invalid or repeated name, or a schema of more than {} bytes",
                 self.left_out,
                 limits::SCHEMA_BYTES
             ));
         }
         if self.full {
-            notes.push(format!("only its first {} tools are taken", self.tools.len()));
+            notes.push(format!("only its first {} tools are listed", self.tools.len()));
         }
         ToolList { tools: self.tools, note: notes.join("; ") }
     }
 }
 
-/// A description without control characters but line breaks, of bounded size.
+/// A description of bounded size, without control characters except line breaks.
 fn cut(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars().filter(|c| !c.is_control() || *c == '\n') {

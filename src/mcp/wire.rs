@@ -1,8 +1,9 @@
-//! What stands between rmcp and a server that may be hostile or broken.
+//! A bounded transport between rmcp and a possibly hostile or broken server.
 //!
-//! rmcp starts a task for each request and notification of the server, and drops a line that is too long while the call
-//! waits on. Here instead: requests are answered one at a time before the next message is read, notifications other than
-//! "tools changed" go no further, a message that is too long ends the connection, and so does a server that does not read.
+//! rmcp starts a task for each request and notification of a server, and drops an overlong line
+//! while its call waits. Here requests are answered one at a time before the next message is read,
+//! notifications other than "tools changed" are dropped, and an overlong message or a server that
+//! does not read ends the connection.
 
 use std::io;
 use std::pin::Pin;
@@ -21,24 +22,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::limits;
 
-/// What is known of a connection, shared by all that use it.
+/// The state of a connection, shared by its users.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     why: Mutex<Option<String>>,
-    /// Cancelled once the connection is of no more use.
+    /// Cancelled once the connection is unusable.
     pub(super) broken: CancellationToken,
-    /// The server says that its tools are others now.
+    /// Signals that the server's tools changed.
     pub(super) tools_changed: Notify,
 }
 
 impl Health {
-    /// Ends the connection; the first reason stays.
+    /// Ends the connection; the first reason is kept.
     pub(super) fn fail(&self, why: impl Into<String>) {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| why.into());
         self.broken.cancel();
     }
 
-    /// Why it ended.
+    /// The reason of the end.
     pub(super) fn why(&self) -> Option<String> {
         self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -47,13 +48,13 @@ impl Health {
 /// Why a message did not reach the server.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireError {
-    /// Too many messages wait.
+    /// Too many messages are waiting.
     #[error("the server is {} messages behind", limits::SENDS_IN_FLIGHT)]
     Behind,
-    /// It does not read.
+    /// The server does not read.
     #[error("the server did not read its input within {0:?}")]
     Stuck(Duration),
-    /// The connection ended meanwhile.
+    /// The connection has ended.
     #[error("the connection ended")]
     Ended,
     /// The transport's own error.
@@ -66,15 +67,15 @@ pub(super) struct Guarded<T: Transport<RoleClient>> {
     inner: T,
     health: Arc<Health>,
     sends: Arc<Semaphore>,
-    /// The answer to the server's request on its way; nothing is read before it is there.
+    /// The pending answer to a server's request; nothing is read before it is sent.
     reply: Option<BoxFuture<'static, Result<(), WireError>>>,
     send_within: Option<Duration>,
     fatal: fn(&T::Error) -> bool,
 }
 
 impl<T: Transport<RoleClient>> Guarded<T> {
-    /// Guards `inner`. `fatal` says which errors of sending end the connection; `send_within` bounds a send, where a send
-    /// does not last as long as the call.
+    /// Wraps `inner`. `fatal` decides which send errors end the connection; `send_within` bounds a
+    /// send unless a send lasts as long as its call.
     pub(super) fn new(
         inner: T,
         health: Arc<Health>,
@@ -88,7 +89,7 @@ impl<T: Transport<RoleClient>> Guarded<T> {
     fn answer(&mut self, request: ServerRequest, id: rmcp::model::RequestId) {
         let answer = match request {
             ServerRequest::PingRequest(_) => TxJsonRpcMessage::<RoleClient>::response(ClientResult::empty(()), id),
-            // We announce no ability, so a server has nothing else to ask for.
+            // We announce no capability, so a server has nothing else to request.
             _ => {
                 let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "this client offers nothing to servers", None);
                 TxJsonRpcMessage::<RoleClient>::error(error, Some(id))
@@ -144,7 +145,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Guarded<T> {
         loop {
             if let Some(reply) = &mut self.reply {
                 tokio::select! {
-                    // An error of sending is known to the connection's health already.
+                    // The connection's health already records a send error.
                     _ = reply => self.reply = None,
                     () = broken.cancelled() => return None,
                 }
@@ -175,7 +176,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Guarded<T> {
     }
 }
 
-/// An error and what caused it, as one line.
+/// An error with its causes, as one line.
 pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -190,7 +191,7 @@ pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     super::convert::printable(&text, limits::ERROR_BYTES)
 }
 
-/// Ends the stream at a line that is longer than a message may be.
+/// Ends the stream at a line above the message limit.
 pub(super) struct LineLimit<R> {
     inner: R,
     line_bytes: usize,
@@ -214,7 +215,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for LineLimit<R> {
         let last_line = new.iter().rev().position(|byte| *byte == b'\n');
         if self.line_bytes + first_line > self.max_bytes {
             self.health.fail(format!("sent a message of more than {} bytes", self.max_bytes));
-            // Nothing was filled: the end of the stream.
+            // Nothing was filled: this is the end of the stream.
             buf.set_filled(before);
             return Poll::Ready(Ok(()));
         }

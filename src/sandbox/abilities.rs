@@ -1,7 +1,8 @@
-//! What this host can do, found by trying where that is cheap and harmless. For `ryokan doctor` and the daemon's `info`.
+//! The host's abilities, tested by use where that is cheap and harmless. For `ryokan doctor` and
+//! the daemon's `info`.
 //!
-//! The sandbox itself is tried as a whole, by the worker's own `probe` in a process of its own: what a kernel will meet is
-//! what is tested.
+//! The sandbox is tested as a whole by the worker's own `probe`, in a process of its own: exactly
+//! what a kernel would get.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use super::layer::{SandboxError, SandboxReport};
 use crate::core::engine::EngineName;
 use crate::core::info::Ability;
 
-/// Everything but what is the file system's, in the order in which `doctor` shows it. `worker` is the worker's binary; `interpreters`
-/// are those of the engines that are programs of the host.
+/// Every ability except the file system's, in `doctor`'s order. `worker` is the worker's binary;
+/// `interpreters` are those of engines that are host programs.
 pub fn abilities(
     worker: &Path,
     interpreters: &BTreeMap<EngineName, PathBuf>,
@@ -43,7 +44,7 @@ fn setting(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// What the host's settings say of user namespaces; whether they work is `sandbox`'s to find.
+/// The host's settings for user namespaces. The sandbox test finds out whether they work.
 fn user_namespaces() -> Ability {
     const NAME: &str = "user namespaces";
     let refused = |detail: &str, hint: &str| missing(NAME, true, detail, hint);
@@ -58,7 +59,7 @@ fn user_namespaces() -> Ability {
         let profiled = setting("/proc/self/attr/apparmor/current").is_some_and(|label| label.starts_with("ryokan"));
         if !profiled {
             return refused(
-                "AppArmor takes all rights away in new user namespaces (Ubuntu 23.10 and later)",
+                "AppArmor removes all rights in new user namespaces (Ubuntu 23.10 and later)",
                 "install ryokan's AppArmor profile (it grants `userns,`), or: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
             );
         }
@@ -88,7 +89,7 @@ fn seccomp() -> Ability {
     }
 }
 
-/// The whole sandbox, once, around `/bin/true`.
+/// Builds the whole sandbox once, around `/bin/true`.
 fn sandbox(worker: &Path) -> Ability {
     const NAME: &str = "sandbox";
     #[derive(serde::Deserialize)]
@@ -149,7 +150,7 @@ fn cgroup() -> Ability {
     let writable = access(&own.join("cgroup.procs"), AccessFlags::W_OK).is_ok();
     match (lacking.as_slice(), writable) {
         ([], true) => present(NAME, false, format!("memory, pids, cpu delegated at {}", own.display())),
-        ([], false) => missing(NAME, false, "not delegated to us", "run ryokand under systemd with Delegate=yes"),
+        ([], false) => missing(NAME, false, "not delegated to ryokan", "run ryokand under systemd with Delegate=yes"),
         (lacking, _) => missing(
             NAME,
             false,
@@ -185,7 +186,7 @@ fn kvm() -> Ability {
         Err(nix::errno::Errno::EACCES) => missing(
             "kvm",
             false,
-            "/dev/kvm is not ours to open",
+            "no permission to open /dev/kvm",
             "add yourself to its group: sudo usermod -aG kvm $USER",
         ),
         Err(error) => missing(
@@ -201,7 +202,7 @@ const fn qemu_name() -> &'static str {
     if cfg!(target_arch = "aarch64") { "qemu-system-aarch64" } else { "qemu-system-x86_64" }
 }
 
-/// Where a program is, in `PATH`.
+/// Finds a program in `PATH`.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| access(file, AccessFlags::X_OK).is_ok())
@@ -217,7 +218,7 @@ fn tool(name: &str, program: &str, what_for: &str, package: &str) -> Ability {
     }
 }
 
-/// An engine's interpreter. What a kernel runs is not what is first in the user's path.
+/// Finds an engine's interpreter as kernels see it, which may differ from the user's `PATH`.
 fn interpreter(engine: EngineName, command: &Path, system_paths: &[PathBuf]) -> Ability {
     match super::find_program(command, system_paths) {
         Ok(path) => {

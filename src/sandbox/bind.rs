@@ -1,11 +1,11 @@
-//! Mounts that come and go while the engine runs.
+//! Adding and removing mounts while the engine runs. Runs in init.
 //!
 //! ```text
-//!  N1: clone the source ──▶ a thread of its own enters N2 ──▶ makes the place, attaches, covers ──▶ thread ends
+//!  N1: clone the source ──▶ a thread of its own enters N2 ──▶ makes the mount point, attaches, covers ──▶ thread ends
 //! ```
 //!
-//! The thread has its own root and working directory, so that the rest of init never leaves N1. What is found on the way
-//! inside may be the work of untrusted code: no link is followed.
+//! The thread has its own root and working directory, so the rest of init never leaves N1. The path
+//! inside may be controlled by untrusted code: no link is followed.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::child::Wanted;
-use super::init::{BindSource, EngineTree, Init};
+use super::init::{EngineTree, Init, MountSource};
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::PlannedMount;
 use super::tree::Source;
@@ -26,16 +26,16 @@ use crate::core::limits;
 use crate::core::spec::check_inside_path;
 use crate::sys::mount::{RDONLY, attach, change, clone_tree};
 
-/// A mount that came after the start; made again when the engine is.
+/// A mount added after the start; repeated when the engine restarts.
 #[derive(Debug, Clone)]
 pub(super) struct LiveBind {
     inside: PathBuf,
-    /// The host's name for it, without symbolic links.
+    /// Its path on the host, without symbolic links.
     shows: PathBuf,
-    /// Its name in the staging tree, if it hangs there.
+    /// Its name in the staging tree, if it is there.
     staged: Option<String>,
     writable: bool,
-    /// Device and file number of what was mounted, to know it again.
+    /// Device and inode of the mounted file, to recognise it.
     identity: (u64, u64),
 }
 
@@ -64,25 +64,26 @@ pub(super) fn refused(cause: impl Into<String>, hint: &str) -> SandboxError {
 }
 
 impl Init {
-    /// Makes a file or folder of the host visible to the running engine.
+    /// Shows a file or folder of the host to the running engine.
     ///
     /// # Errors
-    /// If the path inside is taken or reserved, the source protected or out of reach. Nothing has changed then.
-    pub fn bind(&mut self, source: BindSource, inside: &Path, writable: bool) -> Result<(), SandboxError> {
+    /// If the path inside is taken or reserved, or the source protected or unreachable. Nothing has
+    /// changed then.
+    pub fn bind(&mut self, source: MountSource, inside: &Path, writable: bool) -> Result<(), SandboxError> {
         check_inside_path(inside).map_err(|error| refused(error.to_string(), "choose another path"))?;
         if self.taken(inside) {
             return Err(refused(format!("{inside:?} is mounted already"), "unmount it first"));
         }
         if let Some(hidden) = self.planned().find(|mount| mount.system && mount.inside.starts_with(inside)) {
-            let hint = "stop the kernel and mount it then: at a start what lies deeper comes on top";
+            let hint = "mount it while the kernel is stopped: at a start deeper mounts come on top";
             return Err(refused(format!("{inside:?} would hide {:?}, which every kernel has", hidden.inside), hint));
         }
         if self.plan.mounts.len() + self.live.len() >= limits::MOUNTS {
             return Err(refused(format!("a kernel has at most {} mounts", limits::MOUNTS), "unmount one first"));
         }
         let (staged, shows) = match source {
-            BindSource::Path(path) => (None, path),
-            BindSource::Tree { tree, shows } => (Some(self.stage_live(&tree)?), shows),
+            MountSource::Path(path) => (None, path),
+            MountSource::Tree { tree, shows } => (Some(self.stage_live(&tree)?), shows),
         };
         let mut bind = LiveBind { inside: inside.to_owned(), shows, staged, writable, identity: (0, 0) };
         let covers = protect::covers(inside, &bind.shows, &self.protected)?;
@@ -98,17 +99,17 @@ impl Init {
         Ok(())
     }
 
-    /// Takes away what [`Init::bind`] made. Files that the code has open there stay open.
+    /// Removes a mount of [`Init::bind`]. Files that the code has open there stay open.
     ///
     /// # Errors
-    /// If nothing was mounted there by `bind`.
+    /// If `bind` mounted nothing there.
     pub fn unbind(&mut self, inside: &Path) -> Result<(), SandboxError> {
         let live = self.live.iter().position(|bind| bind.inside == inside);
         if live.is_none() && !self.planned().any(|planned| planned.inside == inside) {
             return Err(refused(format!("nothing is mounted at {inside:?}"), "list the mounts"));
         }
         if let Some(engine) = &self.engine {
-            // The code inside cannot mount, so at a planned place is what was planned.
+            // Code inside cannot mount, so a planned place shows its planned mount.
             let identity = live.map(|at| self.live[at].identity);
             in_engine_tree(engine, || Ok(move || detach_inside(inside, identity)))?;
         }
@@ -119,12 +120,12 @@ impl Init {
         Ok(())
     }
 
-    /// The paths inside at which something of the host's is mounted that this kernel was given.
+    /// The paths inside with mounts from the host.
     pub fn bound(&self) -> impl Iterator<Item = &Path> {
         self.planned().filter(|mount| !mount.system).map(|mount| mount.inside.as_path()).chain(self.live_paths())
     }
 
-    /// Of the mounts that the engine was started with, those that are still there.
+    /// The mounts of the plan that are still present.
     fn planned(&self) -> impl Iterator<Item = &PlannedMount> {
         let gone = |mount: &&PlannedMount| self.unbound.contains(&mount.inside);
         self.plan.mounts.iter().filter(move |mount| !gone(mount))
@@ -138,7 +139,7 @@ impl Init {
         self.planned().map(|mount| mount.inside.as_path()).chain(self.live_paths()).any(|taken| taken == inside)
     }
 
-    /// Keeps a detached mount in the staging tree, where it lasts as long as init.
+    /// Attaches a detached mount in the staging tree, where it lasts as long as init.
     fn stage_live(&mut self, tree: &OwnedFd) -> Result<String, SandboxError> {
         let Some(root) = &self.staging else {
             return Err(refused("only a daemon that is root can send a mount", "give a path instead"));
@@ -150,7 +151,7 @@ impl Init {
     }
 }
 
-/// Runs `before` in N1 and what it gives in N2, both on a thread that ends with it.
+/// Runs `before` in N1 and its result in N2, both on a thread that ends afterwards.
 pub(super) fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError>>(
     engine: &EngineTree,
     before: impl FnOnce() -> Result<Inside, SandboxError> + Send,
@@ -158,14 +159,12 @@ pub(super) fn in_engine_tree<T: Send, Inside: FnOnce() -> Result<T, SandboxError
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("ryokan-bind".into()).spawn_scoped(scope, || {
             let inside = before()?;
-            unshare(CloneFlags::CLONE_FS).map_err(fail("cannot part the thread from init"))?;
+            unshare(CloneFlags::CLONE_FS).map_err(fail("cannot separate the thread from init"))?;
             setns(&engine.namespace, CloneFlags::CLONE_NEWNS).map_err(fail("cannot enter the engine's tree"))?;
             inside()
         });
         let thread = thread.map_err(fail("cannot start a thread"))?;
-        thread
-            .join()
-            .unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the thread that mounts has panicked")))
+        thread.join().unwrap_or_else(|_| Err(SandboxError::new(Layer::PivotRoot, "the mounting thread panicked")))
     })
 }
 
@@ -174,15 +173,14 @@ pub(super) fn open_root() -> Result<OwnedFd, SandboxError> {
         .map_err(fail("cannot open the engine's root"))
 }
 
-/// The engine's root as a mount of our own that can be written to. Its file system is the same one, without what hangs
-/// in it.
+/// A writable mount of the engine's root file system, without its submounts.
 pub(super) fn writable_root() -> Result<OwnedFd, SandboxError> {
     let clone = clone_tree(AT_FDCWD, Path::new("/"), false).map_err(fail("cannot clone the engine's root"))?;
     change(clone.as_fd(), false, 0, RDONLY).map_err(fail("cannot write to the engine's root"))?;
     Ok(clone)
 }
 
-/// In N2: makes the place, attaches, covers.
+/// In N2: makes the mount point, attaches, covers.
 fn attach_inside(mount: OwnedFd, inside: &Path, covers: &[PathBuf]) -> Result<(u64, u64), SandboxError> {
     let (root, bare) = (open_root()?, writable_root()?);
     make_place(&root, &bare, inside, &mount)?;
@@ -194,7 +192,7 @@ fn attach_inside(mount: OwnedFd, inside: &Path, covers: &[PathBuf]) -> Result<(u
     }
     let covered = with_covers(&root, &bare, covers);
     if covered.is_err() {
-        // Better no mount than one that shows too much.
+        // No mount is better than one that shows too much.
         detach_inside(inside, Some(identity))?;
     }
     covered.map(|()| identity)
@@ -204,8 +202,8 @@ fn with_covers(root: &OwnedFd, bare: &OwnedFd, covers: &[PathBuf]) -> Result<(),
     tree::with_empty(bare.as_fd(), || covers.iter().try_for_each(|path| tree::cover(root.as_fd(), path)))
 }
 
-/// Makes the mount point. As long as the way leads through the root's own file system, which is read-only to the engine, it
-/// is made through our own mount of that; beyond, as the code itself could.
+/// Makes the mount point. Within the root's file system, which is read-only to the engine, through
+/// our own mount of it; beyond, with the rights of the code inside.
 fn make_place(root: &OwnedFd, bare: &OwnedFd, inside: &Path, mount: &OwnedFd) -> Result<(), SandboxError> {
     let root_device = fstat(root).map_err(fail("cannot look at the engine's root"))?.st_dev;
     let mut deepest = root.try_clone().map_err(fail("cannot open the engine's root"))?;
@@ -226,7 +224,7 @@ fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), SandboxError> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// In N2: lets the mount go, if what is there is what was mounted.
+/// In N2: unmounts, if the present mount is the recorded one.
 fn detach_inside(inside: &Path, expected: Option<(u64, u64)>) -> Result<(), SandboxError> {
     let root = open_root()?;
     let found = tree::find(root.as_fd(), inside).map_err(fail(format_args!("cannot open {inside:?} inside")))?;
@@ -240,7 +238,7 @@ fn detach_inside(inside: &Path, expected: Option<(u64, u64)>) -> Result<(), Sand
     let place = format!("/proc/self/fd/{}", found.as_raw_fd());
     umount2(place.as_str(), MntFlags::MNT_DETACH).map_err(fail(format_args!("cannot unmount {inside:?}")))?;
     drop(found);
-    // The place itself, where it was made for this; what is not empty, or not ours, stays.
+    // Removes the mount point if it was made for this mount. Non-empty or foreign entries stay.
     let bare = writable_root()?;
     let flag = |kind| unlinkat(&bare, tree::relative(inside), kind);
     let _ = flag(UnlinkatFlags::RemoveDir).or_else(|_| flag(UnlinkatFlags::NoRemoveDir));

@@ -1,11 +1,12 @@
-//! Limits by cgroup v2, where a folder of it is delegated to the daemon.
+//! Resource limits by cgroup v2, where a cgroup is delegated to the daemon.
 //!
 //! ```text
 //!  <base>/<name>/          made by the outer process, removed by the daemon
 //!     └ engine/            everything untrusted: memory, processes, processors; killed as one
 //! ```
 //!
-//! Files are opened before the outer process gives up its user: writing through them later needs no rights any more.
+//! Files are opened before the outer process changes its user: later writes through them need no
+//! rights.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -19,7 +20,7 @@ use crate::core::spec::KernelLimits;
 /// Period of the processor limit, microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// A kernel's cgroup, by the files of it that init needs.
+/// A kernel's cgroup, with the open files that init needs.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     /// The folder.
@@ -30,20 +31,21 @@ pub(super) struct Cgroup {
     pub pids: bool,
     /// Whether it limits processors.
     pub cpu: bool,
-    /// Takes processes in.
+    /// `cgroup.procs`, to add processes.
     procs: OwnedFd,
     kill: Option<File>,
     memory_current: Option<File>,
 }
 
-/// Makes a kernel's cgroup at `path` with its limits. Init stays where the daemon is: no limit ends who watches them.
+/// Creates a kernel's cgroup with its limits at `path`. Init stays in the daemon's cgroup, so no
+/// limit ends the watching process.
 ///
 /// # Errors
-/// If the folder above is not ours to make children in; then nothing is left of it. A controller that is missing is no error:
-/// what is made is without that limit.
+/// If the parent cgroup does not allow children; nothing is left behind then. A missing controller
+/// is no error: the cgroup lacks that limit.
 pub(super) fn establish(path: &Path, limits: &KernelLimits) -> io::Result<Cgroup> {
     let base = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    // A folder that is no cgroup must not be filled with folders that are none either.
+    // Never fill a folder that is no cgroup with ordinary folders.
     std::fs::metadata(base.join("cgroup.procs"))?;
     establish_at(base, path, limits).inspect_err(|_| {
         let _ = remove(path);
@@ -67,7 +69,7 @@ fn establish_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<C
     Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill, memory_current })
 }
 
-/// Kills everything in a cgroup and below it, where the host kernel can.
+/// Kills everything in a cgroup and below, where the host kernel supports it.
 pub fn kill(path: &Path) {
     let _ = std::fs::OpenOptions::new()
         .write(true)
@@ -75,10 +77,11 @@ pub fn kill(path: &Path) {
         .and_then(|mut file| file.write_all(b"1"));
 }
 
-/// Removes a kernel's cgroup once its processes are gone; how long that takes is up to the host kernel, hence the result.
+/// Removes a kernel's cgroup once its processes are gone. The host kernel decides how long that
+/// takes, hence the result.
 ///
 /// # Errors
-/// `EBUSY` while a process is left.
+/// `EBUSY` while a process remains.
 pub fn remove(path: &Path) -> io::Result<()> {
     for folder in [&path.join("engine"), path] {
         match std::fs::remove_dir(folder) {
@@ -89,7 +92,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a controller available to the children of a folder.
+/// Enables a controller for the children of a cgroup.
 fn enable(folder: &Path, controller: &str) -> bool {
     let has = |file: &str| {
         std::fs::read_to_string(folder.join(file))
@@ -99,9 +102,9 @@ fn enable(folder: &Path, controller: &str) -> bool {
         && (has("cgroup.subtree_control") || write(folder, "cgroup.subtree_control", &format!("+{controller}")).is_ok())
 }
 
-/// The limit itself comes last: it is there only if all that belongs to it is.
+/// The limit itself is written last, so it is present only with all its settings.
 fn set_memory(engine: &Path, bytes: u64) -> io::Result<()> {
-    // Absent where the host has no swap accounting; the limit holds either way.
+    // Absent without swap accounting; the limit holds either way.
     match write(engine, "memory.swap.max", "0") {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -115,21 +118,21 @@ fn write(folder: &Path, file: &str, text: &str) -> io::Result<()> {
 }
 
 impl Cgroup {
-    /// Takes a process in. The host kernel may need 20 ms for that, for it waits until all processors have taken note: the process
-    /// itself goes on meanwhile.
+    /// Adds a process. This may take 20 ms, because the host kernel waits for all processors; the
+    /// process runs meanwhile.
     ///
     /// # Errors
-    /// What the host kernel refuses.
+    /// The host kernel's errors.
     pub(super) fn take(&self, pid: Pid) -> nix::Result<()> {
         nix::unistd::write(&self.procs, pid.to_string().as_bytes()).map(drop)
     }
 
-    /// Kills everything in the engine's part; false if the host kernel is too old for that.
+    /// Kills everything in the engine's part; false if the host kernel is too old.
     pub(super) fn kill(&self) -> bool {
         self.kill.as_ref().is_some_and(|mut file| file.write_all(b"1").is_ok())
     }
 
-    /// Memory in use, all of it, bytes.
+    /// Total memory in use, bytes.
     pub(super) fn memory_bytes(&self) -> Option<u64> {
         let mut file = self.memory_current.as_ref()?;
         let mut text = String::new();
@@ -143,7 +146,8 @@ impl Cgroup {
 mod tests {
     use super::*;
 
-    /// A folder that looks like a delegated cgroup. A plain one cannot make the files of its children, so they are there.
+    /// A folder that resembles a delegated cgroup. Plain folders do not create control files, so
+    /// they are prepared.
     fn fake(controllers: &str) -> tempfile::TempDir {
         let base = tempfile::tempdir().expect("temporary folder");
         for folder in ["", "k", "k/engine"] {

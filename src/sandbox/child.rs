@@ -1,9 +1,9 @@
-//! The engine's process before it is the engine: trusted still, it builds its tree, gives everything up, looks at itself, and
-//! tells init; only then, and only at init's word, untrusted code takes over.
+//! The engine's process before it becomes the engine. Still trusted, it builds its tree, drops
+//! every right, verifies itself and reports to init. Untrusted code runs only after init's `go`.
 //!
 //! ```text
 //!  child ── Tree (2 descriptors) ──▶ init        after the tree is built
-//!  child ── Ready (report) ───────▶ init        after every layer is in force and seen to be
+//!  child ── Ready (report) ───────▶ init        after every layer is in force and verified
 //!  child ◀──────────── go ───────── init
 //!  child ── Failed (error) ───────▶ init        at any point; or the end of the socket once the program runs
 //! ```
@@ -32,40 +32,40 @@ use crate::sys::process::{
 };
 use crate::sys::socket::send_with_fds;
 
-/// What the child says.
+/// A message of the child.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
-    /// The tree stands; its descriptors come along.
+    /// The tree is complete; its descriptors accompany the message.
     Tree,
-    /// Everything is in force.
+    /// Every layer is in force.
     Ready(SandboxReport),
-    /// It cannot be.
+    /// The sandbox could not be built.
     Failed(SandboxError),
 }
 
-/// Longest word, bytes.
+/// Longest message, bytes.
 pub(super) const WORD_BYTES: usize = 64 << 10;
-/// Where the report socket is in the child.
+/// The report socket's number in the child.
 const REPORT: RawFd = 5;
-/// Status of a child that could not even say why.
+/// Exit status of a child that could not report its failure.
 const MUTE: i32 = 70;
 
-/// A mount to be made, by where its source is in N1.
+/// A mount to make, with its source in N1.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
-    /// Where inside.
+    /// Path inside.
     pub inside: PathBuf,
-    /// What.
+    /// Source.
     pub source: Source,
-    /// Whether the kernel may change it.
+    /// Whether the kernel may write.
     pub writable: bool,
 }
 
-/// What the child needs.
+/// The child's input.
 pub(super) struct Child<'a> {
     pub plan: &'a SandboxPlan,
     pub by: ByCgroup,
-    /// Outermost first.
+    /// Mounts, outermost first.
     pub mounts: Vec<Wanted>,
     pub protected: &'a [PathBuf],
     pub program: EngineProgram,
@@ -76,13 +76,13 @@ pub(super) struct Child<'a> {
 }
 
 impl Child<'_> {
-    /// Becomes the engine, or reports why not. A panic must not unwind into what is init's code.
+    /// Becomes the engine, or reports why not. A panic must not unwind into init's code.
     pub(super) fn run(self) -> ! {
         let said = catch_unwind(AssertUnwindSafe(|| {
-            // A duplicate, so that the error finds its way wherever the first was put by then.
+            // A duplicate, so the error can be sent wherever the original has been moved.
             let report = self.report.try_clone();
             if let (Err(error), Ok(report)) = (self.become_engine(), report) {
-                // Once the descriptors are in place, it is the one at REPORT that is left.
+                // Once the descriptors are placed, only the one at REPORT remains.
                 let word = Word::Failed(error);
                 if say(report.as_raw_fd(), &word, &[]).is_err() {
                     let _ = say(REPORT, &word, &[]);
@@ -112,8 +112,8 @@ impl Child<'_> {
         let mut places = vec![(null, 0), (stdout, 1), (stderr, 2), (control, 3), (report, REPORT)];
         let exec = exec.place(&mut places);
         place(places).map_err(descriptors)?;
-        // Whoever still holds one of the others never comes to drop it: from here on this function does not return Ok, and
-        // the caller ends the process.
+        // `OwnedFd`s of the closed descriptors are never dropped: from here on this function does
+        // not return Ok, and the caller ends the process.
         close_all_except(&expected).map_err(descriptors)?;
         std::mem::forget(tree);
         let mut in_force = SandboxReport::default();
@@ -141,7 +141,7 @@ fn open(wanted: Wanted, protected: &[PathBuf]) -> Result<Hanging, SandboxError> 
     Ok(Hanging { inside, tree, covers })
 }
 
-/// What is left to do after the last look: no allocation that could fail, nothing that could be refused by then.
+/// The remaining steps after verification: none may allocate fallibly or be refused.
 enum Prepared {
     Exec { argv: Vec<CString>, extra: Option<OwnedFd> },
     Call(fn(Vec<String>) -> !, Vec<String>),
@@ -167,7 +167,7 @@ fn prepare(program: EngineProgram, expected: &mut Vec<RawFd>) -> Result<(Prepare
 }
 
 impl Prepared {
-    /// Adds the extra descriptor to those that are put in place.
+    /// Adds the extra descriptor to the placed ones.
     fn place(self, places: &mut Vec<(OwnedFd, RawFd)>) -> Prepared {
         match self {
             Prepared::Exec { argv, extra } => {
@@ -181,7 +181,7 @@ impl Prepared {
     fn run(self, env: Environment) -> Result<Infallible, SandboxError> {
         match self {
             Prepared::Exec { argv, .. } => {
-                // Closed by a successful exec, which is how init learns of it.
+                // A successful exec closes the socket, which tells init.
                 close_on_exec(REPORT).map_err(failed(Layer::Descriptors, "cannot close the report socket"))?;
                 let env: Vec<CString> =
                     env.into_iter().filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect();
@@ -192,7 +192,7 @@ impl Prepared {
                     .map_err(|error| error.hint("make sure that the program exists below /usr or an allowed path"))
             }
             Prepared::Call(entry, arguments) => {
-                // The same rights as a program that was executed has over itself.
+                // The rights that an executed program has over itself.
                 set_dumpable(true).map_err(failed(Layer::Descriptors, "cannot open /proc/self to the engine"))?;
                 replace_environment(&env);
                 close_all_except(&[0, 1, 2, 3])
@@ -215,16 +215,16 @@ fn say(socket: RawFd, word: &Word, fds: &[RawFd]) -> Result<(), SandboxError> {
     let text = serde_json::to_vec(word).map_err(failed(Layer::Descriptors, WHAT))?;
     let socket = crate::sys::process::adopt(socket).map_err(failed(Layer::Descriptors, WHAT))?;
     let sent = send_with_fds(socket.as_fd(), &text, fds);
-    // Only borrowed: it is closed where it was opened, or by exec.
+    // Borrowed: its opener or exec closes it.
     std::mem::forget(socket);
     sent.map(drop).map_err(failed(Layer::Descriptors, WHAT))
 }
 
 fn await_go() -> Result<(), SandboxError> {
-    let socket = crate::sys::process::adopt(REPORT).map_err(failed(Layer::Descriptors, "cannot hear init"))?;
+    let socket = crate::sys::process::adopt(REPORT).map_err(failed(Layer::Descriptors, "cannot read init's answer"))?;
     let mut file = std::mem::ManuallyDrop::new(File::from(socket));
     let mut word = [0];
-    file.read_exact(&mut word).map_err(failed(Layer::Descriptors, "init did not say go"))?;
+    file.read_exact(&mut word).map_err(failed(Layer::Descriptors, "init did not send `go`"))?;
     let _ = file.flush();
     Ok(())
 }

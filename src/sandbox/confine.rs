@@ -1,5 +1,6 @@
-//! What the engine's process gives up, once it stands in its tree: limits, keys, capabilities, files beyond the tree, system
-//! calls. In an order in which each step still may do what it needs.
+//! Drops the rights of the engine's process inside its tree: limits, keyring, capabilities, file
+//! access, system calls. The order leaves each step the rights it needs. Runs in the engine's
+//! process.
 
 use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
@@ -15,11 +16,11 @@ use super::seccomp::{self, Conditions};
 use crate::core::spec::Net;
 use crate::sys::caps;
 
-/// Processes of init's own, which count as the same user's: it and one that it forks.
+/// Processes of init that count as the same user's: init and one fork.
 const INIT_TASKS: u64 = 2;
 const MIB: u64 = 1 << 20;
 
-/// Which limits the cgroup sets, so that the others need not.
+/// The limits set by the cgroup, so that the others need not be.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ByCgroup {
     /// Memory.
@@ -31,7 +32,7 @@ pub(super) struct ByCgroup {
 }
 
 impl ByCgroup {
-    /// What the system call filter has to know of that.
+    /// The facts that the system call filter depends on.
     pub(super) fn conditions(self) -> Conditions {
         Conditions { memory_cgroup: self.memory, affinity_is_limit: !self.cpu }
     }
@@ -39,10 +40,10 @@ impl ByCgroup {
 
 type Step = Result<(), SandboxError>;
 
-/// Everything but the filter of system calls.
+/// Applies every layer except the system call filter.
 ///
 /// # Errors
-/// The first layer that the host refuses and the plan does not let go.
+/// The first layer that the host refuses and the plan does not waive.
 pub(super) fn confine(plan: &SandboxPlan, by: ByCgroup, report: &mut SandboxReport) -> Step {
     settle(plan, report, Layer::Rlimits, rlimits(plan, by))?;
     report.enforced(Layer::Memory, memory_words(plan, by));
@@ -56,17 +57,17 @@ pub(super) fn confine(plan: &SandboxPlan, by: ByCgroup, report: &mut SandboxRepo
     landlock(plan, report)
 }
 
-/// The filter of system calls: the last step.
+/// Installs the system call filter, the last step.
 ///
 /// # Errors
-/// If the host has none and the plan does not let it go.
+/// If the host does not support it and the plan does not waive it.
 pub(super) fn filter(plan: &SandboxPlan, by: ByCgroup, report: &mut SandboxReport) -> Step {
     let program = seccomp::program(by.conditions());
     let outcome = seccomp::install(program).map(|()| format!("allow-list, {} instructions", program.len()));
     settle(plan, report, Layer::Seccomp, outcome)
 }
 
-/// Notes what became of a layer; a failure is one unless the plan lets the layer go.
+/// Records the outcome of a layer; a failure is an error unless the plan waives the layer.
 fn settle<E: std::fmt::Display>(
     plan: &SandboxPlan,
     report: &mut SandboxReport,
@@ -85,8 +86,8 @@ fn rlimits(plan: &SandboxPlan, by: ByCgroup) -> Result<String, String> {
     use Resource::*;
     let limits = &plan.limits;
     let mut wanted = vec![
-        // 1, not 0: no file is that small, and it is the one value at which the host kernel does not start a host's core
-        // handler either, which would run as root over what the code inside left behind.
+        // 1, not 0: no file is that small, and only at 1 does the host kernel not start a core
+        // handler, which would run as root on data of the code inside.
         (RLIMIT_CORE, 1),
         (RLIMIT_NOFILE, u64::from(limits.open_files)),
         (RLIMIT_NPROC, u64::from(limits.pids) + INIT_TASKS),
@@ -104,7 +105,7 @@ fn rlimits(plan: &SandboxPlan, by: ByCgroup) -> Result<String, String> {
     }
     for (resource, most) in wanted {
         let (soft, hard) = getrlimit(resource).map_err(|error| format!("cannot read {resource:?}: {error}"))?;
-        // Less than was asked for would break the code inside in ways that nobody understands.
+        // A silently lower limit would break the code inside in confusing ways.
         let asked = match resource {
             RLIMIT_NOFILE => Some("open files"),
             RLIMIT_NPROC if !by.pids => Some("processes and threads"),
@@ -129,11 +130,11 @@ fn pids_words(plan: &SandboxPlan, by: ByCgroup) -> String {
     format!("{}, by {}", plan.limits.pids, if by.pids { "cgroup" } else { "rlimit" })
 }
 
-/// Without a cgroup: as many whole processors as the limit needs, spread over the host's at random. Init's work, just before
-/// untrusted code runs: the sandbox is built faster on all of them.
+/// Without a cgroup: as many whole processors as the limit needs, chosen at random. Init sets the
+/// affinity just before untrusted code runs, since the sandbox is built faster on all processors.
 ///
 /// # Errors
-/// If the host refuses and the plan does not let it go.
+/// If the host refuses and the plan does not waive it.
 pub(super) fn limit_processors(plan: &SandboxPlan, by: ByCgroup, engine: Pid, report: &mut SandboxReport) -> Step {
     settle(plan, report, Layer::Cpu, processors(plan, by, engine))
 }
@@ -152,17 +153,17 @@ fn processors(plan: &SandboxPlan, by: ByCgroup, engine: Pid) -> Result<String, S
     }
     sched_setaffinity(engine, &chosen).map_err(|error| format!("cannot set the affinity: {error}"))?;
     if sched_getaffinity(engine) != Ok(chosen) {
-        return Err("the affinity did not hold".into());
+        return Err("the affinity was not applied".into());
     }
     let given = format!("{count} of {} processors, by affinity", all.len());
     if plan.limits.cpu_milli.is_multiple_of(1000) {
         return Ok(given);
     }
-    // More than was asked for: whoever lets the limit go has this.
+    // More than requested: this is the result for a waived limit.
     Err(format!("parts of a processor need the cpu controller of a cgroup; without it {given}"))
 }
 
-/// A host kernel without keyrings has nothing to be kept from.
+/// A host kernel without keyrings needs no isolation of them.
 fn keyring_unless_absent(outcome: std::io::Result<String>) -> std::io::Result<String> {
     match outcome {
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(String::from("the host kernel has no keyrings")),
@@ -177,7 +178,7 @@ fn capabilities() -> std::io::Result<()> {
     caps::drop_all()
 }
 
-/// The newest interface that both the host kernel and the `landlock` crate know.
+/// The newest ABI known to both the host kernel and the `landlock` crate.
 pub(super) fn known_abi(abi: u32) -> ABI {
     match abi {
         0 => ABI::Unsupported,
@@ -191,8 +192,8 @@ pub(super) fn known_abi(abi: u32) -> ABI {
     }
 }
 
-/// One rule: everything below our own root, nothing beyond it. What the rule does not hold (mounting, sockets and signals of
-/// others) is denied.
+/// One rule: full access below our own root. Every right outside the rule (mounting, foreign
+/// sockets and signals) is denied.
 fn landlock(plan: &SandboxPlan, report: &mut SandboxReport) -> Step {
     let number = match crate::sys::landlock::abi() {
         Ok(number) => number,

@@ -1,4 +1,5 @@
-//! What the daemon itself does for sandboxes: finds the cgroup that it may divide, and programs.
+//! The daemon's part of sandboxing: finds its delegated cgroup, and programs for kernels. Runs in
+//! the daemon.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -7,16 +8,17 @@ use std::path::{Path, PathBuf};
 use super::tree::SYSTEM;
 use super::tree_etc::MOUNTED;
 
-/// Folders of programs that kernels see too.
+/// Program folders that kernels see, too.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
 
-/// The part of a unit's cgroup that the service manager put the daemon in (`DelegateSubgroup=`): a group that holds processes
-/// cannot hand its controllers down, so the daemon must not be where kernels' groups are made.
+/// The daemon's subgroup of its unit (`DelegateSubgroup=`). A cgroup with processes cannot delegate
+/// controllers, so the daemon must not be in the group that holds kernels' groups.
 const OWN_LEAF: &str = "daemon";
 
-/// The cgroup v2 folder in which this daemon may make children with limits, if there is one: in a unit whose daemon is in a leaf
-/// of its own, and that was given controllers. A group without limits would be of no use: a kernel's processes end with their
-/// init anyway, and to move one into it costs up to 20 ms.
+/// The cgroup v2 folder in which this daemon may create children with limits, if any: in a unit
+/// with a subgroup for the daemon and delegated controllers. Groups without limits would be
+/// useless: a kernel's processes end with their init anyway, and moving a process costs up to 20
+/// ms.
 pub fn delegated_cgroup() -> Option<PathBuf> {
     let own = super::abilities::own_cgroup()?;
     let unit = own.parent().filter(|_| own.file_name().is_some_and(|name| name == OWN_LEAF))?.to_owned();
@@ -35,13 +37,13 @@ pub fn delegated_cgroup() -> Option<PathBuf> {
         fs::create_dir(&base).ok()?;
     }
     for (controller, _) in wanted.iter().filter(|(_, there)| *there) {
-        // One that cannot be handed down is not used; `show` says which limits are in force.
+        // A cgroup that cannot delegate is not used; `show` lists the limits in force.
         let _ = fs::write(unit.join("cgroup.subtree_control"), format!("+{controller}"));
     }
     Some(base)
 }
 
-/// Whether groups below that cgroup can be given parts of a processor.
+/// Whether groups below that cgroup can limit fractions of processors.
 pub fn divides_processors(base: Option<&Path>) -> bool {
     let controllers = base.and_then(|base| fs::read_to_string(base.join("cgroup.controllers")).ok());
     controllers.is_some_and(|names| names.split_whitespace().any(|name| name == "cpu"))
@@ -50,17 +52,18 @@ pub fn divides_processors(base: Option<&Path>) -> bool {
 /// Why there is no program for kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unfound {
-    /// There is none of that name, or it cannot be executed.
+    /// It does not exist or is not executable.
     Absent,
-    /// There is, but kernels see it, or what links lead to, no more than the rest of the host.
+    /// It exists, but kernels cannot see it or the target of its links.
     Hidden,
 }
 
-/// An executable that kernels can run too: an absolute path, or a name in the system's program folders. `more` is what kernels see of the
-/// host beside what all of them do; what links lead to must be seen, too.
+/// Finds an executable that kernels can run: an absolute path, or a name in the system's program
+/// folders. `more` lists further host folders that kernels see; targets of links must be visible,
+/// too.
 ///
 /// # Errors
-/// Why there is none.
+/// Why there is no such program.
 pub fn find_program(name: &Path, more: &[PathBuf]) -> Result<PathBuf, Unfound> {
     let seen = |path: &Path| {
         let always = SYSTEM.iter().chain(MOUNTED).map(Path::new);
@@ -94,7 +97,7 @@ pub fn find_program(name: &Path, more: &[PathBuf]) -> Result<PathBuf, Unfound> {
     Err(why)
 }
 
-/// Whether a path without links is below a folder that may be reached by one.
+/// Whether a path without links is below a folder that may be reached by a link.
 fn is_within(target: &Path, folder: &Path) -> bool {
     folder.canonicalize().is_ok_and(|folder| target.starts_with(folder))
 }

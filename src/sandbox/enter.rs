@@ -1,7 +1,8 @@
-//! The outer process: from the spawner's child to a sibling that is PID 1 of its own world.
+//! The outer process: from the spawner's child to init, a sibling that is PID 1 of its own
+//! namespaces.
 //!
-//! Owns the order of it: what needs root first, then the user, then the namespaces, then init. Never runs anything
-//! untrusted, and ends as soon as init is there.
+//! Owns the order: steps that need root, then the user, the namespaces, and init. Runs nothing
+//! untrusted, and ends as soon as init exists.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -20,7 +21,7 @@ use crate::core::spec::Net;
 use crate::sys::namespace::{Forked, fork_sibling};
 use crate::sys::process::{close_all_except, exit_now, set_dumpable, set_parent_death_signal};
 
-/// The kinds of namespaces in the order in which they are left, and the layer that each is.
+/// The namespaces in the order of leaving them, each with its layer.
 pub(super) const NAMESPACES: [(Layer, CloneFlags, &str); 7] = [
     (Layer::UserNs, CloneFlags::CLONE_NEWUSER, "user"),
     (Layer::MountNs, CloneFlags::CLONE_NEWNS, "mnt"),
@@ -31,29 +32,30 @@ pub(super) const NAMESPACES: [(Layer, CloneFlags, &str); 7] = [
     (Layer::CgroupNs, CloneFlags::CLONE_NEWCGROUP, "cgroup"),
 ];
 
-/// What the outer process found and made, for init.
+/// The outer process's results for init.
 pub(super) struct Outer {
     /// The plan.
     pub plan: SandboxPlan,
-    /// What is in force so far.
+    /// The layers in force so far.
     pub report: SandboxReport,
     /// The host's namespaces by name.
     pub host_namespaces: BTreeMap<String, String>,
     /// Whether the working directory is the staging tree.
     pub staged: bool,
-    /// Limits by cgroup, if there are.
+    /// Limits by cgroup, if available.
     pub cgroup: Option<Cgroup>,
-    /// Why there is none, though one was to be.
+    /// Why there is no cgroup though one was planned.
     pub no_cgroup: Option<String>,
     /// Protected folders without symbolic links.
     pub protected: Vec<PathBuf>,
 }
 
-/// Leaves the host's namespaces and becomes init. Called by the outer process, which must have one thread; returns only in
-/// init, and with an error in either.
+/// Leaves the host's namespaces and becomes init. Called by the outer process, which must have one
+/// thread. Returns only in init, and on an error in either process.
 ///
-/// Descriptors other than 0, 1, 2 and `keep` are closed. `report_pid` is called in the outer process with init's id as the
-/// host sees it; then that process ends with status 0, and init is its parent's child.
+/// Closes descriptors other than 0, 1, 2 and `keep`. `report_pid` is called in the outer process
+/// with init's id on the host; then that process exits with status 0, and init is a child of its
+/// parent.
 ///
 /// # Errors
 /// The layer that the host refuses, with a hint. Nothing untrusted has run.
@@ -61,9 +63,10 @@ pub fn enter(plan: &SandboxPlan, keep: &[BorrowedFd<'_>], report_pid: impl FnOnc
     plan.check()?;
     let kept: Vec<i32> = [0, 1, 2].into_iter().chain(keep.iter().map(AsRawFd::as_raw_fd)).collect();
     close_all_except(&kept).map_err(failed(Layer::Descriptors, "cannot close what was inherited"))?;
-    // Fails only for a process that leads a group already, which is as good.
+    // Fails only for a process group leader, which is as good.
     let _ = setsid();
-    // Should its parent die now, there is nobody to hand init to. (A change of user clears this, which only shortens it.)
+    // If the parent dies now, init would have no owner. (A change of user clears this; that only
+    // shortens the protection.)
     let _ = set_parent_death_signal(Some(Signal::SIGKILL));
     let mut outer = Outer {
         plan: plan.clone(),
@@ -87,7 +90,7 @@ pub fn enter(plan: &SandboxPlan, keep: &[BorrowedFd<'_>], report_pid: impl FnOnc
     }
 }
 
-/// This process's namespaces by name.
+/// The namespaces of this process by name.
 pub(super) fn namespaces() -> Result<BTreeMap<String, String>, SandboxError> {
     let mut found = BTreeMap::new();
     for (layer, _, name) in NAMESPACES {
@@ -101,7 +104,7 @@ pub(super) fn namespaces() -> Result<BTreeMap<String, String>, SandboxError> {
 impl Outer {
     fn resolve_protected(&mut self) {
         let folders = self.plan.protected.iter().chain([&self.plan.kernel_dir]).chain(&self.plan.workspace);
-        // One that is not there has nothing to protect.
+        // A missing folder needs no protection.
         self.protected = folders.filter_map(|folder| std::fs::canonicalize(folder).ok()).collect();
     }
 
@@ -109,12 +112,12 @@ impl Outer {
         let Some(path) = &self.plan.cgroup else { return };
         match cgroup::establish(path, &self.plan.limits) {
             Ok(cgroup) => self.cgroup = Some(cgroup),
-            // Limits then come from rlimits and the watchdog, and the report says so.
+            // Rlimits and the watchdog then set the limits, and the report says so.
             Err(error) => self.no_cgroup = Some(format!("{}: {error}", path.display())),
         }
     }
 
-    /// Root becomes the user that kernels run as; anybody else stays who they are.
+    /// Root becomes the kernels' user; any other user stays the same.
     fn become_user(&mut self) -> Result<(), SandboxError> {
         if !Uid::effective().is_root() {
             return Ok(());
@@ -130,7 +133,7 @@ impl Outer {
             .and_then(|()| setresgid(gid, gid, gid))
             .and_then(|()| setresuid(uid, uid, uid))
             .map_err(failed(Layer::RunAs, format_args!("cannot become uid {uid} gid {gid}")))?;
-        // A change of user takes /proc/self away from that user; the id maps are written there.
+        // A change of user removes that user's access to /proc/self, where the id maps are written.
         set_dumpable(true).map_err(failed(Layer::RunAs, "cannot open /proc/self to the new user"))?;
         self.report.enforced(Layer::RunAs, format!("uid {uid} gid {gid}"));
         self.report.enforced(Layer::IdMap, "the kernel's folder belongs to that user, seen from inside only");
@@ -148,7 +151,7 @@ impl Outer {
             others.retain(|(layer, ..)| *layer != Layer::NetNs);
             self.report.enforced(Layer::NetNs, "the host's network, as asked for");
         }
-        // All at once, or none: which one cannot be left is seen by leaving each.
+        // All together, or none; leaving each in turn then finds the one that fails.
         let all = others.iter().fold(CloneFlags::empty(), |all, (_, flag, _)| all | *flag);
         if unshare(all).is_err() {
             return self.leave_each(&others);
@@ -173,7 +176,8 @@ impl Outer {
     }
 }
 
-/// One user and one group inside. `setgroups` has to go first: a group could otherwise be left that forbids something.
+/// Maps one user and one group. `setgroups` is disabled first: otherwise code could leave a group
+/// whose purpose is to forbid access.
 fn map_guest(uid: Uid, gid: Gid) -> std::io::Result<()> {
     std::fs::write("/proc/self/uid_map", format!("{GUEST_ID} {uid} 1"))?;
     std::fs::write("/proc/self/setgroups", "deny")?;

@@ -1,7 +1,7 @@
-//! Stopping everything inside for a moment, so that what is there can be read as it is.
+//! Stops every process inside for a moment, so that its state can be read. Runs in init.
 //!
-//! By SIGSTOP to the whole PID namespace: it needs no control group, no right, and works the same everywhere. What was stopped
-//! before (a job that somebody stopped) stays stopped afterwards.
+//! Uses SIGSTOP on the whole PID namespace: no cgroup or right is needed and it works the same
+//! everywhere. Processes that were stopped before stay stopped afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,22 @@ use nix::unistd::Pid;
 use super::init::{Init, proc_file};
 use super::usage::processes;
 
-/// How long everything may take to stop: a process that waits for a device stops only when it has its answer.
+/// Time for all processes to stop. A process that waits for a device stops only after its answer.
 const STOPS_WITHIN: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Interval of polling.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
-/// What was already stopped when the rest was.
+/// The processes that were stopped already.
 #[derive(Debug, Default)]
 pub struct Frozen {
     stopped_before: Vec<i32>,
 }
 
 impl Init {
-    /// Stops every process but init; none of them writes anything once this has returned.
+    /// Stops every process but init; none of them writes once this has returned.
     ///
     /// # Errors
-    /// If one did not stop in time: then everything goes on.
+    /// If a process did not stop in time; then all resume.
     pub fn freeze(&self) -> Result<Frozen, String> {
         let stopped_before =
             processes().into_iter().map(|p| p.pid).filter(|pid| all_threads(*pid, is_stopped)).collect();
@@ -42,15 +42,15 @@ impl Init {
             if Instant::now() > until {
                 let name = proc_file(pid, "comm").unwrap_or_default();
                 self.thaw(frozen);
-                return Err(format!("process {:?} does not stop: it waits for a device, perhaps", name.trim_end()));
+                return Err(format!("process {:?} does not stop: it may be waiting for a device", name.trim_end()));
             }
             std::thread::sleep(LOOK_AGAIN);
         }
     }
 
-    /// Lets everything go on.
+    /// Resumes every stopped process.
     pub fn thaw(&self, frozen: Frozen) {
-        // A process that is gone meanwhile needs nothing.
+        // A process that is gone needs nothing.
         if frozen.stopped_before.is_empty() {
             let _ = kill(Pid::from_raw(-1), Signal::SIGCONT);
             return;
@@ -61,8 +61,8 @@ impl Init {
     }
 }
 
-/// A process that has not stopped. One that waits in `vfork` for a stopped child cannot stop, and does nothing else either: it
-/// is in the state that others have who wait for a device.
+/// Finds a process that has not stopped. A process that waits in `vfork` for a stopped child cannot
+/// stop, but runs no code either; its state is that of a process waiting for a device.
 fn one_that_runs() -> Option<i32> {
     let all: Vec<i32> = processes().into_iter().map(|process| process.pid).collect();
     let rests = |pid: i32| all_threads(pid, |state| is_stopped(state) || is_dead(state));
@@ -83,7 +83,7 @@ fn parent(pid: i32) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// Whether all threads of a process are in such a state; a process that is gone has none.
+/// Whether all threads of a process are in such a state; true for a process that is gone.
 fn all_threads(pid: i32, state_is: impl Fn(char) -> bool) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     tasks.flatten().filter_map(|task| task.file_name().into_string().ok()).all(|task| {
@@ -92,7 +92,8 @@ fn all_threads(pid: i32, state_is: impl Fn(char) -> bool) -> bool {
     })
 }
 
-/// The third field of a `stat` file; the name before it may hold anything, parentheses included.
+/// The third field of a `stat` file; the name before it may contain any character, parentheses
+/// included.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }

@@ -1,7 +1,8 @@
 //! Init: PID 1 of the worker's PID namespace, the trusted side of the sandbox.
 //!
-//! Owns the mount namespace with the host's tree (N1), the engine's mount namespace by descriptor (N2), and the report of what
-//! is in force. Keeps capabilities in its own user namespace only, and cannot be looked into.
+//! Owns the mount namespace with the host's tree (N1), the engine's mount namespace by descriptor
+//! (N2), and the report of the layers in force. Has capabilities only in its own user namespace,
+//! and cannot be inspected.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,23 +27,23 @@ use crate::core::spec::Net;
 use crate::sys::mount::{NODEV, NOEXEC, NOSUID, attach, new_file_system};
 use crate::sys::process::{set_dumpable, set_name};
 
-/// What runs in the sandbox.
+/// The engine's program.
 #[derive(Debug)]
 pub enum EngineProgram {
-    /// A program of the tree inside.
+    /// A program inside.
     Exec {
-        /// Its path and arguments.
+        /// Path and arguments.
         argv: Vec<String>,
         /// Its whole environment.
         env: Vec<(String, String)>,
-        /// Becomes its descriptor 4.
+        /// Passed as descriptor 4.
         extra_fd: Option<OwnedFd>,
     },
-    /// A function of this very program, in a forked child.
+    /// A function of this program, in a forked child.
     Call {
-        /// The function; its descriptors are those of the engine contract.
+        /// The function; its descriptors follow the engine contract.
         entry: fn(Vec<String>) -> !,
-        /// What it is given.
+        /// The function's arguments.
         arguments: Vec<String>,
         /// Its whole environment.
         env: Vec<(String, String)>,
@@ -52,47 +53,47 @@ pub enum EngineProgram {
 /// A started engine. Init's ends are close-on-exec and non-blocking.
 #[derive(Debug)]
 pub struct EngineProcess {
-    /// As init sees it.
+    /// Its process id in init's namespace.
     pub pid: i32,
-    /// Readable once it has ended.
+    /// Readable once the process has ended.
     pub pidfd: OwnedFd,
-    /// The other end of its descriptor 3.
+    /// The peer of its descriptor 3.
     pub control: OwnedFd,
-    /// What it writes to 1.
+    /// Read end of its stdout.
     pub stdout: OwnedFd,
-    /// What it writes to 2.
+    /// Read end of its stderr.
     pub stderr: OwnedFd,
 }
 
-/// Where a live mount comes from.
+/// The source of a mount.
 #[derive(Debug)]
-pub enum BindSource {
-    /// A path of the host's tree without symbolic links, opened with init's own rights.
+pub enum MountSource {
+    /// A host path without symbolic links, opened with init's own rights.
     Path(PathBuf),
-    /// A detached mount that a daemon that is root made, and the path that it shows.
+    /// A detached mount from a root daemon, and its path on the host.
     Tree {
         /// The mount.
         tree: OwnedFd,
-        /// What it shows, without symbolic links.
+        /// Its path on the host, without symbolic links.
         shows: PathBuf,
     },
 }
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExitCause {
+pub enum Exit {
     /// By itself, with this status.
-    Exited(i32),
+    Status(i32),
     /// By this signal.
-    Killed(i32),
+    Signal(i32),
 }
 
-impl ExitCause {
-    /// The status as shells tell it: 128 and the signal's number for one.
+impl Exit {
+    /// The status as in shells: 128 plus the number of a signal.
     pub fn code(self) -> i32 {
         match self {
-            ExitCause::Exited(status) => status,
-            ExitCause::Killed(signal) => 128 + signal,
+            Exit::Status(status) => status,
+            Exit::Signal(signal) => 128 + signal,
         }
     }
 }
@@ -101,7 +102,7 @@ impl ExitCause {
 pub(super) struct EngineTree {
     /// Its mount namespace.
     pub namespace: OwnedFd,
-    /// The root of its `/tmp` and `/dev/shm`, to ask how full they are.
+    /// The root of its `/tmp` and `/dev/shm`, to measure them.
     pub scratch: OwnedFd,
 }
 
@@ -114,25 +115,25 @@ pub struct Init {
     pub(super) no_cgroup: Option<String>,
     pub(super) protected: Vec<PathBuf>,
     pub(super) live: Vec<LiveBind>,
-    /// Planned mounts that were taken away since.
+    /// Planned mounts that were removed later.
     pub(super) unbound: Vec<PathBuf>,
     pub(super) live_count: u64,
     pub(super) engine: Option<EngineTree>,
-    /// The engine's files that say what its host is called, open, if that was rehearsed.
+    /// The engine's files with the host name, open if a binding was rehearsed.
     pub(super) host_files: Vec<File>,
-    /// The names under which the kernel's folder and a thread's workspace hang in the staging tree.
+    /// The names of the kernel's folder and a shared workspace in the staging tree.
     pub(super) staged_kernel: &'static str,
     pub(super) staged_shared: &'static str,
     pub(super) kernel_dir: OwnedFd,
 }
 
 impl Init {
-    /// The first thing that PID 1 does.
+    /// The first function of PID 1.
     pub(super) fn begin(outer: Outer) -> Result<Init, SandboxError> {
         let Outer { plan, mut report, host_namespaces, staged, cgroup, no_cgroup, protected } = outer;
         set_name("ryokan-init");
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
-            .map_err(failed(Layer::MountNs, "cannot make the mounts our own"))?;
+            .map_err(failed(Layer::MountNs, "cannot make the mounts private"))?;
         own_proc()?;
         set_dumpable(false).map_err(failed(Layer::PidNs, "cannot hide init"))?;
         left_behind(&plan, &host_namespaces, &mut report)?;
@@ -175,25 +176,25 @@ impl Init {
         })
     }
 
-    /// What is in force. Complete once an engine runs.
+    /// The layers in force. Complete once an engine runs.
     pub fn report(&self) -> &SandboxReport {
         &self.report
     }
 
-    /// The kernel's folder, by a path that only this process can follow. `engine.db` is in it.
+    /// The kernel's folder with `engine.db`, by a path that only this process can follow.
     pub fn kernel_dir(&self) -> PathBuf {
         staging::through(&self.kernel_dir, "")
     }
 
-    /// The database of engine state, by a path that only this process can follow.
+    /// The engine state database, by a path that only this process can follow.
     pub fn engine_db_path(&self) -> PathBuf {
         staging::through(&self.kernel_dir, "engine.db")
     }
 
-    /// The workspace, opened for a watch or for walking.
+    /// Opens the workspace for a watch or a walk.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the workspace is gone.
     pub fn open_workspace(&self) -> std::io::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         Ok(match (&self.plan.workspace, &self.staging) {
@@ -203,7 +204,7 @@ impl Init {
         })
     }
 
-    /// The workspace by a path of N1.
+    /// The workspace, by a path in N1.
     pub(super) fn workspace_path(&self) -> PathBuf {
         match (&self.staging, &self.plan.workspace) {
             (Some(staging), None) => staging::through(staging, self.staged_kernel).join(&self.plan.own_workspace),
@@ -213,43 +214,41 @@ impl Init {
         }
     }
 
-    /// How large the workspace may be, bytes.
+    /// The workspace's size limit, bytes.
     pub fn workspace_limit(&self) -> u64 {
         self.plan.limits.workspace_bytes
     }
 
-    /// The cgroup's folder as the host names it, for the daemon to remove after the worker's end.
+    /// The cgroup's folder on the host, for the daemon to remove after the worker's end.
     pub fn cgroup_path(&self) -> Option<&Path> {
         self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path())
     }
 
-    /// Collects every process that has ended, orphans of the engine's included.
-    pub fn reap(&self) -> Vec<(i32, ExitCause)> {
+    /// Reaps every ended process, including the engine's orphans.
+    pub fn reap(&self) -> Vec<(i32, Exit)> {
         let mut ended = Vec::new();
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
-                Ok(WaitStatus::Exited(pid, status)) => ended.push((pid.as_raw(), ExitCause::Exited(status))),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => {
-                    ended.push((pid.as_raw(), ExitCause::Killed(signal as i32)))
-                }
+                Ok(WaitStatus::Exited(pid, status)) => ended.push((pid.as_raw(), Exit::Status(status))),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => ended.push((pid.as_raw(), Exit::Signal(signal as i32))),
                 Ok(WaitStatus::StillAlive) | Err(_) => return ended,
                 Ok(_) => {}
             }
         }
     }
 
-    /// Kills everything but init, in one step. The ended processes are still to be collected with [`Init::reap`].
+    /// Kills every process but init in one step. [`Init::reap`] collects them.
     pub fn kill_all(&self) {
         if self.cgroup.as_ref().is_some_and(Cgroup::kill) {
             return;
         }
-        // To PID 1, -1 means every process of the namespace except itself. The host kernel goes through them under a lock
-        // that also forks take, so nothing escapes.
+        // From PID 1, -1 means every other process of the namespace. The host kernel iterates under
+        // a lock that forks take, too, so no process escapes.
         let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
     }
 }
 
-/// A `/proc` of our own PID namespace over the host's, in N1.
+/// Mounts a `/proc` of our own PID namespace over the host's, in N1.
 fn own_proc() -> Result<(), SandboxError> {
     let what = "cannot mount a /proc of our own";
     let proc = new_file_system("proc", &[], NOSUID | NODEV | NOEXEC).map_err(failed(Layer::PidNs, what))?;
@@ -258,7 +257,7 @@ fn own_proc() -> Result<(), SandboxError> {
     attach(proc.as_fd(), target.as_fd()).map_err(failed(Layer::PidNs, what))
 }
 
-/// Checks that each namespace that was to be left has been left.
+/// Checks that every namespace that should be left was left.
 fn left_behind(
     plan: &SandboxPlan,
     host: &BTreeMap<String, String>,

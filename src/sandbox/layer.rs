@@ -1,4 +1,4 @@
-//! The layers of the sandbox by name, what became of each, and the error that names one. Pure.
+//! The layers of the sandbox by name, the status of each, and the error that names a layer. Pure.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,20 +16,20 @@ macro_rules! layers {
         pub enum Layer { $($layer,)* }
 
         impl Layer {
-            /// Every layer, in the order in which they are built.
+            /// Every layer in build order.
             pub const ALL: &[Layer] = &[$(Layer::$layer,)*];
 
-            /// The name that people write and read.
+            /// The layer's name for people.
             pub const fn name(self) -> &'static str {
                 match self { $(Layer::$layer => $name,)* }
             }
 
-            /// Whether an owner may agree to do without it. The others carry the rest.
+            /// Whether an owner may waive it. The others are essential.
             pub const fn can_be_degraded(self) -> bool {
                 match self { $(Layer::$layer => $degradable,)* }
             }
 
-            /// What to do when the host lacks it.
+            /// A hint for a host that lacks it.
             pub const fn hint(self) -> &'static str {
                 match self { $(Layer::$layer => $hint,)* }
             }
@@ -67,7 +67,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// A text that names no layer that can be done without.
+/// A text that names no waivable layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no layer {0:?} can be left out; these can: {list}", list = degradable())]
 pub struct UnknownLayer(String);
@@ -78,7 +78,7 @@ fn degradable() -> String {
 
 impl FromStr for Layer {
     type Err = UnknownLayer;
-    /// Reads the name of a layer that may be left out.
+    /// Parses the name of a waivable layer.
     fn from_str(text: &str) -> Result<Self, UnknownLayer> {
         Layer::ALL
             .iter()
@@ -88,28 +88,28 @@ impl FromStr for Layer {
     }
 }
 
-/// What became of a layer.
+/// Status of a layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerStatus {
-    /// In force, and seen to be.
+    /// In force and verified.
     Enforced {
-        /// How.
+        /// Details.
         detail: String,
     },
-    /// Missing with the owner's consent.
+    /// Waived by the owner, and unavailable.
     Degraded {
-        /// Why the host could not.
+        /// Why the host lacks it.
         why: String,
     },
 }
 
-/// One layer and what became of it.
+/// A layer with its status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerReport {
-    /// Which.
+    /// The layer.
     pub layer: Layer,
-    /// What became of it.
+    /// Its status.
     pub status: LayerStatus,
 }
 
@@ -125,17 +125,17 @@ impl fmt::Display for LayerReport {
 /// Every layer of one sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxReport {
-    /// In the order in which they were built.
+    /// In build order.
     pub layers: Vec<LayerReport>,
 }
 
 impl SandboxReport {
-    /// Notes that a layer is in force; replaces what was noted of it before.
+    /// Records a layer as in force, replacing an earlier record.
     pub fn enforced(&mut self, layer: Layer, detail: impl Into<String>) {
         self.note(layer, LayerStatus::Enforced { detail: detail.into() });
     }
 
-    /// Notes what became of a layer; replaces what was noted of it before.
+    /// Records a layer's status, replacing an earlier record.
     pub fn note(&mut self, layer: Layer, status: LayerStatus) {
         match self.layers.iter_mut().find(|report| report.layer == layer) {
             Some(report) => report.status = status,
@@ -143,29 +143,29 @@ impl SandboxReport {
         }
     }
 
-    /// What became of a layer, if it was noted.
+    /// The recorded status of a layer.
     pub fn status(&self, layer: Layer) -> Option<&LayerStatus> {
         self.layers.iter().find(|report| report.layer == layer).map(|report| &report.status)
     }
 
-    /// One line for each layer, as `show` prints them.
+    /// One line per layer, as printed by `show`.
     pub fn lines(&self) -> Vec<String> {
         self.layers.iter().map(LayerReport::to_string).collect()
     }
 
-    /// The layers that are missing with consent.
+    /// The waived layers that are missing.
     pub fn degraded(&self) -> impl Iterator<Item = Layer> + '_ {
         self.layers.iter().filter(|r| matches!(r.status, LayerStatus::Degraded { .. })).map(|r| r.layer)
     }
 }
 
-/// Why there is no sandbox: nothing untrusted has run.
+/// Why the sandbox could not be built: nothing untrusted has run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("sandbox layer {layer}: {cause}")]
 pub struct SandboxError {
-    /// Which layer failed.
+    /// The layer that failed.
     pub layer: Layer,
-    /// What happened, to what, and why.
+    /// The cause.
     pub cause: String,
     /// What to do next.
     pub hint: String,
@@ -177,7 +177,7 @@ impl SandboxError {
         SandboxError { layer, cause: cause.into(), hint: layer.hint().to_owned() }
     }
 
-    /// The same error with a better hint.
+    /// Replaces the hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = hint.into();
@@ -189,7 +189,7 @@ impl From<SandboxError> for Error {
     fn from(error: SandboxError) -> Self {
         let reason = format!("sandbox-{}", error.layer);
         let code = match error.layer {
-            // Mostly a path or a user that cannot be, which another request can put right.
+            // Usually an invalid path or user, which another request can correct.
             Layer::PivotRoot | Layer::RunAs | Layer::IdMap | Layer::Rlimits => ErrorCode::Refused,
             _ => ErrorCode::Unsupported,
         };
@@ -197,7 +197,7 @@ impl From<SandboxError> for Error {
     }
 }
 
-/// Turns a failure into one that names the layer and what was tried.
+/// Converts a failure into an error with its layer and the attempted step.
 pub(crate) fn failed<E: fmt::Display>(layer: Layer, what: impl fmt::Display) -> impl FnOnce(E) -> SandboxError {
     move |error| SandboxError::new(layer, format!("{what}: {error}"))
 }

@@ -1,4 +1,4 @@
-//! What sandbox a kernel is to have: checked data, no acting. Pure.
+//! The plan of a kernel's sandbox: checked data. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -8,54 +8,54 @@ use super::layer::{Layer, SandboxError};
 use crate::core::limits;
 use crate::core::spec::{KernelLimits, Net, check_inside_path};
 
-/// The user and group that code inside believes to be.
+/// The user and group id that code inside sees.
 pub const GUEST_ID: u32 = 1000;
-/// The name of both.
+/// The name of that user and group.
 pub const GUEST_NAME: &str = "guest";
-/// Where every kernel has its workspace.
-pub const WORKSPACE: &str = "/workspace";
-/// Share of a kernel's memory that its `/tmp` and `/dev/shm` may fill together, as a divisor.
+/// Path of every kernel's workspace inside.
+pub use crate::core::spec::WORKSPACE;
+/// `/tmp` and `/dev/shm` together may fill this fraction of a kernel's memory, as a divisor.
 const SCRATCH_SHARE: u64 = 2;
-/// Files that `/tmp` and `/dev/shm` may hold for each MiB of their size.
+/// Files in `/tmp` and `/dev/shm` per MiB of their size.
 const SCRATCH_FILES_PER_MIB: u64 = 256;
 
 /// A file or folder of the host inside the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedMount {
-    /// Where the kernel sees it.
+    /// Path inside.
     pub inside: PathBuf,
-    /// Where the host has it: without symbolic links. One that is on the way when it is opened is a refusal.
+    /// Path on the host, without symbolic links. A link found when it is opened is refused.
     pub source: PathBuf,
-    /// Whether the kernel may change it.
+    /// Whether the kernel may write.
     pub writable: bool,
-    /// Whether every kernel of the host has it, by its configuration: nobody gave it, and nobody takes it away.
+    /// Whether the host's configuration gives it to every kernel; it cannot be unmounted then.
     #[serde(default)]
     pub system: bool,
 }
 
-/// Which unprivileged user a daemon that is root runs a kernel as.
+/// The unprivileged user that runs a kernel when the daemon is root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunAs {
-    /// User; never 0.
+    /// User id; never 0.
     pub uid: u32,
-    /// Group; never 0.
+    /// Group id; never 0.
     pub gid: u32,
-    /// Whether the planned mounts were asked for by root, who may give away what belongs to others: their owner is mapped
-    /// to this user. Without it they are opened as this user, with its rights and no more.
+    /// Whether root requested the planned mounts and may give away files of others: then their
+    /// owner is mapped to this user. Otherwise they are opened with this user's rights.
     pub map_root: bool,
 }
 
 /// The sandbox of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxPlan {
-    /// Its network.
+    /// Its network access.
     pub net: Net,
-    /// Its bounds.
+    /// Its limits.
     pub limits: KernelLimits,
-    /// The paths it is given.
+    /// Its mounts.
     #[serde(default)]
     pub mounts: Vec<PlannedMount>,
-    /// Layers that its owner agreed to do without.
+    /// Layers that its owner waived.
     #[serde(default)]
     pub degraded: Vec<Layer>,
     /// Needed if the daemon is root, ignored otherwise.
@@ -63,27 +63,29 @@ pub struct SandboxPlan {
     pub run_as: Option<RunAs>,
     /// The kernel's own folder.
     pub kernel_dir: PathBuf,
-    /// A folder of the host that stays as long as the sandbox, on which a daemon that is root has its staging tree; none: the kernel's. Where
-    /// a folder is removed, the host kernel takes away what is mounted on it, whoever sees it.
+    /// A folder of the host that exists as long as the sandbox and carries a root daemon's staging
+    /// tree; none: the kernel's folder. Removing a folder on the host detaches every mount on it,
+    /// in all namespaces.
     #[serde(default)]
     pub staged_on: Option<PathBuf>,
-    /// There is no kernel yet, until [`Init::enter_kernel`](super::Init::enter_kernel): the workspace is empty, and whoever starts the sandbox
-    /// keeps it from being written to.
+    /// Whether the sandbox has no kernel until [`Init::enter_kernel`](super::Init::enter_kernel).
+    /// The workspace is then empty, and the starter of the sandbox keeps it read-only.
     #[serde(default)]
     pub unbound: bool,
-    /// What becomes `/workspace`: a path within the kernel's folder.
+    /// The folder shown as `/workspace`: a path within the kernel's folder.
     #[serde(default = "workspace")]
     pub own_workspace: PathBuf,
-    /// Another folder to be `/workspace`: that of the kernel whose thread this one is.
+    /// Another folder to show as `/workspace`: the one of the kernel that shares its workspace.
     #[serde(default)]
     pub workspace: Option<PathBuf>,
-    /// What the kernel calls its host.
+    /// The host name inside.
     pub hostname: String,
-    /// The cgroup v2 folder to make, below one that the daemon may make children in; the daemon removes it.
+    /// The cgroup v2 folder to create, below one where the daemon may create children; the daemon
+    /// removes it.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
-    /// Folders that no mount may show, even if it lies above them: the daemon's data, sockets and settings. The kernel's own
-    /// folder is always among them.
+    /// Folders hidden from every mount, even of a parent folder: the daemon's data, sockets and
+    /// settings, and always the kernel's own folder.
     #[serde(default)]
     pub protected: Vec<PathBuf>,
 }
@@ -112,10 +114,10 @@ impl SandboxPlan {
         }
     }
 
-    /// Checks what does not depend on the host.
+    /// Checks every rule that does not depend on the host.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first violated rule.
     pub fn check(&self) -> Result<(), SandboxError> {
         let wrong = |cause: String| Err(SandboxError::new(Layer::PivotRoot, cause).hint("correct the request"));
         if let Some(layer) = self.degraded.iter().find(|layer| !layer.can_be_degraded()) {
@@ -158,12 +160,12 @@ impl SandboxPlan {
         Ok(())
     }
 
-    /// Whether its owner agreed to do without that layer.
+    /// Whether the owner waived that layer.
     pub fn may_lack(&self, layer: Layer) -> bool {
         self.degraded.contains(&layer)
     }
 
-    /// The mounts in an order in which each comes after those that it lies in.
+    /// The mounts, each after those that contain it.
     pub fn mounts_outermost_first(&self) -> Vec<&PlannedMount> {
         let mut mounts: Vec<&PlannedMount> = self.mounts.iter().collect();
         mounts.sort_by_key(|mount| mount.inside.components().count());
@@ -180,12 +182,12 @@ impl SandboxPlan {
         (self.scratch_bytes() >> 20).max(1) * SCRATCH_FILES_PER_MIB
     }
 
-    /// Processors that the kernel may use at once when affinity is the limit.
+    /// Number of processors for the kernel when affinity is the limit.
     pub fn whole_cpus(&self) -> usize {
         usize::try_from(self.limits.cpu_milli.div_ceil(1000)).unwrap_or(1).max(1)
     }
 
-    /// Whether the kernel may write at that path inside, by the plan.
+    /// Whether the plan lets the kernel write at that path inside.
     pub fn writable_at(&self, inside: &Path) -> bool {
         const ALWAYS: [&str; 5] = ["/workspace", "/tmp", "/dev/shm", "/dev/pts", "/proc"];
         let ours = self

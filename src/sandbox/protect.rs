@@ -1,19 +1,17 @@
-//! Which parts of a mount must stay hidden: ryokan's own folders, wherever a kernel's owner points. Pure.
+//! The hidden parts of a mount: ryokan's own folders, whatever path a kernel's owner chooses. Pure.
 
 use std::path::{Path, PathBuf};
 
 use super::layer::{Layer, SandboxError};
+use crate::core::spec::NEVER_SHOWN;
 
-/// Never part of a kernel's tree from outside: the host's view of processes, devices and itself.
-pub const NEVER_GIVEN: [&str; 3] = ["/proc", "/sys", "/dev"];
-
-/// The places inside that have to be covered when `source` (without symbolic links) appears at `inside`.
+/// The places inside to cover when `source` (without symbolic links) is mounted at `inside`.
 ///
 /// # Errors
-/// If the source itself lies in a protected folder.
+/// If the source itself is in a protected folder.
 pub(super) fn covers(inside: &Path, source: &Path, protected: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
     let mut covers = Vec::new();
-    for folder in protected.iter().map(PathBuf::as_path).chain(NEVER_GIVEN.iter().map(Path::new)) {
+    for folder in protected.iter().map(PathBuf::as_path).chain(NEVER_SHOWN.iter().map(Path::new)) {
         if source.starts_with(folder) {
             return Err(SandboxError::new(
                 Layer::PivotRoot,

@@ -1,11 +1,12 @@
-//! A sandbox that stands before it is known for which kernel: everything but the kernel's own folder, name and mounts.
+//! A sandbox of a warm worker: complete except for the kernel's own folder, name and mounts. Runs
+//! in init.
 //!
 //! ```text
 //!  plan.unbound: /workspace is empty ──▶ enter_kernel ──▶ /workspace is the kernel's
 //! ```
 //!
-//! Until then only ryokan's own code and the interpreter's have run inside: no user's bytes. A new kernel takes over the folder on which
-//! the sandbox stands; any other brings its own.
+//! Until then only code of ryokan and the interpreter has run inside, none of a user. A new kernel
+//! adopts the sandbox's folder; an existing kernel brings its own.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,55 +19,55 @@ use nix::sys::stat::Mode;
 use nix::unistd::sethostname;
 
 use super::bind::{LiveBind, fail, in_engine_tree, open_root, refused, writable_root};
-use super::init::{BindSource, Init, proc_file};
+use super::init::{Init, MountSource, proc_file};
 use super::layer::{Layer, LayerStatus, SandboxError, failed};
 use super::plan::{SandboxPlan, WORKSPACE};
 use super::tree::Source;
 use super::{staging, tree, tree_etc, verify};
 use crate::sys::mount::attach;
 
-/// The kernel's folder in the staging tree, once the slot has one.
+/// The kernel's folder in the staging tree, after binding.
 const BOUND: &str = "bound";
-/// The workspace of a thread in the staging tree, once the slot has one.
+/// A shared workspace in the staging tree, after binding.
 const BOUND_SHARED: &str = "bound-shared";
 
-/// The folder of a kernel that has one already.
+/// The folder of an existing kernel.
 #[derive(Debug)]
 pub struct KernelFolder {
     /// The folder.
-    pub dir: BindSource,
-    /// What becomes `/workspace`: a path within it.
+    pub dir: MountSource,
+    /// The folder shown as `/workspace`: a path within it.
     pub own_workspace: PathBuf,
-    /// Another folder to be `/workspace`.
-    pub workspace: Option<BindSource>,
+    /// Another folder to show as `/workspace`.
+    pub workspace: Option<MountSource>,
 }
 
-/// What a kernel brings into a sandbox that was made without one.
+/// The kernel's part of a sandbox that was built without a kernel.
 #[derive(Debug)]
 pub struct KernelEntry {
-    /// Its folder; none: the one on which the sandbox stands becomes the kernel's.
+    /// The kernel's folder. None: the kernel adopts the sandbox's folder.
     pub folder: Option<KernelFolder>,
-    /// What the kernel calls its host.
+    /// The kernel's host name.
     pub hostname: String,
-    /// Folders that no mount may show, without symbolic links; beside those that the sandbox knows.
+    /// Further folders that no mount may show, without symbolic links.
     pub protected: Vec<PathBuf>,
 }
 
-impl BindSource {
-    /// The host's name for it.
+impl MountSource {
+    /// Its path on the host.
     fn shows(&self) -> &Path {
         match self {
-            BindSource::Path(path) | BindSource::Tree { shows: path, .. } => path,
+            MountSource::Path(path) | MountSource::Tree { shows: path, .. } => path,
         }
     }
 }
 
 impl Init {
-    /// Makes the sandbox a kernel's: its folder, and its name. Once; its mounts come after, by [`Init::bind`], and then
+    /// Gives the sandbox a kernel's folder and name, once. Mounts follow with [`Init::bind`], then
     /// [`Init::look_at_mounts`].
     ///
     /// # Errors
-    /// If there is a kernel already, or its folder is out of reach. The sandbox is of no use then.
+    /// If there is a kernel already or its folder is unreachable. The sandbox is unusable then.
     pub fn enter_kernel(&mut self, kernel: KernelEntry) -> Result<(), SandboxError> {
         if !self.plan.unbound {
             return Err(refused("this sandbox is a kernel's already", "start another worker"));
@@ -97,7 +98,7 @@ impl Init {
                 })
             })?;
         }
-        // A name that is no shorter leaves nothing of the slot's.
+        // A name that is not shorter overwrites the old one completely.
         let is_shorter = self.plan.hostname.len() < length_before;
         for (file, (path, text)) in files.iter_mut().zip(tree_etc::of_host_name(&self.plan.hostname)) {
             let emptied = if is_shorter { file.set_len(0) } else { Ok(()) };
@@ -125,10 +126,10 @@ impl Init {
         Ok(())
     }
 
-    /// Holds the mounts that the engine's process has now against the plan, as the engine's process did before it ran anything.
+    /// Compares the engine's mounts with the plan, as its process did before it ran anything.
     ///
     /// # Errors
-    /// The first mount that is not as it must be.
+    /// The first mount that violates the plan.
     pub fn look_at_mounts(&self, engine: i32) -> Result<(), SandboxError> {
         let seen = proc_file(engine, "mountinfo").map_err(fail("cannot read the engine's mounts"))?;
         let mut plan = self.plan.clone();
@@ -136,10 +137,11 @@ impl Init {
         verify::judge_mounts(&plan, &seen)
     }
 
-    /// Goes the way of [`Init::enter_kernel`] without a kernel: changes nothing, and leaves what that takes in memory.
+    /// Runs through [`Init::enter_kernel`] without a kernel. Changes nothing, but loads the needed
+    /// code and data into memory.
     ///
     /// # Errors
-    /// What would fail then.
+    /// The error that entering would meet.
     pub fn rehearse(&mut self, engine: i32) -> Result<(), SandboxError> {
         if let Some(tree) = &self.engine {
             self.host_files = in_engine_tree(tree, || Ok(|| workspace_inside().and_then(|_| host_files())))?;
@@ -147,26 +149,27 @@ impl Init {
         self.look_at_mounts(engine)
     }
 
-    /// Opens a folder of the host: by its path, or in the staging tree, where it lasts as long as init.
-    fn take_folder(&self, source: BindSource, name: &str) -> Result<OwnedFd, SandboxError> {
+    /// Opens a folder of the host: by its path, or in the staging tree, where it lasts as long as
+    /// init.
+    fn take_folder(&self, source: MountSource, name: &str) -> Result<OwnedFd, SandboxError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let opened = match (source, &self.staging) {
-            (BindSource::Path(path), None) => open(&path, flags, Mode::empty()),
-            (BindSource::Tree { tree, .. }, Some(staging)) => {
+            (MountSource::Path(path), None) => open(&path, flags, Mode::empty()),
+            (MountSource::Tree { tree, .. }, Some(staging)) => {
                 staging::hang(staging.as_fd(), name, &tree).map_err(fail("cannot stage the kernel's folder"))?;
                 openat(staging, name, flags, Mode::empty())
             }
-            (BindSource::Path(_), Some(_)) | (BindSource::Tree { .. }, None) => {
-                return Err(refused("a daemon that is root sends a mount, another one a path", "restart the daemon"));
+            (MountSource::Path(_), Some(_)) | (MountSource::Tree { .. }, None) => {
+                return Err(refused("a root daemon must send a mount, any other a path", "restart the daemon"));
             }
         };
         opened.map_err(fail("cannot open the kernel's folder"))
     }
 }
 
-/// In N2: the kernel's workspace in the place of the empty one.
+/// In N2: replaces the empty workspace by the kernel's.
 fn exchange_workspace(tree: &OwnedFd) -> Result<(), SandboxError> {
-    umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot take the empty workspace away"))?;
+    umount2(WORKSPACE, MntFlags::MNT_DETACH).map_err(fail("cannot detach the empty workspace"))?;
     attach(tree.as_fd(), workspace_inside()?.as_fd()).map_err(fail("cannot mount the workspace"))
 }
 
@@ -174,7 +177,8 @@ fn workspace_inside() -> Result<OwnedFd, SandboxError> {
     tree::find(open_root()?.as_fd(), Path::new(WORKSPACE)).map_err(fail("cannot open /workspace inside"))
 }
 
-/// In N2: the files that say what the kernel calls its host, in the order of [`tree_etc::of_host_name`], open to be written anew.
+/// In N2: opens the files that contain the host name for writing, in the order of
+/// [`tree_etc::of_host_name`].
 fn host_files() -> Result<Vec<File>, SandboxError> {
     let bare = writable_root()?;
     let open = |(path, _)| {

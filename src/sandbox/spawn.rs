@@ -1,4 +1,5 @@
-//! Starting an engine: init's side of the talk with the child (`child.rs` has the other).
+//! Starting an engine: init's side of the exchange with the child (`child.rs` has the other). Runs
+//! in init.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -26,14 +27,15 @@ use crate::sys::pidfd;
 use crate::sys::process::enlarge_pipe;
 use crate::sys::socket::{receive_with_fds, send_with_fds};
 
-/// Size that pipes for output are given when the user's share allows it.
+/// Requested size of output pipes, granted if the user's quota allows.
 const PIPE_BYTES: usize = 1 << 20;
 
 impl Init {
-    /// Starts an engine in the sandbox. It runs only after it has shown every layer to be in force.
+    /// Starts an engine in the sandbox. It runs only after every layer has been shown to be in
+    /// force.
     ///
     /// # Errors
-    /// The layer that failed, or why the program could not be run. Nothing untrusted has run then.
+    /// The layer that failed, or why the program could not run. Nothing untrusted has run then.
     pub fn spawn_engine(&mut self, program: EngineProgram) -> Result<EngineProcess, SandboxError> {
         let fail = || failed(Layer::Descriptors, "cannot make the engine's descriptors");
         let pair = |kind| socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC);
@@ -47,7 +49,7 @@ impl Init {
         enlarge_pipe(&stdout, PIPE_BYTES);
         enlarge_pipe(&stderr, PIPE_BYTES);
         let mounts = self.wanted();
-        // What came later is part of what the child holds its tree against.
+        // Later mounts are part of the plan that the child verifies.
         let mut plan = self.plan.clone();
         plan.mounts.extend(self.live.iter().map(LiveBind::planned));
         let pid = match fork().map_err(failed(Layer::PidNs, "cannot start the engine's process"))? {
@@ -67,7 +69,7 @@ impl Init {
         };
         drop((theirs, stdout_inside, stderr_inside, control_inside, program));
         let started = pidfd::open(pid).map_err(failed(Layer::PidNs, "cannot watch the engine's process"));
-        // While the child makes its tree. It runs nothing before it is told to.
+        // While the child builds its tree. It runs no program before `go`.
         let limited = self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.take(pid));
         let limited = limited.map_err(failed(Layer::Memory, "cannot move the engine into its cgroup"));
         match started.and_then(|pidfd| limited.map(|()| pidfd)).and_then(|pidfd| self.talk(pid, &ours).map(|()| pidfd))
@@ -81,7 +83,7 @@ impl Init {
         }
     }
 
-    /// Listens until the program runs.
+    /// Receives the child's messages until the program runs.
     fn talk(&mut self, pid: Pid, socket: &OwnedFd) -> Result<(), SandboxError> {
         let deadline = Instant::now() + limits::WORKER_START;
         let tree = match hear(socket, deadline)? {
@@ -108,15 +110,15 @@ impl Init {
         for each in in_force.layers {
             self.report.note(each.layer, each.status);
         }
-        send_with_fds(socket, b"!", &[]).map_err(failed(Layer::Descriptors, "cannot say go"))?;
-        // The socket ends when the program takes over; an error comes if it cannot.
+        send_with_fds(socket, b"!", &[]).map_err(failed(Layer::Descriptors, "cannot send `go`"))?;
+        // The socket closes when the program starts; an error arrives if it cannot.
         match hear(socket, deadline)? {
             None => Ok(()),
             other => Err(unexpected(other)),
         }
     }
 
-    /// What the child says of itself, checked from outside of it.
+    /// Verifies the child from outside.
     fn look_again(&self, pid: Pid, in_force: &SandboxReport) -> Result<(), SandboxError> {
         let status =
             proc_file(pid.as_raw(), "status").map_err(failed(Layer::PidNs, "cannot look at the engine's process"))?;
@@ -125,7 +127,7 @@ impl Init {
             let root_only = matches!(layer, Layer::RunAs | Layer::IdMap);
             let known = in_force.status(*layer).or_else(|| self.report.status(*layer)).is_some();
             if !known && !root_only {
-                return Err(SandboxError::new(*layer, "nobody has set it up"));
+                return Err(SandboxError::new(*layer, "the layer was never set up"));
             }
         }
         Ok(())
@@ -139,7 +141,7 @@ impl Init {
         })
     }
 
-    /// Every mount that the engine's tree is to have: the workspace, the planned ones, those that came later.
+    /// Every mount of the engine's tree: the workspace, the planned ones, the later ones.
     fn wanted(&self) -> Vec<Wanted> {
         let mut wanted = vec![Wanted {
             inside: PathBuf::from(WORKSPACE),
@@ -158,15 +160,15 @@ impl Init {
             wanted.push(Wanted { inside: mount.inside.clone(), source, writable: mount.writable });
         }
         wanted.extend(self.live.iter().map(|live| live.wanted(self.staging.as_ref())));
-        // A mount hides what was mounted below its place before.
+        // A mount hides earlier mounts below its place.
         wanted.sort_by_key(|mount| mount.inside.components().count());
         wanted
     }
 }
 
-/// The child's next word and what came along; `None` when the socket has ended.
+/// The child's next message with its descriptors; `None` when the socket has closed.
 fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd>)>, SandboxError> {
-    let fail = || failed(Layer::Descriptors, "cannot hear the engine's process");
+    let fail = || failed(Layer::Descriptors, "cannot read from the engine's process");
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left.max(Duration::from_millis(1))).unwrap_or(PollTimeout::MAX);
@@ -188,12 +190,12 @@ fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd
     let mut buffer = vec![0; WORD_BYTES];
     match receive_with_fds(socket, &mut buffer) {
         Ok((0, _)) => Ok(None),
-        // What a dead child's socket says if it had not read its last message.
+        // The error of a socket whose dead peer had not read its last message.
         Err(error) if error.raw_os_error() == Some(libc::ECONNRESET) => Ok(None),
         Err(error) => Err(fail()(error)),
         Ok((length, fds)) => {
             let word = serde_json::from_slice(&buffer[..length])
-                .map_err(failed(Layer::Descriptors, "the engine's process does not make sense"))?;
+                .map_err(failed(Layer::Descriptors, "the engine's process sent an invalid message"))?;
             Ok(Some((word, fds)))
         }
     }
@@ -203,7 +205,7 @@ fn unexpected(word: Option<(Word, Vec<OwnedFd>)>) -> SandboxError {
     match word {
         Some((Word::Failed(error), _)) => error,
         Some((word, fds)) => {
-            let what = format!("the engine's process said {word:?} with {} descriptors out of turn", fds.len());
+            let what = format!("the engine's process sent {word:?} with {} descriptors unexpectedly", fds.len());
             SandboxError::new(Layer::Descriptors, what)
         }
         None => SandboxError::new(Layer::PivotRoot, "the engine's process ended while its sandbox was being built"),
@@ -219,7 +221,7 @@ impl EngineProcess {
         pidfd::signal(self.pidfd.as_fd(), signal)
     }
 
-    /// The descriptors by number, for those who watch them.
+    /// The descriptors by number, for their watchers.
     pub fn raw_fds(&self) -> [i32; 4] {
         [&self.pidfd, &self.control, &self.stdout, &self.stderr].map(AsRawFd::as_raw_fd)
     }

@@ -1,14 +1,15 @@
-//! What a daemon that is root prepares before it becomes an unprivileged user: the kernel's folder, and paths that root
-//! gave away, as mounts on which that user owns what their owner owns.
+//! The staging tree: mounts that a root daemon's worker prepares before it changes its user. They
+//! show the kernel's folder and paths granted by root with mapped owners.
 //!
-//! They hang in a small tmpfs on top of the kernel's folder (of a slot, which may change its folder: on the one above), in a mount
-//! namespace of our own; the working directory leads there, since it is what survives the change of namespaces.
+//! They are attached in a small tmpfs on top of the kernel's folder (for a warm worker, whose
+//! folder may change, on its parent), in a mount namespace of our own. The working directory is in
+//! it, because that survives the change of namespaces.
 //!
 //! ```text
 //!  <kernel_dir> = tmpfs ┬ kernel   the kernel's folder, owner mapped
-//!                       ├ shared   another kernel's workspace, for a thread, owner mapped
+//!                       ├ shared   another kernel's workspace, if shared, owner mapped
 //!                       ├ 0, 1, …  the planned mounts, in the plan's order, owners mapped (files and folders)
-//!                       └ live-N   what was sent later
+//!                       └ live-N   mounts sent later
 //! ```
 
 use std::cell::RefCell;
@@ -24,7 +25,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fstat, mkdirat};
 use nix::unistd::fchdir;
 
-use super::given;
+use super::host_path;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::{RunAs, SandboxPlan};
 use crate::sys::mount::{attach, clone_tree, map_ids, new_file_system};
@@ -32,13 +33,13 @@ use crate::sys::namespace::in_new_user_namespace;
 
 /// The kernel's folder in the staging tree.
 pub(super) const KERNEL: &str = "kernel";
-/// The workspace of a thread in the staging tree.
+/// A shared workspace in the staging tree.
 pub(super) const SHARED: &str = "shared";
 
 /// Builds the staging tree in a new mount namespace and makes it the working directory. Needs root.
 ///
 /// # Errors
-/// If a source is missing, or its file system cannot map owners.
+/// If a source is missing or its file system cannot map owners.
 pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxError> {
     let owners = Owners::default();
     let kernel = openat(AT_FDCWD, &plan.kernel_dir, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
@@ -53,9 +54,9 @@ pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxErro
         }
     }
     unshare(CloneFlags::CLONE_NEWNS).map_err(failed(Layer::MountNs, "cannot make a mount namespace"))?;
-    // What the host mounts and unmounts still arrives here, and nothing goes back.
+    // Mounts of the host still propagate here, ours do not propagate back.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
-        .map_err(failed(Layer::MountNs, "cannot make the mounts our own"))?;
+        .map_err(failed(Layer::MountNs, "cannot make the mounts private"))?;
     let (uid, gid) = (run_as.uid.to_string(), run_as.gid.to_string());
     let options = [("size", "256k"), ("nr_inodes", "512"), ("mode", "0700"), ("uid", &uid), ("gid", &gid)];
     let root = new_file_system("tmpfs", &options, 0).map_err(failed(Layer::IdMap, "cannot make a tmpfs"))?;
@@ -69,7 +70,7 @@ pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxErro
     fchdir(&root).map_err(failed(Layer::IdMap, "cannot enter the staging tree"))
 }
 
-/// Attaches a detached tree under a new name in the staging tree.
+/// Attaches a detached tree in the staging tree under a new name.
 pub(super) fn hang(root: std::os::fd::BorrowedFd<'_>, name: &str, tree: &OwnedFd) -> std::io::Result<()> {
     let is_folder = fstat(tree)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
     if is_folder {
@@ -81,24 +82,25 @@ pub(super) fn hang(root: std::os::fd::BorrowedFd<'_>, name: &str, tree: &OwnedFd
     attach(tree.as_fd(), target.as_fd())
 }
 
-/// User and group on disk, and those that are seen.
+/// User and group on disk, and the visible ones.
 type Map = [(u32, u32); 2];
 
-/// User namespaces that are there for their maps only. To make one takes a process, which a large daemon should not fork each time: so each
-/// is made once and kept.
+/// User namespaces that exist only for their id maps. Creating one takes a process, which a large
+/// daemon should not fork repeatedly, so each is kept.
 #[derive(Debug, Default)]
 pub struct Owners {
     made: RefCell<HashMap<Map, Rc<OwnedFd>>>,
 }
 
 impl Owners {
-    /// A detached tree of that source, which no link may lead to, on which `run_as` owns what the source's owner owns: what a daemon that is
-    /// root sends for [`BindSource::Tree`](super::BindSource). Forks a child that does nothing, once for each pair of owners.
+    /// A detached tree of the source, which no link may lead to, with the source's owner mapped to
+    /// `run_as`. A root daemon sends it for [`MountSource::Tree`](super::MountSource). Forks an
+    /// idle child once per pair of owners.
     ///
     /// # Errors
-    /// If the source is missing, a link is in its way, or its file system cannot map owners.
+    /// If the source is missing, a link is on the way, or its file system cannot map owners.
     pub fn mapped(&self, source: &Path, run_as: RunAs) -> Result<OwnedFd, SandboxError> {
-        map_owner(&given::open(Layer::IdMap, source)?, source, run_as, self)
+        map_owner(&host_path::open(Layer::IdMap, source)?, source, run_as, self)
     }
 
     fn namespace(&self, on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<Rc<OwnedFd>> {
@@ -111,7 +113,7 @@ impl Owners {
     }
 }
 
-/// The same for what is open already; `source` is what it is called.
+/// As [`Owners::mapped`] for an open file; `source` is its name for messages.
 fn map_owner(opened: &OwnedFd, source: &Path, run_as: RunAs, owners: &Owners) -> Result<OwnedFd, SandboxError> {
     let tree = clone_tree(opened.as_fd(), Path::new(""), true)
         .map_err(failed(Layer::IdMap, format_args!("cannot mount {source:?}")))
@@ -135,7 +137,7 @@ fn map_owner(opened: &OwnedFd, source: &Path, run_as: RunAs, owners: &Owners) ->
     Ok(tree)
 }
 
-/// A user namespace that exists only for its maps: on-disk user and group to seen user and group.
+/// A user namespace that only maps the on-disk user and group to the visible ones.
 pub(super) fn mapping_namespace(on_disk: (u32, u32), seen: (u32, u32)) -> std::io::Result<OwnedFd> {
     in_new_user_namespace(|process| {
         std::fs::write(format!("/proc/{process}/uid_map"), format!("{} {} 1", on_disk.0, seen.0))?;
@@ -144,7 +146,7 @@ pub(super) fn mapping_namespace(on_disk: (u32, u32), seen: (u32, u32)) -> std::i
     })
 }
 
-/// A path to what a descriptor of ours stands for; only this process can follow it.
+/// A path to a descriptor's file; only this process can follow it.
 pub(super) fn through(fd: &OwnedFd, below: &str) -> std::path::PathBuf {
     let mut path = std::path::PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     if !below.is_empty() {

@@ -1,4 +1,5 @@
-//! The tree that code inside sees, built in the engine's own mount namespace (N2).
+//! The file tree of code inside, built in the engine's own mount namespace (N2). Runs in the
+//! engine's process.
 //!
 //! ```text
 //!  /            tmpfs, read-only     /usr /opt /nix    the host's, read-only
@@ -21,41 +22,41 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fchmod, fstat, mkdirat};
 use nix::unistd::{UnlinkatFlags, chdir, fchdir, pivot_root, symlinkat, unlinkat};
 
-use super::given;
+use super::host_path;
 use super::init::EngineTree;
 use super::layer::{Layer, SandboxError, failed};
 use super::plan::SandboxPlan;
 use super::tree_etc;
 use crate::sys::mount::{NODEV, NOEXEC, NOSUID, RDONLY, attach, change, clone_tree, new_file_system};
 
-/// What is to hang where, cloned from N1 and still detached.
+/// A mount to attach, cloned from N1 and still detached.
 pub(super) struct Hanging {
-    /// Where inside.
+    /// Path inside.
     pub inside: PathBuf,
-    /// What.
+    /// The detached tree.
     pub tree: OwnedFd,
-    /// Places in it that have to be covered.
+    /// Places in it to cover.
     pub covers: Vec<PathBuf>,
 }
 
-/// Where a mount comes from.
+/// The source of a mount.
 #[derive(Debug, Clone)]
 pub(super) enum Source {
-    /// A path of ryokan's own or of the system's, that no kernel's code can change.
+    /// A path of ryokan's or the system's, which no kernel's code can change.
     Own(PathBuf),
-    /// What hangs in the staging tree: a path through a descriptor of init's, and what it shows.
+    /// A mount of the staging tree: a path through a descriptor of init's, and the shown host path.
     Staged {
-        /// The path.
+        /// The path to open.
         at: PathBuf,
-        /// The host's name for it, without symbolic links.
+        /// Its path on the host, without symbolic links.
         shows: PathBuf,
     },
-    /// A path of the host's that was given and judged: it has no symbolic link in it, and is refused if one came since.
+    /// A checked path of the host without symbolic links; refused if a link appeared since.
     Given(PathBuf),
 }
 
 impl Source {
-    /// What of the host it shows, for what must stay hidden in it; nothing for ryokan's own.
+    /// The shown host path, for hiding parts of it; none for ryokan's own.
     pub(super) fn shows(&self) -> Option<&Path> {
         match self {
             Source::Own(_) => None,
@@ -64,11 +65,11 @@ impl Source {
     }
 }
 
-/// Folders of the host that are there as they are, read-only.
+/// Folders of the host that are shown unchanged, read-only.
 pub(super) const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix"];
 /// Devices: those without state.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
-/// Parts of `/proc` that tell about the host or change it.
+/// Parts of `/proc` that reveal or change the host.
 const PROC_COVERED: [&str; 19] = [
     "acpi",
     "asound",
@@ -90,14 +91,14 @@ const PROC_COVERED: [&str; 19] = [
     "timer_list",
     "timer_stats",
 ];
-/// An empty folder that covers others; its name is gone once the tree stands.
+/// An empty folder that covers others; removed by name once the tree is complete.
 const EMPTY: &str = ".empty";
 const SCRATCH: &str = ".scratch";
-/// More than the made-up files need; nothing can be written there later but mount points.
+/// More than the generated files need; later only mount points are written there.
 const ROOT_SIZE: &str = "8m";
 const ROOT_FILES: &str = "8192";
 
-/// A symbolic link: where, and to what.
+/// A symbolic link: path and target.
 type Link = (PathBuf, PathBuf);
 type Step<T> = Result<T, SandboxError>;
 
@@ -105,18 +106,18 @@ fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) ->
     failed(Layer::PivotRoot, what)
 }
 
-/// Builds the tree and makes it the root of the calling process, in a new mount namespace. `mounts` come outermost first,
-/// the workspace among them.
+/// Builds the tree and makes it the root of the calling process, in a new mount namespace. `mounts`
+/// are ordered outermost first, including the workspace.
 ///
 /// # Errors
-/// What could not be mounted, and why.
+/// The mount that failed, and why.
 pub(super) fn build(plan: &SandboxPlan, mounts: Vec<Hanging>) -> Step<EngineTree> {
     unshare(CloneFlags::CLONE_NEWNS).map_err(failed(Layer::MountNs, "cannot make the engine's mount namespace"))?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .map_err(failed(Layer::MountNs, "cannot make the mounts private"))?;
     let (system, links) = system_folders()?;
     let devices = devices()?;
-    // From here on the host's tree is out of reach by path: the new root covers its /proc.
+    // From here on no path reaches the host's tree: the new root covers its /proc.
     let root = root()?;
     let at = root.as_fd();
     for (path, target) in links {
@@ -136,20 +137,20 @@ pub(super) fn build(plan: &SandboxPlan, mounts: Vec<Hanging>) -> Step<EngineTree
     for path in system.iter().chain(&mounts).flat_map(|hanging| &hanging.covers) {
         cover(at, path)?;
     }
-    unlinkat(at, EMPTY, UnlinkatFlags::RemoveDir).map_err(fail("cannot take the empty folder away"))?;
+    unlinkat(at, EMPTY, UnlinkatFlags::RemoveDir).map_err(fail("cannot remove the empty folder"))?;
     enter(&root)?;
     let namespace = openat(AT_FDCWD, "/proc/self/ns/mnt", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
         .map_err(fail("cannot open the engine's mount namespace"))?;
     Ok(EngineTree { namespace, scratch })
 }
 
-/// A detached clone of a source in N1, as it is to hang.
+/// A detached clone of a source in N1, with its restrictions.
 pub(super) fn source(from: &Source, inside: &Path, writable: bool) -> Step<OwnedFd> {
     let what = || fail(format!("cannot open what is to appear at {inside:?}"));
     let tree = match from {
         Source::Own(path) | Source::Staged { at: path, .. } => clone_tree(AT_FDCWD, path, true).map_err(what())?,
         Source::Given(path) => {
-            let opened = given::open(Layer::PivotRoot, path)?;
+            let opened = host_path::open(Layer::PivotRoot, path)?;
             clone_tree(opened.as_fd(), Path::new(""), true).map_err(what())?
         }
     };
@@ -158,7 +159,7 @@ pub(super) fn source(from: &Source, inside: &Path, writable: bool) -> Step<Owned
     Ok(tree)
 }
 
-/// The host's folders as mounts and as links, in the forms that the host has.
+/// The host's folders as mounts or links, as on the host.
 fn system_folders() -> Step<(Vec<Hanging>, Vec<Link>)> {
     let (mut mounts, mut links) = (Vec::new(), Vec::new());
     for path in SYSTEM.map(Path::new) {
@@ -204,7 +205,7 @@ fn root() -> Step<OwnedFd> {
     Ok(root)
 }
 
-/// `/tmp` and `/dev/shm`: two folders of one tmpfs, so that one size bounds both.
+/// `/tmp` and `/dev/shm`: two folders of one tmpfs, limited together.
 fn scratch(plan: &SandboxPlan, at: BorrowedFd<'_>) -> Step<OwnedFd> {
     let (size, files) = (plan.scratch_bytes().to_string(), plan.scratch_files().to_string());
     let options = [("size", size.as_str()), ("nr_inodes", &files), ("mode", "0755")];
@@ -221,8 +222,8 @@ fn scratch(plan: &SandboxPlan, at: BorrowedFd<'_>) -> Step<OwnedFd> {
         hang(at, Path::new(inside), &made)?;
     }
     fchdir(at).map_err(fail("cannot enter the root"))?;
-    umount2(SCRATCH, MntFlags::MNT_DETACH).map_err(fail("cannot take the scratch mount away"))?;
-    unlinkat(at, SCRATCH, UnlinkatFlags::RemoveDir).map_err(fail("cannot take the scratch folder away"))?;
+    umount2(SCRATCH, MntFlags::MNT_DETACH).map_err(fail("cannot detach the scratch mount"))?;
+    unlinkat(at, SCRATCH, UnlinkatFlags::RemoveDir).map_err(fail("cannot remove the scratch folder"))?;
     Ok(scratch)
 }
 
@@ -249,7 +250,7 @@ fn dev(at: BorrowedFd<'_>, devices: Vec<(&str, OwnedFd)>) -> Step<()> {
 
 fn proc(at: BorrowedFd<'_>) -> Step<()> {
     let what = "cannot mount the engine's /proc";
-    // Processes that cannot be looked into, init above all, are not even listed.
+    // Processes that cannot be inspected, init above all, are not even listed.
     let proc = new_file_system("proc", &[("hidepid", "invisible")], NOSUID | NODEV | NOEXEC)
         .map_err(failed(Layer::PidNs, what))?;
     hang(at, Path::new("/proc"), &proc)?;
@@ -262,7 +263,7 @@ fn proc(at: BorrowedFd<'_>) -> Step<()> {
     Ok(())
 }
 
-/// Covers a file with `/dev/null`, a folder with an empty one; what is not there needs no cover.
+/// Covers a file with `/dev/null`, a folder with an empty one. A missing entry needs no cover.
 pub(super) fn cover(at: BorrowedFd<'_>, path: &Path) -> Step<()> {
     let target = match find(at, path) {
         Ok(target) => target,
@@ -277,19 +278,19 @@ pub(super) fn cover(at: BorrowedFd<'_>, path: &Path) -> Step<()> {
     attach(tree.as_fd(), target.as_fd()).map_err(fail(what()))
 }
 
-/// Makes the folder for covers again, for a moment, in a tree that stands.
+/// Recreates the folder for covers briefly in a finished tree.
 pub(super) fn with_empty<T>(at: BorrowedFd<'_>, act: impl FnOnce() -> Step<T>) -> Step<T> {
     folder(at, Path::new(EMPTY))?;
     let result = act();
-    unlinkat(at, EMPTY, UnlinkatFlags::RemoveDir).map_err(fail("cannot take the empty folder away"))?;
+    unlinkat(at, EMPTY, UnlinkatFlags::RemoveDir).map_err(fail("cannot remove the empty folder"))?;
     result
 }
 
-/// Makes the new root the process's own and lets the host's tree go.
+/// Makes the new root the process's own and detaches the host's tree.
 fn enter(root: &OwnedFd) -> Step<()> {
     fchdir(root).map_err(fail("cannot enter the root"))?;
     pivot_root(".", ".").map_err(fail("cannot make the new tree the root"))?;
-    umount2(".", MntFlags::MNT_DETACH).map_err(fail("cannot let the host's tree go"))?;
+    umount2(".", MntFlags::MNT_DETACH).map_err(fail("cannot detach the host's tree"))?;
     chdir("/").map_err(fail("cannot enter the root"))?;
     change(root.as_fd(), false, RDONLY | NOSUID | NODEV, 0).map_err(fail("cannot make the root read-only"))
 }
@@ -298,7 +299,7 @@ pub(super) fn relative(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// Opens what is at `path` below `at`, following no link on the way.
+/// Opens `path` below `at`, following no link on the way.
 pub(super) fn find(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     open_below(at, path, OFlag::empty())
 }
@@ -315,7 +316,7 @@ fn open_below(at: BorrowedFd<'_>, path: &Path, flags: OFlag) -> io::Result<Owned
     Ok(openat2(at, path, OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS))?)
 }
 
-/// Makes a folder and those above it, following no link on the way; gives it.
+/// Creates a folder with its parents, following no link on the way, and opens it.
 pub(super) fn folder(at: BorrowedFd<'_>, path: &Path) -> Step<OwnedFd> {
     make_folder(at, path).map_err(fail(format_args!("cannot make {path:?} inside")))
 }
@@ -340,9 +341,9 @@ fn file(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     }
 }
 
-/// Makes the mount point if need be, a folder or a file as the tree is, and gives it.
+/// Creates the mount point if needed, a folder or file like the mounted tree, and opens it.
 pub(super) fn mount_point(at: BorrowedFd<'_>, inside: &Path, tree: &OwnedFd) -> Step<OwnedFd> {
-    let what = || format!("cannot make a place for {inside:?}");
+    let what = || format!("cannot make a mount point for {inside:?}");
     if fstat(tree).map_err(fail(what()))?.st_mode & libc::S_IFMT == libc::S_IFDIR {
         return folder(at, inside);
     }

@@ -1,4 +1,5 @@
-//! The `/etc` that code inside sees: made up, with what programs need of the host's and nothing that tells of it.
+//! The `/etc` of code inside: generated, with the host's entries that programs need and nothing
+//! that identifies the host.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,7 +16,7 @@ use super::tree::{folder, mount_point, relative};
 use crate::core::spec::Net;
 use crate::sys::mount::{NODEV, NOSUID, RDONLY, attach, change, clone_tree};
 
-/// Files and links of the host that are copied if they are there.
+/// Files and links of the host that are copied if present.
 const COPIED: &[&str] = &[
     "/etc/ld.so.cache",
     "/etc/localtime",
@@ -30,9 +31,9 @@ const COPIED: &[&str] = &[
     "/etc/debian_version",
     "/etc/os-release",
 ];
-/// The same, where the network is the host's.
+/// Further files where the network is the host's.
 const COPIED_WITH_NET: &[&str] = &["/etc/resolv.conf"];
-/// Folders of the host that are mounted read-only if they are there.
+/// Folders of the host that are mounted read-only if present.
 pub(super) const MOUNTED: &[&str] = &[
     "/etc/alternatives",
     "/etc/ssl/certs",
@@ -45,14 +46,14 @@ pub(super) const MOUNTED: &[&str] = &[
     "/etc/python3.11",
     "/etc/perl",
 ];
-/// Largest file that is copied.
+/// Largest copied file.
 const COPY_MAX: u64 = 1 << 20;
 
 fn fail<E: std::fmt::Display>(what: impl std::fmt::Display) -> impl FnOnce(E) -> SandboxError {
     failed(Layer::PivotRoot, what)
 }
 
-/// The made-up files that say what the kernel calls its host.
+/// The generated files that contain the host name.
 pub(super) fn of_host_name(host: &str) -> [(&'static str, String); 2] {
     [
         ("/etc/hosts", format!("127.0.0.1 localhost {host}\n::1 localhost ip6-localhost\n")),
@@ -60,7 +61,7 @@ pub(super) fn of_host_name(host: &str) -> [(&'static str, String); 2] {
     ]
 }
 
-/// The files that are made up.
+/// The generated files.
 fn made_up(plan: &SandboxPlan) -> [(&'static str, String); 8] {
     let (id, guest, [hosts, hostname]) = (GUEST_ID, GUEST_NAME, of_host_name(&plan.hostname));
     let names = match plan.net {
@@ -89,8 +90,8 @@ fn made_up(plan: &SandboxPlan) -> [(&'static str, String); 8] {
     ]
 }
 
-/// Writes `/etc` and the few folders that programs expect to exist, into the new root at `at`. The host's tree is still
-/// the process's own.
+/// Writes `/etc` and a few expected folders into the new root at `at`. The process still sees the
+/// host's tree.
 pub(super) fn write(plan: &SandboxPlan, at: BorrowedFd<'_>) -> Result<(), SandboxError> {
     folder(at, Path::new("/etc"))?;
     for (path, text) in made_up(plan) {
@@ -124,7 +125,8 @@ fn create(at: BorrowedFd<'_>, path: &Path, content: &[u8]) -> Result<(), Sandbox
     File::from(file).write_all(content).map_err(fail(format_args!("cannot write {path:?}")))
 }
 
-/// Copies a file or a link that leads into the system's own folders; one that the user may not read is as good as absent.
+/// Copies a file, or a link into the system's own folders. A file that the user may not read is
+/// skipped.
 fn copy(at: BorrowedFd<'_>, path: &Path) -> Result<(), SandboxError> {
     if let Ok(target) = std::fs::read_link(path)
         && path.parent().is_some_and(|folder| folder.join(&target).starts_with("/usr"))
@@ -133,7 +135,7 @@ fn copy(at: BorrowedFd<'_>, path: &Path) -> Result<(), SandboxError> {
     }
     let mut content = Vec::new();
     let read = File::open(path).and_then(|file| {
-        // In one go, and seen to be the end by another.
+        // One read, and a second that confirms the end.
         content.reserve(usize::try_from(file.metadata()?.len().min(COPY_MAX) + 1).unwrap_or(0));
         file.take(COPY_MAX + 1).read_to_end(&mut content)
     });

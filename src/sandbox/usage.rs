@@ -1,4 +1,4 @@
-//! What the engine's processes use now, read from init's `/proc`.
+//! Current resource usage of the engine's processes, read from init's `/proc`. Runs in init.
 
 use std::os::fd::OwnedFd;
 
@@ -9,33 +9,36 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use super::init::{Init, proc_file};
 
-/// What a kernel's processes use, init apart.
+/// Usage of a kernel's processes without init.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory: each shared page counted once, `/tmp` and `/dev/shm` included. The cgroup's own figure where there is one.
+    /// Memory with each shared page counted once, `/tmp` and `/dev/shm` included. The cgroup's own
+    /// figure where there is one.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub tasks: u32,
-    /// Processor time since the start, of processes that have ended too.
+    /// Processor time since the start, ended processes included.
     pub cpu_us: u64,
 }
 
-/// One process as `/proc` shows it.
+/// A process as shown by `/proc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub pid: i32,
     pub tasks: u32,
     pub ticks: u64,
-    /// Resident pages, shared ones in full.
+    /// Resident pages, each shared page in full.
     pub resident_bytes: u64,
 }
 
 impl Process {
-    /// Reads the fields of a `stat` file; the name in it may hold anything, blanks and parentheses included.
+    /// Parses a `stat` file; the name in it may contain any character, blanks and parentheses
+    /// included.
     fn parse(pid: i32, stat: &str, page_bytes: u64) -> Option<Process> {
         let (_, rest) = stat.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        // From the third on: state is 0, utime 11, stime 12, cutime 13, cstime 14, num_threads 17, rss 21.
+        // From the third field on: state is 0, utime 11, stime 12, cutime 13, cstime 14,
+        // num_threads 17, rss 21.
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
         Some(Process {
             pid,
@@ -58,7 +61,7 @@ pub(super) fn processes() -> Vec<Process> {
         .collect()
 }
 
-/// The share of memory that is a process's own, each shared page divided among those who share it.
+/// A process's proportional memory: each shared page divided by its users.
 pub(super) fn proportional_bytes(process: &Process) -> u64 {
     let kib = proc_file(process.pid, "smaps_rollup").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
@@ -67,16 +70,16 @@ pub(super) fn proportional_bytes(process: &Process) -> u64 {
     kib.map_or(process.resident_bytes, |kib| kib * 1024)
 }
 
-/// A process's memory that no file is behind.
+/// A process's anonymous memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Anonymous {
-    /// All of it.
+    /// Total.
     pub resident: u64,
-    /// Each shared page divided among those who share it.
+    /// Each shared page divided by its users.
     pub share: u64,
 }
 
-/// What no file is behind; `None` if the process is gone or the host kernel does not tell.
+/// Anonymous memory; `None` if the process is gone or the host kernel lacks the figures.
 pub(super) fn anonymous_bytes(pid: i32) -> Option<Anonymous> {
     let text = proc_file(pid, "smaps_rollup").ok()?;
     let bytes = |name: &str| {
@@ -86,13 +89,13 @@ pub(super) fn anonymous_bytes(pid: i32) -> Option<Anonymous> {
     Some(Anonymous { resident: bytes("Anonymous:")?, share: bytes("Pss_Anon:")? })
 }
 
-/// How much of a tmpfs is in use.
+/// Used bytes of a tmpfs.
 pub(super) fn scratch_bytes(scratch: &OwnedFd) -> u64 {
     fstatvfs(scratch).map_or(0, |found| (found.blocks() - found.blocks_free()) * found.fragment_size())
 }
 
 impl Init {
-    /// What the engine's processes use now.
+    /// The current usage of the engine's processes.
     pub fn usage(&self) -> Usage {
         let ticks_per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100).max(1) as u64;
         let processes = processes();

@@ -1,6 +1,7 @@
-//! The last look before untrusted code runs: what the host kernel says of the engine's process, from inside.
+//! The final verification before untrusted code runs: the host kernel's facts about the engine's
+//! process.
 //!
-//! The judgement over what was read is pure; reading is all the rest does.
+//! The judgement is pure; the rest reads.
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use super::layer::{Layer, LayerStatus, SandboxError, SandboxReport};
 use super::plan::{GUEST_ID, SandboxPlan};
 use crate::sys::caps;
 
-/// What a process looks like from inside.
+/// A process's facts, read from inside.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     /// `/proc/self/status`.
@@ -22,16 +23,16 @@ pub(super) struct Seen {
     pub securebits: u32,
 }
 
-/// Reads what the host kernel says of this process.
+/// Reads the host kernel's facts about this process.
 ///
 /// # Errors
-/// If `/proc` does not answer.
+/// If `/proc` cannot be read.
 pub(super) fn look() -> std::io::Result<Seen> {
     let mut descriptors = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {
         descriptors.extend(entry?.file_name().to_string_lossy().parse::<RawFd>());
     }
-    // The descriptor that the listing itself was read through is closed by now.
+    // The descriptor that read the listing is closed by now.
     descriptors.retain(|fd| std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok());
     descriptors.sort_unstable();
     Ok(Seen {
@@ -47,7 +48,7 @@ pub(super) fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Checks what was seen against the plan; `expected` are the descriptors that may be open.
+/// Checks the facts against the plan; `expected` are the descriptors that may be open.
 ///
 /// # Errors
 /// The first layer that is not in force.
@@ -67,13 +68,13 @@ pub(super) fn judge(
     judge_mounts(plan, &seen.mounts)?;
     for layer in [Layer::Landlock, Layer::LandlockScope, Layer::Rlimits, Layer::Memory, Layer::Pids] {
         if report.status(layer).is_none() {
-            return wrong(layer, "nobody has set it up");
+            return wrong(layer, "the layer was never set up");
         }
     }
     Ok(())
 }
 
-/// The part of the judgement that init repeats from outside the engine's process.
+/// The checks that init repeats from outside the engine's process.
 pub(super) fn judge_status(report: &SandboxReport, status: &str) -> Result<(), SandboxError> {
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
         let none = field(status, set).and_then(|bits| u64::from_str_radix(bits, 16).ok()) == Some(0);
@@ -102,10 +103,11 @@ fn wrong<T>(layer: Layer, cause: impl Into<String>) -> Result<T, SandboxError> {
     Err(SandboxError::new(layer, cause))
 }
 
-/// Every mount is without set-user-id; devices exist only as the five; what the plan does not make writable is not.
+/// Checks that no mount honours set-user-id, only the five device files exist, and only planned
+/// places are writable.
 ///
 /// # Errors
-/// The first mount that is not so.
+/// The first violating mount.
 pub(super) fn judge_mounts(plan: &SandboxPlan, mounts: &str) -> Result<(), SandboxError> {
     const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/pts"];
     let mut root_seen = false;
@@ -159,7 +161,7 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// Undoes the octal form of blanks and backslashes.
+/// Decodes the octal form of blanks and backslashes.
 fn plain(text: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let bytes = text.as_bytes();

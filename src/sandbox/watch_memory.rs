@@ -1,29 +1,30 @@
-//! The memory limit where no cgroup sets it: looks at the processes while an execution runs, the more often the closer they
-//! are to the limit. Costs nothing while nobody ticks it.
+//! The memory limit without a cgroup: polls the processes while an execution runs, more often
+//! closer to the limit. Costs nothing without ticks. Runs in init.
 
 use super::Verdict;
 use super::init::Init;
 use super::usage::{processes, proportional_bytes};
 
-/// Shortest pause between two looks: as close to the limit as can be.
+/// Shortest interval, close to the limit.
 const FASTEST_MS: u64 = 20;
-/// Longest pause.
+/// Longest interval.
 const SLOWEST_MS: u64 = 500;
 
-/// Watches the memory of all processes together.
+/// Watches the total memory of all processes.
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryWatch {
     limit_bytes: u64,
 }
 
 impl MemoryWatch {
-    /// A watch, unless a cgroup does the work.
+    /// Creates a watch, unless a cgroup sets the limit.
     pub fn new(init: &Init) -> Option<MemoryWatch> {
         let by_cgroup = init.by_cgroup().memory;
         (!by_cgroup).then_some(MemoryWatch { limit_bytes: init.plan.limits.memory_bytes })
     }
 
-    /// Looks once. The cheap figure counts shared pages for each process; the exact one is read only if that is too much.
+    /// Measures once. The cheap figure counts shared pages once per process; the exact one is read
+    /// only if that exceeds the limit.
     pub fn tick(&self, init: &Init) -> Verdict {
         let processes = processes();
         let scratch = init.scratch_used();

@@ -1,5 +1,6 @@
-//! The size of the workspace, counted in slices while something runs: each tick looks at a bounded number of files, and
-//! after a whole round the pause grows with what the round cost. Links are never followed.
+//! The size limit of the workspace: counts in slices while something runs. Each tick covers a
+//! bounded number of files, and the pause after a round grows with the round's cost. Follows no
+//! link. Runs in init.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -13,15 +14,15 @@ use nix::sys::stat::{Mode, fstatat};
 use super::Verdict;
 use super::tree::find;
 
-/// Files of one tick.
+/// Files per tick.
 const SLICE: usize = 2_000;
-/// Files and folders that a workspace may hold: what a walk can remember.
+/// Limit of files and folders in a workspace: the walk must remember them.
 pub const FILES_MAX: u64 = 4_000_000;
 /// Pause between the slices of a round.
 const SLICE_PAUSE_MS: u64 = 10;
 /// Shortest pause between two rounds.
 const ROUND_PAUSE_MS: u64 = 1_000;
-/// A round takes at most this share of the time, as a divisor.
+/// Largest share of time for rounds, as a divisor.
 const ROUND_SHARE: u64 = 20;
 
 /// Watches the size of a workspace.
@@ -33,41 +34,41 @@ pub struct WorkspaceWatch {
     last_bytes: u64,
 }
 
-/// One walk through everything.
+/// A walk through the workspace.
 #[derive(Debug, Default)]
 struct Round {
     /// Folders still to be read, relative to the root.
     folders: Vec<PathBuf>,
-    /// The folder in hand.
+    /// The current folder.
     here: PathBuf,
     open: Option<OwnedFd>,
-    /// Files of it that are still to be looked at.
+    /// Its remaining files.
     names: Vec<OsString>,
     bytes: u64,
     files: u64,
-    /// Files with several names, which count once.
+    /// Files with several names, counted once.
     linked: HashSet<(u64, u64)>,
     spent_ms: u64,
     begun: bool,
 }
 
 impl WorkspaceWatch {
-    /// A watch over the folder.
+    /// Creates a watch on the folder.
     pub fn new(root: OwnedFd, limit_bytes: u64) -> WorkspaceWatch {
         WorkspaceWatch { root, limit_bytes, round: Round::default(), last_bytes: 0 }
     }
 
-    /// The size that the last whole round found.
+    /// The size found by the last complete round.
     pub fn last_bytes(&self) -> u64 {
         self.last_bytes
     }
 
-    /// Whether a round has begun that is not over.
+    /// Whether a round is in progress.
     pub fn is_counting(&self) -> bool {
         self.round.begun
     }
 
-    /// Looks at the next slice.
+    /// Measures the next slice.
     pub fn tick(&mut self) -> Verdict {
         let started = Instant::now();
         if !self.round.begun {
@@ -95,7 +96,7 @@ impl WorkspaceWatch {
         Verdict::Within { next_ms }
     }
 
-    /// Counts one slice; true when the round is over.
+    /// Counts one slice; true when the round is complete.
     fn slice(&mut self) -> bool {
         let round = &mut self.round;
         for _ in 0..SLICE {
@@ -110,7 +111,7 @@ impl WorkspaceWatch {
 }
 
 impl Round {
-    /// Takes the next folder in hand; one that is gone or closed to us holds nothing that we could count.
+    /// Opens the next folder. A folder that is gone or unreadable counts as empty.
     fn read(&mut self, root: &OwnedFd, folder: PathBuf) {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let opened = find(root.as_fd(), &folder).ok().and_then(|fd| openat(&fd, ".", flags, Mode::empty()).ok());
@@ -122,7 +123,7 @@ impl Round {
         }
     }
 
-    /// Counts one file of the folder in hand.
+    /// Counts one file of the current folder.
     fn count_next(&mut self) {
         let (Some(name), Some(open)) = (self.names.pop(), &self.open) else { return };
         let Ok(found) = fstatat(open, name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW) else { return };

@@ -1,7 +1,7 @@
 //! Compresses the entries of a batch on a few threads, beside the caller that reads and hashes.
 //!
-//! Items wait in a bounded queue until a thread has compressed and appended them. A caller that finds the queue full, or drains
-//! it, does part of the work itself.
+//! Items wait in a bounded queue until a thread has compressed and appended them. A caller that finds the queue full,
+//! or drains it, does part of the work itself.
 //!
 //! ```text
 //! put ─▶ hash ─▶ [queue] ─▶ compress, append     by threads, started once there is much to do

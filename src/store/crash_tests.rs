@@ -1,5 +1,6 @@
-//! A child runs a script over a store and is killed, or meets an error, at each labelled point in turn, and at random ones.
-//! Whatever happened: what it acknowledged is there and whole, nothing is damaged, and what is there can be collected.
+//! A child runs a script over a store and is killed, or meets an error, at each labelled point in turn, and at random
+//! ones. Whatever happened: what it acknowledged is there and whole, nothing is damaged, and what is there can be
+//! collected.
 
 use std::collections::BTreeSet;
 use std::path::Path;

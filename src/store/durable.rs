@@ -10,8 +10,8 @@ use super::state::UnsealedPack;
 use super::{Result, Store, StoreError, lock};
 
 impl Store {
-    /// Blocks until every appended entry is durable. `lost` is [`State::lost`] as of the caller's first write: if it has grown, the
-    /// caller's entries may be gone.
+    /// Blocks until every appended entry is durable. `lost` is [`State::lost`] as of the caller's first write: if it
+    /// has grown, the caller's entries may be gone.
     ///
     /// [`State::lost`]: super::state::State::lost
     pub(super) fn sync(&self, lost: u64) -> Result<()> {
@@ -79,8 +79,8 @@ impl Store {
         }
     }
 
-    /// Moves entries from memory into an index file once there are many. Merges index files of similar size: there are few of them,
-    /// and each entry is rewritten only when the store doubles.
+    /// Moves entries from memory into an index file once there are many. Merges index files of similar size: there are
+    /// few of them, and each entry is rewritten only when the store doubles.
     fn keep_index(&self) -> Result<()> {
         let is_little = {
             let state = self.state();

@@ -6,7 +6,8 @@ use std::io;
 use super::format::{Encoding, Entry, Kind};
 use crate::core::ids::Digest;
 
-/// zstd level: the lowest at which a first checkpoint of mixed files is smaller than restic's, and still faster (ADR 0014).
+/// zstd level: the lowest at which a first checkpoint of mixed files is smaller than restic's, and still faster (ADR
+/// 0014).
 const LEVEL: i32 = 3;
 
 /// Shorter data is not compressed, bytes.

@@ -1,7 +1,7 @@
 //! Byte layout of packs, lists, the index and the list of dropped entries: `docs/snapshot-format.md`. Pure.
 //!
-//! All numbers are little-endian. A *check* is the first eight bytes of a BLAKE3 hash, against accidental damage. Object content
-//! is also verified against its whole digest.
+//! All numbers are little-endian. A *check* is the first eight bytes of a BLAKE3 hash, against accidental damage.
+//! Object content is also verified against its whole digest.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ pub(super) const INDEX_HEADER: usize = 32;
 const LIST_HEADER: usize = 16;
 const LIST_ITEM: usize = 36;
 
-/// A pack's random key: nobody outside the store can produce bytes that pass for an entry of it.
+/// A pack's random key: no outsider can produce bytes that pass for an entry of it.
 pub(super) type Key = [u8; 32];
 
 pub(super) fn check(bytes: &[u8]) -> [u8; 8] {

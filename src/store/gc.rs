@@ -27,8 +27,8 @@ const SMALL_PACKS: usize = 8;
 pub struct GcOptions {
     /// Only report what would be removed.
     pub dry_run: bool,
-    /// Objects used within this time stay; at most [`limits::STORE_GRACE_MAX`]. It must exceed the time between storing an object
-    /// and `live` knowing of it.
+    /// Objects used within this time stay; at most [`limits::STORE_GRACE_MAX`]. It must exceed the time between
+    /// storing an object and `live` knowing of it.
     pub grace: Duration,
     /// A pack with a smaller live percentage is copied and removed.
     pub live_percent: u8,
@@ -136,8 +136,8 @@ struct Gc<'a, L, E> {
 impl Store {
     /// Removes the objects that `live` rejects and no writer used recently, and frees their space.
     ///
-    /// `live` is called once for each object, after the recording of uses has begun: let it consult the *current* references.
-    /// `each` receives the result for each object.
+    /// `live` is called once for each object, after the recording of uses has begun: let it consult the *current*
+    /// references. `each` receives the result for each object.
     ///
     /// # Errors
     /// `Full`, `Io`: nothing that was to stay is lost, some of the rest may remain. The next run continues.
@@ -271,8 +271,8 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         Ok(Some(share))
     }
 
-    /// Invalidates the dead entries, except those that were reused since. `damaged`: the number of entries known to be damaged when
-    /// the dead were selected.
+    /// Invalidates the dead entries, except those that were reused since. `damaged`: the number of entries known to be
+    /// damaged when the dead were selected.
     fn drop_dead(&mut self, dead: Vec<(Slot, bool)>, damaged: usize) -> Result<()> {
         let (saved, gone, places) = {
             let mut state = self.store.state();
@@ -332,7 +332,8 @@ impl<L: FnMut(Digest) -> bool, E: FnMut(GcItem)> Gc<'_, L, E> {
         shares.iter().filter(goes).filter(|share| affordable(share)).collect()
     }
 
-    /// Those of `shares` that still have no valid entry: invalid entries stay so, but some were reused before they were dropped.
+    /// Those of `shares` that still have no valid entry: invalid entries stay so, but some were reused before they were
+    /// dropped.
     fn still_empty<'s>(&self, shares: Vec<&'s PackUsage>) -> Result<Vec<&'s PackUsage>> {
         let mut empty = Vec::new();
         for share in shares {

@@ -54,7 +54,8 @@ impl RecentUse {
 
 /// Protects everything written or reused since it began from garbage collection, until it is dropped.
 ///
-/// Every [`Writer`] and [`Batch`] has one; a caller that needs longer to reference its objects takes another one around it.
+/// Every [`Writer`] and [`Batch`] has one; a caller that needs longer to reference its objects takes another one around
+/// it.
 ///
 /// [`Writer`]: super::Writer
 /// [`Batch`]: super::Batch
@@ -72,8 +73,8 @@ impl GcGuard {
 
     /// A guard that begins with the oldest existing one, and at least `grace` ago.
     ///
-    /// A caller that lists *current* references must also keep objects that others stored before and reference later; their own
-    /// guards may be gone when the list is used.
+    /// A caller that lists *current* references must also keep objects that others stored before and reference later;
+    /// their own guards may be gone when the list is used.
     pub(super) fn before_all(store: &Store, grace: Duration) -> GcGuard {
         GcGuard::since(store, |touched| touched.cutoff(Instant::now(), grace))
     }

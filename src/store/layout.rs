@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! store/format              "2\n"; written last, when all of the below is there
-//! store/lock                held by whoever has the store open
+//! store/lock                locked while the store is open
 //! store/packs/0000002a.pack entries (pack)
 //! store/index/*.index       where entries of full packs are (segment); made again if it is lost
 //! store/dropped             entries that garbage collection dropped without removing their pack

@@ -6,10 +6,10 @@
 //!                                    └─▶ record the use, so that garbage collection keeps the object (gc_guard)
 //! ```
 //!
-//! An object's address is the BLAKE3 hash of its content, however it is stored. Objects never change; only garbage collection
-//! removes them. Every read is verified: each chunk against its own address before any of its bytes is returned, a whole object
-//! against its address before the last byte is returned. Everything here blocks: the daemon uses [`StoreHandle`].
-//! `docs/snapshot-format.md` describes the files.
+//! An object's address is the BLAKE3 hash of its content, however it is stored. Objects never change; only garbage
+//! collection removes them. Every read is verified: each chunk against its own address before any of its bytes is
+//! returned, a whole object against its address before the last byte is returned. Everything here blocks: the daemon
+//! uses [`StoreHandle`]. `docs/snapshot-format.md` describes the files.
 //!
 //! Lock order: `upkeep`, `syncing`, `state`; `opened` is taken last and alone.
 
@@ -135,7 +135,8 @@ impl Store {
         self.state().recent_use.count()
     }
 
-    /// Whether the object exists; if so, records a reuse, for a caller that is about to reference it without storing it again.
+    /// Whether the object exists; if so, records a reuse, for a caller that is about to reference it without storing it
+    /// again.
     pub fn claim(&self, digest: Digest) -> bool {
         self.state().recent_use.touch(digest);
         self.contains(digest)

@@ -5,8 +5,8 @@
 //!          ▲ appended, then synced      ▲ written when everything before it is synced
 //! ```
 //!
-//! A pack without a trailer is being written, or its writer died: a scan finds its entries. Callers name an entry by its
-//! [`Slot`]; what is returned was verified.
+//! A pack without a trailer is being written, or its writer died: a scan finds its entries. Callers name an entry by
+//! its [`Slot`]; what is returned was verified.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -149,7 +149,7 @@ impl Pack {
         let mut bytes = vec![0; (place.end - place.start) as usize];
         read(&mut bytes, place.start)?;
         let slots = format::read_table(&bytes);
-        // A table of another pack can be here only if somebody renamed files.
+        // A table of another pack can be here only if files were renamed.
         Ok(slots.filter(|slots| slots.iter().all(|slot| slot.pack == self.number)))
     }
 

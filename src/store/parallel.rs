@@ -13,7 +13,8 @@ use crate::core::ids::Digest;
 const PIECE: usize = 256 << 10;
 
 impl Batch {
-    /// Stores `count` objects in parallel, each read from `open(n)`; `None` skips one. Returns their addresses and lengths.
+    /// Stores `count` objects in parallel, each read from `open(n)`; `None` skips one. Returns their addresses and
+    /// lengths.
     ///
     /// The first error ends it.
     ///
@@ -53,7 +54,8 @@ impl Batch {
 }
 
 impl Store {
-    /// Reads many objects in parallel, in storage order; calls `take` with the index in `digests`. The first error ends it.
+    /// Reads many objects in parallel, in storage order; calls `take` with the index in `digests`. The first error ends
+    /// it.
     ///
     /// # Errors
     /// Those of `take` and of [`Store::open_object`].

@@ -1,5 +1,5 @@
-//! Reading objects. A chunk is verified against its own address before any of its bytes is returned, a whole object against its
-//! address before the last byte is returned.
+//! Reading objects. A chunk is verified against its own address before any of its bytes is returned, a whole object
+//! against its address before the last byte is returned.
 
 use std::io::{self, Read};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Opening a store: builds [`State`] from the files. Scans unfinished packs, truncates the tail of a dead writer, keeps every
-//! whole entry. Index files only save reading tables.
+//! Opening a store: builds [`State`] from the files. Scans unfinished packs, truncates the tail of a dead writer, keeps
+//! every whole entry. Index files only save reading tables.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -1,7 +1,7 @@
 //! One index file: the slots of many full packs, sorted by digest; a lookup is one small read.
 //!
-//! The packs hold the same entries: a damaged or missing index file is rebuilt from them. It is read, not mapped: truncation by
-//! somebody else must be an error, not the end of the daemon.
+//! The packs hold the same entries: a damaged or missing index file is rebuilt from them. It is read, not mapped:
+//! truncation by another program must be an error, not the end of the daemon.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek as _, SeekFrom, Write as _};

@@ -1,5 +1,5 @@
-//! The state of an open store: its packs, the slots of all entries, the pack being written. One lock of [`Store`] guards it; it
-//! is held for memory and single reads and writes, never while waiting for the device.
+//! The state of an open store: its packs, the slots of all entries, the pack being written. One lock of [`Store`]
+//! guards it; it is held for memory and single reads and writes, never while waiting for the device.
 //!
 //! [`Store`]: super::Store
 
@@ -231,8 +231,8 @@ impl State {
         self.packs.insert(number, ALL);
     }
 
-    /// Forgets all entries that are not durable after a failed sync, so that they are written again. Their writers see that `lost`
-    /// has grown.
+    /// Forgets all entries that are not durable after a failed sync, so that they are written again. Their writers see
+    /// that `lost` has grown.
     pub(super) fn lose_unsynced(&mut self) {
         self.lost += 1;
         for head in self.full.iter_mut().chain(&mut self.head) {

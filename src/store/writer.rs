@@ -1,8 +1,8 @@
 //! Writing objects: one at a time, or in batches that become durable together.
 //!
-//! An object of up to [`limits::STORE_UNCHUNKED_BYTES`] is one entry. A larger one is cut at content-defined points (FastCDC), so
-//! that shared content is found at any offset; its list of chunks is written last. Equal content is always cut equally, however
-//! it is split into writes.
+//! An object of up to [`limits::STORE_UNCHUNKED_BYTES`] is one entry. A larger one is cut at content-defined points
+//! (FastCDC), so that shared content is found at any offset; its list of chunks is written last. Equal content is
+//! always cut equally, however it is split into writes.
 
 use std::sync::Arc;
 
@@ -144,8 +144,8 @@ impl Writer {
     }
 }
 
-/// Objects that become durable together. Several threads may add to it. Dropping it may leave unreferenced objects for garbage
-/// collection.
+/// Objects that become durable together. Several threads may add to it. Dropping it may leave unreferenced objects for
+/// garbage collection.
 #[derive(Debug)]
 pub struct Batch {
     guard: Arc<GcGuard>,
@@ -194,7 +194,8 @@ impl Batch {
         self.sync()
     }
 
-    /// Makes those durable that were added so far; more may follow. All are protected from garbage collection until it is dropped.
+    /// Makes those durable that were added so far; more may follow. All are protected from garbage collection until it
+    /// is dropped.
     ///
     /// # Errors
     /// As [`Self::commit`].

@@ -1,13 +1,13 @@
-//! Btrfs subvolumes: made, copied as a whole, removed. Sources: linux/btrfs.h, btrfs-ioctl(2).
+//! Btrfs subvolumes: create, snapshot, remove. Sources: linux/btrfs.h, btrfs-ioctl(2).
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use super::checked;
 
-/// `statfs` of Btrfs.
+/// `statfs` magic of Btrfs.
 pub const MAGIC: i64 = 0x9123_683e;
-/// The number of every subvolume's own folder.
+/// Inode number of every subvolume's root.
 pub const SUBVOLUME_INODE: u64 = 256;
 
 const TYPE: u32 = 0x94;
@@ -51,34 +51,35 @@ fn named<const N: usize>(name: &str) -> io::Result<[u8; N]> {
 }
 
 fn call<T>(dir: BorrowedFd<'_>, request: libc::c_ulong, argument: &T) -> io::Result<()> {
-    // SAFETY: the request reads as many bytes as its argument's type has, which lives through the call.
+    // SAFETY: the request reads exactly its argument type's size; the argument lives through the
+    // call.
     let returned = unsafe { libc::ioctl(dir.as_raw_fd(), request as _, std::ptr::from_ref(argument)) };
     checked(i64::from(returned)).map(drop)
 }
 
-/// Makes an empty subvolume in a folder. Anybody may who may make a folder there.
+/// Creates an empty subvolume in a folder. Needs the rights of `mkdir` there.
 ///
 /// # Errors
-/// `ENOTTY` where the file system is another; whatever `mkdir` says.
+/// `ENOTTY` on another file system; the errors of `mkdir`.
 pub fn create(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     call(dir, CREATE, &Named { fd: 0, name: named(name)? })
 }
 
-/// Makes a subvolume with all that another one has at this moment, sharing its blocks; it can be written to. Who owns the other
-/// one may. Subvolumes within it are empty folders in the copy.
+/// Makes a writable snapshot of a subvolume, sharing its blocks. The subvolume's owner may do so.
+/// Nested subvolumes become empty folders in the snapshot.
 ///
 /// # Errors
-/// `EPERM`, `EXDEV`, `EINVAL` if `of` is no subvolume; whatever `mkdir` says.
+/// `EPERM`, `EXDEV`, `EINVAL` if `of` is no subvolume; the errors of `mkdir`.
 pub fn snapshot(of: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     let (fd, name) = (i64::from(of.as_raw_fd()), named(name)?);
     call(dir, SNAPSHOT, &Snapshot { fd, transaction: 0, flags: 0, unused: [0; 4], name })
 }
 
-/// Removes a subvolume with all that is in it, at once.
+/// Removes a subvolume with its whole content in one step.
 ///
 /// # Errors
-/// `EPERM` for whoever is not root, but for where the file system is mounted with `user_subvol_rm_allowed`: then its owner may.
-/// Without, it can be emptied, and removed as a folder is.
+/// `EPERM` for a user other than root, except for the owner where the file system is mounted with
+/// `user_subvol_rm_allowed`. Otherwise it must be emptied and removed as a folder.
 pub fn destroy(dir: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     call(dir, DESTROY, &Named { fd: 0, name: named(name)? })
 }

@@ -9,8 +9,8 @@ const VERSION: u32 = 0x2008_0522;
 /// No kernel has more capabilities than two words hold.
 const MOST: u32 = 63;
 
-/// Every securebit that takes power away, and the lock of each: `NOROOT`, `NO_SETUID_FIXUP`, `NO_CAP_AMBIENT_RAISE` on and
-/// locked, `KEEP_CAPS` off and locked.
+/// Every securebit that restricts power, with its lock: `NOROOT`, `NO_SETUID_FIXUP` and
+/// `NO_CAP_AMBIENT_RAISE` set and locked, `KEEP_CAPS` clear and locked.
 pub const SECUREBITS_LOCKED: u32 = 0b1110_1111;
 
 #[repr(C)]
@@ -30,13 +30,13 @@ struct Data {
 /// Drops every capability from the bounding set. Needs `CAP_SETPCAP`.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn drop_bounding() -> io::Result<()> {
     for cap in 0..=MOST {
         // SAFETY: this prctl takes integers only.
         match checked(i64::from(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, u64::from(cap), 0, 0, 0) })) {
             Ok(_) => {}
-            // Beyond the last capability that this kernel knows.
+            // Past the last capability of this kernel.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && cap > 0 => break,
             Err(error) => return Err(error),
         }
@@ -47,7 +47,7 @@ pub fn drop_bounding() -> io::Result<()> {
 /// Clears the ambient set.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn clear_ambient() -> io::Result<()> {
     // SAFETY: this prctl takes integers only.
     let returned = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL as u64, 0, 0, 0) };
@@ -57,7 +57,7 @@ pub fn clear_ambient() -> io::Result<()> {
 /// Sets and locks the securebits. Needs `CAP_SETPCAP`.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn lock_securebits() -> io::Result<()> {
     // SAFETY: this prctl takes integers only.
     checked(i64::from(unsafe { libc::prctl(libc::PR_SET_SECUREBITS, u64::from(SECUREBITS_LOCKED), 0, 0, 0) })).map(drop)
@@ -66,7 +66,7 @@ pub fn lock_securebits() -> io::Result<()> {
 /// The securebits in force.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn securebits() -> io::Result<u32> {
     // SAFETY: this prctl takes integers only.
     checked(i64::from(unsafe { libc::prctl(libc::PR_GET_SECUREBITS, 0, 0, 0, 0) })).map(|bits| bits as u32)
@@ -75,18 +75,19 @@ pub fn securebits() -> io::Result<u32> {
 /// Empties the effective, permitted and inheritable sets.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn drop_all() -> io::Result<()> {
     let mut header = Header { version: VERSION, pid: 0 };
     let data = [Data::default(); 2];
-    // SAFETY: both pointers are to live values of the layout that version 3 asks for; the kernel reads them only.
+    // SAFETY: both pointers are to live values in the layout of version 3; the kernel only reads
+    // them.
     checked(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) }).map(drop)
 }
 
-/// Gives the calling process a session keyring of its own, empty and anonymous.
+/// Gives the calling process a new anonymous session keyring.
 ///
 /// # Errors
-/// What the kernel refuses; `ENOSYS` where keyrings are not built in.
+/// The kernel's errors; `ENOSYS` where keyrings are not built in.
 pub fn new_session_keyring() -> io::Result<()> {
     const KEYCTL_JOIN_SESSION_KEYRING: libc::c_long = 1;
     // SAFETY: a null name asks for an anonymous keyring; nothing is read or written.

@@ -1,5 +1,5 @@
-//! The seam for faults: every durable operation passes a labelled point, at which a test can kill the process or make the
-//! operation fail.
+//! Fault injection: every durable operation passes a labelled point, where a test can kill the
+//! process or make the operation fail.
 //!
 //! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc`, arms one point for
 //! its n-th pass (default 1). In release builds a point is nothing at all.
@@ -9,10 +9,10 @@ use std::io;
 /// The environment variable that arms a point.
 pub const VARIABLE: &str = "RYOKAN_FAULT";
 
-/// What a labelled operation consists of. A point lies *before* each of its steps.
+/// The steps of a labelled operation. A point lies *before* each step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Steps {
-    /// One step; the point is the label itself.
+    /// One step; the label itself is the point.
     One,
     /// A whole file: `.create`, `.sync`, `.rename`, `.sync_dir`.
     File,
@@ -22,12 +22,12 @@ pub enum Steps {
     Dir,
     /// A removal: `.unlink`, `.sync_dir`.
     Remove,
-    /// A transaction: `.before_commit`, and `.after_commit`, where only `kill` has an effect: what is done is done.
+    /// A transaction: `.before_commit`, and `.after_commit`, where only `kill` has an effect.
     Commit,
 }
 
 impl Steps {
-    /// The suffixes that make points of a label.
+    /// The suffixes that form points from a label.
     pub const fn suffixes(self) -> &'static [&'static str] {
         match self {
             Steps::One => &[""],
@@ -55,67 +55,71 @@ const fn label(name: &'static str, steps: Steps, doc: &'static str) -> Label {
     Label { name, steps, doc }
 }
 
-/// Every labelled operation. A test holds this table against the source.
+/// Every labelled operation. A test compares this table with the source.
 pub const LABELS: &[Label] = &[
     label("catalog.audit.append", Steps::Commit, "adds lines to the audit log"),
     label("catalog.data.dir", Steps::Dir, "makes the directory of all kernels"),
-    label("catalog.database.create", Steps::One, "gives a new, empty database its name"),
+    label("catalog.database.create", Steps::One, "names a new, empty database"),
     label("catalog.events.append", Steps::Commit, "adds events and drops the oldest"),
-    label("catalog.host.first", Steps::Commit, "gives the host its identity, once"),
-    label("catalog.kernel.insert", Steps::Commit, "makes a kernel known"),
+    label("catalog.host.first", Steps::Commit, "creates the host's identity"),
+    label("catalog.kernel.insert", Steps::Commit, "records a new kernel"),
     label("catalog.kernel.remove", Steps::Commit, "forgets a kernel"),
-    label("catalog.kernel.touch", Steps::Commit, "notes that a kernel was used"),
+    label("catalog.kernel.touch", Steps::Commit, "records the use of a kernel"),
     label("catalog.kernel.update", Steps::Commit, "changes a kernel's record"),
     label("catalog.keys.forget", Steps::Commit, "drops expired idempotency keys"),
     label("catalog.keys.remember", Steps::Commit, "remembers an idempotency key"),
-    label("catalog.schema.migrate", Steps::Commit, "brings a database to the present format"),
-    label("catalog.worker.put", Steps::Commit, "notes a worker"),
+    label("catalog.schema.migrate", Steps::Commit, "migrates a database to the current format"),
+    label("catalog.worker.put", Steps::Commit, "records a worker"),
     label("catalog.worker.remove", Steps::Commit, "forgets a worker"),
-    label("engine.info.set", Steps::Commit, "notes which engine writes"),
-    label("engine.state.apply", Steps::Commit, "stores what an execution changed"),
+    label("engine.info.set", Steps::Commit, "records the writing engine"),
+    label("engine.state.apply", Steps::Commit, "stores an execution's changes"),
     label("engine.state.replace", Steps::Commit, "replaces all engine state"),
     label("host.audit.head", Steps::File, "keeps the end of the audit log beside it"),
+    label("kernel.engine.recreate", Steps::One, "gives a kernel an empty engine.db in place of its own"),
     label("kernel.files.clear", Steps::One, "removes what a kernel that is put away does not keep"),
     label("kernel.files.dir", Steps::Dir, "makes a kernel's directory"),
     label("kernel.files.engine", Steps::One, "writes a kernel's empty engine.db"),
-    label("kernel.files.hide", Steps::Rename, "takes a removed kernel's directory out of sight"),
+    label("kernel.files.hide", Steps::Rename, "hides a removed kernel's directory"),
     label("kernel.files.remove", Steps::One, "removes a hidden kernel directory"),
     label("kernel.files.state", Steps::One, "writes a kernel's empty state.db"),
     label("kernel.files.sync", Steps::One, "makes a new kernel's files durable"),
-    label("state.blobs.grant", Steps::Commit, "lets a kernel read blobs"),
+    label("state.blobs.grant", Steps::Commit, "grants a kernel access to blobs"),
     label("state.checkpoints.add", Steps::Commit, "makes a checkpoint visible"),
-    label("state.checkpoints.pin", Steps::Commit, "keeps a checkpoint from retention, or no longer"),
-    label("state.checkpoints.prune", Steps::Commit, "removes the checkpoints that retention lets go"),
-    label("state.checkpoints.remove", Steps::Commit, "removes a checkpoint that nobody wants any more"),
+    label("state.checkpoints.pin", Steps::Commit, "pins or unpins a checkpoint"),
+    label("state.checkpoints.prune", Steps::Commit, "removes checkpoints by retention"),
+    label("state.checkpoints.remove", Steps::Commit, "removes a checkpoint on request"),
     label("state.consent.add", Steps::Commit, "records a consent"),
     label("state.exec.begin", Steps::Commit, "records an execution before it starts"),
     label("state.exec.end", Steps::Commit, "closes an execution"),
     label("state.journal.append", Steps::Commit, "adds messages or marks to the journal"),
-    label("state.kernel.begin", Steps::Commit, "writes the first records of a kernel that begins from a checkpoint"),
-    label("state.lease.release", Steps::Commit, "gives the lease back"),
+    label("state.kernel.begin", Steps::Commit, "writes the first records of a kernel created from a checkpoint"),
+    label("state.lease.release", Steps::Commit, "releases the lease"),
     label("state.lease.take", Steps::Commit, "takes or renews the lease"),
     label("state.mcp.put", Steps::Commit, "records an MCP server"),
     label("state.mcp.remove", Steps::Commit, "forgets an MCP server"),
-    label("state.messages.add", Steps::Commit, "adds a message to the journal, once for its key"),
+    label("state.messages.add", Steps::Commit, "adds a message to the journal, once per key"),
     label("state.mounts.put", Steps::Commit, "records a mount"),
     label("state.mounts.remove", Steps::Commit, "forgets a mount"),
-    label("state.restore.begin", Steps::Commit, "notes that a restore begins to change things"),
     label("state.restore.finish", Steps::Commit, "notes where a restore has led"),
+    label("state.transition.abort", Steps::Commit, "records that a transition is reverted"),
+    label("state.transition.begin", Steps::Commit, "records a transition's intent"),
+    label("state.transition.clear", Steps::Commit, "deletes the record of a transition that has ended"),
+    label("state.transition.commit", Steps::Commit, "records that a transition's outcome holds"),
     label("state.workflow.change", Steps::Commit, "changes a step, an agent, a decision or an artifact"),
-    label("store.dropped.write", Steps::File, "says which entries count no more, before a pack goes"),
-    label("store.format.write", Steps::File, "declares the store's format, after its directories are there"),
-    label("store.index.remove", Steps::One, "removes an index file that another has taken the place of"),
-    label("store.index.write", Steps::File, "writes where the entries of full packs are"),
+    label("store.dropped.write", Steps::File, "lists dropped entries before their pack is removed"),
+    label("store.format.write", Steps::File, "declares the store's format, after creating its directories"),
+    label("store.index.remove", Steps::One, "removes a replaced index file"),
+    label("store.index.write", Steps::File, "writes the index of full packs"),
     label("store.layout.dir", Steps::Dir, "makes the store's directory"),
     label("store.pack.create", Steps::One, "creates a pack"),
-    label("store.pack.remove", Steps::One, "removes a pack whose entries are elsewhere or worth nothing"),
+    label("store.pack.remove", Steps::One, "removes a pack whose entries were moved or dropped"),
     label("store.pack.seal", Steps::One, "writes the table of a full pack"),
     label("store.pack.sync", Steps::One, "makes a pack's entries durable"),
     label("store.pack.sync_dir", Steps::One, "makes the names of new packs durable"),
-    label("store.pack.trim", Steps::One, "cuts off what a dead writer left"),
+    label("store.pack.trim", Steps::One, "cuts off the incomplete end of a dead writer"),
     label("store.pack.write", Steps::One, "writes an entry"),
     label("store.part.dir", Steps::Dir, "makes one of the store's inner directories"),
-    label("workspace.branch.empty", Steps::One, "takes away the empty subvolume that a snapshot takes the place of"),
+    label("workspace.branch.empty", Steps::One, "removes the empty subvolume that a snapshot replaces"),
     label("workspace.branch.snapshot", Steps::One, "makes a workspace from a snapshot of another"),
     label("workspace.checkout.file", Steps::One, "makes a file of a new workspace"),
     label("workspace.checkout.folder", Steps::One, "makes a folder of a new workspace"),
@@ -124,24 +128,24 @@ pub const LABELS: &[Label] = &[
     label("workspace.clone.make", Steps::One, "makes a clone of a file that is read later"),
     label("workspace.file.keep", Steps::One, "reads a file into memory"),
     label("workspace.file.read", Steps::One, "reads a file into the store"),
-    label("workspace.index.save", Steps::One, "keeps what is known of a workspace"),
+    label("workspace.index.save", Steps::One, "saves the index of a workspace"),
     label("workspace.place.folder", Steps::One, "makes a folder in a workspace"),
-    label("workspace.place.folder_meta", Steps::One, "gives a restored folder its mode and times"),
+    label("workspace.place.folder_meta", Steps::One, "sets a restored folder's mode and times"),
     label("workspace.place.meta", Steps::One, "changes mode and time of a file in its place"),
-    label("workspace.place.remove", Steps::One, "takes an entry out of a workspace"),
-    label("workspace.place.rename", Steps::One, "puts a restored file in its place"),
+    label("workspace.place.remove", Steps::One, "removes an entry of a workspace"),
+    label("workspace.place.rename", Steps::One, "moves a restored file into place"),
     label("workspace.place.sync", Steps::One, "makes a restored workspace durable"),
     label("workspace.snapshot.make", Steps::One, "takes a snapshot of a workspace's subvolume"),
-    label("workspace.snapshot.remove", Steps::One, "removes a snapshot that was read"),
-    label("workspace.spare.make", Steps::One, "makes the folder of a spare workspace"),
-    label("workspace.spare.place", Steps::One, "puts a spare workspace in the place of a new one"),
-    label("workspace.staging.clear", Steps::One, "removes what waits beside a workspace"),
+    label("workspace.snapshot.remove", Steps::One, "removes a snapshot after reading it"),
+    label("workspace.spare.make", Steps::One, "makes the folder of a prepared workspace"),
+    label("workspace.spare.place", Steps::One, "moves a prepared workspace into place"),
+    label("workspace.staging.clear", Steps::One, "removes the staging folder of a workspace"),
     label("workspace.staging.dir", Steps::Dir, "makes the folder where files are prepared"),
-    label("workspace.staging.link", Steps::One, "gives a prepared file one more name"),
+    label("workspace.staging.link", Steps::One, "adds a hard link to a prepared file"),
     label("workspace.staging.write", Steps::One, "writes a piece of a prepared file"),
 ];
 
-/// Every point: label and suffix.
+/// Every point: label plus suffix.
 pub fn points() -> impl Iterator<Item = (Label, String)> {
     LABELS
         .iter()
@@ -190,7 +194,7 @@ mod armed {
         Fail(i32),
     }
 
-    /// One armed point.
+    /// Exactly one point is armed.
     #[derive(Debug)]
     pub struct Fault {
         point: String,
@@ -199,7 +203,7 @@ mod armed {
         deed: Deed,
     }
 
-    /// A text that arms nothing.
+    /// Texts that arm nothing.
     #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
     #[error("{0:?} is no fault: expected LABEL[:N]=kill|eio|enospc with a label of sys::fault::LABELS")]
     pub struct BadFault(String);
@@ -244,7 +248,7 @@ mod armed {
         static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
         let read = || {
             let text = std::env::var(VARIABLE).ok()?;
-            // A misspelt fault that silently arms nothing would make a crash test pass for nothing.
+            // A misspelt fault that silently arms nothing would let a crash test pass.
             Some(text.parse().unwrap_or_else(|bad: BadFault| panic!("{VARIABLE}: {bad}")))
         };
         FAULT.get_or_init(read).as_ref()
@@ -279,26 +283,27 @@ pub(crate) mod tests {
         result
     }
 
-    /// A directory for crash tests: in memory where there is such a place, since what a process's death leaves does not depend
-    /// on the device, and hundreds of runs would wait for it.
+    /// A directory for crash tests, in memory where possible: the remains of a killed process do
+    /// not depend on the device, and hundreds of runs would wait for it.
     pub(crate) fn crash_dir() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary directory")
     }
 
-    /// What became of a child that ran one test of this binary with a fault armed.
+    /// The outcome of a child that ran one test of this binary with a fault armed.
     pub(crate) struct Ran {
-        /// What it printed after `ack `, in order.
+        /// The lines after `ack `, in order.
         pub(crate) acks: Vec<String>,
-        /// What it printed after `fail `.
+        /// The text after `fail `.
         pub(crate) failed: Option<String>,
         /// Whether it was killed.
         pub(crate) killed: bool,
-        /// Everything it printed.
+        /// Its whole output.
         pub(crate) all: String,
     }
 
-    /// Runs the test `name` of this binary in a process of its own, with a directory and perhaps a fault. The test finds the
-    /// directory in `RYOKAN_CRASH_DIR`; in an ordinary run that is not set and the test has nothing to do.
+    /// Runs the test `name` of this binary in a process of its own, with a directory and optionally
+    /// a fault. The test finds the directory in `RYOKAN_CRASH_DIR`; in an ordinary run the variable
+    /// is unset and the test does nothing.
     pub(crate) fn run_child(name: &str, dir: &Path, fault: Option<&str>, extra: &[(&str, &str)]) -> Ran {
         let mut command = std::process::Command::new(std::env::current_exe().expect("this binary"));
         command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
@@ -308,7 +313,7 @@ pub(crate) mod tests {
         }
         let output = command.output().expect("this binary runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        // The harness prints before the first line of the test and does not end its own.
+        // The harness prints before the test's first line without ending its own line.
         let after =
             |word: &str| text.lines().filter_map(|l| l.split_once(word).map(|(_, rest)| rest.to_owned())).collect();
         let failed: Vec<String> = after("fail ");
@@ -333,7 +338,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Literals that look like a label: three lowercase parts or more, the first one that of a known label.
+    /// Literals that look like a label: three or more lowercase parts, the first of a known label.
     fn labels_in(text: &str) -> Vec<&str> {
         let part = |p: &str| !p.is_empty() && p.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
         text.split('"')

@@ -1,6 +1,7 @@
 //! Durable file operations, each under a label of [`fault::LABELS`].
 //!
-//! When one of these returns well, its effect survives a loss of power. All of them block: never call one on the event loop.
+//! A successful operation survives a loss of power. All of them block: never call one on the event
+//! loop.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,35 +11,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fault;
 
-/// What temporary files of [`write_new`] and [`replace`] begin with.
+/// Prefix of the temporary files of [`write_new`] and [`replace`].
 pub const TEMP_PREFIX: &str = ".ryokan-tmp-";
 
 /// A failed file operation.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {op} {}", path.display())]
 pub struct FsError {
-    /// What was tried.
+    /// The operation.
     pub op: &'static str,
-    /// On what.
+    /// The path.
     pub path: PathBuf,
-    /// Why it failed.
+    /// The cause.
     #[source]
     pub source: io::Error,
 }
 
 impl FsError {
-    /// Makes the function that puts `op` and `path` beside an I/O error.
+    /// Returns a function that adds `op` and `path` to an I/O error.
     pub fn of(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FsError {
         move |source| FsError { op, path: path.to_owned(), source }
     }
 
-    /// Whether there was no room: device or quota full, or the process's file size limit.
+    /// Whether there was no room: device or quota full, or the process's file size limit reached.
     pub fn is_full(&self) -> bool {
         is_full(&self.source)
     }
 }
 
-/// Whether an error says that there is no room.
+/// Whether an error means that there is no room.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
@@ -46,15 +47,16 @@ pub fn is_full(error: &io::Error) -> bool {
 /// Makes a directory's entries durable.
 ///
 /// # Errors
-/// The directory cannot be opened or synced.
+/// If the directory cannot be opened or synced.
 pub fn sync_dir(dir: &Path) -> Result<(), FsError> {
     File::open(dir).and_then(|handle| handle.sync_all()).map_err(FsError::of("sync directory", dir))
 }
 
-/// Writes a new file: temporary file, fsync, rename, fsync of the directory. No reader ever sees a part of it.
+/// Writes a new file: temporary file, fsync, rename, fsync of the directory. Readers never see a
+/// part of it.
 ///
 /// # Errors
-/// `AlreadyExists` if there is a file of that name; whatever the operating system says. Nothing is left behind.
+/// `AlreadyExists` if the name is taken; the operating system's errors. Leaves nothing behind.
 pub fn write_new(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Result<(), FsError> {
     if path.symlink_metadata().is_ok() {
         return Err(FsError::of("create", path)(io::ErrorKind::AlreadyExists.into()));
@@ -62,25 +64,26 @@ pub fn write_new(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> R
     replace(path, bytes, mode, label)
 }
 
-/// Writes a file in place of another: as [`write_new`], but there may be one of that name.
+/// Replaces or creates a file, as [`write_new`].
 ///
 /// # Errors
-/// Whatever the operating system says. The former file is whole then, and nothing else is left behind.
+/// The operating system's errors. The previous file is then unchanged, and nothing else is left
+/// behind.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -> Result<(), FsError> {
     replace_with(path, mode, label, |file| file.write_all(bytes))
 }
 
-/// A name that no other file has, in the same directory.
+/// A name in the same directory that no other file has.
 fn temp_beside(path: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     parent(path).join(format!("{TEMP_PREFIX}{}-{count}", std::process::id()))
 }
 
-/// As [`replace`], for a file whose bytes are not in memory: `content` writes them.
+/// As [`replace`], with a writer function in place of bytes in memory.
 ///
 /// # Errors
-/// As [`replace`], and those of `content`.
+/// As [`replace`], and the errors of `content`.
 pub fn replace_with(
     path: &Path,
     mode: u32,
@@ -104,8 +107,8 @@ pub fn replace_with(
     sync_dir_step(dir, label)
 }
 
-/// As [`replace`], without a wait for the device: after a loss of power the file may be the former one, or broken. For what its reader checks,
-/// and can do without.
+/// As [`replace`] without syncing the device: after a loss of power the file may be the previous
+/// one, or damaged. Only for files whose readers verify them and can do without them.
 ///
 /// # Errors
 /// As [`replace`].
@@ -122,11 +125,11 @@ pub fn replace_soon(path: &Path, bytes: &[u8], mode: u32, label: &'static str) -
     })
 }
 
-/// Removes the temporary files that [`write_new`] and [`replace`] of dead processes left in `dir`. Only for directories
-/// that one process writes: its own start is the moment.
+/// Removes temporary files of dead processes in `dir`. Only for directories with a single writing
+/// process, at its start.
 ///
 /// # Errors
-/// The directory cannot be read or a file not removed.
+/// If the directory cannot be read or a file cannot be removed.
 pub fn sweep_temps(dir: &Path) -> Result<usize, FsError> {
     let mut swept = 0;
     for entry in dir.read_dir().map_err(FsError::of("list", dir))? {
@@ -139,10 +142,10 @@ pub fn sweep_temps(dir: &Path) -> Result<usize, FsError> {
     Ok(swept)
 }
 
-/// Makes a directory; one that is there already is fine.
+/// Creates a directory; succeeds if it exists.
 ///
 /// # Errors
-/// Whatever the operating system says.
+/// The operating system's errors.
 pub fn create_dir_durable(path: &Path, mode: u32, label: &'static str) -> Result<(), FsError> {
     let create = || {
         fault::step(label, ".create")?;
@@ -158,7 +161,7 @@ pub fn create_dir_durable(path: &Path, mode: u32, label: &'static str) -> Result
 /// Renames within one file system.
 ///
 /// # Errors
-/// Whatever the operating system says.
+/// The operating system's errors.
 pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(), FsError> {
     fault::step(label, ".rename").and_then(|()| std::fs::rename(from, to)).map_err(FsError::of("rename", from))?;
     if parent(from) != parent(to) {
@@ -167,10 +170,10 @@ pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(),
     sync_dir_step(parent(to), label)
 }
 
-/// Removes a file; one that is not there is fine.
+/// Removes a file; succeeds if it does not exist.
 ///
 /// # Errors
-/// Whatever the operating system says.
+/// The operating system's errors.
 pub fn remove_durable(path: &Path, label: &'static str) -> Result<(), FsError> {
     let remove = || {
         fault::step(label, ".unlink")?;
@@ -195,11 +198,11 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Removes a folder with everything in it, also what its owner had locked: folders that may not be read or written are opened
-/// first. No link is followed.
+/// Removes a folder with its whole content. Makes unreadable or unwritable folders accessible
+/// first; follows no symbolic link.
 ///
 /// # Errors
-/// What the host refuses; `NotFound` if it is not there.
+/// The operating system's errors; `NotFound` if it does not exist.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
@@ -218,7 +221,7 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
     std::fs::remove_dir_all(path)
 }
 
-/// Lets the owner into a folder. What is there by now in its place is not touched.
+/// Gives the owner access to a folder. Does not touch another entry that has taken its place.
 fn unlock(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;

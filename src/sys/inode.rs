@@ -1,5 +1,5 @@
-//! What an open file can be asked or told beyond `std` and `nix`: extended attributes, whether anybody may write to it,
-//! a clone that shares its blocks, what kind of file system it is on.
+//! Operations on open files beyond `std` and `nix`: extended attributes, write detection,
+//! block-sharing clones, file system type.
 
 use std::ffi::CString;
 use std::io;
@@ -7,10 +7,11 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use super::checked;
 
-/// Names of a file's extended attributes, in the file system's order. None where there is no such thing.
+/// Names of a file's extended attributes, in the file system's order. Empty where attributes are
+/// unsupported.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn attributes(file: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
     let list = sized(|buffer: &mut [u8]| {
         // SAFETY: the buffer is valid for its length, which is passed.
@@ -26,7 +27,7 @@ pub fn attributes(file: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
 /// The value of an extended attribute.
 ///
 /// # Errors
-/// `ENODATA` if there is none of that name; what the kernel refuses.
+/// `ENODATA` if the attribute does not exist; the kernel's errors.
 pub fn attribute(file: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<u8>> {
     let name = CString::new(name).map_err(io::Error::other)?;
     sized(|buffer: &mut [u8]| {
@@ -35,7 +36,7 @@ pub fn attribute(file: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<u8>> {
     })
 }
 
-/// Asks for a length, then for so many bytes; again if there were more by then.
+/// Asks for the length, then the bytes; again if the value grew in between.
 fn sized(mut ask: impl FnMut(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
     loop {
         let room = checked(ask(&mut []) as libc::c_long)?;
@@ -57,7 +58,7 @@ fn sized(mut ask: impl FnMut(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
 /// Sets an extended attribute.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn set_attribute(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> io::Result<()> {
     let name = CString::new(name).map_err(io::Error::other)?;
     // SAFETY: the name ends with a zero byte; the value is valid for its length, which is passed.
@@ -68,15 +69,15 @@ pub fn set_attribute(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> io::Res
 /// Removes an extended attribute.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn remove_attribute(file: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     let name = CString::new(name).map_err(io::Error::other)?;
     // SAFETY: the name ends with a zero byte.
     checked(i64::from(unsafe { libc::fremovexattr(file.as_raw_fd(), name.as_ptr()) })).map(drop)
 }
 
-/// Whether anybody has a regular file open for writing, or mapped so: a read lease is refused then. Where the file system
-/// or the user may not ask, the answer is yes.
+/// Whether any process has a regular file open or mapped for writing: a read lease is then refused.
+/// Yes where the file system or the user's rights do not allow the check.
 pub fn may_be_written(file: BorrowedFd<'_>) -> bool {
     if !lease(file, libc::F_RDLCK) {
         return true;
@@ -85,27 +86,29 @@ pub fn may_be_written(file: BorrowedFd<'_>) -> bool {
     false
 }
 
-/// Takes or gives up a lease; whether that was granted.
+/// Takes or releases a lease; returns whether it was granted.
 fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> bool {
     /// `F_SETSIG` of `fcntl.h`, the same on every architecture.
     const SET_SIGNAL: libc::c_int = 10;
     // SAFETY: takes integers only.
     let fcntl = |command: libc::c_int, value: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), command, value) };
-    // Whoever opens the file for writing meanwhile has a signal sent to us. SIGIO, which it is otherwise, would end this process.
+    // A process that opens the file for writing signals us. The default SIGIO would end this
+    // process.
     (kind == libc::F_UNLCK || fcntl(SET_SIGNAL, libc::SIGURG) >= 0) && fcntl(libc::F_SETLEASE, kind) >= 0
 }
 
-/// Makes an empty file share the blocks of another: both are whole, and neither sees what is written to the other later.
+/// Makes an empty file a clone of another, sharing its blocks. Later writes to either do not affect
+/// the other.
 ///
 /// # Errors
-/// `EOPNOTSUPP`, `EXDEV`, `EINVAL` where the file system cannot.
+/// `EOPNOTSUPP`, `EXDEV`, `EINVAL` where the file system does not support it.
 pub fn clone_blocks(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes integers only.
     checked(i64::from(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })).map(drop)
 }
 
-/// Writes what is only in memory of a file to its device, and waits for that. For a clone that is not to wait: no promise of
-/// durability, for nothing is said of the file's metadata.
+/// Flushes a file's data to its device and waits. Metadata is not covered, so this promises no
+/// durability; it spares a later clone the wait.
 ///
 /// # Errors
 /// What the device refuses.
@@ -115,10 +118,10 @@ pub fn write_out(file: BorrowedFd<'_>) -> io::Result<()> {
     checked(i64::from(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, how) })).map(drop)
 }
 
-/// The number that says what kind of file system an open file is on (`statfs`).
+/// The type of an open file's file system (`statfs` magic).
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn file_system(file: BorrowedFd<'_>) -> io::Result<i64> {
     Ok(nix::sys::statfs::fstatfs(file)?.filesystem_type().0)
 }
@@ -129,24 +132,24 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A page of a file, mapped for writing; the file itself is closed.
+    /// A page of a file mapped for writing; the file itself is closed.
     pub(crate) struct Mapping(*mut libc::c_void);
 
-    // SAFETY: the mapping is the process's; whichever thread has this writes to it.
+    // SAFETY: the mapping belongs to the process; the thread that owns this value writes to it.
     unsafe impl Send for Mapping {}
 
     impl Mapping {
         pub(crate) fn of(path: &std::path::Path) -> Mapping {
             let file = std::fs::File::options().read(true).write(true).open(path).expect("opened");
             let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-            // SAFETY: a new mapping at an address of the kernel's choice.
+            // SAFETY: a new mapping at an address that the kernel chooses.
             let map = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, file.as_raw_fd(), 0) };
             assert_ne!(map, libc::MAP_FAILED);
             Mapping(map)
         }
 
         pub(crate) fn write(&mut self, byte: u8) {
-            // SAFETY: the mapping is a page long, writable, and ours until it is dropped.
+            // SAFETY: the mapping is one page long, writable, and ours until dropped.
             unsafe { self.0.cast::<u8>().write_volatile(byte) };
         }
     }

@@ -1,4 +1,4 @@
-//! Which Landlock the kernel has. Rule sets themselves are made with the `landlock` crate.
+//! The kernel's Landlock version. The `landlock` crate builds the rule sets.
 
 use std::io;
 
@@ -7,10 +7,10 @@ use super::checked;
 /// The kernel's Landlock ABI.
 ///
 /// # Errors
-/// `ENOSYS` where it is not built in, `EOPNOTSUPP` where it is switched off.
+/// `ENOSYS` where Landlock is not built in, `EOPNOTSUPP` where it is switched off.
 pub fn abi() -> io::Result<u32> {
     const LANDLOCK_CREATE_RULESET_VERSION: u32 = 1;
-    // SAFETY: with this flag the kernel wants a null pointer and no size, and only returns a number.
+    // SAFETY: with this flag the kernel takes a null pointer and size 0, and only returns a number.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,

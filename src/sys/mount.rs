@@ -1,6 +1,6 @@
 //! Mounts by descriptor: the mount calls of Linux 5.2 and later, which `nix` does not have.
 //!
-//! A detached tree is one that hangs nowhere; it goes away with its descriptor unless it is attached.
+//! A detached tree is mounted nowhere; it vanishes with its descriptor unless attached.
 
 use std::ffi::CString;
 use std::io;
@@ -12,11 +12,11 @@ use super::checked;
 
 /// Read-only.
 pub const RDONLY: u64 = 0x1;
-/// Set-user-id bits mean nothing.
+/// Ignores set-user-id bits.
 pub const NOSUID: u64 = 0x2;
-/// Device nodes mean nothing.
+/// Ignores device nodes.
 pub const NODEV: u64 = 0x4;
-/// Nothing can be executed.
+/// Forbids execution.
 pub const NOEXEC: u64 = 0x8;
 const IDMAP: u64 = 0x0010_0000;
 
@@ -33,23 +33,23 @@ struct MountAttr {
     userns_fd: u64,
 }
 
-/// Paths as the kernel takes them.
+/// Converts a path for the kernel.
 fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// The descriptor that a system call made.
+/// Takes ownership of the descriptor that a system call created.
 fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
     let fd = checked(returned)?;
-    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    // SAFETY: the kernel has just created this descriptor for us; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Clones what is mounted at `path` (relative to `dir`; empty: `dir` itself) as a detached tree, submounts included if
-/// `recursive`.
+/// Clones the mount at `path` (relative to `dir`; empty: `dir` itself) as a detached tree, with its
+/// submounts if `recursive`.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn clone_tree(dir: BorrowedFd<'_>, path: &Path, recursive: bool) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let mut flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as u32 | AT_EMPTY_PATH;
@@ -60,10 +60,10 @@ pub fn clone_tree(dir: BorrowedFd<'_>, path: &Path, recursive: bool) -> io::Resu
     owned(unsafe { libc::syscall(libc::SYS_open_tree, dir.as_raw_fd(), path.as_ptr(), flags) })
 }
 
-/// Attaches a detached tree on top of what `target` stands for.
+/// Attaches a detached tree on top of `target`.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn attach(tree: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
     const F_EMPTY_PATH: u32 = 0x4;
     const T_EMPTY_PATH: u32 = 0x40;
@@ -98,19 +98,19 @@ fn set_attributes(mount: BorrowedFd<'_>, recursive: bool, attributes: &MountAttr
     .map(drop)
 }
 
-/// Sets and clears attributes of a mount, and of everything mounted below it if `recursive`.
+/// Sets and clears attributes of a mount; if `recursive` also of every mount below.
 ///
 /// # Errors
-/// What the kernel refuses; nothing has changed then.
+/// The kernel's errors; nothing has changed then.
 pub fn change(mount: BorrowedFd<'_>, recursive: bool, set: u64, clear: u64) -> io::Result<()> {
     set_attributes(mount, recursive, &MountAttr { set, clear, ..MountAttr::default() })
 }
 
-/// Makes a detached tree show files under other owners: as `user_namespace` maps on-disk ids (inside) to seen ids
-/// (outside).
+/// Maps the owners of a detached tree's files through `user_namespace`, from on-disk ids (inside)
+/// to visible ids (outside).
 ///
 /// # Errors
-/// `EINVAL` where the file system cannot; `EPERM` without privilege over it.
+/// `EINVAL` where the file system does not support it; `EPERM` without privilege over it.
 pub fn map_ids(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     let userns_fd = user_namespace.as_raw_fd() as u64;
     set_attributes(mount, true, &MountAttr { set: IDMAP, userns_fd, ..MountAttr::default() })
@@ -119,7 +119,7 @@ pub fn map_ids(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Res
 /// Makes a new file system instance, detached.
 ///
 /// # Errors
-/// What the kernel refuses, an unknown option included.
+/// The kernel's errors, also for an unknown option.
 pub fn new_file_system(kind: &str, options: &[(&str, &str)], attributes: u64) -> io::Result<OwnedFd> {
     const FSOPEN_CLOEXEC: u32 = 1;
     const FSMOUNT_CLOEXEC: u32 = 1;

@@ -10,7 +10,7 @@ use super::checked;
 /// Brings `lo` up.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's errors.
 pub fn loopback_up() -> io::Result<()> {
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     // SAFETY: all zeroes is a valid `ifreq`.

@@ -9,7 +9,7 @@ use nix::sys::stat::Mode;
 
 use super::checked;
 
-/// Something was created, removed, renamed, written, opened, closed after writing, or its metadata changed.
+/// Created, removed, renamed, written, opened, closed after writing, or changed in its metadata.
 const WATCHED: u32 = libc::IN_CREATE
     | libc::IN_DELETE
     | libc::IN_MOVED_FROM
@@ -21,12 +21,12 @@ const WATCHED: u32 = libc::IN_CREATE
     | libc::IN_ONLYDIR
     | libc::IN_EXCL_UNLINK;
 
-/// Bytes taken from the kernel at once: some hundreds of events.
+/// Bytes read from the kernel at once: some hundred events.
 const BUFFER: usize = 64 << 10;
-/// Bytes of an event before its name.
+/// Length of an event before its name.
 const HEAD: usize = 16;
 
-/// One queue of notifications.
+/// A queue of notifications.
 #[derive(Debug)]
 pub struct Notify {
     fd: OwnedFd,
@@ -34,7 +34,8 @@ pub struct Notify {
     marks: Option<Marks>,
 }
 
-/// Two files of our own: to open one is told, so it marks a place in the queue. In turn: what is told twice in a row is told once.
+/// Two files of our own; opening one marks a place in the queue. They alternate, because the kernel
+/// merges two equal events in a row.
 #[derive(Debug)]
 struct Marks {
     files: [OwnedFd; 2],
@@ -42,61 +43,62 @@ struct Marks {
     put: u64,
 }
 
-/// What an event says.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deed {
-    /// The queue was full: events are missing.
+    /// The queue overflowed: events are missing.
     Overflow,
-    /// The watch is no more.
+    /// The watch has ended.
     Ended,
-    /// The content of a file changed.
+    /// A file's content changed.
     Content,
     /// A file that was open for writing was closed.
     Closed,
     /// Metadata changed.
     Changed,
-    /// A name came: made, linked or moved here.
+    /// An entry appeared: created, linked or moved here.
     Came,
-    /// A name went: removed, or moved away.
+    /// An entry disappeared: removed or moved away.
     Went,
-    /// A file was opened, who knows how.
+    /// A file was opened, with any access mode.
     Opened,
-    /// What [`Notify::mark`] put into the queue.
+    /// A mark of [`Notify::mark`].
     Mark,
 }
 
 /// One event.
 #[derive(Debug)]
 pub struct Event<'a> {
-    /// The watch it belongs to.
+    /// The watch of the event.
     pub watch: i32,
-    /// What happened.
+    /// The kind.
     pub deed: Deed,
-    /// To which entry of the directory; empty: to the directory itself.
+    /// The entry's name; empty: the directory itself.
     pub name: &'a [u8],
-    /// Whether that is a directory.
+    /// Whether the entry is a directory.
     pub is_folder: bool,
-    /// The same where a name went and where it came, if it was moved; else 0.
+    /// The same value on both sides of a move; else 0.
     pub moved: u32,
 }
 
 impl Notify {
-    /// A new queue.
+    /// Creates a queue.
     ///
     /// # Errors
-    /// `EMFILE` if the user has as many as the host allows.
+    /// `EMFILE` if the user has reached the host's limit.
     pub fn new() -> io::Result<Notify> {
         // SAFETY: takes an integer, returns a new descriptor or an error.
         let fd = checked(i64::from(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) }))?;
-        // SAFETY: it was just returned and belongs to nobody else.
+        // SAFETY: the descriptor was just returned; nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).map_err(io::Error::other)?) };
         Ok(Notify { fd, buffer: vec![0; BUFFER].into(), marks: None })
     }
 
-    /// Puts a mark into the queue: whatever happened before is told before it. Gives which mark it is since [`Self::unmark`], from 1.
+    /// Puts a mark into the queue: all earlier events precede it. Returns the mark's number since
+    /// [`Self::unmark`], from 1.
     ///
     /// # Errors
-    /// The host gives no descriptor or no watch. Then there is no mark.
+    /// If the host grants no descriptor or watch. There is no mark then.
     pub fn mark(&mut self) -> io::Result<u64> {
         if self.marks.is_none() {
             let file = || Ok::<_, io::Error>(memfd_create(c"ryokan-mark", MFdFlags::MFD_CLOEXEC)?);
@@ -111,17 +113,17 @@ impl Notify {
         Ok(marks.put)
     }
 
-    /// No marks are put any more, for now.
+    /// Stops placing marks.
     pub fn unmark(&mut self) {
         if let Some(marks) = self.marks.take() {
             marks.watches.into_iter().for_each(|watch| self.remove(watch));
         }
     }
 
-    /// Watches an open directory. The same directory has the same watch, whatever its name.
+    /// Watches an open directory. The same directory keeps the same watch, whatever its name.
     ///
     /// # Errors
-    /// `ENOSPC` if the user has as many watches as the host allows.
+    /// `ENOSPC` if the user has reached the host's limit of watches.
     pub fn add(&self, dir: BorrowedFd<'_>) -> io::Result<i32> {
         self.watch(dir, WATCHED)
     }
@@ -133,16 +135,16 @@ impl Notify {
         checked(i64::from(watch)).map(|_| watch)
     }
 
-    /// Ends a watch; one that has ended is fine.
+    /// Ends a watch; succeeds if it has ended already.
     pub fn remove(&self, watch: i32) {
         // SAFETY: takes integers only.
         let _ = unsafe { libc::inotify_rm_watch(self.fd.as_raw_fd(), watch) };
     }
 
-    /// Takes what is queued, at most one buffer. Says whether there was anything.
+    /// Reads at most one buffer of queued events. Returns whether there were any.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's errors.
     pub fn take(&mut self, mut event: impl FnMut(Event<'_>)) -> io::Result<bool> {
         let filled = match nix::unistd::read(&self.fd, &mut self.buffer) {
             Ok(count) => count,
@@ -171,7 +173,7 @@ impl AsFd for Notify {
     }
 }
 
-/// A descriptor by name.
+/// The `/proc` path of a descriptor.
 fn own(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -183,7 +185,7 @@ fn deed(mask: u32) -> Option<Deed> {
     } else if has(libc::IN_IGNORED) {
         Some(Deed::Ended)
     } else if has(libc::IN_MODIFY) {
-        // Of a directory it says that its times were set.
+        // For a directory this only means that its times were set.
         Some(if has(libc::IN_ISDIR) { Deed::Changed } else { Deed::Content })
     } else if has(libc::IN_CLOSE_WRITE) {
         Some(Deed::Closed)

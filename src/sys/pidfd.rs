@@ -19,13 +19,13 @@ pub fn open(pid: Pid) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Sends a signal to exactly that process, never to one that took over its id.
+/// Sends a signal to exactly this process, never to a successor with the same id.
 ///
 /// # Errors
 /// `ESRCH` if it has ended.
 pub fn signal(process: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
     let info = std::ptr::null::<u8>();
-    // SAFETY: a null information block is what `kill` sends too; nothing is read or written.
+    // SAFETY: a null information block is the one of `kill`; nothing is read or written.
     checked(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal as i32, info, 0) })
         .map(drop)
 }

@@ -1,7 +1,7 @@
-//! When memory is short: a trigger on a PSI file, and what is free where there is none.
+//! Memory shortage: a trigger on a PSI file, and available memory where there is none.
 //!
-//! A trigger of the host kernel fires while tasks stand still for want of memory (`Documentation/accounting/psi.rst`): nobody looks in
-//! vain, and between two firings nothing is done.
+//! The host kernel fires a trigger while tasks stall for memory
+//! (`Documentation/accounting/psi.rst`), so no polling is needed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -10,26 +10,27 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// Has a PSI file fire, at most once in each `window`, when some task stood still for `stall` of it. The descriptor has priority data then.
+/// Makes a PSI file fire, at most once per `window`, when tasks stalled for `stall` of it. A firing
+/// is priority data on the descriptor.
 ///
-/// Without privileges the host kernel takes only windows of whole pairs of seconds.
+/// Without privileges the host kernel accepts only windows that are multiples of two seconds.
 ///
 /// # Errors
-/// If there is no such file, or it takes no trigger.
+/// If the file does not exist or accepts no trigger.
 pub fn trigger(file: &Path, stall: Duration, window: Duration) -> io::Result<OwnedFd> {
     let mut opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(file)?;
-    // With its end: the host kernel takes the last byte for it.
+    // With its terminating zero: the host kernel expects one.
     opened.write_all(format!("some {} {}\0", stall.as_micros(), window.as_micros()).as_bytes())?;
     Ok(OwnedFd::from(opened))
 }
 
-/// The part of the host's memory that can be had, 0 to 1.
+/// The available share of the host's memory, 0 to 1.
 ///
 /// # Errors
-/// If `/proc/meminfo` does not say.
+/// If `/proc/meminfo` lacks the figures.
 pub fn available() -> io::Result<f64> {
     let text = io::read_to_string(File::open("/proc/meminfo")?)?;
-    part_of(&text).ok_or_else(|| io::Error::other("/proc/meminfo does not say how much memory there is"))
+    part_of(&text).ok_or_else(|| io::Error::other("/proc/meminfo has no memory figures"))
 }
 
 fn part_of(meminfo: &str) -> Option<f64> {
@@ -60,7 +61,7 @@ mod tests {
         let absent = trigger(&dir.path().join("memory"), stall, window).map_err(|error| error.kind());
         assert_eq!(absent.map(drop), Err(io::ErrorKind::NotFound));
         trigger(Path::new("/proc/pressure/memory"), stall, window).expect("a trigger");
-        // Longer than its window nothing can stand still.
+        // A stall cannot exceed its window.
         assert!(trigger(Path::new("/proc/pressure/memory"), window * 2, window).is_err());
     }
 }

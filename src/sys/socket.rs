@@ -1,4 +1,4 @@
-//! Unix sockets: descriptors in messages, and who the peer is.
+//! Unix sockets: descriptors in messages, and the peer's credentials.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -7,10 +7,10 @@ use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, UnixCredentials, getsockopt, recvmsg, sendmsg, setsockopt, sockopt,
 };
 
-/// Descriptors in one message: more than any of our messages carries.
+/// Descriptors per message: above the need of any of our messages.
 pub const FDS_MAX: usize = 8;
 
-/// Who is at the other end, as the kernel noted it when the connection was made.
+/// The peer's credentials, recorded by the kernel at connection time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// Process.
@@ -21,19 +21,19 @@ pub struct Peer {
     pub gid: u32,
 }
 
-/// Who is at the other end.
+/// Reads the peer's credentials.
 ///
 /// # Errors
-/// If this is no connected Unix socket.
+/// If the socket is no connected Unix socket.
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let found = getsockopt(&socket, sockopt::PeerCredentials)?;
     Ok(Peer { pid: found.pid(), uid: found.uid(), gid: found.gid() })
 }
 
-/// Sends bytes and descriptors in one message; gives how many bytes went.
+/// Sends bytes and descriptors in one message; returns the number of sent bytes.
 ///
 /// # Errors
-/// What the kernel refuses. A closed peer is `EPIPE`, never a signal.
+/// The kernel's errors. A closed peer is `EPIPE`, never a signal.
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<usize> {
     let rights = [ControlMessage::ScmRights(fds)];
     let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
@@ -42,10 +42,10 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[RawFd]) -> io::Resu
     Ok(sent)
 }
 
-/// Receives bytes and the descriptors that came along (close-on-exec).
+/// Receives bytes and the accompanying descriptors (close-on-exec).
 ///
 /// # Errors
-/// What the kernel refuses; `EMSGSIZE` if bytes or descriptors were cut off.
+/// The kernel's errors; `EMSGSIZE` if bytes or descriptors were cut off.
 pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = nix::cmsg_space!([RawFd; FDS_MAX]);
     let mut parts = [IoSliceMut::new(bytes)];
@@ -53,7 +53,8 @@ pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usiz
     let mut fds = Vec::new();
     for message in received.cmsgs()? {
         if let ControlMessageOwned::ScmRights(raw) = message {
-            // SAFETY: the kernel has just installed these descriptors in our table; nobody else owns them.
+            // SAFETY: the kernel has just installed these descriptors in our table; nothing else
+            // owns them.
             fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     }
@@ -63,19 +64,20 @@ pub fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usiz
     Ok((received.bytes, fds))
 }
 
-/// Has the kernel note with everything that arrives which process sent it.
+/// Makes the kernel attach the sender's process id to everything received.
 ///
 /// # Errors
-/// If this is no Unix socket.
+/// If the socket is no Unix socket.
 pub fn note_senders(socket: impl AsFd) -> io::Result<()> {
     Ok(setsockopt(&socket, sockopt::PassCred, &true)?)
 }
 
-/// Receives bytes without waiting, and the number of the process that sent them, as the kernel noted it: in the receiver's PID
-/// namespace, 0 for one outside of it. Needs [`note_senders`]. Descriptors that came along are closed.
+/// Receives bytes without blocking, and the sender's process id as recorded by the kernel: in the
+/// receiver's PID namespace, 0 for a process outside. Needs [`note_senders`]. Accompanying
+/// descriptors are closed.
 ///
 /// # Errors
-/// What the kernel refuses, and if it noted no sender.
+/// The kernel's errors, and a missing sender.
 pub fn receive_from(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, i32)> {
     let mut space = nix::cmsg_space!(UnixCredentials, [RawFd; FDS_MAX]);
     let mut parts = [IoSliceMut::new(bytes)];
@@ -86,14 +88,15 @@ pub fn receive_from(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, i
         match message {
             ControlMessageOwned::ScmCredentials(found) => sender = Some(found.pid()),
             ControlMessageOwned::ScmRights(raw) => {
-                // SAFETY: the kernel has just installed these descriptors in our table; nobody else owns them.
+                // SAFETY: the kernel has just installed these descriptors in our table; nothing
+                // else owns them.
                 raw.into_iter().for_each(|fd| drop(unsafe { OwnedFd::from_raw_fd(fd) }));
             }
             _ => {}
         }
     }
     match (received.bytes, sender) {
-        // The other end is closed: nobody sent that.
+        // The peer closed the connection: there is no sender.
         (0, _) => Ok((0, 0)),
         (count, Some(pid)) => Ok((count, pid)),
         (_, None) => Err(io::Error::other("the kernel noted no sender")),

@@ -1,9 +1,9 @@
-//! SQLite's own Unix file layer with one difference: a path is used as given.
+//! SQLite's own Unix file layer, except that paths are used unchanged.
 //!
-//! The original resolves symbolic links by text before it opens anything. `/proc/self/fd/N/engine.db` would become the path
-//! that the directory has on the host, which a worker's init may be unable to walk (a directory of another owner above it,
-//! another mount namespace). Used as given, the kernel follows the descriptor. The file itself may still be no link:
-//! SQLite opens with `O_NOFOLLOW`.
+//! The original layer resolves symbolic links textually before opening. `/proc/self/fd/N/engine.db`
+//! would become the directory's path on the host, which a worker's init may be unable to traverse
+//! (a parent of another owner, another mount namespace). With the unchanged path the kernel follows
+//! the descriptor. The file itself must still be no link: SQLite opens with `O_NOFOLLOW`.
 
 #![allow(unsafe_code, reason = "registering a VFS is a C interface")]
 
@@ -14,14 +14,16 @@ use rusqlite::ffi;
 
 const NAME: &CStr = c"ryokan";
 
-/// The name to open databases with; registers the layer at the first call. `None` if SQLite could not be initialised.
+/// The name of the layer, for opening databases; registered at the first call. `None` if SQLite
+/// could not be initialised.
 pub fn name() -> Option<&'static CStr> {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     REGISTERED.get_or_init(register).then_some(NAME)
 }
 
 fn register() -> bool {
-    // SAFETY: `sqlite3_vfs_find` initialises SQLite and gives null or a pointer to a VFS that lives as long as the process.
+    // SAFETY: `sqlite3_vfs_find` initialises SQLite and returns null or a pointer to a VFS that
+    // lives as long as the process.
     let original = unsafe { ffi::sqlite3_vfs_find(c"unix".as_ptr()) };
     if original.is_null() {
         return false;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor that tokio watches. What is in it cannot be exchanged.
+/// A descriptor watched by tokio. The inner descriptor cannot be exchanged.
 #[derive(Debug)]
 pub struct Watched(OwnedFd);
 
@@ -22,12 +22,12 @@ impl AsFd for Watched {
     }
 }
 
-/// Has tokio watch a descriptor. Must be called inside a runtime.
+/// Registers a descriptor with tokio. Must be called inside a runtime.
 ///
 /// # Errors
-/// If it is of a kind that cannot be watched.
+/// If the descriptor cannot be watched.
 pub fn watch(fd: impl Into<OwnedFd>, interest: Interest) -> io::Result<AsyncFd<Watched>> {
-    // SAFETY: `Watched` owns its descriptor, always gives the same one, and nothing can be moved out of it while it is
-    // watched: its field is private to this file, which does not touch it.
+    // SAFETY: `Watched` owns its descriptor and always returns the same one. Its field is private
+    // to this file, which never moves it out while it is watched.
     unsafe { AsyncFd::register_with_interest(Watched(fd.into()), interest) }.map_err(io::Error::from)
 }

@@ -1,4 +1,5 @@
-//! The worker: a trusted init and the engine that it contains.
+//! The worker: a trusted init and its engine. All of it runs in `ryokan-worker` processes, except
+//! [`embedded`].
 
 #[cfg(feature = "kaish")]
 pub mod embedded;
@@ -9,9 +10,9 @@ mod probe_exercise;
 mod probe_pooled;
 pub(crate) mod spawner;
 
-/// The worker's entry: the first argument says as what it was started.
+/// The worker's entry point; the first argument selects the role.
 pub fn main() {
-    // It may have been run by a descriptor, whose number would be its name.
+    // If executed by descriptor, its default name would be the descriptor's number.
     let _ = nix::sys::prctl::set_name(c"ryokan-worker");
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {

@@ -1,6 +1,8 @@
-//! `ryokan-worker probe [OPTION…] -- PROGRAM ARGUMENT…`: runs a program in the sandbox of a plan and ends with its status.
+//! `ryokan-worker probe [OPTION…] -- PROGRAM ARGUMENT…`: runs a program in a sandbox and exits with
+//! its status.
 //!
-//! It is how `ryokan doctor` proves a host and how the tests look for ways out. Exit status 125: there is no sandbox.
+//! `ryokan doctor` tests a host with it, and the tests look for escapes. Exit status 125: no
+//! sandbox.
 //!
 //! | option | what |
 //! |---|---|
@@ -9,8 +11,8 @@
 //! | `--plan JSON` | the plan, or `@FILE`; without it, default limits and a temporary kernel folder |
 //! | `--timeout SECONDS` | kills the program (status 124); 60 without it |
 //! | `--bind PATH=SOURCE[:rw]` | a live mount, made just after the start |
-//! | `--pooled` | the sandbox stands before its kernel comes (`probe_pooled`) |
-//! | `--exercise SOURCE` | tries init's powers instead (`probe_exercise`) |
+//! | `--pooled` | the kernel is bound to a finished sandbox (`probe_pooled`) |
+//! | `--exercise SOURCE` | tests init's operations instead (`probe_exercise`) |
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,21 +28,21 @@ use serde::Serialize;
 
 use super::probe_pooled;
 use crate::sandbox::{
-    BindSource, EngineProgram, Init, MemoryWatch, Owners, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
+    EngineProgram, Init, MemoryWatch, MountSource, Owners, RunAs, SandboxError, SandboxPlan, SandboxReport, Verdict,
     WorkspaceWatch, enter,
 };
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::process::{exit_now, set_parent_death_signal};
 
-/// Status without a sandbox.
+/// Exit status without a sandbox.
 const NO_SANDBOX: i32 = 125;
-/// Status after a timeout.
+/// Exit status after a timeout.
 const TIMED_OUT: i32 = 124;
-/// Pause before the first look at what the program uses.
+/// Delay before the first resource check.
 const FIRST_LOOK: Duration = Duration::from_millis(20);
 /// Output kept for `--json`, bytes of each stream.
 const KEPT: usize = 1 << 20;
-/// Nobody: whom a probe runs as if root starts it and the plan does not say.
+/// The user `nobody`, for a probe started by root whose plan names no user.
 const NOBODY: u32 = 65_534;
 
 struct Options {
@@ -54,7 +56,7 @@ struct Options {
     argv: Vec<String>,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Outcome<'a> {
     report: Option<&'a SandboxReport>,
@@ -101,7 +103,7 @@ fn read_plan(text: &str) -> Result<SandboxPlan, String> {
         Some(file) => std::fs::read_to_string(file).map_err(|error| format!("cannot read {file}: {error}"))?,
         None => text.to_owned(),
     };
-    serde_json::from_str(&text).map_err(|error| format!("that is no plan: {error}"))
+    serde_json::from_str(&text).map_err(|error| format!("invalid plan: {error}"))
 }
 
 fn read_bind(text: &str) -> Result<(PathBuf, PathBuf, bool), String> {
@@ -126,7 +128,7 @@ pub fn main(arguments: Vec<String>) -> ! {
     std::process::exit(status)
 }
 
-/// A kernel's folder that goes when it is dropped.
+/// A kernel's folder, removed when dropped.
 struct TemporaryKernel(PathBuf);
 
 impl TemporaryKernel {
@@ -148,7 +150,7 @@ impl Drop for TemporaryKernel {
     }
 }
 
-/// Runs the program in the sandbox of its plan, or of one for a folder that is there meanwhile.
+/// Runs the program in the sandbox of its plan, or of a default plan with a temporary folder.
 fn run(options: &Options) -> std::io::Result<i32> {
     if let Some(plan) = &options.plan {
         return run_planned(options, plan);
@@ -183,7 +185,7 @@ fn run_in(
     kernel: Option<probe_pooled::Kernel>,
     (pid_out, pid_in): (OwnedFd, OwnedFd),
 ) -> std::io::Result<i32> {
-    // What a daemon that is root would send later.
+    // The mounts that a root daemon would send later.
     let sent = match (&options.exercise, plan.run_as.filter(|_| Uid::effective().is_root())) {
         (Some(source), Some(run_as)) => Some(Owners::default().mapped(source, run_as).map_err(std::io::Error::other)?),
         _ => None,
@@ -228,9 +230,9 @@ fn code(status: WaitStatus) -> i32 {
     }
 }
 
-/// Init's part.
+/// Init's part of a probe.
 fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>, kernel: Option<probe_pooled::Kernel>) -> i32 {
-    // A probe whose caller has gone has nobody to tell.
+    // A caller that has gone needs no report.
     let _ = set_parent_death_signal(Some(Signal::SIGKILL));
     if let Some(source) = &options.exercise {
         return match super::probe_exercise::run(&mut init, source, sent) {
@@ -259,7 +261,7 @@ fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>, kernel: Opti
             kernel.enter(&mut init, &engine)?;
         }
         for (inside, source, writable) in &options.binds {
-            init.bind(BindSource::Path(source.clone()), inside, *writable)?;
+            init.bind(MountSource::Path(source.clone()), inside, *writable)?;
         }
         Ok(engine)
     });
@@ -280,7 +282,7 @@ fn inside(options: &Options, mut init: Init, sent: Option<OwnedFd>, kernel: Opti
     status
 }
 
-/// One run of the program.
+/// A run of the program.
 struct Session {
     json: bool,
     pid: i32,
@@ -303,17 +305,17 @@ impl Session {
         }
     }
 
-    /// Passes output on and looks after the limits until the program has ended.
+    /// Forwards output and enforces the limits until the program has ended.
     fn watch(&mut self, init: &Init, pipes: [OwnedFd; 2], process: &OwnedFd) -> i32 {
         let mut pipes = pipes.map(Some);
-        // Nothing grows much within the first look's pause.
+        // Nothing grows much within the first delay.
         let mut memory_due = Instant::now() + FIRST_LOOK;
         let mut workspace_due = memory_due;
         let mut ended = None;
         loop {
             let now = Instant::now();
             if now >= self.deadline {
-                return self.stop(init, TIMED_OUT, "the time is over");
+                return self.stop(init, TIMED_OUT, "timeout");
             }
             if let Some(watch) = self.memory.as_ref().filter(|_| now >= memory_due) {
                 match watch.tick(init) {
@@ -351,7 +353,7 @@ impl Session {
         status
     }
 
-    /// Passes on what is there now.
+    /// Forwards the available output.
     fn pass(&mut self, pipes: &mut [Option<OwnedFd>; 2]) {
         for (i, pipe) in pipes.iter_mut().enumerate() {
             let mut buffer = [0; 64 << 10];
@@ -380,7 +382,7 @@ impl Session {
 fn wait_for_output(pipes: &[Option<OwnedFd>; 2], process: &OwnedFd, at_most: Duration) {
     let mut fds = vec![PollFd::new(process.as_fd(), PollFlags::POLLIN)];
     fds.extend(pipes.iter().flatten().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
-    // Rounded up, so that what is due then is due.
+    // Rounded up, so that what is due at the end of the wait is due.
     let timeout = PollTimeout::try_from(at_most + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
     let _ = poll(&mut fds, timeout);
 }
@@ -394,7 +396,7 @@ impl<'a> Outcome<'a> {
 fn tell(options: &Options, outcome: &Outcome<'_>) {
     if options.json {
         let text = serde_json::to_string(outcome).unwrap_or_default();
-        // A reader that left wants no more of it.
+        // A reader that left wants no more output.
         let _ = writeln!(std::io::stdout(), "{text}");
     } else if let Some(error) = outcome.error {
         eprintln!("ryokan-worker probe: {error}\n  hint: {}", error.hint);

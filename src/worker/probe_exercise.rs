@@ -1,5 +1,6 @@
-//! What init can do beside starting one program, done once: `ryokan-worker probe --exercise SOURCE -- PROGRAM…`, where SOURCE
-//! is a folder of the host with a file `file`. For the tests; init's powers cannot be tried from outside of it.
+//! Tests init's operations beyond starting a program: `ryokan-worker probe --exercise SOURCE --
+//! PROGRAM…`, where SOURCE is a host folder with a file `file`. For the tests; init's operations
+//! cannot be tested from outside.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -7,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::sandbox::{BindSource, EngineProcess, EngineProgram, Init};
+use crate::sandbox::{EngineProcess, EngineProgram, Init, MountSource};
 
 type Outcome = Result<(), String>;
 
-/// Runs every exercise; the first that fails says so.
+/// Runs every exercise; returns the first failure.
 pub(super) fn run(init: &mut Init, source: &Path, sent: Option<OwnedFd>) -> Outcome {
     if let Some(tree) = sent {
         sent_mount(init, source, tree)?;
@@ -31,7 +32,7 @@ fn spawn(init: &mut Init, program: EngineProgram) -> Result<EngineProcess, Strin
     init.spawn_engine(program).map_err(|error| error.to_string())
 }
 
-/// What the program writes until it ends.
+/// The program's output until it ends.
 fn output(init: &Init, engine: &EngineProcess) -> Result<String, String> {
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut text = Vec::new();
@@ -63,7 +64,7 @@ fn live_mounts(init: &mut Init, source: &Path) -> Outcome {
         sleep 0.1; ls -A / | grep -c live";
     let engine = spawn(init, sh(wait))?;
     let bind = |init: &mut Init, inside: &str, writable| {
-        init.bind(BindSource::Path(source.to_owned()), Path::new(inside), writable).map_err(|error| error.to_string())
+        init.bind(MountSource::Path(source.to_owned()), Path::new(inside), writable).map_err(|error| error.to_string())
     };
     bind(init, "/live", false)?;
     bind(init, "/workspace/deep/live", true)?;
@@ -80,18 +81,19 @@ fn live_mounts(init: &mut Init, source: &Path) -> Outcome {
         return Err("unbound what was not bound".into());
     }
     expect("a live mount", &output(init, &engine)?, "given0")?;
-    // What is still bound is there again for the next engine.
+    // Remaining mounts are repeated for the next engine.
     let engine =
         spawn(init, sh("cat /workspace/deep/live/file; ls /live 2>/dev/null; touch /workspace/deep/live/y && echo w"))?;
     expect("a live mount, again", &output(init, &engine)?, "givenw")
 }
 
-/// A mount that a daemon that is root sends: the kernel's user owns what its owner owns, now and for the next engine.
+/// A mount from a root daemon: its owner is mapped to the kernel's user, for this engine and the
+/// next.
 fn sent_mount(init: &mut Init, source: &Path, tree: OwnedFd) -> Outcome {
     let script = "i=0; while [ ! -e /sent/file ] && [ $i -lt 500 ]; do sleep 0.01; i=$((i+1)); done; cat /sent/file; \
         echo by-kernel > /sent/made && stat -c %u /sent/made";
     let engine = spawn(init, sh(script))?;
-    let sent = BindSource::Tree { tree, shows: source.to_owned() };
+    let sent = MountSource::Tree { tree, shows: source.to_owned() };
     init.bind(sent, Path::new("/sent"), true).map_err(|error| error.to_string())?;
     expect("a sent mount", &output(init, &engine)?, "given1000")?;
     let engine = spawn(init, sh("cat /sent/made; rm /sent/made"))?;
@@ -118,7 +120,7 @@ fn usage_and_kill(init: &mut Init) -> Outcome {
     }
 }
 
-/// Runs inside, as a forked copy of this program.
+/// Runs inside, in a forked copy of this program.
 fn called(_: Vec<String>) -> ! {
     let descriptors = std::fs::read_dir("/proc/self/fd").map(Iterator::count).unwrap_or(0);
     let environment: Vec<String> = std::env::vars().map(|(name, value)| format!("{name}={value}")).collect();
@@ -130,7 +132,7 @@ fn called(_: Vec<String>) -> ! {
 fn call(init: &mut Init) -> Outcome {
     let engine =
         spawn(init, EngineProgram::Call { entry: called, arguments: Vec::new(), env: vec![("A".into(), "b".into())] })?;
-    // Four, and the one that the listing itself is read through.
+    // Four, and the descriptor that reads the listing.
     expect("a called engine", &output(init, &engine)?, "5 A=b true")
 }
 

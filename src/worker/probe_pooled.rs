@@ -1,25 +1,25 @@
-//! `ryokan-worker probe --pooled`: the program runs in a sandbox that stood before its kernel came, as that of a kernel does whose worker was
-//! ready. What comes later comes as init gets it from the daemon.
+//! `ryokan-worker probe --pooled`: binds the kernel to a finished sandbox, as for a warm worker,
+//! before the program runs.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use crate::sandbox::{
-    BindSource, EngineProcess, Init, KernelEntry, KernelFolder, Owners, PlannedMount, RunAs, SandboxError, SandboxPlan,
+    EngineProcess, Init, KernelEntry, KernelFolder, MountSource, Owners, PlannedMount, RunAs, SandboxError, SandboxPlan,
 };
 
-/// Waits for the kernel; then is the program. Nothing of the user's runs before.
+/// Waits for the kernel, then becomes the program. No user code runs before.
 const AWAIT_KERNEL: &str = "read -r go <&3 && cd /workspace && exec \"$@\"";
 
-/// What a kernel brings.
+/// The kernel's part of a plan.
 pub(super) struct Kernel {
     plan: SandboxPlan,
-    dir: BindSource,
-    workspace: Option<BindSource>,
-    mounts: Vec<(PlannedMount, BindSource)>,
+    dir: MountSource,
+    workspace: Option<MountSource>,
+    mounts: Vec<(PlannedMount, MountSource)>,
 }
 
-/// Parts a plan into that of a sandbox on `stand_in` without a kernel, and what comes later.
+/// Splits a plan into a sandbox on `stand_in` without a kernel, and the kernel's part.
 pub(super) fn part(plan: &SandboxPlan, stand_in: &Path) -> Result<(SandboxPlan, Kernel), SandboxError> {
     let (system, own): (Vec<_>, Vec<_>) = plan.mounts.iter().cloned().partition(|mount| mount.system);
     let unbound = SandboxPlan {
@@ -34,8 +34,8 @@ pub(super) fn part(plan: &SandboxPlan, stand_in: &Path) -> Result<(SandboxPlan, 
     let run_as = plan.run_as.filter(|_| nix::unistd::Uid::effective().is_root());
     let owners = Owners::default();
     let source = |path: &Path, run_as: Option<RunAs>| match run_as {
-        Some(run_as) => Ok(BindSource::Tree { tree: owners.mapped(path, run_as)?, shows: path.to_owned() }),
-        None => Ok(BindSource::Path(path.to_owned())),
+        Some(run_as) => Ok(MountSource::Tree { tree: owners.mapped(path, run_as)?, shows: path.to_owned() }),
+        None => Ok(MountSource::Path(path.to_owned())),
     };
     let mut mounts = Vec::with_capacity(own.len());
     for mount in own {
@@ -52,22 +52,22 @@ pub(super) fn part(plan: &SandboxPlan, stand_in: &Path) -> Result<(SandboxPlan, 
     Ok((unbound, kernel))
 }
 
-/// The program that waits until its kernel has come.
+/// A program that waits for its kernel.
 pub(super) fn waiting(argv: &[String]) -> Vec<String> {
     ["/bin/sh", "-c", AWAIT_KERNEL, "sh"].into_iter().map(String::from).chain(argv.iter().cloned()).collect()
 }
 
 impl Kernel {
-    /// What init must keep open until then.
+    /// Descriptors that init must keep open until then.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let mounts = self.mounts.iter().map(|(_, source)| source);
         [&self.dir].into_iter().chain(&self.workspace).chain(mounts).filter_map(|source| match source {
-            BindSource::Tree { tree, .. } => Some(tree.as_fd()),
-            BindSource::Path(_) => None,
+            MountSource::Tree { tree, .. } => Some(tree.as_fd()),
+            MountSource::Path(_) => None,
         })
     }
 
-    /// Comes into the sandbox, and lets the program begin.
+    /// Binds the kernel and starts the program.
     pub(super) fn enter(self, init: &mut Init, engine: &EngineProcess) -> Result<(), SandboxError> {
         let Kernel { plan, dir, workspace, mounts } = self;
         let folders = [Some(&plan.kernel_dir), plan.workspace.as_ref()];
@@ -80,7 +80,7 @@ impl Kernel {
         init.look_at_mounts(engine.pid)?;
         let told = nix::unistd::write(&engine.control, b"go\n");
         told.map(drop).map_err(|error| {
-            SandboxError::new(crate::sandbox::Layer::Descriptors, format!("the program hears nothing: {error}"))
+            SandboxError::new(crate::sandbox::Layer::Descriptors, format!("cannot signal the program: {error}"))
         })
     }
 }

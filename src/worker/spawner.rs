@@ -1,12 +1,13 @@
-//! `ryokan-worker serve`: the spawner, a small process of which workers are forks.
+//! The spawner (`ryokan-worker serve`): a small process that forks workers.
 //!
 //! ```text
-//!  daemon ── one message, three descriptors ──▶ spawner ── fork ──▶ a worker's outer process: 0, 1 and 2 are those
-//!         ◀──────── its number and a pidfd ────────┘
+//!  daemon ── one message, three descriptors ──▶ spawner ── fork ──▶ a worker's outer process with them as 0, 1, 2
+//!         ◀──────── its pid and a pidfd ────────┘
 //! ```
 //!
-//! The daemon, which may be large and has threads, is never forked; and a fork of this one has the program loaded, linked and its tables
-//! computed already, in memory that all workers share. It has one thread, reads nothing of anybody's, and ends with the daemon.
+//! This avoids forking the daemon, which may be large and has threads. A fork of the spawner has
+//! the program loaded, linked and its tables computed, in memory shared by all workers. The spawner
+//! has one thread, reads no user data, and ends with the daemon.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -21,14 +22,14 @@ use crate::sys::pidfd;
 use crate::sys::process::{adopt, exit_now, forget_children, parent, place, set_name, share_heap};
 use crate::sys::socket::{receive_with_fds, send_with_fds};
 
-/// The argument with which it is started. What it forks shows it too.
+/// The spawner's argument; its forks show it, too.
 pub(crate) const COMMAND: &str = "serve";
-/// What the daemon sends for one worker.
+/// The daemon's message for one worker.
 pub(crate) const ONE: &[u8; 1] = b"1";
-/// Why there is none.
+/// Why a worker was not started.
 const STATUS_FAILED: i32 = 4;
 
-/// The command's entry: descriptor 0 is the daemon's socket.
+/// The command's entry point: descriptor 0 is the daemon's socket.
 pub fn main() -> ! {
     exit_now(match serve() {
         Ok(()) => 0,
@@ -41,14 +42,16 @@ pub fn main() -> ! {
 
 fn serve() -> std::io::Result<()> {
     let daemon = adopt(0)?;
-    // What is typed on a terminal is for the daemon. Fails only for one that leads a group already.
+    // Terminal input is for the daemon. Fails only for a process group leader.
     let _ = setsid();
     set_name("ryokan-spawner");
-    // Nobody here asks how a worker ended.
+    // The spawner does not need the workers' exit status.
     forget_children(true)?;
-    // What workers allocate, on whichever of their threads, goes on where this process ends: no heap of each thread's own.
+    // Workers' threads share the heap that this process starts with, instead of one heap per
+    // thread.
     share_heap();
-    // Nothing that draws random numbers for anybody: those would be the same in all of them. Those of a thread end with it.
+    // No random numbers are drawn here: all forks would share them. The generators of a thread end
+    // with it.
     let prepared = std::thread::spawn(|| {
         sandbox::prepare();
         kaish::prepare();
@@ -67,12 +70,12 @@ fn serve() -> std::io::Result<()> {
             Ok(Forked::Child) => become_worker(daemon, streams),
             Ok(Forked::Parent(pid)) => {
                 drop(streams);
-                // One that is gone already says nothing: the daemon sees its pipes end.
+                // A child that has already ended sends nothing: the daemon sees its pipes close.
                 let process = child(pid);
                 let fds: Vec<i32> = process.iter().map(|fd| fd.as_fd().as_raw_fd()).collect();
                 send_with_fds(&daemon, &pid.as_raw().to_le_bytes(), &fds)?;
             }
-            // For this one; others may have better luck.
+            // Only this request fails; the next may succeed.
             Err(error) => {
                 let number = error.raw_os_error().unwrap_or(libc::EAGAIN);
                 send_with_fds(&daemon, &(-number).to_le_bytes(), &[])?;
@@ -81,7 +84,8 @@ fn serve() -> std::io::Result<()> {
     }
 }
 
-/// A descriptor of a child. One that has ended is reaped at once, and its number may be somebody else's: whose parent is another.
+/// Opens a child's pidfd. An ended child is reaped at once and its id may be reused by a process
+/// with another parent.
 fn child(pid: Pid) -> Option<OwnedFd> {
     let process = pidfd::open(pid).ok()?;
     (parent(u32::try_from(pid.as_raw()).ok()?) == Some(std::process::id())).then_some(process)

@@ -1,5 +1,5 @@
-//! Opening and looking beneath a folder that untrusted code owns: never through a symbolic link, never out of it, never into
-//! what is mounted there.
+//! Opens and stats files beneath a folder that untrusted code owns: never through a symbolic link, never outside it,
+//! never into a mount.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -15,15 +15,15 @@ use super::tree::entry::{Attributes, MODE_BITS, Meta, Moment, Name, Reason};
 use super::tree::format::is_kept_attribute;
 use crate::sys::inode;
 
-/// The longest path that is given to the kernel at once.
+/// Longest path passed to the host kernel at once.
 const PIECE: usize = 3900;
 
 const FOLDER: OFlag = OFlag::O_DIRECTORY.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// Nothing that is mounted is entered, not even a folder of the same file system: whoever watches its names is told nothing of it.
+/// No mount is entered, not even of the same file system: the watches of the workspace do not cover it.
 const HERE: ResolveFlag = ResolveFlag::RESOLVE_NO_SYMLINKS.union(ResolveFlag::RESOLVE_NO_XDEV);
 
-/// What something is.
+/// Type of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     File,
@@ -33,24 +33,24 @@ pub(super) enum Kind {
     Other(Reason),
 }
 
-/// Whether an error says that what was looked at is not there any more, or something else by now.
+/// Whether the error means that the entry was removed or replaced.
 pub(super) fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ESTALE)
 }
 
-/// Whether an error says that it may not be read.
+/// Whether the error means that access is denied.
 pub(super) fn is_refused(error: Errno) -> bool {
     matches!(error, Errno::EACCES | Errno::EPERM)
 }
 
-/// Opens a folder by its names from `root`, however many they are.
+/// Opens a folder by its names from `root`, at any depth.
 pub(super) fn folder<'n>(root: BorrowedFd<'_>, names: impl IntoIterator<Item = &'n Name>) -> nix::Result<OwnedFd> {
     let resolve = HERE | ResolveFlag::RESOLVE_BENEATH;
     let open = |at: BorrowedFd<'_>, path: &[u8]| {
         let path = if path.is_empty() { b".".as_slice() } else { path };
         let flags = FOLDER | OFlag::O_RDONLY;
         match openat2(at, path, OpenHow::new().flags(flags).resolve(resolve)) {
-            // It may be entered, if not listed.
+            // It may be searchable, if not readable.
             Err(Errno::EACCES) => openat2(at, path, OpenHow::new().flags(FOLDER | OFlag::O_PATH).resolve(resolve)),
             done => done,
         }
@@ -70,33 +70,33 @@ pub(super) fn folder<'n>(root: BorrowedFd<'_>, names: impl IntoIterator<Item = &
     open(at.as_ref().map_or(root, AsFd::as_fd), &path)
 }
 
-/// Opens a folder's own entry, if it is a folder. `EXDEV`: something is mounted there.
+/// Opens a child folder. `EXDEV`: it is a mount point.
 pub(super) fn child(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
     openat2(dir, name, OpenHow::new().flags(FOLDER | OFlag::O_RDONLY).resolve(HERE))
 }
 
-/// Opens a regular file for reading. Never waits for the other end of a pipe. `EXDEV`: something is mounted there.
+/// Opens a regular file for reading. Never blocks on a pipe. `EXDEV`: it is a mount point.
 pub(super) fn file(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<std::fs::File> {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     openat2(dir, name, OpenHow::new().flags(flags).resolve(HERE)).map(Into::into)
 }
 
-/// Looks at an entry itself, not at what it may point to.
+/// Stats an entry itself, not the target of a link.
 pub(super) fn look(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<FileStat> {
     fstatat(dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-/// Looks at what is open.
+/// Stats an open file.
 pub(super) fn look_at(file: impl AsFd) -> nix::Result<FileStat> {
     fstat(file)
 }
 
-/// A path that leads to what is open, even if it cannot be read.
+/// A path to an open file, readable or not.
 pub(super) fn proc_path(file: BorrowedFd<'_>) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// The names in an open folder, sorted.
+/// The sorted names in an open folder.
 pub(super) fn list(dir: BorrowedFd<'_>) -> io::Result<Vec<Name>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(proc_path(dir))? {
@@ -127,7 +127,7 @@ pub(super) fn stamp(stat: &FileStat) -> Stamp {
     }
 }
 
-/// Mode, time and owner; attributes are in no `stat`.
+/// Mode, time and owner from `stat`, with the given attributes.
 pub(super) fn meta(stat: &FileStat, owner: (u32, u32), attributes: Attributes) -> Meta {
     let own = (stat.st_uid, stat.st_gid);
     Meta {
@@ -139,7 +139,7 @@ pub(super) fn meta(stat: &FileStat, owner: (u32, u32), attributes: Attributes) -
     }
 }
 
-/// Whether a file has bits that trees do not keep. Folders pass a group on by theirs, which is no power.
+/// Whether a file has set-uid or set-gid bits, which trees do not keep. On folders, set-gid only passes the group on.
 pub(super) fn has_set_id(stat: &FileStat) -> bool {
     kind(stat) == Kind::File && stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0
 }

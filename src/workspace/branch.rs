@@ -1,14 +1,14 @@
-//! A new workspace from a live one: what both have is shared or copied, and the rest comes from the store. In the end it is the
-//! tree that was asked for, whatever happened to the live one meanwhile.
+//! Creates a workspace from a live one: shares or copies common files and takes the rest from the store. The result is
+//! the requested tree, whatever happens to the live workspace meanwhile.
 //!
 //! ```text
-//!  Tracker::donor ──▶ Donor: what was known of the live workspace at its last capture
-//!                       ├ btrfs   snapshot of the subvolume, then what differs from the tree is restored in the copy: what was
-//!                       │         told of changes since (Tracker::tell) says where to look
-//!                       └ else    checkout: each file cloned (reflink) or copied (tracked) while its stamp is the known one
+//!  Tracker::donor ──▶ Donor: the index of the live workspace as of its last capture
+//!                       ├ btrfs   snapshot of the subvolume; then restores what differs from the tree. The changes since
+//!                       │         the capture (Tracker::record_changes) say where to look
+//!                       └ else    checkout: clones (reflink) or copies (tracked) each file whose stamp is unchanged
 //! ```
-//! A file that changes while it is taken is taken from the store: nothing stands still for it, but for the instant after a snapshot
-//! in which whoever writes is between two calls.
+//! A file that changes while it is copied is taken from the store. Writers never wait, except for an instant after a
+//! snapshot.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -36,42 +36,42 @@ use crate::sys::{btrfs, fault, inode};
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// A live workspace as it was at its last capture or restore, to take files from. Holds nothing: the live one goes on.
+/// A live workspace as of its last capture or restore, as a source of files. It does not block the live one.
 #[derive(Debug)]
 pub struct Donor {
     kind: DriverKind,
     paths: WorkspacePaths,
     root: OwnedFd,
     index: Index,
-    /// Which state of its tracker this is.
+    /// State number of its tracker.
     state: u64,
-    /// Nobody wants any more what is made from it.
+    /// The result is no longer wanted.
     cancelled: AtomicBool,
 }
 
-/// A copy of all of a live workspace, in the place of a new one. The live one may have been written to before.
+/// A snapshot of a whole live workspace, in place of a new one. The live one may have changed before the snapshot.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// What may differ from what the donor knows, if that is known.
-    told: Option<Changes>,
+    /// Changes since the donor's index, if known.
+    changes: Option<Changes>,
 }
 
-/// How a workspace was branched.
+/// Statistics of a branch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Branched {
-    /// Whether all of the live one was copied by one snapshot.
+    /// Whether one snapshot copied everything.
     pub snapshot: bool,
-    /// Files that share their blocks with the live one's.
+    /// Files that share blocks with the donor.
     pub cloned: u64,
-    /// Files that were copied from it.
+    /// Files copied from the donor.
     pub copied: u64,
 }
 
 impl Tracker {
-    /// What files can be taken from. None while it is not sure what is known: then a branch takes all from the store.
+    /// The workspace as a donor. `None` while the index is not trusted: then a branch takes everything from the store.
     ///
     /// # Errors
-    /// The host gives no descriptor.
+    /// No free descriptor.
     pub fn donor(&self) -> Result<Option<Donor>> {
         if !self.is_trusted() {
             return Ok(None);
@@ -88,26 +88,29 @@ impl Tracker {
         }))
     }
 
-    /// What files can be taken from a workspace that is no longer followed.
+    /// The workspace as a donor, no longer followed.
     pub fn into_donor(self) -> Option<Donor> {
         let (sure, kind) = (self.is_trusted(), self.driver.choice().kind);
         let Tracker { paths, root, index, state, .. } = self;
         sure.then(|| Donor { kind, paths, root, index: index.unwatched(), state, cancelled: AtomicBool::new(false) })
     }
 
-    /// Tells a snapshot what was changed since the donor's knowledge. Whatever changed files before the snapshot must have told
-    /// of it: who writes is stopped for a moment in between, so that nobody is within a call that changes something.
-    pub fn tell(&mut self, donor: &Donor, snapshot: &mut Snapshot) {
+    /// Records in the snapshot the changes since the donor's index.
+    ///
+    /// Every change before the snapshot must have been reported: the caller stops writers for a moment between snapshot
+    /// and call, so that none is inside a system call.
+    pub fn record_changes(&mut self, donor: &Donor, snapshot: &mut Snapshot) {
         self.drain();
-        let all_is_told =
+        let all_reported =
             self.notify.is_some() && self.full_scan.is_none() && self.is_trusted() && self.state == donor.state;
-        snapshot.told = all_is_told.then(|| self.changes.clone());
+        snapshot.changes = all_reported.then(|| self.changes.clone());
     }
 }
 
-/// Makes an empty workspace equal to a tree, with the help of a live one, or of a snapshot of that, which is in its place already.
-/// Nobody else may be in the new one; what is made and not ended is the caller's to remove. The tracker that is given knows
-/// everything already: the first capture reads nothing.
+/// Makes an empty workspace equal to a tree, with the help of a donor, or of a snapshot of it that is in place already.
+///
+/// The new workspace must be private. After a failure the caller removes what was created. The returned tracker has
+/// a complete index: the first capture reads nothing.
 ///
 /// # Errors
 /// The folder is not empty; as [`Tracker::restore`].
@@ -119,7 +122,7 @@ pub fn branch(
     durability: Durability,
 ) -> Result<(Tracker, Restored, Branched)> {
     if let Some((donor, Some(snapshot))) = donor {
-        let mut tracker = Tracker::seeded(paths, donor.index.clone(), snapshot.told)?;
+        let mut tracker = Tracker::seeded(paths, donor.index.clone(), snapshot.changes)?;
         let restored = tracker.restore(tree, objects, durability)?;
         tracker.is_private = false;
         return Ok((tracker, restored, Branched { snapshot: true, ..Branched::default() }));
@@ -137,36 +140,36 @@ fn check_empty(paths: &WorkspacePaths) -> Result<()> {
     }
 }
 
-/// A donor's file, open.
+/// An open file of a donor.
 pub(super) struct DonorFile<'a> {
     file: File,
     known: &'a Known,
     clones: bool,
 }
 
-/// What became of a gift.
+/// Result of copying a donor's file.
 pub(super) enum DonorCopy {
     Cloned,
-    /// So many bytes were written.
+    /// Number of bytes written.
     Copied(u64),
-    /// It is not what was known.
+    /// The file has changed.
     Changed,
-    /// There is no such file.
+    /// The donor has no such file.
     Nothing,
 }
 
 impl Donor {
-    /// Whether its files are taken one by one: all at once costs nothing worth doing ahead.
+    /// Whether its files are copied one by one: a snapshot is not worth preparing.
     pub fn copies(&self) -> bool {
         self.kind != DriverKind::Btrfs
     }
 
-    /// Files, folders and links in it.
+    /// Number of entries.
     pub fn entries(&self) -> u64 {
         self.index.count
     }
 
-    /// Bytes that a copy of it takes at most: in whole blocks, holes and second names included.
+    /// Upper bound of a copy's size, bytes: whole blocks, holes and hard links included.
     pub fn bytes(&self) -> u64 {
         const BLOCK: u64 = 4096;
         let size = |known: &Known| match known.what {
@@ -177,7 +180,7 @@ impl Donor {
         self.index.folders.values().flat_map(|folder| folder.entries.values()).map(size).sum()
     }
 
-    /// Ends the copying from it that is under way: it fails.
+    /// Cancels copying from it, which fails then.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
@@ -186,7 +189,7 @@ impl Donor {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// A folder, by its names, if it is known and still there.
+    /// A folder by its names, if it is known and still exists.
     pub(super) fn folder(&self, names: &[Name]) -> Option<DonorFolder<'_>> {
         let mut id = ROOT;
         for name in names {
@@ -201,8 +204,8 @@ impl Donor {
         Some(DonorFolder { donor: self, id, dir })
     }
 
-    /// Puts a snapshot in the place of a new workspace, where the file system has such. Before the new one is branched,
-    /// [`Tracker::tell`] saves it a look at every file.
+    /// Places a snapshot at a new workspace's path, where the file system supports it. [`Tracker::record_changes`]
+    /// before the branch saves checking every file.
     ///
     /// # Errors
     /// The folder is not empty; the file system refuses.
@@ -214,7 +217,7 @@ impl Donor {
         Ok(self.snapshot_to(paths)?.then(Snapshot::default))
     }
 
-    /// Puts a snapshot of the subvolume in the place of the new one, which is empty. False if there is none to take the place of.
+    /// Places a snapshot of the subvolume at the path of the new, empty one. False if that is no subvolume.
     fn snapshot_to(&self, paths: &WorkspacePaths) -> Result<bool> {
         let (from, to) = (self.paths.workspace.parent(), paths.workspace.parent());
         let (Some(from), Some(to)) = (from, to) else { return Ok(false) };
@@ -232,7 +235,7 @@ impl Donor {
                     done => done?,
                 }
             }
-            // An empty one goes as a folder does, whoever asks.
+            // Any user may remove an empty subvolume like a folder.
             std::fs::remove_dir(to)?;
             fault::point("workspace.branch.snapshot")?;
             btrfs::snapshot(File::open(from)?.as_fd(), File::open(home)?.as_fd(), &name)
@@ -242,7 +245,7 @@ impl Donor {
     }
 }
 
-/// A donor's folder, open.
+/// An open folder of a donor.
 pub(super) struct DonorFolder<'a> {
     donor: &'a Donor,
     id: FolderId,
@@ -250,11 +253,11 @@ pub(super) struct DonorFolder<'a> {
 }
 
 impl DonorFolder<'_> {
-    /// The file of this name, if it is known to have this content, and worth more than to read that from the store.
+    /// The file with this name, if it has this content and copying it beats reading the store.
     pub(super) fn file(&self, name: &[u8], content: &Content) -> Option<DonorFile<'_>> {
         let known = self.donor.index.known(self.id, name)?;
         let NodeState::File { content: has, .. } = &known.what else { return None };
-        // One that somebody may write to without a word, or wrote to within the clock's grain, is not known by its stamp.
+        // A stamp proves nothing of a file that is open for writing, or was written within the clock's grain.
         let is_sure = known.settled && !self.donor.index.hot.contains(&(self.id, Name::from(name)));
         if has != content || !is_sure || matches!(content, Content::Inline(_)) {
             return None;
@@ -270,12 +273,12 @@ fn is_unchanged(file: &File, stamp: Stamp) -> bool {
 }
 
 impl DonorFile<'_> {
-    /// Gives an empty file the content. After [`Given::Changed`] it has who knows what.
+    /// Copies the content to an empty file. After [`DonorCopy::Changed`] the file has arbitrary content.
     pub(super) fn copy_to(&self, to: &File, size: u64) -> io::Result<DonorCopy> {
         if self.known.stamp.size != size {
             return Ok(DonorCopy::Changed);
         }
-        let given = if self.clones {
+        let copied = if self.clones {
             match inode::clone_blocks(self.file.as_fd(), to.as_fd()) {
                 Ok(()) => DonorCopy::Cloned,
                 Err(error) if super::driver::cannot_clone(&error) => DonorCopy::Copied(self.copy(to, size)?),
@@ -284,15 +287,15 @@ impl DonorFile<'_> {
         } else {
             DonorCopy::Copied(self.copy(to, size)?)
         };
-        // Whoever wrote meanwhile changed the stamp, for it was older than the clock's grain.
-        Ok(if is_unchanged(&self.file, self.known.stamp) { given } else { DonorCopy::Changed })
+        // A write meanwhile has changed the stamp, which was older than the clock's grain.
+        Ok(if is_unchanged(&self.file, self.known.stamp) { copied } else { DonorCopy::Changed })
     }
 
-    /// Copies what is data, and leaves holes.
+    /// Copies data and keeps holes.
     fn copy(&self, to: &File, size: u64) -> io::Result<u64> {
         if size <= limits::TREE_PIECE_BYTES as u64 && read::hole(&self.file, 0)?.is_none_or(|at| at >= size) {
             let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
-            // One that is shorter by now is found to have changed.
+            // A file that shrank is detected by its stamp.
             let read = self.file.read_at(&mut bytes, 0)?;
             to.write_all_at(&bytes[..read], 0)?;
             return Ok(read as u64);
@@ -303,7 +306,7 @@ impl DonorFile<'_> {
             let (mut from, mut into) = (&self.file, to);
             from.seek(SeekFrom::Start(start))?;
             into.seek(SeekFrom::Start(start))?;
-            // In the host kernel, where it can.
+            // In the host kernel, if it can.
             copied += io::copy(&mut from.take(end - start), &mut into)?;
             at = end;
         }

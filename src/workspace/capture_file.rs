@@ -1,4 +1,4 @@
-//! One file of a pass: asked who may write to it, and read, kept to be read later, or known already.
+//! Captures one file of a pass: checks for writers, then reuses its known content, reads it, or defers the read.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -19,10 +19,10 @@ use crate::core::limits;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// What is known of a file's content.
+/// Content of a file.
 enum Contents {
     Known(Content),
-    /// Under this number, to be read later.
+    /// Deferred, under this number.
     Deferred(usize),
     Changed,
 }
@@ -44,15 +44,15 @@ impl Scan<'_> {
         {
             let is_same = match level {
                 CheckLevel::Stamp => *stamp == now && *settled && self.is_stored(content),
-                // What wrote through a mapping is told by nobody, and is not here to be asked for.
+                // A write through a mapping has no event, and this tracker was not there to check for writers.
                 CheckLevel::Metadata | CheckLevel::Opened if self.private || self.has_unreported => {
                     *stamp == now && *settled
                 }
-                // Its bytes did not change, or that would have been told.
+                // A change of the bytes would have been reported.
                 CheckLevel::Metadata | CheckLevel::Opened => moved(*stamp) == moved(now),
                 CheckLevel::Content => false,
             };
-            // Within the clock's grain mode and attributes change without a trace.
+            // Within the clock's grain, mode and attributes change without a trace.
             let looks = level == CheckLevel::Metadata || self.private;
             if is_same && *stamp == now && *settled && looks {
                 return Ok(Outcome::Done);
@@ -81,7 +81,7 @@ impl Scan<'_> {
             reuse = None;
         }
         if reuse.is_none() && hot && !self.frozen && now.size > self.driver.reads_up_to() {
-            // It is held and read when nobody writes, whatever is done now: what it takes to hold it is done.
+            // The frozen pass reads it anyway; flushing it now shortens that.
             let path = || self.index.path(id, name);
             self.driver.ahead(&file).map_err(|error| WorkspaceError::io("write out", &path(), error))?;
             return Ok(Outcome::Later);
@@ -101,7 +101,7 @@ impl Scan<'_> {
         Ok(Outcome::Done)
     }
 
-    /// A file's content: read, or kept to be read later. `again`: it may well be written again before writers stop.
+    /// A file's content: read, or deferred. `again`: it may be written again before writers stop.
     fn contents(&mut self, id: FolderId, name: &[u8], file: &File, now: Stamp, again: bool) -> Result<Contents> {
         let path = || self.index.path(id, name);
         if let Some(deferred) = self.deferred.as_deref_mut() {
@@ -138,7 +138,7 @@ impl Scan<'_> {
         hot: bool,
     ) {
         let stamp = beneath::stamp(stat);
-        // Whatever time of modification was given to it: every change sets the time of change.
+        // Programs can set the modification time, but every change sets the change time.
         let settled = !hot && stamp.changed < self.settled_before;
         let meta: Meta = beneath::meta(stat, self.owner, attributes);
         let place = (id, Name::from(name));
@@ -150,7 +150,7 @@ impl Scan<'_> {
         if let (Some(number), Some(deferred)) = (kept, self.deferred.as_deref_mut()) {
             deferred.note(number, place.clone(), settled);
         }
-        // What is not known yet is trusted by nobody.
+        // Unknown content is never trusted.
         let settled = settled && kept.is_none();
         if stat.st_nlink > 1 && !hot && kept.is_none() {
             self.contents.insert(stamp, content.clone());
@@ -169,7 +169,7 @@ impl Scan<'_> {
         let what = NodeState::File { content, names: stat.st_nlink, group };
         let known = Known { stamp, settled, meta, what };
         if same && let Some(folder) = self.index.folders.get_mut(&id) {
-            // Only the stamp differs: the tree does not.
+            // Only the stamp differs: the tree does not change.
             folder.entries.insert(name.into(), known);
         } else {
             self.index.set(id, name, known);
@@ -191,7 +191,7 @@ impl Scan<'_> {
         match content {
             Content::Inline(_) => true,
             Content::Whole(digest) => objects.contains(*digest),
-            // It is going to be used again, as its pieces are: reading alone does not keep it.
+            // The map and its pieces are about to be reused: reading alone does not protect them.
             Content::Map(digest) => objects
                 .contains(*digest)
                 .then(|| objects.get(*digest, limits::TREE_OBJECT_BYTES).ok())

@@ -1,25 +1,25 @@
-//! How a capture was done: what a result says of its cost, and of what made it dearer than it had to be.
+//! Statistics of a capture: its cost, and the reasons for avoidable cost.
 
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// Why everything was walked.
+/// Why a pass scanned everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FullScanReason {
-    /// Nothing was known of the workspace.
+    /// The workspace was unknown.
     First,
-    /// What was known is from a former process: each thing was looked at, what had not changed was not read.
+    /// The index is of an earlier process: every entry was checked, unchanged files were not read.
     Reopened,
-    /// What was saved of it was damaged, of another format, or of another folder.
+    /// The saved index was damaged, of another format, or of another folder.
     Unusable,
-    /// More changed than the host's queue of notifications holds.
+    /// The host's event queue overflowed.
     Overflow,
-    /// More changed than is kept in memory.
+    /// Too many changes for the memory limit.
     TooManyChanges,
-    /// The capture or restore before did not come to its end.
+    /// The previous capture or restore did not finish.
     Unfinished,
-    /// Nobody tells of changes: see [`CaptureStats::unwatched`].
+    /// Changes are not watched: see [`CaptureStats::unwatched`].
     Unwatched,
 }
 
@@ -32,19 +32,19 @@ impl fmt::Display for FullScanReason {
             FullScanReason::Overflow => "more changed than the host's queue holds",
             FullScanReason::TooManyChanges => "more changed than is kept in memory",
             FullScanReason::Unfinished => "the operation before did not end",
-            FullScanReason::Unwatched => "changes are not told",
+            FullScanReason::Unwatched => "changes are not watched",
         })
     }
 }
 
-/// Why changes are not told.
+/// Why changes are not watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unwatched {
-    /// The user has as many watches as `fs.inotify.max_user_watches` allows.
+    /// `fs.inotify.max_user_watches` is used up.
     Watches,
-    /// The user has as many queues as `fs.inotify.max_user_instances` allows.
+    /// `fs.inotify.max_user_instances` is used up.
     Queues,
-    /// The file system or the kernel cannot.
+    /// The file system or the host kernel does not support it.
     Unsupported,
 }
 
@@ -63,26 +63,26 @@ impl fmt::Display for Unwatched {
         f.write_str(match self {
             Unwatched::Watches => "fs.inotify.max_user_watches is used up",
             Unwatched::Queues => "fs.inotify.max_user_instances is used up",
-            Unwatched::Unsupported => "the host cannot tell of changes here",
+            Unwatched::Unsupported => "the host has no change notifications here",
         })
     }
 }
 
-/// How a capture was done.
+/// Statistics of a capture.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CaptureStats {
-    /// Why everything was walked; nothing: only what changed was looked at.
+    /// Why everything was scanned; `None`: only changed entries were checked.
     pub full_scan: Option<FullScanReason>,
-    /// Why changes are not told.
+    /// Why changes are not watched.
     pub unwatched: Option<Unwatched>,
-    /// Entries that were looked at.
+    /// Entries checked.
     pub examined: u64,
-    /// Files that were read.
+    /// Files read.
     pub read: u64,
-    /// Bytes of them.
+    /// Bytes read.
     pub bytes: u64,
-    /// Files of which a clone was made while nobody wrote, and read later.
+    /// Files cloned while frozen, and read later.
     pub cloned: u64,
-    /// How long nobody was to write.
+    /// Time for which writers had to be stopped.
     pub pause: Duration,
 }

@@ -1,4 +1,4 @@
-//! What was told of changes since the last pass. Bounded: beyond, everything is walked.
+//! Changes reported since the last pass. Bounded: too many lead to a full scan.
 
 use std::collections::{HashMap, HashSet};
 
@@ -24,17 +24,17 @@ pub(super) enum CheckLevel {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Changes {
     pub names: HashMap<FolderId, HashMap<Name, CheckLevel>>,
-    /// A file that somebody wrote to while nobody was to.
+    /// A file that was written while writers had to be stopped.
     pub written: Option<Place>,
-    /// Whether something may have been done to a known file by a name that nobody knew, and that is gone: then it was told of that name
-    /// alone, or of none.
+    /// Whether a known file may have changed through a name that was never known and is gone: only that name, or none,
+    /// was reported.
     pub has_unreported: bool,
-    /// Names that came since.
+    /// Names that appeared.
     appeared: HashSet<Place>,
-    /// Names that had come when the pass that is under way began. It may find another thing of such a name than what came.
+    /// Names that had appeared before the current pass began. It may find something else under such a name.
     appeared_before_pass: HashSet<Place>,
-    /// Names that were moved away, and did not come to their new place yet: whether they had come since, and how closely they were to
-    /// be looked at.
+    /// Names that were moved away and have not arrived yet, by event cookie: whether they had appeared since the last
+    /// pass, and their check level.
     moving: HashMap<u32, (bool, CheckLevel)>,
     count: usize,
 }
@@ -51,7 +51,7 @@ impl Changes {
         }
     }
 
-    /// A file that may be changed where nobody tells: unless it is read anyway its stamp decides, whatever is told of it here.
+    /// Adds a file that may change without events: its stamp decides, unless it is to be read anyway.
     pub(super) fn add_by_stamp(&mut self, (folder, name): Place) {
         self.add((folder, name.clone()), CheckLevel::Stamp);
         if let Some(level) = self.names.get_mut(&folder).and_then(|names| names.get_mut(&name))
@@ -65,14 +65,14 @@ impl Changes {
         self.names.get(folder).and_then(|names| names.get(name)).copied().unwrap_or(CheckLevel::Stamp)
     }
 
-    /// A name came. A folder that is new is not watched yet: nobody tells what is done in it. What came to a name that had come since took the
-    /// place of something that nobody saw.
+    /// A name appeared. A new folder is not watched yet, so changes in it are unreported. A name that appears again
+    /// replaced an entry that no pass saw.
     fn on_appeared(&mut self, place: Place, event: &Event<'_>) {
         let before = (event.moved != 0).then(|| self.moving.remove(&event.moved)).flatten();
         let had_come = self.appeared.contains(&place) || self.appeared_before_pass.contains(&place);
         self.has_unreported |= (event.is_folder && before.is_none()) || had_come;
-        // What came from where nobody watches may have been written there: a file that had no name is one, and it may have the number and the
-        // times of what had this name before.
+        // A file from an unwatched folder may have been written there. A file without a name comes from one too, and
+        // may have the inode and times of the previous entry.
         let (is_new, level) = before.unwrap_or((true, CheckLevel::Content));
         if is_new {
             self.appeared.insert(place.clone());
@@ -80,7 +80,7 @@ impl Changes {
         self.add(place, level.max(CheckLevel::Metadata));
     }
 
-    /// A name went. `is_known`: from before what is told of here.
+    /// A name disappeared. `is_known`: it is in the index.
     fn on_disappeared(&mut self, place: Place, event: &Event<'_>, is_known: bool) {
         let level = self.level(&place);
         let (since, before) = (self.appeared.remove(&place), self.appeared_before_pass.remove(&place));
@@ -88,27 +88,27 @@ impl Changes {
         if event.moved == 0 {
             self.has_unreported |= had_come || !is_known;
         } else {
-            // A known name to which something else came before it went: two names changed places.
+            // Something appeared under a known name before that name left: two names were exchanged.
             self.has_unreported |= had_come && is_known;
             self.moving.insert(event.moved, (had_come || !is_known, level));
         }
         self.add(place, CheckLevel::Metadata);
     }
 
-    /// All was taken that is told by now: what was moved away and came nowhere that is watched may be gone.
+    /// The queue is empty: names that were moved away and did not arrive may be deleted.
     fn queue_is_empty(&mut self) {
         self.has_unreported |= self.moving.drain().any(|(_, (had_come, _))| had_come);
     }
 
-    /// Gives what was told for a pass to follow. Which names came stays, until the pass is over.
+    /// Returns the changes for a pass. The names that appeared stay recorded until the pass ends.
     pub(super) fn take_for_pass(&mut self) -> Changes {
-        let mut told = std::mem::take(self);
-        self.appeared_before_pass = std::mem::take(&mut told.appeared);
-        told.appeared_before_pass.clear();
-        told
+        let mut reported = std::mem::take(self);
+        self.appeared_before_pass = std::mem::take(&mut reported.appeared);
+        reported.appeared_before_pass.clear();
+        reported
     }
 
-    /// A pass is over, and all is taken that was told meanwhile: what it found of the names that had come is known now.
+    /// A pass ended, and the queue was drained: the names that appeared and were found are known now.
     pub(super) fn end_pass(&mut self, index: &Index) {
         let is_unknown =
             |(folder, name): &Place| index.folders.get(folder).is_some_and(|folder| !folder.entries.contains_key(name));
@@ -116,13 +116,13 @@ impl Changes {
         self.appeared.extend(unknown);
     }
 
-    /// What was told of an entry was our own doing: its stamp says what it is now.
+    /// The reported change of this entry was our own: its stamp is current.
     pub(super) fn check_metadata_only(&mut self, (folder, name): Place) {
-        let told = self.names.entry(folder).or_default().insert(name, CheckLevel::Metadata);
-        self.count += usize::from(told.is_none());
+        let reported = self.names.entry(folder).or_default().insert(name, CheckLevel::Metadata);
+        self.count += usize::from(reported.is_none());
     }
 
-    /// What was told was our own doing.
+    /// All reported changes were our own.
     pub(super) fn clear_unreported(&mut self) {
         self.has_unreported = false;
         self.appeared.clear();
@@ -139,12 +139,12 @@ impl Changes {
     }
 }
 
-/// Whose opening of files is told.
+/// How open events are judged.
 #[derive(Debug)]
 pub(super) enum OpenEvents<'a> {
-    /// Who knows: each counts, but what was told of before we asked who may write to that file.
+    /// Other processes run: an open event counts, unless a writer check after it explains it.
     Count(&'a mut WriterChecks),
-    /// Our own: nobody else runs.
+    /// All opens are our own: no other process runs.
     Ours,
 }
 
@@ -159,28 +159,29 @@ impl OpenEvents<'_> {
     }
 }
 
-/// Files that were asked who may write to them, nobody, while others could open them: our own opening of them is told, too.
+/// Files that had no writer when checked, while others could open them. Our own opens of them are reported too.
 #[derive(Debug, Default)]
 pub(super) struct WriterChecks {
-    /// The mark that was put before a file was asked.
+    /// The mark placed before each check.
     after: HashMap<Place, u64>,
-    /// Marks that were told.
+    /// Number of marks received.
     marks_seen: u64,
 }
 
 impl WriterChecks {
-    /// Nobody could write to that file after the mark was put.
+    /// The file had no writer after the mark.
     pub(super) fn no_writer_since(&mut self, place: Place, mark: u64) {
         self.after.insert(place, mark);
     }
 
-    /// An opening that was told before its mark was over by then, or it was for reading: else that file would have said so.
+    /// An open event before the mark was for reading, or its file was closed by then: otherwise the check had found a
+    /// writer.
     fn is_explained(&self, folder: FolderId, name: &Name) -> bool {
         self.after.get(&(folder, name.clone())).is_some_and(|mark| self.marks_seen < *mark)
     }
 }
 
-/// Takes what is told. Says why everything must be walked, if something was not told or is too much.
+/// Drains the event queue. Returns why a full scan is needed, if events were lost or are too many.
 pub(super) fn drain(
     notify: &mut Option<Notify>,
     index: &mut Index,
@@ -235,7 +236,7 @@ pub(super) fn drain(
         });
         match taken {
             Ok(true) if overflow || changes.is_full() => {
-                // What is told beyond adds nothing: everything will be looked at.
+                // Further events add nothing: everything will be checked.
                 why = why.or(Some(if overflow { FullScanReason::Overflow } else { FullScanReason::TooManyChanges }));
                 *changes = Changes::default();
             }

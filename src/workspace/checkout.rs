@@ -1,8 +1,8 @@
-//! Brings a tree into an empty folder that nobody else reaches: for forks and imports.
+//! Writes a tree into an empty, private folder: for forks and imports.
 //!
-//! Folders are made by a few threads, each file in its place at once: nobody looks until all is done, and who dies on the way
-//! leaves a folder that is removed as a whole. What the file system says of each entry is kept, so that the tree which was made
-//! is compared with the one that was wanted, and the first capture reads nothing again.
+//! A few threads create folders and write each file in place: there are no readers before the end, and after a crash
+//! the folder is removed as a whole. The stamp of each entry is kept, so that the created tree can be compared with the
+//! requested one, and the first capture reads nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Permissions};
@@ -41,11 +41,11 @@ type Result<T> = std::result::Result<T, WorkspaceError>;
 /// The names from the workspace to a folder.
 type Path = Vec<Name>;
 
-/// Brings a tree into an empty folder. Nobody else may know of the folder before this has returned.
+/// Writes a tree into an empty folder, which must be private until this returns.
 ///
 /// # Errors
-/// The folder is not empty; the tree cannot be read, or is larger than trees may be; files fail. What was made is left for the
-/// caller to remove.
+/// The folder is not empty; the tree cannot be read or is too large; file operations fail. The caller removes what was
+/// created.
 pub fn checkout(
     target: TreeId,
     paths: WorkspacePaths,
@@ -56,7 +56,7 @@ pub fn checkout(
     checkout_with(tracker, None, target, objects, durability).map(|(tracker, restored, _)| (tracker, restored))
 }
 
-/// As [`checkout`], with files of a live workspace where they are those of the tree.
+/// As [`checkout`], with files of a donor where they match the tree.
 pub(super) fn checkout_with(
     mut tracker: Tracker,
     donor: Option<&Donor>,
@@ -85,13 +85,13 @@ pub(super) fn checkout_with(
     Ok((tracker, Restored { left, changed: count, bytes, stats }, branched))
 }
 
-/// A folder, or a page of one, that is to be made.
+/// A folder, or a page of one, to create.
 struct FolderJob {
     names: Path,
     digest: Digest,
 }
 
-/// What is to be done, and by how many.
+/// The jobs, and the number of busy threads.
 #[derive(Default)]
 struct JobQueue {
     jobs: Vec<FolderJob>,
@@ -99,20 +99,20 @@ struct JobQueue {
     failed: Option<WorkspaceError>,
 }
 
-/// What was made.
+/// What was created.
 #[derive(Default)]
 struct Created {
-    /// Files, links and pipes by their folders.
+    /// Files, links and pipes, by folder.
     entries: Vec<(Path, Vec<(Name, Known)>)>,
     folders: Vec<(Path, Meta)>,
-    /// Names of files that have several.
+    /// Names of hard-linked files.
     groups: HashMap<Group, Vec<(Path, Entry)>>,
     bytes: u64,
     count: u64,
-    /// Files that share blocks with a donor's, and that were copied from it.
+    /// Files that share blocks with a donor's, and files copied from it.
     cloned: u64,
     copied: u64,
-    /// Folders as they are in the end, by their names.
+    /// Finished folders, by their names.
     done: BTreeMap<Path, Known>,
     root: (Meta, Stamp),
 }
@@ -163,9 +163,9 @@ struct Checkout<'a> {
     root: BorrowedFd<'a>,
     objects: &'a dyn Objects,
     owner: Owner,
-    /// Bits of a mode that this process does not give to what it makes.
+    /// Mode bits that this process's umask clears.
     umask: u32,
-    /// Whether what it makes belongs to the workspace's owner by itself.
+    /// Whether created files belong to the workspace's owner anyway.
     owns: bool,
     donor: Option<&'a Donor>,
     queue: Mutex<JobQueue>,
@@ -193,7 +193,7 @@ impl<'a> Checkout<'a> {
             let helpers: Vec<_> = (1..threads)
                 .filter_map(|_| thread::Builder::new().name("checkout".into()).spawn_scoped(scope, || self.work()).ok())
                 .collect();
-            // The caller is one of them: a host that gives no more threads still gets on.
+            // The calling thread works too: it suffices if no other can be started.
             let own = self.work();
             let others: Vec<Created> = helpers.into_iter().filter_map(|helper| helper.join().ok()).collect();
             others.into_iter().chain([own]).try_for_each(|part| made.add(part))
@@ -206,7 +206,7 @@ impl<'a> Checkout<'a> {
         Ok(made)
     }
 
-    /// Takes folders until there are none, or one failed.
+    /// Processes jobs until none is left or one failed.
     fn work(&self) -> Created {
         let mut made = Created::default();
         let mut queue = self.queue();
@@ -302,7 +302,7 @@ impl<'a> Checkout<'a> {
         Ok(inner)
     }
 
-    /// What the index is to know of an entry.
+    /// The index entry of a created entry.
     fn known(&self, entry: &Entry, stat: &FileStat) -> Known {
         let what = match &entry.node {
             Node::File { content, .. } => {
@@ -310,7 +310,7 @@ impl<'a> Checkout<'a> {
             }
             Node::Symlink { target } => NodeState::Symlink(target.clone()),
             Node::Fifo => NodeState::Fifo,
-            // Its number comes with the index.
+            // The index assigns the number.
             Node::Folder { .. } => NodeState::Folder(ROOT),
             Node::Missing { reason } => NodeState::Missing(*reason),
         };
@@ -318,7 +318,7 @@ impl<'a> Checkout<'a> {
         Known { stamp: beneath::stamp(stat), settled: false, meta, what }
     }
 
-    /// Makes a file with all that belongs to it, in its place.
+    /// Creates a file in place, with all metadata.
     fn file(
         &self,
         dir: BorrowedFd<'_>,
@@ -331,7 +331,7 @@ impl<'a> Checkout<'a> {
             return Err(WorkspaceError::NotRestored { path: path() });
         };
         let failed = |error: io::Error| WorkspaceError::io("make", &path(), error);
-        // Attributes are set by who may write: its mode comes after them.
+        // Setting attributes needs write permission: the final mode comes after them.
         let plain = entry.meta.attributes.is_none();
         let mode = if plain { entry.meta.mode & 0o777 } else { 0o600 };
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -339,7 +339,7 @@ impl<'a> Checkout<'a> {
             .and_then(|()| Ok(openat(dir, &*entry.name, flags, Mode::from_bits_truncate(mode))?));
         let file: File = open.map_err(failed)?.into();
         let donor_file = donor_folder.and_then(|donor_folder| donor_folder.file(&entry.name, content));
-        let given = match donor_file {
+        let donor_copy = match donor_file {
             Some(donor_file) => fault::point("workspace.checkout.give")
                 .and_then(|()| donor_file.copy_to(&file, *size))
                 .map_err(failed)?,
@@ -349,7 +349,7 @@ impl<'a> Checkout<'a> {
             self.apply_meta(file.as_fd(), &entry.meta, mode & !self.umask)?;
             Ok(beneath::look_at(&file)?)
         };
-        match given {
+        match donor_copy {
             DonorCopy::Cloned => {
                 made.cloned += 1;
                 return apply().map_err(failed);
@@ -382,8 +382,8 @@ impl<'a> Checkout<'a> {
         apply().map_err(failed)
     }
 
-    /// Gives an open file or folder its owner, attributes, mode and time, in the order in which none undoes another.
-    /// `mode`: what it has.
+    /// Sets owner, attributes, mode and time of an open file or folder, in an order in which none undoes another.
+    /// `mode`: the present mode.
     fn apply_meta(&self, file: BorrowedFd<'_>, meta: &Meta, mode: u32) -> io::Result<()> {
         if let Some((user, group)) = self.owner_of(meta) {
             fchown(file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
@@ -399,7 +399,7 @@ impl<'a> Checkout<'a> {
         Ok(futimens(file, &access, &modified)?)
     }
 
-    /// Whom something is to be given to, if to anybody, and if that can be.
+    /// The owner to set, if it differs and can be set.
     fn owner_of(&self, meta: &Meta) -> Option<(u32, u32)> {
         if !self.owner.privileged || (meta.owner.is_none() && self.owns) {
             return None;
@@ -420,7 +420,7 @@ impl<'a> Checkout<'a> {
         Ok(beneath::look(dir, &entry.name)?)
     }
 
-    /// What can be said of something that cannot be opened.
+    /// Sets the metadata of an entry that cannot be opened.
     fn apply_meta_by_name(&self, dir: BorrowedFd<'_>, entry: &Entry) -> io::Result<FileStat> {
         if let Some((user, group)) = self.owner_of(&entry.meta) {
             let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
@@ -431,7 +431,7 @@ impl<'a> Checkout<'a> {
         Ok(beneath::look(dir, &entry.name)?)
     }
 
-    /// Makes files that have several names: once, and then the other names.
+    /// Creates hard-linked files: once, then the further names.
     fn link(&self, made: &mut Created) -> Result<()> {
         for (_, places) in std::mem::take(&mut made.groups) {
             let Some(((first, entry), others)) = places.split_first() else { continue };
@@ -452,7 +452,7 @@ impl<'a> Checkout<'a> {
         Ok(())
     }
 
-    /// Gives folders their mode and times, the deepest first: nothing is made in them any more.
+    /// Sets mode and time of folders, the deepest first: nothing more is created in them.
     fn finish_folders(&self, wanted: &Entry, made: &mut Created) -> Result<()> {
         let mut folders = std::mem::take(&mut made.folders);
         folders.push((Vec::new(), wanted.meta.clone()));
@@ -478,7 +478,7 @@ impl<'a> Checkout<'a> {
     }
 }
 
-/// What the process leaves out of the modes of what it makes; everything, if nobody says.
+/// This process's umask; all bits if it is unknown.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -1,5 +1,5 @@
-//! What was collected of files while nobody wrote and is sorted into the store when writers run again: bytes in memory, and
-//! files that the driver holds. So the pause holds neither hashing nor compression, nor, where files can be cloned, reading.
+//! Files collected while frozen and stored after writers run again: bytes in memory, and files that the driver holds.
+//! So the pause includes neither hashing nor compression, nor, where files can be cloned, reading.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::core::limits;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// Stands in the index for a content that is not known yet. No object has this address.
+/// Placeholder for unknown content in the index. No object has this address.
 pub(super) fn unknown_content() -> Content {
     Content::Map(Digest::from_bytes([0; 32]))
 }
@@ -27,7 +27,7 @@ enum Source {
     HeldFile(HeldFile),
 }
 
-/// One file, under all names of it that were looked at.
+/// One file, under all its names.
 struct DeferredFile {
     stamp: Stamp,
     settled: bool,
@@ -35,7 +35,7 @@ struct DeferredFile {
     places: Vec<Place>,
 }
 
-/// Files that were kept. Bounded in files and bytes: what goes beyond is read at once.
+/// The deferred files. Bounded in number and bytes: further files are read at once.
 #[derive(Default)]
 pub(super) struct DeferredReads {
     files: Vec<DeferredFile>,
@@ -43,18 +43,18 @@ pub(super) struct DeferredReads {
     bytes: u64,
 }
 
-/// What became of a file.
+/// Result of deferring a file.
 pub(super) enum Deferral {
-    /// Kept under this number.
+    /// Deferred under this number.
     Deferred(usize),
-    /// Another name of a file that has changed since it was kept, or one that shrank.
+    /// It has changed since it was deferred under another name, or it shrank.
     Changed,
     /// It must be read at once.
     ReadNow,
 }
 
 impl DeferredReads {
-    /// Keeps a file that was as `stamp` says a moment ago.
+    /// Defers a file that had this stamp a moment ago.
     pub(super) fn defer(
         &mut self,
         driver: &mut dyn Driver,
@@ -95,14 +95,14 @@ impl DeferredReads {
         Ok(Deferral::Deferred(number))
     }
 
-    /// A kept file is the content of this place.
+    /// Assigns a deferred file to an entry.
     pub(super) fn note(&mut self, number: usize, place: Place, settled: bool) {
         let file = &mut self.files[number];
         file.settled = settled;
         file.places.push(place);
     }
 
-    /// Sorts everything into the batch, and tells the index.
+    /// Stores all files, and completes the index.
     pub(super) fn resolve(
         self,
         index: &mut Index,
@@ -120,7 +120,7 @@ impl DeferredReads {
                     let file = driver.open(held)?;
                     let stat = beneath::look_at(&file).map_err(|e| WorkspaceError::of("look at", &path())(e))?;
                     let now = beneath::stamp(&stat);
-                    // The moment of the whole is later than the look at this file.
+                    // The snapshot is later than the check of this file.
                     if now.size != stamp.size || (whole && now != stamp) {
                         return Err(WorkspaceError::Changing { path: path() });
                     }

@@ -1,4 +1,4 @@
-//! A folder is opened by its names, and may be another by now: what was told of the one is not true of the other, nor lost.
+//! Detects replaced folders: a name may by now lead to another folder, for which the recorded changes do not hold.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use super::tree::entry::Name;
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
 impl Scan<'_> {
-    /// Whether an open folder is the one that is known by its names: what was told of that one is not true of another.
+    /// Whether an open folder is the one that the index knows by this id.
     pub(super) fn is_same_dir(&self, id: FolderId, dir: BorrowedFd<'_>) -> Result<bool> {
         if id == ROOT {
             return Ok(true);
@@ -25,7 +25,7 @@ impl Scan<'_> {
         Ok(self.index.known(folder.parent, &folder.name).is_some_and(|known| known.stamp.inode == stat.st_ino))
     }
 
-    /// Opens a folder by its names, if it is where it was and may be entered.
+    /// Opens a folder by its names, if it is unmoved and accessible.
     pub(super) fn open_same_dir(&self, id: FolderId) -> Result<Option<OwnedFd>> {
         match beneath::folder(self.root, &self.index.names(id)) {
             Ok(dir) => Ok(if self.is_same_dir(id, dir.as_fd())? { Some(dir) } else { None }),
@@ -34,7 +34,7 @@ impl Scan<'_> {
         }
     }
 
-    /// A folder, if it is the one that is known: as it was opened when its parent was looked at, or by its names.
+    /// A folder as opened through its parent, or by its names; `None` if it is another one.
     pub(super) fn reuse_or_open(&self, id: FolderId, dir: Option<OwnedFd>) -> Result<Option<OwnedFd>> {
         match dir {
             Some(dir) => Ok(if self.is_same_dir(id, dir.as_fd())? { Some(dir) } else { None }),
@@ -42,19 +42,20 @@ impl Scan<'_> {
         }
     }
 
-    /// A folder is not where it was. That is told, or will be; while nobody writes it must have been: else the next pass walks.
+    /// A folder has moved. Events report that, or will; while frozen they must have done so already: else it is an
+    /// error, and the next pass scans everything.
     pub(super) fn fail_if_frozen(&self, id: FolderId) -> Result<()> {
         if !self.frozen {
             return Ok(());
         }
         if id == ROOT {
-            // It says itself why it cannot be opened.
+            // The error says why the root cannot be opened.
             self.open(ROOT)?;
         }
         Err(WorkspaceError::Changing { path: self.index.path(id, b"") })
     }
 
-    /// A folder is not where it was: the next pass lists what is there then. Until then nobody tells what is done in it.
+    /// A folder has moved: the next pass lists its name. Until then changes in it are unreported.
     pub(super) fn defer_listing(&mut self, id: FolderId) {
         let folder = self.index.folder_mut(id);
         folder.watch = None;
@@ -62,7 +63,7 @@ impl Scan<'_> {
         self.later.has_unreported = true;
     }
 
-    /// Looks at what has the name of a folder that is not where it was, and at what is in that.
+    /// Checks the entry under the name of a moved folder, and its content.
     pub(super) fn reexamine_dir(&mut self, id: FolderId) -> Result<()> {
         let Some(folder) = self.index.folders.get(&id) else { return Ok(()) };
         if id == ROOT {
@@ -72,7 +73,7 @@ impl Scan<'_> {
         let found = match self.open_same_dir(parent)? {
             Some(dir) => self.examine(parent, dir.as_fd(), &name, CheckLevel::Metadata)?,
             None => {
-                // Its parent may be another, too: that is found by its own name.
+                // Its parent may have moved too: that one is found by its own name.
                 self.later.add((parent, name), CheckLevel::Metadata);
                 None
             }
@@ -84,7 +85,7 @@ impl Scan<'_> {
         }
     }
 
-    /// A folder is elsewhere, perhaps for an instant only: nothing of what was told of it is lost.
+    /// Keeps the changes of a folder that is elsewhere, perhaps only for an instant.
     pub(super) fn requeue_changes(&mut self, folder: FolderId, names: &HashMap<Name, CheckLevel>) {
         if !self.frozen {
             self.later.add_folder(folder);

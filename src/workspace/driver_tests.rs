@@ -1,5 +1,5 @@
-//! What each driver promises beyond a tree that is right: how files are held, that the pause does not read them, that nothing
-//! is left.
+//! What each driver promises beyond a tree that is right: how files are held, that the pause does not read them, that
+//! nothing is left.
 
 use std::fs::{File, FileTimes, OpenOptions};
 use std::os::fd::AsFd as _;
@@ -81,7 +81,8 @@ fn later_writes_are_not_captured() {
     });
 }
 
-/// A mapping whose file is closed tells nobody, and is seen in each capture in every driver; the cost is that of one file.
+/// A mapping whose file is closed tells nobody, and is seen in each capture in every driver; the cost is that of one
+/// file.
 #[test]
 fn drivers_capture_mapped_writes() {
     in_each(|world, _| {
@@ -232,7 +233,8 @@ fn btrfs_clones_only_as_user() {
     assert!(!world.dir.path().join("files.moment").exists());
 }
 
-/// The pause is not for the size of a file: what is large is cloned, and what it takes to have it on its device is done before.
+/// The pause is not for the size of a file: what is large is cloned, and what it takes to have it on its device is done
+/// before.
 #[test]
 fn pause_ignores_file_size() {
     let pause = |world: &World, size: usize| {
@@ -262,7 +264,8 @@ fn pause_ignores_file_size() {
     }
 }
 
-/// Without watches everything is looked at each time, and each capture says so. In a user namespace, whose limits are its own.
+/// Without watches everything is looked at each time, and each capture says so. In a user namespace, whose limits are
+/// its own.
 #[test]
 fn missing_watches_force_walk() {
     let limited = "echo 4 > /proc/sys/user/max_inotify_watches && exec \"$0\" \"$@\"";
@@ -452,12 +455,13 @@ fn snapshot_examines_changes_only() {
         File::open(world.path("later")).and_then(|file| file.set_times(times)).expect("set back");
         let paths = world.another("told");
         let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
-        tracker.tell(&donor, &mut snapshot);
+        tracker.record_changes(&donor, &mut snapshot);
         let made =
             branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         let (mut child, restored, _) = made.expect("branched");
         assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
-        // In folders that are new anything may have been done to any file: all are looked at, and those read that are not as they were.
+        // In folders that are new anything may have been done to any file: all are looked at, and those read that are
+        // not as they were.
         assert!(restored.stats.read < 20, "{:?}", restored.stats);
         same(&observe(&paths.workspace), &there);
         assert_eq!(child.capture(&world.store).expect("captured").tree, captured.tree);
@@ -465,7 +469,7 @@ fn snapshot_examines_changes_only() {
         tracker.capture(&world.store).expect("captured");
         let paths = world.another("untold");
         let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
-        tracker.tell(&donor, &mut snapshot);
+        tracker.record_changes(&donor, &mut snapshot);
         let made =
             branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         assert_eq!(made.expect("branched").1.stats.full_scan, Some(super::FullScanReason::Reopened));
@@ -478,7 +482,7 @@ fn snapshot_examines_changes_only() {
         world.write("d5/f055", "less");
         let paths = world.another("quiet");
         let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
-        tracker.tell(&donor, &mut snapshot);
+        tracker.record_changes(&donor, &mut snapshot);
         let made =
             branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         let restored = made.expect("branched").1;
@@ -487,7 +491,8 @@ fn snapshot_examines_changes_only() {
     });
 }
 
-/// A spare becomes what is asked for: the tree it was made of, or another, whatever happened to the live workspace meanwhile.
+/// A spare becomes what is asked for: the tree it was made of, or another, whatever happened to the live workspace
+/// meanwhile.
 #[test]
 fn spare_becomes_requested_tree() {
     in_each(|world, kind| {

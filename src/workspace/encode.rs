@@ -1,4 +1,4 @@
-//! Makes a tree of an index. Only folders in which something changed are encoded, and of those only the pages.
+//! Builds a tree from an index. Encodes only folders that changed, and of those only the changed pages.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -12,7 +12,7 @@ use super::tree::format::{self, PageRef};
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// Puts whatever objects of folders are new into the batch, and the tree's own.
+/// Puts the new objects of folders, and the tree's root, into the batch.
 pub(super) fn encode(index: &mut Index, batch: &mut dyn ObjectBatch) -> Result<TreeId> {
     index.regroup();
     while let Some((_, id)) = index.stale.pop_first() {
@@ -27,7 +27,7 @@ pub(super) fn encode(index: &mut Index, batch: &mut dyn ObjectBatch) -> Result<T
         let (pages, digest) = match made {
             Ok(made) => made,
             Err(error) => {
-                // It is still to be done.
+                // It still needs encoding.
                 let depth = index.folder(id).depth;
                 index.stale.insert((std::cmp::Reverse(depth), id));
                 return Err(error);
@@ -45,7 +45,7 @@ pub(super) fn encode(index: &mut Index, batch: &mut dyn ObjectBatch) -> Result<T
     Ok(TreeId(batch.put(&format::encode_root(&root))?))
 }
 
-/// The pages of a folder: those in which nothing changed as they were.
+/// The pages of a folder; unchanged pages are reused.
 fn pages(index: &Index, id: FolderId, batch: &mut dyn ObjectBatch) -> Result<Vec<PageRef>> {
     let folder = index.folder(id);
     let all = BTreeSet::new();
@@ -56,7 +56,7 @@ fn pages(index: &Index, id: FolderId, batch: &mut dyn ObjectBatch) -> Result<Vec
     let mut writer = Pages { index, folder, batch, made: Vec::new(), at: None };
     let mut next = 0;
     while next < old.len() {
-        // The last page goes on to the end: what is new there belongs to it.
+        // The last page extends to the end: new entries there belong to it.
         let to = if next + 1 == old.len() { Bound::Unbounded } else { Bound::Included(&old[next].last) };
         let from = writer.at.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         if names.range::<Name, _>((from, to)).next().is_none() {
@@ -65,7 +65,7 @@ fn pages(index: &Index, id: FolderId, batch: &mut dyn ObjectBatch) -> Result<Vec
             next += 1;
             continue;
         }
-        // Until a border is where it was.
+        // Until a page border is unchanged.
         loop {
             if !writer.page()? {
                 next = old.len();
@@ -95,7 +95,7 @@ struct Pages<'a> {
 }
 
 impl Pages<'_> {
-    /// Makes the next page; false if there is nothing for one.
+    /// Builds the next page; false at the end.
     fn page(&mut self) -> Result<bool> {
         let from = self.at.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! What can go wrong with a workspace, and what of it a client is told.
+//! Errors of workspaces, and what clients see of them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,21 @@ use crate::sys::fs::{self, FsError};
 /// A failed operation on a workspace.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkspaceError {
-    /// A file changed whenever it was read.
+    /// A file changed during every attempt to read it.
     #[error("{} changes while it is read", path.display())]
     Changing {
         /// Its path in the workspace.
         path: PathBuf,
     },
-    /// More than trees hold.
+    /// A limit of trees is exceeded.
     #[error("the workspace has more than {limit} {what}")]
     TooMany {
-        /// Of what.
+        /// What there is too much of.
         what: &'static str,
-        /// How many are allowed.
+        /// The limit.
         limit: u64,
     },
-    /// An object is no tree.
+    /// An object is not a valid tree object.
     #[error("object {digest} cannot be read as part of a tree")]
     Tree {
         /// The object.
@@ -38,19 +38,19 @@ pub enum WorkspaceError {
     /// The store failed.
     #[error("the store cannot do its part")]
     Store(#[from] StoreError),
-    /// No room where the workspace is.
+    /// No room on the workspace's device.
     #[error("no room to write {}", path.display())]
     Full {
         /// The file.
         path: PathBuf,
     },
-    /// After a restore the workspace is not what was asked for: something else writes to it.
+    /// After a restore the workspace differs from the tree: something else writes to it.
     #[error("{} is not what it was restored to", path.display())]
     NotRestored {
         /// Its path in the workspace.
         path: PathBuf,
     },
-    /// Where files are prepared is not on the workspace's file system.
+    /// The staging folder is on another file system.
     #[error("{} is on another file system than the workspace", path.display())]
     Staging {
         /// The folder.
@@ -62,10 +62,10 @@ pub enum WorkspaceError {
         /// The folder.
         path: PathBuf,
     },
-    /// What was asked for is no file that could be read.
+    /// The path is no readable regular file.
     #[error("{} cannot be read from the workspace", path.display())]
     NoFile {
-        /// Its path, as it was given.
+        /// The path as given.
         path: PathBuf,
         /// Why.
         #[source]
@@ -77,7 +77,7 @@ pub enum WorkspaceError {
 }
 
 impl WorkspaceError {
-    /// Sorts an I/O error.
+    /// Classifies an I/O error.
     pub(super) fn io(op: &'static str, path: &Path, source: io::Error) -> WorkspaceError {
         if fs::is_full(&source) {
             return WorkspaceError::Full { path: path.to_owned() };
@@ -85,7 +85,7 @@ impl WorkspaceError {
         WorkspaceError::Io(FsError { op, path: path.to_owned(), source })
     }
 
-    /// Makes the function that sorts an error of `op` on `path`.
+    /// A closure that classifies errors of `op` on `path`.
     pub(super) fn of<E: Into<io::Error>>(op: &'static str, path: &Path) -> impl FnOnce(E) -> WorkspaceError {
         move |source| WorkspaceError::io(op, path, source.into())
     }

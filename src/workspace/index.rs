@@ -1,5 +1,5 @@
-//! What is known of a workspace: every folder and entry as it was last seen, with what the file system said of it then.
-//! In memory; no I/O. `scan` fills it, `encode` makes a tree of it.
+//! The index of a workspace: every folder and entry as last seen, with its `stat` data. In memory, without I/O. `scan`
+//! updates it, `encode` builds a tree from it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -9,26 +9,26 @@ use super::tree::entry::{Content, Entry, Group, Meta, Moment, Name, Node, Reason
 use super::tree::format::PageRef;
 use crate::core::ids::Digest;
 
-/// Numbers folders; a number is never used again by one index.
+/// Number of a folder; never reused within one index.
 pub(super) type FolderId = u32;
 /// The workspace itself.
 pub(super) const ROOT: FolderId = 0;
 
-/// What the file system says of an inode. As long as it says the same, nothing changed, but for what is said in `scan`.
+/// `stat` data that identifies a state of an inode. If it is unchanged, so is the inode, except as described in `scan`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) struct Stamp {
     pub inode: u64,
     pub size: u64,
     pub modified: Moment,
-    /// No program can set this one.
+    /// Unlike the others, programs cannot set this one.
     pub changed: Moment,
 }
 
-/// One entry as it was last seen.
+/// One entry as last seen.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
     pub stamp: Stamp,
-    /// Whether a change after the look would have changed the stamp: it was older than the clock's grain then.
+    /// Whether any later change changes the stamp: it was older than the clock's grain when seen.
     pub settled: bool,
     pub meta: Meta,
     pub what: NodeState,
@@ -38,7 +38,7 @@ pub(super) struct Known {
 pub(super) enum NodeState {
     File {
         content: Content,
-        /// Names that the inode has, here or elsewhere.
+        /// Number of hard links, inside and outside the workspace.
         names: u64,
         group: Option<Group>,
     },
@@ -48,7 +48,7 @@ pub(super) enum NodeState {
     Missing(Reason),
 }
 
-/// Which pages of a folder's object are not what the folder is.
+/// The outdated pages of a folder's object.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Stale {
     #[default]
@@ -75,7 +75,7 @@ impl Folder {
     }
 }
 
-/// A place: an entry of a folder.
+/// An entry's folder and name.
 pub(super) type Place = (FolderId, Name);
 
 #[derive(Debug, Clone)]
@@ -85,20 +85,20 @@ pub(super) struct Index {
     /// The workspace's own mode, times, attributes.
     pub root: Meta,
     pub root_stamp: Stamp,
-    /// All names of inodes that have more than one, by inode.
+    /// All known names of inodes with several names, by inode.
     pub links: HashMap<u64, BTreeSet<Place>>,
-    /// Inodes of which a name came or went.
+    /// Inodes that gained or lost a name.
     pub regroup: HashSet<u64>,
-    /// Files that somebody may have open for writing: they may change without a word.
+    /// Files that may be open for writing: they may change without events.
     pub hot: BTreeSet<Place>,
-    /// What is not captured, or not wholly.
+    /// Entries that are captured partly or not at all.
     pub missing: BTreeMap<Place, Reason>,
-    /// Of that, what is known to be a file.
+    /// Those of them that are known to be files.
     pub missing_files: BTreeSet<Place>,
-    /// Folders to be encoded, the deepest first.
+    /// Folders to encode, the deepest first.
     pub stale: BTreeSet<(Reverse<u32>, FolderId)>,
     pub watches: HashMap<i32, FolderId>,
-    /// Entries in all.
+    /// Number of entries.
     pub count: u64,
 }
 
@@ -122,7 +122,7 @@ impl Index {
         index
     }
 
-    /// The same for another workspace: nobody watches that one yet.
+    /// The same index for another workspace, without watches.
     pub(super) fn unwatched(mut self) -> Index {
         self.watches.clear();
         self.folders.values_mut().for_each(|folder| folder.watch = None);
@@ -137,7 +137,7 @@ impl Index {
         id
     }
 
-    /// A folder that is known to be there.
+    /// A known folder.
     pub(super) fn folder(&self, id: FolderId) -> &Folder {
         self.folders.get(&id).expect("ids are of folders that are in the index")
     }
@@ -150,7 +150,7 @@ impl Index {
         self.folders.get(&folder)?.entries.get(name)
     }
 
-    /// A new folder within a folder. It has no line yet: [`Self::set`] gives it one.
+    /// Adds a folder within a folder. [`Self::set`] adds its entry.
     pub(super) fn make_folder(&mut self, parent: FolderId, name: &[u8]) -> FolderId {
         let depth = self.folder(parent).depth + 1;
         self.add_folder(parent, name.into(), depth)
@@ -176,7 +176,7 @@ impl Index {
         path_of(names.iter().map(|name| &**name))
     }
 
-    /// An entry's line is not what its folder's object says.
+    /// Marks an entry as changed: its folder's object is outdated.
     pub(super) fn mark_stale(&mut self, id: FolderId, name: &[u8]) {
         let Some(folder) = self.folders.get_mut(&id) else { return };
         if let Stale::Names(names) = &mut folder.stale {
@@ -185,7 +185,7 @@ impl Index {
         self.stale.insert((Reverse(folder.depth), id));
     }
 
-    /// All objects of folders are to be made anew.
+    /// Marks all objects of folders as outdated.
     pub(super) fn mark_all_stale(&mut self) {
         for (id, folder) in &mut self.folders {
             folder.stale = Stale::All;
@@ -193,7 +193,7 @@ impl Index {
         }
     }
 
-    /// Notes an entry in place of whatever was of that name, which must not be another folder.
+    /// Sets an entry; it must not replace another folder.
     pub(super) fn set(&mut self, folder: FolderId, name: &[u8], known: Known) {
         let place = (folder, Name::from(name));
         let names = |known: &Known| if let NodeState::File { names, .. } = known.what { names } else { 0 };
@@ -221,7 +221,7 @@ impl Index {
         self.mark_stale(folder, name);
     }
 
-    /// Notes a file's content, which was not known when it was looked at.
+    /// Sets the content of a file whose read was deferred.
     pub(super) fn set_content(&mut self, folder: FolderId, name: &[u8], of: Stamp, now: &Content, is_settled: bool) {
         let known = self.folders.get_mut(&folder).and_then(|folder| folder.entries.get_mut(name));
         if let Some(Known { stamp, settled, what: NodeState::File { content, .. }, .. }) = known
@@ -244,8 +244,9 @@ impl Index {
         }
     }
 
-    /// Forgets an entry and all in it. `gone` is told every file, and every watch that is of no use any more.
-    pub(super) fn remove(&mut self, folder: FolderId, name: &[u8], gone: &mut dyn FnMut(Removed<'_>)) {
+    /// Removes an entry with everything in it. Calls `removed` for every file, and for every watch that is no longer
+    /// needed.
+    pub(super) fn remove(&mut self, folder: FolderId, name: &[u8], removed: &mut dyn FnMut(Removed<'_>)) {
         let Some(home) = self.folders.get_mut(&folder) else { return };
         let Some(known) = home.entries.remove(name) else { return };
         self.mark_stale(folder, name);
@@ -261,7 +262,7 @@ impl Index {
                         self.unlink(known.stamp.inode, &place);
                     }
                     if !was_hot {
-                        gone(Removed::File(&place, &known));
+                        removed(Removed::File(&place, &known));
                     }
                 }
                 NodeState::Folder(id) => {
@@ -272,7 +273,7 @@ impl Index {
                         && self.watches.get(&watch) == Some(id)
                     {
                         self.watches.remove(&watch);
-                        gone(Removed::Watch(watch));
+                        removed(Removed::Watch(watch));
                     }
                 }
                 NodeState::Symlink(_) | NodeState::Fifo | NodeState::Missing(_) => {}
@@ -280,7 +281,7 @@ impl Index {
         }
     }
 
-    /// A line of a folder's object. The folders in it must have been encoded.
+    /// The entry as a folder's object has it. Inner folders must be encoded already.
     pub(super) fn entry(&self, name: &[u8], known: &Known) -> Entry {
         let node = match &known.what {
             NodeState::File { content, group, .. } => {
@@ -298,8 +299,7 @@ impl Index {
         Entry { name: name.into(), meta, node }
     }
 
-    /// Gives each file with several names in the workspace its group: the names decide, so that a restored tree is the same
-    /// tree.
+    /// Assigns groups to hard-linked files, by their names: so a restored tree is the same tree.
     pub(super) fn regroup(&mut self) {
         for inode in std::mem::take(&mut self.regroup) {
             let places: Vec<Place> = self.links.get(&inode).into_iter().flatten().cloned().collect();
@@ -329,20 +329,20 @@ impl Index {
         group
     }
 
-    /// Whether there may be a folder that others enter and we do not: a known file may get a name in there and be written by it, and nobody
-    /// tells.
+    /// Whether there may be a folder that other processes can enter and this one cannot: a known file may get a name in
+    /// it and be written through that name, without events.
     pub(super) fn has_unwatchable_dirs(&self) -> bool {
         let unreadable = self.missing.iter().filter(|(_, reason)| **reason == Reason::Unreadable);
         unreadable.into_iter().any(|(place, _)| !self.missing_files.contains(place))
     }
 
-    /// Whether something in a folder could not be entered.
+    /// Whether an entry of the folder could not be entered.
     pub(super) fn has_unreadable_child(&self, folder: FolderId) -> bool {
         let within = self.missing.range((folder, Name::default())..).take_while(|((id, _), _)| *id == folder);
         within.into_iter().any(|(_, reason)| is_closed(*reason))
     }
 
-    /// Whether an entry could not be entered, or something in it: nobody watched what is there.
+    /// Whether an entry, or an entry in it, could not be entered: changes there were not watched.
     pub(super) fn was_unwatched(&self, folder: FolderId, name: &[u8]) -> bool {
         match self.known(folder, name).map(|known| &known.what) {
             Some(NodeState::Missing(reason)) => is_closed(*reason),
@@ -351,7 +351,7 @@ impl Index {
         }
     }
 
-    /// Files that may be written through a name outside the workspace, where nobody watches.
+    /// Files that may be written through a name outside the workspace, without events.
     pub(super) fn externally_linked(&self) -> Vec<Place> {
         let mut found = Vec::new();
         for places in self.links.values() {
@@ -367,7 +367,7 @@ impl Index {
     }
 }
 
-/// Whether what is missing for this may be a folder.
+/// Whether an entry that is missing for this reason may be a folder.
 fn is_closed(reason: Reason) -> bool {
     match reason {
         Reason::Unreadable | Reason::Mount => true,
@@ -375,7 +375,7 @@ fn is_closed(reason: Reason) -> bool {
     }
 }
 
-/// What [`Index::remove`] reports.
+/// An entry or watch that [`Index::remove`] removed.
 pub(super) enum Removed<'a> {
     File(&'a Place, &'a Known),
     Watch(i32),

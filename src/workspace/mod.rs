@@ -1,26 +1,31 @@
-//! Workspaces: captures a kernel's file tree into the store and brings a tree back.
+//! Workspaces: captures a kernel's file tree into the store, and restores a tree.
 //!
-//! A tree is content-addressed like git's (`tree`): what two trees share they share as objects, and they are compared by
-//! walking only where digests differ. A [`Tracker`] follows one live workspace, so that a capture costs what changed since
-//! the last one, not what is there. What is weaker than that (a walk over everything) is visible in the result ([`CaptureStats`]).
+//! A tree is content-addressed like git's (`tree`): trees share equal objects, and a comparison descends only where
+//! digests differ. A [`Tracker`] follows one live workspace, so that the cost of a capture follows the changes since
+//! the last one, not the size. Where that is impossible, everything is scanned; the result says so ([`CaptureStats`]).
 //!
 //! ```text
 //!  tracker   one live workspace: prepare, collect (frozen), finish; restore
-//!   ├ scan       brings the index up to what is there: by what was told (changes), or by a walk
-//!   │  ├ beneath     opening and looking, never through a link, never out of the workspace
-//!   │  ├ take        one file: known, kept, or read
-//!   │  └ read        its bytes into the store: inline, whole, or pieces and holes
-//!   ├ driver     how bytes are held while nobody writes, and copied: what the file system can      keep: until they are stored
-//!   ├ index      what is known of every entry     saved: between processes
-//!   ├ encode     a tree of the index: only what changed
-//!   └ restore    what differs from a tree, put in place        stage: files prepared where nobody else is
-//!  branch      a new workspace from a live one: a snapshot, or a checkout that takes files from there
+//!   ├ scan           updates the index: by reported changes (changes), or by a full scan
+//!   │  ├ beneath        opens and stats, never through a link, never outside the workspace
+//!   │  ├ capture_file   one file: known, deferred, or read
+//!   │  ├ dir_identity   detects replaced folders
+//!   │  ├ rescan         checks all known files
+//!   │  └ read           stores a file: inline, whole, or as pieces and holes
+//!   ├ driver         holds bytes while frozen, and copies them, as the file system can
+//!   ├ deferred_reads what is stored after writers run again
+//!   ├ index          the known entries       saved: between processes
+//!   ├ encode         builds a tree from the index: only what changed
+//!   └ restore        applies the differences from a tree       stage: files prepared in private
+//!  branch    a new workspace from a live one: a snapshot, or a checkout that takes files from there
+//!  prepared  a copy made ahead for the next branch
 //!  checkout  a tree into a new folder, by several threads
 //!  tree      entries, format, diff, needs, reach: no file system
 //! ```
-//! Untrusted code owns the workspace. Nothing here follows a symbolic link in it, runs anything, or makes set-uid files or
-//! devices. All of it blocks.
+//! Untrusted code owns the workspace. This module never follows a symbolic link in it, runs anything, or creates
+//! set-uid files or devices. All of it blocks.
 
+mod access;
 mod beneath;
 mod branch;
 mod capture_file;
@@ -46,6 +51,7 @@ mod stage;
 mod tracker;
 pub mod tree;
 
+pub use access::Workspace;
 pub use branch::{Branched, Donor, Snapshot, branch};
 pub use capture_stats::{CaptureStats, FullScanReason, Unwatched};
 pub use checkout::checkout;

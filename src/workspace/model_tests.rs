@@ -1,5 +1,5 @@
-//! Random trees and random operations: what is captured, and restored or checked out later, is what was there. What was there
-//! is seen without any of this module's code.
+//! Random trees and random operations: what is captured, and restored or checked out later, is what was there. What was
+//! there is seen without any of this module's code.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, Permissions};
@@ -288,7 +288,8 @@ fn run(world: &World, ops: &[Op]) {
     }
 }
 
-/// A workspace that is made with the help of the live one is what was asked for: the tree that the live one is at, and another.
+/// A workspace that is made with the help of the live one is what was asked for: the tree that the live one is at, and
+/// another.
 fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
     let kind = run.tracker().driver().kind;
     let donor = run.tracker().donor().expect("a donor").expect("what is known is sure");
@@ -296,7 +297,7 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
         let paths = world.another(&format!("branch{n}"));
         let mut snapshot = donor.snapshot(&paths).expect("taken");
         if let Some(snapshot) = &mut snapshot {
-            run.tracker().tell(&donor, snapshot);
+            run.tracker().record_changes(&donor, snapshot);
         }
         let donor = Some((&donor, snapshot));
         let (mut child, restored, branched) =

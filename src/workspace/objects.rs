@@ -1,4 +1,4 @@
-//! What trees need of a store.
+//! The store as trees need it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,18 +8,18 @@ use crate::store::{Batch, Store, StoreError};
 
 /// A content-addressed store.
 pub trait Objects: Send + Sync {
-    /// A whole object of at most `limit` bytes.
+    /// Returns a whole object of at most `limit` bytes.
     ///
     /// # Errors
-    /// It is missing, damaged or larger.
+    /// The object is missing, damaged or larger.
     fn get(&self, digest: Digest, limit: u64) -> Result<Vec<u8>, StoreError>;
-    /// Whether there is such an object; if so, it is going to be used again.
+    /// Whether the object exists; if so, records a reuse.
     fn contains(&self, digest: Digest) -> bool;
     /// Begins objects that become durable together.
     fn batch(&self) -> Box<dyn ObjectBatch>;
 }
 
-/// Objects that become durable together. Dropped before that, they are not there.
+/// Objects that become durable together. Dropping it before the commit discards them.
 pub trait ObjectBatch: Send {
     /// Adds one.
     ///
@@ -57,15 +57,15 @@ impl ObjectBatch for Batch {
     }
 }
 
-/// Objects of several steps that become durable together, in the end: what a step commits waits for [`Self::sync`]. Until then
-/// they can be read by way of this alone.
+/// A batch for several steps: a step's commit is deferred to [`Self::sync`]. Until then, only this type can read the
+/// objects.
 pub struct SharedBatch {
     store: Store,
     batch: Arc<Batch>,
 }
 
 impl SharedBatch {
-    /// Nothing was added yet.
+    /// An empty batch.
     pub fn begin(store: &Store) -> SharedBatch {
         SharedBatch { store: store.clone(), batch: Arc::new(store.batch()) }
     }
@@ -78,10 +78,10 @@ impl SharedBatch {
         self.batch.put(bytes)
     }
 
-    /// Makes all of them durable. They are kept from garbage collection until this is dropped.
+    /// Makes all of them durable. Garbage collection keeps them until this is dropped.
     ///
     /// # Errors
-    /// There is no room, or the device fails: whoever believes that they are there must be told.
+    /// There is no room, or the device fails: the caller must invalidate everything that counts on them.
     pub fn sync(&self) -> Result<(), StoreError> {
         self.batch.sync()
     }
@@ -101,7 +101,7 @@ impl Objects for SharedBatch {
     }
 }
 
-/// What one step adds.
+/// The batch of one step.
 struct SharedBatchHandle(Arc<Batch>);
 
 impl ObjectBatch for SharedBatchHandle {
@@ -114,19 +114,19 @@ impl ObjectBatch for SharedBatchHandle {
     }
 }
 
-/// Counts what is read of a store.
+/// Counts the objects read from a store.
 pub struct CountingObjects<'a> {
     objects: &'a dyn Objects,
     read: AtomicU64,
 }
 
 impl<'a> CountingObjects<'a> {
-    /// Nothing was read yet.
+    /// Starts at 0.
     pub fn new(objects: &'a dyn Objects) -> CountingObjects<'a> {
         CountingObjects { objects, read: AtomicU64::new(0) }
     }
 
-    /// Objects that were read so far.
+    /// Number of objects read.
     pub fn read(&self) -> u64 {
         self.read.load(Ordering::Relaxed)
     }
@@ -147,7 +147,7 @@ impl Objects for CountingObjects<'_> {
     }
 }
 
-/// Keeps nothing: for looking at a tree whose content nobody will ask for.
+/// Computes addresses and stores nothing: for trees that are only compared.
 #[derive(Debug)]
 pub(super) struct HashOnly;
 

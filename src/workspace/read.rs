@@ -1,4 +1,4 @@
-//! Reads one file into the store: small ones into their folder's line, others as pieces, holes as nothing.
+//! Stores one file: small ones inline, others as pieces, without holes.
 
 use std::fs::File;
 use std::io;
@@ -19,14 +19,14 @@ use crate::sys::fault;
 
 const PIECE: u64 = limits::TREE_PIECE_BYTES as u64;
 
-/// A file's bytes, or that it is not as long as it was.
+/// Result of storing a file.
 pub(super) enum Read {
-    /// Where they are, and how many were read.
+    /// Its content, and the number of bytes read.
     Content(Content, u64),
     Changed,
 }
 
-/// Why a file could not be read; its path is known to the caller.
+/// Why a file could not be read; the caller knows its path.
 pub(super) enum ReadError {
     File(io::Error),
     Store(StoreError),
@@ -53,16 +53,16 @@ impl From<StoreError> for ReadError {
     }
 }
 
-/// A file's bytes in memory.
+/// Result of reading a file into memory.
 pub(super) enum Bytes {
     All(Vec<u8>),
-    /// It is not as long as it was.
+    /// Its length changed.
     Changed,
-    /// It has holes: it must be read piece by piece.
+    /// It has holes: it must be read in pieces.
     Holes,
 }
 
-/// Reads a file of this length into memory, if it has no holes.
+/// Reads a file of this length into memory, unless it has holes.
 pub(super) fn bytes(file: &File, size: u64) -> Result<Bytes, ReadError> {
     fault::point("workspace.file.keep")?;
     if hole(file, 0)?.is_some_and(|at| at < size) {
@@ -72,7 +72,7 @@ pub(super) fn bytes(file: &File, size: u64) -> Result<Bytes, ReadError> {
     Ok(if fill(file, 0, &mut buffer)? { Bytes::All(buffer) } else { Bytes::Changed })
 }
 
-/// The content of a file without holes that has these bytes: the same as [`content`] gives.
+/// Stores the bytes of a file without holes, as [`content`] would.
 pub(super) fn content_of(bytes: &[u8], batch: &mut dyn ObjectBatch) -> Result<Read, ReadError> {
     let size = bytes.len() as u64;
     if bytes.len() <= limits::TREE_INLINE_BYTES {
@@ -89,7 +89,7 @@ pub(super) fn content_of(bytes: &[u8], batch: &mut dyn ObjectBatch) -> Result<Re
     Ok(Read::Content(Content::Map(map), size))
 }
 
-/// Reads a file that was as `stamp` says a moment ago.
+/// Reads and stores a file that had this stamp.
 pub(super) fn content(file: &File, stamp: Stamp, batch: &mut dyn ObjectBatch) -> Result<Read, ReadError> {
     fault::point("workspace.file.read")?;
     let size = stamp.size;
@@ -106,8 +106,8 @@ pub(super) fn content(file: &File, stamp: Stamp, batch: &mut dyn ObjectBatch) ->
     let mut pieces = Vec::new();
     let (mut at, mut bytes) = (0, 0);
     while let Some(start) = data(file, at)?.filter(|start| *start < size) {
-        let told = hole(file, start)?.unwrap_or(size).min(size);
-        let (start, end) = if has_holes { written(file, start, told)? } else { (start, told) };
+        let data_end = hole(file, start)?.unwrap_or(size).min(size);
+        let (start, end) = if has_holes { written(file, start, data_end)? } else { (start, data_end) };
         at = start;
         while at < end {
             // Pieces end at multiples of their size, wherever data begins: a change moves no other piece.
@@ -120,14 +120,14 @@ pub(super) fn content(file: &File, stamp: Stamp, batch: &mut dyn ObjectBatch) ->
             bytes += length;
             at += length;
         }
-        at = told;
+        at = data_end;
     }
     let map = batch.put(&encode_map(&Map { size, pieces }))?;
     Ok(Read::Content(Content::Map(map), bytes))
 }
 
-/// What was written of a range that is said to be data: without the blocks of zeros at its ends. XFS tells of the surroundings
-/// of what was written to a clone as data too, for as long as their pages are in memory: the same file would be two trees.
+/// Trims blocks of zeros from the ends of a data range. XFS reports the surroundings of writes to a clone as data while
+/// their pages are in memory: without trimming, equal files would give different trees.
 fn written(file: &File, mut start: u64, mut end: u64) -> io::Result<(u64, u64)> {
     const BLOCK: u64 = 4096;
     let mut block = [0; BLOCK as usize];
@@ -161,12 +161,12 @@ fn fill(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<bool> {
     }
 }
 
-/// Where the next data begins, if there is any.
+/// Start of the next data, if any.
 pub(super) fn data(file: &File, from: u64) -> io::Result<Option<u64>> {
     seek(file, from, Whence::SeekData)
 }
 
-/// Where the next hole begins; the end of the file is one.
+/// Start of the next hole; the end of the file is one.
 pub(super) fn hole(file: &File, from: u64) -> io::Result<Option<u64>> {
     seek(file, from, Whence::SeekHole)
 }
@@ -176,7 +176,7 @@ fn seek(file: &File, from: u64, whence: Whence) -> io::Result<Option<u64>> {
     match lseek64(file, from, whence) {
         Ok(at) => Ok(u64::try_from(at).ok()),
         Err(Errno::ENXIO) => Ok(None),
-        // A file system that knows of no holes: all is data.
+        // A file system without support for holes: all is data.
         Err(Errno::EINVAL) => Ok(matches!(whence, Whence::SeekData).then_some(from.cast_unsigned())),
         Err(error) => Err(error.into()),
     }

@@ -1,4 +1,4 @@
-//! One file of a live workspace, read into the store as an object of its own.
+//! Stores one file of a live workspace as an object.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -13,13 +13,14 @@ use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::store::Store;
 
-/// Read at once, bytes.
+/// Read size, bytes.
 const ROOM: usize = 256 << 10;
 
-/// Reads a regular file, by its path in the workspace (with or without `/workspace` before it). Gives address and length.
+/// Stores a regular file, named by its path in the workspace (with or without `/workspace` before it). Returns address
+/// and length.
 ///
 /// # Errors
-/// There is no such file, or it is none; it changes while it is read; it is larger than a blob may be; the store's.
+/// No such file, or not a regular one; it keeps changing; it is larger than a blob may be; store errors.
 pub fn read_file(root: &Path, path: &Path, store: &Store) -> Result<(Digest, u64), WorkspaceError> {
     let failed = |source: io::Error| WorkspaceError::NoFile { path: path.to_owned(), source };
     let names = names(path).map_err(failed)?;

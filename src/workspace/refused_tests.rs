@@ -1,4 +1,5 @@
-//! What a capture may not look into: folders that are closed to whoever captures, and mounts. Nothing of it goes without a word.
+//! What a capture may not look into: folders that are closed to whoever captures, and mounts. Nothing of it goes
+//! without a word.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};

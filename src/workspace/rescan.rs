@@ -1,7 +1,7 @@
-//! Looks at every known file, and at nothing else: for what was done to one by a name that nobody knew and that is gone.
+//! Checks all known files, for changes through a name that was never known and is gone.
 //!
-//! A program can give a file a second name, write by that, and remove it, all between two passes. It is told of that name alone, or, in a
-//! folder that is new, of none. The file's own stamp shows it.
+//! A program can add a hard link, write through it and remove it, all between two passes. Events report only that name,
+//! or, in a new folder, nothing. The file's own stamp shows the write.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
@@ -14,22 +14,22 @@ use super::tree::entry::Name;
 use crate::core::limits;
 
 impl Scan<'_> {
-    /// Reads those files that are not as they were noted, or of which that cannot be said.
+    /// Reads the files whose stamp changed or is not settled.
     pub(super) fn rescan(&mut self) -> Result<(), WorkspaceError> {
         let mut folders: Vec<(FolderId, Option<OwnedFd>)> = vec![(ROOT, None)];
         while let Some((id, dir)) = folders.pop() {
-            // It may have gone with a file that was looked at.
+            // It may have been removed with a checked file.
             if !self.index.folders.contains_key(&id) {
                 continue;
             }
             let Some(dir) = self.reuse_or_open(id, dir)? else {
-                // The files in it are looked at by the next pass, wherever they are by then.
+                // The next pass checks its files, wherever they are then.
                 self.later.has_unreported = true;
                 self.reexamine_dir(id)?;
                 continue;
             };
             self.rescan_folder(id, dir.as_fd())?;
-            // From within: by its names, each would be opened through all that it is in.
+            // Opened from here: by its names, each would be opened through all folders above.
             for (name, known) in &self.index.folder(id).entries {
                 if let NodeState::Folder(inner) = known.what {
                     let is_room = folders.len() < limits::WORKSPACE_OPEN_DIRS;

@@ -1,10 +1,9 @@
 //! Makes a workspace equal to a tree.
 //!
-//! What is there is looked at (what was told of; everything, if that is not sure), compared with the tree where digests
-//! differ, and only what differs is touched. Files are made beside the workspace and renamed in. Killed anywhere, the next
-//! restore begins in the same way and ends in the same tree: no state but the workspace itself says how far it came. In the
-//! end the workspace is looked at again, and its tree compared: what nobody could have made (devices, foreign owners) is
-//! told, anything else is an error.
+//! A pass updates the index; it is compared with the tree where digests differ, and only the differences are applied.
+//! Files are prepared beside the workspace and renamed into place. After a kill at any point, the next restore starts
+//! again and ends in the same tree: the workspace itself is the only state. Finally another pass compares the result:
+//! what could not be created (devices, foreign owners) is reported, any other difference is an error.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -36,30 +35,31 @@ use crate::sys::fault;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// A workspace that was made equal to a tree.
+/// Result of a restore.
 #[derive(Debug, Clone)]
 pub struct Restored {
-    /// What could not be as the tree has it: what is missing in the tree, and owners that only root may set.
+    /// Entries that could not be restored: those missing in the tree, and owners that only root may set.
     pub left: Vec<PathBuf>,
-    /// Entries that were made, changed or removed, and the folders that they are in; a removed folder is one.
+    /// Entries created, changed or removed, and their folders; a removed folder counts as one.
     pub changed: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub bytes: u64,
-    /// How the workspace was looked at.
+    /// Statistics of the passes.
     pub stats: CaptureStats,
 }
 
 impl Tracker {
-    /// Makes the workspace equal to a tree. Nobody may write to it meanwhile. What was in it and in no tree is lost: capture
-    /// first. That all objects of the tree are there is the caller's to make sure of, before anything is touched.
+    /// Makes the workspace equal to a tree. There must be no writers.
+    ///
+    /// Uncaptured content is lost: capture first. The caller ensures that all objects of the tree exist.
     ///
     /// # Errors
-    /// The tree cannot be read; files fail; somebody writes. The workspace is then between the two trees, and the next
-    /// restore ends it.
+    /// The tree cannot be read; file operations fail; there is a writer. The workspace is then between the two trees,
+    /// and the next restore completes it.
     pub fn restore(&mut self, target: TreeId, objects: &dyn Objects, durability: Durability) -> Result<Restored> {
         match self.restore_once(target, objects, durability) {
-            // What was known of a file may be of another that had its place, its size and its times within one tick of the
-            // clock. Nothing is taken for known then: every file is read.
+            // Another file may have got the same inode, size and times within one tick of the clock: trust no stamp,
+            // read every file.
             Err(WorkspaceError::NotRestored { .. }) => {
                 self.forget()?;
                 self.restore_once(target, objects, durability)
@@ -72,7 +72,7 @@ impl Tracker {
         let wanted = read::root(objects, target)?;
         let mut stage = Stage::open(&self.paths, self.device)?;
         let done = self.restore_to(target, &wanted, objects, &mut stage);
-        // Only an exact end leaves what is known in terms of objects that are there.
+        // Only an exact result refers to existing objects.
         self.set_trusted(matches!(&done, Ok(restored) if restored.left.is_empty()));
         let restored = done?;
         stage.leave();
@@ -118,10 +118,10 @@ impl Tracker {
     }
 }
 
-/// A folder that is there and the one that it is to be.
+/// A folder of the workspace and its target.
 struct Pair {
     names: Vec<Name>,
-    /// None if it was made just now.
+    /// `None` if it was just created.
     id: Option<FolderId>,
     digest: Digest,
 }
@@ -133,7 +133,7 @@ struct Apply<'a> {
     stage: &'a mut Stage,
     owner: Owner,
     pairs: Vec<Pair>,
-    /// Folders that get their mode and times when all in them is done.
+    /// Folders whose mode and times are set at the end.
     folders: BTreeMap<Vec<Name>, Meta>,
     touched: Vec<(FolderId, Option<Name>)>,
     contents: HashMap<Stamp, Content>,
@@ -176,7 +176,7 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Compares a folder with what it is to be, entry by entry.
+    /// Compares a folder with its target, entry by entry.
     fn folder(&mut self, pair: &Pair) -> Result<()> {
         let path = || path_of(pair.names.iter().map(|name| &**name));
         let dir = self.open(&pair.names).map_err(|e| WorkspaceError::io("open", &path(), e))?;
@@ -192,7 +192,7 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Opens a folder of the workspace so that it can be written to.
+    /// Opens a folder for writing.
     fn open(&self, names: &[Name]) -> io::Result<OwnedFd> {
         let dir = beneath::folder(self.root, names)?;
         let mode = beneath::look_at(&dir)?.st_mode;
@@ -215,7 +215,7 @@ impl<'a> Apply<'a> {
         }
         self.touch(here);
         match (&now.node, &wanted.node) {
-            // Neither is anything that could be made; and what is mounted there stays, and is told in the end.
+            // Neither can be created; a mount stays, and is reported at the end.
             (Node::Missing { .. }, Node::Missing { .. }) | (Node::Missing { reason: Reason::Mount }, _) => Ok(()),
             (_, Node::Missing { .. }) => self.remove(here),
             (Node::Folder { digest: a }, Node::Folder { digest: b }) => {
@@ -245,7 +245,7 @@ impl<'a> Apply<'a> {
 
     fn remove(&mut self, here: &EntryAt<'_>) -> Result<()> {
         match self.stage.remove(here.dir, &here.name) {
-            // A mount point stays; it is told in the end.
+            // A mount point stays; it is reported at the end.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EXDEV)) => Ok(()),
             done => done.map_err(|e| WorkspaceError::io("remove", &here.path(), e)),
         }
@@ -271,12 +271,12 @@ impl<'a> Apply<'a> {
             Node::Fifo => self.stage.fifo(&wanted.meta, self.owner)?,
         };
         let known = here.pair.id.and_then(|id| self.index.known(id, &here.name));
-        // One with other names stays there anyway, and would have one more for a while.
+        // A hard-linked file stays anyway, and would have one more link for a while.
         let keep =
             known.filter(|known| matches!(known.what, NodeState::File { names: 1, .. })).map(|known| known.stamp.size);
         self.place(here, &staged, keep)?;
         if let (Some(file), Node::File { content, .. }) = (&staged.file, &wanted.node) {
-            // Of the file that was made, whatever may be of that name by now.
+            // Of the new file itself, whatever has its name by now.
             let stat = beneath::look_at(file).map_err(|e| WorkspaceError::of("look at", &here.path())(e))?;
             self.contents.insert(beneath::stamp(&stat), content.clone());
         }
@@ -286,7 +286,7 @@ impl<'a> Apply<'a> {
     fn place(&mut self, here: &EntryAt<'_>, staged: &Staged, keep: Option<u64>) -> Result<()> {
         let failed = |error| WorkspaceError::io("make", &here.path(), error);
         match self.stage.place(staged, here.dir, &here.name, keep) {
-            // Something is there that was not: a folder that came since.
+            // A folder appeared at this name.
             Err(error) if error.raw_os_error() == Some(libc::EISDIR) => {
                 self.remove(here)?;
                 self.stage.place(staged, here.dir, &here.name, None).map_err(failed)
@@ -295,7 +295,7 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// Changes mode and time of a file that is otherwise as it is to be.
+    /// Sets mode and time of a file that is otherwise right.
     fn adjust(&mut self, here: &EntryAt<'_>, known: &Known, meta: &Meta) -> Result<()> {
         let adjust = || -> io::Result<bool> {
             fault::point("workspace.place.meta")?;
@@ -316,7 +316,8 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// Gives folders their mode and times, the deepest first, and says what was touched.
+    /// Sets mode and times of folders, the deepest first; returns the touched entries, and the new files' contents by
+    /// stamp.
     #[allow(clippy::type_complexity, reason = "two lists, taken apart at once by the only caller")]
     fn end(mut self) -> Result<(HashSet<(FolderId, Option<Name>)>, HashMap<Stamp, Content>)> {
         let mut folders: Vec<(Vec<Name>, Meta)> = std::mem::take(&mut self.folders).into_iter().collect();
@@ -328,7 +329,7 @@ impl<'a> Apply<'a> {
             self.stage.apply_meta(dir.as_fd(), &meta, self.owner)?;
         }
         for (group, content) in &self.groups {
-            // As it is without its name over there.
+            // The stamp after its name in the staging folder is removed.
             if let Some(file) = self.stage.take_group(group)
                 && let Ok(stat) = beneath::look_at(&file)
             {
@@ -339,7 +340,7 @@ impl<'a> Apply<'a> {
     }
 }
 
-/// An entry's place while its folder is compared.
+/// An entry during the comparison of its folder.
 struct EntryAt<'a> {
     pair: &'a Pair,
     dir: BorrowedFd<'a>,
@@ -358,7 +359,7 @@ impl EntryAt<'_> {
     }
 }
 
-/// The entries of a folder that is there and of one in the store, by name, but for pages that both have.
+/// Merges the entries of a folder and of its target by name, without pages that both share.
 struct MergedEntries<'a> {
     present: std::iter::Peekable<std::vec::IntoIter<(&'a Name, &'a Known)>>,
     objects: &'a dyn Objects,
@@ -424,7 +425,7 @@ impl<'a> MergedEntries<'a> {
     }
 }
 
-/// What differs from the tree after all was done, if it is what nobody could have made; else an error names it.
+/// The differences that could not be applied; any other difference is an error.
 pub(super) fn differences(index: &Index, objects: &dyn Objects, wanted: &Entry, owner: Owner) -> Result<Vec<PathBuf>> {
     let mut left = Vec::new();
     if index.root != wanted.meta {

@@ -1,8 +1,8 @@
-//! What is known of a workspace, kept between processes: only contents by stamp, for everything is looked at again. Old,
-//! damaged or missing, it costs time and nothing else.
+//! The index between processes: only contents by stamp, because every entry is checked again. A missing, old or damaged
+//! file costs time and nothing else.
 //!
 //! ```text
-//! "ryi" 1 · boot · when · inode of the workspace · folders in the order of a walk · BLAKE3 of all before
+//! "ryi" 1 · boot · time · inode of the workspace · folders in scan order · BLAKE3 of all before
 //! ```
 
 use std::cmp::Reverse;
@@ -20,21 +20,21 @@ use crate::sys::fs::{self, FsError};
 
 const MAGIC: &[u8] = b"ryi\x01";
 const HASH: usize = 32;
-/// Seconds after which what was written is on the device even if nobody asked for it; files younger than that when the index
-/// was saved may have other bytes after a loss of power.
+/// Seconds after which writes are on the device even without a sync. Files younger than that when the index was saved
+/// may have other bytes after a loss of power.
 const WRITTEN_BACK_SECS: i64 = 120;
 
-/// What became of a saved index.
+/// Result of loading a saved index.
 pub(super) enum Loaded {
     /// It can be used.
     Index(Box<Index>),
-    /// There is none.
+    /// There is no file.
     Nothing,
-    /// It is damaged, too large, of another format or of another workspace.
+    /// The file is damaged, too large, of another format or of another workspace.
     Unusable,
 }
 
-/// Which start of the host this is.
+/// The boot id of the host.
 fn boot() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
@@ -64,7 +64,7 @@ pub(super) fn save(path: &Path, index: &Index, root: u64) -> Result<(), Workspac
         let source = io::Error::from_raw_os_error(libc::EFBIG);
         return Err(FsError { op: "save", path: path.to_owned(), source }.into());
     }
-    // Whoever reads it checks it, and walks over everything if it is not whole.
+    // The reader verifies it, and scans everything if it is damaged.
     Ok(fs::replace_soon(path, &out, 0o600, "workspace.index.save")?)
 }
 
@@ -88,7 +88,7 @@ fn encode_known(out: &mut Vec<u8>, name: &[u8], known: &Known, hot: bool) {
     }
 }
 
-/// Loads what was saved.
+/// Loads a saved index.
 pub(super) fn load(path: &Path, root: u64) -> Loaded {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Loaded::Nothing,
@@ -112,7 +112,7 @@ fn decode(bytes: &[u8], root: u64) -> Result<Index, FormatError> {
     if decoder.number()? != root {
         return Err(FormatError::Shape);
     }
-    // After another start of the host, only what was surely written back by then.
+    // After a reboot, only files that were certainly written back.
     let trusted_before = if same_boot { i64::MAX } else { saved - WRITTEN_BACK_SECS };
     let mut index = Index::new();
     let mut folders: Vec<FolderId> = vec![ROOT];

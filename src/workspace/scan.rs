@@ -1,12 +1,11 @@
-//! Brings an index up to what is there: by what was told of changes, or by a walk over everything.
+//! Updates an index: by reported changes, or by a full scan.
 //!
-//! What was told says what to look at, and how closely: an entry whose name or metadata changed is looked at; a file that
-//! was opened is in addition asked whether anybody may still write to it; one that was written is read. A walk looks at
-//! everything, and reads each file of which the stamp differs, or could not have differed: one that changed within the
-//! clock's grain of the last look.
+//! Events give each entry a check level: if its name or metadata changed, it is checked; if it was opened, it is also
+//! checked for writers; if it was written, it is read. A full scan checks everything, and reads each file whose stamp
+//! differs or is not settled: one that changed within the clock's grain before it was seen.
 //!
-//! Writing through a shared mapping tells nobody. Hence files that somebody may have open for writing ("hot") are read
-//! every time, until nobody has.
+//! Writes through a shared mapping have no events. Hence files that may be open for writing ("hot") are read by every
+//! pass until they are not.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,59 +31,59 @@ use crate::sys::notify::Notify;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// What one pass over a workspace needs.
+/// The state of one pass.
 pub(super) struct Scan<'a> {
     pub root: BorrowedFd<'a>,
     pub index: &'a mut Index,
-    /// Folders that are found are watched, if anybody watches.
+    /// Watches the folders found, if changes are watched.
     pub notify: &'a mut Option<Notify>,
     pub batch: &'a mut dyn ObjectBatch,
     pub driver: &'a mut dyn Driver,
-    /// Keeps what is read later.
+    /// Takes deferred reads.
     pub deferred: Option<&'a mut DeferredReads>,
-    /// Asked whether contents that are known from before are still there.
+    /// Checks whether previously known contents still exist.
     pub check: Option<&'a dyn Objects>,
-    /// Whether nobody writes now.
+    /// Whether all writers are stopped.
     pub frozen: bool,
-    /// Whether nobody has any of it open, nor had it.
+    /// Whether no other process has, or had, any of it open.
     pub private: bool,
-    /// Whether something may have been done to files that was told of none of their names.
+    /// Whether files may have changed without an event for any of their names.
     pub has_unreported: bool,
     pub stats: &'a mut CaptureStats,
     /// Device and owner of the workspace.
     pub device: u64,
     pub owner: (u32, u32),
-    /// Stamps before this are settled.
+    /// Stamps older than this are settled.
     pub settled_before: Moment,
-    /// Contents by stamp: of files that were moved, of names of one file, of files that a restore made.
+    /// Contents by stamp: of moved files, of hard links, of files that a restore created.
     pub contents: HashMap<Stamp, Content>,
-    /// Whether a stamp but for its last change is enough to know a file that was moved: where everything is told.
+    /// Whether all changes are reported: then a stamp without its change time identifies a moved file.
     pub all_reported: bool,
-    /// What is told meanwhile, or could not be read in peace: for the next pass.
+    /// Changes for the next pass: reported meanwhile, or of files that kept changing.
     pub later: &'a mut Changes,
-    /// Why the next pass has to walk.
+    /// Why the next pass must scan everything.
     pub next_full_scan: Option<FullScanReason>,
-    /// Files that were opened since what is told was last taken: that itself is told.
+    /// Files opened since the last drain: the opens are reported too.
     pub opened: usize,
-    /// Files that nobody could write to when they were looked at.
+    /// Files that had no writer when checked.
     pub writer_checks: WriterChecks,
 }
 
 impl Scan<'_> {
-    /// Takes what is told meanwhile. While nobody writes, whoever opened a file is this pass.
+    /// Drains the event queue. While frozen, all opens are this pass's own.
     pub(super) fn drain(&mut self) {
         let opens = if self.frozen { OpenEvents::Ours } else { OpenEvents::Count(&mut self.writer_checks) };
         let why = changes::drain(self.notify, self.index, self.later, opens);
         self.next_full_scan = self.next_full_scan.or(why);
         self.opened = 0;
-        // What was told of these is taken; marks are counted anew.
+        // Their events are drained; marks are counted anew.
         self.writer_checks = WriterChecks::default();
         self.notify.iter_mut().for_each(Notify::unmark);
     }
 
-    /// Asks a file that was opened who may write to it: whether anybody may.
+    /// Whether an open file may have a writer.
     pub(super) fn has_writers(&mut self, id: FolderId, name: &[u8], file: &File) -> bool {
-        // Without a mark our own opening of it counts as anybody's.
+        // Without a mark, our own open counts like any other.
         let mark = if self.frozen { None } else { self.notify.as_mut().and_then(|notify| notify.mark().ok()) };
         let hot = inode::may_be_written(file.as_fd());
         if let Some(mark) = mark.filter(|_| !hot) {
@@ -97,29 +96,29 @@ impl Scan<'_> {
         hot
     }
 
-    /// Looks at everything.
+    /// Checks everything.
     pub(super) fn scan_all(&mut self) -> Result<()> {
         let hot = std::mem::take(&mut self.index.hot);
         let root = self.open(ROOT)?;
         self.settle_root(&root)?;
         self.scan_from(vec![(ROOT, Some(root))])?;
         if !self.frozen && self.notify.is_some() {
-            // A folder was not watched before its turn came.
+            // A folder is watched only once it was reached.
             self.rescan()?;
         }
-        // The walk trusted stamps; these may not be trusted.
+        // The scan trusted stamps; these files' stamps prove nothing.
         let mut changes = Changes::default();
         hot.into_iter().for_each(|place| changes.add(place, CheckLevel::Content));
         self.follow(&changes)
     }
 
-    /// Looks at what was told of.
+    /// Checks the entries that were reported.
     pub(super) fn follow(&mut self, changes: &Changes) -> Result<()> {
         let mut changes = changes.clone();
-        // What could not be entered was not watched: anything may have been done in it since it can be.
-        let mut told = changes.names.iter().flat_map(|(folder, names)| names.keys().map(|name| (*folder, name)));
-        let was_dark = told.any(|(folder, name)| self.index.was_unwatched(folder, name));
-        self.has_unreported = changes.has_unreported || was_dark || self.index.has_unwatchable_dirs();
+        // An inaccessible entry was not watched: anything may have happened in it since it became accessible.
+        let mut reported = changes.names.iter().flat_map(|(folder, names)| names.keys().map(|name| (*folder, name)));
+        let was_unwatched = reported.any(|(folder, name)| self.index.was_unwatched(folder, name));
+        self.has_unreported = changes.has_unreported || was_unwatched || self.index.has_unwatchable_dirs();
         for place in &self.index.hot {
             changes.add(place.clone(), CheckLevel::Content);
         }
@@ -127,13 +126,13 @@ impl Scan<'_> {
             changes.add_by_stamp(place);
         }
         self.spread(&mut changes);
-        // What went goes first: what came may be the same under another name.
+        // Removals first: an entry that appeared may be one of them under another name.
         for (folder, names) in &changes.names {
             self.follow_removals(*folder, names, &changes)?;
         }
         let (mut found, mut away) = (Vec::new(), Vec::new());
         for (folder, names) in &changes.names {
-            // It may have gone with a folder above it.
+            // It may have been removed with a folder above it.
             if !self.index.folders.contains_key(folder) {
                 continue;
             }
@@ -148,19 +147,19 @@ impl Scan<'_> {
             self.refresh(*folder, dir.as_fd())?;
         }
         self.scan_from(found)?;
-        // After all that was told of their parents: they may be where nobody may enter by now.
+        // After the events of their parents: they may be inaccessible by now.
         for folder in away {
             self.reexamine_dir(folder)?;
         }
-        // After what is new is watched: what was done there before shows in the stamps.
+        // After new folders are watched: earlier changes show in the stamps.
         if self.has_unreported {
             self.rescan()?;
         }
         self.read_regrouped()
     }
 
-    /// Reads the files of which a name came or went under each of their names. What was written through a name that nobody knew
-    /// was told of that name alone: of the others nothing is known, nor that they are others, where there was one before.
+    /// Reads the files that gained or lost a name, under each of their names. A write through an unknown name was
+    /// reported for that name alone, and the known names do not show that they belong together.
     fn read_regrouped(&mut self) -> Result<()> {
         if self.index.regroup.is_empty() {
             return Ok(());
@@ -186,7 +185,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Whatever is told of one name of a file is true of its other names.
+    /// Applies the changes of one name of a file to its other names.
     fn spread(&self, changes: &mut Changes) {
         let mut more = Vec::new();
         for (folder, names) in &changes.names {
@@ -218,7 +217,8 @@ impl Scan<'_> {
             self.requeue_changes(folder, names);
             return Ok(());
         }
-        // Without the folder, while nobody writes, none of them is there any more; if that is not so, `reexamine_dir` says it.
+        // While frozen, a folder that cannot be opened has no entries left; `reexamine_dir` reports it if that is
+        // wrong.
         for name in names.keys() {
             let Some(known) = self.index.known(folder, name) else { continue };
             let now = match dir.as_ref().map(|dir| beneath::look(dir.as_fd(), name)) {
@@ -235,14 +235,14 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Forgets an entry; what is known of contents is kept for the case that it comes again under another name.
+    /// Removes an entry from the index; keeps known contents in case the file appears under another name.
     fn forget(&mut self, folder: FolderId, name: &[u8], changes: Option<&Changes>) {
-        let (told, contents) = (self.all_reported, &mut self.contents);
+        let (all_reported, contents) = (self.all_reported, &mut self.contents);
         let notify = self.notify.as_ref();
         let mut is_unwatched = false;
-        self.index.remove(folder, name, &mut |gone| match gone {
+        self.index.remove(folder, name, &mut |removed| match removed {
             Removed::File((folder, name), Known { stamp, settled, what: NodeState::File { content, .. }, .. }) => {
-                // Without what was told of it nobody can say.
+                // Without reported changes, nothing is known.
                 let touched = changes.is_none_or(|changes| {
                     changes
                         .names
@@ -250,11 +250,11 @@ impl Scan<'_> {
                         .and_then(|names| names.get(name))
                         .is_some_and(|c| *c > CheckLevel::Metadata)
                 });
-                // What wrote through a mapping left no trace in its stamp on every file system.
+                // A write through a mapping leaves no trace in the stamp on some file systems.
                 let written = touched && changes.is_some();
-                // Within one tick of the clock another file may have got its number, its size and its times.
+                // Within one tick of the clock, another file may have got the same inode, size and times.
                 if *settled && !written {
-                    if told && !touched {
+                    if all_reported && !touched {
                         contents.insert(moved(*stamp), content.clone());
                     }
                     contents.insert(*stamp, content.clone());
@@ -268,8 +268,8 @@ impl Scan<'_> {
                 }
             }
         });
-        // What the queue still has of that folder is told no more, nor what is done in it until it is found elsewhere: perhaps
-        // not by this pass.
+        // Queued events of that folder are lost, and so are changes in it until it is found elsewhere: perhaps not by
+        // this pass.
         if is_unwatched && !self.frozen {
             self.has_unreported = true;
             self.later.has_unreported = true;
@@ -278,7 +278,7 @@ impl Scan<'_> {
 
     pub(super) fn scan_from(&mut self, mut folders: Vec<(FolderId, Option<OwnedFd>)>) -> Result<()> {
         while let Some((id, dir)) = folders.pop() {
-            // It may have gone again, with a folder above it.
+            // It may have been removed again with a folder above it.
             if !self.index.folders.contains_key(&id) {
                 continue;
             }
@@ -295,9 +295,9 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Looks at all entries of a folder; gives the folders among them.
+    /// Checks all entries of a folder; returns the folders among them.
     fn list(&mut self, id: FolderId, dir: &OwnedFd) -> Result<Vec<(FolderId, Option<OwnedFd>)>> {
-        // Watched before it is listed: whatever comes later is told.
+        // Watched before it is listed: later changes are reported.
         self.watch(id, dir.as_fd())?;
         self.refresh(id, dir.as_fd())?;
         let names = match beneath::list(dir.as_fd()) {
@@ -308,9 +308,9 @@ impl Scan<'_> {
             Err(error) => return Err(WorkspaceError::of("list", &self.index.path(id, b""))(error)),
         };
         let folder = self.index.folder(id);
-        let gone: Vec<Name> =
+        let removed: Vec<Name> =
             folder.entries.keys().filter(|name| names.binary_search(name).is_err()).cloned().collect();
-        for name in gone {
+        for name in removed {
             self.forget(id, &name, None);
         }
         let mut found = Vec::new();
@@ -333,7 +333,7 @@ impl Scan<'_> {
         if known.is_some() && self.all_reported {
             return Ok(());
         }
-        // In a walk perhaps nobody told that a watch ended, and another folder has the number of the one that it was of.
+        // In a full scan the watch may have ended unnoticed, and its number may be that of another folder's watch.
         match notify.add(dir) {
             Ok(watch) => {
                 if let Some(known) = known.filter(|known| *known != watch) {
@@ -342,10 +342,10 @@ impl Scan<'_> {
                 self.index.folder_mut(id).watch = Some(watch);
                 self.index.watches.insert(watch, id);
             }
-            // Who may enter it may not read it, and only what can be read can be watched.
+            // Only a readable folder can be watched.
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => self.defer_listing(id),
             Err(error) => {
-                // From now on everything is walked each time, and each capture says so.
+                // From now on every pass is a full scan, and each capture says so.
                 self.stats.unwatched = Some(Unwatched::of(&error));
                 *self.notify = None;
                 self.index.watches.clear();
@@ -365,7 +365,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// A folder's own mode, times and attributes, which its parent's object has.
+    /// Updates a folder's own mode, times and attributes, which its parent's object holds.
     fn refresh(&mut self, id: FolderId, dir: BorrowedFd<'_>) -> Result<()> {
         let path = || self.index.path(id, b"");
         let stat = beneath::look_at(dir).map_err(|e| WorkspaceError::of("look at", &path())(e))?;
@@ -373,7 +373,7 @@ impl Scan<'_> {
         let (parent, name) = (self.index.folder(id).parent, self.index.folder(id).name.clone());
         let attributes = match beneath::attributes(dir) {
             Ok(attributes) => attributes,
-            // Opened only to pass through.
+            // Opened without read permission.
             Err(error) if error.raw_os_error() == Some(libc::EBADF) => None,
             Err(error) => return Err(WorkspaceError::io("read the attributes of", &path(), error)),
         };
@@ -392,7 +392,7 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Looks at one entry, as closely as asked. Gives a folder that is to be listed.
+    /// Checks one entry at the given level. Returns a folder that must be listed.
     pub(super) fn examine(
         &mut self,
         id: FolderId,
@@ -439,7 +439,7 @@ impl Scan<'_> {
     ) -> Result<Outcome> {
         let kind = if stat.st_dev == self.device { beneath::kind(stat) } else { Kind::Other(Reason::Mount) };
         let known = self.index.known(id, name);
-        // What a folder, a link or a pipe was cannot become a file by itself.
+        // Only the same inode of the same type is the known entry.
         let same_kind = known.is_some_and(|known| {
             known.stamp.inode == stat.st_ino
                 && match &known.what {
@@ -519,11 +519,11 @@ impl Scan<'_> {
         if let Some(Known { what: NodeState::Folder(inner), .. }) = self.index.known(id, name) {
             let inner = *inner;
             self.refresh(inner, opened.as_fd())?;
-            // Without a watch it is another folder that has the former's number.
+            // Without a watch, another folder may have got the same inode.
             let watch = self.index.folder(inner).watch;
             let is_watched = watch.is_some_and(|watch| self.index.watches.get(&watch) == Some(&inner));
             let is_new = self.notify.is_some() && !is_watched;
-            // What may be looked at in it may be more than before, or less.
+            // Its readable content may have changed with its permissions.
             let is_closed = beneath::look(opened.as_fd(), b".").is_err_and(beneath::is_refused);
             let is_other = is_closed || self.index.has_unreadable_child(inner);
             return Ok(if matches!(level, CheckLevel::Stamp | CheckLevel::Content) || is_new || is_other {
@@ -558,16 +558,16 @@ impl Scan<'_> {
     }
 }
 
-/// What became of a look at an entry.
+/// Result of checking an entry.
 pub(super) enum Outcome {
     Done,
     Folder(FolderId),
     Changed,
-    /// It is left for when nobody writes.
+    /// Left for the frozen pass.
     Later,
 }
 
-/// The part of a stamp that a new name leaves as it was.
+/// The part of a stamp that survives a rename.
 pub(super) fn moved(stamp: Stamp) -> Stamp {
     Stamp { changed: Moment::default(), ..stamp }
 }

@@ -1,5 +1,5 @@
-//! The folder beside a workspace that only the daemon reaches: files are made here, whole, before they get their place; what
-//! is removed waits here for its end. Whatever a killed process left here is removed by the next.
+//! The staging folder beside a workspace, private to the daemon: files are prepared here before they are moved into
+//! place, and removed files wait here for deletion. The next process removes what a killed one left.
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
@@ -25,40 +25,40 @@ use crate::sys::{fault, fs, inode, random};
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// Where files are prepared.
+/// The staging folder.
 pub(super) struct Stage {
     dir: OwnedFd,
     path: PathBuf,
-    /// Part of every name here: what one that is over still removes has other names.
+    /// Part of every name here, so that a finished stage's deletions do not touch it.
     own: String,
     next: u64,
-    /// Files with several names, which wait here under one more.
+    /// Hard-linked files, which have one more name here.
     groups: HashMap<Group, String>,
-    /// Bytes that were written.
+    /// Bytes written.
     pub bytes: u64,
-    /// Bytes of files that were replaced and wait here for their end.
+    /// Bytes of replaced files that wait for deletion.
     kept: u64,
 }
 
-/// Who files belong to, and whether that can be said.
+/// The workspace's owner, and whether owners can be set.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Owner {
     pub own: (u32, u32),
     pub privileged: bool,
 }
 
-/// A file that was made, and is not in its place yet.
+/// A prepared file that is not in place yet.
 pub(super) struct Staged {
     name: String,
-    /// Open, if it is a file with one name.
+    /// The open file, unless it is hard-linked.
     pub file: Option<File>,
 }
 
 impl Stage {
-    /// Opens the folder, or makes it, and empties it.
+    /// Opens or creates the folder, and empties it.
     pub(super) fn open(paths: &WorkspacePaths, device: u64) -> Result<Stage> {
         let path = paths.staging.clone();
-        // Each restore comes here: one that is there already needs no wait for the device.
+        // Every restore comes here: an existing folder needs no sync.
         if !path.is_dir() {
             fs::create_dir_durable(&path, 0o700, "workspace.staging.dir")?;
         }
@@ -83,7 +83,7 @@ impl Stage {
         move |error| WorkspaceError::io(op, &path, error.into())
     }
 
-    /// Makes a file with all that belongs to it. Of one with several names there is one file for all.
+    /// Prepares a file with all metadata. Hard-linked names share one file.
     pub(super) fn file(
         &mut self,
         objects: &dyn Objects,
@@ -144,7 +144,7 @@ impl Stage {
         written.map_err(self.failed("write a file in"))
     }
 
-    /// Gives an open file or folder its owner, attributes, mode and time, in the order in which none undoes another.
+    /// Sets owner, attributes, mode and time of an open file or folder, in an order in which none undoes another.
     pub(super) fn apply_meta(&self, file: BorrowedFd<'_>, meta: &Meta, owner: Owner) -> Result<()> {
         if owner.privileged {
             let (user, group) = meta.owner.unwrap_or(owner.own);
@@ -166,7 +166,7 @@ impl Stage {
         set_time(file, meta.modified).map_err(self.failed("set the time of a file of"))
     }
 
-    /// Makes a symbolic link.
+    /// Prepares a symbolic link.
     pub(super) fn symlink(&mut self, target: &[u8], meta: &Meta, owner: Owner) -> Result<Staged> {
         let name = self.name('s');
         symlinkat(target, &self.dir, name.as_str()).map_err(self.failed("make a link in"))?;
@@ -174,18 +174,18 @@ impl Stage {
         Ok(Staged { name, file: None })
     }
 
-    /// Makes a named pipe.
+    /// Prepares a named pipe.
     pub(super) fn fifo(&mut self, meta: &Meta, owner: Owner) -> Result<Staged> {
         let name = self.name('p');
         mkfifoat(&self.dir, name.as_str(), Mode::S_IRUSR | Mode::S_IWUSR).map_err(self.failed("make a pipe in"))?;
-        // Nobody else is here: the name is what was just made.
+        // The folder is private: the name is the pipe just made.
         std::fs::set_permissions(self.path.join(&name), Permissions::from_mode(meta.mode))
             .map_err(self.failed("set the mode of a pipe of"))?;
         self.apply_meta_by_name(&name, meta, owner)?;
         Ok(Staged { name, file: None })
     }
 
-    /// What can be said of something that cannot be opened.
+    /// Sets the metadata of an entry that cannot be opened.
     fn apply_meta_by_name(&self, name: &str, meta: &Meta, owner: Owner) -> Result<()> {
         if owner.privileged {
             let (user, group) = meta.owner.unwrap_or(owner.own);
@@ -198,8 +198,9 @@ impl Stage {
             .map_err(self.failed("set the time of a file of"))
     }
 
-    /// Puts what was made in its place, over whatever is there but a folder. With `keep`, what is there, of so many bytes, comes here and goes with everything else:
-    /// to free a file's blocks takes longer than all the rest on some file systems, and ext4 begins to write a file that replaces another.
+    /// Moves a prepared file into place, over anything but a folder. With `keep`, its size, the replaced file is moved
+    /// here and deleted later: freeing blocks is slow on some file systems, and ext4 starts writing out a file that
+    /// replaces another.
     pub(super) fn place(
         &mut self,
         staged: &Staged,
@@ -208,11 +209,11 @@ impl Stage {
         keep: Option<u64>,
     ) -> io::Result<()> {
         fault::point("workspace.place.rename")?;
-        // No more than a full disk bears.
+        // Bounded, for a full disk.
         if let Some(bytes) = keep.filter(|bytes| self.kept.saturating_add(*bytes) <= limits::WORKSPACE_REPLACED_BYTES) {
             self.kept += bytes;
             match renameat2(&self.dir, staged.name.as_str(), dir, name, RenameFlags::RENAME_EXCHANGE) {
-                // It is not there any more, or this file system exchanges nothing.
+                // The entry is gone, or the file system cannot exchange.
                 Err(Errno::ENOENT | Errno::EINVAL | Errno::ENOSYS) => {}
                 done => return Ok(done?),
             }
@@ -221,12 +222,12 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes an entry out of the workspace, a folder with all that is in it.
+    /// Removes an entry from the workspace, a folder with its content.
     pub(super) fn remove(&mut self, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
         fault::point("workspace.place.remove")?;
         let to = self.name('t');
         match renameat(dir, name, &self.dir, to.as_str()) {
-            // To move a folder is to write to it.
+            // Moving a folder needs write permission on it.
             Err(Errno::EACCES | Errno::EPERM) => {
                 let folder = openat(
                     dir,
@@ -242,7 +243,7 @@ impl Stage {
         }
     }
 
-    /// A group's file, if it was made, without its name in here: it has no more links.
+    /// A hard-linked file, if it was prepared, without its extra name here.
     pub(super) fn take_group(&mut self, group: &Group) -> Option<File> {
         let name = self.groups.remove(group)?;
         let file = beneath::file(self.dir.as_fd(), name.as_bytes()).ok()?;
@@ -250,7 +251,7 @@ impl Stage {
         Some(file)
     }
 
-    /// Removes what is left beside whatever comes next, which waits for none of that.
+    /// Deletes the leftovers in the background.
     pub(super) fn leave(mut self) {
         let of_own = |stage: &Stage| -> Result<Vec<_>> {
             let mut names = beneath::list(stage.dir.as_fd()).map_err(stage.failed("list"))?;
@@ -260,7 +261,7 @@ impl Stage {
         if of_own(&self).is_ok_and(|names| names.is_empty()) {
             return;
         }
-        // What a thread that does not come, or ends early, leaves here is removed by whoever opens the workspace next, or restores it.
+        // If the thread cannot be started, or ends early, the next open or restore of the workspace deletes the rest.
         let _ = std::thread::Builder::new().name("staging".into()).spawn(move || {
             while let Ok(names) = of_own(&self)
                 && !names.is_empty()
@@ -269,7 +270,7 @@ impl Stage {
         });
     }
 
-    /// Removes everything in here. Folders within folders are first brought up here: no depth is too deep.
+    /// Deletes everything here. Nested folders are first moved up: no depth is too deep.
     pub(super) fn clear(&mut self) -> Result<()> {
         self.groups.clear();
         loop {
@@ -279,7 +280,7 @@ impl Stage {
             }
             for name in names {
                 match self.clear_one(&name) {
-                    // One that is over removes its own.
+                    // A finished stage deletes its own files.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     done => done.map_err(self.failed("empty"))?,
                 }
@@ -316,7 +317,7 @@ impl Stage {
         Ok(unlinkat(&self.dir, name, UnlinkatFlags::RemoveDir)?)
     }
 
-    /// A name that nothing of a former process has.
+    /// A name that no earlier process used.
     fn free_name(&mut self) -> io::Result<String> {
         loop {
             let name = self.name('d');
@@ -328,7 +329,7 @@ impl Stage {
         }
     }
 
-    /// A folder in a place of the workspace, which only its owner may use until it is done.
+    /// Creates a folder in the workspace, accessible only to its owner until it is complete.
     pub(super) fn folder(&self, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
         fault::point("workspace.place.folder")?;
         Ok(mkdirat(dir, name, Mode::S_IRWXU)?)
@@ -339,7 +340,7 @@ pub(super) fn times(modified: Moment) -> (TimeSpec, TimeSpec) {
     (TimeSpec::UTIME_OMIT, TimeSpec::new(modified.secs, i64::from(modified.nanos)))
 }
 
-/// Sets when something was modified.
+/// Sets the modification time.
 pub(super) fn set_time(file: BorrowedFd<'_>, modified: Moment) -> io::Result<()> {
     let (access, modified) = times(modified);
     let path = proc_path(file);

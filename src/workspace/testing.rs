@@ -1,4 +1,5 @@
-//! For the tests of this module: folders to work in, and what is really in them, seen without any of this module's code.
+//! For the tests of this module: folders to work in, and what is really in them, seen without any of this module's
+//! code.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

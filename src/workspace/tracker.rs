@@ -1,4 +1,4 @@
-//! One live workspace: what is known of it, what is told of it, and captures of it.
+//! One live workspace: its index, its reported changes, and its captures.
 //!
 //! ```text
 //!            open
@@ -6,12 +6,12 @@
 //!  ┌──▶ (quiet) ── prepare ──▶ (quiet)           reads what changed; the kernel runs on
 //!  │      │
 //!  │   freeze the worker
-//!  │      └── collect ──▶ Collected              what changed since; nobody writes meanwhile
+//!  │      └── collect ──▶ Collected              reads what changed since; no writers
 //!  │   thaw the worker      │
-//!  └──────── finish ◀───────┘                    folders encoded, everything made durable: a tree
+//!  └──────── finish ◀───────┘                    encodes folders, makes everything durable: a tree
 //! ```
-//! Whatever fails in between leaves a tracker that walks over everything the next time: it never trusts what it is not sure
-//! of. Nothing here waits for anything but files; the daemon calls it on its blocking threads.
+//! After any failure in between, the next pass scans everything: a tracker never trusts what is uncertain. It waits
+//! only for files; the daemon calls it on blocking threads.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -43,7 +43,7 @@ use crate::sys::notify::Notify;
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// A workspace whose changes are followed.
+/// A followed workspace.
 #[derive(Debug)]
 pub struct Tracker {
     pub(super) paths: WorkspacePaths,
@@ -55,65 +55,65 @@ pub struct Tracker {
     pub(super) notify: Option<Notify>,
     unwatched: Option<Unwatched>,
     pub(super) changes: Changes,
-    /// Why the next pass walks over everything.
+    /// Why the next pass scans everything.
     pub(super) full_scan: Option<FullScanReason>,
-    /// Whether what is known refers to objects that are not in the store yet.
+    /// Whether the index refers to objects that are not in the store yet.
     unfinished: bool,
-    /// Whether objects that are known from before may have been collected since.
+    /// Whether objects in the index may have been collected.
     objects_unverified: bool,
-    /// Whether nobody else has ever been in this workspace: what a stamp says is so.
+    /// Whether no other process has ever used this workspace: stamps are reliable.
     pub(super) is_private: bool,
     pub(super) base: Option<TreeId>,
     grain: Duration,
     unsaved: bool,
-    /// A number that no other state of what is known has, in any tracker of this process.
+    /// Number of this state of the index, unique among all trackers of the process.
     pub(super) state: u64,
 }
 
-/// A number for a state of what is known.
+/// A new state number.
 fn next_state_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed)
 }
 
-/// How a pass is done.
+/// Options of a pass.
 #[derive(Default)]
 pub(super) struct Pass {
-    /// Whether nobody writes.
+    /// Whether all writers are stopped.
     pub frozen: bool,
-    /// Contents that are known by stamp.
+    /// Contents known by stamp.
     pub contents: HashMap<Stamp, Content>,
-    /// Whether the changes are all, though nobody tells.
+    /// Whether the recorded changes are complete although nothing is watched.
     pub all_reported: bool,
-    /// Where contents are kept that are read later.
+    /// Takes deferred reads.
     pub deferred: Option<DeferredReads>,
 }
 
-/// Something that a tree has only the name of.
+/// An entry that a tree holds by name only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotCaptured {
     /// Its path in the workspace.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// A tree that was captured.
+/// A captured tree.
 #[derive(Debug, Clone)]
 pub struct Captured {
     /// Its address.
     pub tree: TreeId,
-    /// Files, folders and links in it.
+    /// Number of entries.
     pub entries: u64,
-    /// What is not in it, the first [`limits::WORKSPACE_MISSED_NAMES`].
+    /// Entries that it does not hold, the first [`limits::WORKSPACE_MISSED_NAMES`].
     pub not_captured: Vec<NotCaptured>,
-    /// How many those are in all.
+    /// Number of all such entries.
     pub not_captured_count: u64,
-    /// How it was done.
+    /// Statistics.
     pub stats: CaptureStats,
 }
 
-/// What was collected while nobody wrote. Dropped, the next pass walks over everything.
+/// What was collected while frozen. If it is dropped, the next pass scans everything.
 pub struct Collected {
     batch: Box<dyn ObjectBatch>,
     stats: CaptureStats,
@@ -121,14 +121,14 @@ pub struct Collected {
 }
 
 impl Collected {
-    /// How it was done.
+    /// Statistics so far.
     pub fn stats(&self) -> &CaptureStats {
         &self.stats
     }
 }
 
 impl Tracker {
-    /// Begins to follow a workspace. What was saved of it is used as far as it holds. For a new kernel: before its worker
+    /// Starts to follow a workspace, with the saved index as far as it is valid. For a new kernel: before its worker
     /// starts.
     ///
     /// # Errors
@@ -148,7 +148,7 @@ impl Tracker {
             saved::Loaded::Unusable => (Index::new(), FullScanReason::Unusable),
         };
         let driver = driver::choose(&paths)?;
-        // What a process before this one left there takes space, and keeps links to files. Whoever needs the folder empties it again.
+        // Leftovers of an earlier process take space and keep links to files. Opening the stage empties it.
         if paths.staging.is_dir() {
             let _ = Stage::open(&paths, stat.st_dev);
         }
@@ -173,7 +173,7 @@ impl Tracker {
         })
     }
 
-    /// Takes an index of what this process has just made, where nobody else is, for known. `base`: the tree that it is, if that
+    /// Trusts the index of a workspace that only this process has used. `base`: its tree, if that
     /// is in the store.
     pub(super) fn adopt_index(&mut self, base: Option<TreeId>) -> Result<()> {
         self.watch_all()?;
@@ -186,32 +186,31 @@ impl Tracker {
         Ok(())
     }
 
-    /// What was last changed before this, and looks as it did, is as it was.
+    /// A file that last changed before this time is unchanged if its stamp is.
     pub(super) fn settled_before(&self) -> Moment {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(self.grain);
         Moment { secs: now.as_secs().cast_signed(), nanos: now.subsec_nanos() }
     }
 
-    /// Becomes readable when changes are told: then [`Self::drain`] is due, so that the host's queue does not overflow.
-    /// None if nobody tells.
+    /// Becomes readable when changes are reported: then call [`Self::drain`], before the host's queue overflows. `None`
+    /// if changes are not watched.
     pub fn changes_fd(&self) -> Option<BorrowedFd<'_>> {
         self.notify.as_ref().map(AsFd::as_fd)
     }
 
-    /// The tree that was last captured or restored. While a tracker lives, its objects are in use: a root of garbage
-    /// collection.
+    /// The tree last captured or restored. While the tracker lives, it is a root of garbage collection.
     pub fn base(&self) -> Option<TreeId> {
         self.base
     }
 
-    /// Takes what was told of changes. Cheap; does not look at files.
+    /// Drains the event queue. Cheap; does not access files.
     pub fn drain(&mut self) {
         let opens = OpenEvents::Count(&mut WriterChecks::default());
         let why = changes::drain(&mut self.notify, &mut self.index, &mut self.changes, opens);
         self.full_scan = self.full_scan.or(why);
     }
 
-    /// Brings the index up to what is there.
+    /// Updates the index.
     pub(super) fn pass(
         &mut self,
         batch: &mut dyn ObjectBatch,
@@ -219,11 +218,11 @@ impl Tracker {
         pass: &mut Pass,
     ) -> Result<CaptureStats> {
         self.drain();
-        // Of a pass that failed: marks are counted from the first.
+        // Those of a failed pass: marks are counted from 0.
         self.notify.iter_mut().for_each(Notify::unmark);
         self.state = next_state_number();
         let unwatched = (self.notify.is_none() && !pass.all_reported).then_some(FullScanReason::Unwatched);
-        // Until it is done, nothing is sure.
+        // Until the pass ends, nothing is trusted.
         let unfinished = std::mem::replace(&mut self.unfinished, true).then_some(FullScanReason::Unfinished);
         let full_scan = self.full_scan.take().or(unfinished).or(unwatched);
         let mut stats = CaptureStats { full_scan, unwatched: self.unwatched, ..CaptureStats::default() };
@@ -257,7 +256,7 @@ impl Tracker {
         self.owner = scan.owner;
         self.full_scan = scan.next_full_scan;
         self.changes.end_pass(&self.index);
-        // Twice within one tick of the clock leaves no trace in a stamp.
+        // Two writes within one tick of the clock leave one stamp.
         if let Some((folder, name)) = self.changes.written.take()
             && pass.deferred.is_some()
         {
@@ -272,11 +271,11 @@ impl Tracker {
         Ok(stats)
     }
 
-    /// Reads what changed, while the kernel runs on, so that less is left to do while it is frozen. What changes under the
-    /// reader is left for then.
+    /// Reads what changed while the kernel runs on, to shorten the frozen pass. Leaves files that change during the
+    /// read.
     ///
     /// # Errors
-    /// Files or the store fail; the next pass walks over everything then.
+    /// File or store errors; the next pass scans everything then.
     pub fn prepare(&mut self, objects: &dyn Objects) -> Result<CaptureStats> {
         let mut batch = objects.batch();
         let done = self.pass(&mut *batch, objects, &mut Pass::default());
@@ -285,29 +284,28 @@ impl Tracker {
         done
     }
 
-    /// Collects what changed. Nobody may write to the workspace meanwhile: what changes nevertheless is an error that names
-    /// it.
+    /// Collects what changed, without writers: a change meanwhile is an error that names the file.
     ///
     /// # Errors
-    /// A file changes; files or the store fail; the next pass walks over everything then.
+    /// A file changes; file or store errors; the next pass scans everything then.
     pub fn collect(&mut self, objects: &dyn Objects) -> Result<Collected> {
         let began = Instant::now();
         let mut batch = objects.batch();
-        // Of a collection that nobody finished.
+        // Held by a collection that was not finished.
         self.driver.release()?;
         let mut pass = Pass { frozen: true, deferred: Some(DeferredReads::default()), ..Pass::default() };
         let done = self.pass(&mut *batch, objects, &mut pass);
-        // Until it is finished: what is known refers to objects that are not there yet.
+        // Until `finish`, the index refers to objects that do not exist yet.
         self.set_trusted(false);
         let mut stats = done?;
         stats.pause = began.elapsed();
         Ok(Collected { batch, stats, deferred: pass.deferred.unwrap_or_default() })
     }
 
-    /// Makes a tree of what was collected. Writers may run again.
+    /// Builds a tree from a collection. Writers may run again.
     ///
     /// # Errors
-    /// The store fails; the next pass walks over everything then.
+    /// Store errors; the next pass scans everything then.
     pub fn finish(&mut self, collected: Collected) -> Result<Captured> {
         let Collected { mut batch, mut stats, deferred } = collected;
         deferred.resolve(&mut self.index, &mut *self.driver, &mut *batch, &mut stats)?;
@@ -319,17 +317,17 @@ impl Tracker {
         Ok(self.captured(tree, stats))
     }
 
-    /// [`Self::collect`] and [`Self::finish`]: for a workspace to which nobody writes anyway.
+    /// [`Self::collect`] and [`Self::finish`], for a workspace without writers.
     ///
     /// # Errors
-    /// As those.
+    /// As both.
     pub fn capture(&mut self, objects: &dyn Objects) -> Result<Captured> {
         let collected = self.collect(objects)?;
         self.finish(collected)
     }
 
-    /// Begins to follow a workspace that nobody else has been in, made from one of which this index is known, and perhaps what
-    /// was changed since.
+    /// Starts to follow a private workspace, copied from one with this index, and perhaps with known
+    /// changes since.
     pub(super) fn seeded(paths: WorkspacePaths, index: Index, changes: Option<Changes>) -> Result<Tracker> {
         let mut tracker = Tracker::open(paths)?;
         (tracker.index, tracker.is_private) = (index, true);
@@ -342,19 +340,19 @@ impl Tracker {
         Ok(tracker)
     }
 
-    /// Whether what is known refers to objects that are there.
+    /// Whether all objects in the index exist.
     pub(super) fn is_trusted(&self) -> bool {
         !self.unfinished && !self.objects_unverified
     }
 
-    /// Has all folders watched that are known.
+    /// Watches all known folders.
     pub(super) fn watch_all(&mut self) -> Result<()> {
         let folders: Vec<FolderId> = self.index.folders.keys().copied().collect();
         for id in folders {
             let Some(notify) = &self.notify else { return Ok(()) };
             let dir = match beneath::folder(self.root.as_fd(), &self.index.names(id)) {
                 Ok(dir) => dir,
-                // It went since: that was told, and is followed.
+                // It was removed or moved since: events report that.
                 Err(error) if beneath::is_gone(error) || beneath::is_refused(error) || error == Errno::EXDEV => {
                     continue;
                 }
@@ -365,7 +363,7 @@ impl Tracker {
                     self.index.folder_mut(id).watch = Some(watch);
                     self.index.watches.insert(watch, id);
                 }
-                // Who may enter it may not read it, and only what can be read can be watched: it is looked at then.
+                // Only a readable folder can be watched: this one is checked instead.
                 Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && id != ROOT => {
                     let folder = self.index.folder(id);
                     self.changes.add((folder.parent, folder.name.clone()), CheckLevel::Metadata);
@@ -380,13 +378,13 @@ impl Tracker {
         Ok(())
     }
 
-    /// What was captured did not become durable after all: the next pass takes nothing for stored that it does not find.
+    /// The captured objects did not become durable: the next pass verifies that each exists.
     pub fn invalidate(&mut self) {
         self.set_trusted(false);
         self.base = None;
     }
 
-    /// Whether everything that is known refers to objects that are there.
+    /// Sets whether all objects in the index exist.
     pub(super) fn set_trusted(&mut self, trusted: bool) {
         (self.unfinished, self.objects_unverified) = (!trusted, !trusted);
     }
@@ -404,7 +402,7 @@ impl Tracker {
         }
     }
 
-    /// Begins anew, knowing nothing.
+    /// Starts again with an empty index.
     pub(super) fn forget(&mut self) -> Result<()> {
         match std::fs::remove_file(&self.paths.index) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -416,7 +414,7 @@ impl Tracker {
         Ok(())
     }
 
-    /// Nobody else has been here: what was noted longer ago than the clock's grain is known by its stamp.
+    /// Settles old stamps of a private workspace.
     pub(super) fn settle_all(&mut self) {
         let before = self.settled_before();
         for known in self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut()) {
@@ -424,13 +422,13 @@ impl Tracker {
         }
     }
 
-    /// As [`Self::save`], for a workspace that was just made and that nobody else has been in. What was made within the clock's
-    /// grain is known by its stamp once the clock has moved on, which is waited for if there is much of it.
+    /// As [`Self::save`], for a private workspace that was just created. Waits for the clock to
+    /// move on if many stamps are within its grain.
     ///
     /// # Errors
     /// As [`Self::save`].
     pub fn save_made(&mut self) -> Result<()> {
-        // What was copied with its times may be older than the clock's grain by now, whenever it was looked at before.
+        // Files copied with their times may be older than the clock's grain by now.
         self.settle_all();
         let entries = self.index.folders.values_mut().flat_map(|folder| folder.entries.values_mut());
         let unsure: Vec<_> = entries.filter(|known| !known.settled).collect();
@@ -441,7 +439,7 @@ impl Tracker {
         self.save()
     }
 
-    /// Keeps what is known for the next process. Old or missing, it costs the next one time and nothing else.
+    /// Saves the index for the next process. An old or missing file costs that process time, nothing else.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -457,33 +455,33 @@ impl Tracker {
         beneath::look_at(&self.root).map(|stat| stat.st_ino).unwrap_or_default()
     }
 
-    /// How files are held and copied, and why in no better way.
+    /// How files are held and copied, and why not better.
     pub fn driver(&self) -> &DriverChoice {
         self.driver.choice()
     }
 
-    /// Why changes are not told, so that everything is looked at each time.
+    /// Why changes are not watched, so that every pass is a full scan.
     pub fn unwatched(&self) -> Option<Unwatched> {
         self.unwatched
     }
 
-    /// The workspace's folder.
+    /// The workspace's path.
     pub fn workspace(&self) -> &Path {
         &self.paths.workspace
     }
 
-    /// How many folders are watched.
+    /// Number of watched folders.
     pub fn watched(&self) -> usize {
         self.index.watches.len()
     }
 }
 
-/// What times may lag behind where they come from this machine's clock.
+/// Lag of file times behind this machine's clock.
 const LOCAL_GRAIN: Duration = Duration::from_millis(50);
 
-/// What a file system's times may lag behind the clock: a stamp that is younger may stay the same though the file changes.
+/// Lag of a file system's times behind the clock: a younger stamp may stay the same although the file changes.
 fn grain(magic: i64) -> Duration {
-    /// Times of these come from this machine's clock, at the latest a tick old.
+    /// File systems whose times come from this machine's clock, at most a tick old.
     const LOCAL: &[i64] = &[
         0xef53,      // ext2, ext3, ext4
         0x5846_5342, // XFS

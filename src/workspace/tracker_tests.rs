@@ -231,7 +231,8 @@ fn tracker_index_survives_restart() {
     }
 }
 
-/// A storm of renames, as many as the host queues notifications: two are told of each. The file has the last number then.
+/// A storm of renames, as many as the host queues notifications: two are told of each. The file has the last number
+/// then.
 fn storm(world: &World) -> usize {
     let most = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").expect("there");
     let most = most.trim().parse().expect("a number");
@@ -460,8 +461,8 @@ fn open_clears_stale_staging() {
     assert_eq!((captured.entries, captured.not_captured_count), (1, 0));
 }
 
-/// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the other, which
-/// nobody knew for one before.
+/// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the
+/// other, which nobody knew for one before.
 #[test]
 fn second_name_write_is_captured() {
     for (written, settled, prepared) in [("a", true, false), ("b", true, false), ("a", false, true), ("b", false, true)]

@@ -156,8 +156,14 @@ fn daemon_kill_during_archive() {
         let k = kernel(&client, "k", EngineName::Kaish).await;
         out(&k, "x=1; mkdir d; echo one > d/f").await;
     });
-    let families =
-        ["kernel.files.clear", "kernel.files.engine", "catalog.kernel.update", "state.journal.append", "workspace."];
+    let families = [
+        "kernel.files.clear",
+        "kernel.files.engine",
+        "catalog.kernel.update",
+        "engine.state.replace",
+        "state.transition.",
+        "workspace.",
+    ];
     let points: Vec<_> =
         fault::points().filter(|(label, _)| families.iter().any(|family| label.name.starts_with(family))).collect();
     let mut killed = Vec::new();
@@ -188,7 +194,15 @@ fn daemon_kill_during_archive() {
             assert_eq!(out(&k, "echo $x $(cat d/f)").await, "1 one", "{point}");
         });
     }
-    for label in ["kernel.files.clear", "kernel.files.engine", "catalog.kernel.update"] {
+    for label in [
+        "kernel.files.clear",
+        "kernel.files.engine",
+        "catalog.kernel.update",
+        "engine.state.replace",
+        "state.transition.begin",
+        "state.transition.commit",
+        "state.transition.clear",
+    ] {
         assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
     }
 }

@@ -8,7 +8,8 @@ use super::log;
 use crate::support::{Host, User, kernel, out};
 
 /// The steps at which something of a checkpoint or of a restore becomes durable.
-const FAMILIES: [&str; 4] = ["state.checkpoints.add", "state.restore.", "workspace.", "store.pack."];
+const FAMILIES: [&str; 5] =
+    ["state.checkpoints.add", "state.transition.", "state.restore.", "workspace.", "store.pack."];
 
 /// Makes the kernel's files those of the second state: many, and large enough to be worth a clone.
 const TWO: &str = "x=2; echo 2 > f; rm -r d; echo 2 > only-two; \
@@ -42,7 +43,7 @@ async fn state(client: &HostClient, what: &str) -> String {
 fn checkpoint_restore_crash_atomicity() {
     let mut host = Host::prepare(User::Own);
     let killed = killed_at_each_step(&mut host, &FAMILIES);
-    for label in ["state.checkpoints.add", "state.restore.begin", "state.restore.finish"] {
+    for label in ["state.checkpoints.add", "state.transition.begin", "state.restore.finish"] {
         assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
     }
     assert!(killed.iter().any(|label| label.starts_with("workspace.")), "{killed:?}");

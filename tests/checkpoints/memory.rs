@@ -147,7 +147,7 @@ fn memory_copies_limited_per_worker() {
             take(&k, name).await;
         }
         let (why, done) = rebuilt(&k, "one").await;
-        assert!(why.contains("took its place"), "{why}");
+        assert!(why.contains("replaced it"), "{why}");
         assert!(keys(&done).contains(&"var/g"), "what is not there again is named: {:?}", done.missed);
         assert_eq!(out(&k, "print(x, 'g' in globals())").await, "one False");
         recall(&k, "four").await;

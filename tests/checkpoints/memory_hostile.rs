@@ -42,31 +42,31 @@ fn hostile_memory_copy_discarded() {
         let k = python(&client).await;
         out(&k, "x = 0").await;
         for (deed, said) in [
-            ("lambda: os._exit(1)", "its process ended when it was to wake"),
+            ("lambda: os._exit(1)", "its process ended while waking"),
             ("lambda: time.sleep(60)", "did not wake in time"),
             ("lambda: os.write(wire.fileno(), b'\\xff' * 100)", "breaks the limits"),
-            ("lambda: wire.send({'ev': 'reply', 'id': 1, 'ok': True})", "answered something else"),
-            ("lambda: wire.send({'ev': 'reply', 'id': 1, 'ok': False})", "answered something else"),
+            ("lambda: wire.send({'ev': 'reply', 'id': 1, 'ok': True})", "did not answer the wake request"),
+            ("lambda: wire.send({'ev': 'reply', 'id': 1, 'ok': False})", "did not answer the wake request"),
             ("lambda: wire.send({'ev': 'nonsense'})", "unknown event"),
         ] {
             // The driver is within the code's reach: here it is another in every copy.
             let set_up = format!(
-                "import os, time, sys\nfrom _ryokan import keep, held, wire\nwas = held.attach\nheld.attach = {deed}\nx += 1; g = (i for i in 'ab')"
+                "import os, time, sys\nfrom _ryokan import snapshot, snapshot_fds, wire\nwas = snapshot_fds.attach\nsnapshot_fds.attach = {deed}\nx += 1; g = (i for i in 'ab')"
             );
             out(&k, &set_up).await;
             let id = take(&k, "").await;
             let x = out(&k, "print(x)").await;
-            out(&k, "held.attach = was; x = -1").await;
+            out(&k, "snapshot_fds.attach = was; x = -1").await;
             let (why, _) = rebuilt(&k, &id).await;
             assert!(why.contains(said), "{deed}: {why}");
             assert_eq!(out(&k, "print(x)").await, x, "{deed}");
         }
         // Copies that there never were, or that are no copies.
         for (deed, said) in [
-            ("lambda number, link, engine: None", "ended before it stood"),
+            ("lambda number, link, engine: None", "ended before it was ready"),
             ("lambda number, link, engine: 'not today'", "not today"),
-            ("lambda number, link, engine: 1 / 0", "ZeroDivisionError while it was made"),
-            ("lambda number, link, engine: os.write(link, bytes(8)) and None", "ended before it stood"),
+            ("lambda number, link, engine: 1 / 0", "ZeroDivisionError while forking"),
+            ("lambda number, link, engine: os.write(link, bytes(8)) and None", "ended before it was ready"),
             (
                 "lambda number, link, engine: os.write(link, frame({'ev': 'reply', 'id': number, 'ok': True})) and None",
                 "it is the engine itself",
@@ -83,18 +83,18 @@ fn hostile_memory_copy_discarded() {
             let set_up = format!(
                 "
 import json, os, struct, subprocess, time
-from _ryokan import keep, wire
+from _ryokan import snapshot, wire
 def frame(fields):
     body = json.dumps(fields).encode()
     return struct.pack('<II', len(body), 0) + body
 open('/workspace/frame', 'wb').write(frame({{'ev': 'reply', 'id': 1, 'ok': True}}))
-if not hasattr(keep, 'was'): keep.was = keep._fork
-keep._fork = {deed}
+if not hasattr(snapshot, 'was'): snapshot.was = snapshot._fork
+snapshot._fork = {deed}
 x = 7"
             );
             out(&k, &set_up).await;
             let id = take(&k, "").await;
-            out(&k, "keep._fork = keep.was; x = 8").await;
+            out(&k, "snapshot._fork = snapshot.was; x = 8").await;
             let (why, _) = rebuilt(&k, &id).await;
             assert!(why.contains(said), "{deed}: {why}");
             assert_eq!(out(&k, "print(x)").await, "7", "{deed}");
@@ -118,7 +118,7 @@ wire.receive = receive; x = 1";
         take(&k, "one").await;
         out(&k, "x = 2").await;
         let (why, _) = rebuilt(&k, "one").await;
-        assert!(why.contains("did not stand still") || why.contains("answered something else"), "{why}");
+        assert!(why.contains("did not keep waiting") || why.contains("did not answer the wake request"), "{why}");
         assert_eq!(out(&k, "print(x)").await, "1");
     });
 }
@@ -131,7 +131,7 @@ fn engine_kill_during_memory_restore() {
             let k = python(&client).await;
             let deed = "lambda: os.kill(engine, 9) or time.sleep(1) or []";
             let set_up = format!(
-                "import os, time\nfrom _ryokan import keep, held\nengine = os.getpid(); held.attach = {deed}; x = 1"
+                "import os, time\nfrom _ryokan import snapshot, snapshot_fds\nengine = os.getpid(); snapshot_fds.attach = {deed}; x = 1"
             );
             out(&k, &set_up).await;
             take(&k, "one").await;

@@ -12,6 +12,7 @@ mod model;
 mod ordering;
 mod references;
 mod restore;
+mod restore_recovery;
 
 use serde_json::Value;
 

@@ -178,7 +178,7 @@ fn restore_updates_workspace_mounts() {
 /// Whether it fails before anything is touched, or after everything was.
 #[test]
 fn failed_restore_keeps_mounts() {
-    for point in ["state.restore.begin", "state.restore.finish"] {
+    for point in ["state.transition.begin", "state.restore.finish"] {
         let mut host = Host::prepare(User::Own);
         host.env(ryokan::sys::fault::VARIABLE, &format!("{point}.before_commit=eio"));
         host.launch();

@@ -37,7 +37,7 @@ fn shell_exit_reports_lost_state() {
     host.ok(&["exec", "k", "x=1"]);
     let output = host.cli(&["exec", "k", "x=2; kill -9 $$"]);
     let said = String::from_utf8(output.stderr).expect("text");
-    assert!(said.contains("the shell ended: what this execution changed in it is not kept"), "{said}");
+    assert!(said.contains("the shell ended: this execution's changes to the shell are lost"), "{said}");
     assert_eq!(host.ok(&["exec", "k", "echo $x"]), "1\n");
 }
 

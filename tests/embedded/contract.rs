@@ -50,12 +50,6 @@ impl Engine {
         engine
     }
 
-    /// Waits longer.
-    pub fn patiently(&mut self) -> &mut Engine {
-        self.socket.set_read_timeout(Some(Duration::from_secs(300))).expect("sets");
-        self
-    }
-
     fn send(&mut self, request: &Request, tail: &[u8]) {
         let mut bytes = Vec::new();
         encode(request, tail, &mut bytes).expect("within limits");

@@ -1,7 +1,6 @@
 //! The kernel in this process, and the engine contract as kaish keeps it.
 
 mod contract;
-mod measure;
 
 use ryokan::session::Session;
 use ryokan::worker::embedded::EmbeddedKernel;

@@ -3,6 +3,7 @@
 use ryokan::catalog::{Catalog, CatalogConfig, Durability, WorkerRow};
 use ryokan::core::engine::EngineName;
 use ryokan::core::ids::{Epoch, HostId, KernelId, WorkerId};
+use ryokan::core::spec::Isolation;
 use ryokan::rpc::client::run_local;
 
 use super::{Bystander, inits, remove_all};
@@ -79,16 +80,22 @@ fn stale_worker_records_removed() {
         });
         let live = inits(&host);
         host.kill();
+        let run = host.path("run");
+        let socket = |number: u8| run.join(format!("leaked-{number}.sock"));
         let leak = |number: u8, kernel: KernelId, pid: u32| WorkerRow {
             id: WorkerId::from_bytes([number; 16]),
             kernel,
             epoch: Epoch(1),
             build: "none".into(),
             secret: vec![number; 32],
-            pid,
+            isolation: Isolation::Process,
             // The process of that number is another one.
-            start_ticks: 1,
-            socket: host.path("run").join(format!("leaked-{number}.sock")),
+            record: serde_json::json!({
+                "socket": socket(number),
+                "process": (pid != 0).then(|| serde_json::json!({ "pid": pid, "start_ticks": 1 })),
+                "run_as": null,
+            })
+            .to_string(),
         };
         let leaked = [
             // Recorded before it had a process; beside one that lives; of a kernel at rest; of one that was removed.
@@ -98,8 +105,8 @@ fn stale_worker_records_removed() {
             leak(4, KernelId::from_bytes([9; 16]), bystander.pid()),
             leak(5, KernelId::from_bytes([9; 16]), 0),
         ];
-        for row in &leaked {
-            std::fs::write(&row.socket, "").unwrap();
+        for number in 1..=5 {
+            std::fs::write(socket(number), "").unwrap();
         }
         with_catalog(&host, async |catalog| {
             for row in &leaked {
@@ -113,8 +120,8 @@ fn stale_worker_records_removed() {
             assert_eq!(out(&client.open_kernel("idle").await.expect("there").0, "echo up").await, "up");
         });
         bystander.check();
-        for row in &leaked {
-            assert!(!row.socket.exists(), "{user:?}: {row:?} left its socket");
+        for number in 1..=5 {
+            assert!(!socket(number).exists(), "{user:?}: worker {number} left its socket");
         }
         host.kill();
         let left = with_catalog(&host, async |catalog| catalog.workers().await.expect("listed"));

@@ -114,7 +114,7 @@ fn removed_spare_falls_back_to_copy() {
             host.ok(&["fork", "k", &format!("rest{n}")]);
             until("one more", || events(&host, "copy_prepared").len() > n);
         }
-        assert_eq!(made_from(&host)[3..], ["prepared_copy", "spare"], "{user:?}");
+        assert_eq!(made_from(&host)[3..], ["prepared_copy", "prepared_copy"], "{user:?}");
         assert_eq!(host.ok(&["exec", "rest4", VIEW]), whole, "{user:?}");
         assert_eq!(host.ok(&["exec", "rest4", "oct(os.stat('.').st_mode)"]), "'0o40555'\n", "{user:?}");
     }

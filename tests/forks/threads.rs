@@ -187,7 +187,8 @@ fn interrupted_restore_blocks_thread() {
         k.checkpoint(&named("one")).await.unwrap();
         out(&k, "echo 2 > f; echo 2 > g").await;
     });
-    for point in ["state.restore.begin.after_commit", "workspace.place.rename:2", "state.restore.finish.before_commit"]
+    for point in
+        ["state.transition.begin.after_commit", "workspace.place.rename:2", "state.restore.finish.before_commit"]
     {
         host.kill();
         host.env(ryokan::sys::fault::VARIABLE, &format!("{point}=kill"));

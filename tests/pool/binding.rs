@@ -226,7 +226,7 @@ fn preloaded_modules_hidden() {
         assert_eq!(out(&alone, "import sys; print('wave' in sys.modules)").await, "False");
     });
     let log = host.log();
-    assert!(log.contains("cannot be loaded ahead") && log.contains("there_is_no_such_module"), "{log}");
+    assert!(log.contains("cannot be loaded in advance") && log.contains("there_is_no_such_module"), "{log}");
 }
 
 /// What a worker did while it waited leaves nothing behind: byte for byte the state of one that did not wait.

@@ -46,57 +46,115 @@ fn code_of(path: &Path) -> String {
         .join("\n")
 }
 
-/// Which top-level modules each may use. `core` uses nothing of ours; binaries' modules may use what is below them.
+/// Which top-level modules each may use, the lowest first. Nobody uses one that comes later.
 const LAYERS: &[(&str, &[&str])] = &[
     ("core", &["core"]),
-    ("sys", &["sys", "core"]),
     ("session.rs", &["core"]),
-    ("catalog", &["catalog", "sys", "core"]),
+    ("sys", &["sys", "core"]),
     ("store", &["store", "sys", "core"]),
+    ("catalog", &["catalog", "sys", "core"]),
     ("workspace", &["workspace", "store", "sys", "core"]),
     ("bundle", &["bundle", "workspace", "store", "sys", "core"]),
     ("sandbox", &["sandbox", "sys", "core"]),
-    ("mcp", &["mcp", "core", "sys"]),
+    ("mcp", &["mcp", "sys", "core"]),
     ("config", &["config", "mcp", "sandbox", "core"]),
-    ("rpc", &["rpc", "supervisor", "session", "store", "worker", "sys", "core"]),
-    ("worker", &["worker", "rpc", "session", "catalog", "sandbox", "sys", "core"]),
+    ("link", &["link", "sys", "core"]),
+    ("worker", &["worker", "link", "session", "catalog", "sandbox", "sys", "core"]),
+    ("isolation", &["isolation", "worker", "link", "catalog", "sandbox", "workspace", "sys", "core"]),
     (
         "supervisor",
         &[
             "supervisor",
+            "isolation",
             "session",
-            "rpc",
-            "worker",
+            "link",
             "bundle",
             "catalog",
             "store",
             "workspace",
-            "sandbox",
             "config",
             "mcp",
             "sys",
             "core",
         ],
     ),
+    ("rpc", &["rpc", "supervisor", "link", "session", "store", "sys", "core"]),
     (
         "daemon",
         &[
             "daemon",
-            "supervisor",
             "rpc",
-            "worker",
+            "supervisor",
+            "isolation",
             "catalog",
             "store",
             "workspace",
             "config",
             "sandbox",
+            "link",
             "mcp",
             "sys",
             "core",
         ],
     ),
-    ("cli", &["cli", "rpc", "session", "sys", "core", "daemon"]),
+    ("cli", &["cli", "daemon", "rpc", "session", "sys", "core"]),
 ];
+
+#[test]
+fn layers_have_no_exception() {
+    let rank = |layer: &str| LAYERS.iter().position(|(name, _)| name.trim_end_matches(".rs") == layer);
+    for (at, (layer, allowed)) in LAYERS.iter().enumerate() {
+        for used in *allowed {
+            assert!(rank(used).is_some_and(|used| used <= at), "{layer} may not use {used}, which comes later");
+        }
+    }
+}
+
+/// The rooms of `supervisor/`, the lowest first: imports lead downwards, so there is no circle between rooms.
+const ROOMS: &[&str] = &["host", "workers", "kernel", "checkpoint", "registry", "maintenance"];
+
+#[test]
+fn rooms_have_no_circle() {
+    let mut wrong = Vec::new();
+    for path in files("src/supervisor", "rs") {
+        let name = relative(&path);
+        let within = name.trim_start_matches("src/supervisor/");
+        let Some((room, _)) = within.split_once('/') else { continue };
+        let own = ROOMS.iter().position(|known| *known == room);
+        let own = own.unwrap_or_else(|| panic!("{name}: room {room:?} has no place in ROOMS"));
+        let code = code_of(&path);
+        for (at, _) in code.match_indices("crate::supervisor::") {
+            let used: String = code[at + "crate::supervisor::".len()..]
+                .chars()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect();
+            match ROOMS.iter().position(|known| *known == used) {
+                Some(used) if used <= own => {}
+                _ => wrong.push(format!("{name} uses {used:?}")),
+            }
+        }
+        assert!(!code.contains("super::super::super::"), "{name}: a path out of its room starts with crate::");
+    }
+    assert!(wrong.is_empty(), "against the order of the rooms:\n{}", wrong.join("\n"));
+}
+
+/// How a worker runs is known to its isolation only: the supervisor and the interface could serve any.
+#[test]
+fn only_isolation_knows_processes() {
+    let words = ["std::process", "tokio::process", "/proc", "sandbox::", "pidfd", "start_ticks", "Pid::", "cgroup"];
+    let mut wrong = Vec::new();
+    for path in ["src/supervisor", "src/rpc"].iter().flat_map(|folder| files(folder, "rs")) {
+        // The client's way to a socket with a long path is no worker's.
+        if is_generated(&path) || path.ends_with("rpc/client/connection.rs") {
+            continue;
+        }
+        let code = code_of(&path);
+        wrong.extend(
+            words.iter().filter(|word| code.contains(**word)).map(|word| format!("{}: {word}", relative(&path))),
+        );
+    }
+    assert!(wrong.is_empty(), "knows processes:\n{}", wrong.join("\n"));
+}
 
 #[test]
 fn layers_point_downwards() {
@@ -128,7 +186,7 @@ fn layers_point_downwards() {
 fn restricted_apis_stay_in_modules() {
     let rules: &[(&[&str], &[&str], &str)] = &[
         (&["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"], &["src/sys/"], "unsafe code"),
-        (&["capnp::", "capnp_rpc::", "_capnp::"], &["src/rpc/"], "Cap'n Proto"),
+        (&["capnp::", "capnp_rpc::", "_capnp::"], &["src/rpc/", "src/link/"], "Cap'n Proto"),
         (&["rusqlite::"], &["src/catalog/", "src/sys/sqlite_vfs.rs"], "SQLite"),
         (&["\"SELECT ", "\"INSERT ", "\"UPDATE ", "\"DELETE FROM", "\"CREATE TABLE"], &["src/catalog/"], "SQL"),
         (&["kaish_kernel::"], &["src/worker/"], "kaish"),
@@ -208,12 +266,11 @@ fn documented_tests_exist() {
             names.insert(name);
         }
     }
-    let text = fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
-    let invariants = text.split("## Invariants").nth(1).expect("docs/ARCHITECTURE.md has a part on invariants");
+    let invariants = fs::read_to_string(root().join("docs/invariants.md")).unwrap();
     let mut named = 0;
     for word in invariants.split('`').skip(1).step_by(2).filter(|word| word.starts_with("test:")) {
         let name = word.trim_start_matches("test:");
-        assert!(names.contains(name), "docs/ARCHITECTURE.md names the test {name}, which does not exist");
+        assert!(names.contains(name), "docs/invariants.md names the test {name}, which does not exist");
         named += 1;
     }
     assert!(named >= 8, "only {named} invariants name a test");

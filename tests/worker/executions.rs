@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent, Work};
 use ryokan::core::ids::ExecId;
+use ryokan::core::kernel::CrashCause;
 use ryokan::core::value::Value;
 use ryokan::link::host::WorkerExec;
-use ryokan::link::types::WorkerCause;
 
 use super::code;
 use super::fake::{Fake, Plan};
@@ -188,7 +188,7 @@ fn unresponsive_engine_killed() {
         link.start(code(1, stubborn)).await.unwrap();
         seen.until("output", |s| (s.chunks > 0).then_some(())).await;
         link.interrupt(ExecId(1)).await.unwrap();
-        assert_eq!(seen.cause().await, WorkerCause::Unresponsive);
+        assert_eq!(seen.cause().await, CrashCause::Unresponsive);
         let end = seen.end(1).await;
         assert_eq!((end.status, end.code), (ExecStatus::Interrupted, 130));
         assert_eq!(seen.out(1), "no");
@@ -207,7 +207,7 @@ fn killed_engine_loses_execution() {
         let end = seen.end(1).await;
         assert_eq!((end.status, end.code), (ExecStatus::Lost, 137));
         assert_eq!(seen.out(1), "last words");
-        assert_eq!(seen.cause().await, WorkerCause::Signalled(9));
+        assert_eq!(seen.cause().await, CrashCause::Signalled(9));
         assert_eq!(link.start(code(2, "1")).await.unwrap_err().code, ErrorCode::Lost);
         link.acknowledge(ExecId(1)).await.unwrap();
         seen.gone().await;
@@ -224,7 +224,7 @@ fn engine_exit_after_end_frame() {
         let program = "send({'ev':'end','id':frame['id'],'exec':current,'status':'done','code':0}); os._exit(5)";
         link.start(code(1, program)).await.unwrap();
         assert_eq!(seen.end(1).await.status, ExecStatus::Done);
-        assert_eq!(seen.cause().await, WorkerCause::Exited(5));
+        assert_eq!(seen.cause().await, CrashCause::Exited(5));
         drop(link);
         fake.status().await;
     });
@@ -239,8 +239,8 @@ fn exceeded_limit_ends_engine() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(fake.notes.borrow().watched, 0, "nothing is watched while nothing runs");
         link.start(code(1, "time.sleep(30)")).await.unwrap();
-        fake.notes.borrow_mut().beyond = Some(WorkerCause::OutOfMemory);
-        assert_eq!(seen.cause().await, WorkerCause::OutOfMemory);
+        fake.notes.borrow_mut().beyond = Some(CrashCause::OutOfMemory);
+        assert_eq!(seen.cause().await, CrashCause::OutOfMemory);
         assert_eq!(seen.end(1).await.err, "the kernel's memory limit was reached");
     });
 }
@@ -251,13 +251,13 @@ fn background_work_limited() {
         let fake = Fake::start().await;
         let seen = Recorder::new();
         let (link, _) = fake.attach(&seen).await.unwrap();
-        fake.notes.borrow_mut().stirs = true;
+        fake.notes.borrow_mut().has_activity = true;
         link.start(code(1, "pass")).await.unwrap();
         assert_eq!(seen.end(1).await.status, ExecStatus::Done);
         let before = fake.notes.borrow().watched;
         crate::support::eventually("it is looked at again", async || fake.notes.borrow().watched > before + 2).await;
-        fake.notes.borrow_mut().beyond = Some(WorkerCause::DiskFull);
-        assert_eq!(seen.cause().await, WorkerCause::DiskFull);
+        fake.notes.borrow_mut().beyond = Some(CrashCause::DiskFull);
+        assert_eq!(seen.cause().await, CrashCause::DiskFull);
     });
 }
 

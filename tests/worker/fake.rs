@@ -14,12 +14,13 @@ use ryokan::catalog::{Durability, EngineDb};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::{Error, Result};
 use ryokan::core::ids::{Epoch, KernelId, WorkerId};
+use ryokan::core::kernel::CrashCause;
 use ryokan::core::limits;
 use ryokan::link::bootstrap::Ready;
 use ryokan::link::connector::unix::UnixConnector;
 use ryokan::link::handshake::SharedIdentity;
 use ryokan::link::host::{WorkerIdentity, WorkerLink, WorkerReport};
-use ryokan::link::types::{WorkerCause, WorkerUsage};
+use ryokan::link::types::WorkerUsage;
 use ryokan::sys::pidfd;
 use ryokan::worker::init::enclosure::{Enclosure, EngineParts, Exit, MountSource, Watch};
 use ryokan::worker::init::listener::{Descriptors, Door, Sockets, serve};
@@ -34,10 +35,10 @@ use super::listener::Recorder;
 pub struct Notes {
     pub binds: Vec<(PathBuf, String, bool)>,
     /// What the next watch finds.
-    pub beyond: Option<WorkerCause>,
+    pub beyond: Option<CrashCause>,
     pub watched: usize,
     /// Something runs although no execution does.
-    pub stirs: bool,
+    pub has_activity: bool,
     pub pid: i32,
     pub frozen: bool,
 }
@@ -79,14 +80,14 @@ impl Enclosure for Bare {
         let status = self.child.try_wait().unwrap()?;
         Some(status.code().map_or_else(|| Exit::Signal(status.signal().unwrap()), Exit::Status))
     }
-    fn cause_of(&mut self, exit: Exit) -> WorkerCause {
+    fn cause_of(&mut self, exit: Exit) -> CrashCause {
         match exit {
-            Exit::Status(status) => WorkerCause::Exited(status),
-            Exit::Signal(signal) => WorkerCause::Signalled(signal),
+            Exit::Status(status) => CrashCause::Exited(status),
+            Exit::Signal(signal) => CrashCause::Signalled(signal),
         }
     }
-    fn stirs(&mut self) -> bool {
-        self.notes.borrow().stirs
+    fn has_activity(&mut self) -> bool {
+        self.notes.borrow().has_activity
     }
     fn watch(&mut self) -> Watch {
         let mut notes = self.notes.borrow_mut();
@@ -99,7 +100,7 @@ impl Enclosure for Bare {
     fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()> {
         let source = match source {
             MountSource::Path(path) => path.display().to_string(),
-            MountSource::Tree(fd, shows) => {
+            MountSource::Tree { tree: fd, shows } => {
                 use std::io::Read;
                 let mut text = String::new();
                 std::fs::File::from(fd).read_to_string(&mut text).unwrap();

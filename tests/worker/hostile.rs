@@ -5,8 +5,8 @@ use std::time::Duration;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecStatus;
 use ryokan::core::ids::ExecId;
+use ryokan::core::kernel::CrashCause;
 use ryokan::core::value::Value;
-use ryokan::link::types::WorkerCause;
 
 use super::code;
 use super::fake::{Fake, Plan};
@@ -34,7 +34,7 @@ fn breaks_the_contract(program: &str) -> String {
         let (link, _) = fake.attach(&seen).await.unwrap();
         link.start(code(1, &program)).await.unwrap();
         let cause = seen.cause().await;
-        let WorkerCause::Protocol(why) = cause else { panic!("{program}: {cause:?}") };
+        let CrashCause::Protocol(why) = cause else { panic!("{program}: {cause:?}") };
         assert_eq!(seen.end(1).await.status, ExecStatus::Lost);
         link.acknowledge(ExecId(1)).await.unwrap();
         assert_eq!(fake.status().await, 1);
@@ -96,7 +96,7 @@ fn tool_call_flood_ends_worker() {
         seen.tools_hang.set(true);
         let (link, _) = fake.attach(&seen).await.unwrap();
         link.start(code(1, program)).await.unwrap();
-        assert!(matches!(seen.cause().await, WorkerCause::Protocol(why) if why.contains("tool calls")));
+        assert!(matches!(seen.cause().await, CrashCause::Protocol(why) if why.contains("tool calls")));
         assert!(seen.seen.borrow().tool_calls.len() <= 64);
     });
 }
@@ -209,7 +209,7 @@ raise Silent
         link.start(code(1, deep)).await.unwrap();
         let end = seen.end(1).await;
         assert_eq!((end.status, end.value), (ExecStatus::Done, None));
-        assert!(end.err.contains("cannot be shown"), "{}", end.err);
+        assert!(end.err.contains("cannot be decoded"), "{}", end.err);
         link.start(code(2, "value = None")).await.unwrap();
         assert_eq!(seen.end(2).await.value, Some(Value::Null));
     });

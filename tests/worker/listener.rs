@@ -9,10 +9,10 @@ use std::time::Duration;
 use ryokan::core::error::{Error, Result};
 use ryokan::core::exec::{ExecEnd, OutputEvent, Stream};
 use ryokan::core::ids::ExecId;
+use ryokan::core::kernel::CrashCause;
 use ryokan::core::missed::MissedEntry;
 use ryokan::core::value::Value;
 use ryokan::link::host::{Job, WorkerListener};
-use ryokan::link::types::WorkerCause;
 use tokio::sync::Notify;
 
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub struct Seen {
     pub jobs: Vec<Vec<Job>>,
     pub missed: Vec<Vec<MissedEntry>>,
     pub background: Vec<u8>,
-    pub causes: Vec<WorkerCause>,
+    pub causes: Vec<CrashCause>,
     pub disconnected: bool,
     pub tool_calls: Vec<(ExecId, String, Value)>,
     pub tool_calls_dropped: usize,
@@ -69,7 +69,7 @@ impl Recorder {
         self.until("an end", |seen| seen.ends.get(&ExecId(exec)).map(|(end, _)| end.clone())).await
     }
 
-    pub async fn cause(&self) -> WorkerCause {
+    pub async fn cause(&self) -> CrashCause {
         self.until("the cause", |seen| seen.causes.first().cloned()).await
     }
 
@@ -170,7 +170,7 @@ impl WorkerListener for Recorder {
         self.note(|seen| seen.background.extend(data));
     }
 
-    fn dying(&self, cause: WorkerCause) {
+    fn dying(&self, cause: CrashCause) {
         self.note(|seen| seen.causes.push(cause));
     }
 

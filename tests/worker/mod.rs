@@ -1,13 +1,12 @@
 //! The worker: init between daemon and engine.
 
+mod exec_channel;
 mod executions;
 mod fake;
 mod hostile;
-mod lane;
 mod listener;
 mod reattach;
 mod sandboxed;
-mod speed;
 mod state;
 
 use ryokan::core::exec::ExecRequest;

@@ -10,13 +10,13 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::error::{ErrorCode, Result};
 use ryokan::core::exec::ExecStatus;
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
+use ryokan::core::kernel::CrashCause;
 use ryokan::core::value::Value;
 use ryokan::isolation::process::launch::{Launch, start};
 use ryokan::isolation::process::program::WorkerProgram;
 use ryokan::link::bootstrap::{BUILD, LaunchDocument};
 use ryokan::link::connector::unix::UnixConnector;
 use ryokan::link::host::{WorkerIdentity, WorkerLink, WorkerReport};
-use ryokan::link::types::WorkerCause;
 use ryokan::sandbox::{PlannedMount, RunAs, SandboxPlan};
 
 use super::code;
@@ -155,7 +155,7 @@ fn python_worker_keeps_state() {
         assert_eq!(seen.out(3), "ab\n");
         link.start(code(4, "import os; os.kill(os.getpid(), 9)")).await.unwrap();
         assert_eq!(seen.end(4).await.status, ExecStatus::Lost);
-        assert_eq!(seen.cause().await, WorkerCause::Signalled(9));
+        assert_eq!(seen.cause().await, CrashCause::Signalled(9));
         for exec in 1..=4 {
             link.acknowledge(ExecId(exec)).await.unwrap();
         }
@@ -209,7 +209,7 @@ fn memory_limit_ends_engine() {
             let end = seen.end(1).await;
             // Python may get a MemoryError first; what must not happen is that it goes on.
             match end.status {
-                ExecStatus::Lost => assert_eq!(seen.cause().await, WorkerCause::OutOfMemory, "{engine}"),
+                ExecStatus::Lost => assert_eq!(seen.cause().await, CrashCause::OutOfMemory, "{engine}"),
                 ExecStatus::Failed => assert!(end.err.contains("Memory"), "{engine}: {}", end.err),
                 other => panic!("{engine}: {other:?}"),
             }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use ryokan::catalog::{Changes, Durability, EngineDb, Entry, JobRecord};
 use ryokan::core::error::{Error, ErrorCode};
 use ryokan::core::ids::ExecId;
+use ryokan::core::kernel::CrashCause;
 use ryokan::core::value::Value;
 use ryokan::link::host::CodeCheck;
-use ryokan::link::types::{StateChunk, WorkerCause};
+use ryokan::link::types::StateChunk;
 
 use super::code;
 use super::fake::{Fake, Plan};
@@ -34,7 +35,7 @@ fn state_survives_kill_after_end() {
             .await
             .unwrap();
         seen.end(3).await;
-        assert_eq!(seen.cause().await, WorkerCause::Exited(1));
+        assert_eq!(seen.cause().await, CrashCause::Exited(1));
         drop(link);
         fake.status().await;
         let expected = [("var/big".to_owned(), vec![b'z'; 3_000_000]), ("var/x".to_owned(), b"3".to_vec())];
@@ -116,7 +117,7 @@ fn changes_stored_before_reply() {
         assert_eq!(link.state_entry("var/x").await.unwrap().body, b"\"v\"");
         assert_eq!(link.state_entry("var/y").await.unwrap_err().code, ErrorCode::NotFound);
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(fake.notes.borrow().pid), nix::sys::signal::SIGKILL).unwrap();
-        assert_eq!(seen.cause().await, WorkerCause::Signalled(9));
+        assert_eq!(seen.cause().await, CrashCause::Signalled(9));
         drop(link);
         fake.status().await;
         assert_eq!(fake.state(), [("var/x".to_owned(), b"\"v\"".to_vec())]);

@@ -4,7 +4,6 @@ mod compaction;
 mod crash_safety;
 mod records;
 mod restore_guarantees;
-mod speed;
 mod unified_diff;
 
 use ryokan::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};

@@ -1,4 +1,4 @@
-//! Looking through an engine database that nobody has open, without taking it from whoever wants to open it meanwhile.
+//! Verifies a closed engine database without blocking a concurrent open.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,16 +11,16 @@ use crate::catalog::error::CatalogError;
 use crate::catalog::sqlite::{Db, Kind, Result};
 use crate::core::durability::Durability;
 
-/// What was found.
+/// Result of an inspection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Inspected {
     /// Every page and every body is sound.
     Sound,
-    /// Somebody opened it meanwhile: what was read may be of different moments.
+    /// The database was opened meanwhile: the reads may be inconsistent.
     InUse,
 }
 
-/// What tells one moment of a file from another.
+/// Identifies one state of a file.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
 fn stamp(path: &Path) -> Stamp {
@@ -35,11 +35,11 @@ fn wal(path: &Path) -> PathBuf {
 }
 
 impl EngineDb {
-    /// Checks every page and every body of a database that nobody has open. Takes no lock and writes nothing to it: what is only in
-    /// its log is looked at in a copy, made in `scratch`.
+    /// Verifies every page and body of a closed database. Takes no lock and writes nothing to it: if the WAL is not
+    /// empty, a copy in `scratch` is verified.
     ///
     /// # Errors
-    /// `Corrupt`, `Missing`; what keeps it from being read.
+    /// `Corrupt`, `Missing`; read errors.
     pub fn inspect(path: &Path, scratch: &Path) -> Result<Inspected> {
         let log = wal(path);
         let before = (stamp(path), stamp(&log));
@@ -68,7 +68,7 @@ fn in_a_copy(path: &Path, log: &Path, scratch: &Path) -> Result<()> {
     for (from, to) in [(path, copy.clone()), (log, wal(&copy))] {
         std::fs::copy(from, &to).map_err(|error| CatalogError::of_io("copy", from, error))?;
     }
-    // What is wrong is wrong with the original.
+    // Report the original's path.
     let named = |error| match error {
         CatalogError::Corrupt { why, .. } => CatalogError::Corrupt { path: path.to_owned(), why },
         other => other,
@@ -80,7 +80,7 @@ fn check(db: Db) -> Result<()> {
     EngineDb { db, totals: std::cell::Cell::new(None) }.check()
 }
 
-/// The path as SQLite takes it where options follow: that nobody changes the file, so that no lock is taken and no log is looked for.
+/// The path as a URI that declares the file immutable: SQLite takes no lock and looks for no WAL.
 fn uri(path: &Path) -> String {
     let mut uri = String::from("file:");
     for byte in path.as_os_str().as_bytes() {
@@ -110,7 +110,7 @@ mod tests {
         assert!(EngineDb::inspect(&path, scratch).is_err(), "there is none");
         let db = EngineDb::open(&path, Durability::Process).expect("opened");
         db.apply(&Changes { puts: (0..50).map(entry).collect(), ..Changes::default() }).expect("stored");
-        // Open, with a log that has everything: as a killed worker leaves it.
+        // Open, with everything in the WAL: as a killed worker leaves it.
         let copy = odd.join("killed.db");
         std::fs::copy(&path, &copy).expect("copied");
         std::fs::copy(wal(&path), wal(&copy)).expect("copied");
@@ -123,7 +123,7 @@ mod tests {
         std::fs::write(&path, &bytes).expect("written");
         let error = EngineDb::inspect(&path, scratch).expect_err("a flipped bit is found");
         assert!(matches!(&error, CatalogError::Corrupt { path: named, .. } if *named == path), "{error}");
-        // Whoever wants it gets it: nothing was locked.
+        // It can be opened: nothing was locked.
         EngineDb::open(&path, Durability::Process).map(drop).expect("opened");
     }
 }

@@ -1,8 +1,7 @@
-//! `engine.db`: the engine's state, one row for each state entry of `docs/engine-contract.md`.
+//! `engine.db`: the engine's state, one row per state entry of `docs/engine-contract.md`.
 //!
-//! Written by the worker's init only, in one transaction for each execution that changed something; an execution that changed
-//! nothing costs nothing. The daemon opens it while no worker lives. Synchronous: it belongs to whoever opens it, and only
-//! one can (`InUse` for anyone else). The path may go through `/proc/self/fd/N`.
+//! Only the worker's init writes it, in one transaction per execution that changed something. The daemon opens it while
+//! no worker lives. Synchronous, with one owner (`InUse` for any other). The path may go through `/proc/self/fd/N`.
 
 mod closed;
 mod rows;
@@ -35,7 +34,7 @@ pub struct Entry {
     pub body: Vec<u8>,
 }
 
-/// A state entry without its body.
+/// A state entry without body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntryHead {
     /// `kind/name`.
@@ -46,11 +45,11 @@ pub struct EntryHead {
     pub digest: Digest,
     /// The body's length in bytes.
     pub size: u64,
-    /// The execution that changed it last; 0: none.
+    /// The execution that last changed it; 0: none.
     pub exec: u64,
 }
 
-/// A background job that ran when the state was last stored.
+/// A background job that was running when the state was last stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobRecord {
     /// The engine's own id for it.
@@ -70,33 +69,33 @@ pub struct EngineInfo {
     pub format: u32,
 }
 
-/// What one execution changed. First the removals are done, then the new bodies; of a key that is given twice the last holds.
+/// The changes of one execution. Removals come first; of a key that occurs twice the last counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// New or changed entries.
     pub puts: Vec<Entry>,
-    /// Keys of entries that are gone.
+    /// Keys of removed entries.
     pub dels: Vec<String>,
-    /// Everything that is not captured now, if that changed.
+    /// All entries that are not captured now, if the list changed.
     pub missed: Option<Vec<MissedEntry>>,
-    /// Every background job that runs now, if that changed.
+    /// All background jobs that run now, if the list changed.
     pub jobs: Option<Vec<JobRecord>>,
     /// The execution; 0: none.
     pub exec: u64,
 }
 
-/// What was written.
+/// What [`EngineDb::apply`] wrote.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Entries whose body or meta differed from what was there.
+    /// Entries whose body or meta changed.
     pub puts: usize,
-    /// Entries that were there and no longer are.
+    /// Entries removed.
     pub dels: usize,
-    /// Whether the list of what is missed, or of jobs, was replaced.
+    /// Whether the list of uncaptured entries, or of jobs, was replaced.
     pub lists: bool,
 }
 
-/// All entries together.
+/// Totals over all entries.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     entries: u64,
@@ -107,12 +106,12 @@ struct Totals {
 #[derive(Debug)]
 pub struct EngineDb {
     db: Db,
-    /// Counted at the first write; `None` also after a failed one.
+    /// Computed at the first write; `None` also after a failed one.
     totals: Cell<Option<Totals>>,
 }
 
 impl EngineDb {
-    /// Makes ahead what every new one begins with, for what this process forks.
+    /// Builds the template of new databases ahead, before this process forks.
     ///
     /// # Errors
     /// SQLite's.
@@ -120,7 +119,7 @@ impl EngineDb {
         Kind::Engine.template().map(drop)
     }
 
-    /// Opens an engine database, or makes an empty one if there is no file.
+    /// Opens an engine database, or creates an empty one.
     ///
     /// # Errors
     /// Those of [`Db::open`].
@@ -132,7 +131,7 @@ impl EngineDb {
     /// The engine that wrote the entries; `None` in a new database.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn info(&self) -> Result<Option<EngineInfo>, CatalogError> {
         self.db.sql("read engine", |c| {
             c.prepare_cached("SELECT name, version, format FROM engine")?
@@ -141,10 +140,10 @@ impl EngineDb {
         })
     }
 
-    /// Says which engine writes from now on.
+    /// Records which engine writes from now on.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn set_info(&self, info: &EngineInfo) -> Result<(), CatalogError> {
         if self.info()?.as_ref() == Some(info) {
             return Ok(());
@@ -158,10 +157,11 @@ impl EngineDb {
         })
     }
 
-    /// Stores what an execution changed, in one transaction; none at all if nothing differs from what is there.
+    /// Stores an execution's changes in one transaction; in none if nothing differs.
     ///
     /// # Errors
-    /// `Limit` beyond [`limits::STATE_BYTES`] or [`limits::STATE_ENTRIES`], `Full`, `Corrupt`, …; nothing is changed then.
+    /// `Limit` beyond [`limits::STATE_BYTES`] or [`limits::STATE_ENTRIES`], `Full`, `Corrupt`, …; nothing is changed
+    /// then.
     pub fn apply(&self, changes: &Changes) -> Result<Applied, CatalogError> {
         let dels = self.present(&changes.dels)?;
         let puts = self.differing(&changes.puts, &changes.dels)?;
@@ -189,10 +189,10 @@ impl EngineDb {
         Ok(applied)
     }
 
-    /// Stores an entry and takes that back: its statements are compiled then, which takes longer than they do. Leaves nothing.
+    /// Stores an entry and rolls back, to compile the statements ahead.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn rehearse(&self) -> Result<(), CatalogError> {
         let entry = Entry { key: "var/rehearsed".into(), meta_json: "{}".into(), body: vec![0] };
         self.heads()?;
@@ -207,7 +207,7 @@ impl EngineDb {
         })
     }
 
-    /// Replaces every entry and list, in one transaction. Background jobs are none afterwards.
+    /// Replaces every entry and list in one transaction. No background jobs remain.
     ///
     /// # Errors
     /// As [`Self::apply`].
@@ -243,7 +243,7 @@ impl EngineDb {
     /// Every entry without its body, by key.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn heads(&self) -> Result<Vec<EntryHead>, CatalogError> {
         self.db.sql("list entries", |c| {
             c.prepare_cached("SELECT id, key, meta, digest, size, exec FROM entries ORDER BY key")?
@@ -252,10 +252,10 @@ impl EngineDb {
         })
     }
 
-    /// One entry; `None` if there is none of that key.
+    /// One entry; `None` if the key does not exist.
     ///
     /// # Errors
-    /// `Corrupt` if the body is not what was stored.
+    /// `Corrupt` if the body has changed.
     pub fn entry(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
         let Some((id, head)) = self.head(key)? else { return Ok(None) };
         let mut body = Vec::new();
@@ -266,11 +266,11 @@ impl EngineDb {
         Ok(Some(Entry { key: head.key, meta_json: head.meta_json, body }))
     }
 
-    /// One entry's head, and what its body has from an offset on, at most [`limits::FRAME_TAIL_BYTES`] of it: whoever has the whole
-    /// body compares it with the head's digest. `None` if there is none of that key.
+    /// One entry's head and a piece of its body from an offset on, at most [`limits::FRAME_TAIL_BYTES`]; `None` if the
+    /// key does not exist. The caller verifies the whole body against the head's digest.
     ///
     /// # Errors
-    /// The database's; `Corrupt` if there is less than the head says.
+    /// Database errors; `Corrupt` if the body is shorter than the head says.
     pub fn piece(&self, key: &str, offset: u64) -> Result<Option<(EntryHead, Vec<u8>)>, CatalogError> {
         const PART: u64 = limits::FRAME_TAIL_BYTES as u64;
         let Some((id, head)) = self.head(key)? else { return Ok(None) };
@@ -302,11 +302,11 @@ impl EngineDb {
         })
     }
 
-    /// Gives every entry in pieces of at most [`limits::FRAME_TAIL_BYTES`], by key: head, piece, and whether more of the same
-    /// entry follows. The last piece of an entry is given only after the whole body was checked.
+    /// Visits every entry, by key, in pieces of at most [`limits::FRAME_TAIL_BYTES`]: head, piece, and whether more of
+    /// the entry follows. The last piece of an entry follows the verification of its body.
     ///
     /// # Errors
-    /// `Corrupt` if a body is not what was stored; those of `visit`.
+    /// `Corrupt` if a body has changed; those of `visit`.
     pub fn entries<E: From<CatalogError>>(
         &self,
         mut visit: impl FnMut(&EntryHead, &[u8], bool) -> Result<(), E>,
@@ -326,10 +326,10 @@ impl EngineDb {
         }
     }
 
-    /// Everything that was not captured.
+    /// The entries that were not captured.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn missed(&self) -> Result<Vec<MissedEntry>, CatalogError> {
         self.db.sql("list missed", |c| {
             c.prepare_cached("SELECT key, type, reason FROM missed ORDER BY key")?
@@ -338,10 +338,10 @@ impl EngineDb {
         })
     }
 
-    /// The background jobs that ran when the state was last stored.
+    /// The background jobs that were running when the state was last stored.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn jobs(&self) -> Result<Vec<JobRecord>, CatalogError> {
         self.db.sql("list jobs", |c| {
             c.prepare_cached("SELECT id, command FROM jobs ORDER BY id")?
@@ -350,12 +350,12 @@ impl EngineDb {
         })
     }
 
-    /// Keeps the write-ahead log short. To be called between executions, when nobody waits.
+    /// Checkpoints a long WAL. Call it between executions.
     pub fn checkpoint_wal(&self) {
         self.db.checkpoint_wal(limits::WAL_BYTES);
     }
 
-    /// Checks every page and every body.
+    /// Verifies every page and every body.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -377,7 +377,7 @@ impl EngineDb {
         self.db.discard();
     }
 
-    /// Those of `keys` that are there, once each, with what they are.
+    /// Those of `keys` that exist, once each, with their values.
     fn present(&self, keys: &[String]) -> Result<HashMap<i64, u64>> {
         let mut found = HashMap::new();
         for key in keys {
@@ -388,7 +388,7 @@ impl EngineDb {
         Ok(found)
     }
 
-    /// The entries that differ from what is there.
+    /// The entries that differ from the stored ones.
     fn differing<'a>(&self, puts: &'a [Entry], dels: &[String]) -> Result<Vec<Due<'a>>> {
         let mut last: HashMap<&str, usize> = HashMap::new();
         if puts.len() > 1 {
@@ -441,7 +441,7 @@ impl EngineDb {
         Ok(totals)
     }
 
-    /// Gives a body in pieces, the last one only once the digest was checked.
+    /// Visits a body in pieces, the last one only after the digest was verified.
     fn pieces<E: From<CatalogError>>(
         &self,
         id: i64,

@@ -1,4 +1,4 @@
-//! The rows of `engine.db`: writing and reading single ones.
+//! Single rows of `engine.db`.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 
-/// An entry as it must be written, and what it replaces.
+/// An entry to write, and what it replaces.
 pub(super) struct Due<'a> {
     pub(super) entry: &'a Entry,
     pub(super) digest: Digest,
@@ -28,7 +28,7 @@ pub(super) fn digest(body: &[u8]) -> Digest {
     Digest::from_bytes(*blake3::hash(body).as_bytes())
 }
 
-/// Whether two lists hold the same, in whatever order.
+/// Whether two lists are equal up to order.
 pub(super) fn same<T: PartialEq + Clone>(old: &[T], new: &[T], key: impl Fn(&T) -> &String) -> bool {
     let mut sorted = new.to_vec();
     sorted.sort_by(|a, b| key(a).cmp(key(b)));
@@ -90,7 +90,7 @@ pub(super) fn put(db: &Db, due: &Due<'_>, exec: u64) -> Result<()> {
 
 pub(super) fn delete(db: &Db, ids: &HashMap<i64, u64>) -> Result<()> {
     db.sql("remove entry", |c| {
-        // Chunks go by the foreign key.
+        // The foreign key deletes its chunks.
         let mut delete = c.prepare_cached("DELETE FROM entries WHERE id = ?")?;
         ids.keys().try_for_each(|id| delete.execute([id]).map(drop))
     })

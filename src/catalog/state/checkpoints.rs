@@ -1,9 +1,9 @@
-//! Checkpoints: their rows, where the kernel is among them, and a restore under way.
+//! Checkpoints: their rows, where the kernel is among them, and the end of a restore.
 
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, origin, workflow, workflow_restore};
+use super::{StateHandle, grants, origin, transition, workflow, workflow_restore};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, unsigned, unsigned32, wrong};
 use crate::catalog::sqlite::{Db, Result};
@@ -15,7 +15,7 @@ use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::workflow::{Options, Outcome, Request, WorkflowPart};
 
-/// A checkpoint to record: number, parent and version come with it.
+/// A checkpoint to record; number, parent and version are assigned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewCheckpoint {
     /// Its identity.
@@ -42,23 +42,23 @@ pub struct NewCheckpoint {
     pub summary: String,
     /// The messages that it compacts.
     pub compact: Vec<Span>,
-    /// What its manifest holds of the work.
+    /// The workflow records in its manifest.
     pub work: WorkflowPart,
-    /// What was recorded of the work when the manifest was made; none: nobody else can change it yet.
+    /// The workflow records as of the manifest; none: they cannot change yet.
     pub work_seen: Option<WorkflowPart>,
-    /// A change that is made with it: both or neither.
+    /// A change in the same transaction.
     pub with: Option<Together>,
 }
 
-/// The reason of the refusal of a checkpoint beside whose making the work was changed: its manifest does not hold that.
+/// Refusal reason: the workflow records changed while the checkpoint was taken, so its manifest lacks the change.
 pub const WORK_CHANGED: &str = "work_changed";
 
-/// A change of the work that is made in the same transaction as a checkpoint.
+/// A workflow change in the same transaction as a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Together {
-    /// The checkpoint holds it done.
+    /// The checkpoint includes the change.
     Before(Request),
-    /// The checkpoint is of the moment before.
+    /// The checkpoint precedes the change.
     After(Request),
 }
 
@@ -71,39 +71,24 @@ impl Together {
     }
 }
 
-/// A checkpoint that was made visible.
+/// A recorded checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Added {
     /// Its row.
     pub checkpoint: Checkpoint,
-    /// What the change that went with it gave.
+    /// The outcome of the change made with it.
     pub outcome: Option<Outcome>,
-    /// The newest journal entry then.
+    /// The newest journal entry.
     pub sequence: u64,
 }
 
-/// Where a kernel is among its checkpoints.
+/// The kernel's position among its checkpoints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Taken or restored last: the parent of the next.
+    /// The last one taken or restored: the parent of the next.
     pub checkpoint: Option<CheckpointId>,
-    /// What undo goes back to: taken before the last restore.
+    /// The target of undo: taken before the last restore.
     pub undo: Option<CheckpointId>,
-}
-
-/// A restore that has begun to change things.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Restoring {
-    /// The checkpoint to be at.
-    pub target: CheckpointId,
-    /// Taken just before.
-    pub safety: CheckpointId,
-    /// Who asked for it.
-    pub actor: String,
-    /// Milliseconds since 1970.
-    pub at_ms: i64,
-    /// What was asked beside.
-    pub options: Options,
 }
 
 /// What the end of a restore did.
@@ -111,34 +96,40 @@ pub struct Restoring {
 pub struct Finished {
     /// Its journal entry.
     pub sequence: u64,
-    /// Decisions that have another state.
+    /// Decisions whose state changed.
     pub decisions_changed: u32,
-    /// Artifacts that have one more version.
+    /// Artifacts that got a version.
     pub artifacts_changed: u32,
 }
 
-/// The end of a restore: where the kernel is now.
+/// The end of a restore.
 #[derive(Debug, Clone)]
 pub struct Restored {
-    /// What was restored.
-    pub restoring: Restoring,
+    /// The checkpoint that the kernel is at.
+    pub target: CheckpointId,
+    /// The checkpoint before the restore; the same as the target if the restore was reverted.
+    pub safety: CheckpointId,
+    /// Who asked for it.
+    pub actor: String,
+    /// What else the restore changes.
+    pub options: Options,
     /// The mounts added since creation, as they are from now on.
     pub mounts: Vec<GivenMount>,
-    /// The MCP servers, as they are from now on.
+    /// The MCP servers, from now on.
     pub mcp: Vec<(String, McpTransport)>,
     /// Steps, agent, decisions and artifacts at the checkpoint.
     pub work: WorkflowPart,
-    /// The journal's entry.
+    /// The journal entry.
     pub entry: NewEntry,
     /// Milliseconds since 1970.
     pub at_ms: i64,
 }
 
 impl StateHandle {
-    /// Makes a checkpoint visible, with its journal entry: after the store has everything that it names.
+    /// Records a checkpoint with its journal entry, after the store has everything that it references.
     ///
     /// # Errors
-    /// Those of the change that goes with it; `Refused` if there is nothing to compact.
+    /// Those of the change made with it; `Refused` if there is nothing to compact.
     pub fn add_checkpoint(&self, new: NewCheckpoint, entry: NewEntry) -> Pending<Added> {
         self.write("state.checkpoints.add", move |db| add(db, &new, entry))
     }
@@ -146,7 +137,7 @@ impl StateHandle {
     /// A checkpoint.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn checkpoint(&self, id: CheckpointId) -> Pending<Option<Checkpoint>> {
         self.read(move |db| get(db, id))
     }
@@ -154,32 +145,32 @@ impl StateHandle {
     /// Checkpoints before a number, newest first, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS).
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn checkpoints(&self, before: u64, most: usize) -> Pending<Vec<Checkpoint>> {
         self.read(move |db| page(db, before, most))
     }
 
-    /// How many checkpoints there are.
+    /// Number of checkpoints.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn checkpoint_count(&self) -> Pending<u64> {
         self.read(count)
     }
 
-    /// Where the kernel is among its checkpoints.
+    /// The kernel's position among its checkpoints.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn head(&self) -> Pending<Head> {
         self.read(head)
     }
 
-    /// Whether something other than messages came into the journal since the kernel came to where it is; of a kernel without
-    /// checkpoints: whether anything was executed.
+    /// Whether the journal has entries other than messages since the kernel's position; without checkpoints: whether
+    /// anything was executed.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn changed_since_head(&self) -> Pending<bool> {
         self.read(|db| {
             db.sql("look for changes", |c| {
@@ -193,41 +184,25 @@ impl StateHandle {
         })
     }
 
-    /// Keeps a checkpoint from retention, or no longer; says whether there is one.
+    /// Pins or unpins a checkpoint; returns whether it exists.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn pin_checkpoint(&self, id: CheckpointId, pinned: bool) -> Pending<bool> {
         self.write("state.checkpoints.pin", move |db| set_pinned(db, id, pinned))
     }
 
-    /// Records that a restore begins to change things.
+    /// Ends a restore, finished or reverted, with its journal entry. Clears the transition's record.
     ///
     /// # Errors
-    /// The database's.
-    pub fn begin_restore(&self, restoring: Restoring) -> Pending<()> {
-        self.write("state.restore.begin", move |db| begin_restore(db, &restoring))
-    }
-
-    /// The restore that was begun and not ended.
-    ///
-    /// # Errors
-    /// The database's.
-    pub fn restoring(&self) -> Pending<Option<Restoring>> {
-        self.read(restoring)
-    }
-
-    /// Ends a restore with its journal entry.
-    ///
-    /// # Errors
-    /// `Conflict` if the checkpoint is gone.
+    /// `Conflict` if the checkpoint was removed.
     pub fn finish_restore(&self, done: Restored) -> Pending<Finished> {
         self.write("state.restore.finish", move |db| finish_restore(db, done))
     }
 }
 
 fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Added> {
-    // What is recorded in the moment between manifest and row would be in neither.
+    // A change between manifest and row would be in neither.
     if let Some(seen) = &new.work_seen
         && *seen != workflow::part(db)?
     {
@@ -239,7 +214,7 @@ fn add(db: &Db, new: &NewCheckpoint, entry: NewEntry) -> Result<Added> {
         outcome = Some(workflow::change(db, request)?.outcome);
     }
     let checkpoint = add_with_parent(db, new, head(db)?.checkpoint, entry)?;
-    // Its version is one more than its own entry's number.
+    // Its version is its journal entry's number plus one.
     let mut sequence = checkpoint.version - 1;
     if let Some(Together::After(request)) = &new.with {
         let done = workflow::change(db, request)?;
@@ -316,7 +291,7 @@ fn page(db: &Db, before: u64, most: usize) -> Result<Vec<Checkpoint>> {
     })
 }
 
-/// Every one, the newest first.
+/// All checkpoints, newest first.
 pub(super) fn all(db: &Db) -> Result<Vec<Checkpoint>> {
     db.sql("list checkpoints", |c| c.prepare_cached(&select("ORDER BY number DESC"))?.query_map([], read)?.collect())
 }
@@ -340,43 +315,8 @@ fn set_pinned(db: &Db, id: CheckpointId, pinned: bool) -> Result<bool> {
     })
 }
 
-pub(super) fn restoring(db: &Db) -> Result<Option<Restoring>> {
-    db.sql("read restore", |c| {
-        c.prepare_cached("SELECT target, safety, actor, at_ms, supersede_decisions, with_artifacts FROM restoring")?
-            .query_row([], |row| {
-                Ok(Restoring {
-                    target: CheckpointId::from_bytes(bytes(row, 0)?),
-                    safety: CheckpointId::from_bytes(bytes(row, 1)?),
-                    actor: row.get(2)?,
-                    at_ms: row.get(3)?,
-                    options: Options { supersede_decisions: row.get(4)?, with_artifacts: row.get(5)? },
-                })
-            })
-            .optional()
-    })
-}
-
-fn begin_restore(db: &Db, restoring: &Restoring) -> Result<()> {
-    db.sql("begin restore", |c| {
-        c.prepare_cached(
-            "INSERT OR REPLACE INTO restoring (one, target, safety, actor, at_ms, supersede_decisions, with_artifacts)
-             VALUES (1, ?, ?, ?, ?, ?, ?)",
-        )?
-        .execute(params![
-            restoring.target.as_bytes(),
-            restoring.safety.as_bytes(),
-            restoring.actor,
-            restoring.at_ms,
-            restoring.options.supersede_decisions,
-            restoring.options.with_artifacts,
-        ])
-        .map(drop)
-    })
-}
-
 fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
-    let Restored { restoring, mounts, mcp, work, entry, at_ms } = done;
-    let Restoring { target, safety, actor, options, .. } = restoring;
+    let Restored { target, safety, actor, options, mounts, mcp, work, entry, at_ms } = done;
     let sequence = journal::append_one(db, entry)?;
     grants::replace(db, &mounts, &mcp)?;
     if target != safety {
@@ -384,10 +324,10 @@ fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
     }
     let (decisions_changed, artifacts_changed) =
         workflow_restore::restore(db, &work, (target, safety), options, (&actor, at_ms))?;
+    transition::clear(db)?;
     let found = db.sql("end restore", |c| {
-        c.prepare_cached("DELETE FROM restoring")?.execute([])?;
         if target == safety {
-            // It was taken back: the kernel is where it was, and so is what undo goes back to.
+            // The restore was reverted: the kernel's position and the target of undo are unchanged.
             let mut there = c.prepare_cached("SELECT count(*) FROM checkpoints WHERE id = ?")?;
             return there.query_row([target.as_bytes()], |row| row.get::<_, i64>(0)).map(|rows| rows as usize);
         }
@@ -443,7 +383,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Checkpoint> {
         pinned: row.get(8)?,
         restore_point: row.get(9)?,
         restored_at_ms: row.get(10)?,
-        // One more than its own journal entry, as every version.
+        // The journal entry's number plus one, as every version.
         version: unsigned(row, 11)? + 1,
         manifest: Digest::from_bytes(bytes(row, 12)?),
         files: unsigned(row, 13)?,

@@ -1,4 +1,4 @@
-//! Executions: begun before they start, closed once.
+//! Executions: recorded before they start, closed once.
 
 use rusqlite::{OptionalExtension as _, Row, params};
 use serde::{Deserialize, Serialize};
@@ -15,15 +15,15 @@ use crate::core::value::Value;
 /// An execution that is about to start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecBegin {
-    /// What was asked for.
+    /// The request.
     pub request: ExecRequest,
-    /// Who asked: a client's own name and its uid.
+    /// The requester: the client's name and its uid.
     pub actor: String,
     /// Milliseconds since 1970.
     pub at_ms: i64,
 }
 
-/// What a beginning did.
+/// Result of [`begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
     /// The execution is new.
@@ -33,41 +33,41 @@ pub enum Begun {
         /// The number of its entry in the journal.
         journal: u64,
     },
-    /// One with the same key was begun before: nothing was written.
+    /// An execution with the same key exists: nothing was written.
     Before(ExecId),
 }
 
-/// How an execution ended and what it wrote.
+/// The end of an execution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecClose {
     /// How it ended.
     pub end: ExecEnd,
-    /// What it wrote.
+    /// Its output.
     pub output: OutputRecord,
     /// Milliseconds since 1970.
     pub at_ms: i64,
 }
 
-/// An execution as it is recorded.
+/// A recorded execution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecRecord {
     /// Its number.
     pub exec: ExecId,
-    /// What was asked for.
+    /// The request.
     pub request: ExecRequest,
-    /// Who asked.
+    /// The requester.
     pub actor: String,
     /// Milliseconds since 1970.
     pub started_at_ms: i64,
-    /// How and when (milliseconds since 1970) it ended; `None` while it runs.
+    /// Its end and time (milliseconds since 1970); `None` while it runs.
     pub ended: Option<(ExecEnd, i64)>,
-    /// Bytes of output that are kept.
+    /// Bytes of output kept.
     pub output_bytes: u64,
-    /// Bytes of output beyond those.
+    /// Bytes of output discarded.
     pub truncated_bytes: u64,
 }
 
-/// What of a request is not code, key or input. Absent fields are defaults: most requests need no byte here.
+/// Fields of a request besides code, key and input. Absent fields are defaults: most requests store nothing here.
 #[derive(Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Rest {
@@ -123,7 +123,7 @@ pub(super) fn begin(db: &Db, begin: &ExecBegin) -> Result<Begun> {
     })
 }
 
-/// Records an execution and its end without leaving anything of it: its statements are compiled then, which takes longer than they do.
+/// Records an execution and its end and rolls back, to compile the statements ahead.
 pub(super) fn rehearse(db: &Db) -> Result<()> {
     db.rehearse(|db| {
         let request = ExecRequest::code("\n");

@@ -1,4 +1,4 @@
-//! What a kernel was given: mounts, MCP servers, blobs, consents.
+//! Resources granted to a kernel: mounts, MCP servers, blobs, consents.
 
 use rusqlite::{OptionalExtension as _, params};
 
@@ -59,7 +59,7 @@ pub(super) fn mcp_servers(db: &Db) -> Result<Vec<(String, McpTransport)>> {
     })
 }
 
-/// Puts other mounts and servers in the place of those that there are. A mount that stays keeps what is known of its place.
+/// Replaces all mounts and servers. An unchanged mount keeps what is recorded of its mount point.
 pub(super) fn replace(db: &Db, wanted: &[GivenMount], mcp: &[(String, McpTransport)]) -> Result<()> {
     let present = mounts(db)?;
     for gone in present.iter().filter(|mount| !wanted.contains(mount)) {
@@ -70,7 +70,7 @@ pub(super) fn replace(db: &Db, wanted: &[GivenMount], mcp: &[(String, McpTranspo
     mcp.iter().try_for_each(|(name, transport)| put_mcp(db, name, transport))
 }
 
-/// Fails, and with it the change that went before, if a table now has too many rows.
+/// Fails, and thereby undoes the change, if a table has too many rows.
 fn within(db: &Db, count: &'static str, what: &'static str, most: usize) -> Result<()> {
     let rows = db.sql("count", |c| c.prepare_cached(count)?.query_row([], |row| unsigned(row, 0)))?;
     if rows > most as u64 { Err(CatalogError::Limit { what, most: most as u64 }) } else { Ok(()) }
@@ -102,22 +102,22 @@ pub(super) fn blobs_granted_until(db: &Db, at_ms: i64) -> Result<Vec<Digest>> {
 pub struct NewConsent {
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// Who.
+    /// The person.
     pub actor: String,
-    /// To what.
+    /// The subject.
     pub subject: String,
-    /// Given or withdrawn.
+    /// Whether it was given or withdrawn.
     pub granted: bool,
-    /// In which words.
+    /// The wording.
     pub detail: String,
 }
 
 /// A recorded consent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Consent {
-    /// Grows by one with each.
+    /// The sequence number.
     pub sequence: u64,
-    /// What was said.
+    /// The statement.
     pub what: NewConsent,
 }
 

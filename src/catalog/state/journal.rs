@@ -1,4 +1,4 @@
-//! The journal: append-only; executions, messages and marks in one sequence.
+//! The journal: append-only; one sequence for executions, messages and marks.
 
 use rusqlite::{Row, params};
 
@@ -12,12 +12,12 @@ use crate::core::error::Error;
 use crate::core::info::{JournalEntry, JournalView};
 use crate::core::limits;
 
-/// What an entry is that is no execution.
+/// Kind of an entry that is no execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
-    /// A message of somebody's.
+    /// A message.
     Message,
-    /// Something about the kernel worth finding again: a step, a decision, a restore.
+    /// An event of the kernel's life: a step, a decision, a restore.
     Mark,
 }
 
@@ -28,15 +28,15 @@ pub struct NewEntry {
     pub kind: EntryKind,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// Who.
+    /// The author.
     pub actor: String,
     /// The text.
     pub text: String,
-    /// What else belongs to it, one JSON object; empty if nothing does.
+    /// Details, one JSON object; may be empty.
     pub detail_json: String,
 }
 
-/// From where, and which way.
+/// Start and direction of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// After this sequence number, oldest first; 0: from the first.
@@ -86,7 +86,7 @@ pub(super) fn page(db: &Db, from: Direction, most: usize) -> Result<Vec<JournalE
     })
 }
 
-/// No more of them than one page may hold in bytes.
+/// Limits a page to its most bytes.
 fn bounded(rows: impl Iterator<Item = rusqlite::Result<JournalEntry>>) -> rusqlite::Result<Vec<JournalEntry>> {
     let (mut page, mut bytes) = (Vec::new(), 0);
     for entry in rows {
@@ -100,10 +100,10 @@ fn bounded(rows: impl Iterator<Item = rusqlite::Result<JournalEntry>>) -> rusqli
     Ok(page)
 }
 
-/// A page of entries after a number, as a view has them.
+/// A page of entries after a number, in a view.
 pub(super) fn page_as(db: &Db, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
     let most = most.min(limits::PAGE_ROWS) as i64;
-    // A message is the newest checkpoint's of those that compacted it; the last one that is a checkpoint's shows its summary.
+    // A message belongs to the newest checkpoint that compacted it; the last message of a checkpoint shows its summary.
     const COMPACTED: &str =
         "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, e.status, e.code, e.err, e.duration_us,
              e.output_bytes, e.truncated_bytes, k.summary, k.creator, k.at_ms
@@ -136,7 +136,7 @@ fn read_compacted(row: &Row<'_>) -> rusqlite::Result<JournalEntry> {
     Ok(JournalEntry { kind, text, actor: row.get(13)?, at_ms: row.get(14)?, ..entry })
 }
 
-/// Notes which messages a checkpoint compacts: those within the spans. Gives how many.
+/// Records that a checkpoint compacts the messages within the spans. Returns their number.
 pub(super) fn compact(db: &Db, checkpoint: u64, spans: &[Span]) -> Result<u64> {
     let most = limits::COMPACTED_MESSAGES;
     let mut messages = 0;
@@ -166,7 +166,7 @@ pub(super) fn compact(db: &Db, checkpoint: u64, spans: &[Span]) -> Result<u64> {
     Ok(messages)
 }
 
-/// Appends a message, once for its key; says whether it is new.
+/// Appends a message once per key; returns its number, and whether it is new.
 pub(super) fn add_message(db: &Db, entry: NewEntry, key: &str) -> Result<(u64, bool)> {
     if let Some(before) = message_by_key(db, key, entry.at_ms)? {
         return Ok((before, false));
@@ -183,7 +183,7 @@ pub(super) fn message_by_key(db: &Db, key: &str, now_ms: i64) -> Result<Option<u
     Ok(keys::recall(db, key, keys::Kind::Message, now_ms)?.map(|(_, sequence)| sequence))
 }
 
-/// Appends one entry; gives its number.
+/// Appends one entry; returns its number.
 pub(super) fn append_one(db: &Db, entry: NewEntry) -> Result<u64> {
     append(db, &[entry])?.first().copied().ok_or(CatalogError::Stopped)
 }

@@ -1,4 +1,4 @@
-//! Idempotency keys of records: the same key again gives the same record and writes nothing.
+//! Idempotency keys of records: a repeated key returns the first record and writes nothing.
 
 use rusqlite::{OptionalExtension as _, params};
 
@@ -8,7 +8,7 @@ use crate::catalog::sqlite::{Db, Result};
 use crate::core::error::Error;
 use crate::core::limits;
 
-/// What a key gave.
+/// Kind of the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Message,
@@ -26,7 +26,7 @@ impl Kind {
     }
 }
 
-/// The record that was made with this key within its life, by name and number.
+/// Name and number of the record made with an unexpired key.
 pub(super) fn recall(db: &Db, key: &str, kind: Kind, now_ms: i64) -> Result<Option<(String, u64)>> {
     if key.is_empty() {
         return Ok(None);
@@ -50,7 +50,7 @@ pub(super) fn recall(db: &Db, key: &str, kind: Kind, now_ms: i64) -> Result<Opti
     }
 }
 
-/// Remembers what a key gave, and forgets the old ones.
+/// Records a key, and deletes expired ones.
 pub(super) fn remember(db: &Db, key: &str, kind: Kind, name: &str, number: u64, at_ms: i64) -> Result<()> {
     db.sql("remember key", |c| {
         c.prepare_cached("DELETE FROM keys WHERE at_ms <= ?")?.execute([oldest(at_ms)])?;

@@ -1,4 +1,4 @@
-//! The lease: who may drive the kernel now, until when, at which epoch.
+//! The lease: who may control the kernel, until when, at which epoch.
 
 use rusqlite::{OptionalExtension as _, params};
 
@@ -10,7 +10,7 @@ use crate::core::ids::Epoch;
 /// A lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
-    /// Who has it.
+    /// The holder.
     pub holder: String,
     /// The kernel's epoch when it was taken.
     pub epoch: Epoch,
@@ -36,7 +36,7 @@ pub(super) fn take(db: &Db, lease: &Lease, now_ms: i64) -> Result<()> {
                 present.epoch.0, lease.epoch.0
             )));
         }
-        // A later epoch is a change of ownership: what an earlier owner held is void.
+        // A later epoch is a change of ownership: it voids an earlier owner's lease.
         let held = present.expires_at_ms > now_ms && lease.epoch == present.epoch;
         if held && present.holder != lease.holder {
             return Err(CatalogError::Conflict(format!(
@@ -53,7 +53,7 @@ pub(super) fn take(db: &Db, lease: &Lease, now_ms: i64) -> Result<()> {
     })
 }
 
-/// Expires it rather than removing it: the epoch must stay known.
+/// Expires the lease, and keeps the row for its epoch.
 pub(super) fn release(db: &Db, holder: &str) -> Result<bool> {
     db.sql("release lease", |c| {
         c.prepare_cached("UPDATE lease SET expires_at_ms = 0 WHERE holder = ? AND expires_at_ms > 0")?

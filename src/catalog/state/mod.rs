@@ -1,4 +1,4 @@
-//! One kernel's `state.db`: its history and what was granted to it.
+//! One kernel's `state.db`: its history and grants.
 
 mod checkpoints;
 mod executions;
@@ -10,6 +10,7 @@ mod origin;
 mod output;
 mod pruning;
 mod roots;
+mod transition;
 mod workflow;
 mod workflow_restore;
 
@@ -21,7 +22,7 @@ use crate::core::ids::{Digest, ExecId, KernelId};
 use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
 use crate::core::limits;
 
-pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Restoring, Together, WORK_CHANGED};
+pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Together, WORK_CHANGED};
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
 pub use journal::{Direction, EntryKind, NewEntry};
@@ -32,7 +33,7 @@ pub use pruning::Selection;
 pub use roots::{Root, RootKind};
 pub use workflow::Done;
 
-/// Asks the thread that owns a kernel's database. Cheap to clone. The database opens on use.
+/// Sends requests to the thread that owns a kernel's database. Cheap to clone. The database opens on use.
 #[derive(Debug, Clone)]
 pub struct StateHandle {
     kernel: KernelId,
@@ -44,7 +45,7 @@ impl StateHandle {
         StateHandle { kernel, queue }
     }
 
-    /// Whose database this is.
+    /// The kernel.
     pub fn kernel(&self) -> KernelId {
         self.kernel
     }
@@ -61,7 +62,7 @@ impl StateHandle {
         self.queue.run(Target::Kernel(self.kernel), Some(label), work)
     }
 
-    /// A write of about so many bytes: a small one may be done by the caller.
+    /// A write of about `bytes`: the caller may do a small one.
     fn write_sized<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -76,19 +77,19 @@ impl StateHandle {
         }
     }
 
-    /// Records an execution before it starts: gives it its number. A key that was used within its life gives that execution
-    /// and writes nothing.
+    /// Records an execution before it starts and assigns its number. With an unexpired key, returns the earlier
+    /// execution and writes nothing.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn begin_exec(&self, begin: ExecBegin) -> Pending<Begun> {
         self.write_sized(begin.request.memory_bytes(), "state.exec.begin", move |db| executions::begin(db, &begin))
     }
 
-    /// The execution that was begun with this key, while keys are remembered.
+    /// The execution with this unexpired key.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn exec_by_key(&self, key: String, now_ms: i64) -> Pending<Option<ExecId>> {
         self.read(move |db| executions::find_key(db, &key, now_ms))
     }
@@ -108,56 +109,56 @@ impl StateHandle {
     /// An execution with its request and, if it has ended, its end.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn exec(&self, exec: ExecId) -> Pending<Option<ExecRecord>> {
         self.read(move |db| executions::get(db, exec))
     }
 
-    /// What an execution wrote, as far as it was kept; `None` if there is no such execution.
+    /// The kept output of an execution; `None` if the execution does not exist.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn exec_output(&self, exec: ExecId) -> Pending<Option<OutputRecord>> {
         self.read(move |db| executions::output(db, exec))
     }
 
-    /// Executions that were begun and not closed, oldest first: after a crash, those to re-attach or to close as lost.
+    /// Executions that have not ended, oldest first: after a crash, those to re-attach or to close as lost.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn running_execs(&self) -> Pending<Vec<ExecId>> {
         self.read(executions::running)
     }
 
-    /// How many executions there were; also the newest one's number.
+    /// Number of executions; also the newest one's number.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn exec_count(&self) -> Pending<u64> {
         self.read(executions::count)
     }
 
-    /// Adds messages or marks to the journal; gives their numbers.
+    /// Appends messages or marks; returns their numbers.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn append_journal(&self, entries: Vec<NewEntry>) -> Pending<Vec<u64>> {
         self.write("state.journal.append", move |db| journal::append(db, &entries))
     }
 
-    /// Adds a message to the journal; gives its number. A key that was used within its life gives that message's and writes
-    /// nothing: then the second is `false`.
+    /// Appends a message; returns its number, and whether it is new. With an unexpired key, returns the earlier message
+    /// and writes nothing.
     ///
     /// # Errors
-    /// `Refused` if the key was something else's.
+    /// `Refused` if the key belongs to another kind of record.
     pub fn add_message(&self, entry: NewEntry, key: String) -> Pending<(u64, bool)> {
         self.write("state.messages.add", move |db| journal::add_message(db, entry, &key))
     }
 
-    /// The message that was added with this key, while keys are remembered.
+    /// The message with this unexpired key.
     ///
     /// # Errors
-    /// `Refused` if the key was something else's.
+    /// `Refused` if the key belongs to another kind of record.
     pub fn message_by_key(&self, key: String, now_ms: i64) -> Pending<Option<u64>> {
         self.read(move |db| journal::message_by_key(db, &key, now_ms))
     }
@@ -165,21 +166,21 @@ impl StateHandle {
     /// Journal entries, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS), in the direction's order.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn journal(&self, from: Direction, most: usize) -> Pending<Vec<JournalEntry>> {
         self.read(move |db| journal::page(db, from, most))
     }
 
-    /// Journal entries after a number as checkpoints let them be seen, oldest first, at most one page.
+    /// Journal entries after a number in a view, oldest first, at most one page.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn journal_as(&self, view: JournalView, after: u64, most: usize) -> Pending<Vec<JournalEntry>> {
         self.read(move |db| journal::page_as(db, view, after, most))
     }
 
-    /// Records a mount, or changes it, and how many folders of the workspace it makes for its place, with its journal entry;
-    /// gives that one's number.
+    /// Adds or changes a mount, with the number of folders created for its mount point, and its journal entry; returns
+    /// that entry's number.
     ///
     /// # Errors
     /// `Limit`.
@@ -190,10 +191,11 @@ impl StateHandle {
         })
     }
 
-    /// Forgets a mount, with its journal entry; gives that one's number, and how many folders it had made.
+    /// Deletes a mount and writes its journal entry; returns that entry's number, and how many folders the mount had
+    /// created.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn remove_mount(&self, path: String, entry: NewEntry) -> Pending<(u64, u32)> {
         self.write("state.mounts.remove", move |db| {
             let made = grants::remove_mount(db, &path)?;
@@ -204,12 +206,12 @@ impl StateHandle {
     /// The mounts, by path.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn mounts(&self) -> Pending<Vec<GivenMount>> {
         self.read(grants::mounts)
     }
 
-    /// Records an MCP server, or changes it, with its journal entry; gives that one's number.
+    /// Adds or changes an MCP server, with its journal entry; returns that entry's number.
     ///
     /// # Errors
     /// `Limit`.
@@ -220,10 +222,11 @@ impl StateHandle {
         })
     }
 
-    /// Forgets an MCP server, with its journal entry; gives that one's number, or `None` if there was no such server.
+    /// Deletes an MCP server, with its journal entry; returns that entry's number, or `None` if there was no such
+    /// server.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn remove_mcp(&self, name: String, entry: NewEntry) -> Pending<Option<u64>> {
         self.write("state.mcp.remove", move |db| match grants::remove_mcp(db, &name)? {
             true => journal::append_one(db, entry).map(Some),
@@ -234,28 +237,28 @@ impl StateHandle {
     /// The MCP servers, by name.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn mcp_servers(&self) -> Pending<Vec<(String, McpTransport)>> {
         self.read(grants::mcp_servers)
     }
 
-    /// Lets this kernel read blobs. After the store has them.
+    /// Grants access to blobs that the store has.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn grant_blobs(&self, digests: Vec<Digest>, at_ms: i64) -> Pending<()> {
         self.write("state.blobs.grant", move |db| grants::grant_blobs(db, &digests, at_ms))
     }
 
-    /// Whether this kernel may read a blob.
+    /// Whether the kernel may read a blob.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn blob_granted(&self, digest: Digest) -> Pending<bool> {
         self.read(move |db| grants::blob_granted(db, digest))
     }
 
-    /// Takes the lease, or renews one's own.
+    /// Takes or renews the lease.
     ///
     /// # Errors
     /// `Conflict` if another holder's has not expired, or if the epoch is an old one.
@@ -263,10 +266,10 @@ impl StateHandle {
         self.write("state.lease.take", move |db| lease::take(db, &lease, now_ms))
     }
 
-    /// Gives the lease back; says whether `holder` had it.
+    /// Releases the lease; returns whether `holder` had it.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn release_lease(&self, holder: String) -> Pending<bool> {
         self.write("state.lease.release", move |db| lease::release(db, &holder))
     }
@@ -274,28 +277,29 @@ impl StateHandle {
     /// The lease, expired or not.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn lease(&self) -> Pending<Option<Lease>> {
         self.read(lease::get)
     }
 
-    /// Records a consent or its withdrawal; gives its number.
+    /// Records a consent or its withdrawal; returns its number.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn add_consent(&self, consent: NewConsent) -> Pending<u64> {
         self.write("state.consent.add", move |db| grants::add_consent(db, &consent))
     }
 
-    /// Every consent and withdrawal, oldest first, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS) after a number.
+    /// Every consent and withdrawal, oldest first, at most [`PAGE_ROWS`](crate::core::limits::PAGE_ROWS) after a
+    /// number.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn consents(&self, after: u64) -> Pending<Vec<Consent>> {
         self.read(move |db| grants::consents(db, after))
     }
 
-    /// Checks every page.
+    /// Verifies every page.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -303,7 +307,7 @@ impl StateHandle {
         self.read(Db::check)
     }
 
-    /// Opens the database and goes the way of an execution in it, so that the first one does not wait for that.
+    /// Opens the database and compiles the statements of an execution, so that the first execution need not.
     ///
     /// # Errors
     /// Those of opening it.
@@ -312,10 +316,10 @@ impl StateHandle {
         self.queue.manage(move |databases| executions::rehearse(databases.db(target)?))
     }
 
-    /// Closes the database: to be called when the kernel stops. It opens again on use.
+    /// Closes the database, when the kernel stops. It reopens on use.
     ///
     /// # Errors
-    /// What could not be moved from the write-ahead log into the database; it is still in the log.
+    /// The WAL could not be checkpointed; it still has everything.
     pub fn close(&self) -> Pending<()> {
         let target = Target::Kernel(self.kernel);
         self.queue.manage(move |databases| databases.close(target))

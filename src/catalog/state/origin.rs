@@ -1,4 +1,4 @@
-//! How a kernel's present state came to be, and the first records of one that begins from another's checkpoint.
+//! The origin of a kernel's state, and the first records of a kernel created from a checkpoint.
 
 use rusqlite::{OptionalExtension as _, Row, params};
 
@@ -13,61 +13,61 @@ use crate::core::info::{GivenMount, McpTransport};
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::workflow::{Decision, WorkflowPart};
 
-/// What a kernel begins with that is made from a checkpoint.
+/// The first records of a kernel created from a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Beginning {
-    /// How it came to be.
+    /// The origin of its state.
     pub origin: Origin,
-    /// Steps, agent, decisions and artifacts that it begins with.
+    /// Its workflow records: steps, agent, decisions and artifacts.
     pub work: WorkflowPart,
-    /// Those decisions with their texts, as far as they are known.
+    /// Those decisions with their texts, as far as known.
     pub decisions: Vec<Decision>,
-    /// Its first checkpoints, oldest first; it is at the last.
+    /// Its first checkpoints, oldest first; the last is its position.
     pub checkpoints: Vec<FirstCheckpoint>,
-    /// Its mounts beyond its specification's.
+    /// Its mounts besides its specification's.
     pub mounts: Vec<GivenMount>,
     /// Its MCP servers.
     pub mcp: Vec<(String, McpTransport)>,
     /// The blobs that it may read.
     pub blobs: Vec<Digest>,
-    /// The first entry of its journal, if that is none of a checkpoint.
+    /// The first journal entry, unless that is a checkpoint's.
     pub entry: Option<NewEntry>,
     /// Milliseconds since 1970.
     pub at_ms: i64,
 }
 
-/// A checkpoint that a kernel begins with.
+/// A checkpoint of a new kernel.
 #[derive(Debug, Clone)]
 pub struct FirstCheckpoint {
-    /// What is recorded of it.
+    /// Its record.
     pub new: NewCheckpoint,
-    /// The one before, which may be another kernel's.
+    /// Its parent, perhaps another kernel's checkpoint.
     pub parent: Option<CheckpointId>,
-    /// Its entry in the journal.
+    /// Its journal entry.
     pub entry: NewEntry,
 }
 
 impl StateHandle {
-    /// Writes a new kernel's first records, all in one transaction. The store has everything that they name.
+    /// Writes a new kernel's first records in one transaction. The store has everything that they reference.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn begin(&self, beginning: Beginning) -> Pending<()> {
         self.write("state.kernel.begin", move |db| begin(db, beginning))
     }
 
-    /// How the present state came to be.
+    /// The origin of the kernel's state.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn origin(&self) -> Pending<Origin> {
         self.read(get)
     }
 
-    /// The blobs that this kernel could read at a time, milliseconds since 1970.
+    /// The blobs that the kernel could read at a time (milliseconds since 1970).
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn blobs_granted_until(&self, at_ms: i64) -> Pending<Vec<Digest>> {
         self.read(move |db| grants::blobs_granted_until(db, at_ms))
     }
@@ -77,7 +77,7 @@ fn begin(db: &Db, beginning: Beginning) -> Result<()> {
     grants::replace(db, &beginning.mounts, &beginning.mcp)?;
     grants::grant_blobs(db, &beginning.blobs, beginning.at_ms)?;
     put(db, &beginning.origin)?;
-    // Who makes the kernel: of a checkpoint that comes from elsewhere, that is not who took it.
+    // The creator of the kernel, who may not be the creator of an imported checkpoint.
     let entry = beginning.entry.as_ref().or(beginning.checkpoints.last().map(|first| &first.entry));
     let by = entry.map_or("", |entry| &entry.actor);
     workflow_restore::begin_from(db, &beginning.work, &beginning.decisions, (by, beginning.at_ms))?;

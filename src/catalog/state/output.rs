@@ -1,6 +1,6 @@
-//! What an execution wrote: the two streams and how they interleave.
+//! Output of an execution: the two streams and their order.
 //!
-//! [`Runs`] keeps the order compactly: lengths as LEB128 numbers, of stdout and stderr in turn, stdout first (perhaps 0).
+//! [`Runs`] encodes the order: run lengths as LEB128 numbers, of stdout and stderr in turn, stdout first (perhaps 0).
 //! Output of one stream only, the usual case, is one number.
 
 use crate::core::exec::Stream;
@@ -10,12 +10,12 @@ use crate::core::ids::Digest;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runs {
     done: Vec<u8>,
-    /// The run that still grows, and its stream.
+    /// The current run, and its stream.
     open: Option<(Stream, u64)>,
 }
 
 impl Runs {
-    /// Notes that `bytes` of `stream` came next.
+    /// Appends `bytes` of `stream`.
     pub fn push(&mut self, stream: Stream, bytes: u64) {
         if bytes == 0 {
             return;
@@ -44,7 +44,7 @@ impl Runs {
         bytes
     }
 
-    /// Reads the compact form; `None` if it is none.
+    /// Parses the compact form; `None` if it is malformed.
     pub fn from_bytes(mut bytes: &[u8]) -> Option<Runs> {
         let mut runs = Runs::default();
         let mut stream = Stream::Stdout;
@@ -111,9 +111,9 @@ fn read_number(bytes: &mut &[u8]) -> Option<u64> {
 /// The kept bytes of one stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kept {
-    /// In the row itself: up to [`OUTPUT_INLINE_BYTES`](crate::core::limits::OUTPUT_INLINE_BYTES).
+    /// In the row: up to [`OUTPUT_INLINE_BYTES`](crate::core::limits::OUTPUT_INLINE_BYTES).
     Inline(Vec<u8>),
-    /// An object of the store, which must hold it before this is written.
+    /// An object of the store, stored before this row.
     Object {
         /// Its address.
         digest: Digest,
@@ -132,16 +132,16 @@ impl Kept {
     }
 }
 
-/// What is kept of an execution's output.
+/// The kept output of an execution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputRecord {
-    /// Of fd 1.
+    /// Stdout.
     pub stdout: Kept,
-    /// Of fd 2.
+    /// Stderr.
     pub stderr: Kept,
-    /// How they interleave; covers exactly the kept bytes.
+    /// Their order; covers exactly the kept bytes.
     pub runs: Runs,
-    /// Bytes written beyond what was kept.
+    /// Bytes discarded.
     pub truncated_bytes: u64,
 }
 
@@ -153,7 +153,7 @@ impl Default for OutputRecord {
 }
 
 impl OutputRecord {
-    /// Bytes that are in the record itself.
+    /// Bytes in the row itself.
     pub(super) fn inline_bytes(&self) -> usize {
         let inline = |kept: &Kept| if let Kept::Inline(bytes) = kept { bytes.len() } else { 0 };
         inline(&self.stdout) + inline(&self.stderr)

@@ -1,14 +1,14 @@
-//! Checkpoints that go: by the rules of retention, or because somebody asked for it.
+//! Removal of checkpoints, by retention or on request.
 //!
-//! What goes hands its children to its own parent, in the same transaction: so the tree of those that stay stays a tree.
+//! The children of a removed checkpoint move to its parent in the same transaction: the rest stays a tree.
 
 use std::collections::HashSet;
 
 use rusqlite::params;
 
-use super::checkpoints::{all, head, restoring};
+use super::checkpoints::{all, head};
 use super::journal::{self, NewEntry};
-use super::{Head, StateHandle};
+use super::{Head, StateHandle, transition};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{signed, unsigned};
 use crate::catalog::sqlite::{Db, Result};
@@ -17,22 +17,22 @@ use crate::core::checkpoint::Checkpoint;
 use crate::core::ids::CheckpointId;
 use crate::core::retention::{Standing, Use};
 
-/// Says which checkpoints go.
+/// Selects the checkpoints to remove.
 pub type Selection = Box<dyn FnOnce(&Standing) -> Vec<CheckpointId> + Send>;
 
 impl StateHandle {
-    /// Every checkpoint, and which of them the kernel needs: where it is, what undo and a restore under way need.
+    /// Every checkpoint, and which of them the kernel needs: where it is, what undo and a transition under way need.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn standing(&self) -> Pending<Standing> {
         self.read(standing)
     }
 
-    /// How many checkpoints there are that ryokan took by itself and nobody pinned.
+    /// Number of unpinned automatic checkpoints.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn automatic_checkpoints(&self) -> Pending<u64> {
         self.read(|db| {
             db.sql("count checkpoints", |c| {
@@ -42,11 +42,11 @@ impl StateHandle {
         })
     }
 
-    /// Removes the checkpoints that `choose` names, given all as they are in this very transaction; gives them. What the kernel
-    /// needs stays, whatever `choose` says.
+    /// Removes the checkpoints selected by `choose` and returns them. `choose` sees all checkpoints as of this
+    /// transaction; those that the kernel needs stay in any case.
     ///
     /// # Errors
-    /// The database's: then all are there.
+    /// Database errors; nothing is removed then.
     pub fn prune_checkpoints(&self, choose: Selection) -> Pending<Vec<Checkpoint>> {
         self.write("state.checkpoints.prune", move |db| {
             let standing = standing(db)?;
@@ -60,7 +60,7 @@ impl StateHandle {
         })
     }
 
-    /// Removes one checkpoint, with its journal entry; gives that one's number.
+    /// Removes one checkpoint, with a journal entry; returns that entry's number.
     ///
     /// # Errors
     /// `NotFound`; `Conflict` if the kernel needs it.
@@ -71,7 +71,7 @@ impl StateHandle {
                 let why = match why {
                     Use::Head => "the kernel is at it",
                     Use::Undo => "undo goes back to it",
-                    Use::Restore | Use::Reading => "a restore that has begun needs it",
+                    Use::Restore | Use::Reading => "a transition that has begun needs it",
                 };
                 return Err(CatalogError::Conflict(format!("checkpoint {id} cannot go: {why}")));
             }
@@ -80,7 +80,7 @@ impl StateHandle {
             }
             forget(db, id)?;
             let sequence = journal::append_one(db, entry)?;
-            // It changes nothing of what the kernel is.
+            // The removal does not change the kernel's state.
             db.sql("remove checkpoint", |c| {
                 c.prepare_cached("UPDATE head SET journal = ?1 WHERE journal = ?1 - 1")?.execute([signed(sequence)])
             })?;
@@ -94,9 +94,8 @@ fn standing(db: &Db) -> Result<Standing> {
     let mut needed: Vec<(CheckpointId, Use)> = Vec::new();
     needed.extend(checkpoint.map(|id| (id, Use::Head)));
     needed.extend(undo.map(|id| (id, Use::Undo)));
-    if let Some(restoring) = restoring(db)? {
-        needed.extend([(restoring.target, Use::Restore), (restoring.safety, Use::Restore)]);
-    }
+    let under_way = transition::get(db)?.map(|record| record.transition.checkpoints());
+    needed.extend(under_way.into_iter().flatten().map(|id| (id, Use::Restore)));
     Ok(Standing { checkpoints: all(db)?, needed })
 }
 

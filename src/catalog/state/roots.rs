@@ -1,4 +1,4 @@
-//! Which objects of the store a kernel's rows name: what garbage collection must spare and verification must find.
+//! The objects that a kernel's rows reference: garbage collection keeps them, verification checks them.
 
 use super::StateHandle;
 use crate::catalog::row::{bytes, unsigned};
@@ -6,12 +6,12 @@ use crate::catalog::sqlite::{Db, Result};
 use crate::catalog::thread::Pending;
 use crate::core::ids::Digest;
 
-/// What names an object.
+/// Kind of a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RootKind {
-    /// A blob that the kernel may read: also the content of its artifacts.
+    /// A blob that the kernel may read, including its artifacts' content.
     Blob,
-    /// What an execution wrote.
+    /// Output of an execution.
     Output {
         /// The execution's number.
         exec: u64,
@@ -23,16 +23,16 @@ pub enum RootKind {
     },
 }
 
-/// A named object.
+/// A reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
-    /// What names it.
+    /// Its kind.
     pub kind: RootKind,
-    /// Its address.
+    /// The object's address.
     pub digest: Digest,
 }
 
-/// Every column of `state.db` that holds an object's address, as `table.column`: a test holds it against the schema.
+/// Every column of `state.db` with an object's address, as `table.column`; a test compares it with the schema.
 #[cfg(test)]
 pub(super) const COLUMNS: &[&str] = &[
     "artifacts.object",
@@ -49,11 +49,11 @@ const ROOTS: &str = "SELECT 0, 0, digest FROM blob_grants
     UNION ALL SELECT 0, 0, object FROM artifacts WHERE object IS NOT NULL";
 
 impl StateHandle {
-    /// Objects of the store that this kernel's rows name: granted blobs, kept output, manifests of checkpoints. Garbage collection
-    /// must spare them, and everything that the manifests name.
+    /// Objects that this kernel's rows reference: granted blobs, kept output, manifests. Garbage collection keeps them
+    /// and everything that the manifests reference.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn roots(&self) -> Pending<Vec<Root>> {
         self.read(roots)
     }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use crate::catalog::{Durability, Kind};
 
-    /// A column of addresses that nobody lists would lose its objects.
+    /// An unlisted column would lose its objects.
     #[test]
     fn every_digest_column_is_root() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,5 @@
-//! Steps, the agent who works, decisions, artifacts: each change with its entry in the journal, in one transaction.
+//! Workflow records: steps, the current agent, decisions, artifacts. Each change has its journal entry, in one
+//! transaction.
 
 use rusqlite::types::{Type, ValueRef};
 use rusqlite::{OptionalExtension as _, Row, params};
@@ -18,33 +19,33 @@ use crate::core::workflow::{
     WorkflowPart,
 };
 
-/// What a change did.
+/// Result of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Done {
-    /// What it gave.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// Its entry in the journal; none: nothing was written, for it was done before.
+    /// Its journal entry; none: the change had been made before, nothing was written.
     pub sequence: Option<u64>,
 }
 
 impl StateHandle {
-    /// Steps and agent.
+    /// Steps and current agent.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn workflow(&self) -> Pending<Workflow> {
         self.read(workflow_now)
     }
 
-    /// What a checkpoint is to hold of the work.
+    /// The workflow records for a checkpoint.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn workflow_part(&self) -> Pending<WorkflowPart> {
         self.read(part)
     }
 
-    /// Changes what is recorded of the work, with its journal entry.
+    /// Changes the workflow records, with a journal entry.
     ///
     /// # Errors
     /// `Refused` as `core::workflow` says, `NotFound`, `Limit`.
@@ -52,10 +53,10 @@ impl StateHandle {
         self.write("state.workflow.change", move |db| change(db, &request))
     }
 
-    /// What a key gave, while keys are remembered.
+    /// The outcome of an unexpired key.
     ///
     /// # Errors
-    /// `Refused` if it was another kind of change's.
+    /// `Refused` if the key belongs to another kind of change.
     pub fn changed_by_key(&self, request: Request) -> Pending<Option<Outcome>> {
         self.read(move |db| before(db, &request))
     }
@@ -63,7 +64,7 @@ impl StateHandle {
     /// Decisions after a number, oldest first, at most a page.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn decisions(&self, after: u64) -> Pending<Vec<Decision>> {
         self.read(move |db| decisions(db, after))
     }
@@ -71,7 +72,7 @@ impl StateHandle {
     /// The newest version of each artifact after a name, by name, at most [`PAGE_ROWS`](limits::PAGE_ROWS).
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn artifacts(&self, after: String) -> Pending<Vec<Artifact>> {
         self.read(move |db| artifacts_after(db, &after, limits::PAGE_ROWS as u64))
     }
@@ -79,7 +80,7 @@ impl StateHandle {
     /// Versions of one artifact before a number, newest first, at most [`PAGE_ROWS`](limits::PAGE_ROWS).
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn artifact_versions(&self, name: String, before: u32) -> Pending<Vec<Artifact>> {
         self.read(move |db| versions_before(db, &name, before, limits::PAGE_ROWS))
     }
@@ -87,18 +88,18 @@ impl StateHandle {
     /// One version of an artifact; 0: the newest.
     ///
     /// # Errors
-    /// The database's.
+    /// Database errors.
     pub fn artifact(&self, name: String, version: u32) -> Pending<Option<Artifact>> {
         self.read(move |db| artifact(db, &name, version))
     }
 }
 
-/// What a checkpoint of now is to hold of the work.
+/// The workflow records for a checkpoint taken now.
 pub(super) fn part(db: &Db) -> Result<WorkflowPart> {
     Ok(WorkflowPart::of(workflow_now(db)?, &decision_heads(db)?, &newest_artifacts(db)?))
 }
 
-/// Does one change; within a transaction of the caller's.
+/// Makes one change, within the caller's transaction.
 pub(super) fn change(db: &Db, request: &Request) -> Result<Done> {
     if let Some(outcome) = before(db, request)? {
         return Ok(Done { outcome, sequence: None });
@@ -272,7 +273,7 @@ fn open_decision(db: &Db, title: &str, text: &str, actor: &str, at_ms: i64) -> R
         .insert(params![title, text, agent, step, actor, at_ms])
         .map(|id| id as u64)
     })?;
-    // They are never deleted, so the newest one's number is how many there are.
+    // Decisions are never deleted: the newest number is their count.
     if id > limits::DECISIONS {
         return Err(CatalogError::Limit { what: "the number of decisions", most: limits::DECISIONS });
     }
@@ -299,7 +300,7 @@ fn step_decision(db: &Db, id: u64, event: DecisionEvent, actor: &str, at_ms: i64
     Ok((Outcome::Decision(now), format!("decision {id} {}: {}", state.name(), found.title), detail))
 }
 
-/// Gives a decision a state; `restored`: the mark of the restore that does it.
+/// Sets a decision's state; `restored`: the safety checkpoint of the restore that does it.
 pub(super) fn set_decision(
     db: &Db,
     id: u64,
@@ -386,7 +387,7 @@ pub(super) fn add_version(db: &Db, artifact: &Artifact) -> Result<()> {
 
 enum Put {
     New(Artifact),
-    /// The newest version is just that.
+    /// The newest version has this content already.
     Same(Artifact),
 }
 

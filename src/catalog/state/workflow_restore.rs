@@ -1,4 +1,4 @@
-//! Records of the work brought to what a checkpoint holds of them: by a restore, and where a kernel begins from one.
+//! Restores workflow records from a checkpoint: in a restore, and in a kernel created from it.
 
 use rusqlite::params;
 
@@ -9,8 +9,8 @@ use crate::catalog::sqlite::{Db, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::workflow::{Artifact, Decision, DecisionState, Options, WorkflowPart, restore_effects};
 
-/// What a kernel begins with that is made from a checkpoint: within its first transaction. Of an artifact it has the version that
-/// the checkpoint holds.
+/// Writes the workflow records of a kernel created from a checkpoint, within its first transaction. Artifacts start at
+/// the checkpoint's version.
 pub(super) fn begin_from(db: &Db, part: &WorkflowPart, known: &[Decision], (actor, at_ms): (&str, i64)) -> Result<()> {
     part.workflow.steps.iter().try_for_each(|step| put_step(db, step))?;
     if !part.workflow.agent.is_empty() {
@@ -55,7 +55,8 @@ pub(super) fn begin_from(db: &Db, part: &WorkflowPart, known: &[Decision], (acto
     Ok(())
 }
 
-/// What a restore does to the records: within its transaction. Gives how many decisions and artifacts it changed.
+/// Restores the workflow records, within the restore's transaction. Returns the numbers of changed decisions and
+/// artifacts.
 pub(super) fn restore(
     db: &Db,
     part: &WorkflowPart,

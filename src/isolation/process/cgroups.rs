@@ -4,25 +4,25 @@ use std::path::{Path, PathBuf};
 
 use crate::core::ids::WorkerId;
 
-/// How often a cgroup that is still in use is tried again.
+/// Number of attempts to remove a cgroup that is still in use.
 const CGROUP_TRIES: u32 = 25;
-/// The pause between those.
+/// The pause between attempts.
 const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Where a daemon's workers have their cgroups. Two daemons may share the folder: what a name begins with says whose it is.
+/// The cgroups of a daemon's workers. Daemons may share the folder; the prefix of a name identifies the daemon.
 #[derive(Debug)]
-pub(crate) struct Cgroups {
+pub(super) struct Cgroups {
     pub base: PathBuf,
     pub prefix: String,
 }
 
 impl Cgroups {
-    pub(crate) fn of(&self, worker: WorkerId) -> PathBuf {
+    pub(super) fn of(&self, worker: WorkerId) -> PathBuf {
         self.base.join(format!("{}{worker}", self.prefix))
     }
 
-    /// Those of this daemon's workers but for the known ones.
-    pub(crate) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
+    /// The cgroups of this daemon's workers that are not in `known`.
+    pub(super) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&self.base).into_iter().flatten().flatten();
         let is_stale = |entry: &std::fs::DirEntry| {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -33,8 +33,8 @@ impl Cgroups {
     }
 }
 
-/// The host kernel may need a moment to let go of the last process.
-pub(crate) async fn remove_cgroup(path: &Path) {
+/// Removes a cgroup, with retries: the host kernel may need a moment to release the last process.
+pub(super) async fn remove_cgroup(path: &Path) {
     for _ in 0..CGROUP_TRIES {
         match crate::sandbox::cgroup::remove(path) {
             Ok(()) => return,
@@ -49,7 +49,7 @@ pub(crate) async fn remove_cgroup(path: &Path) {
 mod tests {
     use super::*;
 
-    /// Plain folders do here: they are known by name.
+    /// Plain folders suffice here: only names matter.
     #[test]
     fn known_cgroups_are_not_stale() {
         let base = tempfile::tempdir().expect("a folder");

@@ -1,12 +1,12 @@
-//! Starting a worker: what the daemon gives it, what it reports, and how the daemon waits for both.
+//! Launches a worker: sends its document and secret, reads its reports, and bounds the wait.
 //!
 //! ```text
 //!  daemon ── stdin: length, document, secret ──▶ outer ──▶ init
 //!  daemon ◀─ stdout: {"pid":N} {"ready":…} or {"failed":…} ─┘
 //! ```
 //!
-//! Nothing secret is ever in an argument or the environment. The secret comes last, so that init reads it only after the
-//! engine's process was forked off: no copy of it is in the engine's memory.
+//! Arguments and environment hold no secret. The secret is sent last, and init reads it after forking the engine's
+//! process: the engine's memory holds no copy.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,25 +36,25 @@ const LINE_BYTES: usize = 4 << 20;
 /// A started worker.
 #[derive(Debug)]
 pub struct Launch {
-    /// Its init.
+    /// Its init process.
     pub process: WorkerProcess,
-    /// What it said of itself.
+    /// Its report of readiness.
     pub ready: Ready,
 }
 
 /// A worker's init as a process of the host.
 #[derive(Debug)]
 pub struct WorkerProcess {
-    /// Its number.
+    /// Its process id.
     pub pid: u32,
     pidfd: OwnedFd,
 }
 
 impl WorkerProcess {
-    /// Finds a process by its number; for one that a former daemon started, after its identity was proven.
+    /// Finds a process by its id. For a process of a former daemon, the caller must then prove its identity.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such process.
     pub fn find(pid: u32) -> io::Result<WorkerProcess> {
         let number = i32::try_from(pid).map_err(|_| io::Error::from(Errno::ESRCH))?;
         Ok(WorkerProcess { pid, pidfd: pidfd::open(Pid::from_raw(number))? })
@@ -64,13 +64,13 @@ impl WorkerProcess {
         WorkerProcess { pid, pidfd }
     }
 
-    /// Kills it, and with it everything in its sandbox.
+    /// Kills the process and everything in its sandbox.
     pub fn kill(&self) {
-        // An error means that it has ended.
+        // An error means that the process has ended.
         let _ = pidfd::signal(self.pidfd.as_fd(), Signal::SIGKILL);
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     ///
     /// # Errors
     /// If the process cannot be watched.
@@ -81,14 +81,14 @@ impl WorkerProcess {
     }
 }
 
-/// Starts a worker and waits until it serves. What was started is killed if that fails.
+/// Starts a worker and waits until it serves. On failure, everything started is killed.
 ///
-/// `stderr` is where init's own messages go. `record` is called with init's process as soon as there is one. Init gets its
-/// secret, without which it serves nobody and ends, only when that is done: so none is left whom nobody knows.
+/// `stderr` receives init's own messages. `record` is called with init's process id as soon as it is known. Init gets
+/// its secret only after `record` has succeeded, and ends without it: so every serving worker is recorded.
 ///
 /// # Errors
-/// That of `record`. What the worker reports: `Unsupported` with reason `sandbox-LAYER`, `Corrupt` for its state, …; `Deadline` after
-/// [`limits::WORKER_START`] and a little; `Unavailable` if the program cannot be run.
+/// That of `record`. The worker's report: `Unsupported` with reason `sandbox-LAYER`, `Corrupt` for its state, …;
+/// `Deadline` shortly after [`limits::WORKER_START`]; `Unavailable` if the program cannot be run.
 pub async fn start(
     document: &LaunchDocument<SandboxPlan>,
     secret: &[u8; PROOF_BYTES],
@@ -97,12 +97,12 @@ pub async fn start(
     record: impl AsyncFnOnce(u32) -> Result<()>,
 ) -> Result<Launch> {
     let bytes = document.to_bytes()?;
-    // What is to end if this fails.
+    // The processes to kill on failure.
     let mut begun = Vec::new();
     let starting = async {
         let (mut stdin, mut lines, pid) = begin(program, &bytes, stderr, &mut begun).await?;
         record(pid).await?;
-        // A worker that cannot read says why on its stdout.
+        // A worker that cannot read reports the reason on its stdout.
         let _ = stdin.write_all(secret).await;
         drop(stdin);
         match next_line(&mut lines).await? {
@@ -116,7 +116,7 @@ pub async fn start(
     };
     match (outcome, begun.pop()) {
         (Ok(ready), Some(process)) => {
-            // The outer process ends by itself once init is there.
+            // The outer process ends by itself after it has started init.
             for outer in begun {
                 let _ = outer.ended().await;
             }
@@ -132,11 +132,13 @@ pub async fn start(
     }
 }
 
-/// What a worker says.
+/// A worker's report lines.
 type Reports = Lines<BufReader<pipe::Receiver>>;
 
-/// Spawns a worker and gives it its document; gives the way to it and its init's number. Adds to `begun` each process that there is then: init comes
-/// last. Once more if it ends without a word: its spawner may have ended, and taken along what it had just begun.
+/// Spawns a worker and sends its document; returns its pipes and init's process id. Adds each process to `begun`, init
+/// last.
+///
+/// Retries once if the worker ends without a report: its spawner may have ended and taken the new worker along.
 async fn begin(
     program: &WorkerProgram,
     document: &[u8],
@@ -169,7 +171,8 @@ async fn begin(
     }
 }
 
-/// Init, if it is still there. Its parent is looked at after the descriptor was opened: so the descriptor is of that very process.
+/// Init, if it is still running. Its parent is checked after the descriptor was opened, so that the descriptor refers
+/// to that process.
 fn init_of(pid: i32, spawner: u32) -> Option<WorkerProcess> {
     let process = WorkerProcess::find(u32::try_from(pid).ok()?).ok()?;
     (parent(process.pid) == Some(spawner)).then_some(process)
@@ -179,7 +182,7 @@ fn lost() -> Error {
     Error::internal("the worker ended before it was ready")
 }
 
-/// What it means that a line is not the one that was to come.
+/// The error for an unexpected report line.
 fn unready<T>(line: Option<ReportLine>) -> Result<T> {
     Err(match line {
         Some(ReportLine::Failed(error)) => error,

@@ -1,6 +1,13 @@
 //! Process isolation: a worker is a sandboxed process tree of this host.
 
-pub(crate) mod cgroups;
+mod cgroups;
+mod driver;
+mod engine_state;
+mod from_dir;
+mod handle;
+mod interpreters;
 pub mod launch;
 pub mod program;
 mod spawning;
+
+pub use driver::{ProcessDriver, ProcessSettings, abilities};

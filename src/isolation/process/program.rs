@@ -1,7 +1,7 @@
-//! The worker's executable, held open for as long as the daemon runs.
+//! The worker's executable, held open while the daemon runs.
 //!
-//! An upgrade replaces the file that the name leads to. Daemon and worker must be of one build, so a daemon goes on starting the one
-//! that it began with; the new one comes with the new daemon.
+//! An upgrade replaces the file at the path. Daemon and worker must be of one build, so a daemon keeps using the
+//! executable that it opened; a new daemon uses the new one.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 
 use super::spawning::Spawner;
 
-/// An executable that stays the same, whatever happens to its name.
+/// An executable that stays the same when its path is replaced.
 #[derive(Debug)]
 pub struct WorkerProgram {
     path: PathBuf,
@@ -23,30 +23,30 @@ pub struct WorkerProgram {
 }
 
 impl WorkerProgram {
-    /// Opens the executable of that name.
+    /// Opens the executable at a path.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the executable cannot be opened.
     pub fn open(path: PathBuf) -> io::Result<WorkerProgram> {
-        // `O_PATH`: it is to be run, and may be replaced, also in place.
+        // `O_PATH`: the file is only executed, and may be replaced, also in place.
         let held = open(&path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
         Ok(WorkerProgram { path, held, spawner: Mutex::new(None) })
     }
 
-    /// Where it was.
+    /// The path at which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What spawns it, once it was needed.
+    /// The spawner of workers, once started.
     pub(crate) fn spawner(&self) -> &Mutex<Option<Spawner>> {
         &self.spawner
     }
 
-    /// A command that runs it.
+    /// A command that runs the executable.
     pub(crate) fn command(&self) -> Command {
-        // Looked up in the new process, before the descriptor is closed there.
+        // The new process resolves this path before its copy of the descriptor is closed.
         let mut command = Command::new(format!("/proc/self/fd/{}", self.held.as_raw_fd()));
         command.arg0("ryokan-worker");
         command

@@ -1,6 +1,7 @@
-//! Having workers spawned: the daemon's side of the spawner (`spawner.rs` has the other).
+//! The daemon's side of the spawner, which forks workers (the other side is `spawner.rs`).
 //!
-//! One spawner serves a daemon, one wish at a time. One that ended is replaced at the next wish; the workers that it made go on.
+//! A daemon has one spawner, which serves one request at a time. A spawner that ended is replaced at the next request;
+//! its workers keep running.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Stdio;
@@ -21,16 +22,16 @@ use crate::sys::socket::{receive_with_fds, send_with_fds};
 use crate::sys::watched::{Watched, watch};
 use crate::worker::spawner::{COMMAND, ONE};
 
-/// A worker's outer process, which has not been told anything.
+/// A worker's outer process, before it gets its document.
 pub(crate) struct Spawned {
     pub process: WorkerProcess,
     pub stdin: pipe::Sender,
     pub stdout: pipe::Receiver,
-    /// Whose child it is, and its init will be.
+    /// The spawner's process id: parent of the outer process, and later of init.
     pub spawner: u32,
 }
 
-/// A spawner that runs. Dropped, it ends.
+/// A running spawner. Dropping ends the spawner.
 #[derive(Debug)]
 pub(crate) struct Spawner {
     socket: AsyncFd<Watched>,
@@ -45,7 +46,7 @@ impl WorkerProgram {
     pub(crate) async fn spawn(&self, stderr: BorrowedFd<'_>) -> Result<Spawned> {
         let mut held = self.spawner().lock().await;
         let no_pipes = |error| Error::unavailable(format!("a worker cannot have pipes: {error}"));
-        // Out of its place meanwhile: one whose answer nobody waits for any more must not give it to the next.
+        // Taken out during the request: after a cancelled request, its late answer must not reach the next one.
         if let Some(spawner) = held.take() {
             match spawner.spawn(Streams::new().map_err(no_pipes)?, stderr).await {
                 Err(error) => tracing::warn!(%error, "the spawner is gone: another one is started"),
@@ -73,7 +74,7 @@ impl WorkerProgram {
             None,
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
         )?;
-        // It waits; we do not.
+        // The spawner's end blocks; the daemon's does not.
         nix::fcntl::fcntl(&theirs, nix::fcntl::FcntlArg::F_SETFL(OFlag::empty()))?;
         // No `pre_exec`: without one this is a vfork, whose cost does not grow with the daemon's memory.
         let child = self
@@ -95,7 +96,7 @@ fn no_fork(error: std::io::Error) -> Error {
         .hint("free memory or processes on this host")
 }
 
-/// A worker's standard input and output: our ends and its own.
+/// A worker's standard input and output: the daemon's ends and the worker's.
 struct Streams {
     stdin: pipe::Sender,
     stdout: pipe::Receiver,
@@ -115,7 +116,7 @@ impl Streams {
 }
 
 impl Spawner {
-    /// Asks for one. An error of the outer kind: this spawner is of no use any more; of the inner: there is none for this wish.
+    /// Requests a worker. An outer error means that the spawner is unusable; an inner one that this request failed.
     async fn spawn(&self, streams: Streams, stderr: BorrowedFd<'_>) -> std::io::Result<std::io::Result<Spawned>> {
         let Streams { stdin, stdout, inside } = streams;
         let [stdin_inside, stdout_inside] = &inside;

@@ -1,7 +1,7 @@
-//! The two halves of a connected Unix socket as Cap'n Proto's network reads and writes them.
+//! The two halves of a connected Unix socket, for Cap'n Proto's network.
 //!
-//! Unlike tokio's own stream, these ask to be woken for what they wait for only: a socket that is registered for reading and
-//! writing at once wakes its owner each time the peer has read something, which for small messages doubles the wake-ups.
+//! Each half registers for its own direction only. tokio's stream registers one socket for both, so
+//! it wakes its owner each time the peer reads, which doubles the wake-ups for small messages.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
@@ -15,22 +15,22 @@ use tokio::io::unix::AsyncFd;
 
 use crate::sys::watched::{Watched, watch};
 
-/// The half that is read.
+/// The reading half.
 pub struct Reading(AsyncFd<Watched>);
 
-/// The half that is written.
+/// The writing half.
 pub struct Writing {
     stream: UnixStream,
-    /// There while the socket's buffer is full, or was a moment ago.
+    /// Set while the socket's buffer is full or was full a moment ago.
     room: Option<AsyncFd<Watched>>,
 }
 
-/// Takes a connected stream apart. Must be called inside a runtime.
+/// Splits a connected stream. Must be called inside a runtime.
 ///
 /// # Errors
 /// If the descriptor cannot be duplicated or watched.
 pub fn halves(stream: tokio::net::UnixStream) -> io::Result<(Reading, Writing)> {
-    // Comes non-blocking, and stays so.
+    // The stream is non-blocking already.
     let stream = stream.into_std()?;
     let read = watch(stream.try_clone()?, Interest::READABLE)?;
     Ok((Reading(read), Writing { stream, room: None }))
@@ -42,7 +42,7 @@ impl AsyncRead for Reading {
             let mut guard = ready!(self.0.poll_read_ready(cx))?;
             match nix::unistd::read(guard.get_inner(), out) {
                 Ok(n) => {
-                    // A short read has emptied the socket; what comes later wakes again.
+                    // A short read has emptied the socket; further data wakes the reader again.
                     if n > 0 && n < out.len() {
                         guard.clear_ready();
                     }
@@ -75,7 +75,7 @@ impl AsyncWrite for Writing {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // All is written: nobody waits for room any more.
+        // Everything is written: no writer waits for room.
         self.get_mut().room = None;
         Poll::Ready(Ok(()))
     }

@@ -1,4 +1,4 @@
-//! How a daemon reaches a worker's init: a byte stream, and descriptors where the channel can pass them.
+//! The connection from a daemon to a worker's init: a byte stream, with descriptors where possible.
 
 pub mod halves;
 pub mod unix;
@@ -12,55 +12,56 @@ use futures::io::{BufReader, BufWriter};
 use futures::{AsyncRead, AsyncWrite};
 
 use super::handshake::PROOF_BYTES;
-use super::message_limit::{Arrival, MostWords};
+use super::message_limit::{Arrival, MaxWords};
 use crate::core::limits;
 
-/// Output in flight between init and daemon, bytes: enough to keep both busy, little enough that back-pressure is felt.
+/// Limit of output in flight between init and daemon, bytes: keeps both busy and still applies
+/// back-pressure.
 const WINDOW_BYTES: usize = 1 << 20;
-/// Small messages are gathered up to this, bytes.
+/// Small messages are batched up to this size, bytes.
 const BUFFER_BYTES: usize = 16 << 10;
 
 /// A connected byte stream in two halves.
 pub struct Channel {
-    /// What the peer sends.
+    /// Bytes from the peer.
     pub read: Box<dyn AsyncRead + Unpin>,
-    /// What goes to the peer.
+    /// Bytes to the peer.
     pub write: Box<dyn AsyncWrite + Unpin>,
 }
 
-/// A way to one worker's init. Each isolation driver gives its own.
+/// A connector to one worker's init. Each isolation driver provides its own.
 #[async_trait::async_trait(?Send)]
 pub trait Connector {
-    /// Connects once more: each call is a new attachment, which replaces the former.
+    /// Opens a connection. Each connection is a new attachment and replaces the previous one.
     ///
     /// # Errors
-    /// Those of the channel.
+    /// The channel's errors.
     async fn connect(&self) -> io::Result<Channel>;
 
-    /// Passes a descriptor beside the channel; init has it when this returns.
+    /// Passes a descriptor beside the channel. Init holds it when this returns.
     ///
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] for a channel that carries bytes only.
     async fn pass_descriptor(&self, note: DescriptorNote, descriptor: OwnedFd) -> io::Result<()>;
 
-    /// Whether [`Self::pass_descriptor`] works here.
+    /// Whether [`Self::pass_descriptor`] is supported.
     fn passes_descriptors(&self) -> bool;
 }
 
-/// What goes with a descriptor.
+/// The note that accompanies a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DescriptorNote {
-    /// The name by which the next call speaks of it.
+    /// The token by which a later call refers to the descriptor.
     pub token: u64,
     /// The daemon's proof over the token.
     pub proof: [u8; PROOF_BYTES],
 }
 
 impl DescriptorNote {
-    /// Length of the note.
+    /// Length of the encoded note.
     pub const BYTES: usize = 8 + PROOF_BYTES;
 
-    /// The note as it travels.
+    /// Encodes the note.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.token.to_le_bytes());
@@ -68,7 +69,7 @@ impl DescriptorNote {
         bytes
     }
 
-    /// The note of those bytes.
+    /// Decodes a note.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let (mut token, mut proof) = ([0; 8], [0; PROOF_BYTES]);
         token.copy_from_slice(&bytes[..8]);
@@ -77,8 +78,8 @@ impl DescriptorNote {
     }
 }
 
-/// The two-party network over a channel, buffered, with messages of at most so many words.
-pub fn network(channel: Channel, side: Side, most: MostWords) -> VatNetwork<impl AsyncRead + Unpin + 'static> {
+/// A buffered two-party network over a channel, with messages of at most `most` words.
+pub fn network(channel: Channel, side: Side, most: MaxWords) -> VatNetwork<impl AsyncRead + Unpin + 'static> {
     let mut options = capnp::message::ReaderOptions::new();
     options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
     let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, channel.read), most);

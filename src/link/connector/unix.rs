@@ -1,4 +1,4 @@
-//! Unix sockets of any path length, which can pass descriptors.
+//! Unix sockets with paths of any length, and descriptor passing.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -16,19 +16,19 @@ use tokio::net::UnixStream;
 use super::halves::halves;
 use super::{Channel, Connector, DescriptorNote};
 use crate::core::limits;
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 
 /// Longest path that `sockaddr_un` holds with its terminating zero.
 const SUN_PATH_BYTES: usize = 107;
 
-/// A worker that listens on a Unix socket, and takes descriptors on a second one beside it.
+/// Connects to a worker's Unix socket; a second socket beside it takes descriptors.
 #[derive(Debug, Clone)]
 pub struct UnixConnector {
     socket: PathBuf,
 }
 
 impl UnixConnector {
-    /// The worker whose calls come on `socket`.
+    /// Connects to the worker that listens on `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         UnixConnector { socket: socket.into() }
     }
@@ -63,7 +63,7 @@ impl Connector for UnixConnector {
     }
 }
 
-/// A connected socket as a channel.
+/// Wraps a connected socket as a channel.
 ///
 /// # Errors
 /// If the socket cannot be watched.
@@ -77,22 +77,23 @@ pub fn channel(stream: UnixStream) -> io::Result<Channel> {
 /// # Errors
 /// If the socket cannot be watched.
 pub fn network(stream: UnixStream, side: Side) -> io::Result<VatNetwork<impl AsyncRead + Unpin + 'static>> {
-    network_of(stream, side, MostWords::new(limits::MESSAGE_WORDS))
+    network_of(stream, side, MaxWords::new(limits::MESSAGE_WORDS))
 }
 
-/// The same with messages of at most `most` words, which may change later.
+/// As [`network_of`] with messages of at most `most` words; the limit may change later.
 ///
 /// # Errors
 /// If the socket cannot be watched.
 pub fn network_of(
     stream: UnixStream,
     side: Side,
-    most: MostWords,
+    most: MaxWords,
 ) -> io::Result<VatNetwork<impl AsyncRead + Unpin + 'static>> {
     Ok(super::network(channel(stream)?, side, most))
 }
 
-/// A path that fits `sockaddr_un`: the path itself, or one through its opened folder, which must stay open meanwhile.
+/// A path that fits `sockaddr_un`: the path itself, or one through its opened folder, which must
+/// stay open.
 fn short_path(path: &Path) -> io::Result<(PathBuf, Option<File>)> {
     if path.as_os_str().len() <= SUN_PATH_BYTES {
         return Ok((path.to_owned(), None));
@@ -104,7 +105,7 @@ fn short_path(path: &Path) -> io::Result<(PathBuf, Option<File>)> {
     Ok((short, Some(folder)))
 }
 
-/// Where a worker takes descriptors, beside its private socket.
+/// Path of the socket for descriptors, beside the private socket.
 pub fn descriptor_path(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".fd");

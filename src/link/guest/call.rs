@@ -1,4 +1,4 @@
-//! What the daemon may want of init, in plain types.
+//! The daemon's calls to init, as plain types.
 
 use tokio::sync::oneshot;
 
@@ -9,52 +9,52 @@ use crate::core::ids::ExecId;
 use crate::link::binding::KernelBinding;
 use crate::link::types::{StateChunk, StateHead, WorkerUsage};
 
-/// Where a call's answer goes.
+/// Where the answer to a call goes.
 pub type Answer<T> = oneshot::Sender<Result<T>>;
 
-/// A call of the daemon, with the number of its connection.
+/// A call from the daemon, with the number of its connection.
 #[derive(Debug)]
 pub struct WorkerCall {
-    /// Which connection it came over.
+    /// The connection that carried the call.
     pub connection: u64,
-    /// What is wanted.
+    /// The call.
     pub what: Call,
 }
 
-/// A piece of one entry of the stored state.
+/// A chunk of an entry of the stored state.
 #[derive(Debug)]
 pub struct StatePiece {
-    /// What people see of the entry.
+    /// The entry's summary for people.
     pub meta_json: String,
-    /// Bytes of its whole body.
+    /// Length of the entry's whole body, bytes.
     pub size: u64,
-    /// Those from the offset that was asked for, as many as are at hand.
+    /// The available bytes from the requested offset.
     pub data: Vec<u8>,
 }
 
-/// What the daemon may want of init.
+/// A call of the daemon to init.
 #[derive(Debug)]
 pub enum Call {
     /// Become the worker's daemon.
     Attach {
-        /// How to reach it. Dropping it closes its connection.
+        /// The way to the daemon. Dropping it closes the connection.
         daemon: Daemon,
-        /// The report goes there.
+        /// Receives the report.
         answer: Answer<Report>,
     },
     /// The connection closed.
     Gone,
     /// Start an execution.
     Start(Start, Answer<Started>),
-    /// More standard input.
+    /// Pass further standard input.
     Stdin {
-        /// For which execution.
+        /// The execution.
         exec: ExecId,
         /// The bytes.
         data: Vec<u8>,
-        /// Whether that was all.
+        /// Whether the input ends here.
         end: bool,
-        /// Answered when the pipe took it.
+        /// Answered once the pipe has taken the bytes.
         answer: Answer<()>,
     },
     /// Interrupt an execution.
@@ -71,42 +71,42 @@ pub enum Call {
     LoadEntry(StateChunk, Answer<()>),
     /// No more entries; the answer is the engine's `reply` frame.
     LoadEnd(Answer<Vec<u8>>),
-    /// Mount something.
+    /// Add a mount.
     Bind(Bind, Answer<()>),
-    /// Be that kernel's worker; for a slot, once.
+    /// Become the worker of a kernel; once, for a warm worker.
     BindKernel(Box<KernelBinding>, Answer<Report>),
-    /// Take a mount away.
+    /// Remove a mount.
     Unbind(String, Answer<()>),
-    /// What is used now.
+    /// Report current resource usage.
     Usage(Answer<WorkerUsage>),
-    /// The stored state entries without their bodies.
+    /// List the stored state entries without their bodies.
     Heads(Answer<Vec<StateHead>>),
-    /// A stored state entry.
+    /// Read a stored state entry.
     Entry(String, u64, Answer<Option<StatePiece>>),
-    /// Have the engine keep a copy of itself; answered with why there is none, or nothing.
+    /// Fork a snapshot of the engine. Answered with the reason if there is none, else empty.
     Keep {
-        /// Of which checkpoint.
+        /// The checkpoint of the snapshot.
         of: String,
-        /// The checkpoint whose copy does not go for it.
+        /// The checkpoint whose snapshot must not be evicted for the new one.
         spare: String,
         /// Where the answer goes.
         answer: Answer<String>,
     },
-    /// Make the copy of that checkpoint the engine; answered with what is not as it was, as a `missed` frame.
+    /// Make a checkpoint's snapshot the engine. Answered with the differences, as a `missed` frame.
     Wake(String, Answer<Vec<u8>>),
-    /// One change of the stored state.
+    /// Apply one change to the stored state.
     Revise(Revision, Answer<()>),
-    /// Stop everything inside for a moment.
+    /// Stop every process inside.
     Freeze(bool, Answer<()>),
-    /// Let it go on.
+    /// Resume every process inside.
     Thaw(Answer<()>),
-    /// Take the descriptor of that number as this attachment's lane.
-    Lane(u64, Answer<()>),
-    /// Save and end; answered when the state is saved.
+    /// Use the descriptor of that token as this attachment's execution channel.
+    ExecChannel(u64, Answer<()>),
+    /// Save and end. Answered when the state is saved.
     Stop {
-        /// For the exit that follows, milliseconds.
+        /// Time for the exit that follows, milliseconds.
         grace_ms: u64,
-        /// Where the answer goes.
+        /// Receives the answer.
         answer: Answer<()>,
     },
 }
@@ -135,7 +135,7 @@ impl Call {
             | Call::Unbind(_, answer)
             | Call::Freeze(_, answer)
             | Call::Thaw(answer)
-            | Call::Lane(_, answer)
+            | Call::ExecChannel(_, answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }
     }
@@ -148,63 +148,63 @@ pub struct Start {
     pub exec: ExecId,
     /// An `exec` or `call` frame without `id`.
     pub request_json: Vec<u8>,
-    /// Standard input that is there at once.
+    /// Standard input known at the start.
     pub stdin: Vec<u8>,
-    /// More follows.
+    /// Whether more input follows.
     pub stdin_open: bool,
-    /// Whether there is any.
+    /// Whether there is any input.
     pub has_stdin: bool,
-    /// 0: none.
+    /// Timeout, milliseconds; 0: none.
     pub timeout_ms: u64,
-    /// How much output to keep until the end is acknowledged.
+    /// Output to keep until the end is acknowledged, bytes.
     pub output_kept_bytes: u64,
     /// Earlier executions to forget.
     pub acknowledged: Vec<ExecId>,
 }
 
-/// Pieces of output in the order in which they came.
+/// Chunks of output, in order.
 pub type Chunks = Vec<(Stream, Vec<u8>)>;
 
-/// What became of an execution by the time its start is answered.
+/// State of an execution when its start is answered.
 #[derive(Debug)]
 pub enum Started {
-    /// Output and end follow as calls of the daemon.
+    /// The execution runs; output and end follow as calls to the daemon.
     Runs,
-    /// It is over already; this is all that it wrote.
+    /// The execution has ended; this is its whole output.
     Ended(Finish, Chunks),
 }
 
 /// A change of the stored state that the engine has made already.
 #[derive(Debug)]
 pub struct Revision {
-    /// Which entry; empty: none, this only ends the changes.
+    /// The entry's key; empty: no entry, this only ends the changes.
     pub key: String,
-    /// What people see of it.
+    /// The entry's summary for people.
     pub meta_json: Vec<u8>,
-    /// A piece of its body.
+    /// A chunk of its body.
     pub data: Vec<u8>,
-    /// More of this entry follows.
+    /// Whether more of this entry follows.
     pub more: bool,
-    /// The entry is no longer there.
+    /// Whether the entry was deleted.
     pub gone: bool,
-    /// All changes have come: they are stored, in one transaction.
+    /// Whether this is the last change; all are then stored in one transaction.
     pub last: bool,
 }
 
 /// A mount to make.
 #[derive(Debug)]
 pub struct Bind {
-    /// Where the engine sees it.
+    /// Path inside.
     pub path: String,
-    /// Where the host has it.
+    /// Path on the host.
     pub source: String,
-    /// Whether the engine may change it.
+    /// Whether the engine may write.
     pub writable: bool,
-    /// Not 0: the detached mount that came under that number.
+    /// Token of the detached mount; 0: none.
     pub token: u64,
 }
 
-/// What a daemon is told when it attaches.
+/// The report to a daemon that attaches.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Engine by name.
@@ -213,16 +213,16 @@ pub struct Report {
     pub engine_version: String,
     /// Layers in force.
     pub sandbox: Vec<String>,
-    /// Known executions and whether they run.
+    /// Known executions, and whether each is running.
     pub executions: Vec<(ExecId, bool)>,
     /// The last `jobs` frame.
     pub jobs_json: Vec<u8>,
     /// The last `missed` frame.
     pub missed_json: Vec<u8>,
-    /// Paths inside at which something of the host's is mounted.
+    /// Paths inside with mounts from the host.
     pub mounts: Vec<String>,
-    /// Entries given to the engine at start.
+    /// Number of entries given to the engine at start.
     pub restored_entries: u32,
-    /// Those that it could not build: a JSON list.
+    /// Entries that the engine could not build, as a JSON list.
     pub not_restored_json: Vec<u8>,
 }

@@ -1,4 +1,4 @@
-//! The attached daemon as init sees it: calls out, their answers back as [`Delivered`].
+//! The attached daemon as seen by init: calls out, their answers back as [`Delivered`].
 
 use capnp::struct_list;
 use futures::FutureExt;
@@ -8,72 +8,72 @@ use tokio::sync::oneshot;
 
 use crate::core::exec::{ExecStatus, Stream};
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::link::schema::worker_capnp::worker::start_results;
 use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
-use crate::link::types::WorkerCause;
 
-/// A call to the daemon on its way.
+/// A pending call to the daemon.
 pub type Delivery = LocalBoxFuture<'static, Delivered>;
 
-/// A call to the daemon that came back.
+/// A completed call to the daemon.
 #[derive(Debug)]
 pub enum Delivered {
-    /// Room for more output. `false`: the link is broken.
+    /// There is room for more output. `false`: the link is broken.
     Output(bool),
-    /// Room for more output of jobs.
+    /// There is room for more output of jobs.
     Background,
-    /// The list of jobs arrived.
+    /// The list of jobs was received.
     Jobs,
-    /// The list of what is not captured arrived.
+    /// The list of unsaved entries was received.
     Missed,
-    /// An end, or the last word, arrived.
+    /// An end or the final notice was received.
     Notice,
     /// A dynamic tool answered.
     Tool {
-        /// The engine's number for the call.
+        /// The engine's id of the call.
         call: u64,
-        /// What came of it.
+        /// The answer.
         answer: ToolAnswer,
     },
 }
 
-/// What came of a dynamic tool's call.
+/// The answer to a dynamic tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolAnswer {
     /// Its result.
     Done {
-        /// The value in its JSON form.
+        /// The value as JSON.
         value_json: Vec<u8>,
-        /// For people.
+        /// Text for people.
         text: String,
     },
     /// It failed.
     Failed(String),
 }
 
-/// The end of an execution as it goes to the daemon.
+/// The end of an execution, as sent to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finish {
     /// How it ended.
     pub status: ExecStatus,
     /// Exit code.
     pub code: i32,
-    /// One line.
+    /// One-line error.
     pub err: String,
-    /// The engine's `end` frame; empty: there was none.
+    /// The engine's `end` frame; empty: none.
     pub frame_json: Vec<u8>,
     /// Wall time.
     pub duration_us: u64,
-    /// Written in all.
+    /// Total output, bytes.
     pub output_bytes: u64,
-    /// The engine is gone with it.
+    /// Whether the engine is gone, too.
     pub last: bool,
 }
 
-/// The way to the attached daemon.
+/// The connection to the attached daemon.
 pub struct Daemon {
     client: supervisor::Client,
-    /// Dropped with it, which closes the connection.
+    /// Dropping it closes the connection.
     _close: Option<oneshot::Sender<()>>,
 }
 
@@ -88,7 +88,7 @@ impl Daemon {
         Daemon { client, _close: close }
     }
 
-    /// Sends output; `None`: there is room for more already.
+    /// Sends output. `None`: there is room for more already.
     pub fn output(&self, exec: ExecId, offset: u64, stream: Stream, data: &[u8]) -> Option<Delivery> {
         let mut request = self.client.output_request();
         let mut call = request.get();
@@ -99,7 +99,8 @@ impl Daemon {
         streaming(request.send())
     }
 
-    /// Sends an engine's `display` or `structured` frame; `None`: there is room for more already.
+    /// Sends a `display` or `structured` frame of the engine. `None`: there is room for more
+    /// already.
     pub fn event(&self, exec: ExecId, json: &[u8], tail: &[u8]) -> Option<Delivery> {
         let mut request = self.client.event_request();
         let mut call = request.get();
@@ -134,7 +135,7 @@ impl Daemon {
         };
         decoded
             .map(move |answer| {
-                let failed = |_| ToolAnswer::Failed("the daemon went away during the call".into());
+                let failed = |_| ToolAnswer::Failed("the daemon disconnected during the call".into());
                 Delivered::Tool { call, answer: answer.unwrap_or_else(failed) }
             })
             .boxed_local()
@@ -154,7 +155,7 @@ impl Daemon {
         request.send().promise.map(|_| Delivered::Missed).boxed_local()
     }
 
-    /// Sends what jobs wrote.
+    /// Sends output of jobs.
     pub fn background(&self, stream: Stream, data: &[u8]) -> Delivery {
         let mut request = self.client.background_request();
         request.get().set_stream(to_wire_stream(stream));
@@ -162,18 +163,16 @@ impl Daemon {
         request.send().promise.map(|_| Delivered::Background).boxed_local()
     }
 
-    /// Sends the last word.
-    pub fn dying(&self, cause: &WorkerCause) -> Delivery {
+    /// Sends the final notice.
+    pub fn dying(&self, cause: &CrashCause) -> Delivery {
         let mut request = self.client.dying_request();
-        let mut told = request.get().init_cause();
-        told.set_kind(cause.kind());
-        told.set_status(cause.status());
-        told.set_detail(cause.detail());
+        // Encoding this enum cannot fail; an empty text would be reported as an unreadable cause.
+        request.get().set_cause_json(&serde_json::to_vec(cause).unwrap_or_default());
         request.send().promise.map(|_| Delivered::Notice).boxed_local()
     }
 }
 
-/// The answer to a start when the end is known already.
+/// Writes the answer to a start whose execution has already ended.
 pub(crate) fn write_ended(mut results: start_results::Builder<'_>, finish: &Finish, output: &[(Stream, Vec<u8>)]) {
     results.set_ended(true);
     write_end(results.reborrow().init_end(), finish);
@@ -198,7 +197,7 @@ pub(crate) fn write_end(mut end: end::Builder<'_>, finish: &Finish) {
     end.set_last(finish.last);
 }
 
-/// A streaming call's promise stands for room in the window; usually there is some at once.
+/// The promise of a streaming call resolves when the window has room; usually at once.
 fn streaming(mut promise: capnp::capability::Promise<(), capnp::Error>) -> Option<Delivery> {
     match (&mut promise).now_or_never() {
         Some(Ok(())) => None,

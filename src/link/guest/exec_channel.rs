@@ -1,4 +1,4 @@
-//! Init's end of the lane: starts in, their answers out.
+//! Init's end of the execution channel: receives starts, sends answers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,56 +11,56 @@ use super::{Start, Started, read_start};
 use crate::core::error::Result;
 use crate::core::ids::ExecId;
 use crate::core::limits;
-use crate::link::exec_channel::{Lane, Message};
-use crate::link::schema::worker_capnp::{lane_answer, lane_call};
+use crate::link::exec_channel::{ExecChannel, Message};
+use crate::link::schema::worker_capnp::{exec_channel_answer, exec_channel_call};
 
-/// What the daemon says on the lane.
+/// A call on the execution channel.
 #[derive(Debug)]
-pub enum LaneCall {
-    /// Start it.
+pub enum ExecChannelCall {
+    /// Start the execution.
     Start(Start),
-    /// Start it when told to go.
-    Hold(Start),
-    /// The one that is held may begin.
-    Go(ExecId),
-    /// The one that is held is not to run.
-    Withdraw(ExecId),
+    /// Start the execution on commit.
+    Prepare(Start),
+    /// Start the prepared execution.
+    Commit(ExecId),
+    /// Drop the prepared execution.
+    Abort(ExecId),
 }
 
-/// What an end beside its output may take of a message, bytes.
+/// Limit of an end without its output, bytes.
 const END_BYTES: usize = limits::EXEC_CHANNEL_BYTES - limits::OUTPUT_BATCH_BYTES as usize - (4 << 10);
 
-/// Init's end.
+/// Init's end of the execution channel.
 #[derive(Debug)]
-pub struct LaneService(Lane);
+pub struct ExecChannelService(ExecChannel);
 
-impl LaneService {
-    /// Takes over init's end. Must be called inside a runtime.
+impl ExecChannelService {
+    /// Wraps init's end. Must be called inside a runtime.
     ///
     /// # Errors
     /// If it cannot be watched.
-    pub fn new(socket: OwnedFd) -> io::Result<LaneService> {
-        Ok(LaneService(Lane::new(socket)?))
+    pub fn new(socket: OwnedFd) -> io::Result<ExecChannelService> {
+        Ok(ExecChannelService(ExecChannel::new(socket)?))
     }
 
     /// Waits for a call.
     ///
     /// # Errors
-    /// If the daemon closed the lane or does not keep to it.
-    pub fn poll_call(&self, cx: &mut Context<'_>) -> Poll<io::Result<LaneCall>> {
+    /// If the daemon closed the channel or sent an invalid message.
+    pub fn poll_call(&self, cx: &mut Context<'_>) -> Poll<io::Result<ExecChannelCall>> {
         self.0.poll_message(cx, read_call).map_err(io::Error::other)
     }
 
-    /// The call that is there already, if any.
+    /// Returns a call that has already arrived.
     ///
     /// # Errors
     /// As [`Self::poll_call`].
-    pub fn call_now(&self) -> io::Result<Option<LaneCall>> {
+    pub fn call_now(&self) -> io::Result<Option<ExecChannelCall>> {
         self.0.message_now(&read_call).map_err(io::Error::other)
     }
 
-    /// Whether an end is small enough for the lane, whatever it wrote within
-    /// [`OUTPUT_BATCH_BYTES`](limits::OUTPUT_BATCH_BYTES).
+    /// Whether an end fits in a packet, with up to
+    /// [`OUTPUT_GATHERED_BYTES`](limits::OUTPUT_BATCH_BYTES) of output.
     pub fn fits(err: &str, frame_json: &[u8]) -> bool {
         err.len() + frame_json.len() <= END_BYTES
     }
@@ -68,10 +68,10 @@ impl LaneService {
     /// Answers a start.
     ///
     /// # Errors
-    /// If the daemon is gone or does not read.
+    /// If the daemon is gone or its buffer is full.
     pub fn answer(&self, exec: ExecId, outcome: &Result<Started>) -> io::Result<()> {
         let mut message = Builder::new_default();
-        let mut answer = message.init_root::<lane_answer::Builder<'_>>();
+        let mut answer = message.init_root::<exec_channel_answer::Builder<'_>>();
         answer.set_exec_id(exec.0);
         match outcome {
             Ok(Started::Runs) => answer.set_runs(()),
@@ -89,11 +89,11 @@ impl LaneService {
     }
 }
 
-fn read_call(message: &Message<'_>) -> capnp::Result<LaneCall> {
-    Ok(match message.get_root::<lane_call::Reader<'_>>()?.which()? {
-        lane_call::Start(exec) => LaneCall::Start(read_start(exec?)?),
-        lane_call::Hold(exec) => LaneCall::Hold(read_start(exec?)?),
-        lane_call::Go(exec) => LaneCall::Go(ExecId(exec)),
-        lane_call::Withdraw(exec) => LaneCall::Withdraw(ExecId(exec)),
+fn read_call(message: &Message<'_>) -> capnp::Result<ExecChannelCall> {
+    Ok(match message.get_root::<exec_channel_call::Reader<'_>>()?.which()? {
+        exec_channel_call::Start(exec) => ExecChannelCall::Start(read_start(exec?)?),
+        exec_channel_call::Prepare(exec) => ExecChannelCall::Prepare(read_start(exec?)?),
+        exec_channel_call::Commit(exec) => ExecChannelCall::Commit(ExecId(exec)),
+        exec_channel_call::Abort(exec) => ExecChannelCall::Abort(ExecId(exec)),
     })
 }

@@ -1,8 +1,9 @@
-//! Init's side of the link: answers the handshake, turns calls into plain [`WorkerCall`]s, and speaks to the daemon.
+//! Init's side of the link: answers the handshake, turns calls into plain [`WorkerCall`]s, and
+//! calls the daemon.
 //!
-//! One `WorkerServer` serves one connection. It decides nothing but who may speak: before a proven `attach` nothing but
-//! `challenge` answers. Everything else goes to init's event loop, which also refuses calls of a connection that a newer one
-//! replaced.
+//! One `WorkerServer` serves one connection. It decides only who may call: before a proven `attach`
+//! it answers `challenge` alone. Every other call goes to init's event loop, which also refuses
+//! calls of a replaced connection.
 
 mod call;
 mod daemon;
@@ -27,20 +28,20 @@ use crate::link::types::StateChunk;
 
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
-pub use exec_channel::{LaneCall, LaneService};
+pub use exec_channel::{ExecChannelCall, ExecChannelService};
 
-/// What one connection is answered by.
+/// The server of one connection.
 struct WorkerServer {
     connection: u64,
     identity: Rc<WorkerIdentity>,
     calls: mpsc::Sender<WorkerCall>,
     handshake: RefCell<Handshake>,
     proven: Rc<Cell<bool>>,
-    /// Goes to the event loop with the attached daemon.
+    /// Moves to the event loop with the attached daemon.
     close: RefCell<Option<oneshot::Sender<()>>>,
 }
 
-/// How far a connection is.
+/// The progress of a connection.
 enum Handshake {
     Silent,
     Challenged { nonce: [u8; PROOF_BYTES], counter_nonce: [u8; PROOF_BYTES] },
@@ -67,7 +68,7 @@ impl WorkerServer {
     async fn call<T>(&self, what: impl FnOnce(Answer<T>) -> Call) -> Result<T, capnp::Error> {
         let attached = matches!(*self.handshake.borrow(), Handshake::Attached);
         if !attached {
-            return Err(to_capnp(Error::refused("nothing answers before `attach`").reason("worker_identity")));
+            return Err(to_capnp(Error::refused("calls are refused before `attach`").reason("worker_identity")));
         }
         self.forward(what).await
     }
@@ -75,8 +76,8 @@ impl WorkerServer {
     async fn forward<T>(&self, what: impl FnOnce(Answer<T>) -> Call) -> Result<T, capnp::Error> {
         let (answer, answered) = oneshot::channel();
         let call = WorkerCall { connection: self.connection, what: what(answer) };
-        let ending = || to_capnp(Error::lost("the execution or the worker ended under the call"));
-        // Room at once, usually: then nothing is awaited and calls keep their order.
+        let ending = || to_capnp(Error::lost("the execution or the worker ended during the call"));
+        // Usually there is room at once; without an await the calls keep their order.
         match self.calls.try_send(call) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(call)) => self.calls.send(call).await.map_err(|_| ending())?,
@@ -86,7 +87,7 @@ impl WorkerServer {
     }
 }
 
-/// An error as it crosses the link.
+/// Encodes an error for the link.
 fn to_capnp(error: Error) -> capnp::Error {
     capnp::Error::failed(error.to_line())
 }
@@ -124,7 +125,7 @@ impl worker::Server for WorkerServer {
 
     async fn attach(self: Rc<Self>, params: worker::AttachParams, mut results: worker::AttachResults) -> Done {
         let params = params.get()?;
-        // Whatever comes of it, a counter nonce is good for one answer.
+        // A nonce is used once, whatever the outcome.
         let challenged = std::mem::replace(&mut *self.handshake.borrow_mut(), Handshake::Silent);
         let proven = match challenged {
             Handshake::Challenged { nonce, counter_nonce } => {
@@ -267,9 +268,9 @@ impl worker::Server for WorkerServer {
         self.call(Call::Thaw).await
     }
 
-    async fn lane(self: Rc<Self>, params: worker::LaneParams, _: worker::LaneResults) -> Done {
+    async fn exec_channel(self: Rc<Self>, params: worker::ExecChannelParams, _: worker::ExecChannelResults) -> Done {
         let token = params.get()?.get_token();
-        self.call(|answer| Call::Lane(token, answer)).await
+        self.call(|answer| Call::ExecChannel(token, answer)).await
     }
 
     async fn usage(self: Rc<Self>, _: worker::UsageParams, mut results: worker::UsageResults) -> Done {
@@ -333,8 +334,8 @@ fn read_start(exec: exec::Reader<'_>) -> capnp::Result<Start> {
     })
 }
 
-/// Serves one connection to its end: the peer's, the event loop's (a newer daemon attached), or that of its patience with a
-/// peer that proves nothing.
+/// Serves one connection until the peer closes it, a newer daemon attaches, or an unproven peer
+/// runs out of time.
 pub async fn serve_connection(
     connection: u64,
     stream: UnixStream,
@@ -361,7 +362,7 @@ pub async fn serve_connection(
         _ = closed => {}
         () = unproven => {}
     }
-    // An event loop that is gone does not care.
+    // A stopped event loop needs no notice.
     let _ = calls.send(WorkerCall { connection, what: Call::Gone }).await;
 }
 

@@ -1,8 +1,8 @@
-//! The daemon's end of what a worker says: decodes and hands on to the kernel's [`WorkerListener`].
+//! The daemon's end of a worker's reports: decodes them and calls the kernel's [`WorkerListener`].
 //!
-//! Order comes from Cap'n Proto itself: a streaming call (`output`, `event`) holds back later calls on the same capability
-//! until it has returned. What the engine wrote is untrusted: whatever does not decode becomes an absent value and a line
-//! in `err`, never a failed call, for that would break the link.
+//! Cap'n Proto keeps the order: a streaming call (`output`, `event`) delays later calls on the same
+//! capability until it returns. Engine data is untrusted: undecodable data becomes an absent value
+//! and a line in `err`, never a failed call, which would break the link.
 
 use std::rc::Rc;
 
@@ -12,12 +12,13 @@ use serde_json::Value as Json;
 use crate::core::error::Error;
 use crate::core::exec::{ExecEnd, ExecStatus, OutputData, OutputEvent, Stream};
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 use crate::link::frames::Missed;
 use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
-use crate::link::types::{Job, WorkerCause, WorkerListener};
+use crate::link::types::{Job, WorkerListener};
 
 type Done = Result<(), capnp::Error>;
 
@@ -96,16 +97,14 @@ impl supervisor::Server for SupervisorServer {
     }
 
     async fn dying(self: Rc<Self>, params: supervisor::DyingParams, _: supervisor::DyingResults) -> Done {
-        let cause = params.get()?.get_cause()?;
-        let (kind, detail) = (cause.get_kind()?.to_string()?, cause.get_detail()?.to_string()?);
-        let cause = WorkerCause::from_parts(&kind, cause.get_status(), &detail)
-            .unwrap_or_else(|| WorkerCause::Protocol(format!("unknown cause {kind:?}")));
+        let cause = serde_json::from_slice(params.get()?.get_cause_json()?)
+            .unwrap_or_else(|error| CrashCause::Protocol(format!("unreadable cause: {error}")));
         self.listener.dying(cause);
         Ok(())
     }
 }
 
-/// An execution that is over, with all that it wrote.
+/// A finished execution with its whole output.
 pub(crate) struct Over {
     output: Vec<(Stream, Vec<u8>)>,
     end: ExecEnd,
@@ -128,7 +127,7 @@ impl Over {
     }
 }
 
-/// Tells a listener what the answer to a start says of the execution's end, as if it had come by `output` and `ended`.
+/// Reports the end found in the answer to a start as if it had arrived by `output` and `ended`.
 pub(crate) async fn tell_over(listener: &dyn WorkerListener, exec: ExecId, over: Over) {
     let mut offset = 0;
     for (stream, data) in over.output {
@@ -174,7 +173,8 @@ fn decode_event(json: &[u8], tail: &[u8]) -> Result<OutputEvent, serde_json::Err
     })
 }
 
-/// Refuses a JSON text with more than [`limits::FRAME_PARTS`] parts, before any memory is taken for them.
+/// Refuses a JSON text with more than [`limits::FRAME_PARTS`] parts before allocating memory for
+/// them.
 fn check_parts(json: &[u8]) -> Result<(), serde_json::Error> {
     let (mut parts, mut inside, mut escaped) = (0, false, false);
     for byte in json {
@@ -189,7 +189,7 @@ fn check_parts(json: &[u8]) -> Result<(), serde_json::Error> {
     if parts <= limits::FRAME_PARTS {
         return Ok(());
     }
-    Err(serde::de::Error::custom(format_args!("{parts} parts; {} are the most", limits::FRAME_PARTS)))
+    Err(serde::de::Error::custom(format_args!("{parts} parts exceed the limit of {}", limits::FRAME_PARTS)))
 }
 
 fn decode_end(end: end::Reader<'_>) -> Result<ExecEnd, capnp::Error> {
@@ -223,7 +223,8 @@ fn decode_end_frame(json: &[u8], end: &mut ExecEnd) -> Result<(), Error> {
     if json.is_empty() {
         return Ok(());
     }
-    let unreadable = |why: &dyn std::fmt::Display| Error::corrupt(format!("the result's value cannot be shown: {why}"));
+    let unreadable =
+        |why: &dyn std::fmt::Display| Error::corrupt(format!("the result's value cannot be decoded: {why}"));
     check_parts(json).map_err(|e| unreadable(&e))?;
     let frame: Frame = serde_json::from_slice(json).map_err(|e| unreadable(&e))?;
     end.output = frame.output;
@@ -265,16 +266,16 @@ pub(crate) fn decode_missed(json: &[u8]) -> Vec<MissedEntry> {
     missed_entries(serde_json::from_slice::<Frame>(json).unwrap_or_default().entries)
 }
 
-/// The contract's form as `core`'s.
+/// Converts the contract's form to `core`'s.
 pub(crate) fn missed_entries(entries: Vec<Missed>) -> Vec<MissedEntry> {
     let entry = |m: Missed| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason };
     entries.into_iter().map(entry).collect()
 }
 
-/// JSON levels that every engine's parser reads.
+/// JSON nesting that every engine's parser reads.
 const JSON_DEPTH: usize = 120;
 
-/// A value's JSON text, within what engines read.
+/// A value's JSON text, within the engines' limits.
 ///
 /// # Errors
 /// `InvalidArgument` for a value that is too large or nested too deep.

@@ -1,4 +1,4 @@
-//! The calls of an attached link, each with plain types and a deadline.
+//! The calls of an attached link, with plain types and a deadline each.
 
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -27,17 +27,18 @@ use crate::link::schema::worker_capnp::worker::start_results;
 use crate::link::types::WorkerUsage;
 use crate::link::types::from_capnp;
 
-/// How long an acknowledgement waits for a start to go with.
+/// How long an acknowledgement waits for a start to join.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_millis(5);
 
 impl WorkerLink {
-    /// Starts an execution. The request is on its way when this returns; the future tells whether the worker took it. If it is
-    /// over by then, the listener was told so.
+    /// Starts an execution. The request is sent when this returns; the future resolves when the
+    /// worker has accepted the execution. If the execution has ended by then, the listener was
+    /// notified.
     ///
     /// # Errors
     /// `Busy` if one runs already, `Lost` if the worker ended.
     pub fn start(&self, exec: WorkerExec) -> impl Future<Output = Result<()>> + 'static {
-        match self.start_on_lane(&exec) {
+        match self.start_on_exec_channel(&exec) {
             Some(answer) => Either::Left(answer),
             None => Either::Right(self.start_by_call(&exec)),
         }
@@ -64,7 +65,7 @@ impl WorkerLink {
         Ok(request.send().promise)
     }
 
-    /// Gives an execution more standard input; returns when the code's side took it.
+    /// Passes standard input to an execution; returns once the pipe has taken the bytes.
     ///
     /// # Errors
     /// `NotFound` if that execution does not run or its input has ended.
@@ -77,7 +78,8 @@ impl WorkerLink {
             request.get().set_exec_id(exec.0);
             request.get().set_data(piece);
             request.get().set_end(end && last);
-            // No deadline: the code reads when it wants to, and the execution's own end ends the wait.
+            // No deadline: the code reads at its own pace, and the execution's end also ends the
+            // wait.
             request.send().promise.await.map_err(|e| from_capnp(&e))?;
             if last {
                 return Ok(());
@@ -95,11 +97,11 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// Lets the worker forget an execution when it is next told something: with the next start, or after a moment. Saves a
-    /// message and its answer for each execution where they follow one another.
+    /// Lets the worker forget an execution, with the next start or after a short delay. Saves a
+    /// round trip per execution when executions follow each other.
     pub fn acknowledge_later(self: &Rc<Self>, exec: ExecId) {
         self.acknowledged.borrow_mut().push(exec);
-        // One clock however many follow one another: each takes the former along.
+        // One timer serves all: each flush sends every pending acknowledgement.
         if !self.acknowledging.replace(true) {
             let link = Rc::downgrade(self);
             tokio::task::spawn_local(async move {
@@ -107,16 +109,16 @@ impl WorkerLink {
                 if let Some(link) = link.upgrade() {
                     link.acknowledging.set(false);
                     link.acknowledge_now().await;
-                    // At leisure, and not for a kernel that runs one thing and goes.
-                    if let Err(error) = link.open_lane().await {
-                        tracing::debug!(%error, "a worker without a lane");
+                    // Opened lazily: a kernel that runs one execution does not pay for it.
+                    if let Err(error) = link.open_exec_channel().await {
+                        tracing::debug!(%error, "the worker has no execution channel");
                     }
                 }
             });
         }
     }
 
-    /// Tells what [`Self::acknowledge_later`] was given.
+    /// Sends the acknowledgements collected by [`Self::acknowledge_later`].
     async fn acknowledge_now(&self) {
         for exec in self.acknowledged.take() {
             if let Err(error) = self.acknowledge(exec).await {
@@ -125,7 +127,7 @@ impl WorkerLink {
         }
     }
 
-    /// Tells the worker that an execution's end is safe: it forgets it.
+    /// Acknowledges an execution's end: the worker forgets it.
     ///
     /// # Errors
     /// Only those of the link.
@@ -135,7 +137,7 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// A variable.
+    /// Reads a variable.
     ///
     /// # Errors
     /// `NotFound` if there is none of that name, `Busy` while an execution runs.
@@ -153,7 +155,7 @@ impl WorkerLink {
         self.ask(&json!({ "op": "set", "name": name, "value": value.to_json() })).await.map(|_: Done| ())
     }
 
-    /// The user's variables.
+    /// Lists the user's variables.
     ///
     /// # Errors
     /// `Busy` while an execution runs.
@@ -161,7 +163,7 @@ impl WorkerLink {
         self.ask(&json!({ "op": "vars" })).await.map(|reply: VarsReply| reply.vars)
     }
 
-    /// The engine's tools, dynamic ones not included.
+    /// Lists the engine's tools, without dynamic ones.
     ///
     /// # Errors
     /// `Busy` while an execution runs.
@@ -176,7 +178,7 @@ impl WorkerLink {
         Ok(reply.tools.into_iter().map(info).collect())
     }
 
-    /// Completions at a byte offset.
+    /// Completes code at a byte offset.
     ///
     /// # Errors
     /// `Busy` while an execution runs.
@@ -185,7 +187,7 @@ impl WorkerLink {
         Ok(Completions { start: reply.start, matches: reply.matches })
     }
 
-    /// Whether a text is a whole program.
+    /// Whether a text is a complete program.
     ///
     /// # Errors
     /// `Busy` while an execution runs.
@@ -199,7 +201,7 @@ impl WorkerLink {
         }
     }
 
-    /// Writes every state entry that may have changed since to `engine.db`.
+    /// Writes every changed state entry to `engine.db`.
     ///
     /// # Errors
     /// `Busy` while an execution runs.
@@ -207,8 +209,9 @@ impl WorkerLink {
         self.ask(&json!({ "op": "save", "changed": true })).await.map(|_: Done| ())
     }
 
-    /// Has the engine keep a copy of itself for that checkpoint. The oldest of them goes if there are too many, but not that of `spare`.
-    /// Gives why there is none; empty: it stands.
+    /// Makes the engine fork a snapshot of itself for that checkpoint. Evicts the oldest snapshot
+    /// if there are too many, but not that of `spare`. Returns the reason if there is no snapshot,
+    /// else an empty text.
     ///
     /// # Errors
     /// `Busy` while an execution runs.
@@ -221,25 +224,26 @@ impl WorkerLink {
         why.map_err(|e| from_capnp(&e))
     }
 
-    /// Stops everything inside: nothing writes until [`Self::thaw`], or until the link ends.
+    /// Stops every process inside until [`Self::thaw`] or the end of the link.
     ///
     /// # Errors
-    /// `Busy` while something runs, `Deadline` if something does not stop; then everything goes on.
+    /// `Busy` while an execution runs; `Deadline` if a process does not stop, then all resume.
     pub async fn freeze(&self) -> Result<()> {
         answered(self.client.freeze_request().send().promise).await.map(drop)
     }
 
-    /// As [`Self::freeze`], whatever goes on inside.
+    /// As [`Self::freeze`], also while an execution runs.
     ///
     /// # Errors
-    /// `Deadline` if something does not stop; then everything goes on. `Unavailable` and `Lost` where the worker is ending.
+    /// `Deadline` if a process does not stop, then all resume. `Unavailable` or `Lost` if the
+    /// worker is ending.
     pub async fn freeze_at_work(&self) -> Result<()> {
         let mut request = self.client.freeze_request();
         request.get().set_at_work(true);
         answered(request.send().promise).await.map(drop)
     }
 
-    /// Lets everything go on.
+    /// Resumes every process inside.
     ///
     /// # Errors
     /// `Lost` if the worker ended.
@@ -247,7 +251,7 @@ impl WorkerLink {
         answered(self.client.thaw_request().send().promise).await.map(drop)
     }
 
-    /// Tells the engine which dynamic tools there are now.
+    /// Sends the engine the current list of dynamic tools.
     ///
     /// # Errors
     /// `InvalidArgument` if their descriptions are too large for a frame.
@@ -258,7 +262,7 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// Hands a descriptor over; gives the token by which the next call names it.
+    /// Passes a descriptor and returns its token for the next call.
     ///
     /// # Errors
     /// `Unavailable` or `Deadline` if the worker does not take it.
@@ -275,7 +279,7 @@ impl WorkerLink {
     pub(crate) async fn pass_descriptor(&self, descriptor: OwnedFd) -> Result<u64> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|e| Error::internal(format!("no random bytes: {e}")))?;
-        // 0 means "no token".
+        // 0 means no token.
         let token = u64::from_le_bytes(random) | 1;
         let proof = self.identity.now().proof(Role::Descriptor, &token.to_le_bytes(), b"");
         let passing = self.connector.pass_descriptor(DescriptorNote { token, proof }, descriptor);
@@ -289,11 +293,11 @@ impl WorkerLink {
         }
     }
 
-    /// Makes a slot that kernel's worker; gives what a daemon that attaches to it would be told.
+    /// Binds a warm worker to a kernel and returns its attach report.
     ///
     /// # Errors
-    /// What the kernel's folder, mounts or state are in the way of; the worker ends then. `Lost` or `Unavailable` if it has ended
-    /// before.
+    /// The errors of the kernel's folder, mounts and state; the worker then ends. `Lost` or
+    /// `Unavailable` if the worker has ended already.
     pub async fn bind_kernel(&self, binding: &KernelBinding) -> Result<WorkerReport> {
         let json = serde_json::to_vec(binding).map_err(|e| Error::internal(format!("encode the binding: {e}")))?;
         let mut request = self.client.bind_kernel_request();
@@ -306,10 +310,11 @@ impl WorkerLink {
         Ok(report)
     }
 
-    /// Makes `source` visible at `path`. With `mount`, a detached mount, `source` is only shown.
+    /// Shows `source` at `path`. With `mount`, a detached mount, `source` is only the displayed
+    /// name.
     ///
     /// # Errors
-    /// Those of the mount; what is missing is in the hint.
+    /// The mount's errors; the hint names a missing prerequisite.
     pub async fn bind(&self, path: &Path, source: &Path, writable: bool, mount: Option<OwnedFd>) -> Result<()> {
         let text = |p: &Path| -> Result<String> {
             p.to_str().map(str::to_owned).ok_or_else(|| Error::invalid(format!("{} is not UTF-8", p.display())))
@@ -326,7 +331,7 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// Takes a mount away.
+    /// Removes a mount.
     ///
     /// # Errors
     /// `NotFound` if nothing is bound there, `Busy` if it is in use.
@@ -337,7 +342,7 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// What the worker uses now.
+    /// Reads the current resource usage.
     ///
     /// # Errors
     /// Only those of the link.
@@ -352,11 +357,12 @@ impl WorkerLink {
         })
     }
 
-    /// Asks whether the worker is well; whether it answers within that time.
+    /// Whether the worker answers within that time.
     pub fn answers_within(&self, time: Duration) -> impl Future<Output = bool> + 'static {
         let mut answer = self.client.usage_request().send().promise;
         async move {
-            // In two halves: where this process itself stood still, the first is over before an answer that has come can be read.
+            // Two halves: if this process itself was stopped, the first half expires before a
+            // received answer can be read.
             for _ in 0..2 {
                 if let Ok(answered) = tokio::time::timeout(time / 2, &mut answer).await {
                     return answered.is_ok();
@@ -366,10 +372,10 @@ impl WorkerLink {
         }
     }
 
-    /// Saves and ends the worker: returns when its state is saved; the exit follows within `grace`.
+    /// Saves and ends the worker. Returns once the state is saved; the exit follows within `grace`.
     ///
     /// # Errors
-    /// Those of saving.
+    /// The errors of saving.
     pub async fn stop(&self, grace: Duration) -> Result<()> {
         self.acknowledge_now().await;
         let mut request = self.client.stop_request();
@@ -396,7 +402,7 @@ impl WorkerLink {
     }
 }
 
-/// Writes an execution as init wants it: what the engine is to be told is a frame already.
+/// Encodes an execution for init, with the engine's frame already built.
 pub(crate) fn write_exec(
     mut wire: exec::Builder<'_>,
     id: ExecId,
@@ -410,7 +416,7 @@ pub(crate) fn write_exec(
             to_json(&ExecFrame { op: "exec", exec, code: Some(code), stdin, ..ExecFrame::new(&wanted.env) })?
         }
         Work::Call { name, args } => {
-            // The size and depth are those of every value that goes to an engine.
+            // The size and depth limits of every value for an engine.
             encode_value(args)?;
             let (name, args) = (Some(name.as_str()), Some(args.to_json()));
             to_json(&ExecFrame { op: "call", exec, name, args, stdin, ..ExecFrame::new(&wanted.env) })?
@@ -443,7 +449,7 @@ pub(crate) async fn bounded<T>(deadline: Duration, call: impl Future<Output = Re
 
 fn to_json(frame: &impl Serialize) -> Result<Vec<u8>> {
     let json = serde_json::to_vec(frame).map_err(|e| Error::internal(format!("encode a frame: {e}")))?;
-    // Init puts the number in.
+    // Init adds the id.
     if json.len() + 32 > limits::FRAME_JSON_BYTES {
         return Err(Error::invalid(format!("a request of {} bytes is too large for an engine", json.len())));
     }

@@ -1,6 +1,8 @@
-//! The daemon's side of the link to one worker: attach with mutual proof, then plain asynchronous calls.
+//! The daemon's side of the link to one worker: an attach with mutual proof, then asynchronous
+//! calls.
 //!
-//! Not `Send`: it lives on the daemon's local task set. Dropping a [`WorkerLink`] closes the connection; the worker runs on.
+//! Not `Send`: it belongs to the daemon's local task set. Dropping a [`WorkerLink`] closes the
+//! connection; the worker runs on.
 //!
 //! ```text
 //! kernel's task ── WorkerLink ──▶ Worker (init)          start, stdin, interrupt, request, load, bind, stop
@@ -25,18 +27,18 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::connector::{self, Connector};
-use crate::link::exec_channel::Lane;
+use crate::link::exec_channel::ExecChannel;
 use crate::link::frames::Missed;
 use crate::link::handshake::{PROOF_BYTES, Role, SharedIdentity};
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 use crate::link::schema::worker_capnp::{report, worker};
 use crate::link::types::from_capnp;
 
 pub use crate::link::frames::DynamicTool;
 pub use crate::link::handshake::WorkerIdentity;
 pub use crate::link::types::{
-    CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerCause, WorkerExec, WorkerListener,
-    WorkerReport, WorkerUsage,
+    CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerExec, WorkerListener, WorkerReport,
+    WorkerUsage,
 };
 pub use relay::Relay;
 
@@ -47,13 +49,13 @@ pub struct WorkerLink {
     identity: SharedIdentity,
     connection: JoinHandle<()>,
     listener: Rc<dyn WorkerListener>,
-    /// Ends that the journal has, to be told with the next start.
+    /// Journalled ends, to be acknowledged with the next start.
     acknowledged: RefCell<Vec<ExecId>>,
-    /// A clock runs after which they are told without one.
+    /// Whether a timer will send them otherwise.
     acknowledging: Cell<bool>,
-    lane: RefCell<Option<Rc<Lane>>>,
-    lane_asked: Cell<bool>,
-    /// Whether it was told to begin something.
+    exec_channel: RefCell<Option<Rc<ExecChannel>>>,
+    exec_channel_requested: Cell<bool>,
+    /// Whether an execution was started before.
     has_begun: Cell<bool>,
 }
 
@@ -70,14 +72,14 @@ impl std::fmt::Debug for WorkerLink {
 }
 
 impl WorkerLink {
-    /// Connects, proves both ends and becomes the worker's daemon. A daemon that was attached before is replaced.
+    /// Connects, proves both identities and becomes the worker's daemon, replacing an attached one.
     ///
-    /// Must run inside a `LocalSet`. `listener.disconnected()` is called once when the connection ends by itself, not when
-    /// the link is dropped.
+    /// Must run inside a `LocalSet`. `listener.disconnected()` is called once if the connection
+    /// ends by itself, not when the link is dropped.
     ///
     /// # Errors
-    /// `Unavailable` if nobody listens, `Refused` (reason `worker_identity`) if the peer is not that worker,
-    /// `Deadline` after [`limits::WORKER_ADOPT`].
+    /// `Unavailable` if no process listens, `Refused` (reason `worker_identity`) if the peer is
+    /// another process, `Deadline` after [`limits::WORKER_ADOPT`].
     pub async fn attach(
         connector: Rc<dyn Connector>,
         identity: &WorkerIdentity,
@@ -95,7 +97,7 @@ impl WorkerLink {
     ) -> Result<(WorkerLink, WorkerReport)> {
         let unavailable = |error| Error::unavailable(format!("the worker cannot be reached: {error}"));
         let channel = connector.connect().await.map_err(unavailable)?;
-        let network = connector::network(channel, Side::Client, MostWords::new(limits::MESSAGE_WORDS));
+        let network = connector::network(channel, Side::Client, MaxWords::new(limits::MESSAGE_WORDS));
         let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
         let (gone, told) = (listener.clone(), listener.clone());
@@ -105,7 +107,7 @@ impl WorkerLink {
             }
             gone.disconnected();
         });
-        // From here on, dropping the link closes the connection on every path.
+        // From here on, dropping the link closes the connection.
         let identity = SharedIdentity::new(identity.clone());
         let link = WorkerLink {
             client,
@@ -115,8 +117,8 @@ impl WorkerLink {
             listener: told,
             acknowledged: RefCell::default(),
             acknowledging: Cell::default(),
-            lane: RefCell::default(),
-            lane_asked: Cell::default(),
+            exec_channel: RefCell::default(),
+            exec_channel_requested: Cell::default(),
             has_begun: Cell::default(),
         };
         let report = link.handshake(listener).await?;
@@ -167,7 +169,8 @@ fn foreign(why: &str) -> Error {
     Error::refused(format!("the socket's owner is not the worker that was started: {why}")).reason("worker_identity")
 }
 
-/// For the handshake: whatever breaks in it is a peer that is not our worker, unless the connection itself ended.
+/// For the handshake: any failure but the end of the connection means that the peer is not the
+/// worker.
 fn refused(error: capnp::Error) -> Error {
     match error.kind {
         capnp::ErrorKind::Disconnected => Error::unavailable("the worker closed the connection during its adoption"),

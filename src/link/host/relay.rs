@@ -1,4 +1,4 @@
-//! Who hears a worker that has no kernel yet: nobody, until its kernel's listener takes over.
+//! The listener of a warm worker: discards reports until the kernel's listener replaces it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,24 +6,25 @@ use std::rc::Rc;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecEnd, OutputEvent, Stream};
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
-use crate::link::types::{Job, WorkerCause, WorkerListener};
+use crate::link::types::{Job, WorkerListener};
 
-/// Passes on what a worker says to the listener that it has now.
+/// Forwards a worker's reports to its current listener.
 pub struct Relay {
     to: RefCell<Option<Rc<dyn WorkerListener>>>,
-    /// Called when the worker says that it is ending, and when the link closes, before there is a listener.
+    /// Called when the worker announces its end or the link closes before there is a listener.
     gone: Box<dyn Fn()>,
 }
 
 impl Relay {
-    /// Begins with no listener.
+    /// Creates a relay without a listener.
     pub fn new(gone: impl Fn() + 'static) -> Rc<Self> {
         Rc::new(Relay { to: RefCell::default(), gone: Box::new(gone) })
     }
 
-    /// From now on this one hears it.
+    /// Sets the listener.
     pub fn set(&self, listener: Rc<dyn WorkerListener>) {
         *self.to.borrow_mut() = Some(listener);
     }
@@ -84,7 +85,7 @@ impl WorkerListener for Relay {
         }
     }
 
-    fn dying(&self, cause: WorkerCause) {
+    fn dying(&self, cause: CrashCause) {
         match self.now() {
             Some(to) => to.dying(cause),
             None => (self.gone)(),

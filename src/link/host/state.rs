@@ -1,4 +1,4 @@
-//! The engine's state over the link: into the engine as a whole, out of `engine.db` by entry.
+//! The engine's state over the link: loading it whole, reading entries of `engine.db`.
 
 use std::collections::VecDeque;
 
@@ -14,12 +14,12 @@ use crate::link::host::callbacks::decode_missed;
 use crate::link::types::from_capnp;
 use crate::link::types::{StateChunk, StateHead};
 
-/// State chunks on their way at once; Cap'n Proto's own window bounds their bytes.
+/// State chunks in flight; Cap'n Proto's window bounds their bytes.
 const CHUNKS_IN_FLIGHT: usize = 64;
 
 impl WorkerLink {
-    /// Replaces the engine's whole state. Gives what it could not build. If this fails after its beginning the worker ends,
-    /// and `engine.db` holds the former state.
+    /// Replaces the engine's whole state and returns the entries that it could not build. If a load
+    /// fails midway the worker ends, and `engine.db` keeps the previous state.
     ///
     /// # Errors
     /// `Busy` while an execution runs; the first error of `chunks`.
@@ -27,7 +27,8 @@ impl WorkerLink {
         answered(self.client.load_begin_request().send().promise).await?;
         let loaded = self.load_begun(chunks).await;
         if loaded.is_err() {
-            // A worker that loses its daemon in a load ends; it would wait for the rest otherwise.
+            // A worker whose daemon disconnects during a load ends; otherwise it would wait for the
+            // remaining chunks.
             self.connection.abort();
         }
         loaded
@@ -59,11 +60,12 @@ impl WorkerLink {
         Ok(decode_missed(missed))
     }
 
-    /// Makes the copy of that checkpoint the engine; everything else inside ends. Gives what is not as it was. `engine.db` is as before: see
-    /// [`Self::revise`].
+    /// Makes a checkpoint's snapshot the engine; every other process inside ends. Returns the
+    /// differences. `engine.db` is unchanged until [`Self::revise`].
     ///
     /// # Errors
-    /// `NotFound` with reason `no_copy` and why: nothing was touched then. `Lost` if neither is the engine now.
+    /// `NotFound` with reason `no_copy` and why; nothing has changed then. `Lost` if there is no
+    /// certain engine any more.
     pub async fn wake(&self, checkpoint: CheckpointId) -> Result<Vec<MissedEntry>> {
         let mut request = self.client.wake_request();
         request.get().set_checkpoint(checkpoint.to_string());
@@ -72,11 +74,11 @@ impl WorkerLink {
         Ok(decode_missed(missed))
     }
 
-    /// Changes `engine.db` to what the engine has already: entries that are gone, and chunks of those that are new or changed. One
-    /// transaction.
+    /// Brings `engine.db` to the engine's state, in one transaction: deleted entries, and chunks of
+    /// new or changed ones.
     ///
     /// # Errors
-    /// The first of `chunks`, and the database's; nothing is changed then.
+    /// The first error of `chunks`, and the database's; nothing has changed then.
     pub async fn revise(&self, gone: Vec<String>, chunks: impl Stream<Item = Result<StateChunk>>) -> Result<()> {
         for key in &gone {
             let mut request = self.client.revise_request();
@@ -100,10 +102,10 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// What `engine.db` holds now, by key, without bodies: as of the last end of an execution.
+    /// Lists the entries of `engine.db` by key, without bodies, as of the last execution's end.
     ///
     /// # Errors
-    /// `Corrupt` if the database is.
+    /// `Corrupt` for a damaged database.
     pub async fn state_heads(&self) -> Result<Vec<StateHead>> {
         let answer = answered(self.client.state_heads_request().send().promise).await?;
         let decode = || -> capnp::Result<Vec<StateHead>> {
@@ -124,10 +126,10 @@ impl WorkerLink {
         decode().map_err(|e| from_capnp(&e))
     }
 
-    /// One entry of `engine.db`.
+    /// Reads one entry of `engine.db`.
     ///
     /// # Errors
-    /// `NotFound`; `Conflict` if it changed while it was read.
+    /// `NotFound`; `Conflict` if the entry changed during the read.
     pub async fn state_entry(&self, key: &str) -> Result<StateEntry> {
         let mut entry = StateEntry { key: key.to_owned(), meta_json: String::new(), body: Vec::new() };
         loop {
@@ -140,7 +142,7 @@ impl WorkerLink {
             let data = piece.get_data().map_err(|e| from_capnp(&e))?;
             let (size, first) = (piece.get_size(), entry.body.is_empty());
             if size > limits::STATE_BYTES || (!first && meta_json != entry.meta_json) {
-                return Err(Error::conflict(format!("state entry {key:?} changed while it was read")));
+                return Err(Error::conflict(format!("state entry {key:?} changed during the read")));
             }
             entry.meta_json = meta_json;
             entry.body.extend_from_slice(data);
@@ -148,7 +150,7 @@ impl WorkerLink {
                 std::cmp::Ordering::Equal => return Ok(entry),
                 std::cmp::Ordering::Less if !data.is_empty() => {}
                 std::cmp::Ordering::Less | std::cmp::Ordering::Greater => {
-                    return Err(Error::conflict(format!("state entry {key:?} changed while it was read")));
+                    return Err(Error::conflict(format!("state entry {key:?} changed during the read")));
                 }
             }
         }

@@ -14,7 +14,7 @@ use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
@@ -29,7 +29,7 @@ pub(super) struct HostServer {
     /// What the client calls itself, once it has said hello.
     pub client: RefCell<Option<String>>,
     /// How large its messages may be: little, until it has.
-    pub most: MostWords,
+    pub most: MaxWords,
 }
 
 impl HostServer {
@@ -116,7 +116,7 @@ impl host::Server for HostServer {
     ) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let name = read_text(params.get()?.get_name(), "name").map_err(to_capnp)?;
-        let kernel = self.connection.supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
+        let kernel = self.connection.supervisor.find(actor.uid, &name).map_err(to_capnp)?;
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &kernel.info_without_usage(), Rights::ALL)
             .map_err(to_capnp)?;
@@ -133,7 +133,7 @@ impl host::Server for HostServer {
         let params = params.get()?;
         let filter = read_kernel_filter(params.get_filter()?).map_err(to_capnp)?;
         let sink = params.get_sink()?;
-        let mut kernels = self.connection.supervisor.host().visible(actor.uid);
+        let mut kernels = self.connection.supervisor.visible(actor.uid);
         kernels.retain(|kernel| filter.admits(&kernel.spec.name, &kernel.spec.labels, kernel.view().state.name()));
         // Live workers are asked what they use, several at once, for one of them may be slow to answer.
         let infos = kernels.into_iter().map(|kernel| async move { kernel.info().await });
@@ -155,7 +155,7 @@ impl host::Server for HostServer {
         let params = params.get()?;
         let name = read_text(params.get_name(), "name").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
-        let kernel = supervisor.host().find(actor.uid, &name).map_err(to_capnp)?;
+        let kernel = supervisor.find(actor.uid, &name).map_err(to_capnp)?;
         let change = Change { actor: actor.clone(), expected_version: params.get_expected_version() };
         let removed = supervisor.remove(&kernel, change, params.get_with_threads()).await;
         if let Err(error) = &removed {
@@ -172,7 +172,7 @@ impl host::Server for HostServer {
         let actor = self.actor().map_err(to_capnp)?;
         let params = params.get()?;
         let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let import = Import::begin(self.connection.supervisor.host()).await.map_err(to_capnp)?;
+        let import = Import::begin(&self.connection.supervisor).await.map_err(to_capnp)?;
         let server = BundleWriterServer {
             connection: Rc::clone(&self.connection),
             actor,
@@ -210,7 +210,7 @@ impl host::Server for HostServer {
         mut results: host::AbilitiesResults,
     ) -> capnp::Result<()> {
         self.actor().map_err(to_capnp)?;
-        let abilities = self.connection.supervisor.host().abilities().await.map_err(to_capnp)?;
+        let abilities = self.connection.supervisor.abilities().await.map_err(to_capnp)?;
         let mut list = results.get().init_abilities(abilities.len() as u32);
         for (i, ability) in abilities.iter().enumerate() {
             write_ability(list.reborrow().get(i as u32), ability);

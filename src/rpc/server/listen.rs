@@ -24,7 +24,7 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::rights::Rights;
 use crate::link::connector::unix;
-use crate::link::message_limit::MostWords;
+use crate::link::message_limit::MaxWords;
 use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp as wire;
 use crate::supervisor::kernel::Kernel;
@@ -103,7 +103,7 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
         Err(error) => return published.turn_away(stream, error).await,
     };
     let connection = Connection::new(supervisor, published, uid);
-    let most = MostWords::new(limits::HELLO_WORDS);
+    let most = MaxWords::new(limits::HELLO_WORDS);
     let server =
         Rc::new(HostServer { connection: Rc::clone(&connection), client: RefCell::new(None), most: most.clone() });
     let host: wire::host::Client = capnp_rpc::new_client_from_rc(Rc::clone(&server));
@@ -155,7 +155,7 @@ impl Published {
         });
         sweep(&supervisor.host().environment.kernel_sockets);
         let keeper = Rc::downgrade(&published);
-        supervisor.set_door_keeper(Box::new(move |kernel, open| {
+        supervisor.set_socket_publisher(Box::new(move |kernel, open| {
             if let Some(keeper) = keeper.upgrade() {
                 if open { keeper.open(kernel) } else { keeper.close(kernel) }
             }
@@ -170,7 +170,7 @@ impl Published {
         if self.turning_away.get() >= limits::CLIENT_REFUSALS {
             return;
         }
-        let most = MostWords::new(limits::HELLO_WORDS);
+        let most = MaxWords::new(limits::HELLO_WORDS);
         let Ok(network) = unix::network_of(stream, Side::Server, most) else { return };
         self.turning_away.set(self.turning_away.get() + 1);
         let rpc = RpcSystem::new(Box::new(network), Some(new_broken_cap(to_capnp(error))));
@@ -205,7 +205,7 @@ impl Published {
             let keep = listening.kernel != kernel.id;
             if !keep {
                 if let (false, Some(name)) = (listening.own, path.file_stem().and_then(|stem| stem.to_str())) {
-                    self.supervisor.host().published.borrow_mut().remove(&(kernel.uid, name.to_owned()));
+                    self.supervisor.registry().published.borrow_mut().remove(&(kernel.uid, name.to_owned()));
                 }
                 // Gone already is as good.
                 let _ = std::fs::remove_file(path);
@@ -255,12 +255,11 @@ impl Published {
     ) -> Result<PathBuf> {
         let name: KernelName = name.parse().map_err(|error| Error::invalid(format!("{error}")))?;
         let path = self.path(kernel.uid, name.as_str());
-        let host = self.supervisor.host();
         let own = (kernel.uid, name.to_string());
         let taken = self.sockets.borrow().contains_key(&path)
-            || host.find(kernel.uid, name.as_str()).is_ok()
+            || self.supervisor.find(kernel.uid, name.as_str()).is_ok()
             // Reserved from here on, before anything is awaited.
-            || !host.published.borrow_mut().insert(own.clone());
+            || !self.supervisor.registry().published.borrow_mut().insert(own.clone());
         if taken {
             return Err(Error::already_exists(format!("there is a socket {} already", path.display()))
                 .hint("take another name"));
@@ -272,7 +271,7 @@ impl Published {
                 .map_err(|error| Error::unavailable(format!("{} cannot be served: {error}", path.display())))
         });
         if let Err(error) = served {
-            host.published.borrow_mut().remove(&own);
+            self.supervisor.registry().published.borrow_mut().remove(&own);
             return Err(error);
         }
         self.audit(kernel, &actor, "kernel.publish").await;
@@ -282,7 +281,7 @@ impl Published {
     /// Serves again what was published before the daemon was started.
     pub fn republish(self: &Rc<Self>, kernel: &Rc<Kernel>, published: &[(String, Rights)]) {
         for (name, rights) in published {
-            self.supervisor.host().published.borrow_mut().insert((kernel.uid, name.clone()));
+            self.supervisor.registry().published.borrow_mut().insert((kernel.uid, name.clone()));
             let actor = Actor { uid: kernel.uid, client: format!("published {name}"), lease: Vec::new() };
             if let Err(error) = self.listen(&self.path(kernel.uid, name), kernel, *rights, actor, false) {
                 tracing::warn!(kernel = %kernel.spec.name, name, %error, "a published socket could not be served again");
@@ -299,7 +298,7 @@ impl Published {
         }
         kernel.records.publish(name, None, actor, crate::sys::clock::now_ms()).await?;
         self.sockets.borrow_mut().remove(&path);
-        self.supervisor.host().published.borrow_mut().remove(&(kernel.uid, name.to_owned()));
+        self.supervisor.registry().published.borrow_mut().remove(&(kernel.uid, name.to_owned()));
         let _ = std::fs::remove_file(&path);
         self.audit(kernel, actor, "kernel.unpublish").await;
         Ok(())

@@ -51,21 +51,21 @@ pub(super) struct Connection {
 /// What becomes of kernels that were made to go with a connection.
 enum Ephemeral {
     /// It is there: they live.
-    Held(Held<Kernel>),
+    ReadPin(ReadPin<Kernel>),
     /// It has ended: one whose making ends only now goes at once.
     Ended,
 }
 
 /// Things that may go meanwhile, and who holds them.
-struct Held<T> {
+struct ReadPin<T> {
     each: Vec<(Weak<T>, Actor)>,
     /// Those that have gone are forgotten when there are so many.
     forget_at: usize,
 }
 
-impl<T> Held<T> {
+impl<T> ReadPin<T> {
     fn new() -> Self {
-        Held { each: Vec::new(), forget_at: FORGET_EVERY }
+        ReadPin { each: Vec::new(), forget_at: FORGET_EVERY }
     }
 
     fn add(&mut self, held: &Rc<T>, actor: Actor) {
@@ -91,7 +91,7 @@ impl Connection {
             uid,
             kernels,
             handed_out: Cell::new(0),
-            ephemeral: RefCell::new(Ephemeral::Held(Held::new())),
+            ephemeral: RefCell::new(Ephemeral::ReadPin(ReadPin::new())),
         })
     }
 
@@ -102,29 +102,29 @@ impl Connection {
             return;
         }
         let ended = match &mut *self.ephemeral.borrow_mut() {
-            Ephemeral::Held(held) => {
+            Ephemeral::ReadPin(held) => {
                 held.add(kernel, actor.clone());
                 false
             }
             Ephemeral::Ended => true,
         };
         if ended {
-            self.let_go(Rc::clone(kernel), actor);
+            self.remove_ephemeral(Rc::clone(kernel), actor);
         }
     }
 
     /// The connection has ended, however it did.
     fn end(&self) {
-        if let Ephemeral::Held(held) = self.ephemeral.replace(Ephemeral::Ended) {
+        if let Ephemeral::ReadPin(held) = self.ephemeral.replace(Ephemeral::Ended) {
             for (kernel, actor) in held.into_present() {
-                self.let_go(kernel, actor);
+                self.remove_ephemeral(kernel, actor);
             }
         }
     }
 
-    fn let_go(&self, kernel: Rc<Kernel>, actor: Actor) {
+    fn remove_ephemeral(&self, kernel: Rc<Kernel>, actor: Actor) {
         let supervisor = self.supervisor.clone();
-        tokio::task::spawn_local(async move { supervisor.let_go(&kernel, actor).await });
+        tokio::task::spawn_local(async move { supervisor.remove_ephemeral(&kernel, actor).await });
     }
 
     fn kernel_client(self: &Rc<Self>, kernel: &Rc<Kernel>, rights: Rights, actor: Actor) -> wire::kernel::Client {
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn dropped_handles_are_forgotten() {
         let actor = || Actor { uid: 0, client: String::new(), lease: Vec::new() };
-        let (stays, mut held) = (Rc::new(7), Held::new());
+        let (stays, mut held) = (Rc::new(7), ReadPin::new());
         held.add(&stays, actor());
         let mut most = 0;
         for n in 0..10 * FORGET_EVERY {
@@ -173,7 +173,7 @@ mod tests {
         let present: Vec<_> = held.into_present().map(|(held, _)| *held).collect();
         assert_eq!(present, [7]);
         // Where all of them stay, nothing is looked for again and again.
-        let (all, mut held): (Vec<_>, _) = ((0..1000).map(Rc::new).collect(), Held::new());
+        let (all, mut held): (Vec<_>, _) = ((0..1000).map(Rc::new).collect(), ReadPin::new());
         all.iter().for_each(|each| held.add(each, actor()));
         assert!(held.forget_at >= 1000 && held.into_present().count() == 1000);
     }

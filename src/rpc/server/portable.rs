@@ -24,8 +24,9 @@ impl KernelServer {
     ) -> capnp::Result<()> {
         let references = read_text_list(params.get()?.get_refs(), "checkpoints", limits::BUNDLE_CHECKPOINTS);
         let references = references.map_err(to_capnp)?;
-        let host = self.connection.supervisor.host();
-        let export = bundle_io::export(host, &self.kernel, &references, &self.actor).await.map_err(to_capnp)?;
+        let export = bundle_io::export(&self.connection.supervisor, &self.kernel, &references, &self.actor)
+            .await
+            .map_err(to_capnp)?;
         results.get().set_file(new_client(BundleReaderServer { export: Mutex::new(export) }));
         Ok(())
     }

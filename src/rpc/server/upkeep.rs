@@ -39,7 +39,8 @@ impl HostServer {
     /// The operator sees all pools, others those of workers that have their rights.
     pub(super) fn list_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
-        let mut pools = self.host().pool.infos(self.host().pressure.is_on());
+        let workers = self.connection.supervisor.workers();
+        let mut pools = workers.pool.infos(workers.pressure.is_on());
         if self.host().environment.system_wide && actor.uid != nix::unistd::geteuid().as_raw() {
             pools.retain(|pool| pool.uid == actor.uid);
         }
@@ -56,7 +57,7 @@ impl HostServer {
         let sink = params.get_sink()?;
         let asked = GcAsked { dry_run: params.get_dry_run(), copy_most: u64::MAX, in_background: false };
         let mut refused = None;
-        let done = maintenance::collect(self.host(), asked, &actor, async |item| {
+        let done = maintenance::collect(&self.connection.supervisor, asked, &actor, async |item| {
             let mut request = sink.next_request();
             write_gc_item(request.get().init_item(), &item);
             request.send().await.map_err(|error| {
@@ -80,7 +81,7 @@ impl HostServer {
         let actor = self.operator("host.verify").await.map_err(to_capnp)?;
         let sink = params.get()?.get_sink()?;
         let mut refused = None;
-        let done = maintenance::verify(self.host(), &actor, async |told| {
+        let done = maintenance::verify(&self.connection.supervisor, &actor, async |told| {
             let sent = match told {
                 VerifyTold::Progress(at) => {
                     let mut request = sink.progress_request();
@@ -114,7 +115,7 @@ impl HostServer {
         let name = read_text(params.get_kernel(), "kernel").map_err(to_capnp)?;
         let kernel = match name.as_str() {
             "" => None,
-            name => match self.host().find(actor.uid, name) {
+            name => match self.connection.supervisor.find(actor.uid, name) {
                 Ok(kernel) => Some(kernel.id.to_string()),
                 // One that was removed still has its lines.
                 Err(_) if KernelId::is_beginning(name) => Some(name.to_owned()),
@@ -155,7 +156,7 @@ impl HostServer {
                     .map_err(|error: crate::core::audit::ParseHeadError| to_capnp(Error::invalid(error.to_string())))?,
             ),
         };
-        let proved = self.host().verify_audit(known).await.map_err(to_capnp)?;
+        let proved = self.connection.supervisor.verify_audit(known).await.map_err(to_capnp)?;
         let mut results = results.get();
         match proved {
             Ok(head) => results.set_head(head.to_string()),

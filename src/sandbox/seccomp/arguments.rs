@@ -1,4 +1,4 @@
-//! The decisions that depend on arguments.
+//! Decisions that depend on a call's arguments.
 
 use super::Decision::{self, Allow, Fail, If};
 
@@ -56,17 +56,17 @@ const NOT_UNIX: Decision = If {
     then: &IP_TYPE,
     otherwise: &IP_OR_NETLINK,
 };
-/// `socket`: Unix, TCP, UDP, and netlink to ask about interfaces. Every other family is host kernel code that nothing needs
-/// and that loads itself on demand.
+/// `socket`: Unix, TCP, UDP, and netlink for interface queries. Every other family is unneeded host
+/// kernel code that loads itself on demand.
 pub(super) const SOCKET: Decision =
     If { argument: 0, mask: ALL, values: &[libc::AF_UNIX as u32], then: &Allow, otherwise: &NOT_UNIX };
 
-/// Pushing characters into a terminal's input (and the console's selection), changing its line discipline, taking the
-/// console's output.
+/// Inserting characters into a terminal's input (and the console's selection), changing its line
+/// discipline, capturing the console's output.
 const TERMINAL_TRICKS: &[u32] =
     &[libc::TIOCSTI as u32, libc::TIOCLINUX as u32, libc::TIOCSETD as u32, libc::TIOCCONS as u32];
-/// Copying by reference is welcome; the rest of Btrfs's own calls (subvolumes above all) would leave behind what no
-/// checkpoint sees.
+/// Cloning files is allowed. Btrfs's other calls (subvolumes above all) would leave data that
+/// checkpoints do not see.
 const BTRFS: Decision = If {
     argument: 1,
     mask: ALL,
@@ -104,7 +104,7 @@ const PRCTL_ALLOWED: &[u32] = &[
     libc::PR_SET_THP_DISABLE as u32,
     libc::PR_GET_THP_DISABLE as u32,
     libc::PR_CAP_AMBIENT as u32,
-    // Vector lengths and pointer authentication of aarch64: the process's own business.
+    // Vector lengths and pointer authentication of aarch64 affect only the process itself.
     50, // PR_SVE_SET_VL
     51, // PR_SVE_GET_VL
     54, // PR_PAC_RESET_KEYS
@@ -116,12 +116,13 @@ const PRCTL_ALLOWED: &[u32] = &[
     65, // PR_SET_MDWE
     66, // PR_GET_MDWE
 ];
-/// `prctl`: what a process may set of itself. Not: securebits, its memory map, core scheduling, machine checks.
+/// `prctl`: settings of the process itself, except securebits, its memory map, core scheduling and
+/// machine checks.
 pub(super) const PRCTL: Decision =
     If { argument: 0, mask: ALL, values: PRCTL_ALLOWED, then: &Allow, otherwise: &REFUSED };
 
-/// `personality`: ask, be ordinary, do without address randomisation. Not: pages that become executable by being readable,
-/// foreign system call tables.
+/// `personality`: query, default, and no address randomisation. Not: readable pages becoming
+/// executable, foreign system call tables.
 pub(super) const PERSONALITY: Decision =
     If { argument: 0, mask: ALL, values: &[0, 0x0004_0000, u32::MAX], then: &Allow, otherwise: &REFUSED };
 
@@ -129,8 +130,8 @@ const SET_ID_BITS: u32 = 0o6000;
 const fn without_set_id(argument: u8) -> Decision {
     If { argument, mask: SET_ID_BITS, values: &[0], then: &Allow, otherwise: &REFUSED }
 }
-/// The mode in argument 1 or 2: no set-user-id and set-group-id bits. They mean nothing inside, but what the code writes can
-/// lie in a folder of the host, and belong to root there.
+/// The mode in argument 1 or 2, without set-user-id and set-group-id bits. They have no effect
+/// inside, but written files may be in a host folder and belong to root there.
 pub(super) const MODE_1: Decision = without_set_id(1);
 pub(super) const MODE_2: Decision = without_set_id(2);
 const MODE_3: Decision = without_set_id(3);

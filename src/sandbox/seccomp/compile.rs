@@ -1,7 +1,7 @@
-//! From rules to a BPF program that finds its rule by binary search.
+//! Compiles rules into a BPF program that finds the rule by binary search.
 //!
-//! A list of 330 rules, compared one by one, is 1,660 instructions for the host kernel to check, and dozens to run for each
-//! call. Rules that follow each other and decide the same are one range here, and ranges are searched by halves.
+//! 330 rules compared in sequence would be 1,660 instructions for the host kernel to check, and
+//! dozens per call. Adjacent rules with the same decision form one range, found by binary search.
 
 use seccompiler::{BpfProgram, sock_filter};
 
@@ -40,7 +40,7 @@ const FOREIGN_LAST: u32 = 0x7fff_ffff;
 pub(super) struct Range {
     /// First number.
     pub first: u32,
-    /// What becomes of them.
+    /// Their decision.
     pub decision: Decision,
 }
 
@@ -89,8 +89,8 @@ pub(super) fn compile(rules: &[Rule]) -> BpfProgram {
     program
 }
 
-/// A block that goes to the decision of the range that the number in the accumulator lies in. Every block ends in returns,
-/// so blocks can be put one after another.
+/// A block that jumps to the decision of the range of the number in the accumulator. Every block
+/// ends in returns, so blocks can be concatenated.
 fn search(ranges: &[Range]) -> BpfProgram {
     match ranges {
         [] => decide(&Decision::Kill),
@@ -113,7 +113,7 @@ fn search(ranges: &[Range]) -> BpfProgram {
     }
 }
 
-/// A block that carries a decision out.
+/// A block that executes a decision.
 fn decide(decision: &Decision) -> BpfProgram {
     match decision {
         Decision::Allow => vec![instruction(RETURN, 0, 0, RETURN_ALLOW)],
@@ -126,7 +126,7 @@ fn decide(decision: &Decision) -> BpfProgram {
                 block.push(instruction(AND, 0, 0, *mask));
             }
             for (i, value) in values.iter().enumerate() {
-                // Over the comparisons that remain and the jump behind them.
+                // Past the remaining comparisons and the jump behind them.
                 let over = u8::try_from(values.len() - i).expect("no rule compares with more than 250 values");
                 block.push(instruction(JUMP_IF_EQUAL, over, 0, *value));
             }

@@ -1,8 +1,8 @@
-//! The host kernel's view of a program, for tests: runs BPF over one call.
+//! A BPF interpreter for tests, in place of the host kernel.
 
 use seccompiler::sock_filter;
 
-/// One call as the program sees it.
+/// A call as the program sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     pub arch: u32,
@@ -24,7 +24,7 @@ impl Call {
     }
 }
 
-/// The value that the program returns, and how many instructions it took.
+/// The program's return value and its number of executed instructions.
 pub fn run(program: &[sock_filter], call: &Call) -> (u32, usize) {
     let (mut accumulator, mut at, mut steps) = (0u32, 0usize, 0usize);
     loop {

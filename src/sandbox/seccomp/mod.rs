@@ -1,4 +1,4 @@
-//! The system call filter: which calls code inside may make. Pure, apart from [`install`].
+//! The system call filter: the calls that code inside may make. Pure, apart from [`install`].
 //!
 //! ```text
 //!  rules (a table, each with its reason) ──▶ ranges over call numbers ──▶ binary search in BPF ──▶ installed
@@ -22,16 +22,17 @@ use std::sync::OnceLock;
 
 use seccompiler::BpfProgram;
 
-/// What becomes of a call.
+/// Decision on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// It is made.
+    /// Allowed.
     Allow,
-    /// It fails with this number.
+    /// Fails with this error number.
     Fail(i32),
-    /// The process ends.
+    /// Kills the process.
     Kill,
-    /// It depends on an argument: on its low 32 bits, which is all that the host kernel reads of the arguments judged here.
+    /// Depends on the low 32 bits of an argument; the host kernel reads no more of the arguments
+    /// checked here.
     If {
         /// Which, from 0.
         argument: u8,

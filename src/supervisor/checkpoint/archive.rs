@@ -1,23 +1,24 @@
 //! Putting a kernel away: its files and its engine's state are in the store alone, packed and shared with what is like them.
 //!
 //! ```text
-//! archive:    stop ─▶ everything is in a checkpoint, and that is whole ─▶ "archived" recorded ─▶ files removed
-//! unarchive:  files made anew, filled from the checkpoint ─▶ "stopped" recorded
+//! archive:    stop ─▶ everything is in a checkpoint, and that is whole ─▶ intent ─▶ commit ─▶ "archived" ─▶ files removed
+//! unarchive:  intent ─▶ files made anew, filled from the checkpoint ─▶ commit ─▶ "stopped"
 //! ```
-//! What is recorded decides: of a kernel that is archived, a start of the daemon removes what a crash left of its files.
+//! Intent and commit are in `state.db`, the lifecycle state is in the catalog. A transition that was interrupted is finished if
+//! it was committed, else reverted ([`carry_out`]), at the next start or before the next use.
 
 use std::rc::Rc;
 
-use super::restore::Alone;
 use super::{contents, fill, hold, take, verify};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::kernel::State;
+use crate::core::kernel::transition::{Kind, Step, Transition};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change, StopMode};
-use crate::supervisor::registry::create_from::load_engine;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 use crate::workspace::Reason;
 
 /// Files that a refusal names.
@@ -76,18 +77,22 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
             .reason("threads")
             .hint("remove that first: `ryokan rm`; its state and its journal go with it"));
     }
-    let _alone = Alone::begin(kernel)?;
+    match kernel.interrupted() {
+        Some(Kind::Restore) => kernel.recovered().await?,
+        Some(Kind::Archive | Kind::Unarchive | Kind::Remove) => kernel.settle().await?,
+        None => {}
+    }
+    let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Archive)?);
     let id = rested(host, kernel, actor).await?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
     nothing_is_left_out(kernel, &manifest)?;
     verify::readable(&host.store, &manifest, &parts).await?;
     // Nobody reads the files while they go, and from here on nobody works with them who would come too late.
-    let _turn = kernel.turn_with_files().await?;
-    kernel.goes(false)?;
-    let archived = kernel.archive(actor.clone(), id).await;
-    kernel.stays();
-    host.spares.discard_of(kernel.id).await;
+    let _turn = kernel.lock_files().await?;
+    transition.record(Transition::Archive { checkpoint: id }, actor.to_string(), host.now_ms()).await?;
+    let archived = kernel.archive(actor.clone(), id, transition).await;
+    host.prepared.discard_of(kernel.id).await;
     Ok((checkpoint, archived?))
 }
 
@@ -122,13 +127,7 @@ async fn rested(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: &Actor) -> Result<C
             }
         }
     }
-    Err(used(kernel))
-}
-
-pub(crate) fn used(kernel: &Kernel) -> Error {
-    Error::conflict(format!("kernel {} was used while it was to be archived", kernel.spec.name))
-        .reason("used")
-        .hint("try again when nobody uses it")
+    Err(kernel.used_meanwhile())
 }
 
 /// Takes a kernel out of the archive; gives its version.
@@ -143,24 +142,29 @@ pub async fn unarchive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> 
 
 async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<u64> {
     kernel.admit(&change.actor, change.expected_version).await?;
-    let _alone = Alone::begin(kernel)?;
+    kernel.settle().await?;
+    let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Unarchive)?);
     let id = kernel.archived_in().ok_or_else(|| {
         Error::conflict(format!("kernel {} is not archived", kernel.spec.name)).reason("not_archived")
     })?;
-    let _source = kernel.lend()?;
     let (checkpoint, _held) = hold(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
-    let _turn = kernel.turn_with_files().await?;
+    let _turn = kernel.lock_files().await?;
+    let intent = Transition::Unarchive { checkpoint: id };
+    transition.record(intent, change.actor.to_string(), host.now_ms()).await?;
     let made = async {
+        transition.enter(Step::Files)?;
         host.catalog.recreate_kernel_files(kernel.id).await?;
         fill(host, kernel.id, manifest.workspace.tree, None, None).await?;
-        load_engine(host, kernel.id, manifest.engine, parts).await?;
-        kernel.unarchive(change.actor.clone()).await
+        transition.enter(Step::EngineState)?;
+        super::state::load_engine(host, kernel.id, kernel.spec.isolation, manifest.engine, parts).await?;
+        kernel.unarchive(change.actor.clone(), Rc::clone(&transition)).await
     };
     let made = made.await;
+    transition.release();
+    // If it was not committed, nothing of the files is left.
     if made.is_err()
-        && kernel.archived_in().is_some()
-        && let Err(error) = host.catalog.clear_kernel_files(kernel.id).await
+        && let Err(error) = kernel.settle().await
     {
         tracing::warn!(kernel = %kernel.spec.name, %error, "what was made of an archived kernel's files is left");
     }

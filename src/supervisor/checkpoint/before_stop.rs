@@ -3,50 +3,91 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::capture;
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
+
+use super::take::capture;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::StopReason;
+use crate::core::kernel::transition::Record;
 use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::services::CheckpointService;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 
-/// Takes a checkpoint of type `auto` if something changed since the kernel came to its head. The caller holds the worker, and
-/// nothing is handed to it meanwhile. A failure is told by an event.
-pub(crate) async fn before_stop(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, reason: StopReason) {
-    match rest(host, kernel, link, reason).await {
-        Ok(_) => {}
-        Err(error) => {
-            tracing::warn!(kernel = %kernel.spec.name, %error, "no checkpoint was taken before the stop");
-            told(host, kernel, &error.message);
+/// The checkpoints of a host's kernels, as their tasks use them.
+pub(crate) struct Checkpoints {
+    host: Rc<Host>,
+}
+
+impl Checkpoints {
+    /// For the kernels of that host.
+    pub(crate) fn new(host: &Rc<Host>) -> Checkpoints {
+        Checkpoints { host: Rc::clone(host) }
+    }
+}
+
+impl CheckpointService for Checkpoints {
+    fn before_stop(
+        &self,
+        kernel: &Rc<Kernel>,
+        link: &Rc<WorkerLink>,
+        reason: StopReason,
+    ) -> LocalBoxFuture<'static, ()> {
+        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), Rc::clone(link));
+        async move {
+            if let Err(error) = take(&host, &kernel, &link, reason).await {
+                tracing::warn!(kernel = %kernel.spec.name, %error, "no checkpoint was taken before the stop");
+                publish_failure(&host, &kernel, &error.message);
+            }
+        }
+        .boxed_local()
+    }
+
+    fn skipped(&self, kernel: &Rc<Kernel>) -> LocalBoxFuture<'static, ()> {
+        let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
+        async move {
+            if !kernel.spec.ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
+                publish_failure(&host, &kernel, "something else was being done with the kernel");
+            }
+        }
+        .boxed_local()
+    }
+
+    fn timed_out(&self, kernel: &Kernel) {
+        publish_failure(&self.host, kernel, "it took too long");
+    }
+
+    fn recover_restore(
+        &self,
+        kernel: &Rc<Kernel>,
+        link: Option<&Rc<WorkerLink>>,
+        transition: ExclusiveTransition,
+        record: Record,
+    ) -> LocalBoxFuture<'static, Result<()>> {
+        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), link.cloned());
+        async move { super::restore::recover(&host, &kernel, link.as_ref(), transition, record).await }.boxed_local()
+    }
+
+    fn wait(&self, reason: Option<StopReason>, is_forced: bool) -> Duration {
+        match (reason, is_forced) {
+            (Some(StopReason::Daemon), _) => limits::STOP_CHECKPOINT_SHUTDOWN.min(self.host.config.daemon.drain / 2),
+            (_, true) => limits::STOP_CHECKPOINT_FORCED,
+            (_, false) => limits::STOP_CHECKPOINT,
         }
     }
 }
 
-/// The same where an operation is under way that the stop does not wait for: nothing can be captured beside it.
-pub(crate) async fn left_out(host: &Host, kernel: &Kernel) {
-    if !kernel.spec.ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
-        told(host, kernel, "something else was being done with the kernel");
-    }
-}
-
-/// Says that a kernel stops without the checkpoint that was due.
-pub(crate) fn told(host: &Host, kernel: &Kernel, why: &str) {
+/// Publishes that a kernel stops without the checkpoint that was due.
+fn publish_failure(host: &Host, kernel: &Kernel, why: &str) {
     let detail = serde_json::json!({ "error": why });
     host.events.publish(&kernel.event_name, "stop_checkpoint_failed", detail);
 }
 
-/// How long a stop waits for it.
-pub(crate) fn wait(host: &Host, reason: Option<StopReason>, is_forced: bool) -> Duration {
-    match (reason, is_forced) {
-        (Some(StopReason::Daemon), _) => limits::STOP_CHECKPOINT_SHUTDOWN.min(host.config.daemon.drain / 2),
-        (_, true) => limits::STOP_CHECKPOINT_FORCED,
-        (_, false) => limits::STOP_CHECKPOINT,
-    }
-}
-
-async fn rest(
+async fn take(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
@@ -60,8 +101,8 @@ async fn rest(
     if !has_jobs && !kernel.records.changed_since_head().await? {
         return Ok(None);
     }
-    if kernel.between.get() {
-        return Err(Error::conflict("it is between two states: a restore has not ended").reason("restoring"));
+    if kernel.is_changing() {
+        kernel.not_in_transition()?;
     }
     if host.disk_is_full() {
         return Err(Host::full());

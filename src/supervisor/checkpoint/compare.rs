@@ -4,8 +4,9 @@ use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
+use super::contents;
 use super::gather::gather;
-use super::{contents, tool_part};
+use super::take::tool_part;
 use crate::core::checkpoint::{Checkpoint, McpPart, StateParts, ToolPart};
 use crate::core::diff::{self, Area, Deed, Difference, Sizes};
 use crate::core::error::{Error, Result};
@@ -15,7 +16,7 @@ use crate::core::limits;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::WorkflowPart;
 use crate::store::Store;
-use crate::supervisor::checkpoint::pruning::find_held;
+use crate::supervisor::checkpoint::pruning::find_pinned;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Changed, TreeId, WorkspaceError};
@@ -53,14 +54,14 @@ pub async fn diff(
     mut take: impl AsyncFnMut(Difference) -> Result<()>,
 ) -> Result<()> {
     // What is compared is read to the end.
-    let (from, _from_held) = find_held(kernel, from).await?;
+    let (from, _from_held) = find_pinned(kernel, from).await?;
     let before = side_of(host, &from).await?;
     // Nothing names the tree of what is now but this.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (after, _to_held) = match to {
         "" => (now(host, kernel).await?, None),
         to => {
-            let (to, held) = find_held(kernel, to).await?;
+            let (to, held) = find_pinned(kernel, to).await?;
             (side_of(host, &to).await?, Some(held))
         }
     };

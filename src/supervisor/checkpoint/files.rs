@@ -1,4 +1,4 @@
-//! A kernel's files: its workspace, followed by a [`Tracker`] that goes with the kernel.
+//! A kernel's files: its workspace, followed by a [`Workspace`] that goes with the kernel.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,17 +16,18 @@ use crate::supervisor::checkpoint::quiesce::settle;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{
-    self, Captured, Collected, Donor, Restored, SharedBatch, Snapshot, Tracker, TreeId, WorkspaceError, WorkspacePaths,
+    self, Captured, Collected, Donor, Restored, SharedBatch, Snapshot, Tracker, TreeId, Workspace, WorkspaceError,
+    WorkspacePaths,
 };
 
 /// The file with what is known of the workspace.
 const INDEX: &str = "workspace.index";
 
-/// The tracker of a kernel's workspace, while its holder works with it. Goes back to the kernel when it is dropped.
+/// The workspace of a kernel's workspace, while its holder works with it. Goes back to the kernel when it is dropped.
 pub(super) struct Files {
     kernel: Rc<Kernel>,
     store: StoreHandle,
-    tracker: Option<Box<Tracker>>,
+    workspace: Option<Box<dyn Workspace>>,
     durability: Durability,
     _turn: OwnedSemaphorePermit,
 }
@@ -52,77 +53,76 @@ impl CapturedFiles {
 }
 
 impl Files {
-    /// The tracker of the kernel's workspace, when its turn comes; opened if there is none yet.
+    /// The workspace of the kernel's workspace, when its turn comes; opened if there is none yet.
     ///
     /// # Errors
     /// `deadline`; `conflict` if the files are another kernel's and between two states; those of opening it.
     pub async fn of(host: &Host, kernel: &Rc<Kernel>) -> Result<Files> {
-        let turn = kernel.turn_with_files().await?;
+        let turn = kernel.lock_files().await?;
         let owner = kernel.files();
-        if owner.id != kernel.id && owner.between.get() {
-            return Err(Error::conflict(format!("kernel {} is being restored", owner.spec.name))
-                .reason("restoring")
-                .hint("try again when that is done"));
+        if owner.id != kernel.id && owner.is_changing() {
+            owner.not_in_transition()?;
         }
         let (places, durability) = (places(host, owner.id), host.config.daemon.durability);
-        let kept = kernel.take_tracker();
+        let kept = kernel.take_workspace();
         let store = host.store.clone();
-        let mut files = Files { kernel: Rc::clone(kernel), store, tracker: kept, durability, _turn: turn };
-        if files.tracker.is_none() {
-            let opened = tokio::task::spawn_blocking(move || Tracker::open(places)).await;
-            files.tracker = Some(Box::new(opened.map_err(|error| Error::internal(error.to_string()))??));
+        let mut files = Files { kernel: Rc::clone(kernel), store, workspace: kept, durability, _turn: turn };
+        if files.workspace.is_none() {
+            let open = host.drivers.of(owner.spec.isolation)?.workspace(places);
+            let opened = tokio::task::spawn_blocking(open).await;
+            files.workspace = Some(opened.map_err(|error| Error::internal(error.to_string()))??);
         }
         Ok(files)
     }
 
     async fn run<T: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&mut Tracker, &Store) -> std::result::Result<T, WorkspaceError> + Send + 'static,
+        work: impl FnOnce(&mut dyn Workspace, &Store) -> std::result::Result<T, WorkspaceError> + Send + 'static,
     ) -> Result<T> {
-        let mut tracker = self.tracker.take().ok_or_else(|| Error::internal("the workspace's tracker is gone"))?;
+        let mut workspace = self.workspace.take().ok_or_else(|| Error::internal("the files is gone"))?;
         // Everything inside may stand still for this: it waits for nobody.
         let done = self.store.run_beside(move |store| {
-            let done = work(&mut tracker, store);
-            Ok((tracker, done))
+            let done = work(&mut *workspace, store);
+            Ok((workspace, done))
         });
-        let (tracker, done) = done.await?;
-        self.tracker = Some(tracker);
+        let (workspace, done) = done.await?;
+        self.workspace = Some(workspace);
         Ok(done?)
     }
 
     /// Reads what changed while the kernel may still write.
     pub async fn prepare(&mut self, objects: &Arc<SharedBatch>) -> Result<()> {
         let objects = Arc::clone(objects);
-        self.run(move |tracker, _| tracker.prepare(&*objects).map(drop)).await
+        self.run(move |workspace, _| workspace.prepare(&*objects)).await
     }
 
     /// Collects what changed since. Nothing may write.
     pub async fn collect(&mut self, objects: &Arc<SharedBatch>) -> Result<Collected> {
         let objects = Arc::clone(objects);
-        self.run(move |tracker, _| tracker.collect(&*objects)).await
+        self.run(move |workspace, _| workspace.collect(&*objects)).await
     }
 
     /// Makes a tree of it; the kernel may write again.
     pub async fn finish(&mut self, collected: Collected) -> Result<CapturedFiles> {
-        let captured = self.run(move |tracker, _| tracker.finish(collected)).await?;
-        if let Some(tracker) = &self.tracker {
-            let unwatched = tracker.unwatched().map(|why| format!("; everything is looked at each time: {why}"));
-            *self.kernel.capture.borrow_mut() = format!("{}{}", tracker.driver(), unwatched.unwrap_or_default());
+        let captured = self.run(move |workspace, _| workspace.finish(collected)).await?;
+        if let Some(workspace) = &self.workspace {
+            let unwatched = workspace.unwatched().map(|why| format!("; everything is looked at each time: {why}"));
+            *self.kernel.capture.borrow_mut() = format!("{}{}", workspace.driver(), unwatched.unwrap_or_default());
         }
         Ok(describe(captured))
     }
 
     /// What was captured did not become durable.
     pub fn doubt(&mut self) {
-        if let Some(tracker) = &mut self.tracker {
-            tracker.invalidate();
+        if let Some(workspace) = &mut self.workspace {
+            workspace.invalidate();
         }
     }
 
     /// Makes the workspace what a tree says. Gives how many entries were changed.
     pub async fn restore(&mut self, tree: Digest) -> Result<u64> {
         let durability = self.durability;
-        let restored = self.run(move |tracker, store| tracker.restore(TreeId(tree), store, durability)).await?;
+        let restored = self.run(move |workspace, store| workspace.restore(TreeId(tree), store, durability)).await?;
         Ok(restored.changed)
     }
 }
@@ -130,8 +130,8 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         // Lost in a panic: the next one opens another, which looks at everything.
-        if let Some(tracker) = self.tracker.take() {
-            self.kernel.keep_tracker(tracker);
+        if let Some(workspace) = self.workspace.take() {
+            self.kernel.keep_workspace(workspace);
         }
     }
 }
@@ -142,7 +142,7 @@ fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
 }
 
 /// A kernel whose files are given to others, as they were at its last capture.
-pub(crate) struct Giving {
+pub(crate) struct FileDonor {
     kernel: Rc<Kernel>,
     donor: Arc<Donor>,
     /// Whoever writes to them could not be stopped for an instant: it is not tried again.
@@ -153,13 +153,17 @@ pub(crate) struct Giving {
 ///
 /// # Errors
 /// Those of [`Files::of`].
-pub(crate) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<Giving>> {
+pub(crate) async fn donor(host: &Host, kernel: &Rc<Kernel>) -> Result<Option<FileDonor>> {
     let mut files = Files::of(host, kernel).await?;
-    let donor = files.run(|tracker, _| tracker.donor()).await?;
-    Ok(donor.map(|donor| Giving { kernel: Rc::clone(kernel), donor: Arc::new(donor), is_unsettled: Cell::new(false) }))
+    let donor = files.run(|workspace, _| workspace.donor()).await?;
+    Ok(donor.map(|donor| FileDonor {
+        kernel: Rc::clone(kernel),
+        donor: Arc::new(donor),
+        is_unsettled: Cell::new(false),
+    }))
 }
 
-impl Giving {
+impl FileDonor {
     /// Takes a snapshot where the file system has such, with what was changed in it since the donor's knowledge.
     async fn snapshot(&self, host: &Host, places: WorkspacePaths) -> Result<Option<Snapshot>> {
         let donor = Arc::clone(&self.donor);
@@ -173,8 +177,8 @@ impl Giving {
             settle(&self.kernel).await?;
             let donor = Arc::clone(&self.donor);
             files
-                .run(move |tracker, _| {
-                    tracker.tell(&donor, &mut snapshot);
+                .run(move |workspace, _| {
+                    workspace.report_changes(&donor, &mut snapshot);
                     Ok(snapshot)
                 })
                 .await
@@ -212,10 +216,10 @@ pub(crate) async fn fill(
     kernel: KernelId,
     tree: Digest,
     like: Option<KernelId>,
-    giving: Option<&Giving>,
+    giving: Option<&FileDonor>,
 ) -> Result<Filled> {
     let (places, durability) = (places(host, kernel), host.config.daemon.durability);
-    if let Some(spare) = like.and_then(|like| host.spares.take(like)) {
+    if let Some(spare) = like.and_then(|like| host.prepared.take(like)) {
         let to = places.clone();
         let filled = host.store.run_beside(move |store| {
             let made = spare.become_workspace(TreeId(tree), to, store, durability);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::files::{CapturedFiles, Files};
 use super::memory::{self, Copy, Keep};
-use super::{Still, state};
+use super::quiesce::Quiesced;
+use super::state;
 use crate::core::checkpoint::StateParts;
 use crate::core::error::Result;
 use crate::core::ids::{CheckpointId, Digest};
@@ -81,7 +82,7 @@ pub(super) async fn gather(
     let (parts, state) = saved?;
     let id = CheckpointId::from_bytes(host.random());
     let copy = memory::keep(host, link, kernel.spec.engine, id, keep).await?;
-    let still = Still::of(kernel, link).await?;
+    let still = Quiesced::of(kernel, Some(link)).await?;
     let collected = objects.files.collect(&together).await;
     // Whatever came of it, the code inside goes on.
     still.end().await?;

@@ -3,310 +3,40 @@
 //! ```text
 //! take:     wait for the safe point ─▶ engine saves ─▶ freeze ─▶ files ─▶ thaw ─▶ manifest ─▶ row and journal entry: visible
 //! restore:  gather what is now ─▶ read what differs and will be needed ─▶ safety checkpoint of what was gathered
-//!           ─▶ "restoring" recorded ─▶ files, state ─▶ mounts, row, journal entry: done
+//!           ─▶ the transition is recorded ─▶ files, state ─▶ mounts, row, journal entry: done
 //! ```
 //!
-//! Everything that a row names is in the store before the row is. A restore that a crash cut off is ended by the next daemon:
-//! forwards if it can, else back to the safety checkpoint.
+//! Everything that a row names is in the store before the row is. A restore that was interrupted is ended before code runs:
+//! finished if that is possible, else reverted to the safety checkpoint.
 
 mod archive;
 mod before_stop;
 mod compare;
 mod files;
 mod gather;
+mod lookup;
 mod memory;
-pub(crate) mod prepared_copies;
 mod pruning;
 mod queue_ticket;
 mod quiesce;
 mod records;
 mod restore;
 mod state;
+mod take;
 mod text;
 mod verify;
 pub mod workflow;
 
-use std::rc::Rc;
-use std::time::{Duration, Instant};
-
-use super::host::Host;
-use super::kernel::Kernel;
-use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
-use crate::core::checkpoint::{
-    Checkpoint, CheckpointRequest, FORMAT, Manifest, McpPart, Named, RefError, Reference, StateParts, ToolPart,
-};
-use crate::core::error::{Error, Result};
-use crate::core::ids::{CheckpointId, Digest};
-use crate::core::info::ToolInfo;
-use crate::core::limits;
-use crate::core::missed::MissedEntry;
-use crate::core::workflow::{Outcome, WorkflowPart};
-use crate::link::host::WorkerLink;
-use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::kernel::command::{Actor, Change, Trace};
-use crate::supervisor::kernel::journal::version_after;
-
-pub(super) use archive::used;
 pub use archive::{archive, unarchive};
-pub(super) use before_stop::{before_stop, left_out, told as rest_failed, wait as rest_wait};
+pub(crate) use before_stop::Checkpoints;
 pub use compare::diff;
-use files::{CapturedFiles, Files};
-pub(crate) use files::{Giving, donor, fill};
-use gather::{Gathered, gather};
-use memory::Keep;
-pub(super) use pruning::{Held, hold, thin};
+pub(crate) use files::{FileDonor, donor, fill};
+pub use lookup::find;
+pub(crate) use lookup::{contents, manifest_of};
+pub(super) use pruning::{ReadPin, hold, prune};
 pub use pruning::{pin, remove, set_retention};
-use quiesce::Still;
-pub(super) use restore::resume;
 pub use restore::{restore, undo};
+pub(crate) use state::load_engine;
+pub use take::take;
+pub(crate) use take::{encode, take_with};
 pub use text::diff_text;
-
-/// So many files that could not be read are named in an event.
-const UNREADABLE_TOLD: usize = 20;
-
-/// Takes a checkpoint at the next safe point.
-///
-/// # Errors
-/// `deadline` if the kernel did not come to rest, `conflict`, and whatever keeps a part from being captured: then there is no
-/// checkpoint, and the kernel is as it was.
-pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: CheckpointRequest, actor: Actor) -> Result<Checkpoint> {
-    Ok(take_with(host, kernel, taking, actor, None).await?.0)
-}
-
-/// As [`take`], together with a change of the work: both or neither. Gives what that gave, too.
-///
-/// # Errors
-/// As [`take`], and those of the change.
-pub(super) async fn take_with(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    taking: CheckpointRequest,
-    actor: Actor,
-    with: Option<Together>,
-) -> Result<(Checkpoint, Option<Outcome>)> {
-    taking.check()?;
-    // Before anything is interrupted for it.
-    let version = kernel.view().version;
-    if taking.expected_version != 0 && taking.expected_version != version {
-        let (name, wanted) = (&kernel.spec.name, taking.expected_version);
-        return Err(Error::conflict(format!("kernel {name} is at version {version}, not {wanted}"))
-            .hint("look at what changed, then try again with the present version"));
-    }
-    if taking.interrupt {
-        kernel.interrupt_running(&actor).await?;
-    }
-    let change = Trace::Own(Change { actor: actor.clone(), expected_version: taking.expected_version });
-    let begun = Instant::now();
-    let (wait, own, to) = (taking.wait, Rc::clone(kernel), Rc::clone(host));
-    let taken = queue_ticket::take(queue_ticket::Patience::new(kernel), change, wait, move |link| async move {
-        capture(&to, &own, &link, &taking, &actor, with).await
-    });
-    let taken = taken.await?;
-    host.metrics.since(Stage::Checkpoint, kernel.spec.engine, begun);
-    Ok(taken)
-}
-
-/// Takes a checkpoint now: the caller holds the worker.
-async fn capture(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    link: &Rc<WorkerLink>,
-    taking: &CheckpointRequest,
-    actor: &Actor,
-    with: Option<Together>,
-) -> Result<(Checkpoint, Option<Outcome>)> {
-    let gathered = gather(host, kernel, link, Some(Keep { kind: taking.kind, spare: None })).await?;
-    seal(host, kernel, gathered, taking, actor, with).await
-}
-
-/// Makes a checkpoint of what was gathered, together with a change of the work: both or neither.
-async fn seal(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    gathered: Gathered,
-    taking: &CheckpointRequest,
-    actor: &Actor,
-    with: Option<Together>,
-) -> Result<(Checkpoint, Option<Outcome>)> {
-    let Gathered { id, parts, state, copy, files, mut objects } = gathered;
-    let before = kernel.view().version;
-    let named = with.as_ref().map(|with| with.request().change.names());
-    let mut tries = 0;
-    let (sealed, Added { checkpoint, outcome, sequence }) = loop {
-        let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
-        manifest.missed.extend(copy.why_not.iter().cloned());
-        let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
-        let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
-        let new = NewCheckpoint {
-            id: manifest.id,
-            name: taking.name.clone(),
-            description: taking.description.clone(),
-            kind: taking.kind,
-            creator: actor.to_string(),
-            at_ms: manifest.at_ms,
-            pinned: taking.pinned,
-            manifest: sealed,
-            files: manifest.workspace.files,
-            state_bytes: parts.bytes(),
-            summary: taking.summary.clone(),
-            compact: taking.compact.clone(),
-            work: manifest.work,
-            work_seen: Some(work_seen),
-            with: with.clone(),
-        };
-        tries += 1;
-        match kernel.records.add_checkpoint(new, actor).await {
-            // Somebody recorded work beside it: the manifest is made once more, with that in it.
-            Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_ATTEMPTS => {}
-            added => break (sealed, added?),
-        }
-    };
-    host.metrics.took(Stage::CheckpointPause, kernel.spec.engine, Duration::from_micros(files.pause_us));
-    kernel.advance(version_after(sequence));
-    let unreadable = files.unreadable();
-    {
-        let mut view = kernel.view.borrow_mut();
-        view.checkpoints += 1;
-        view.unreadable.clone_from(&unreadable);
-    }
-    let told: Vec<_> = unreadable.iter().take(UNREADABLE_TOLD).map(|missed| &missed.key).collect();
-    let detail = serde_json::json!({
-        "unreadable": told, "unreadable_count": unreadable.len(),
-        "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
-        "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
-    });
-    host.events.publish(&kernel.event_name, "checkpoint_created", detail);
-    let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
-    host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
-    if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
-        let told = workflow::detail(outcome);
-        let versions = (Some(before), Some(version_after(sequence)));
-        host.audit(actor, deed, kernel, versions, told.to_string()).await;
-        host.events.publish(&kernel.event_name, event, told);
-    }
-    pruning::thin_soon(host, kernel);
-    Ok((checkpoint, outcome))
-}
-
-/// Stops everything inside. Whatever keeps that from being so, nothing stays stopped.
-async fn freeze(link: &WorkerLink) -> Result<()> {
-    let frozen = link.freeze().await;
-    if frozen.is_err() {
-        // It may have stopped though its answer did not come.
-        let _ = link.thaw().await;
-    }
-    frozen
-}
-
-/// A manifest of what was captured, and what was recorded of the work as it was made.
-async fn manifest(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    id: CheckpointId,
-    state: Digest,
-    files: &CapturedFiles,
-    with: Option<&Together>,
-) -> Result<(Manifest, WorkflowPart)> {
-    let tools = kernel.offered_tools().iter().map(tool_part).collect();
-    let seen = kernel.records.workflow_part().await?;
-    let work = match with.map(Together::request) {
-        Some(request) => seen.clone().after(&request.change, request.at_ms)?,
-        None => seen.clone(),
-    };
-    let view = kernel.view();
-    let mut missed = view.missed;
-    missed.extend(files.missed.iter().cloned());
-    missed.extend(view.jobs.iter().map(|job| MissedEntry {
-        key: format!("job/{}", job.id),
-        type_name: "job".into(),
-        reason: format!("a process that runs: {}", job.command),
-    }));
-    let (mounts, mcp) = kernel.records.grants().await?;
-    let manifest = Manifest {
-        format: FORMAT,
-        kind: Manifest::kind_name(),
-        ryokan: env!("CARGO_PKG_VERSION").into(),
-        arch: std::env::consts::ARCH.into(),
-        base_image_version: String::new(),
-        host: host.id(),
-        kernel: kernel.id,
-        epoch: kernel.epoch,
-        id,
-        parent: kernel.records.head().await?.checkpoint,
-        at_ms: host.now_ms(),
-        engine: kernel.spec.engine,
-        spec: kernel.spec_now(),
-        journal: view.version.saturating_sub(1),
-        state,
-        workspace: files.part.clone(),
-        mounts,
-        mcp: mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect(),
-        work,
-        tools,
-        missed,
-        audit: Some(host.catalog.audit_head().await?),
-    };
-    Ok((manifest, seen))
-}
-
-fn tool_part(tool: &ToolInfo) -> ToolPart {
-    let mut hash = blake3::Hasher::new();
-    // The length first, so that no two of them read as another two.
-    hash.update(&(tool.description.len() as u64).to_le_bytes());
-    hash.update(tool.description.as_bytes()).update(tool.schema_json.as_bytes());
-    let hash = Digest::from_bytes(*hash.finalize().as_bytes());
-    ToolPart { name: tool.name.clone(), source: tool.source.clone(), hash }
-}
-
-pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
-    manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))
-}
-
-/// Finds a checkpoint of a kernel by what somebody called it.
-///
-/// # Errors
-/// `notFound`, `invalidArgument`, and `conflict` with the candidates if it could be several.
-pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
-    let name = &kernel.spec.name;
-    let told = |error: RefError| match error {
-        RefError::Malformed(_) => Error::invalid(error.to_string()),
-        RefError::Ambiguous { .. } => {
-            Error::conflict(error.to_string()).reason("ambiguous").hint("give more of its id: `ryokan log` shows it")
-        }
-        RefError::Unknown(_) | RefError::TooFar { .. } => {
-            Error::not_found(format!("kernel {name}: {error}")).hint(format!("`ryokan log {name}` lists what there is"))
-        }
-    };
-    let reference: Reference = reference.parse().map_err(told)?;
-    let mut all = kernel.records.all_checkpoints().await?;
-    all.reverse();
-    let named: Vec<Named> = all.iter().map(Named::from).collect();
-    let id = reference.find(&named).map_err(told)?;
-    let found = all.into_iter().find(|checkpoint| checkpoint.id == id);
-    found.ok_or_else(|| Error::internal("a checkpoint that was found is gone"))
-}
-
-/// What a checkpoint holds; read back and checked.
-///
-/// # Errors
-/// `corrupt`, `unsupported` for one of a later release.
-pub(super) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Manifest, StateParts)> {
-    let manifest = manifest_of(host, checkpoint).await?;
-    let parts = state::list(&host.store, manifest.state).await?;
-    Ok((manifest, parts))
-}
-
-/// A checkpoint's manifest; read back and checked.
-///
-/// # Errors
-/// `corrupt`, `unsupported` for one of a later release.
-pub(super) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
-    use crate::core::checkpoint::ManifestError as Wrong;
-    let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
-    Manifest::decode(&bytes).map_err(|error| match error {
-        Wrong::UnknownFormat(_) | Wrong::UnknownWorkFormat(_) | Wrong::Kind(_) => {
-            Error::unsupported(error.to_string()).reason("manifest_format")
-        }
-        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
-    })
-}

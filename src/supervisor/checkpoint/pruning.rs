@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::find;
+use super::lookup::find;
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
@@ -13,19 +13,19 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change};
 
 /// As long as this lives, neither retention nor anybody by name removes the checkpoint.
-pub(crate) struct Held {
+pub(crate) struct ReadPin {
     kernel: Rc<Kernel>,
     id: CheckpointId,
 }
 
-impl Held {
-    fn begin(kernel: &Rc<Kernel>, id: CheckpointId) -> Held {
+impl ReadPin {
+    fn begin(kernel: &Rc<Kernel>, id: CheckpointId) -> ReadPin {
         *kernel.held.borrow_mut().entry(id).or_default() += 1;
-        Held { kernel: Rc::clone(kernel), id }
+        ReadPin { kernel: Rc::clone(kernel), id }
     }
 }
 
-impl Drop for Held {
+impl Drop for ReadPin {
     fn drop(&mut self) {
         let mut held = self.kernel.held.borrow_mut();
         if let Some(count) = held.get_mut(&self.id) {
@@ -41,8 +41,8 @@ impl Drop for Held {
 ///
 /// # Errors
 /// `notFound` if it went meanwhile.
-pub(crate) async fn hold(kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<(Checkpoint, Held)> {
-    let held = Held::begin(kernel, checkpoint.id);
+pub(crate) async fn hold(kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<(Checkpoint, ReadPin)> {
+    let held = ReadPin::begin(kernel, checkpoint.id);
     // It may have been about to go when it was found: what was asked of the database before has been done when it answers.
     match kernel.records.checkpoint(checkpoint.id).await? {
         Some(checkpoint) => Ok((checkpoint, held)),
@@ -54,7 +54,7 @@ pub(crate) async fn hold(kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<
 ///
 /// # Errors
 /// As [`find`].
-pub(crate) async fn find_held(kernel: &Rc<Kernel>, reference: &str) -> Result<(Checkpoint, Held)> {
+pub(crate) async fn find_pinned(kernel: &Rc<Kernel>, reference: &str) -> Result<(Checkpoint, ReadPin)> {
     let found = find(kernel, reference).await?;
     hold(kernel, found).await
 }
@@ -70,7 +70,7 @@ impl Kernel {
         self.held.borrow().contains_key(&id)
     }
 
-    fn with_held(&self, mut standing: Standing) -> Standing {
+    fn with_pins(&self, mut standing: Standing) -> Standing {
         standing.needed.extend(self.held.borrow().keys().map(|id| (*id, Use::Reading)));
         standing
     }
@@ -80,7 +80,7 @@ impl Kernel {
     /// # Errors
     /// The database's.
     pub(crate) async fn fates(&self, now_ms: i64) -> Result<Vec<(Checkpoint, Fate)>> {
-        let standing = self.with_held(self.records.standing().await?);
+        let standing = self.with_pins(self.records.standing().await?);
         let fates = plan(&self.retention.get(), &standing, now_ms);
         Ok(standing.checkpoints.into_iter().zip(fates.into_iter().map(|(_, fate)| fate)).collect())
     }
@@ -90,7 +90,7 @@ impl Kernel {
 ///
 /// # Errors
 /// The database's: then all are there.
-pub(crate) async fn thin(host: &Host, kernel: &Kernel) -> Result<Vec<Checkpoint>> {
+pub(crate) async fn prune(host: &Host, kernel: &Kernel) -> Result<Vec<Checkpoint>> {
     if kernel.view().checkpoints == 0 {
         return Ok(Vec::new());
     }
@@ -99,7 +99,7 @@ pub(crate) async fn thin(host: &Host, kernel: &Kernel) -> Result<Vec<Checkpoint>
     // Until then only a new checkpoint changes anything, and each is followed by its own look.
     let oldest = fates.iter().filter(|(one, fate)| fate.stays() && is_automatic(one)).map(|(one, _)| one.at_ms).min();
     let keep_ms = policy.keep_for_ms.and_then(|ms| i64::try_from(ms).ok());
-    kernel.thin_due_ms.set(oldest.zip(keep_ms).map_or(i64::MAX, |(at_ms, keep)| at_ms.saturating_add(keep)));
+    kernel.prune_due_ms.set(oldest.zip(keep_ms).map_or(i64::MAX, |(at_ms, keep)| at_ms.saturating_add(keep)));
     if fates.iter().all(|(_, fate)| fate.stays()) {
         return Ok(Vec::new());
     }
@@ -142,10 +142,10 @@ async fn told(host: &Host, kernel: &Kernel, gone: &[Checkpoint]) {
 const NAMED: usize = 100;
 
 /// Looks at what retention lets go, beside whatever goes on.
-pub(super) fn thin_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
+pub(super) fn prune_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     tokio::task::spawn_local(async move {
-        if let Err(error) = thin(&host, &kernel).await {
+        if let Err(error) = prune(&host, &kernel).await {
             tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
         }
     });
@@ -173,13 +173,13 @@ pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, chang
 /// `notFound`, `conflict` with the candidates, `busy` (leased).
 pub async fn pin(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, pinned: bool, actor: &Actor) -> Result<()> {
     kernel.admit(actor, 0).await?;
-    let (found, _held) = find_held(kernel, reference).await?;
+    let (found, _held) = find_pinned(kernel, reference).await?;
     kernel.records.pin_checkpoint(found.id, pinned).await?;
     let version = kernel.view().version;
     let action = if pinned { "checkpoint.pin" } else { "checkpoint.unpin" };
     host.audit_checkpoint(actor, action, kernel, (version, version), found.manifest, found.id.to_string()).await;
     if !pinned {
-        thin_soon(host, kernel);
+        prune_soon(host, kernel);
     }
     Ok(())
 }
@@ -195,7 +195,7 @@ pub async fn set_retention(host: &Rc<Host>, kernel: &Rc<Kernel>, retention: Rete
     // its first use: there will be others.
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     let first = tokio::task::spawn_local(async move {
-        thin(&host, &kernel).await.map(|gone| gone.len()).unwrap_or_else(|error| {
+        prune(&host, &kernel).await.map(|gone| gone.len()).unwrap_or_else(|error| {
             tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
             0
         })

@@ -10,30 +10,30 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Trace, Turn, Waiting};
 
 /// Who waits. Dropping it before its turn came takes it out of the queue.
-pub(super) struct Patience {
+pub(super) struct Ticket {
     turn: Waiting,
     kernel: Rc<Kernel>,
 }
 
 /// For whom something waits in a task of its own. Dropped before its turn came, it takes that out of the queue.
-pub(super) struct Wish(Rc<Patience>);
+pub(super) struct TicketGuard(Rc<Ticket>);
 
-impl Drop for Wish {
+impl Drop for TicketGuard {
     fn drop(&mut self) {
         self.0.give_up();
     }
 }
 
-impl Patience {
+impl Ticket {
     /// That of somebody who has not asked yet.
-    pub(super) fn new(kernel: &Rc<Kernel>) -> Rc<Patience> {
-        Rc::new(Patience { turn: Rc::new(Cell::new(Turn::Waits)), kernel: Rc::clone(kernel) })
+    pub(super) fn new(kernel: &Rc<Kernel>) -> Rc<Ticket> {
+        Rc::new(Ticket { turn: Rc::new(Cell::new(Turn::Waits)), kernel: Rc::clone(kernel) })
     }
 
     /// The same, to be given to a task; and for how long it is wished.
-    pub(super) fn of_a_wish(kernel: &Rc<Kernel>) -> (Rc<Patience>, Wish) {
-        let patience = Patience::new(kernel);
-        let wish = Wish(Rc::clone(&patience));
+    pub(super) fn with_guard(kernel: &Rc<Kernel>) -> (Rc<Ticket>, TicketGuard) {
+        let patience = Ticket::new(kernel);
+        let wish = TicketGuard(Rc::clone(&patience));
         (patience, wish)
     }
 
@@ -48,7 +48,7 @@ impl Patience {
     }
 }
 
-impl Drop for Patience {
+impl Drop for Ticket {
     fn drop(&mut self) {
         self.give_up();
     }
@@ -59,7 +59,7 @@ impl Drop for Patience {
 /// # Errors
 /// `deadline` if its turn did not come in time: then nothing was done. And those of `work`.
 pub(super) async fn take<T, F>(
-    patience: Rc<Patience>,
+    patience: Rc<Ticket>,
     trace: Trace,
     wait: Duration,
     work: impl FnOnce(Rc<WorkerLink>) -> F + 'static,

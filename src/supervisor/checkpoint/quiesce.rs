@@ -2,28 +2,30 @@
 
 use std::rc::Rc;
 
-use super::freeze;
+use super::take::freeze;
 use crate::core::error::{ErrorCode, Result};
 use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::sharing::Hold;
+use crate::supervisor::kernel::sharing::FilesHold;
 
-/// Workers in which nothing runs until [`Still::end`].
-pub(super) struct Still {
-    own: Rc<WorkerLink>,
+/// Workers in which nothing runs until [`Quiesced::end`].
+pub(super) struct Quiesced {
+    own: Option<Rc<WorkerLink>>,
     others: Vec<Rc<WorkerLink>>,
-    _hold: Hold,
+    _hold: FilesHold,
 }
 
-impl Still {
-    /// Stops the kernel's worker, which the caller holds, and those of the other sessions.
+impl Quiesced {
+    /// Stops the kernel's worker, which the caller holds, if there is one, and those of the other sessions.
     ///
     /// # Errors
     /// If one does not stop: then all go on.
-    pub async fn of(kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<Still> {
+    pub async fn of(kernel: &Rc<Kernel>, link: Option<&Rc<WorkerLink>>) -> Result<Quiesced> {
         let hold = kernel.hold_files();
-        freeze(link).await?;
-        let mut still = Still { own: Rc::clone(link), others: Vec::new(), _hold: hold };
+        if let Some(link) = link {
+            freeze(link).await?;
+        }
+        let mut still = Quiesced { own: link.cloned(), others: Vec::new(), _hold: hold };
         for other in kernel.others() {
             let Some(link) = other.link.borrow().clone() else { continue };
             match link.freeze_at_work().await {
@@ -51,7 +53,10 @@ impl Still {
                 tracing::debug!(%error, "a worker ended while it stood still");
             }
         }
-        self.own.thaw().await
+        match &self.own {
+            Some(own) => own.thaw().await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a kernel keeps of its checkpoints.
 
 use crate::catalog::state::{
-    Added, Beginning, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Restoring, Selection,
+    Added, Beginning, EntryKind, Finished, Head, NewCheckpoint, NewEntry, Restored, Selection,
 };
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::{GivenMount, McpTransport};
+use crate::core::kernel::transition::Record;
 use crate::core::limits;
 use crate::core::retention::Standing;
 use crate::supervisor::kernel::command::Actor;
@@ -131,20 +132,36 @@ impl Records {
         Ok((mounts.await?, mcp.await?))
     }
 
-    /// Records that a restore begins to change things.
+    /// Records a transition's intent.
     ///
     /// # Errors
     /// The database's.
-    pub(super) async fn begin_restore(&self, restoring: Restoring) -> Result<()> {
-        Ok(self.state.begin_restore(restoring).await?)
+    pub(crate) async fn begin_transition(&self, record: Record) -> Result<()> {
+        Ok(self.state.begin_transition(record).await?)
     }
 
-    /// The restore that was begun and not ended.
+    /// Records that a transition's outcome holds; gives the number of the journal's entry.
     ///
     /// # Errors
     /// The database's.
-    pub(crate) async fn restoring(&self) -> Result<Option<Restoring>> {
-        Ok(self.state.restoring().await?)
+    pub(crate) async fn commit_transition(&self, entry: NewEntry) -> Result<u64> {
+        Ok(self.state.commit_transition(entry).await?)
+    }
+
+    /// Records that a transition is reverted.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(crate) async fn abort_transition(&self) -> Result<()> {
+        Ok(self.state.abort_transition().await?)
+    }
+
+    /// Deletes the record of a transition that has ended.
+    ///
+    /// # Errors
+    /// The database's.
+    pub(crate) async fn clear_transition(&self) -> Result<()> {
+        Ok(self.state.clear_transition().await?)
     }
 
     /// Ends a restore.

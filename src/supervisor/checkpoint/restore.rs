@@ -4,16 +4,21 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
+use super::files::Files;
 use super::gather::gather;
+use super::memory::Keep;
+use super::quiesce::Quiesced;
+use super::take::seal;
 use super::verify::{self, Present};
-use super::{Files, Keep, Still, contents, find, memory, seal};
-use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored, Restoring};
+use super::{contents, find, memory};
+use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored};
 use crate::core::checkpoint::{
     Checkpoint, CheckpointRequest, CheckpointType, Manifest, Restoration, RestoredFrom, StateParts,
 };
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::GivenMount;
+use crate::core::kernel::transition::{Kind, Record, Recovery, Step, Transition};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::workflow::Options;
@@ -25,36 +30,13 @@ use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change, Trace};
 use crate::supervisor::kernel::journal::version_after;
-
-/// Between two looks at whether a worker has ended.
-const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(5);
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 /// A checkpoint with what it holds.
 struct Target {
     checkpoint: Checkpoint,
     manifest: Manifest,
     parts: StateParts,
-}
-
-/// Counts as one at a time of what exchanges all that a kernel is: a restore, an archiving.
-pub(super) struct Alone(Rc<Kernel>);
-
-impl Alone {
-    pub(super) fn begin(kernel: &Rc<Kernel>) -> Result<Alone> {
-        if kernel.restoring.replace(true) {
-            return Err(Error::conflict(format!("kernel {} is being restored or archived", kernel.spec.name))
-                .reason("restoring")
-                .hint("wait for that to end, then look at where the kernel is"));
-        }
-        Ok(Alone(Rc::clone(kernel)))
-    }
-}
-
-impl Drop for Alone {
-    fn drop(&mut self) {
-        self.0.restoring.set(false);
-        self.0.wake_sessions();
-    }
 }
 
 /// Brings a kernel to one of its checkpoints.
@@ -96,71 +78,56 @@ async fn to(
     change: Change,
 ) -> Result<Restoration> {
     let begun = Instant::now();
-    let alone = Alone::begin(kernel)?;
+    let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Restore)?);
     // Until the database knows that it is being restored, and the files are its own.
     let (checkpoint, held) = hold(kernel, checkpoint).await?;
     let target = load(host, kernel, checkpoint).await?;
-    judge(host, kernel, &target)?;
+    validate_spec(host, kernel, &target)?;
     if options.with_artifacts {
         check_artifacts(host, &target).await?;
     }
     if kernel.thread_of.is_none() {
-        kernel.others_rest()?;
+        kernel.refuse_if_others_run()?;
     }
-    let (actor, change) = (change.actor.clone(), Trace::Restore(change));
+    let (actor, change) = (change.actor.clone(), Trace::Transition(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // Until its turn comes it is given up with its client: what that does not see any more must not undo the work of others.
-    let (patience, _wish) = queue_ticket::Patience::of_a_wish(&kernel);
+    let (patience, _wish) = queue_ticket::Ticket::with_guard(&kernel);
     // In a task of its own: once something was touched it goes on to one of its two ends, whoever still waits for it.
     let restoring = tokio::task::spawn_local(async move {
-        let (_alone, _held) = (alone, held);
-        let (of, own) = (Rc::clone(&host), Rc::clone(&kernel));
+        let _held = held;
+        let (of, own, owned) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&transition));
         let done = queue_ticket::take(patience, change, limits::CHECKPOINT_WAIT, move |link| async move {
-            perform(&of, &own, &link, target, options, &actor).await
+            perform(&of, &own, &link, &owned, target, options, &actor).await
         });
         match done.await {
             Ok(done) => {
                 host.metrics.since(Stage::Restore, kernel.spec.engine, begun);
                 Ok(done)
             }
-            Err(failed) if kernel.between.get() => Err(back(&host, &kernel, failed).await),
+            Err(failed) if kernel.is_changing() => Err(revert(&host, &kernel, transition, failed).await),
             Err(failed) => Err(failed),
         }
     });
     restoring.await.map_err(|error| Error::internal(error.to_string()))?
 }
 
-/// After a restore that failed half-way: with a worker of its own if need be, to where the kernel was.
-async fn back(host: &Rc<Host>, kernel: &Rc<Kernel>, failed: Error) -> Error {
-    if failed.code == ErrorCode::Lost {
-        let worker = kernel.link.borrow().as_ref().map(Rc::downgrade);
-        if let Some(worker) = worker {
-            is_gone(kernel, &worker).await;
+/// After a restore that failed half-way: leaves going back to recovery, and waits for it.
+async fn revert(host: &Rc<Host>, kernel: &Rc<Kernel>, transition: Rc<ExclusiveTransition>, failed: Error) -> Error {
+    // Where even that cannot be written, recovery may finish the restore instead: either is a whole state.
+    if let Err(error) = transition.abort(host).await {
+        tracing::warn!(kernel = %kernel.spec.name, %error, "a failed restore could not be recorded as such");
+    }
+    transition.release();
+    let undone = kernel.recovered().await;
+    match (kernel.interrupted(), undone) {
+        (None, _) => Error { message: format!("{}; the kernel is as it was", failed.message), ..failed },
+        (Some(_), undone) => {
+            let why = undone.err().map_or_else(String::new, |error| error.message);
+            let message = format!("{}; and going back failed too: {why}", failed.message);
+            Error { message, ..failed }.hint("nothing is lost: the next use tries again")
         }
     }
-    let (of, own) = (Rc::clone(host), Rc::clone(kernel));
-    let undone = kernel.first_with_worker(move |link| async move { go_back(&of, &own, &link).await });
-    match undone.await {
-        Ok(()) => Error { message: format!("{}; the kernel is as it was", failed.message), ..failed },
-        Err(error) => {
-            let detail = serde_json::json!({ "failed": failed.message, "error": error.message });
-            host.events.publish(&kernel.event_name, "restore_unfinished", detail);
-            let message = format!("{}; and going back failed too: {}", failed.message, error.message);
-            Error { message, ..failed }.hint("nothing is lost: mend the cause, then restore again")
-        }
-    }
-}
-
-/// Waits until a worker whose engine has ended is no longer the kernel's.
-async fn is_gone(kernel: &Kernel, worker: &std::rc::Weak<WorkerLink>) {
-    let there = || kernel.link.borrow().as_ref().is_some_and(|link| std::ptr::eq(Rc::as_ptr(link), worker.as_ptr()));
-    let gone = async {
-        while there() {
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
-    };
-    // If it is there still, what comes next says so.
-    let _ = tokio::time::timeout(limits::WORKER_STOP, gone).await;
 }
 
 /// What a checkpoint of this kernel says that it holds.
@@ -195,7 +162,7 @@ async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
 }
 
 /// Whether what was given may still be given.
-fn judge(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
+fn validate_spec(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
     target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
         host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
     })
@@ -205,6 +172,7 @@ async fn perform(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
+    transition: &ExclusiveTransition,
     target: Target,
     options: Options,
     actor: &Actor,
@@ -212,7 +180,7 @@ async fn perform(
     // From here to the end nothing begins where the same files are: what it wrote would be in neither of the two checkpoints.
     let _hold = kernel.hold_files();
     if kernel.thread_of.is_none() {
-        kernel.others_rest()?;
+        kernel.refuse_if_others_run()?;
     }
     let before = kernel.view().version;
     let name = match target.checkpoint.name.as_str() {
@@ -223,10 +191,11 @@ async fn perform(
     let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
     // Out of a restore that could not be ended there is nothing whole to be kept: what was taken before that one is.
     let Target { manifest, parts, .. } = &target;
-    let (safety, present, objects_read) = match kernel.records.restoring().await? {
-        Some(unfinished) => {
+    let unfinished = kernel.transitions.borrow().record().and_then(safety_of);
+    let (safety, present, objects_read) = match unfinished {
+        Some(safety) => {
             verify::whole(&host.store, manifest, parts).await?;
-            (unfinished.safety, None, None)
+            (safety, None, None)
         }
         None => {
             // The copy of the one that is restored is not to go for this.
@@ -238,17 +207,17 @@ async fn perform(
             (seal(host, kernel, gathered, &taking, actor, None).await?.0.id, Some(present), Some(read))
         }
     };
-    let (id, by, at_ms) = (target.checkpoint.id, actor.to_string(), host.now_ms());
-    let restoring = Restoring { target: id, safety, actor: by, at_ms, options };
+    let id = target.checkpoint.id;
     // Before its files are touched: a mount goes with the folder on which it stands.
     kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
-    if let Err(error) = kernel.records.begin_restore(restoring.clone()).await {
+    let intent = Transition::Restore { target: id, safety, options };
+    if let Err(error) = transition.record(intent, actor.to_string(), host.now_ms()).await {
         kernel.take_back_mounts().await;
         return Err(error);
     }
-    kernel.between.set(true);
-    let Applied { finished, engine, missed, files_changed, engine_us } =
-        apply(host, kernel, link, &target, present.as_ref(), restoring).await?;
+    let restoring = Restoring { safety, actor: actor.to_string(), options };
+    let applied = apply(host, kernel, Some(link), transition, &target, present.as_ref(), restoring).await?;
+    let Applied { finished, engine, missed, files_changed, engine_us } = applied;
     let version = version_after(finished.sequence);
     // How much it was: the more differs, the more is read.
     let detail = serde_json::json!({
@@ -273,24 +242,43 @@ struct Applied {
     engine_us: u64,
 }
 
-/// Files first, then the engine's state, then what is recorded. Each may be done twice.
+/// What a restore is asked for.
+struct Restoring {
+    safety: CheckpointId,
+    actor: String,
+    options: Options,
+}
+
+/// Files first, then the engine's state, then the records. Each step may be repeated. Without a worker, the next one finds the
+/// engine's state in `engine.db`.
 async fn apply(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    link: &Rc<WorkerLink>,
+    link: Option<&Rc<WorkerLink>>,
+    transition: &ExclusiveTransition,
     target: &Target,
     present: Option<&Present>,
     restoring: Restoring,
 ) -> Result<Applied> {
+    transition.enter(Step::Files)?;
     let files_changed = match kernel.thread_of {
         None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
         // They are another kernel's, and that one's to restore.
         Some(_) => 0,
     };
     let begun = tokio::time::Instant::now();
+    transition.enter(Step::EngineState)?;
     let Target { checkpoint, manifest, parts } = target;
     let is_there = present.is_some_and(|present| present.is_state(parts));
-    let (engine, mut missed) = memory::recall(host, link, checkpoint, (manifest, parts), is_there).await?;
+    let (engine, mut missed) = match link {
+        Some(link) => memory::recall(host, link, checkpoint, (manifest, parts), is_there).await?,
+        None => {
+            host.catalog.recreate_engine_db(kernel.id).await?;
+            super::state::load_engine(host, kernel.id, kernel.spec.isolation, manifest.engine, parts.clone()).await?;
+            let why_not_memory = String::from("no worker was running");
+            (RestoredFrom::Saved { why_not_memory }, manifest.missed.clone())
+        }
+    };
     let engine_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
     if kernel.thread_of.is_some() {
         let owner = &kernel.files().spec.name;
@@ -300,48 +288,47 @@ async fn apply(
             reason: format!("it is kernel {owner}'s: a checkpoint of that one brings files back"),
         });
     }
-    let short = target.checkpoint.short_id();
+    transition.enter(Step::Commit)?;
+    let (id, short) = (checkpoint.id, checkpoint.short_id());
+    let Restoring { safety, actor, options } = restoring;
     let entry = NewEntry {
         kind: EntryKind::Mark,
         at_ms: host.now_ms(),
-        actor: restoring.actor.clone(),
-        text: match target.checkpoint.name.as_str() {
-            _ if restoring.target == restoring.safety => format!("went back to {short}: a restore could not be done"),
+        actor: actor.clone(),
+        text: match checkpoint.name.as_str() {
+            _ if id == safety => format!("went back to {short}: a restore could not be done"),
             "" => format!("restored {short}"),
             name => format!("restored {short} {name:?}"),
         },
-        detail_json: serde_json::json!({ "checkpoint": restoring.target, "safety": restoring.safety }).to_string(),
+        detail_json: serde_json::json!({ "checkpoint": id, "safety": safety }).to_string(),
     };
     let done = Restored {
+        target: id,
+        safety,
+        actor,
+        options,
         at_ms: host.now_ms(),
-        mounts: target.manifest.mounts.clone(),
-        mcp: target.manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect(),
-        work: target.manifest.work.clone(),
+        mounts: manifest.mounts.clone(),
+        mcp: manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect(),
+        work: manifest.work.clone(),
         entry,
-        restoring,
     };
     let finished = kernel.finish_restore(done).await?;
-    kernel.between.set(false);
+    transition.ended()?;
     Ok(Applied { finished, engine, missed, files_changed, engine_us })
 }
 
-async fn restore_files(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, tree: Digest) -> Result<u64> {
+async fn restore_files(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: Option<&Rc<WorkerLink>>,
+    tree: Digest,
+) -> Result<u64> {
     let mut files = Files::of(host, kernel).await?;
-    let still = Still::of(kernel, link).await?;
+    let still = Quiesced::of(kernel, link).await?;
     let changed = files.restore(tree).await;
     still.end().await?;
     changed
-}
-
-/// To the checkpoint that was taken just before a restore that did not end.
-async fn go_back(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<()> {
-    let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
-    let safety = kernel.recorded(restoring.safety).await?;
-    let target = load(host, kernel, safety).await?;
-    verify::whole(&host.store, &target.manifest, &target.parts).await?;
-    // Nothing was recorded yet of what was asked beside.
-    let back = Restoring { target: restoring.safety, options: Options::default(), ..restoring };
-    apply(host, kernel, link, &target, None, back).await.map(drop)
 }
 
 impl Kernel {
@@ -352,33 +339,91 @@ impl Kernel {
     }
 }
 
-/// Ends a restore that a former daemon did not live to end: forwards, or else back.
-pub(crate) async fn resume(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) {
+/// The checkpoint before the restore that this record is of.
+fn safety_of(record: &Record) -> Option<CheckpointId> {
+    match record.transition {
+        Transition::Restore { safety, .. } => Some(safety),
+        Transition::Archive { .. } | Transition::Unarchive { .. } => None,
+    }
+}
+
+/// Ends a restore that was interrupted: with the worker that is there, or without one.
+///
+/// # Errors
+/// What keeps it from both ends. The next attempt may have another worker.
+pub(crate) async fn recover(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: Option<&Rc<WorkerLink>>,
+    transition: ExclusiveTransition,
+    record: Record,
+) -> Result<()> {
     let (name, _hold) = (&kernel.spec.name, kernel.hold_files());
-    let ended = async {
-        let Some(restoring) = kernel.records.restoring().await? else { return Ok(()) };
-        let forwards = async {
-            let target = load(host, kernel, kernel.recorded(restoring.target).await?).await?;
-            judge(host, kernel, &target)?;
-            verify::whole(&host.store, &target.manifest, &target.parts).await?;
-            kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
-            apply(host, kernel, link, &target, None, restoring.clone()).await
-        };
-        match forwards.await {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                tracing::warn!(kernel = %name, %error, "an unfinished restore cannot go on: it goes back");
-                go_back(host, kernel, link).await
-            }
+    let ended = finish_or_revert(host, kernel, link, &transition, &record).await;
+    match &ended {
+        Ok(outcome) => {
+            host.events.publish(&kernel.event_name, "restore_ended", serde_json::json!({ "outcome": outcome }))
         }
-    };
-    match ended.await {
-        Ok(()) => host.events.publish(&kernel.event_name, "restore_ended", serde_json::json!({})),
         Err(error) => {
-            tracing::error!(kernel = %name, %error, "an unfinished restore could not be ended");
+            tracing::error!(kernel = %name, %error, with_worker = link.is_some(), "an interrupted restore could not be ended");
             let detail = serde_json::json!({ "error": error.message });
             host.events.publish(&kernel.event_name, "restore_unfinished", detail);
         }
     }
-    kernel.restoring.set(false);
+    ended.map(drop)
+}
+
+/// Gives the outcome's name.
+async fn finish_or_revert(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: Option<&Rc<WorkerLink>>,
+    transition: &ExclusiveTransition,
+    record: &Record,
+) -> Result<&'static str> {
+    let Transition::Restore { target, safety, options } = record.transition else {
+        return Err(Error::internal("a transition of another kind needs no worker"));
+    };
+    let actor = record.actor.clone();
+    if record.recovery() != Recovery::Revert {
+        let finish = async {
+            let target = load(host, kernel, kernel.recorded(target).await?).await?;
+            validate_spec(host, kernel, &target)?;
+            verify::whole(&host.store, &target.manifest, &target.parts).await?;
+            kernel.part_with_mounts(target.manifest.mounts.clone()).await?;
+            let restoring = Restoring { safety, actor: actor.clone(), options };
+            apply(host, kernel, link, transition, &target, None, restoring).await
+        };
+        match finish.await {
+            Ok(_) => return Ok("finished"),
+            // The next attempt does without this worker.
+            Err(error) if link.is_some() && may_be_of_worker(&error) => return Err(error),
+            Err(error) => {
+                tracing::warn!(kernel = %kernel.spec.name, %error, "an interrupted restore cannot go on: it goes back");
+                transition.abort(host).await?;
+            }
+        }
+    }
+    let target = load(host, kernel, kernel.recorded(safety).await?).await?;
+    verify::whole(&host.store, &target.manifest, &target.parts).await?;
+    // Nothing was recorded yet of what was asked beside.
+    let restoring = Restoring { safety, actor, options: Options::default() };
+    apply(host, kernel, link, transition, &target, None, restoring).await?;
+    Ok("reverted")
+}
+
+/// Whether another worker may not fail so.
+fn may_be_of_worker(error: &Error) -> bool {
+    match error.code {
+        ErrorCode::Lost | ErrorCode::Deadline | ErrorCode::Unavailable | ErrorCode::Internal => true,
+        ErrorCode::InvalidArgument
+        | ErrorCode::NotFound
+        | ErrorCode::AlreadyExists
+        | ErrorCode::Conflict
+        | ErrorCode::Refused
+        | ErrorCode::Busy
+        | ErrorCode::Unsupported
+        | ErrorCode::Departed
+        | ErrorCode::Corrupt => false,
+    }
 }

@@ -6,16 +6,23 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
 
+use crate::catalog::{EngineInfo, Entry};
 use crate::core::checkpoint::{StatePart, StateParts};
+use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
-use crate::core::ids::Digest;
+use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
+use crate::core::spec::Isolation;
 use crate::link::host::WorkerLink;
 use crate::link::types::{StateChunk, StateHead};
 use crate::store::StoreHandle;
+use crate::supervisor::host::Host;
 use crate::supervisor::kernel::engine_state;
 
 use crate::workspace::SharedBatch;
+
+/// Format of the state as a whole, as `engine.db` notes it.
+const STATE_FORMAT: u32 = 1;
 
 /// Bodies that are read from the worker before they go to the store together, bytes.
 const TOGETHER_BYTES: usize = 8 << 20;
@@ -117,4 +124,37 @@ pub(super) fn chunks(store: StoreHandle, parts: StateParts) -> impl Stream<Item 
         };
         futures::stream::once(read).flat_map(futures::stream::iter)
     })
+}
+
+/// Writes the engine's state where the kernel's next worker finds it.
+pub(crate) async fn load_engine(
+    host: &Host,
+    id: KernelId,
+    isolation: Isolation,
+    engine: EngineName,
+    parts: StateParts,
+) -> Result<()> {
+    if parts.entries.is_empty() {
+        return Ok(());
+    }
+    let state = host.drivers.of(isolation)?.engine_state(&host.home(id, None));
+    // No manifest names the version that wrote it; the engine that reads it reports its own.
+    let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
+    let loaded = host.store.run_beside(move |store| {
+        let mut failed = None;
+        let mut entries = parts.entries.into_iter().map_while(|part| match store.get(part.body, limits::STATE_BYTES) {
+            Ok(body) => Some(Entry { key: part.key, meta_json: part.meta.to_string(), body }),
+            Err(error) => {
+                failed = Some(error);
+                None
+            }
+        });
+        let replaced = state.replace(&info, &mut entries);
+        drop(entries);
+        Ok(match failed {
+            Some(error) => Err(error.into()),
+            None => replaced,
+        })
+    });
+    loaded.await?
 }

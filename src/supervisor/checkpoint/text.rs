@@ -15,7 +15,7 @@ use crate::core::diff::{Deed, Patch};
 use crate::core::error::Result;
 use crate::core::limits;
 use crate::store::Store;
-use crate::supervisor::checkpoint::pruning::find_held;
+use crate::supervisor::checkpoint::pruning::find_pinned;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Change, Text, TreeId, WorkspaceError};
@@ -38,14 +38,14 @@ pub async fn diff_text(
     mut take: impl AsyncFnMut(Patch) -> Result<()>,
 ) -> Result<()> {
     // What is compared is read to the end.
-    let (from, _from_held) = find_held(kernel, from).await?;
+    let (from, _from_held) = find_pinned(kernel, from).await?;
     let before = contents(host, &from).await?.0.workspace.tree;
     // Nothing names the tree of what is now but this.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
     let (after, _to_held) = match to {
         "" => (compare::tree_now(host, kernel).await?, None),
         reference => {
-            let (to, held) = find_held(kernel, reference).await?;
+            let (to, held) = find_pinned(kernel, reference).await?;
             (contents(host, &to).await?.0.workspace.tree, Some(held))
         }
     };

@@ -23,20 +23,6 @@ use crate::supervisor::kernel::command::Change;
 use crate::supervisor::kernel::journal::Records;
 use crate::workspace;
 
-/// What events tell of a change.
-pub(crate) fn detail(outcome: &Outcome) -> serde_json::Value {
-    match outcome {
-        Outcome::Step(step) => serde_json::json!({ "step": step.index, "name": step.name }),
-        Outcome::Agent(agent) => serde_json::json!({ "agent": agent }),
-        Outcome::Decision(decision) => {
-            serde_json::json!({ "decision": decision.id, "title": decision.title, "state": decision.state })
-        }
-        Outcome::Artifact(artifact) => {
-            serde_json::json!({ "artifact": artifact.name, "version": artifact.version, "hash": artifact.hash })
-        }
-    }
-}
-
 /// Begins a step.
 ///
 /// # Errors
@@ -164,7 +150,7 @@ async fn with_checkpoint(
 ) -> Result<(Outcome, Checkpoint)> {
     what.check()?;
     let at_ms = host.now_ms();
-    // Known to be possible before anything waits for it; judged again in the transaction.
+    // Known to be possible before anything waits for it; validated again in the transaction.
     let part = kernel.records.workflow_part().await?;
     let name = name_of(&part, &what);
     part.after(&what, at_ms)?;

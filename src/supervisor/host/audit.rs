@@ -1,36 +1,36 @@
-//! The audit log as the supervisor writes it: who did what to which kernel, refusals included; and the file that keeps its end.
+//! Writes the supervisor's audit log: who changed which kernel, refusals included; keeps the log's head in a file.
 //!
-//! A line that cannot be written is told in the daemon's own log: an operation that is done cannot be undone for its sake.
+//! A line that cannot be written is reported in the daemon's own log: the operation is already done and is not undone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::Path;
+use std::rc::Rc;
 
 use crate::catalog::AuditFilter;
-use crate::core::audit::{AuditBreak, AuditHead, AuditLine, NewAudit};
+use crate::core::audit::{AuditHead, AuditLine, NewAudit};
 use crate::core::error::{Error, Result};
-use crate::core::ids::Digest;
+use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::supervisor::host::Host;
-use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::host::actor::Actor;
 use crate::sys::fs;
 
 /// How long a refusal counts against its user, milliseconds.
 const MINUTE_MS: i64 = 60_000;
 
-/// What the audit log needs to remember between lines.
+/// State of the audit log between lines.
 #[derive(Debug, Default)]
 pub(crate) struct Auditing {
-    /// Refusals of each user in the present minute: when that began, how many were written, how many were not.
+    /// Refusals per user in the current minute: its begin, the number written and the number suppressed.
     refusals: RefCell<HashMap<u32, (i64, u32, u64)>>,
-    /// The end that the file has.
+    /// The head that the file holds.
     kept: Cell<Option<AuditHead>>,
-    /// Whether it was said that the log lacks what the file knows.
+    /// Whether the loss of the kept head was reported.
     is_missed: Cell<bool>,
 }
 
-/// Text that fits a line's detail.
+/// Truncates text to the size of a line's detail.
 pub(crate) fn bounded(text: impl Into<String>) -> String {
     let text = text.into();
     match text.len() <= limits::AUDIT_DETAIL_BYTES {
@@ -39,16 +39,40 @@ pub(crate) fn bounded(text: impl Into<String>) -> String {
     }
 }
 
+/// A kernel as the audit log records it.
+pub trait Audited {
+    /// Its id.
+    fn id(&self) -> KernelId;
+    /// Its owner.
+    fn uid(&self) -> u32;
+    /// Its current version.
+    fn version(&self) -> u64;
+}
+
+impl<T: Audited + ?Sized> Audited for Rc<T> {
+    fn id(&self) -> KernelId {
+        (**self).id()
+    }
+
+    fn uid(&self) -> u32 {
+        (**self).uid()
+    }
+
+    fn version(&self) -> u64 {
+        (**self).version()
+    }
+}
+
 impl Host {
-    /// A line that somebody did something now, and that it is done.
-    pub fn line(&self, actor: &Actor, action: &str, kernel: Option<&Kernel>) -> NewAudit {
+    /// A line with the current time, an actor, and the outcome "done".
+    pub fn line(&self, actor: &Actor, action: &str, kernel: Option<&dyn Audited>) -> NewAudit {
         NewAudit {
             at_ms: self.now_ms(),
             uid: actor.uid,
             client: actor.client.clone(),
             action: action.to_owned(),
-            kernel: kernel.map(|kernel| kernel.id.to_string()).unwrap_or_default(),
-            owner: kernel.map(|kernel| kernel.uid),
+            kernel: kernel.map(|kernel| kernel.id().to_string()).unwrap_or_default(),
+            owner: kernel.map(|kernel| kernel.uid()),
             outcome: "done".into(),
             ..NewAudit::default()
         }
@@ -68,7 +92,7 @@ impl Host {
         &self,
         actor: &Actor,
         action: &str,
-        kernel: &Kernel,
+        kernel: &dyn Audited,
         (version_before, version_after): (Option<u64>, Option<u64>),
         detail: impl Into<String>,
     ) {
@@ -81,7 +105,7 @@ impl Host {
         &self,
         actor: &Actor,
         action: &str,
-        kernel: &Kernel,
+        kernel: &dyn Audited,
         versions: (u64, u64),
         manifest: Digest,
         detail: String,
@@ -92,9 +116,9 @@ impl Host {
         self.write_audit(NewAudit { version_before, version_after, manifest, detail, ..line }).await;
     }
 
-    /// Writes down that something was refused or failed. Of one user, at most so many in a minute; the rest is counted in the next
-    /// that is written, so that nobody fills the log by asking for what he may not have.
-    pub async fn audit_refusal(&self, actor: &Actor, action: &str, kernel: Option<&Kernel>, error: &Error) {
+    /// Records a refusal or failure. The number of lines per user and minute is bounded, so that a client cannot fill
+    /// the log with refused requests; the next line carries the number of suppressed ones.
+    pub async fn audit_refusal(&self, actor: &Actor, action: &str, kernel: Option<&dyn Audited>, error: &Error) {
         let line = self.line(actor, action, kernel);
         let Some(unwritten) = self.auditing.refused(actor.uid, line.at_ms) else { return };
         let mut detail = if error.reason.is_empty() { String::new() } else { format!("{}: ", error.reason) };
@@ -102,14 +126,14 @@ impl Host {
         if unwritten > 0 {
             detail = format!("{unwritten} refusals before this one were not written down; {detail}");
         }
-        let version = kernel.map(|kernel| kernel.view().version);
+        let version = kernel.map(|kernel| kernel.version());
         let (version_before, version_after) = (version, version);
         let (outcome, detail) = (error.code.name().to_owned(), bounded(detail));
         self.write_audit(NewAudit { version_before, version_after, outcome, detail, ..line }).await;
     }
 
-    /// Lines of the audit log after a number that `uid` may see: all in a daemon of one user, else those about his own kernels and
-    /// about what he did to the host. `kernel`: of that one only.
+    /// Returns the lines after a number that `uid` may see. A per-user daemon shows all; a system-wide one shows lines
+    /// about the user's kernels and the user's actions on the host. `kernel` restricts the result to one kernel.
     ///
     /// # Errors
     /// The catalog's.
@@ -124,36 +148,7 @@ impl Host {
         Ok(self.catalog.audit_after(after, filter, most).await?)
     }
 
-    /// Proves the audit log's chain: against the ends that the caller knows, that the file beside it keeps, and that the manifests
-    /// of checkpoints hold. The inner error names the first line that does not fit.
-    ///
-    /// # Errors
-    /// The catalog's; `corrupt` if the file cannot be understood.
-    pub async fn verify_audit(&self, known: Option<AuditHead>) -> Result<std::result::Result<AuditHead, AuditBreak>> {
-        let mut ends: Vec<(AuditHead, String)> = known.map(|head| (head, "the caller".into())).into_iter().collect();
-        let path = self.environment.data.join("audit.head");
-        ends.extend(read_head(&path)?.map(|head| (head, path.display().to_string())));
-        for kernel in self.kernels() {
-            ends.extend(self.sealed_heads(&kernel).await);
-        }
-        Ok(self.catalog.verify_audit(ends).await?)
-    }
-
-    /// The ends that a kernel's checkpoints sealed. One that cannot be read seals nothing: `verify` names it.
-    async fn sealed_heads(&self, kernel: &Kernel) -> Vec<(AuditHead, String)> {
-        let mut heads = Vec::new();
-        for checkpoint in kernel.records.all_checkpoints().await.unwrap_or_default() {
-            if let Ok(manifest) = crate::supervisor::checkpoint::manifest_of(self, &checkpoint).await
-                && manifest.host == self.id()
-                && let Some(head) = manifest.audit
-            {
-                heads.push((head, format!("checkpoint {} of kernel {}", checkpoint.short_id(), kernel.spec.name)));
-            }
-        }
-        heads
-    }
-
-    /// Keeps the end of the log in its file, if it has grown.
+    /// Stores the log's head in its file, if the log has grown.
     pub(crate) async fn keep_audit_head(&self) {
         let head = match self.catalog.audit_head().await {
             Ok(head) => head,
@@ -174,8 +169,8 @@ impl Host {
         }
     }
 
-    /// Whether the log still has the line that the file knows: else verification is to find what the file says. Asked until this
-    /// daemon has written the file itself.
+    /// Whether the log still has the line that the file records. If not, the file stays unchanged, so that verification
+    /// finds the loss. Checked until this daemon has written the file itself.
     async fn holds_kept_head(&self) -> bool {
         if self.auditing.kept.get().is_some() {
             return true;
@@ -191,17 +186,17 @@ impl Host {
                 }
                 is_there
             }
-            // None, or one that cannot be read: it is not for this to judge.
+            // An absent or unreadable file is reported by verification, not here.
             _ => true,
         }
     }
 }
 
 impl Auditing {
-    /// Counts a refusal; if it is to be written, how many before it were not.
+    /// Counts a refusal; if it is to be written, returns the number of suppressed refusals before it.
     fn refused(&self, uid: u32, now_ms: i64) -> Option<u64> {
         let mut refusals = self.refusals.borrow_mut();
-        // Of users that were not heard of for a minute only what is still to be told is remembered.
+        // A user without refusals for a minute is remembered only while suppressed refusals are unreported.
         refusals.retain(|_, (began, _, unwritten)| *unwritten > 0 || (*began..*began + MINUTE_MS).contains(&now_ms));
         let (began, written, unwritten) = refusals.entry(uid).or_insert((now_ms, 0, 0));
         if !(*began..*began + MINUTE_MS).contains(&now_ms) {
@@ -216,7 +211,7 @@ impl Auditing {
     }
 }
 
-fn read_head(path: &Path) -> Result<Option<AuditHead>> {
+pub(crate) fn read_head(path: &Path) -> Result<Option<AuditHead>> {
     match std::fs::read_to_string(path) {
         Ok(text) => match text.parse() {
             Ok(head) => Ok(Some(head)),
@@ -227,7 +222,7 @@ fn read_head(path: &Path) -> Result<Option<AuditHead>> {
     }
 }
 
-/// Writes the end, unless the file knows of a later one: then lines are missing, which verification is to find.
+/// Writes the head, unless the file has a later one: then the log lost lines, and verification must find that.
 fn keep_head(path: &Path, head: AuditHead) -> std::result::Result<(), fs::FsError> {
     if let Ok(Some(before)) = read_head(path)
         && before.sequence > head.sequence

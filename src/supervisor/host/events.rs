@@ -1,8 +1,8 @@
 //! Events: numbered and stored by the catalog, then delivered to subscribers.
 //!
-//! Publishing never blocks: one task moves events in batches from a bounded queue into the catalog. When the queue is
-//! full, events are dropped, and a later event reports their number. Subscribers read pages from the catalog, so a slow
-//! subscriber costs no memory, and a returning one resumes by number.
+//! Publishing never blocks: an event goes to a bounded queue, which one task writes to the catalog in batches. A full
+//! queue drops the event, and a later event reports the number of dropped ones. Subscribers read pages from the
+//! catalog: a slow subscriber costs no memory, and a returning one resumes by number.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -18,9 +18,9 @@ use crate::core::limits;
 pub struct Events {
     catalog: CatalogHandle,
     queue: mpsc::Sender<NewEvent>,
-    /// Weak, so that waiters notice when the writer has ended.
+    /// Weak, so that waiters see the channel close when the writer task ends.
     count: Weak<watch::Sender<u64>>,
-    /// How many events the catalog took, or refused.
+    /// The number of events that the catalog stored or refused.
     written: watch::Receiver<u64>,
     published: Cell<u64>,
     dropped: Cell<u64>,
@@ -33,17 +33,17 @@ impl Events {
         let (queue, waiting) = mpsc::channel(limits::EVENT_LAG);
         let (count, written) = watch::channel(0);
         let count = Rc::new(count);
-        let told = Rc::downgrade(&count);
+        let weak = Rc::downgrade(&count);
         tokio::task::spawn_local(write(catalog.clone(), waiting, count));
-        Rc::new(Events { catalog, queue, count: told, written, published: Cell::new(0), dropped: Cell::new(0), now_ms })
+        Rc::new(Events { catalog, queue, count: weak, written, published: Cell::new(0), dropped: Cell::new(0), now_ms })
     }
 
-    /// Publishes an event; `kernel` is empty for the host's own.
+    /// Publishes an event; `kernel` is empty for one of the host's own.
     pub fn publish(&self, kernel: &str, kind: &str, detail: serde_json::Value) {
         self.publish_event(self.event(kernel, kind, detail));
     }
 
-    /// An event that is not published yet.
+    /// Builds an event without publishing it.
     pub(crate) fn event(&self, kernel: &str, kind: &str, detail: serde_json::Value) -> NewEvent {
         NewEvent {
             at_ms: (self.now_ms)(),
@@ -53,20 +53,19 @@ impl Events {
         }
     }
 
-    /// Whether all published events are written, so that an event in another transaction keeps the order.
+    /// Whether all published events are written, so that an event in another transaction keeps its order.
     pub(crate) fn are_written(&self) -> bool {
         self.dropped.get() == 0 && *self.written.borrow() == self.published.get()
     }
 
-    /// Wakes the followers for an event that another transaction wrote. Such events are not counted with the published
-    /// ones, which are written in order.
+    /// Wakes followers after an event was written in another transaction. Such events are not counted as published.
     pub(crate) fn noted(&self) {
         if let Some(count) = self.count.upgrade() {
             count.send_modify(|_| {});
         }
     }
 
-    /// Publishes a prepared event.
+    /// Publishes an event built earlier.
     pub(crate) fn publish_event(&self, event: NewEvent) {
         let dropped = self.dropped.get();
         let offer = |event| {
@@ -82,10 +81,10 @@ impl Events {
         }
     }
 
-    /// Waits until all published events are written or have failed: for the daemon's stop.
+    /// Waits until all published events are written or have failed. Called before the daemon ends.
     pub(crate) async fn written(&self) {
         let (mut written, published) = (self.written.clone(), self.published.get());
-        // The writer ends with the catalog.
+        // The writer task ends with the catalog; then nothing more is written.
         let _ = written.wait_for(|written| *written >= published).await;
     }
 
@@ -101,7 +100,8 @@ async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, co
     while waiting.recv_many(&mut batch, limits::DATABASE_BATCH).await > 0 {
         let taken = batch.len() as u64;
         let mut counted = false;
-        // On a full disk the batch waits for space and later events queue up; readers do not wait.
+        // On a full disk the batch waits for room and new events wait in the queue; subscribers still read stored
+        // events.
         while let Err(error) = catalog.append_events(batch.clone()).await {
             if !std::mem::replace(&mut counted, true) {
                 tracing::error!(%error, "events could not be written");
@@ -117,7 +117,7 @@ async fn write(catalog: CatalogHandle, mut waiting: mpsc::Receiver<NewEvent>, co
     }
 }
 
-/// One subscriber's position.
+/// A subscriber's position.
 #[derive(Debug)]
 pub struct Follower {
     events: Rc<Events>,
@@ -126,28 +126,28 @@ pub struct Follower {
     past: Past,
 }
 
-/// A subscriber's progress through the events before its subscription.
+/// A subscriber's progress through the events that precede its subscription.
 #[derive(Debug, Clone, Copy)]
 enum Past {
-    /// The number of published events at the subscription; the last of them may not be written yet.
+    /// The count of events published by then; the last of them may not be in the catalog yet.
     Queued { published: u64 },
-    /// The past ends with this number.
+    /// The number of the last past event.
     Until(u64),
     /// All past events were delivered.
     Delivered,
 }
 
-/// What a subscriber receives.
+/// An item delivered to a subscriber.
 #[derive(Debug)]
 pub enum Heard {
     /// Events, at least one.
     Page(EventPage),
-    /// All events before the subscription were delivered. Sent once.
+    /// All past events were delivered. Sent once.
     CaughtUp,
 }
 
 impl Follower {
-    /// Waits for the next page, or for the end of the past events.
+    /// Waits for the next page or the end of the past events.
     ///
     /// # Errors
     /// The catalog's.

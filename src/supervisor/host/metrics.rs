@@ -1,7 +1,7 @@
-//! Counters and timings of the daemon, as OpenMetrics text for Prometheus.
+//! The daemon's counters and timings, as OpenMetrics text for Prometheus (by `prometheus-client`).
 //!
-//! Labels are engines, states and stages, never kernels or users. The number of series is therefore bounded, and metrics
-//! reveal no user's work.
+//! Labels are engines, states and stages, never a kernel or a user: the number of series is bounded, and metrics do not
+//! reveal who works on what.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -15,33 +15,34 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::core::engine::EngineName;
 use crate::core::exec::ExecEnd;
-use crate::supervisor::host::Host;
+use crate::core::info::PoolInfo;
+use crate::core::pool::Counters;
 
 /// One label and its value.
 type Label = (&'static str, String);
 
-/// A timed stage.
+/// A timed stage of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Creation of a kernel: its files and rows.
+    /// A kernel's creation: its files and its rows.
     Create,
-    /// From the request for a worker to a bound warm worker.
+    /// From the request for a worker to a bound worker, where a warm one was ready.
     WorkerTaken,
-    /// From the request for a worker to a newly started one.
+    /// The same where no warm worker was ready.
     WorkerStarted,
-    /// Binding of a warm worker: the record of its kernel.
+    /// Binding a warm worker: the catalog records the owner.
     BindRecord,
-    /// Binding: the transfer of the kernel's directory and mounts.
+    /// Binding a warm worker: the kernel's folder and mounts are handed over.
     BindSources,
-    /// Binding: the worker enters them, and its engine loads the state.
+    /// Binding a warm worker: it enters the folder and mounts, and its engine loads the kernel's state.
     BindWorker,
-    /// Creation of a warm worker.
+    /// The start of a warm worker for the pool.
     PoolRefill,
-    /// An execution's wait for earlier ones and for a worker.
+    /// An execution's wait for earlier executions and for a worker.
     ExecutionQueued,
     /// A checkpoint, from the request to its seal.
     Checkpoint,
-    /// The part of a checkpoint in which the kernel is quiesced.
+    /// The part of a checkpoint during which the code inside is paused.
     CheckpointPause,
     /// A restore.
     Restore,
@@ -50,7 +51,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Its label.
+    /// Its label value.
     pub const fn name(self) -> &'static str {
         match self {
             Stage::Create => "create",
@@ -69,7 +70,7 @@ impl Stage {
     }
 }
 
-/// Buckets from 100 µs to 104 s, by powers of two.
+/// From 100 µs to 104 s, in factors of two.
 #[derive(Clone)]
 struct Buckets;
 
@@ -85,14 +86,14 @@ fn histograms<const N: usize>() -> Histograms<N> {
     Family::new_with_constructor(Buckets)
 }
 
-/// All metrics of the daemon.
+/// All counters and timings.
 pub struct Metrics {
     registry: RefCell<Registry>,
     executions: Family<[Label; 2], Counter>,
     executing: Histograms<1>,
     stages: Histograms<2>,
     kernels: Family<[Label; 2], Gauge>,
-    kernels_in_memory: Gauge,
+    remembered: Gauge,
     workers: Gauge,
     clients: Gauge,
     warm_workers: Family<[Label; 2], Gauge>,
@@ -109,7 +110,7 @@ impl Metrics {
             executing: histograms(),
             stages: histograms(),
             kernels: Family::default(),
-            kernels_in_memory: Gauge::default(),
+            remembered: Gauge::default(),
             workers: Gauge::default(),
             clients: Gauge::default(),
             warm_workers: Family::default(),
@@ -130,7 +131,7 @@ impl Metrics {
         registry.register_with_unit("stage", help, Unit::Seconds, self.stages.clone());
         registry.register("kernels", "Kernels, by engine and state", self.kernels.clone());
         let help = "Kernels in the daemon's memory, including removed ones that clients still hold";
-        registry.register("kernels_in_memory", help, self.kernels_in_memory.clone());
+        registry.register("kernels_in_memory", help, self.remembered.clone());
         registry.register("workers", "Workers, including warm ones", self.workers.clone());
         registry.register("clients", "Connected clients", self.clients.clone());
         registry.register("warm_workers", "Warm workers, by engine and state", self.warm_workers.clone());
@@ -140,53 +141,52 @@ impl Metrics {
         registry.register("memory_pressure", "1 under memory pressure on the host", self.memory_pressure.clone());
     }
 
-    /// Records the time of a stage.
+    /// Times a stage.
     pub fn took(&self, stage: Stage, engine: EngineName, time: Duration) {
         self.stages.get_or_create(&[stage.label(), of(engine)]).observe(time.as_secs_f64());
     }
 
-    /// Records the time of a stage that ends now.
+    /// Times a stage that ends now.
     pub fn since(&self, stage: Stage, engine: EngineName, begun: Instant) {
         self.took(stage, engine, begun.elapsed());
     }
 
-    /// Records the end of an execution.
+    /// Counts a finished execution.
     pub(crate) fn executed(&self, engine: EngineName, end: &ExecEnd) {
         self.executions.get_or_create(&[of(engine), ("status", end.status.name().to_owned())]).inc();
         self.executing.get_or_create(&[of(engine)]).observe(end.duration_us as f64 / 1e6);
     }
 
-    /// All metrics as OpenMetrics text.
-    pub fn text(&self, host: &Host) -> String {
-        self.set_gauges(host);
+    /// Returns all metrics as OpenMetrics text; gauges are read now.
+    pub(crate) fn text(&self, now: &Gauges) -> String {
+        self.set(now);
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry.borrow());
         text
     }
 
-    /// Sets the gauges from the present state, at each request.
-    fn set_gauges(&self, host: &Host) {
+    fn set(&self, now: &Gauges) {
         self.kernels.clear();
-        for kernel in host.kernels() {
-            let state = kernel.view().state.name().to_owned();
-            self.kernels.get_or_create(&[of(kernel.spec.engine), ("state", state)]).inc();
+        for (engine, state) in &now.kernels {
+            self.kernels.get_or_create(&[of(*engine), ("state", state.clone())]).inc();
         }
-        self.kernels_in_memory.set(i64::try_from(host.remembered()).unwrap_or(i64::MAX));
-        self.workers.set(i64::try_from(host.workers.live()).unwrap_or(i64::MAX));
-        self.clients.set(i64::try_from(host.clients()).unwrap_or(i64::MAX));
-        self.memory_pressure.set(host.pressure.is_on().into());
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.remembered.set(count(now.remembered));
+        self.workers.set(count(now.workers));
+        self.clients.set(count(now.clients));
+        self.memory_pressure.set(now.is_memory_short.into());
         self.warm_workers.clear();
         self.pool_failing.clear();
         self.pool_events.clear();
-        for pool in host.pool.infos(host.pressure.is_on()) {
+        for pool in &now.pools {
             let engine = || ("engine", pool.engine.clone());
             for (state, count) in [("idle", pool.idle), ("creating", pool.creating), ("wanted", pool.target)] {
                 self.warm_workers.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
             }
             self.pool_failing.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
         }
-        for (engine, total) in host.pool.totals() {
+        for (engine, total) in &now.pool_totals {
             let events = [
                 ("created", total.total_created),
                 ("destroyed", total.total_destroyed),
@@ -196,10 +196,23 @@ impl Metrics {
                 ("refused", total.refused),
             ];
             for (event, count) in events {
-                self.pool_events.get_or_create(&[of(engine), ("event", event.to_owned())]).inc_by(count);
+                self.pool_events.get_or_create(&[of(*engine), ("event", event.to_owned())]).inc_by(count);
             }
         }
     }
+}
+
+/// Gauges, computed when metrics are requested rather than counted up and down.
+pub(crate) struct Gauges {
+    /// Engine and state of each kernel.
+    pub kernels: Vec<(EngineName, String)>,
+    /// Kernels in memory.
+    pub remembered: usize,
+    pub workers: usize,
+    pub clients: usize,
+    pub is_memory_short: bool,
+    pub pools: Vec<PoolInfo>,
+    pub pool_totals: Vec<(EngineName, Counters)>,
 }
 
 impl Stage {

@@ -1,6 +1,6 @@
-//! A file that holds some of the disk, to be let go when the rest is full: so that what has happened can still be written down.
+//! The disk reserve: a file deleted on a full disk, so that finished work can still be recorded.
 //!
-//! Owns that file only. Who writes says when the disk is full; what is let go is taken back when there is room again.
+//! Owns only that file. Writers report a full disk; the reserve is recreated when there is room again.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -13,7 +13,7 @@ use nix::sys::statvfs::statvfs;
 
 use crate::core::limits;
 
-/// The part of the disk that is kept back.
+/// The reserved part of the disk.
 #[derive(Debug)]
 pub struct Reserve {
     path: PathBuf,
@@ -32,7 +32,7 @@ impl Reserve {
         reserve
     }
 
-    /// Lets it go; says whether there was anything to let go.
+    /// Frees the reserve; returns whether there was one.
     pub fn release(&self) -> bool {
         if !self.held.replace(false) {
             return false;
@@ -50,19 +50,19 @@ impl Reserve {
         }
     }
 
-    /// Bytes that may still be written where it is, if the host says.
+    /// Bytes still free on the reserve's file system, if the host reports them.
     pub fn free_bytes(&self) -> Option<u64> {
         let found = self.path.parent().and_then(|folder| statvfs(folder).ok())?;
         Some(found.blocks_available().saturating_mul(found.fragment_size()))
     }
 
-    /// Files that may still be made where it is; `None`: the file system does not count them.
+    /// Files that can still be created there; `None` if the file system does not count them.
     pub fn free_files(&self) -> Option<u64> {
         let found = self.path.parent().and_then(|folder| statvfs(folder).ok())?;
         (found.files() > 0).then(|| found.files_available())
     }
 
-    /// Takes it back, if the disk has room for several times as much.
+    /// Recreates the reserve, if the disk has room for several times its size.
     pub fn keep(&self) {
         if self.held.get() {
             return;
@@ -78,13 +78,13 @@ impl Reserve {
             Err(error) => {
                 tracing::debug!(%error, "no reserve could be made");
                 let _ = std::fs::remove_file(&self.path);
-                // With so much room it is not the room that lacks.
+                // With this much free room, the failure has another cause than a full disk.
                 self.spent.set(false);
             }
         }
     }
 
-    /// Whether it was let go and could not be taken back: what the disk has left is for what must be written.
+    /// Whether the reserve is freed and not recreated: the remaining room is for mandatory records.
     pub fn is_spent(&self) -> bool {
         self.spent.get()
     }
@@ -95,7 +95,7 @@ impl Reserve {
     }
 }
 
-/// The reserve is taken back when the disk has so many times its size.
+/// Free room required to recreate the reserve, as a multiple of its size.
 const ROOM: u64 = 4;
 
 #[cfg(test)]
@@ -113,7 +113,7 @@ mod tests {
         assert!(!reserve.release(), "there is only one");
         reserve.keep();
         assert!(held() >= limits::DISK_RESERVE_BYTES && !reserve.is_spent());
-        // The next daemon finds it.
+        // The next daemon finds the file.
         assert!(Reserve::new(path.clone()).release() && held() == 0);
     }
 }

@@ -16,23 +16,8 @@ use crate::core::info::{GivenMount, McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
 use crate::link::host::WorkerLink;
-
-/// On whose behalf something is asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Actor {
-    /// The peer's uid.
-    pub uid: u32,
-    /// What the client calls itself, or the label of an attenuated capability.
-    pub client: String,
-    /// Token of the lease that the capability carries; empty: none.
-    pub lease: Vec<u8>,
-}
-
-impl std::fmt::Display for Actor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (uid {})", if self.client.is_empty() { "client" } else { &self.client }, self.uid)
-    }
-}
+pub use crate::supervisor::host::actor::Actor;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 /// What runs on a worker between executions. The closure answers the caller itself; with an error, if there is no worker.
 pub type Operation = Box<dyn FnOnce(Result<Rc<WorkerLink>>) -> LocalBoxFuture<'static, ()>>;
@@ -65,12 +50,12 @@ pub type Waiting = Rc<Cell<Turn>>;
 pub enum Trace {
     /// It only looks.
     None,
-    /// A restore: a change that journals itself, and the only one that is done in a kernel between two states.
-    Restore(Change),
-    /// It ends what a restore has begun, before everything that waits and whatever the limits say.
-    First,
+    /// A transition: a change that journals itself, and the only one that is done while a record of one is there.
+    Transition(Change),
+    /// The wait for the recovery of a transition, before everything else that waits and whatever the limits say.
+    Recovery,
     /// A change that journals itself once it is done.
-    Own(Change),
+    InitialState(Change),
     /// A change that is journalled under this text before it is done, and once more if it fails.
     Journalled(Change, String),
 }
@@ -128,18 +113,20 @@ pub enum Command {
     /// Remove a checkpoint; gives the version.
     ForgetCheckpoint(Change, Box<Checkpoint>, Reply<u64>),
     /// Checkpoint it and end its worker, if nobody uses it: memory is short. Whether that began.
-    Rest(Reply<bool>),
-    /// Put the kernel away, if it is what this checkpoint holds; gives the version.
-    Archive(Actor, CheckpointId, Reply<u64>),
-    /// Its files and its state are in their places again; gives the version.
-    Unarchive(Actor, Reply<u64>),
+    StopIfIdle(Reply<bool>),
+    /// Commit an archiving, if the kernel is what this checkpoint holds; gives the version.
+    Archive(Actor, CheckpointId, Rc<ExclusiveTransition>, Reply<u64>),
+    /// Commit the end of an archive: files and state are in their places again; gives the version.
+    Unarchive(Actor, Rc<ExclusiveTransition>, Reply<u64>),
+    /// End an archiving, or its reversal, that was interrupted.
+    Settle(Reply<()>),
     /// Whether this may be changed now.
     Admit(Change, Reply<()>),
     /// Keep checkpoints that ryokan takes by itself for so long.
     Retain(Change, Retention, Reply<()>),
     /// Whoever waited for their turn may have given up.
     LeaveQueue,
-    /// Look whether something can be begun that could not: the workspace stands still no longer.
+    /// Begin what could not be begun before: the workspace is no longer still, or a transition lacks its owner.
     Wake,
     /// End the worker and the task; what is on disk is the caller's to delete.
     Remove(Change, Reply<()>),

@@ -8,8 +8,12 @@ use tokio::sync::watch;
 
 use super::output::{Kept, Output};
 use crate::core::error::{Error, Result};
+use crate::core::exec::ExecStatus;
 use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, Stream};
 use crate::core::ids::ExecId;
+
+/// How an execution ended whose worker ended unseen.
+pub(crate) const NO_DAEMON: &str = "the worker ended while no daemon was there";
 
 /// One execution. Shared by the kernel's task and by whoever watches.
 #[derive(Debug)]
@@ -136,5 +140,17 @@ impl Execution {
             }
         }
         Ok(ExecResult { exec: self.id, end, stdout, stderr, truncated_bytes: kept.truncated_bytes })
+    }
+}
+
+/// The end of an execution that was taken out of the queue.
+pub(crate) fn never_ran(why: &str) -> ExecEnd {
+    ExecEnd {
+        status: ExecStatus::Interrupted,
+        code: crate::core::exec::CODE_INTERRUPTED,
+        err: why.to_owned(),
+        value: None,
+        output: None,
+        duration_us: 0,
     }
 }

@@ -9,27 +9,26 @@ use std::rc::{Rc, Weak};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::command::{Actor, Change, Command, Message, Operation, Reply, StopMode, Trace, Waiting};
+use super::command::{Actor, Change, Command, Operation, Reply, Trace, Waiting};
 use super::execution::Execution;
 use super::tools::Tools;
 use crate::catalog::state::{Finished, Restored};
-use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
-use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus};
+use crate::core::exec::ExecRequest;
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
-use crate::core::info::{
-    GivenMount, JournalEntry, JournalView, KernelInfo, McpInfo, McpTransport, MountInfo, ToolInfo,
-};
+use crate::core::info::{GivenMount, JournalEntry, JournalView, KernelInfo};
 use crate::core::kernel::State;
+use crate::core::kernel::transition::Transitions;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
-use crate::core::workflow::{self, Outcome};
 use crate::link::host::{Job, WorkerLink};
+use crate::supervisor::host::audit::Audited;
 use crate::supervisor::kernel::journal::{Found, Records};
-use crate::supervisor::kernel::sharing::Sessions;
+use crate::supervisor::kernel::sharing::Sharing;
+use crate::supervisor::workers::worker::KernelStart;
 
 /// What everybody may see of a kernel; written by its task only.
 #[derive(Debug, Clone)]
@@ -82,14 +81,12 @@ pub struct Kernel {
     pub(crate) link: RefCell<Option<Rc<WorkerLink>>>,
     pub(crate) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
     pub(crate) commands: mpsc::Sender<Box<Command>>,
-    /// A restore is under way.
-    pub(crate) restoring: Cell<bool>,
-    /// A restore has begun to change things and has not ended.
-    pub(crate) between: Cell<bool>,
+    /// The exclusive change that it is in.
+    pub(crate) transitions: RefCell<Transitions>,
     /// Its MCP servers' tools, which are the task's.
     pub(crate) tools: RefCell<Weak<Tools>>,
     /// Who works in its workspace.
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: Sharing,
     /// How the workspace is captured, and why no better.
     pub(crate) capture: RefCell<String>,
     /// The tree that whoever follows its files builds upon: its objects are in use.
@@ -97,7 +94,7 @@ pub struct Kernel {
     /// How long checkpoints that ryokan takes by itself are kept.
     pub(crate) retention: Cell<Retention>,
     /// Before then, milliseconds since 1970, no checkpoint becomes too old.
-    pub(crate) thin_due_ms: Cell<i64>,
+    pub(crate) prune_due_ms: Cell<i64>,
     /// Checkpoints that operations read now, and how many do.
     pub(crate) held: RefCell<BTreeMap<CheckpointId, u32>>,
     /// So that the host knows how many are in memory.
@@ -158,7 +155,7 @@ impl Kernel {
         }
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
+    pub(super) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         self.commands.try_send(Box::new(command(reply))).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
@@ -171,7 +168,7 @@ impl Kernel {
     }
 
     /// As [`Self::ask`], for what must be done however many ask for something.
-    async fn ask_patiently<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
+    pub(super) async fn ask_patiently<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Box::new(command(reply))).await.map_err(|_| self.gone())?;
         answer.await.unwrap_or_else(|_| Err(self.gone()))
@@ -179,6 +176,27 @@ impl Kernel {
 
     fn gone(&self) -> Error {
         Error::not_found(format!("kernel {} is no longer here", self.spec.name))
+    }
+
+    /// Why it cannot be archived: it was used meanwhile.
+    pub(crate) fn used_meanwhile(&self) -> Error {
+        Error::conflict(format!("kernel {} was used while it was to be archived", self.spec.name))
+            .reason("used")
+            .hint("try again when no client uses it")
+    }
+
+    /// What its worker needs to know of it.
+    ///
+    /// # Errors
+    /// `corrupt` if the kernel in whose workspace it works is gone.
+    pub(crate) fn start_request(&self) -> Result<KernelStart<'_>> {
+        let (id, epoch, uid, origin) = (self.id, self.epoch, self.uid, self.origin_now());
+        if let Some(owner) = self.thread_of
+            && self.files().id != owner
+        {
+            return Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone")));
+        }
+        Ok(KernelStart { id, epoch, uid, spec: &self.spec, origin, workspace_of: self.thread_of })
     }
 
     /// Journals and queues an execution.
@@ -335,19 +353,12 @@ impl Kernel {
         let _ = self.commands.try_send(Box::new(Command::LeaveQueue));
     }
 
-    /// As [`Self::with_worker`], before everything that waits.
+    /// Waits until an interrupted transition was recovered and a worker is ready, before everything else that waits.
     ///
     /// # Errors
-    /// As there.
-    pub(crate) async fn first_with_worker<T, F>(
-        &self,
-        operation: impl FnOnce(Rc<WorkerLink>) -> F + 'static,
-    ) -> Result<T>
-    where
-        T: 'static,
-        F: Future<Output = Result<T>> + 'static,
-    {
-        self.operate(Trace::First, None, operation).await
+    /// Those of the recovery and of starting a worker.
+    pub(crate) async fn recovered(&self) -> Result<()> {
+        self.operate(Trace::Recovery, None, |_| async { Ok(()) }).await
     }
 
     async fn operate<T, F>(
@@ -362,7 +373,7 @@ impl Kernel {
     {
         let journalled = match &trace {
             Trace::Journalled(change, text) => Some((change.actor.clone(), text.clone())),
-            Trace::None | Trace::Restore(_) | Trace::First | Trace::Own(_) => None,
+            Trace::None | Trace::Transition(_) | Trace::Recovery | Trace::InitialState(_) => None,
         };
         let (sender, result) = oneshot::channel();
         let operation: Operation = Box::new(move |link| {
@@ -376,7 +387,7 @@ impl Kernel {
             })
         });
         match trace {
-            Trace::First => self.ask_patiently(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
+            Trace::Recovery => self.ask_patiently(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
             trace => self.ask(|reply| Command::Operate(trace, operation, waiting, reply)).await?,
         }
         let done = result.await.unwrap_or_else(|_| Err(self.gone()));
@@ -395,167 +406,18 @@ impl Kernel {
             Err(error) => tracing::warn!(kernel = %self.spec.name, %error, "a failed change is not in the journal"),
         }
     }
-
-    /// Adds a mount.
-    ///
-    /// # Errors
-    /// `invalidArgument`, `alreadyExists`, `refused`, and those of the worker.
-    pub async fn mount(&self, change: Change, mount: MountInfo) -> Result<()> {
-        self.ask(|reply| Command::Mount(change, mount, reply)).await
-    }
-
-    /// Takes a mount away.
-    ///
-    /// # Errors
-    /// `notFound`, and those of the worker.
-    pub async fn unmount(&self, change: Change, path: String) -> Result<()> {
-        self.ask(|reply| Command::Unmount(change, path, reply)).await
-    }
-
-    /// The mounts: the allowed paths of its specification and those added since.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn mounts(&self) -> Result<Vec<MountInfo>> {
-        self.ask(Command::Mounts).await
-    }
-
-    /// Adds an MCP server.
-    ///
-    /// # Errors
-    /// `refused` (allow-list), `alreadyExists`.
-    pub async fn register_mcp(&self, change: Change, name: String, transport: McpTransport) -> Result<()> {
-        self.ask(|reply| Command::RegisterMcp(change, name, transport, reply)).await
-    }
-
-    /// Takes an MCP server away.
-    ///
-    /// # Errors
-    /// `notFound`.
-    pub async fn unregister_mcp(&self, change: Change, name: String) -> Result<()> {
-        self.ask(|reply| Command::UnregisterMcp(change, name, reply)).await
-    }
-
-    /// The MCP servers and their tools.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn mcp_servers(&self) -> Result<(Vec<McpInfo>, Vec<ToolInfo>)> {
-        self.ask(Command::McpServers).await
-    }
-
-    /// Starts the worker and waits until it is ready.
-    ///
-    /// # Errors
-    /// Why it could not be started.
-    pub async fn start(&self, actor: Actor) -> Result<()> {
-        self.ask(|reply| Command::Start(actor, reply)).await?;
-        self.with_worker(None, |_| async { Ok(()) }).await
-    }
-
-    /// Ends the worker; returns when it has ended.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn stop(&self, actor: Actor, mode: StopMode) -> Result<()> {
-        self.ask(|reply| Command::Stop(actor, mode, reply)).await
-    }
-
-    /// The tools that MCP servers offer now. Asks nobody: the task itself may be waiting for who wants to know.
-    pub(crate) fn offered_tools(&self) -> Vec<ToolInfo> {
-        self.tools.borrow().upgrade().map(|tools| tools.list().1).unwrap_or_default()
-    }
-
-    /// Appends a message to the journal; gives its number.
-    ///
-    /// # Errors
-    /// `conflict`, `busy` (leased), and those of the database.
-    pub async fn message(&self, change: Change, message: Message) -> Result<u64> {
-        self.ask(|reply| Command::Message(change, message, reply)).await
-    }
-
-    /// Changes what is recorded of the work, where that takes no checkpoint.
-    ///
-    /// # Errors
-    /// `conflict`, `busy` (leased), those of the change and of the database.
-    pub(crate) async fn work(&self, change: Change, what: workflow::Change, key: String) -> Result<Outcome> {
-        self.ask(|reply| Command::Work(change, Box::new(what), key, reply)).await
-    }
-
-    /// Takes or renews a lease (`ttl_ms` 0 releases it); gives the token and the end.
-    ///
-    /// # Errors
-    /// `busy` while another holds it.
-    pub async fn lease(&self, actor: Actor, holder: String, token: Vec<u8>, ttl_ms: u64) -> Result<(Vec<u8>, i64)> {
-        self.ask(|reply| Command::Lease(actor, holder, token, ttl_ms, reply)).await
-    }
-
-    /// Removes a checkpoint; gives the version with that.
-    ///
-    /// # Errors
-    /// `conflict`, `busy` (leased), `notFound`.
-    pub(crate) async fn forget_checkpoint(&self, change: Change, checkpoint: Checkpoint) -> Result<u64> {
-        self.ask(|reply| Command::ForgetCheckpoint(change, Box::new(checkpoint), reply)).await
-    }
-
-    /// Changes how long checkpoints that ryokan takes by itself are kept.
-    ///
-    /// # Errors
-    /// `conflict`, `busy` (leased), and the catalog's.
-    pub(crate) async fn change_retention(&self, change: Change, retention: Retention) -> Result<()> {
-        self.ask(|reply| Command::Retain(change, retention, reply)).await
-    }
-
-    /// Puts the kernel away, if it is what this checkpoint holds: its files go.
-    ///
-    /// # Errors
-    /// `conflict` if it was used meanwhile.
-    pub(crate) async fn archive(&self, actor: Actor, checkpoint: CheckpointId) -> Result<u64> {
-        self.ask(|reply| Command::Archive(actor, checkpoint, reply)).await
-    }
-
-    /// Its files and its state are in their places again.
-    ///
-    /// # Errors
-    /// The databases': it is archived still.
-    pub(crate) async fn unarchive(&self, actor: Actor) -> Result<u64> {
-        self.ask(|reply| Command::Unarchive(actor, reply)).await
-    }
-
-    /// Ends its worker as after its idle time, if nobody uses it; its next use starts it. Whether that began.
-    ///
-    /// # Errors
-    /// If the kernel is gone.
-    pub(crate) async fn rest_now(&self) -> Result<bool> {
-        self.ask(Command::Rest).await
-    }
-
-    /// Whether somebody may change the kernel now: for changes that are made elsewhere.
-    ///
-    /// # Errors
-    /// `busy` (leased to somebody else), `conflict` (version).
-    pub(crate) async fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
-        let change = Change { actor: actor.clone(), expected_version };
-        self.ask(|reply| Command::Admit(change, reply)).await
-    }
-
-    /// Ends worker and task.
-    ///
-    /// # Errors
-    /// `conflict`.
-    pub async fn remove(&self, change: Change) -> Result<()> {
-        self.ask(|reply| Command::Remove(change, reply)).await
-    }
 }
 
-/// The end of an execution that was taken out of the queue.
-pub(crate) fn never_ran(why: &str) -> ExecEnd {
-    ExecEnd {
-        status: ExecStatus::Interrupted,
-        code: crate::core::exec::CODE_INTERRUPTED,
-        err: why.to_owned(),
-        value: None,
-        output: None,
-        duration_us: 0,
+impl Audited for Kernel {
+    fn id(&self) -> KernelId {
+        self.id
+    }
+
+    fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn version(&self) -> u64 {
+        self.view.borrow().version
     }
 }

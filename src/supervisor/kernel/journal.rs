@@ -17,6 +17,7 @@ use crate::core::exec::{ExecEnd, ExecRequest, Stream};
 use crate::core::ids::{Digest, Epoch, ExecId, KernelId};
 use crate::core::info::{GivenMount, JournalEntry, JournalView, McpTransport};
 use crate::core::kernel::Life;
+use crate::core::kernel::transition::Record;
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::core::rights::{Right, Rights};
@@ -70,8 +71,8 @@ pub struct Loaded {
     pub mcp: Vec<(String, McpTransport)>,
     /// The lease, expired or not.
     pub lease: Option<Lease>,
-    /// Whether a restore was begun and not ended.
-    pub restoring: bool,
+    /// The transition that was begun and not ended.
+    pub transition: Option<Record>,
     /// How many checkpoints there are.
     pub checkpoints: u64,
     /// How the present state came to be.
@@ -88,7 +89,7 @@ impl Loaded {
             mounts: Vec::new(),
             mcp: Vec::new(),
             lease: None,
-            restoring: false,
+            transition: None,
             checkpoints: 0,
             origin: Origin::default(),
         }
@@ -111,6 +112,11 @@ impl Records {
         Records { id, epoch, catalog: catalog.clone(), state: catalog.state(id), store: store.clone() }
     }
 
+    /// Whose they are.
+    pub(crate) fn kernel(&self) -> KernelId {
+        self.id
+    }
+
     /// Reads what a task begins with.
     ///
     /// # Errors
@@ -119,7 +125,7 @@ impl Records {
         let state = &self.state;
         let (newest, executions) = (state.journal(Direction::Before(u64::MAX), 1), state.exec_count());
         let (running, mounts) = (state.running_execs(), state.mounts());
-        let (mcp, lease, restoring) = (state.mcp_servers(), state.lease(), state.restoring());
+        let (mcp, lease, transition) = (state.mcp_servers(), state.lease(), state.transition());
         let (checkpoints, origin) = (state.checkpoint_count(), state.origin());
         Ok(Loaded {
             version: version_after(newest.await?.first().map_or(0, |entry| entry.sequence)),
@@ -128,7 +134,7 @@ impl Records {
             mounts: mounts.await?,
             mcp: mcp.await?,
             lease: lease.await?.and_then(read_lease),
-            restoring: restoring.await?.is_some(),
+            transition: transition.await?,
             checkpoints: checkpoints.await?,
             origin: origin.await?,
         })

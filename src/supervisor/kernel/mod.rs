@@ -1,5 +1,6 @@
 //! One kernel: its handle, the task that owns it, its journal and its live output.
 
+pub(crate) mod archive_steps;
 pub mod command;
 pub mod engine_state;
 pub mod execution;
@@ -7,8 +8,14 @@ pub mod handle;
 pub mod journal;
 pub mod lease;
 pub mod output;
+mod requests;
+pub mod services;
 pub(crate) mod sharing;
 pub(crate) mod task;
 pub mod tools;
+pub(crate) mod transition;
+
+mod work;
 
 pub use handle::{Kernel, View};
+pub(crate) use work::work_detail;

@@ -10,48 +10,48 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::command::Command;
 use crate::core::error::{Error, Result};
 use crate::core::kernel::State;
+use crate::core::kernel::transition::{Kind, Refusal};
 use crate::core::limits;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::Tracker;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
+use crate::workspace::Workspace;
 
 /// A kernel's part in a workspace. What is said of the files is said at the kernel whose they are.
-pub struct Sessions {
+pub struct Sharing {
     owner: Option<Rc<Kernel>>,
     threads: RefCell<Vec<Weak<Kernel>>>,
     /// Kernels that are being made from this one.
     making: Cell<usize>,
-    removing: Cell<bool>,
     /// How many hold the files still.
     still: Cell<usize>,
     /// Follows the files since they were first captured.
-    tracker: RefCell<Option<Box<Tracker>>>,
+    workspace: RefCell<Option<Box<dyn Workspace>>>,
     turn: Arc<Semaphore>,
 }
 
-impl Sessions {
+impl Sharing {
     /// Those of a kernel with files of its own, or of a thread of `owner`.
-    pub(crate) fn new(owner: Option<Rc<Kernel>>) -> Sessions {
-        Sessions {
+    pub(crate) fn new(owner: Option<Rc<Kernel>>) -> Sharing {
+        Sharing {
             owner,
             threads: RefCell::default(),
             making: Cell::new(0),
-            removing: Cell::new(false),
             still: Cell::new(0),
-            tracker: RefCell::new(None),
+            workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
         }
     }
 }
 
 /// While it is there, nothing begins in the other sessions of a workspace.
-pub(crate) struct Hold(Rc<Kernel>);
+pub(crate) struct FilesHold(Rc<Kernel>);
 
-impl Drop for Hold {
+impl Drop for FilesHold {
     fn drop(&mut self) {
         let still = &self.0.sessions.still;
         still.set(still.get() - 1);
         if still.get() == 0 {
-            self.0.wake_sessions();
+            self.0.wake_sharers();
         }
     }
 }
@@ -85,7 +85,7 @@ impl Kernel {
     }
 
     /// Whether its task has ended.
-    fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.commands.is_closed()
     }
 
@@ -104,20 +104,20 @@ impl Kernel {
     }
 
     /// Keeps the other sessions from beginning anything.
-    pub(crate) fn hold_files(self: &Rc<Self>) -> Hold {
+    pub(crate) fn hold_files(self: &Rc<Self>) -> FilesHold {
         let owner = self.files_owner();
         owner.sessions.still.set(owner.sessions.still.get() + 1);
-        Hold(owner)
+        FilesHold(owner)
     }
 
     /// Whether nothing may begin here now: the files stand still, or are between two states.
-    pub(crate) fn must_stand_still(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         let files = self.files();
-        files.sessions.still.get() > 0 || (files.id != self.id && files.between.get())
+        files.sessions.still.get() > 0 || (files.id != self.id && files.is_changing())
     }
 
     /// Has every session of this kernel's workspace look whether it may begin something.
-    pub(crate) fn wake_sessions(&self) {
+    pub(crate) fn wake_sharers(&self) {
         for session in self.threads().iter().map(|thread| &**thread).chain([self]) {
             // One with so many requests that there is no room for this looks anyway.
             let _ = session.commands.try_send(Box::new(Command::Wake));
@@ -128,7 +128,7 @@ impl Kernel {
     ///
     /// # Errors
     /// `deadline` if it did not come.
-    pub(crate) async fn turn_with_files(&self) -> Result<OwnedSemaphorePermit> {
+    pub(crate) async fn lock_files(&self) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
         let name = &files.spec.name;
         let turn = Arc::clone(&files.sessions.turn).acquire_owned();
@@ -140,28 +140,28 @@ impl Kernel {
     }
 
     /// What follows its files, for whoever has the turn.
-    pub(crate) fn take_tracker(&self) -> Option<Box<Tracker>> {
-        self.files().sessions.tracker.borrow_mut().take()
+    pub(crate) fn take_workspace(&self) -> Option<Box<dyn Workspace>> {
+        self.files().sessions.workspace.borrow_mut().take()
     }
 
     /// Knows nothing of the files any more: they go, or are others from now on.
     pub(crate) fn forget_files(&self) {
-        drop(self.take_tracker());
+        drop(self.take_workspace());
         self.files().base.set(None);
     }
 
     /// Gives it back.
-    pub(crate) fn keep_tracker(&self, tracker: Box<Tracker>) {
+    pub(crate) fn keep_workspace(&self, workspace: Box<dyn Workspace>) {
         let files = self.files();
-        files.base.set(tracker.base().map(|tree| tree.0));
-        *files.sessions.tracker.borrow_mut() = Some(tracker);
+        files.base.set(workspace.base().map(|tree| tree.0));
+        *files.sessions.workspace.borrow_mut() = Some(workspace);
     }
 
     /// Refuses to change files under code that runs: what it does with them would be lost, or be done to others.
     ///
     /// # Errors
     /// `conflict` names who works.
-    pub(crate) fn others_rest(&self) -> Result<()> {
+    pub(crate) fn refuse_if_others_run(&self) -> Result<()> {
         let works = |other: &Rc<Kernel>| {
             let view = other.view.borrow();
             matches!(view.state, State::Busy { .. } | State::Starting) || !view.jobs.is_empty()
@@ -177,23 +177,27 @@ impl Kernel {
             .hint("wait for it, or stop it: its files would be changed under it"))
     }
 
-    /// Keeps the kernel from being removed while another one is made from it.
+    /// Keeps the kernel from being removed or archived while another one is made from it.
     ///
     /// # Errors
-    /// `conflict` if it is being removed.
-    pub(crate) fn lend(self: &Rc<Self>) -> Result<Source> {
-        if self.sessions.removing.get() || self.is_gone() {
-            return Err(self.is_going());
+    /// `conflict` if it is being removed or archived.
+    pub(crate) fn lock_as_source(self: &Rc<Self>) -> Result<Source> {
+        match self.transitions.borrow().active() {
+            Some(kind @ (Kind::Archive | Kind::Remove)) => return Err(self.refused(Refusal::UnderWay(kind))),
+            Some(Kind::Restore | Kind::Unarchive) | None => {}
+        }
+        if self.is_gone() {
+            return Err(self.refused(Refusal::UnderWay(Kind::Remove)));
         }
         self.sessions.making.set(self.sessions.making.get() + 1);
         Ok(Source(Rc::clone(self)))
     }
 
-    /// Begins its removal: from here on nothing is made from it, until [`stays`](Self::stays).
+    /// Begins its removal: from here on nothing is made from it.
     ///
     /// # Errors
-    /// `conflict` names its threads, unless they go too, or says that it is being removed or read.
-    pub(crate) fn goes(&self, with_threads: bool) -> Result<()> {
+    /// `conflict` names its threads, unless they go too, or says that it is being removed, archived or read.
+    pub(crate) fn begin_removal(self: &Rc<Self>, with_threads: bool) -> Result<ExclusiveTransition> {
         let name = &self.spec.name;
         let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
         if !with_threads && !threads.is_empty() {
@@ -201,30 +205,26 @@ impl Kernel {
                 .reason("threads")
                 .hint("remove that first, or both at once with --with-threads"));
         }
-        if self.sessions.making.get() > 0 {
-            return Err(Error::conflict(format!("a fork, a thread or a file is being made of {name}"))
-                .reason("forking")
-                .hint("try again when that is done"));
-        }
-        if self.sessions.removing.replace(true) {
-            return Err(self.is_going());
-        }
-        Ok(())
+        ExclusiveTransition::begin(self, Kind::Remove)
     }
 
-    /// Gives its removal up.
-    pub(crate) fn stays(&self) {
-        self.sessions.removing.set(false);
-    }
-
-    fn is_going(&self) -> Error {
-        Error::conflict(format!("kernel {} is being removed or archived", self.spec.name)).reason("removing")
+    /// Refuses what cannot be done while another kernel is made from this one.
+    ///
+    /// # Errors
+    /// `conflict`.
+    pub(super) fn not_a_source(&self) -> Result<()> {
+        if self.sessions.making.get() == 0 {
+            return Ok(());
+        }
+        Err(Error::conflict(format!("a fork, a thread or a file is being made of {}", self.spec.name))
+            .reason("forking")
+            .hint("try again when that is done"))
     }
 
     /// Takes what the host told of changed files, so that its queue does not overflow before the next checkpoint.
     pub(crate) fn follow_files(&self) {
-        if let Some(tracker) = self.files().sessions.tracker.borrow_mut().as_mut() {
-            tracker.drain();
+        if let Some(workspace) = self.files().sessions.workspace.borrow_mut().as_mut() {
+            workspace.drain();
         }
     }
 
@@ -233,12 +233,12 @@ impl Kernel {
         if self.others().iter().any(|other| other.link.borrow().is_some()) {
             return;
         }
-        let Some(mut tracker) = self.take_tracker() else { return };
+        let Some(mut workspace) = self.take_workspace() else { return };
         // The next one looks whether the contents that it knows are still there.
         self.files().base.set(None);
         let name = self.files().spec.name.to_string();
         tokio::task::spawn_blocking(move || {
-            if let Err(error) = tracker.save() {
+            if let Err(error) = workspace.save() {
                 tracing::warn!(kernel = name, %error, "the next checkpoint looks at every file: what was known could not be kept");
             }
         });

@@ -1,7 +1,6 @@
-//! The collection of garbage: retention first, then what no row leads to.
+//! Garbage collection: retention first, then unreferenced objects.
 
 use std::collections::HashSet;
-use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
@@ -19,40 +18,42 @@ use crate::store::{self, Fate, GcOptions, Store, StoreError};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
 
-/// What is asked of a collection.
+/// The options of a collection.
 #[derive(Debug, Clone, Copy)]
 pub struct GcAsked {
-    /// Only say what would go.
+    /// Only report what would be removed.
     pub dry_run: bool,
-    /// Copy at most so many bytes out of packs of which little lives.
+    /// Upper bound of bytes copied out of sparsely used packs.
     pub copy_most: u64,
-    /// Nobody waits for it: what changed nothing needs no line in the audit log.
+    /// Started by the daemon: a run that changes nothing is not audited.
     pub in_background: bool,
 }
 
-/// Collects garbage. `take` hears of each checkpoint that goes; in a dry run of each thing there is. Once begun it goes on to its
-/// end, whoever still waits for it.
+/// Collects garbage. `take` receives each removed checkpoint; in a dry run, each checkpoint and object. A started
+/// collection runs to its end, even if its client disconnects.
 ///
 /// # Errors
-/// `busy` if one goes on already; what keeps anything from being known that is needed: then nothing is removed; `take`'s, which
-/// end the telling only.
+/// `busy` if another run is in progress; a root that cannot be read or followed, and then nothing is removed; an error
+/// of `take`, which ends the reports but not the collection.
 pub async fn collect(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     asked: GcAsked,
     actor: &Actor,
     take: impl AsyncFnMut(GcItem) -> Result<()>,
 ) -> Result<GcReport> {
-    let (tell, told) = mpsc::channel(limits::UPKEEP_QUEUE);
-    let (of, who) = (Rc::clone(host), actor.clone());
+    let host = supervisor.host();
+    let (tell, items) = mpsc::channel(limits::UPKEEP_QUEUE);
+    let (of, who) = (supervisor.clone(), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {
         let _running = running;
         let done = perform(&of, asked, tell).await;
-        note(&of, asked, &who, &done).await;
+        note(of.host(), asked, &who, &done).await;
         done
     });
-    relay(told, take, work).await
+    relay(items, take, work).await
 }
 
 async fn note(host: &Host, asked: GcAsked, actor: &Actor, done: &Result<GcReport>) {
@@ -78,15 +79,16 @@ async fn note(host: &Host, asked: GcAsked, actor: &Actor, done: &Result<GcReport
     }
 }
 
-async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) -> Result<GcReport> {
-    // From here on the store keeps whatever is stored or used again, and what others have stored and not yet named: they name it
-    // after the rows were listed, and are done with it before the list is used.
+async fn perform(supervisor: &Supervisor, asked: GcAsked, tell: mpsc::Sender<GcItem>) -> Result<GcReport> {
+    let host = supervisor.host();
+    // From here on the store keeps objects that are stored or used again. It also keeps unreferenced objects of running
+    // operations: those are named after the rows are listed, and the operations end before the list is used.
     let grace = host.config.upkeep.grace;
     let held = host.store.run_beside(move |store| Ok(store.guard_before_all(grace))).await?;
     let mut done = GcReport { dry_run: asked.dry_run, ..GcReport::default() };
-    let doomed = retain(host, asked.dry_run, &tell, &mut done).await?;
-    let mut listed = roots::list(host).await?;
-    // What only they need is what would go with them.
+    let doomed = retain(supervisor, asked.dry_run, &tell, &mut done).await?;
+    let mut listed = roots::list(supervisor).await?;
+    // In a dry run, objects that only doomed checkpoints need count as removed.
     listed.retain(|root| match root.named {
         Named::Row(RootKind::Checkpoint { number }) => !doomed.contains(&(root.kernel, number)),
         Named::Row(RootKind::Blob | RootKind::Output { .. }) | Named::Files => true,
@@ -106,7 +108,7 @@ async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) ->
         let work = move |store: &Store| sweep(store, options, &marks, asked.dry_run.then_some(&tell));
         host.store.run_beside(work).await.map_err(Error::from)
     };
-    // A little room is needed before any comes back.
+    // The collection needs a little room before it frees any.
     let swept = host.making_room(run).await;
     drop(held);
     let (report, recent) = swept?;
@@ -123,20 +125,21 @@ async fn perform(host: &Rc<Host>, asked: GcAsked, tell: mpsc::Sender<GcItem>) ->
     })
 }
 
-/// Retention of every kernel; in a dry run gives the checkpoints that would go.
+/// Applies the retention of every kernel; in a dry run returns the checkpoints that would be removed.
 async fn retain(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     dry_run: bool,
     tell: &mpsc::Sender<GcItem>,
     done: &mut GcReport,
 ) -> Result<HashSet<(KernelId, u64)>> {
+    let host = supervisor.host();
     let mut doomed = HashSet::new();
-    // One whose database cannot be read has none that are known; what it needs is asked for below.
-    for kernel in host.kernels().into_iter().filter(|kernel| kernel.view().checkpoints > 0) {
+    // A kernel with an unreadable database shows no checkpoints here; listing its roots fails below.
+    for kernel in supervisor.kernels().into_iter().filter(|kernel| kernel.view().checkpoints > 0) {
         let fates = kernel.fates(host.now_ms()).await?;
         let gone: HashSet<u64> = match dry_run {
             true => fates.iter().filter(|(_, fate)| !fate.stays()).map(|(one, _)| one.number).collect(),
-            false => checkpoint::thin(host, &kernel).await?.into_iter().map(|one| one.number).collect(),
+            false => checkpoint::prune(host, &kernel).await?.into_iter().map(|one| one.number).collect(),
         };
         for (one, fate) in fates {
             let stays = !gone.contains(&one.number);
@@ -149,7 +152,7 @@ async fn retain(
             }
             if dry_run || !stays {
                 let thing = GcThing::Checkpoint { kernel: kernel.event_name.clone(), checkpoint: Box::new(one) };
-                // Whoever asked may have left; the work goes on.
+                // The client may have disconnected; the work continues.
                 let _ = tell.send(GcItem { thing, stays, why: fate.to_string() }).await;
             }
         }
@@ -157,7 +160,7 @@ async fn retain(
     Ok(doomed)
 }
 
-/// What lives, and in words who needs it first.
+/// The live objects, with the roots that explain them.
 struct Marked {
     marks: Marks,
     roots: Vec<(String, KernelId, Named, Digest)>,
@@ -205,7 +208,7 @@ fn sweep(
             Fate::Unreferenced => "nothing names it".into(),
         };
         let thing = GcThing::Object { digest: item.digest, bytes: item.bytes };
-        // Whoever asked may have left; the work goes on.
+        // The client may have disconnected; the work continues.
         let _ = tell.blocking_send(GcItem { thing, stays: item.fate.is_kept(), why });
     };
     let report = store.gc(options, |digest| marked.marks.has(digest), each)?;

@@ -1,6 +1,6 @@
-//! Everything that roots need: manifests lead to lists of engine state and trees of files, those to bodies and contents.
+//! Marks all objects that roots need: manifests lead to engine state and file trees, and those to bodies and contents.
 //!
-//! Memory: one address for each object, and one number more if it is to be told who needs it; at most [`limits::GC_OBJECTS`].
+//! Memory: one address per object, and one more number if reasons are recorded; at most [`limits::GC_OBJECTS`].
 
 use std::collections::HashMap;
 
@@ -13,34 +13,34 @@ use crate::core::limits;
 use crate::store::Store;
 use crate::workspace::{self, Seen, TreeId, WorkspaceError};
 
-/// What lives.
+/// The live objects.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     live: Seen,
-    /// Which root was the first to need it, by its place.
+    /// The index of the first root that needs each object.
     by: Option<HashMap<Digest, u32>>,
 }
 
 impl Marks {
-    /// Marks that know who needs what, or only what is needed.
+    /// Creates an empty set; `with_reasons` records which root needs an object.
     pub(crate) fn new(with_reasons: bool) -> Marks {
         Marks { live: Seen::default(), by: with_reasons.then(HashMap::new) }
     }
 
-    /// Whether it is needed.
+    /// Whether an object is needed.
     pub(crate) fn has(&self, digest: Digest) -> bool {
         self.live.contains(digest)
     }
 
-    /// The place of the first root that needs it.
+    /// The index of the first root that needs an object.
     pub(crate) fn by(&self, digest: Digest) -> Option<usize> {
         self.by.as_ref().and_then(|by| by.get(&digest)).map(|at| *at as usize)
     }
 
-    /// Marks what a root needs.
+    /// Marks the objects that a root needs.
     ///
     /// # Errors
-    /// Something on the way cannot be read, or there is too much.
+    /// An object on the path cannot be read, or there are too many objects.
     pub(crate) fn mark(&mut self, store: &Store, at: usize, named: Named, digest: Digest) -> Result<()> {
         let Marks { live, by } = self;
         let mut note = |object: Digest| {
@@ -58,10 +58,10 @@ impl Marks {
     }
 }
 
-/// Gives `object` everything that a root needs and that is not `seen` yet.
+/// Passes to `object` each object that a root needs and that is not in `seen`.
 ///
 /// # Errors
-/// Something on the way cannot be read.
+/// An object on the path cannot be read.
 pub(crate) fn walk(
     store: &Store,
     named: Named,
@@ -73,7 +73,7 @@ pub(crate) fn walk(
         Named::Row(RootKind::Checkpoint { .. }) => manifest(store, digest, seen, object),
         Named::Files => tree(store, digest, seen, object),
         Named::Row(RootKind::Blob | RootKind::Output { .. }) => {
-            if seen.tell(digest) {
+            if seen.add(digest) {
                 object(digest);
             }
             Ok(())
@@ -86,7 +86,7 @@ fn manifest(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(D
         return Ok(());
     }
     let mut tell = |seen: &mut Seen, digest| {
-        if seen.tell(digest) {
+        if seen.add(digest) {
             object(digest);
         }
     };
@@ -120,7 +120,7 @@ fn tree(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Diges
     })
 }
 
-/// An error whose `reason` is the address of the object that cannot be read.
+/// An error whose `reason` is the address of the unreadable object.
 fn unreadable(at: Digest, error: Error) -> Error {
     Error::corrupt(error.message).reason(at.to_string())
 }

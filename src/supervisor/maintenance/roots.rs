@@ -1,4 +1,4 @@
-//! Every row, and every workspace in use, that names an object of the store; listed while none of them goes away.
+//! Lists the roots: every row and live workspace that names an object, while no such row is removed.
 
 use std::rc::Rc;
 
@@ -7,50 +7,51 @@ use futures::StreamExt as _;
 use crate::catalog::state::RootKind;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
-use crate::supervisor::host::Host;
+use crate::supervisor::registry::Supervisor;
 
-/// Kernels whose rows are read at once.
+/// Number of kernels whose rows are read concurrently.
 const AT_ONCE: usize = 16;
 
-/// What names an object.
+/// The kind of reference to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Named {
     /// A row.
     Row(RootKind),
-    /// The files of a kernel that lives: the tree that is known of them.
+    /// The last known file tree of a live kernel.
     Files,
 }
 
-/// An object that something names by itself.
+/// A direct reference to an object.
 #[derive(Debug, Clone)]
 pub(crate) struct Root {
-    /// Whose.
+    /// Its kernel.
     pub kernel: KernelId,
-    /// What people call the kernel.
+    /// The kernel's label.
     pub name: Rc<str>,
-    /// What names it.
+    /// The kind of reference.
     pub named: Named,
-    /// The object.
+    /// The referenced object.
     pub digest: Digest,
 }
 
 /// Lists every root.
 ///
 /// # Errors
-/// A database cannot be read: then nobody knows what it names. The error names the kernel.
-pub(crate) async fn list(host: &Rc<Host>) -> Result<Vec<Root>> {
-    collect(host, Err).await
+/// A database cannot be read, so its references are unknown. The error names the kernel.
+pub(crate) async fn list(supervisor: &Supervisor) -> Result<Vec<Root>> {
+    collect(supervisor, Err).await
 }
 
 /// Lists the roots of the kernels whose databases can be read.
 ///
 /// # Errors
 /// The catalog cannot be read.
-pub(crate) async fn list_readable(host: &Rc<Host>) -> Result<Vec<Root>> {
-    collect(host, |_| Ok(())).await
+pub(crate) async fn list_readable(supervisor: &Supervisor) -> Result<Vec<Root>> {
+    collect(supervisor, |_| Ok(())).await
 }
 
-async fn collect(host: &Rc<Host>, unreadable: fn(Error) -> Result<()>) -> Result<Vec<Root>> {
+async fn collect(supervisor: &Supervisor, unreadable: fn(Error) -> Result<()>) -> Result<Vec<Root>> {
+    let host = supervisor.host();
     let _names = host.upkeep.names.write().await;
     let rows = host.catalog.kernels(None).await?;
     let listed = rows.into_iter().map(|row| async move {
@@ -80,7 +81,7 @@ async fn collect(host: &Rc<Host>, unreadable: fn(Error) -> Result<()>) -> Result
         };
         all.extend(roots.into_iter().map(root));
     }
-    for kernel in host.kernels() {
+    for kernel in supervisor.kernels() {
         if let Some(digest) = kernel.base.get() {
             let name = kernel.event_name.as_str().into();
             all.push(Root { kernel: kernel.id, name, named: Named::Files, digest });

@@ -1,15 +1,14 @@
-//! Verification: everything is read, what is damaged is named, and with it what cannot be had any more because of it.
+//! Verification: reads everything, and reports damaged objects with the data lost because of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::rc::Rc;
 
 use tokio::sync::mpsc;
 
 use super::marks::walk;
 use super::roots::{self, Named, Root};
 use super::{Running, relay};
+use crate::catalog::Inspected;
 use crate::catalog::state::RootKind;
-use crate::catalog::{EngineDb, Inspected};
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Digest, KernelId};
@@ -20,150 +19,145 @@ use crate::store::{Store, StoreError};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
 use crate::workspace::Seen;
 
-/// How often a database that is opened while it is looked at is looked at again.
+/// Number of attempts on a database that is opened during its check.
 const LOOKS: u32 = 5;
 
-/// Reads everything there is and tells `take` what is damaged.
+/// Reads all data and reports damage to `take`.
 ///
 /// # Errors
-/// `busy` if one goes on already; what cannot be read at all; `take`'s.
+/// `busy` if another run is in progress; a failure to read at all; `take`'s.
 pub async fn verify(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     actor: &Actor,
     take: impl AsyncFnMut(VerifyTold) -> Result<()>,
 ) -> Result<VerifyReport> {
-    let (tell, told) = mpsc::channel(limits::UPKEEP_QUEUE);
-    let (of, who) = (Rc::clone(host), actor.clone());
+    let host = supervisor.host();
+    let (tell, items) = mpsc::channel(limits::UPKEEP_QUEUE);
+    let (of, who) = (supervisor.clone(), actor.clone());
     let running = Running::begin(host)?;
     let work = tokio::task::spawn_local(async move {
         let _running = running;
         let done = perform(&of, &tell).await;
         if let Ok(done) = &done {
             let detail = format!("{} objects, {} damaged", done.objects, done.damaged);
-            of.write_audit(NewAudit { detail, ..of.line(&who, "host.verify", None) }).await;
+            of.host().write_audit(NewAudit { detail, ..of.host().line(&who, "host.verify", None) }).await;
         }
         done
     });
-    relay(told, take, work).await
+    relay(items, take, work).await
 }
 
-/// Where damage is told.
-struct Told<'a> {
+/// Reports damage.
+struct Reporter<'a> {
     tell: &'a mpsc::Sender<VerifyTold>,
     damaged: u64,
 }
 
-impl Told<'_> {
+impl Reporter<'_> {
     async fn damage(&mut self, what: &str, name: String, why: String, affects: Vec<Affected>) {
         self.damaged += 1;
         let damage = Damage { what: what.into(), name, why, affects };
         tracing::error!(what, name = damage.name, why = damage.why, "damage was found");
-        // Whoever asked may have left; the count stays.
+        // The client may have disconnected; the count stays.
         let _ = self.tell.send(VerifyTold::Damage(damage)).await;
     }
 }
 
-async fn perform(host: &Rc<Host>, tell: &mpsc::Sender<VerifyTold>) -> Result<VerifyReport> {
-    let mut told = Told { tell, damaged: 0 };
+async fn perform(supervisor: &Supervisor, tell: &mpsc::Sender<VerifyTold>) -> Result<VerifyReport> {
+    let host = supervisor.host();
+    let mut reporter = Reporter { tell, damaged: 0 };
     let mut done = VerifyReport::default();
-    databases(host, &mut told, &mut done).await?;
-    let heard = tell.clone();
+    databases(supervisor, &mut reporter, &mut done).await?;
+    let progress_to = tell.clone();
     let verified = host.store.run_beside(move |store| {
         store.verify(|progress| {
-            // Told if there is room; there will be a later one.
+            // Dropped if the queue is full; a later report follows.
             let (packs, of_packs) = (progress.packs as u64, progress.of_packs as u64);
             let at = VerifyProgress { packs, of_packs, bytes: progress.bytes };
-            let _ = heard.try_send(VerifyTold::Progress(at));
+            let _ = progress_to.try_send(VerifyTold::Progress(at));
         })
     });
     let verified = verified.await?;
     (done.objects, done.bytes) = (verified.good, verified.bytes);
-    references(host, verified.damaged, &mut told, &mut done).await?;
-    Ok(VerifyReport { damaged: told.damaged, ..done })
+    references(supervisor, verified.damaged, &mut reporter, &mut done).await?;
+    Ok(VerifyReport { damaged: reporter.damaged, ..done })
 }
 
-async fn databases(host: &Rc<Host>, told: &mut Told<'_>, done: &mut VerifyReport) -> Result<()> {
+async fn databases(supervisor: &Supervisor, reporter: &mut Reporter<'_>, done: &mut VerifyReport) -> Result<()> {
+    let host = supervisor.host();
     if let Err(error) = host.catalog.check().await {
         let everything = vec![Affected { kernel: String::new(), what: "all".into(), name: String::new() }];
-        told.damage("database", "catalog.db".into(), error.to_string(), everything).await;
+        reporter.damage("database", "catalog.db".into(), error.to_string(), everything).await;
     }
-    match host.verify_audit(None).await {
+    match supervisor.verify_audit(None).await {
         Ok(Ok(_)) => {}
-        Ok(Err(broken)) => told.damage("audit log", format!("line {}", broken.sequence), broken.why, Vec::new()).await,
-        Err(error) => told.damage("audit log", "audit.head".into(), error.message, Vec::new()).await,
+        Ok(Err(broken)) => {
+            reporter.damage("audit log", format!("line {}", broken.sequence), broken.why, Vec::new()).await
+        }
+        Err(error) => reporter.damage("audit log", "audit.head".into(), error.message, Vec::new()).await,
     }
-    for kernel in host.kernels() {
+    for kernel in supervisor.kernels() {
         let all = || vec![Affected { kernel: kernel.event_name.clone(), what: "all".into(), name: String::new() }];
         let files = host.catalog.kernel_files(kernel.id);
         match host.catalog.state(kernel.id).check().await {
             Ok(()) => {}
-            Err(_) if is_gone(host, kernel.id) => continue,
-            Err(error) => told.damage("database", files.state_db.display().to_string(), error.to_string(), all()).await,
+            Err(_) if is_gone(supervisor, kernel.id) => continue,
+            Err(error) => {
+                reporter.damage("database", files.state_db.display().to_string(), error.to_string(), all()).await
+            }
         }
         match engine_db(host, &kernel).await {
             Ok(()) => done.kernels += 1,
-            // What was put away has none: its state is in the checkpoint.
+            // An archived kernel has no database: its state is in the checkpoint.
             Err(_) if kernel.archived_in().is_some() => done.kernels += 1,
-            Err(_) if is_gone(host, kernel.id) => {}
+            Err(_) if is_gone(supervisor, kernel.id) => {}
             Err(error) => {
-                told.damage("database", files.engine_db.display().to_string(), error.message, all()).await;
+                reporter.damage("database", files.engine_db.display().to_string(), error.message, all()).await;
             }
         }
     }
     Ok(())
 }
 
-fn is_gone(host: &Host, kernel: KernelId) -> bool {
-    !host.by_id.borrow().contains_key(&kernel)
+fn is_gone(supervisor: &Supervisor, kernel: KernelId) -> bool {
+    supervisor.get(kernel).is_none()
 }
 
-/// Looks through a kernel's engine state: by way of the worker that has it open, or at rest.
+/// Checks a kernel's engine state, through the worker that has it open or in the closed database.
 async fn engine_db(host: &Host, kernel: &Kernel) -> Result<()> {
     for _ in 0..LOOKS {
         let link = kernel.link.borrow().clone();
         if let Some(link) = link {
             match through(&link).await {
-                // It has ended meanwhile.
+                // The worker ended meanwhile.
                 Err(error) if matches!(error.code, ErrorCode::Lost | ErrorCode::Unavailable | ErrorCode::NotFound) => {}
                 looked => return looked,
             }
         } else {
-            let path = host.catalog.kernel_files(kernel.id).engine_db;
-            let looked = tokio::task::spawn_blocking(move || {
-                let scratch = tempfile_beside(&path)?;
-                let looked = EngineDb::inspect(&path, &scratch);
-                let _ = std::fs::remove_dir_all(&scratch);
-                Ok::<_, Error>(looked?)
-            });
+            let state = host.drivers.of(kernel.spec.isolation)?.engine_state(&host.home(kernel.id, None));
+            let looked = tokio::task::spawn_blocking(move || state.inspect());
             match looked.await.map_err(|error| Error::internal(error.to_string()))? {
                 Ok(Inspected::Sound) => return Ok(()),
                 Ok(Inspected::InUse) => {}
-                // A worker that starts meanwhile reads what is there just as well.
+                // A worker that is starting reads the same state and reports its damage.
                 Err(_) if kernel.link.borrow().is_some() || matches!(kernel.view().state, State::Starting) => {}
                 Err(error) => return Err(error),
             }
         }
         tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await;
     }
-    // It is opened and closed all the time: whoever opens it checks it.
+    // The database is opened and closed constantly; each opening worker checks it.
     Ok(())
-}
-
-/// A folder for copies beside a kernel's databases, gone with the kernel if it is left.
-fn tempfile_beside(path: &std::path::Path) -> Result<std::path::PathBuf> {
-    let scratch = path.with_file_name("verify");
-    let _ = std::fs::remove_dir_all(&scratch);
-    std::fs::create_dir(&scratch).map_err(|error| Error::internal(format!("{}: {error}", scratch.display())))?;
-    Ok(scratch)
 }
 
 async fn through(link: &crate::link::host::WorkerLink) -> Result<()> {
     for head in link.state_heads().await? {
         let entry = match link.state_entry(&head.key).await {
             Ok(entry) => entry,
-            // The code changes its state meanwhile.
+            // The code changed its state meanwhile.
             Err(error) if error.code == ErrorCode::NotFound => continue,
             Err(error) => return Err(error),
         };
@@ -179,21 +173,22 @@ async fn through(link: &crate::link::host::WorkerLink) -> Result<()> {
     Ok(())
 }
 
-/// Looks for everything that rows name, and says who needs what is damaged or missing.
+/// Checks every referenced object, and reports who needs the damaged or missing ones.
 async fn references(
-    host: &Rc<Host>,
+    supervisor: &Supervisor,
     damaged: Vec<StoreError>,
-    told: &mut Told<'_>,
+    reporter: &mut Reporter<'_>,
     done: &mut VerifyReport,
 ) -> Result<()> {
+    let host = supervisor.host();
     let mut whys: BTreeMap<Digest, String> = BTreeMap::new();
     for error in damaged {
         match error.digest() {
             Some(digest) => drop(whys.insert(digest, error.to_string())),
-            None => told.damage("pack", pack_of(&error), error.to_string(), Vec::new()).await,
+            None => reporter.damage("pack", pack_of(&error), error.to_string(), Vec::new()).await,
         }
     }
-    let roots: Vec<(KernelId, String, Named, Digest)> = listed(host, told)
+    let roots: Vec<(KernelId, String, Named, Digest)> = listed(supervisor, reporter)
         .await
         .into_iter()
         .map(|root| (root.kernel, root.name.to_string(), root.named, root.digest))
@@ -202,9 +197,9 @@ async fn references(
     let looked = host.store.run_beside(move |store| Ok(look(store, &roots, &bad))).await?;
     let Found { hits, whole } = looked;
     done.checkpoints = whole;
-    // What went away by rights meanwhile is no damage.
+    // A reference removed meanwhile is no damage.
     let still: HashSet<(KernelId, Named, Digest)> =
-        listed(host, told).await.into_iter().map(|root| (root.kernel, root.named, root.digest)).collect();
+        listed(supervisor, reporter).await.into_iter().map(|root| (root.kernel, root.named, root.digest)).collect();
     let mut affects: HashMap<Digest, BTreeSet<Affected>> = HashMap::new();
     for hit in hits.into_iter().filter(|hit| still.contains(&(hit.kernel, hit.named, hit.root))) {
         whys.entry(hit.object).or_insert(hit.why);
@@ -212,17 +207,17 @@ async fn references(
     }
     for (digest, why) in whys {
         let affects = affects.remove(&digest).unwrap_or_default().into_iter().collect();
-        told.damage("object", digest.to_string(), why, affects).await;
+        reporter.damage("object", digest.to_string(), why, affects).await;
     }
     Ok(())
 }
 
-/// The roots of every kernel whose rows can be read; damage to the others was told.
-async fn listed(host: &Rc<Host>, told: &mut Told<'_>) -> Vec<Root> {
-    match roots::list_readable(host).await {
+/// The roots of every kernel with readable rows; damage to other kernels was reported already.
+async fn listed(supervisor: &Supervisor, reporter: &mut Reporter<'_>) -> Vec<Root> {
+    match roots::list_readable(supervisor).await {
         Ok(roots) => roots,
         Err(error) => {
-            told.damage("database", "catalog.db".into(), error.message, Vec::new()).await;
+            reporter.damage("database", "catalog.db".into(), error.message, Vec::new()).await;
             Vec::new()
         }
     }
@@ -245,7 +240,7 @@ fn affected(kernel: String, named: Named, root: Digest) -> Affected {
     Affected { kernel, what: what.into(), name }
 }
 
-/// A root that needs something which is not there whole.
+/// A root that needs a damaged or missing object.
 struct Hit {
     kernel: KernelId,
     name: String,
@@ -257,11 +252,12 @@ struct Hit {
 
 struct Found {
     hits: Vec<Hit>,
-    /// Checkpoints that have everything.
+    /// The number of complete checkpoints.
     whole: u64,
 }
 
-/// All roots at once first: what several share is looked at once. Only if something is wrong, each by itself.
+/// Walks all roots together first, so that shared objects are checked once; walks each root separately only after a
+/// failure.
 fn look(store: &Store, roots: &[(KernelId, String, Named, Digest)], bad: &HashSet<Digest>) -> Found {
     let is_checkpoint = |named: &Named| matches!(named, Named::Row(RootKind::Checkpoint { .. }));
     let (mut seen, mut wrong) = (Seen::default(), false);

@@ -1,7 +1,7 @@
 //! A kernel as a file: exported from the store, imported as a new kernel.
 //!
-//! The file is written and read on blocking threads, a few at once; pieces go through bounded channels, so that a slow client slows
-//! them and costs no memory.
+//! Blocking threads write and read the file, a few at once. Its pieces go through bounded channels, so that a slow
+//! client delays the thread and costs no memory.
 
 use std::io::{self, Read, Write};
 use std::rc::Rc;
@@ -20,23 +20,29 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::registry::create_from::{Seed, Words};
+use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
 
-/// A file that is being written: its pieces, and in the end what it is.
+/// A bundle in progress: its pieces, then its digest.
 pub struct Export {
-    /// The pieces, in order; at the end of them `done` says how it went.
+    /// The pieces in order. After the last one, `done` holds the result.
     pub pieces: mpsc::Receiver<Vec<u8>>,
-    /// Digest and length, or why there is none.
+    /// Digest and length, or the error.
     pub done: Option<oneshot::Receiver<Result<(Digest, u64)>>>,
 }
 
-/// Begins to write a kernel and some of its checkpoints; none named: all, and a new one of what is now.
+/// Begins to export a kernel and the named checkpoints; without names, all of them and a new one of the current state.
 ///
 /// # Errors
-/// `notFound`, `conflict` (ambiguous), `busy` (exports), and what keeps the checkpoint from being taken.
-pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String], actor: &Actor) -> Result<Export> {
-    let place = place(host)?;
-    let source = kernel.lend()?;
+/// `notFound`, `conflict` (ambiguous), `busy` (exports), and the errors of the new checkpoint.
+pub async fn export(
+    supervisor: &Supervisor,
+    kernel: &Rc<Kernel>,
+    references: &[String],
+    actor: &Actor,
+) -> Result<Export> {
+    let host = supervisor.host();
+    let place = place(supervisor)?;
+    let source = kernel.lock_as_source()?;
     let (chosen, held) = choose(host, kernel, references, actor).await?;
     let newest = chosen.last().ok_or_else(|| Error::not_found("the kernel has no checkpoints"))?;
     if chosen.len() > limits::BUNDLE_CHECKPOINTS {
@@ -62,7 +68,7 @@ pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String],
     let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
     let (tell, done) = oneshot::channel();
     let store = host.store.clone();
-    // What it needs is named by the kernel's rows: they stay, and the kernel is lent, until it is done.
+    // The kernel's rows name the needed objects; the pins and the source lock keep those rows until the export is done.
     tokio::task::spawn_local(async move {
         let written = store.run_beside(move |store| {
             let _place = place;
@@ -70,23 +76,23 @@ pub async fn export(host: &Rc<Host>, kernel: &Rc<Kernel>, references: &[String],
             Ok(bundle::write(store, &head, outlet))
         });
         let written = match written.await {
-            Ok(written) => written.map_err(told),
+            Ok(written) => written.map_err(client_error),
             Err(error) => Err(error.into()),
         };
         drop((source, held));
-        // A client that has left wants to know nothing.
+        // The receiver is gone if the client has disconnected.
         let _ = tell.send(written);
     });
     Ok(Export { pieces, done: Some(done) })
 }
 
-/// The checkpoints that are wanted, oldest first, and what keeps them from going.
+/// Returns the requested checkpoints, oldest first, with pins that keep them from being pruned.
 async fn choose(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     references: &[String],
     actor: &Actor,
-) -> Result<(Vec<Checkpoint>, Vec<checkpoint::Held>)> {
+) -> Result<(Vec<Checkpoint>, Vec<checkpoint::ReadPin>)> {
     let mut found = Vec::new();
     if references.is_empty() {
         if kernel.archived_in().is_none() {
@@ -107,7 +113,7 @@ async fn choose(
                 chosen.push(checkpoint);
                 held.push(keeps);
             }
-            // Of all that there are, what went meanwhile is none.
+            // Without explicit references, a checkpoint removed meanwhile is skipped.
             Err(error) if error.code == ErrorCode::NotFound && references.is_empty() => {}
             Err(error) => return Err(error),
         }
@@ -130,9 +136,9 @@ fn packed(checkpoint: &Checkpoint) -> Packed {
     }
 }
 
-/// One of the places for files that are being written or read.
-fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
-    let places = std::sync::Arc::clone(&host.bundles);
+/// Takes one of the permits for concurrent exports and imports.
+fn place(supervisor: &Supervisor) -> Result<OwnedSemaphorePermit> {
+    let places = std::sync::Arc::clone(&supervisor.registry().bundles);
     places.try_acquire_owned().map_err(|_| {
         Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_CONCURRENT))
             .reason("bundles")
@@ -140,13 +146,13 @@ fn place(host: &Host) -> Result<OwnedSemaphorePermit> {
     })
 }
 
-/// Who has one of the few places does not keep it for nothing.
+/// The timeout error for a stalled client, which must not occupy a permit.
 fn late(what: &str) -> io::Error {
     let within = limits::BUNDLE_PIECE_TIMEOUT.as_secs();
     io::Error::new(io::ErrorKind::TimedOut, format!("the client {what}: nothing for {within} s"))
 }
 
-/// The writer's end of the pieces.
+/// The writing end of the pieces.
 struct Outlet {
     to: mpsc::Sender<Vec<u8>>,
     runtime: tokio::runtime::Handle,
@@ -169,7 +175,7 @@ impl Write for Outlet {
     }
 }
 
-/// A file that is being read. Dropped, nothing comes of it.
+/// An import in progress. Dropping cancels the import.
 pub struct Import {
     pieces: Option<mpsc::Sender<Vec<u8>>>,
     reading: JoinHandle<Result<Contents>>,
@@ -177,13 +183,13 @@ pub struct Import {
 }
 
 impl Import {
-    /// Begins to read a file.
+    /// Begins an import.
     ///
     /// # Errors
     /// `busy` (imports).
-    pub async fn begin(host: &Host) -> Result<Import> {
-        let place = place(host)?;
-        // Until the new kernel's rows name what is stored, nothing else does.
+    pub async fn begin(supervisor: &Supervisor) -> Result<Import> {
+        let (host, place) = (supervisor.host(), place(supervisor)?);
+        // Nothing else names the stored objects until the new kernel's rows do.
         let held = host.store.run(|store| Ok(store.guard())).await?;
         let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
         let store = host.store.clone();
@@ -193,15 +199,15 @@ impl Import {
                 let runtime = tokio::runtime::Handle::current();
                 Ok(bundle::read(store, Inlet { pieces, runtime, rest: Vec::new(), at: 0 }))
             });
-            read.await?.map_err(told)
+            read.await?.map_err(client_error)
         });
         Ok(Import { pieces: Some(to), reading, _held: held })
     }
 
-    /// Takes the next piece; waits until there is room for it.
+    /// Accepts the next piece; waits until there is room for it.
     ///
     /// # Errors
-    /// What is wrong with the file, as soon as it is known.
+    /// The defect of the file, as soon as it is known.
     pub async fn write(&mut self, piece: Vec<u8>) -> Result<()> {
         let Some(pieces) = &self.pieces else { return Err(over()) };
         if pieces.send(piece).await.is_err() {
@@ -218,11 +224,11 @@ impl Import {
         (&mut self.reading).await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Makes a kernel of what was read. `name` none: as it was called. `without_host`: without anything that the file would be given of
-    /// this host.
+    /// Creates a kernel from the file. Without `name`, the kernel keeps the file's name. `without_host` drops host
+    /// paths, mounts and MCP servers.
     ///
     /// # Errors
-    /// What is wrong with the file; `alreadyExists`, `refused`, `notFound` (mounts): nothing is visible then.
+    /// The defect of the file; `alreadyExists`, `refused`, `notFound` (mounts): no kernel is visible then.
     pub async fn finish(
         mut self,
         supervisor: &Supervisor,
@@ -236,7 +242,7 @@ impl Import {
         let contents = self.read().await?;
         let name = name.unwrap_or(&contents.head.name).to_owned();
         let (supervisor, actor) = (supervisor.clone(), actor.clone());
-        // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+        // A separate task, so that a client's disconnect leaves nothing half done.
         let making = tokio::task::spawn_local(async move {
             let made = make(&supervisor, contents, &name, without_host, &actor).await;
             drop(self);
@@ -250,7 +256,7 @@ fn over() -> Error {
     Error::conflict("this import is over").hint("begin another one")
 }
 
-/// The reader's end of the pieces.
+/// The reading end of the pieces.
 struct Inlet {
     pieces: mpsc::Receiver<Vec<u8>>,
     runtime: tokio::runtime::Handle,
@@ -291,14 +297,14 @@ async fn make(
             manifest.mounts.clear();
             manifest.mcp.clear();
         }
-        // Where a path led on another host is nothing to hold it to here.
+        // Resolved paths of another host do not apply here.
         manifest.spec.paths.iter_mut().for_each(|path| path.real = None);
         manifest.mounts.iter_mut().for_each(|mount| mount.real = None);
     }
     let begin = manifests.iter().find(|manifest| manifest.id == head.begin);
     let manifest = begin.cloned().ok_or_else(|| Error::corrupt("the file lacks the checkpoint that it begins at"))?;
     has_room(supervisor.host(), &manifest, bytes)?;
-    // The same file may be imported twice.
+    // The same file may be imported twice; the copies must not share random state.
     parts.leave_out_random();
     let from = ForkPoint { kernel: head.kernel, name: head.name.clone(), checkpoint: head.begin };
     let origin = Origin {
@@ -307,13 +313,13 @@ async fn make(
         from: Some(from),
         restored: Some(head.begin),
     };
-    let words = Words {
+    let words = CreationRecord {
         mark: format!("imported {} of host {}", head.name, head.host),
         action: "kernel.import",
         outcome: format!("{} of host {}; file {digest}", head.kernel, head.host),
         detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
     };
-    let seed = Seed {
+    let seed = KernelSource {
         manifest,
         parts,
         blobs: head.blobs,
@@ -326,10 +332,10 @@ async fn make(
         made: Default::default(),
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
-    supervisor.begin_imported(&reserved, &seed, checkpoints, words, actor).await
+    supervisor.create_imported(&reserved, &seed, checkpoints, words, actor).await
 }
 
-/// Whether the files of what an import begins at may be written at all.
+/// Checks that the files of the imported checkpoint fit the workspace limit and the disk.
 fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
     let most = manifest.spec.limits.workspace_bytes;
     if wanted > most {
@@ -347,8 +353,8 @@ fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
     }
 }
 
-/// What a client is told.
-fn told(error: BundleError) -> Error {
+/// Converts a bundle error to a client's error.
+fn client_error(error: BundleError) -> Error {
     let code = match &error {
         BundleError::Version(_) => ErrorCode::Unsupported,
         BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,

@@ -1,22 +1,21 @@
-//! Kernels that begin from a checkpoint: of another kernel (a fork), or of another host (an import). And threads, which begin
-//! without one.
+//! Creates kernels from a checkpoint: a fork's of another kernel, or an import's of another host. Also creates threads,
+//! which have no checkpoint.
 //!
 //! ```text
-//! name reserved ─▶ everything judged again ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ row in the catalog: visible
+//! name reserved ─▶ spec validated ─▶ folder ─▶ files ─▶ engine.db ─▶ manifest ─▶ state.db ─▶ catalog row: visible
 //! ```
-//! Until the row is there, nobody knows of the kernel: what fails removes the folder, and what was killed leaves one that the next
+//! The kernel is invisible until its row exists. A failure removes the folder; a crash leaves a folder that the next
 //! start removes.
 
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use super::supervisor::Reserved;
+use super::supervisor::ReservedName;
 use crate::bundle::Packed;
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
-use crate::catalog::{Created, EngineDb, EngineInfo, Entry, IdempotencyKey, KernelRow, NewAudit, Notes};
+use crate::catalog::{Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
-use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest, Epoch, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
@@ -32,61 +31,58 @@ use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::journal::{Records, StateRecord};
 use crate::supervisor::registry::Supervisor;
 
-/// Format of the state as a whole, as `engine.db` notes it.
-const STATE_FORMAT: u32 = 1;
-
-/// What a kernel begins from.
-pub(crate) struct Seed {
+/// The source of a new kernel.
+pub(crate) struct KernelSource {
     /// The checkpoint's manifest.
     pub manifest: Manifest,
-    /// The engine's state that it is to have.
+    /// The engine state to load.
     pub parts: StateParts,
-    /// What the new kernel may read of blobs.
+    /// Blobs that the new kernel may read.
     pub blobs: Vec<Digest>,
-    /// How it comes to be.
+    /// The new kernel's origin.
     pub origin: Origin,
-    /// The checkpoint that its own first one follows.
+    /// The parent of its first checkpoint.
     pub parent: Option<CheckpointId>,
-    /// What its own first checkpoint is called.
+    /// The name of its first checkpoint.
     pub called: String,
-    /// The decisions that the manifest names, with their texts, as far as they are known.
+    /// The decisions named by the manifest, with their texts as far as known.
     pub decisions: Vec<Decision>,
-    /// Whose files it may take where they are those of the checkpoint.
-    pub giving: Option<checkpoint::Giving>,
-    /// The kernel of whose files a copy may have been made ahead.
+    /// A kernel whose files may be copied where they equal the checkpoint's.
+    pub giving: Option<checkpoint::FileDonor>,
+    /// The kernel whose prepared copy may be used.
     pub like: Option<KernelId>,
-    /// The files of the newest kernel that was made from this.
+    /// The files of the newest kernel created from this source.
     pub made: RefCell<Option<crate::workspace::Donor>>,
 }
 
-/// What is said of a new kernel, whatever it begins from.
-pub(crate) struct Words<'a> {
-    /// The first entry of its journal.
+/// How records describe a new kernel, whatever its source.
+pub(crate) struct CreationRecord<'a> {
+    /// The text of the first journal entry.
     pub mark: String,
-    /// In the audit log; `_weaker` is added for a kernel that does without a part of the sandbox.
+    /// The action in the audit log; `_weaker` is added for a kernel without a part of the sandbox.
     pub action: &'a str,
-    /// In the audit log.
+    /// The outcome in the audit log.
     pub outcome: String,
-    /// In the event of its creation.
+    /// The detail of the creation event.
     pub detail: serde_json::Value,
 }
 
-/// What a new kernel has of its own.
-struct Own {
+/// The initial contents of a new kernel.
+struct InitialState {
     origin: Origin,
     work: WorkflowPart,
     decisions: Vec<Decision>,
     checkpoints: Vec<FirstCheckpoint>,
-    /// The first entry of its journal, if that is none of a checkpoint.
+    /// The first journal entry, if it does not concern a checkpoint.
     entry: Option<NewEntry>,
     blobs: Vec<Digest>,
     thread_of: Option<KernelId>,
 }
 
-impl Own {
-    /// What comes with what it begins from; no checkpoints yet.
-    fn of(seed: &Seed) -> Own {
-        Own {
+impl InitialState {
+    /// The contents inherited from a source, without checkpoints.
+    fn of(seed: &KernelSource) -> InitialState {
+        InitialState {
             origin: seed.origin.clone(),
             work: seed.manifest.work.clone(),
             decisions: seed.decisions.clone(),
@@ -98,29 +94,29 @@ impl Own {
     }
 }
 
-/// What a new kernel is, once everything was judged.
-pub(crate) struct Judged {
+/// The validated specification of a new kernel.
+pub(crate) struct ValidatedSpec {
     spec: KernelSpec,
     mounts: Vec<GivenMount>,
     mcp: Vec<(String, McpTransport)>,
 }
 
 impl Supervisor {
-    /// Judges again what a kernel is to have: what was allowed once may be forbidden by now, or be nobody's to give here.
+    /// Validates a specification again: rules may have changed, or this actor may lack the rights.
     ///
     /// # Errors
     /// `busy` (limits), `refused`, `notFound`.
-    pub(crate) fn judge(
+    pub(crate) fn validate_spec(
         &self,
         mut spec: KernelSpec,
         mounts: &[GivenMount],
         mcp: Vec<(String, McpTransport)>,
         actor: &Actor,
-    ) -> Result<Judged> {
+    ) -> Result<ValidatedSpec> {
         let host = self.host();
-        // What goes with a connection goes with that one's.
+        // The new kernel does not share the lifetime of the source's connection.
         spec.ephemeral = false;
-        self.check_spec(&spec)?;
+        self.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
             allowed.real = Some(host.check_given(actor.uid, &allowed.path, allowed.real.as_deref())?);
         }
@@ -131,86 +127,88 @@ impl Supervisor {
         let mounts = mounts.collect::<Result<_>>()?;
         for (name, transport) in &mcp {
             match host.environment.mcp_allowed.admit(spec.name.as_str(), name, transport) {
-                // As many run as may; that is judged when it is to run.
+                // The limit on running servers is checked when the server starts.
                 Err(error) if error.code != ErrorCode::Busy => return Err(error),
                 Ok(_) | Err(_) => {}
             }
         }
-        Ok(Judged { spec, mounts, mcp })
+        Ok(ValidatedSpec { spec, mounts, mcp })
     }
 
-    /// Makes a kernel from a checkpoint.
+    /// Creates a kernel from a checkpoint.
     ///
     /// # Errors
-    /// Those of [`Self::judge`], of the store and of the databases; nothing is left then.
-    pub(crate) async fn begin_from(
+    /// Those of [`Self::validate_spec`], of the store and of the databases; nothing is left then.
+    pub(crate) async fn create_from(
         &self,
-        reserved: &Reserved,
-        seed: &Seed,
+        reserved: &ReservedName,
+        seed: &KernelSource,
         key: Option<(String, String)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        let judged = self.judge_seed(reserved, seed, actor)?;
-        self.fill_and_show(judged, key, words, actor, async |id, judged, words| {
+        let validated = self.validate_source(reserved, seed, actor)?;
+        self.fill_and_publish(validated, key, words, actor, async |id, validated, words| {
             let host = self.host();
             let tree = seed.manifest.workspace.tree;
             let filled = checkpoint::fill(host, id, tree, seed.like, seed.giving.as_ref()).await?;
             (words.detail["files"], words.detail["full_walk"]) = (filled.way.into(), filled.full_walk.into());
             seed.made.replace(filled.files);
-            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
-            let (new, sealed) = seal(host, id, seed, judged, actor).await?;
+            checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
+                .await?;
+            let (new, sealed) = seal(host, id, seed, validated, actor).await?;
             words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
             let entry = mark(host, actor, words);
             let checkpoints = vec![FirstCheckpoint { new, parent: seed.parent, entry }];
-            Ok(Own { checkpoints, ..Own::of(seed) })
+            Ok(InitialState { checkpoints, ..InitialState::of(seed) })
         })
         .await
     }
 
-    /// Makes a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
+    /// Creates a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
     ///
     /// # Errors
-    /// As [`Self::begin_from`].
-    pub(crate) async fn begin_imported(
+    /// As [`Self::create_from`].
+    pub(crate) async fn create_imported(
         &self,
-        reserved: &Reserved,
-        seed: &Seed,
+        reserved: &ReservedName,
+        seed: &KernelSource,
         checkpoints: Vec<(Packed, Manifest)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        let judged = self.judge_seed(reserved, seed, actor)?;
-        self.fill_and_show(judged, None, words, actor, async |id, judged, words| {
+        let validated = self.validate_source(reserved, seed, actor)?;
+        self.fill_and_publish(validated, None, words, actor, async |id, validated, words| {
             let host = self.host();
             checkpoint::fill(host, id, seed.manifest.workspace.tree, None, None).await?;
-            load_engine(host, id, seed.manifest.engine, seed.parts.clone()).await?;
-            let mut own = Own { entry: Some(mark(host, actor, words)), ..Own::of(seed) };
-            // The one that the kernel is at comes last.
+            checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
+                .await?;
+            let mut own = InitialState { entry: Some(mark(host, actor, words)), ..InitialState::of(seed) };
+            // The current checkpoint comes last.
             let (at, others): (Vec<_>, Vec<_>) =
                 checkpoints.into_iter().partition(|(packed, _)| packed.id == seed.manifest.id);
             for (packed, manifest) in others.into_iter().chain(at) {
-                own.checkpoints.push(imported(host, id, judged, packed, manifest, actor).await?);
+                own.checkpoints.push(imported(host, id, validated, packed, manifest, actor).await?);
             }
             Ok(own)
         })
         .await
     }
 
-    /// Makes a kernel that works in the workspace of another.
+    /// Creates a kernel that works in the workspace of another.
     ///
     /// # Errors
-    /// Those of [`Self::judge`] and of the databases; nothing is left then.
-    pub(crate) async fn begin_thread(
+    /// Those of [`Self::validate_spec`] and of the databases; nothing is left then.
+    pub(crate) async fn create_shared(
         &self,
         owner: &Rc<Kernel>,
-        judged: Judged,
+        validated: ValidatedSpec,
         key: Option<(String, String)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        self.fill_and_show(judged, key, words, actor, async |_, _, words| {
-            Ok(Own {
+        self.fill_and_publish(validated, key, words, actor, async |_, _, words| {
+            Ok(InitialState {
                 origin: Origin::default(),
                 work: WorkflowPart::default(),
                 decisions: Vec::new(),
@@ -223,31 +221,31 @@ impl Supervisor {
         .await
     }
 
-    /// Judges what a checkpoint says that its kernel has.
-    fn judge_seed(&self, reserved: &Reserved, seed: &Seed, actor: &Actor) -> Result<Judged> {
+    /// Validates the specification of a checkpoint.
+    fn validate_source(&self, reserved: &ReservedName, seed: &KernelSource, actor: &Actor) -> Result<ValidatedSpec> {
         let Manifest { spec, mounts, mcp, .. } = &seed.manifest;
         let spec = KernelSpec { name: reserved.name().clone(), ..spec.clone() };
         let mcp = mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect();
-        self.judge(spec, mounts, mcp, actor)
+        self.validate_spec(spec, mounts, mcp, actor)
     }
 
-    /// Makes a kernel's folder, has `fill` fill it, and makes the kernel visible. If any of it fails, nothing is left.
-    async fn fill_and_show<'w>(
+    /// Creates a kernel's folder, lets `fill` fill it, and makes the kernel visible. A failure leaves nothing behind.
+    async fn fill_and_publish<'w>(
         &self,
-        judged: Judged,
+        validated: ValidatedSpec,
         key: Option<(String, String)>,
-        mut words: Words<'w>,
+        mut words: CreationRecord<'w>,
         actor: &Actor,
-        fill: impl AsyncFnOnce(KernelId, &Judged, &mut Words<'w>) -> Result<Own>,
+        fill: impl AsyncFnOnce(KernelId, &ValidatedSpec, &mut CreationRecord<'w>) -> Result<InitialState>,
     ) -> Result<Rc<Kernel>> {
         let host = self.host();
         let id = KernelId::from_bytes(host.random());
         host.catalog.create_kernel_files(id).await?;
-        let made = match fill(id, &judged, &mut words).await {
-            Ok(own) => self.make_visible(id, judged, own, key, words, actor).await,
+        let made = match fill(id, &validated, &mut words).await {
+            Ok(own) => self.make_visible(id, validated, own, key, words, actor).await,
             Err(error) => Err(error),
         };
-        // What is left nevertheless goes at the next start: why there is no kernel is what the caller must know.
+        // A remaining folder is removed at the next start; the caller needs the first error.
         if made.is_err()
             && let Err(error) = host.catalog.remove_kernel_files(id).await
         {
@@ -259,16 +257,16 @@ impl Supervisor {
     async fn make_visible(
         &self,
         id: KernelId,
-        judged: Judged,
-        own: Own,
+        validated: ValidatedSpec,
+        own: InitialState,
         key: Option<(String, String)>,
-        words: Words<'_>,
+        words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
         let (host, now) = (self.host(), self.host().now_ms());
-        let Judged { spec, mounts, mcp } = judged;
+        let ValidatedSpec { spec, mounts, mcp } = validated;
         let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
-        let Own { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
+        let InitialState { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
         let generation = origin.generation;
         let beginning = Beginning { origin, work, decisions, checkpoints, mounts, mcp, blobs, entry, at_ms: now };
         records.begin_kernel(beginning).await?;
@@ -300,7 +298,7 @@ impl Supervisor {
         let notes = Notes { events: Vec::new(), audit: vec![audit] };
         match host.catalog.insert_kernel(row.clone(), key, notes).await?.value {
             Created::New => {}
-            // Somebody asked for the same at the same moment.
+            // A concurrent request used the same key.
             Created::Before(_) => {
                 return Err(Error::conflict("this key is being used for another request at the same time")
                     .hint("ask again: what that request made is given"));
@@ -315,7 +313,7 @@ impl Supervisor {
     }
 }
 
-fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
+fn mark(host: &Host, actor: &Actor, words: &CreationRecord<'_>) -> NewEntry {
     NewEntry {
         kind: EntryKind::Mark,
         at_ms: host.now_ms(),
@@ -325,43 +323,12 @@ fn mark(host: &Host, actor: &Actor, words: &Words<'_>) -> NewEntry {
     }
 }
 
-/// Writes the engine's state where the kernel's first worker finds it.
-pub(crate) async fn load_engine(host: &Host, id: KernelId, engine: EngineName, parts: StateParts) -> Result<()> {
-    if parts.entries.is_empty() {
-        return Ok(());
-    }
-    let path = host.catalog.kernel_files(id).engine_db;
-    let durability = host.config.daemon.durability;
-    // Which version wrote it is in no manifest; the engine that reads it says its own.
-    let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
-    let loaded = host.store.run_beside(move |store| {
-        let load = || -> Result<()> {
-            let mut failed = None;
-            let entries = parts.entries.into_iter().map_while(|part| match store.get(part.body, limits::STATE_BYTES) {
-                Ok(body) => Some(Entry { key: part.key, meta_json: part.meta.to_string(), body }),
-                Err(error) => {
-                    failed = Some(error);
-                    None
-                }
-            });
-            let db = EngineDb::open(&path, durability)?;
-            db.replace_all(&info, entries, &[])?;
-            match failed {
-                Some(error) => Err(error.into()),
-                None => Ok(db.close()?),
-            }
-        };
-        Ok(load())
-    });
-    loaded.await?
-}
-
 /// Stores the manifest of the new kernel's own first checkpoint.
 async fn seal(
     host: &Host,
     id: KernelId,
-    seed: &Seed,
-    judged: &Judged,
+    seed: &KernelSource,
+    validated: &ValidatedSpec,
     actor: &Actor,
 ) -> Result<(NewCheckpoint, Digest)> {
     let list = seed.parts.encode().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
@@ -372,10 +339,10 @@ async fn seal(
         id: CheckpointId::from_bytes(host.random()),
         parent: seed.parent,
         at_ms: host.now_ms(),
-        spec: judged.spec.clone(),
+        spec: validated.spec.clone(),
         journal: 0,
         state: host.store.put(list).await?,
-        mounts: judged.mounts.clone(),
+        mounts: validated.mounts.clone(),
         audit: Some(host.catalog.audit_head().await?),
         ..seed.manifest.clone()
     };
@@ -400,17 +367,17 @@ async fn seal(
     Ok((new, sealed))
 }
 
-/// A checkpoint of a file as the new kernel's own.
+/// Converts a checkpoint of a file to one of the new kernel.
 async fn imported(
     host: &Host,
     id: KernelId,
-    judged: &Judged,
+    validated: &ValidatedSpec,
     packed: Packed,
     manifest: Manifest,
     actor: &Actor,
 ) -> Result<FirstCheckpoint> {
-    // It is the new kernel's: its name and owner are not those of the file, and what it is given is judged when it is restored.
-    let spec = KernelSpec { name: judged.spec.name.clone(), ..manifest.spec.clone() };
+    // The new kernel keeps its own name and owner; its host paths are validated when the checkpoint is restored.
+    let spec = KernelSpec { name: validated.spec.name.clone(), ..manifest.spec.clone() };
     let state_list = host.store.get(manifest.state, limits::MANIFEST_BYTES as u64).await?;
     let parts = StateParts::decode(&state_list).map_err(|error| Error::corrupt(error.to_string()))?;
     let files = manifest.workspace.files;

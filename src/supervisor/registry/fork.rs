@@ -1,10 +1,10 @@
-//! Forks: kernels that begin as another one is, or was at a checkpoint.
+//! Forks: kernels created from another kernel's current state or from one of its checkpoints.
 //!
 //! ```text
-//! names reserved ─▶ fork point: one checkpoint for all ─▶ each child on its own, a few at once ─▶ a mark in the parent's journal
+//! names reserved ─▶ one fork point for all ─▶ children, a few at once ─▶ a mark in the parent's journal
 //! ```
-//! Nothing of the parent changes but that checkpoint and those two marks. A child shares content with it through the store, and
-//! nothing else: what happens to one is no matter to the other.
+//! The parent changes only by that checkpoint and the two marks. A child shares content with it through the store and
+//! nothing else; the kernels are independent.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,45 +12,45 @@ use std::time::Instant;
 
 use futures::StreamExt as _;
 
-use super::supervisor::Reserved;
+use super::supervisor::ReservedName;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
 use crate::core::fork::Forking;
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin};
 use crate::supervisor::checkpoint;
-use crate::supervisor::checkpoint::prepared_copies;
 use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::host::prepared_copies;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::registry::create_from::{Seed, Words};
-use crate::supervisor::registry::idempotency::{KeyTurn, key_used, made_as};
+use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
+use crate::supervisor::registry::idempotency::{KeyLock, key_used, made_as};
 
-/// What became of a fork.
+/// The outcome of a fork.
 pub struct Forked {
     /// The fork point, if one was needed.
     pub checkpoint: Option<Checkpoint>,
-    /// Each child that was asked for, by name.
+    /// Each requested child, by name.
     pub children: Vec<(String, Result<Rc<Kernel>>)>,
 }
 
-/// One child on its way.
+/// A requested child.
 enum Child {
-    /// It is settled: there since an earlier call with the same key, or it cannot be.
+    /// Settled before any work: created by an earlier call with the same key, or impossible.
     Settled(Result<Rc<Kernel>>),
-    /// It is to be made, and the key to remember it by.
-    Due(Reserved, Option<KeyTurn>),
+    /// To be created, with the lock of its key.
+    Due(ReservedName, Option<KeyLock>),
 }
 
-/// Makes kernels that begin as this one. What fails of one child is that child's result.
+/// Forks a kernel. The failure of one child is that child's result.
 ///
 /// # Errors
-/// `invalidArgument`, `conflict`, `notFound` (checkpoint), and what keeps the fork point from being taken: then there is no child.
+/// `invalidArgument`, `conflict`, `notFound` (checkpoint), and the errors of the fork point: no child is created then.
 pub async fn fork(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Forking, actor: Actor) -> Result<Forked> {
     wanted.check()?;
     let (supervisor, kernel) = (supervisor.clone(), Rc::clone(kernel));
-    // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+    // A separate task, so that a client's disconnect leaves nothing half done.
     let forking = tokio::task::spawn_local(async move {
         let begun = Instant::now();
         let forked = perform(&supervisor, &kernel, &wanted, &actor).await?;
@@ -62,7 +62,7 @@ pub async fn fork(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Forking,
 
 async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking, actor: &Actor) -> Result<Forked> {
     let host = supervisor.host();
-    let _source = kernel.lend()?;
+    let _source = kernel.lock_as_source()?;
     kernel.admit(actor, wanted.expected_version).await?;
     let version = kernel.view().version;
     let mut children = Vec::new();
@@ -78,18 +78,18 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         };
         return Ok(Forked { checkpoint, children: children.into_iter().map(settled).collect() });
     }
-    // Until the children's rows name what is stored, nothing else may.
+    // Nothing else names the stored objects until the children's rows do.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
-    // Its row keeps what the children are to name.
+    // The pinned row keeps the objects that the children will name.
     let (point, _point_held) = checkpoint::hold(kernel, fork_point(supervisor, kernel, wanted, actor).await?).await?;
     let seed = seed(supervisor, kernel, &point).await?;
     let making = children.into_iter().map(async |(name, child)| {
         let made = match child {
             Child::Settled(result) => result,
-            Child::Due(reserved, turn) => {
-                let key = turn.as_ref().map(KeyTurn::parts);
+            Child::Due(reserved, key_lock) => {
+                let key = key_lock.as_ref().map(KeyLock::parts);
                 let words = words(kernel, &point);
-                let made = supervisor.begin_from(&reserved, &seed, key, words, actor).await;
+                let made = supervisor.create_from(&reserved, &seed, key, words, actor).await;
                 if let Err(error) = &made {
                     host.audit_refusal(actor, "kernel.fork", Some(kernel), error).await;
                 }
@@ -100,10 +100,15 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     });
     let children: Vec<_> = futures::stream::iter(making).buffered(limits::FORKS_CONCURRENT).collect().await;
     if let Some(files) = seed.made.take() {
-        prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree);
+        let owner = Rc::downgrade(&kernel.files_owner());
+        let has_use = move || {
+            let owner = owner.upgrade().filter(|owner| !owner.is_gone() && owner.archived_in().is_none())?;
+            Some(owner.event_name.clone())
+        };
+        prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree, has_use);
     }
     if let Err(error) = tell(supervisor, kernel, &point, &children, (version, actor)).await {
-        // The children are there, and say themselves where they come from.
+        // The children exist, and record their origin themselves.
         tracing::warn!(kernel = %kernel.spec.name, %error, "a fork could not be noted in the journal of its parent");
         let detail = serde_json::json!({ "checkpoint": point.id, "error": error.message });
         host.events.publish(&kernel.event_name, "fork_not_recorded", detail);
@@ -111,7 +116,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     Ok(Forked { checkpoint: Some(point), children })
 }
 
-/// What can be said of a child before anything is done.
+/// Settles a child as far as possible before any work.
 async fn settle(
     supervisor: &Supervisor,
     kernel: &Kernel,
@@ -120,26 +125,26 @@ async fn settle(
     actor: &Actor,
 ) -> Child {
     let settle = async {
-        let mut turn = None;
+        let mut key_lock = None;
         if !wanted.key.is_empty() {
             let scope = format!("fork/{}/{}/{number}", actor.uid, kernel.id);
             let (known, waited) = supervisor.recall(scope, &wanted.key).await?;
             if let Some(known) = known {
                 return Ok(Child::Settled(same_fork(kernel, known, wanted, name).await));
             }
-            turn = Some(waited);
+            key_lock = Some(waited);
         }
         let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
-        Ok(Child::Due(supervisor.reserve(actor.uid, name)?, turn))
+        Ok(Child::Due(supervisor.reserve(actor.uid, name)?, key_lock))
     };
     settle.await.unwrap_or_else(|error| Child::Settled(Err(error)))
 }
 
-/// The child that a key has made, if it is the one which is asked for by the same key.
+/// The child created earlier with the same key, if the request matches it.
 async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &str) -> Result<Rc<Kernel>> {
     let known = made_as(known, name, kernel.spec.engine)?;
     let made_from = known.view().origin.from.map(|point| point.checkpoint);
-    // One that is gone cannot be compared.
+    // A removed checkpoint cannot be compared.
     let asked = if wanted.from.is_empty() { None } else { checkpoint::find(kernel, &wanted.from).await.ok() };
     match asked.zip(made_from) {
         Some((asked, made_from)) if asked.id != made_from => Err(key_used(&known)),
@@ -147,7 +152,7 @@ async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &
     }
 }
 
-/// The fork point of children that were made by an earlier call, while the kernel still has it.
+/// The fork point of children created by an earlier call, if the kernel still has it.
 async fn before(kernel: &Kernel, children: &[(String, Child)]) -> Result<Option<Checkpoint>> {
     let made = children.iter().find_map(|(_, child)| match child {
         Child::Settled(Ok(child)) => child.view().origin.from,
@@ -165,7 +170,7 @@ async fn fork_point(
     wanted: &Forking,
     actor: &Actor,
 ) -> Result<Checkpoint> {
-    // One that is put away is what that checkpoint holds.
+    // An archived kernel's state is its archive checkpoint.
     let archived = kernel.archived_in().map(|id| id.to_string()).unwrap_or_default();
     let from = if wanted.from.is_empty() { &archived } else { &wanted.from };
     if !from.is_empty() {
@@ -187,13 +192,13 @@ async fn fork_point(
     checkpoint::take(supervisor.host(), kernel, taking, actor.clone()).await
 }
 
-async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) -> Result<Seed> {
+async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) -> Result<KernelSource> {
     let (manifest, mut parts) = checkpoint::contents(supervisor.host(), point).await?;
     if manifest.kernel != kernel.id || manifest.id != point.id {
         let short = point.short_id();
         return Err(Error::corrupt(format!("the manifest of checkpoint {short} is another checkpoint's")));
     }
-    // Children that all draw the same numbers are no use: each begins with fresh ones.
+    // Each child begins with fresh random state; otherwise all would draw the same numbers.
     parts.leave_out_random();
     let blobs = kernel.records.blobs_granted_until(point.at_ms).await?;
     let from = ForkPoint { kernel: kernel.id, name: kernel.spec.name.to_string(), checkpoint: point.id };
@@ -205,12 +210,12 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     };
     let (like, made) = (Some(kernel.files().id), RefCell::default());
     let decisions = kernel.records.all_decisions().await?;
-    Ok(Seed { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving, like, made })
+    Ok(KernelSource { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving, like, made })
 }
 
-fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {
+fn words(kernel: &Kernel, point: &Checkpoint) -> CreationRecord<'static> {
     let (name, short) = (&kernel.spec.name, point.short_id());
-    Words {
+    CreationRecord {
         mark: format!("forked from {name} at checkpoint {short}"),
         action: "kernel.fork",
         outcome: format!("from {} at {} manifest {}", kernel.id, point.id, point.manifest),
@@ -218,7 +223,7 @@ fn words(kernel: &Kernel, point: &Checkpoint) -> Words<'static> {
     }
 }
 
-/// Tells the parent's journal, the audit log and whoever listens.
+/// Records the fork in the parent's journal and the audit log, and publishes an event.
 async fn tell(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,

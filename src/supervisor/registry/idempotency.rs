@@ -1,7 +1,7 @@
-//! Idempotency keys of what makes kernels: a request that comes again gives what the first one made.
+//! Idempotency keys of requests that create kernels: a repeated request returns the kernel of the first.
 //!
-//! The catalog remembers a key with the kernel that it made. Until that is written a request with the same key waits here: its client may
-//! have lost the connection over which the first one came.
+//! The catalog remembers each key with its kernel. Until that is written, a request with the same key waits here: the
+//! client may have lost the connection of its first request.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,35 +19,35 @@ use crate::supervisor::registry::Supervisor;
 /// Scope and key.
 type Key = (String, String);
 
-/// The keys that are being used now.
+/// The keys in use.
 #[derive(Debug, Default)]
 pub(crate) struct Keys(RefCell<HashMap<Key, Weak<Mutex<()>>>>);
 
-/// Nobody else uses the key until this is dropped.
-pub(crate) struct KeyTurn {
+/// Exclusive use of a key, until dropped.
+pub(crate) struct KeyLock {
     scope: String,
     key: String,
-    _turn: OwnedMutexGuard<()>,
+    _guard: OwnedMutexGuard<()>,
 }
 
 impl Keys {
-    /// Waits until nobody else uses the key.
-    async fn turn(&self, scope: String, key: &str) -> KeyTurn {
-        let turn = {
+    /// Waits for exclusive use of a key.
+    async fn lock(&self, scope: String, key: &str) -> KeyLock {
+        let mutex = {
             let mut used = self.0.borrow_mut();
-            used.retain(|_, turn| turn.strong_count() > 0);
+            used.retain(|_, mutex| mutex.strong_count() > 0);
             let known = used.entry((scope.clone(), key.to_owned())).or_default();
             known.upgrade().unwrap_or_else(|| {
-                let turn = Arc::default();
-                *known = Arc::downgrade(&turn);
-                turn
+                let mutex = Arc::default();
+                *known = Arc::downgrade(&mutex);
+                mutex
             })
         };
-        KeyTurn { scope, key: key.to_owned(), _turn: turn.lock_owned().await }
+        KeyLock { scope, key: key.to_owned(), _guard: mutex.lock_owned().await }
     }
 }
 
-impl KeyTurn {
+impl KeyLock {
     /// Scope and key, as the catalog keeps them.
     pub(crate) fn parts(&self) -> Key {
         (self.scope.clone(), self.key.clone())
@@ -55,23 +55,22 @@ impl KeyTurn {
 }
 
 impl Supervisor {
-    /// Waits until nobody else uses the key, and gives the kernel that it has made, if it has, is remembered, and the kernel is there. Keep the
-    /// turn until the kernel is there that is made with it.
+    /// Waits for exclusive use of a key, and returns the kernel created with it, if that is remembered and exists. The
+    /// caller holds the lock until its new kernel exists.
     ///
     /// # Errors
     /// The catalog's.
-    pub(crate) async fn recall(&self, scope: String, key: &str) -> Result<(Option<Rc<Kernel>>, KeyTurn)> {
+    pub(crate) async fn recall(&self, scope: String, key: &str) -> Result<(Option<Rc<Kernel>>, KeyLock)> {
         let host = self.host();
-        let turn = host.keys.turn(scope, key).await;
-        let (scope, key) = turn.parts();
+        let key_lock = self.registry.keys.lock(scope, key).await;
+        let (scope, key) = key_lock.parts();
         let known = host.catalog.recall_key(scope, key, host.now_ms()).await?;
         let id = known.and_then(|id| id.parse::<KernelId>().ok());
-        Ok((id.and_then(|id| host.by_id.borrow().get(&id).cloned()), turn))
+        Ok((id.and_then(|id| self.get(id)), key_lock))
     }
 }
 
-/// The kernel that a key has made, if it has the name and the engine that are asked for by the same key. The rest of what is asked for may
-/// have changed since.
+/// Checks that the kernel of a key has the requested name and engine. Its other properties may have changed since.
 ///
 /// # Errors
 /// `conflict` (`key_used`).
@@ -82,7 +81,7 @@ pub(crate) fn made_as(kernel: Rc<Kernel>, name: &str, engine: EngineName) -> Res
     }
 }
 
-/// What is said of a key that has made another kernel than the one which is asked for.
+/// The error for a key that created another kernel than the requested one.
 pub(crate) fn key_used(made: &Kernel) -> Error {
     Error::conflict(format!("this key was given with another request: it made {}", made.spec.name))
         .reason("key_used")

@@ -3,10 +3,12 @@
 pub mod bundle_io;
 pub(crate) mod create_from;
 pub mod fork;
-mod from_dir;
 pub(crate) mod idempotency;
+mod idle;
+mod kernels;
 pub mod recovery;
 pub mod share;
 mod supervisor;
 
+pub use kernels::{Registry, SocketPublisher};
 pub use supervisor::Supervisor;

@@ -1,4 +1,4 @@
-//! Start-up is recovery: what a former daemon left is taken over or ended, and every execution that it began gets its end.
+//! Start-up is recovery: workers of a former daemon are adopted or ended, and every unfinished execution gets an end.
 //!
 //! ```text
 //! workers in the catalog ─ attach ─▶ adopted: its executions go on, their output comes again from the beginning
@@ -18,30 +18,27 @@ use crate::catalog::{KernelRow, WorkerRow, sweep_kernels};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::KernelId;
+use crate::core::kernel::transition::Record;
 use crate::core::kernel::{CrashCause, Restart, State};
 use crate::core::limits;
-use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
-use crate::supervisor::kernel::execution::Execution;
+use crate::supervisor::kernel::execution::{Execution, NO_DAEMON};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
 use crate::supervisor::kernel::output::Kept;
 use crate::supervisor::kernel::task::{Adopted, Listener};
+use crate::supervisor::kernel::{Kernel, archive_steps};
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::workers::admission::Taken;
-use crate::supervisor::workers::worker;
+use crate::supervisor::workers::admission::ResourceUse;
 
-/// Kernels that are brought back at the same time.
+/// Number of kernels recovered concurrently.
 const RECOVERED_AT_ONCE: usize = 64;
 
-/// How an execution ended whose worker ended unseen.
-pub(crate) const NO_DAEMON: &str = "the worker ended while no daemon was there";
-
-/// What start-up did, for the log and for `ryokan events`.
+/// The result of recovery, for the log and `ryokan events`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Recovered {
-    /// Kernels that the catalog knows.
+    /// Kernels in the catalog.
     pub kernels: usize,
-    /// Workers taken over.
+    /// Adopted workers.
     pub adopted: usize,
     /// Workers that were ended or had ended.
     pub ended: usize,
@@ -63,20 +60,19 @@ impl Supervisor {
         let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
-        // Before any kernel has a new one.
-        host.workers
-            .sweep(&host.environment.worker_sockets, &recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
-        // One that was recorded before it had a process never came to serve; it must not stand in the way of one that did.
-        recorded.sort_by_key(|worker| worker.pid == 0);
+        // Before any kernel gets a new worker.
+        self.workers.sweep(&recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
+        // A worker recorded without a process never served; prefer a recorded process of the same kernel.
+        recorded.sort_by_key(|worker| !self.workers.existed(worker));
         for worker in recorded {
             if known.contains(&worker.kernel) && !workers.contains_key(&worker.kernel) {
                 workers.insert(worker.kernel, worker);
             } else {
-                worker::end_orphan(host, &worker).await;
+                self.workers.end_orphan(&worker).await;
                 done.ended += 1;
             }
         }
-        // Whoever works in another's workspace comes after that one.
+        // Threads are recovered after the kernels whose workspace they share.
         let (threads, rows): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.thread_of.is_some());
         for rows in [rows, threads] {
             let recoveries: Vec<_> = rows
@@ -95,22 +91,22 @@ impl Supervisor {
                 done.damaged += part.damaged;
             }
         }
-        self.let_go_of_ephemeral().await;
+        self.remove_all_ephemeral().await;
         self.sweep(&known).await;
-        host.spares.sweep();
-        crate::supervisor::workers::pool::run(host);
-        crate::supervisor::workers::memory_pressure::run(host);
+        host.prepared.sweep();
+        crate::supervisor::workers::pool::run(&self.workers);
+        crate::supervisor::workers::memory_pressure::run(&self.workers);
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
     }
 
-    /// No connection outlives a daemon: the kernels that went with one go now.
-    async fn let_go_of_ephemeral(&self) {
+    /// Removes ephemeral kernels: no connection outlives a daemon.
+    async fn remove_all_ephemeral(&self) {
         let mut ephemeral = self.kernels();
         ephemeral.retain(|kernel| kernel.spec.ephemeral);
-        let gone = ephemeral
-            .iter()
-            .map(|kernel| self.let_go(kernel, Actor { uid: kernel.uid, client: "ryokand".into(), lease: Vec::new() }));
+        let gone = ephemeral.iter().map(|kernel| {
+            self.remove_ephemeral(kernel, Actor { uid: kernel.uid, client: "ryokand".into(), lease: Vec::new() })
+        });
         futures::stream::iter(gone).buffer_unordered(RECOVERED_AT_ONCE).collect::<Vec<()>>().await;
     }
 
@@ -141,9 +137,9 @@ impl Supervisor {
         let mut done = Recovered::default();
         let mut record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
-        // A kernel that was at rest has nothing open: its database stays closed until somebody uses it.
+        // An idle kernel has nothing open: its database stays closed until its next use.
         let at_rest = worker.is_none() && !record.life.has_worker();
-        let homeless = row.thread_of.filter(|owner| !host.by_id.borrow().contains_key(owner));
+        let homeless = row.thread_of.filter(|owner| !self.get(*owner).is_some());
         let loaded = match homeless {
             Some(owner) => Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone"))),
             None => load(&records).await,
@@ -159,7 +155,7 @@ impl Supervisor {
                 );
                 done.damaged = 1;
                 if let Some(worker) = worker {
-                    worker::end_orphan(host, &worker).await;
+                    self.workers.end_orphan(&worker).await;
                     done.ended = 1;
                 }
                 record.life.state = damaged(&error);
@@ -175,7 +171,7 @@ impl Supervisor {
                 }
                 Err(error) => {
                     tracing::info!(kernel = %row.spec.name, %error, "its worker was not adopted");
-                    worker::end_orphan(host, &worker).await;
+                    self.workers.end_orphan(&worker).await;
                     done.ended = 1;
                     None
                 }
@@ -200,17 +196,33 @@ impl Supervisor {
         if taken.is_none() {
             record.life = record.life.without_worker();
         }
+        if let Some(transition) = loaded.transition.take() {
+            record.life = archive_steps::life_after(&record.life, &transition, host.now_ms());
+            // A restore, or a step that cannot be done now, is left to the kernel's task.
+            if let Err(error) = self.carry_out(&records, &row, &record, &transition).await {
+                tracing::info!(kernel = %row.spec.name, %error, "a transition awaits recovery");
+                loaded.transition = Some(transition);
+            }
+        }
         if at_rest {
             records.close().await;
         }
-        // What a crash left of one that was put away, or of one that was being taken out.
-        if matches!(record.life.state, State::Archived { .. })
-            && let Err(error) = host.catalog.clear_kernel_files(row.id).await
-        {
-            tracing::warn!(kernel = %row.spec.name, %error, "files of an archived kernel are left");
-        }
         self.open(&row, record, loaded, |kernel| taken.map(|taken| taken.bind(kernel)));
         done
+    }
+
+    /// Completes an interrupted archiving or unarchiving.
+    async fn carry_out(
+        &self,
+        records: &Records,
+        row: &KernelRow,
+        state: &StateRecord,
+        transition: &Record,
+    ) -> Result<()> {
+        let host = self.host();
+        let save = async || records.save_life(&state.life, state.version, state.executions, row.last_used_at_ms).await;
+        archive_steps::carry_out(host, records, transition, |_| Ok(()), save).await?;
+        host.making_room(async || records.clear_transition().await).await
     }
 
     async fn take_over(
@@ -225,13 +237,13 @@ impl Supervisor {
         }
         let tools = self.tools(row, loaded.mcp.clone());
         let (reporter, reports) = mpsc::unbounded_channel();
-        // The attempt that the task will give it: the one after the last.
+        // The task will use this attempt number, the successor of the last.
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
-        let (admission, memory) = (&self.host().workers.admission, row.spec.limits.memory_bytes);
+        let (admission, memory) = (&self.workers.admission, row.spec.limits.memory_bytes);
         let mut place = admission.place(memory);
-        place.belongs(admission.share_anyway(row.uid, Taken::one(memory)));
-        let started = worker::adopt(place, worker, Rc::clone(&listener)).await?;
+        place.belongs(admission.share_anyway(row.uid, ResourceUse::one(memory)));
+        let started = self.workers.adopt(place, worker, Rc::clone(&listener) as _).await?;
         let mut executions = Vec::new();
         for (exec, runs) in &started.report.executions {
             let asked = records.output_limit(*exec).await.unwrap_or(0);
@@ -246,7 +258,7 @@ impl Supervisor {
     }
 }
 
-/// A database that is busy is not damaged.
+/// Loads the records; a busy database is tried again, since it is not damaged.
 async fn load(records: &Records) -> Result<Loaded> {
     loop {
         match records.load().await {
@@ -268,7 +280,7 @@ struct TakenOver {
 }
 
 impl TakenOver {
-    /// Joins listener and kernel: what the worker says from now on finds its execution.
+    /// Connects listener and kernel, so that further reports of the worker reach their executions.
     fn bind(self, kernel: &Rc<Kernel>) -> (Adopted, Channel) {
         for (execution, _) in &self.adopted.executions {
             kernel.executions.borrow_mut().insert(execution.id, Rc::clone(execution));

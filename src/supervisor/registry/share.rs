@@ -1,6 +1,6 @@
-//! Threads: kernels with an engine and a state of their own, in the workspace and with the mounts of another.
+//! Threads: kernels with their own engine and state that share another kernel's workspace and mounts.
 //!
-//! A thread of a thread is one of the same workspace: there are no layers of them. The kernel whose workspace it is goes last.
+//! A thread of a thread shares the same workspace: threads are not nested. The owner of the workspace is removed last.
 
 use std::rc::Rc;
 
@@ -12,24 +12,24 @@ use crate::core::spec::KernelSpec;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::registry::create_from::Words;
-use crate::supervisor::registry::idempotency::{KeyTurn, made_as};
+use crate::supervisor::registry::create_from::CreationRecord;
+use crate::supervisor::registry::idempotency::{KeyLock, made_as};
 
-/// What thread is wanted.
+/// The request for a thread.
 #[derive(Debug, Clone)]
 pub struct Threading {
     /// Its name.
     pub name: KernelName,
-    /// Its engine, if it is to be another than the kernel's.
+    /// Its engine, if it differs from the kernel's.
     pub engine: Option<EngineName>,
-    /// The same key within a day gives the same thread; empty: none.
+    /// Idempotency key, valid for a day; empty if none.
     pub key: String,
 }
 
-/// Makes a kernel that works in this one's workspace.
+/// Creates a kernel that works in this kernel's workspace.
 ///
 /// # Errors
-/// `alreadyExists`, `busy` (limits, leased), `refused`, `conflict` (it is being removed), and those of the databases.
+/// `alreadyExists`, `busy` (limits, leased), `refused`, `conflict` (removal in progress), and those of the databases.
 pub async fn thread(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,
@@ -40,21 +40,21 @@ pub async fn thread(
         return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
     }
     let (supervisor, kernel) = (supervisor.clone(), Rc::clone(kernel));
-    // In a task of its own: a client that leaves meanwhile leaves nothing half made.
+    // A separate task, so that a client's disconnect leaves nothing half done.
     let making = tokio::task::spawn_local(async move { make(&supervisor, &kernel, wanted, &actor).await });
     making.await.map_err(|error| Error::internal(error.to_string()))?
 }
 
 async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, actor: &Actor) -> Result<Rc<Kernel>> {
     let host = supervisor.host();
-    let mut turn = None;
+    let mut key_lock = None;
     if !wanted.key.is_empty() {
         let scope = format!("thread/{}/{}", actor.uid, kernel.id);
         let (known, waited) = supervisor.recall(scope, &wanted.key).await?;
         if let Some(known) = known {
             return made_as(known, wanted.name.as_str(), wanted.engine.unwrap_or(kernel.spec.engine));
         }
-        turn = Some(waited);
+        key_lock = Some(waited);
     }
     let owner = kernel.files_owner();
     if owner.spec.ephemeral {
@@ -62,25 +62,25 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             .reason("ephemeral")
             .hint("make a thread of one that stays"));
     }
-    let _source = owner.lend()?;
+    let _source = owner.lock_as_source()?;
     owner.at_hand()?;
     kernel.admit(actor, 0).await?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
     let engine = wanted.engine.unwrap_or(kernel.spec.engine);
     let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
     let (mounts, _) = kernel.records.grants().await?;
-    let judged = supervisor.judge(spec, &mounts, Vec::new(), actor)?;
+    let validated = supervisor.validate_spec(spec, &mounts, Vec::new(), actor)?;
     let name = &owner.spec.name;
-    let words = Words {
+    let words = CreationRecord {
         mark: format!("made as a thread of {name}"),
         action: "kernel.thread",
         outcome: format!("of {}", owner.id),
         detail: serde_json::json!({ "thread_of": owner.id, "name": name }),
     };
-    // It may write into the owner's workspace before the owner is used.
-    host.promises.release(host, owner.id).await;
-    let key = turn.as_ref().map(KeyTurn::parts);
-    let thread = supervisor.begin_thread(&owner, judged, key, words, actor).await?;
+    // The thread may write into the owner's workspace before the owner's first use, so a reserved worker must end.
+    supervisor.workers().reserved.release(supervisor.workers(), owner.id).await;
+    let key = key_lock.as_ref().map(KeyLock::parts);
+    let thread = supervisor.create_shared(&owner, validated, key, words, actor).await?;
     let before = owner.view().version;
     let text = format!("{} works in this workspace as a thread", thread.spec.name);
     match owner.records.mark(actor, &text, host.now_ms()).await {
@@ -90,7 +90,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             host.audit(actor, "kernel.threaded", &owner, versions, thread.id.to_string()).await;
         }
         Err(error) => {
-            // The thread is there, and says itself whose workspace it has.
+            // The thread exists, and records its owner itself.
             tracing::warn!(kernel = %owner.spec.name, %error, "a thread could not be noted in the journal of its owner");
             let detail = serde_json::json!({ "thread": thread.id, "error": error.message });
             host.events.publish(&owner.event_name, "thread_not_recorded", detail);

@@ -1,51 +1,63 @@
-//! The set of kernels: made, found, listed, removed; taken over from a former daemon; let go at the end.
+//! The set of kernels: create, find, list, remove; adopt from a former daemon; release at the end.
 
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Instant;
 
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
+use super::kernels::{Registry, SocketPublisher};
 use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit, Notes};
 use crate::config::Config;
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{Epoch, KernelId};
+use crate::core::kernel::transition::Transitions;
 use crate::core::limits;
 use crate::core::name::KernelName;
-use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::core::spec::{KernelSpec, Net};
+use crate::isolation::Drivers;
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::bounded;
 use crate::supervisor::host::environment::Environment;
 use crate::supervisor::host::events::Events;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::host::{DoorKeeper, Host};
-use crate::supervisor::kernel::command::{Actor, Change, Operation, StopMode};
+use crate::supervisor::kernel::command::{Actor, Change, StopMode};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
-use crate::supervisor::kernel::sharing::Sessions;
+use crate::supervisor::kernel::services::KernelServices;
+use crate::supervisor::kernel::sharing::Sharing;
 use crate::supervisor::kernel::task::{Adopted, Beginning, Report, Task};
 use crate::supervisor::kernel::tools::Tools;
 use crate::supervisor::kernel::{Kernel, View};
-use crate::supervisor::maintenance;
-use crate::supervisor::registry::idempotency::{KeyTurn, made_as};
-use crate::supervisor::workers::reserved::Promise;
-use crate::supervisor::workers::worker::{self, Shape};
+use crate::supervisor::registry::idempotency::{KeyLock, made_as};
+use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::reserved::ReservedWorker;
 
-/// The ownership under which a kernel begins.
+/// The first ownership epoch of a kernel.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
-/// The door to all kernels of a daemon.
+/// All kernels of a daemon.
 #[derive(Clone)]
 pub struct Supervisor {
-    host: Rc<Host>,
+    pub(super) host: Rc<Host>,
+    pub(super) workers: Rc<Workers>,
+    pub(super) registry: Rc<Registry>,
+    pub(super) services: Rc<KernelServices>,
 }
 
 impl Supervisor {
-    /// A supervisor without kernels; [`Supervisor::recover`] brings those that the catalog knows. Must run inside a `LocalSet`.
-    pub fn new(config: Config, environment: Environment, catalog: CatalogHandle, store: StoreHandle) -> Self {
+    /// A supervisor without kernels; [`Supervisor::recover`] loads those of the catalog. Must run inside a `LocalSet`.
+    pub fn new(
+        config: Config,
+        environment: Environment,
+        drivers: Drivers,
+        catalog: CatalogHandle,
+        store: StoreHandle,
+    ) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
-        let host = Host::new(config, environment, catalog, store, events);
+        let host = Host::new(config, environment, drivers, catalog, store, events);
         let kept = Rc::downgrade(&host);
         tokio::task::spawn_local(async move {
             loop {
@@ -55,26 +67,40 @@ impl Supervisor {
                 host.keep_audit_head().await;
             }
         });
-        maintenance::run(&host);
-        Supervisor { host }
+        let workers = Workers::new(&host);
+        let checkpoints = Rc::new(checkpoint::Checkpoints::new(&host));
+        let services = KernelServices { host: Rc::clone(&host), workers: Rc::clone(&workers), checkpoints };
+        let supervisor = Supervisor { host, workers, registry: Rc::default(), services: Rc::new(services) };
+        let weak = supervisor.downgrade();
+        supervisor.workers.pressure.on_relief(move || {
+            if let Some(supervisor) = weak.upgrade() {
+                supervisor.stop_idle_kernels();
+            }
+        });
+        supervisor
     }
 
-    /// What the kernels share.
+    /// The services that the supervisor's modules share.
     pub fn host(&self) -> &Rc<Host> {
         &self.host
     }
 
-    /// Every kernel.
-    pub fn kernels(&self) -> Vec<Rc<Kernel>> {
-        self.host.by_id.borrow().values().cloned().collect()
+    /// The workers.
+    pub fn workers(&self) -> &Rc<Workers> {
+        &self.workers
     }
 
-    /// Who serves the kernels' own sockets.
-    pub fn set_door_keeper(&self, keeper: DoorKeeper) {
-        *self.host.doors.borrow_mut() = Some(keeper);
+    /// The table of kernels.
+    pub(crate) fn registry(&self) -> &Rc<Registry> {
+        &self.registry
     }
 
-    /// Makes a kernel. With a key that was used before: gives the kernel of that time.
+    /// Sets the function that publishes the kernels' own sockets.
+    pub fn set_socket_publisher(&self, publisher: SocketPublisher) {
+        *self.registry.sockets.borrow_mut() = Some(publisher);
+    }
+
+    /// Creates a kernel. A key used before returns the kernel created with it.
     ///
     /// # Errors
     /// `invalidArgument`, `alreadyExists`, `refused`, `unsupported`, `busy`.
@@ -89,22 +115,22 @@ impl Supervisor {
         if key.len() > limits::KEY_BYTES {
             return Err(Error::invalid(format!("the key has more than {} bytes", limits::KEY_BYTES)));
         }
-        let mut turn = None;
+        let mut key_lock = None;
         if !key.is_empty() {
             let (known, waited) = self.recall(scope, key).await?;
             if let Some(kernel) = known {
                 return made_as(kernel, spec.name.as_str(), spec.engine);
             }
-            turn = Some(waited);
+            key_lock = Some(waited);
         }
         let spec = self.checked(spec, actor)?;
         let reserved = self.reserve(actor.uid, spec.name.clone())?;
-        // In a task of its own: a client that leaves meanwhile must leave nothing half made.
+        // A separate task, so that a client's disconnect leaves nothing half done.
         let (this, from_dir, actor) = (self.clone(), from_dir.map(Path::to_owned), actor.clone());
         let making = tokio::task::spawn_local(async move {
             let _reserved = reserved;
             let (begun, engine) = (Instant::now(), spec.engine);
-            let key = turn.as_ref().map(KeyTurn::parts);
+            let key = key_lock.as_ref().map(KeyLock::parts);
             let made = this.make(spec, from_dir.as_deref(), key, &actor).await;
             this.host.metrics.since(Stage::Create, engine, begun);
             made
@@ -112,78 +138,60 @@ impl Supervisor {
         making.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Keeps a place and a name for a kernel that is being made.
+    /// Reserves a name, and a place within the limits, for a kernel in creation.
     ///
     /// # Errors
-    /// `busy` if there are as many as may be, `alreadyExists`.
-    pub(crate) fn reserve(&self, uid: u32, name: KernelName) -> Result<Reserved> {
+    /// `busy` if a limit on kernels is reached, `alreadyExists`.
+    pub(crate) fn reserve(&self, uid: u32, name: KernelName) -> Result<ReservedName> {
         let config = &self.host.config.limits;
         {
-            let creating = self.host.creating.borrow();
-            let all = self.host.by_id.borrow().len() + creating.len();
+            let creating = self.registry.creating.borrow();
+            let all = self.registry.by_id.borrow().len() + creating.len();
             if all >= config.kernels {
                 return Err(Error::busy(format!("there are {all} kernels already"))
                     .reason("kernels")
                     .hint("remove some, or raise limits.kernels"));
             }
-            let own = self.host.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
+            let own = self.visible(uid).len() + creating.keys().filter(|(owner, _)| *owner == uid).count();
             if own >= config.kernels_per_user {
                 return Err(Error::busy(format!("you have {own} kernels already"))
                     .reason("kernels_per_user")
                     .hint("remove some, or have limits.kernels_per_user raised"));
             }
         }
-        if self.host.published.borrow().contains(&(uid, name.to_string())) {
+        if self.registry.published.borrow().contains(&(uid, name.to_string())) {
             return Err(Error::already_exists(format!("a kernel is published as {name} already"))
                 .hint("take another name: both would have the same socket"));
         }
         let name = (uid, name);
-        if self.host.by_name.borrow().contains_key(&name) || self.host.creating.borrow().contains_key(&name) {
+        if self.registry.by_name.borrow().contains_key(&name) || self.registry.creating.borrow().contains_key(&name) {
             return Err(Error::already_exists(format!("there is a kernel {} already", name.1))
                 .hint("take another name, or open that kernel"));
         }
-        self.host.creating.borrow_mut().insert(name.clone(), ());
-        Ok(Reserved { host: Rc::clone(&self.host), name })
+        self.registry.creating.borrow_mut().insert(name.clone(), ());
+        Ok(ReservedName { registry: Rc::clone(&self.registry), name })
     }
 
-    /// Checks what is asked for; gives it with where its paths lead.
+    /// Checks a requested specification; returns it with its paths resolved.
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
-        self.check_spec(&spec)?;
+        self.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
             allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
         }
         Ok(spec)
     }
 
-    pub(crate) fn check_spec(&self, spec: &KernelSpec) -> Result<()> {
+    pub(crate) fn check_spec(&self, spec: &KernelSpec, uid: u32) -> Result<()> {
         let config = &self.host.config.sandbox;
         spec.check().map_err(|error| Error::invalid(error.to_string()))?;
         if self.host.is_stopping() {
             return Err(Error::unavailable("the daemon is stopping"));
         }
-        match spec.isolation {
-            Isolation::Process => {}
-            Isolation::Microvm => {
-                return Err(Error::unsupported("this build runs kernels as processes only")
-                    .reason("isolation")
-                    .hint("use --isolation process"));
-            }
-        }
-        worker::interpreter(&self.host, spec.engine, spec.paths.iter().map(|allowed| &*allowed.path))?;
-        if !spec.image.is_empty() {
-            return Err(Error::unsupported("images belong to the microvm isolation").reason("image"));
-        }
+        self.workers.shape(spec, uid)?;
         if spec.net == Net::Host && !config.net_host_allowed {
             return Err(Error::refused("the host's network is not given to kernels here")
                 .reason("net_host_allowed")
                 .hint("set sandbox.net_host_allowed in the configuration"));
-        }
-        let whole = spec.limits.cpu_milli.is_multiple_of(1000) || spec.degraded.iter().any(|layer| layer == "cpu");
-        if !whole && !crate::sandbox::divides_processors(self.host.environment.cgroup_base.as_deref()) {
-            let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
-            return Err(Error::unsupported(format!("{asked} processors cannot be had here: without the cpu controller of cgroup v2 a kernel has whole ones"))
-                .reason("sandbox-cpu")
-                .hint("ask for a whole number, or run ryokand under systemd with Delegate=yes (`ryokan doctor` tells what it has)"));
         }
         for layer in &spec.degraded {
             if !config.allow_degraded.contains(layer) {
@@ -204,41 +212,43 @@ impl Supervisor {
     ) -> Result<Rc<Kernel>> {
         let host = &self.host;
         let Some(from) = from_dir else {
-            // What a slot stands on becomes the kernel's, if one is ready.
-            let shape = Shape::of(host, &spec, actor.uid)?;
+            // The kernel adopts the folder of a warm worker, if one is ready.
+            let shape = self.workers.shape(&spec, actor.uid)?;
             let can_come_later = !crate::supervisor::workers::start::hides_system_path(
                 host,
                 spec.paths.iter().map(|allowed| &*allowed.path),
             );
-            let promise = can_come_later.then(|| Promise::make(host, shape, FIRST_EPOCH)).flatten();
-            let Some(promise) = promise else {
+            let reserved = can_come_later.then(|| ReservedWorker::make(&self.workers, shape, FIRST_EPOCH)).flatten();
+            let Some(reserved) = reserved else {
                 let id = KernelId::from_bytes(host.random());
                 host.catalog.create_kernel_files(id).await?;
                 return self.show(id, None, spec, key, actor).await;
             };
-            let id = promise.kernel();
-            let made = self.show(id, Some(&promise), spec, key, actor).await;
+            let id = reserved.kernel();
+            let made = self.show(id, Some(&reserved), spec, key, actor).await;
             match &made {
-                Ok(kernel) if kernel.id == id => host.promises.keep(host, promise),
-                Ok(_) | Err(_) => drop(promise.end(host)),
+                Ok(kernel) if kernel.id == id => self.workers.reserved.keep(&self.workers, reserved),
+                Ok(_) | Err(_) => drop(reserved.end(&self.workers)),
             }
             return made;
         };
         let from = host.check_source(actor.uid, from)?;
         let id = KernelId::from_bytes(host.random());
         let files = host.catalog.create_kernel_files(id).await?;
-        if let Err(error) = super::from_dir::copy(from, files.workspace, actor.uid, spec.limits.workspace_bytes).await {
+        let (driver, most) = (self.workers.driver(spec.isolation)?, spec.limits.workspace_bytes);
+        if let Err(error) = driver.fill_workspace(&files.workspace, &from, actor.uid, most).await {
             host.catalog.remove_kernel_files(id).await?;
             return Err(error);
         }
         self.show(id, None, spec, key, actor).await
     }
 
-    /// Makes a kernel known whose files are there; they go if it cannot be. With a promise: its slot is written down as the kernel's worker.
+    /// Makes a kernel with existing files visible; a failure removes the files. A reserved worker is recorded as the
+    /// kernel's.
     async fn show(
         &self,
         id: KernelId,
-        promise: Option<&Promise>,
+        reserved: Option<&ReservedWorker>,
         spec: KernelSpec,
         key: Option<(String, String)>,
         actor: &Actor,
@@ -274,18 +284,18 @@ impl Supervisor {
         };
         let detail = serde_json::json!({ "id": id.to_string(), "by": actor.to_string() });
         let event = host.events.event(&host.event_name(actor.uid, &spec.name), "kernel_created", detail);
-        // With its kernel, if it may come then.
+        // The event is written with the kernel if that keeps the order of events.
         let noted = host.events.are_written().then(|| event.clone());
         let is_noted = noted.is_some();
         let notes = Notes { events: noted.into_iter().collect(), audit: vec![audit] };
-        // In the catalog before anything is done in it, so that a daemon that is killed then leaves none behind that nobody knows.
-        let worker = promise.map(Promise::row);
+        // Recorded before the worker runs anything, so that a killed daemon leaves no unknown worker.
+        let worker = reserved.map(ReservedWorker::row);
         let inserted = host.catalog.insert_kernel_with(row.clone(), key, worker, notes).await;
         match inserted.map(|written| written.value) {
             Ok(Created::New) => {}
             Ok(Created::Before(before)) => {
                 host.catalog.remove_kernel_files(id).await?;
-                let kernel = host.by_id.borrow().get(&before).cloned();
+                let kernel = self.registry.by_id.borrow().get(&before).cloned();
                 let kernel = kernel.ok_or_else(|| Error::not_found("the kernel that this key made was removed"))?;
                 return made_as(kernel, spec.name.as_str(), spec.engine);
             }
@@ -302,7 +312,7 @@ impl Supervisor {
         Ok(kernel)
     }
 
-    /// Makes a kernel known and starts its task.
+    /// Makes a kernel visible and starts its task.
     pub(crate) fn open(
         &self,
         row: &KernelRow,
@@ -313,7 +323,7 @@ impl Supervisor {
         let host = &self.host;
         let (commands, waiting) = mpsc::channel(limits::KERNEL_REQUESTS);
         let version = loaded.version.max(record.version);
-        let owner = row.thread_of.and_then(|owner| host.by_id.borrow().get(&owner).cloned());
+        let owner = row.thread_of.and_then(|owner| self.registry.by_id.borrow().get(&owner).cloned());
         let kernel = Rc::new(Kernel {
             id: row.id,
             uid: row.uid,
@@ -340,16 +350,15 @@ impl Supervisor {
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),
             commands,
-            restoring: std::cell::Cell::new(loaded.restoring),
-            between: std::cell::Cell::new(loaded.restoring),
+            transitions: std::cell::RefCell::new(Transitions::loaded(loaded.transition)),
             tools: std::cell::RefCell::default(),
-            sessions: Sessions::new(owner.clone()),
+            sessions: Sharing::new(owner.clone()),
             capture: std::cell::RefCell::new(
                 host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),
             ),
             base: std::cell::Cell::new(None),
             retention: std::cell::Cell::new(row.spec.retention),
-            thin_due_ms: std::cell::Cell::new(0),
+            prune_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
             _remembered: Rc::clone(&host.remembered),
         });
@@ -365,36 +374,16 @@ impl Supervisor {
             Some((adopted, channel)) => (Some(adopted), (channel.reporter, channel.reports)),
             None => (None, mpsc::unbounded_channel()),
         };
-        let first = loaded.restoring.then(|| self.end_restore(&kernel));
         let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
-        let beginning = Beginning { life: record.life, lease, mounts, tools, first, unclosed };
-        let task = Task::new(Rc::clone(host), Rc::clone(&kernel), waiting, channel, beginning);
-        // Each line that its task logs says whose it is, whatever the level.
+        let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed };
+        let task = Task::new(&self.services, Rc::clone(&kernel), waiting, channel, beginning);
+        // The span adds the kernel to each log line of its task, at every level.
         let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
         tokio::task::spawn_local(task.run(adopted).instrument(span));
-        host.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
-        host.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
-        host.knock(&kernel, true);
+        self.registry.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
+        self.registry.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
+        self.publish_socket(&kernel, true);
         kernel
-    }
-
-    /// What a kernel does first whose restore a former daemon did not live to end.
-    fn end_restore(&self, kernel: &Rc<Kernel>) -> Operation {
-        let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
-        Box::new(move |link| {
-            Box::pin(async move {
-                match link {
-                    Ok(link) => checkpoint::resume(&host, &kernel, &link).await,
-                    Err(error) => {
-                        tracing::error!(kernel = %kernel.spec.name, %error, "no worker to end an unfinished restore with");
-                        let detail = serde_json::json!({ "error": error.message });
-                        host.events.publish(&kernel.event_name, "restore_unfinished", detail);
-                        // Whoever asks for a restore now ends it.
-                        kernel.restoring.set(false);
-                    }
-                }
-            })
-        })
     }
 
     pub(crate) fn tools(&self, row: &KernelRow, mcp: Vec<(String, crate::core::info::McpTransport)>) -> Rc<Tools> {
@@ -409,53 +398,46 @@ impl Supervisor {
         )
     }
 
-    /// Ends a kernel's worker and deletes everything of it; `with_threads`: its threads too, which go first.
+    /// Ends a kernel's worker and deletes the kernel; with `with_threads`, its threads first.
     ///
     /// # Errors
-    /// `conflict` (also for its threads, unless they go too), `busy` (leased), and those of the catalog.
+    /// `conflict` (also while it has threads, unless they are removed too), `busy` (leased), and those of the catalog.
     pub async fn remove(&self, kernel: &Rc<Kernel>, change: Change, with_threads: bool) -> Result<()> {
-        // In a task of its own: a client that leaves meanwhile must leave nothing half removed.
+        // A separate task, so that a client's disconnect leaves nothing half removed.
         let (this, kernel) = (self.clone(), Rc::clone(kernel));
         let removing = tokio::task::spawn_local(async move {
             let threads = if with_threads { kernel.threads() } else { Vec::new() };
-            // Whether all of them may go, before the first does.
+            // All threads are admitted before the first is removed.
             for thread in &threads {
                 thread.admit(&change.actor, 0).await?;
             }
             kernel.admit(&change.actor, change.expected_version).await?;
-            kernel.goes(with_threads)?;
-            let removed = this.remove_all(&kernel, change).await;
-            if removed.is_err() {
-                kernel.stays();
-            }
-            removed
+            // Held until the kernel is removed or the removal fails.
+            let _removal = kernel.begin_removal(with_threads)?;
+            this.remove_all(&kernel, change).await
         });
         removing.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Removes a kernel that goes with its connection, after that has ended.
-    pub async fn let_go(&self, kernel: &Rc<Kernel>, actor: Actor) {
+    /// Removes an ephemeral kernel after its connection has ended.
+    pub async fn remove_ephemeral(&self, kernel: &Rc<Kernel>, actor: Actor) {
         if self.host.is_stopping() {
-            // The next daemon does it.
+            // The next daemon removes it.
             return;
         }
         match self.remove(kernel, Change { actor, expected_version: 0 }, true).await {
             Ok(()) => {}
-            // Its client removed it before it left.
+            // Its client removed it before disconnecting.
             Err(error) if error.code == ErrorCode::NotFound => {}
             Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "an ephemeral kernel is left"),
         }
     }
 
-    /// Its threads, then the kernel itself.
+    /// Removes a kernel's threads, then the kernel itself.
     async fn remove_all(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
         for thread in kernel.threads() {
-            thread.goes(false)?;
-            let removed = self.remove_one(&thread, Change { actor: change.actor.clone(), expected_version: 0 }).await;
-            if removed.is_err() {
-                thread.stays();
-            }
-            removed?;
+            let _removal = thread.begin_removal(false)?;
+            self.remove_one(&thread, Change { actor: change.actor.clone(), expected_version: 0 }).await?;
         }
         self.remove_one(kernel, change).await
     }
@@ -464,11 +446,11 @@ impl Supervisor {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
         kernel.remove(change).await?;
-        host.promises.release(host, kernel.id).await;
-        host.spares.discard_of(kernel.id).await;
-        host.knock(kernel, false);
-        host.by_id.borrow_mut().remove(&kernel.id);
-        host.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
+        self.workers.reserved.release(&self.workers, kernel.id).await;
+        host.prepared.discard_of(kernel.id).await;
+        self.publish_socket(kernel, false);
+        self.registry.by_id.borrow_mut().remove(&kernel.id);
+        self.registry.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
         let line = host.line(&actor, "kernel.remove", Some(kernel));
         let detail = bounded(kernel.spec.name.to_string());
         let audit = NewAudit { version_before: Some(version), detail, ..line };
@@ -478,7 +460,8 @@ impl Supervisor {
             Ok(host.catalog.remove_kernel(kernel.id, notes).await?)
         };
         let forgotten = match host.making_room(forget).await {
-            // Where there is no room for a word, its files make some: it was told to go, and its worker has ended.
+            // On a full disk, its files are deleted first to make room: the removal is decided and its worker has
+            // ended.
             Err(error) if error.reason == DISK_FULL => {
                 host.catalog.remove_kernel_files(kernel.id).await?;
                 forget().await
@@ -486,7 +469,7 @@ impl Supervisor {
             forgotten => forgotten,
         };
         if let Err(error) = forgotten {
-            // It is still there, with all it had: so it must stay usable.
+            // The kernel still exists with all its data, so it must stay usable.
             if let Ok(Some(row)) = host.catalog.kernel(kernel.id).await {
                 self.recover_kernel(row, None).await;
             }
@@ -499,44 +482,77 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Ends the daemon's part: workers are ended after they saved, or, with `keep_workers`, let go for the next daemon.
+    /// Shuts down: workers save and end or, with `keep_workers`, are released for the next daemon.
     pub async fn shut_down(&self, keep_workers: bool) {
         self.host.set_stopping();
+        self.workers.start_queue.close();
         let mode = if keep_workers { StopMode::Release } else { StopMode::Daemon };
         let actor = Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() };
         let kernels = self.kernels();
         let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
         futures::future::join_all(stops).await;
-        self.host.pool.close(&self.host).await;
-        self.host.spares.discard_all().await;
+        self.workers.pool.close(&self.workers).await;
+        self.host.prepared.discard_all().await;
         self.host.keep_audit_head().await;
-        // On a full disk they are not, however long one waits.
+        // Bounded: on a full disk the events cannot be written, however long the wait.
         let _ = tokio::time::timeout(limits::EVENT_FLUSH, self.host.events.written()).await;
     }
 }
 
-/// The channel of a worker that was adopted before its kernel's task exists.
+/// The channel of a worker that was adopted before its kernel's task existed.
 pub(crate) struct Channel {
     pub tools: Rc<Tools>,
     pub reporter: mpsc::UnboundedSender<Box<Report>>,
     pub reports: mpsc::UnboundedReceiver<Box<Report>>,
 }
 
-/// A name that is kept for a kernel while it is being made.
-pub(crate) struct Reserved {
-    host: Rc<Host>,
+/// A name reserved for a kernel in creation.
+pub(crate) struct ReservedName {
+    registry: Rc<Registry>,
     name: (u32, KernelName),
 }
 
-impl Reserved {
+impl ReservedName {
     /// The name.
     pub fn name(&self) -> &KernelName {
         &self.name.1
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedName {
     fn drop(&mut self) {
-        self.host.creating.borrow_mut().remove(&self.name);
+        self.registry.creating.borrow_mut().remove(&self.name);
+    }
+}
+
+/// A weak reference to the supervisor, for its own parts.
+pub(crate) struct WeakSupervisor {
+    host: Weak<Host>,
+    workers: Weak<Workers>,
+    registry: Weak<Registry>,
+    services: Weak<KernelServices>,
+}
+
+impl WeakSupervisor {
+    /// Upgrades while the supervisor exists.
+    pub(crate) fn upgrade(&self) -> Option<Supervisor> {
+        Some(Supervisor {
+            host: self.host.upgrade()?,
+            workers: self.workers.upgrade()?,
+            registry: self.registry.upgrade()?,
+            services: self.services.upgrade()?,
+        })
+    }
+}
+
+impl Supervisor {
+    /// Returns a weak reference.
+    pub(crate) fn downgrade(&self) -> WeakSupervisor {
+        WeakSupervisor {
+            host: Rc::downgrade(&self.host),
+            workers: Rc::downgrade(&self.workers),
+            registry: Rc::downgrade(&self.registry),
+            services: Rc::downgrade(&self.services),
+        }
     }
 }

@@ -1,8 +1,7 @@
-//! Who may have how much of the host: places for workers, the memory that those are promised, executions at once; of all users
-//! together and of each.
+//! Limits on workers, their memory and concurrent executions; for all users together and for each user.
 //!
-//! What is asked for beyond is refused at once, and says what to wait for. A slot of the pool is nobody's until it is bound, and gives
-//! way to whoever needs its place.
+//! A request beyond a limit is refused at once, and the error names what to wait for. A warm worker counts against no
+//! user until it is bound, and is evicted when its place is needed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,19 +15,19 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::quantity;
 use crate::supervisor::workers::start_queue::STARTS;
 
-/// Reasons of the errors where there is no place for one more worker: the host's, and a user's share of them and of memory.
+/// Reasons of errors when no further worker is admitted: the host's limit, and the user's worker and memory limits.
 const HOSTS_PLACES: &str = "workers";
 const USERS_WORKERS: &str = "workers_per_user";
 const USERS_MEMORY: &str = "memory_per_user";
 
-/// Whether an error says that there is no place now: nothing is wrong with the kernel.
+/// Whether an error reports a lack of capacity, so that the kernel is not at fault.
 pub(crate) fn is_no_place(error: &Error) -> bool {
     error.code == ErrorCode::Busy
         && [HOSTS_PLACES, USERS_WORKERS, USERS_MEMORY, STARTS].contains(&error.reason.as_str())
 }
 
-/// A worker that is more than all that may be had.
-fn too_large(one: Taken, bounds: &Bounds, key: &str) -> Error {
+/// The error for a worker that exceeds a whole limit.
+fn too_large(one: ResourceUse, bounds: &Bounds, key: &str) -> Error {
     let most = quantity::format_size(bounds.memory_bytes.unwrap_or(u64::MAX));
     Error::refused(format!(
         "a kernel with {} of memory is more than {most}, which is all there may be",
@@ -38,7 +37,7 @@ fn too_large(one: Taken, bounds: &Bounds, key: &str) -> Error {
     .hint(format!("make one with less --memory, or have {key} raised in the configuration"))
 }
 
-/// As much as may be taken at once.
+/// Limits on concurrent use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Workers.
@@ -65,28 +64,28 @@ impl Bounds {
     }
 }
 
-/// What is taken, or would be.
+/// Resources in use or requested.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct ResourceUse {
     pub workers: usize,
     pub memory_bytes: u64,
 }
 
-impl Taken {
-    /// One worker with that limit.
-    pub(crate) fn one(memory_bytes: u64) -> Taken {
-        Taken { workers: 1, memory_bytes }
+impl ResourceUse {
+    /// One worker with that memory limit.
+    pub(crate) fn one(memory_bytes: u64) -> ResourceUse {
+        ResourceUse { workers: 1, memory_bytes }
     }
 
-    pub(crate) fn and(self, more: Taken) -> Taken {
-        Taken {
+    pub(crate) fn and(self, more: ResourceUse) -> ResourceUse {
+        ResourceUse {
             workers: self.workers.saturating_add(more.workers),
             memory_bytes: self.memory_bytes.saturating_add(more.memory_bytes),
         }
     }
 
-    fn without(self, less: Taken) -> Taken {
-        Taken {
+    fn without(self, less: ResourceUse) -> ResourceUse {
+        ResourceUse {
             workers: self.workers.saturating_sub(less.workers),
             memory_bytes: self.memory_bytes.saturating_sub(less.memory_bytes),
         }
@@ -97,18 +96,18 @@ impl Taken {
     }
 }
 
-/// Leave to run one execution, given back when dropped: of the user's share and of the host's.
-pub type Leave = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+/// Permits to run one execution, the user's and the host's; released when dropped.
+pub type ExecPermit = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
-/// Users whose executions are counted although none runs.
+/// Number of users whose semaphores are kept although they run nothing.
 const USERS_KEPT: usize = 64;
 
-/// What is taken of a host.
+/// The resources in use on a host.
 pub struct Admission {
     host: Bounds,
     user: Bounds,
-    all: Cell<Taken>,
-    of: RefCell<HashMap<u32, Taken>>,
+    all: Cell<ResourceUse>,
+    of: RefCell<HashMap<u32, ResourceUse>>,
     running: Arc<Semaphore>,
     running_of: RefCell<HashMap<u32, Arc<Semaphore>>>,
 }
@@ -125,37 +124,38 @@ impl Admission {
         })
     }
 
-    /// Workers that there are, slots included.
+    /// The number of workers, warm ones included.
     pub fn workers(&self) -> usize {
         self.all.get().workers
     }
 
-    /// Takes a place, whether there is one or not: nobody's until a share is given with it.
-    pub(crate) fn place(self: &Rc<Self>, memory_bytes: u64) -> Place {
-        let taken = Taken::one(memory_bytes);
+    /// Takes a worker's place unconditionally. It counts against no user until a quota is attached.
+    pub(crate) fn place(self: &Rc<Self>, memory_bytes: u64) -> WorkerPermit {
+        let taken = ResourceUse::one(memory_bytes);
         self.all.set(self.all.get().and(taken));
-        Place { admission: Rc::clone(self), taken, share: None }
+        WorkerPermit { admission: Rc::clone(self), taken, share: None }
     }
 
-    /// Takes a user's share of one worker: judged and taken at once, so that no two who come together both find the last one.
+    /// Takes one worker of a user's quota. Check and use are one step, so that two concurrent calls cannot both get the
+    /// last one.
     ///
     /// # Errors
     /// `busy`, `refused`, as [`Self::admit`].
-    pub(crate) fn share(self: &Rc<Self>, uid: u32, one: Taken) -> Result<Share> {
+    pub(crate) fn share(self: &Rc<Self>, uid: u32, one: ResourceUse) -> Result<UserQuota> {
         self.admit(uid, one)?;
         Ok(self.share_anyway(uid, one))
     }
 
-    /// The same for a worker that is there already.
-    pub(crate) fn share_anyway(self: &Rc<Self>, uid: u32, one: Taken) -> Share {
+    /// Takes quota for a worker that exists already, without a check.
+    pub(crate) fn share_anyway(self: &Rc<Self>, uid: u32, one: ResourceUse) -> UserQuota {
         let mut of = self.of.borrow_mut();
         let own = of.entry(uid).or_default();
         *own = own.and(one);
-        Share { admission: Rc::clone(self), uid, taken: one }
+        UserQuota { admission: Rc::clone(self), uid, taken: one }
     }
 
-    /// Whether one more fits when `gone` is.
-    pub(crate) fn fits(&self, one: Taken, gone: Taken) -> bool {
+    /// Whether one more worker fits once `gone` is freed.
+    pub(crate) fn fits(&self, one: ResourceUse, gone: ResourceUse) -> bool {
         self.all.get().without(gone).and(one).is_within(&self.host)
     }
 
@@ -172,8 +172,8 @@ impl Admission {
     /// Whether that user may have one more worker.
     ///
     /// # Errors
-    /// `busy`: what to wait for. `refused` for one that no waiting makes room for.
-    pub(crate) fn admit(&self, uid: u32, one: Taken) -> Result<()> {
+    /// `busy`: what to wait for. `refused` for a worker that exceeds the whole quota.
+    pub(crate) fn admit(&self, uid: u32, one: ResourceUse) -> Result<()> {
         let own = self.of.borrow().get(&uid).copied().unwrap_or_default();
         if own.and(one).is_within(&self.user) {
             return Ok(());
@@ -194,8 +194,8 @@ impl Admission {
         .hint(hint))
     }
 
-    /// What is said where the host has no room for one more.
-    pub(crate) fn no_room(&self, one: Taken) -> Error {
+    /// The error when the host has no room for one more worker.
+    pub(crate) fn no_room(&self, one: ResourceUse) -> Error {
         if !one.is_within(&self.host) {
             return too_large(one, &self.host, "limits.memory");
         }
@@ -213,14 +213,15 @@ impl Admission {
         .reason(HOSTS_PLACES)
     }
 
-    /// Leave to run one execution, if there is any now.
-    pub(crate) fn leave_now(&self, uid: u32) -> Option<Leave> {
+    /// Acquires permits to run one execution, if they are free now.
+    pub(crate) fn try_acquire_exec(&self, uid: u32) -> Option<ExecPermit> {
         let own = self.executions_of(uid).try_acquire_owned().ok()?;
         Some((own, Arc::clone(&self.running).try_acquire_owned().ok()?))
     }
 
-    /// Leave to run one execution, when there is: who came first of a user's kernels goes first, and of all users' firsts.
-    pub(crate) fn leave(&self, uid: u32) -> impl Future<Output = Option<Leave>> + 'static {
+    /// Waits for permits to run one execution. Fair in order of arrival, first among one user's kernels, then among
+    /// users.
+    pub(crate) fn acquire_exec(&self, uid: u32) -> impl Future<Output = Option<ExecPermit>> + 'static {
         let (share, running) = (self.executions_of(uid), Arc::clone(&self.running));
         async move {
             let own = share.acquire_owned().await.ok()?;
@@ -231,46 +232,46 @@ impl Admission {
     fn executions_of(&self, uid: u32) -> Arc<Semaphore> {
         let mut running_of = self.running_of.borrow_mut();
         if running_of.len() >= USERS_KEPT {
-            // Whoever runs or waits holds on to it.
+            // Running and waiting executions hold a reference.
             running_of.retain(|_, share| Arc::strong_count(share) > 1);
         }
         Arc::clone(running_of.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.user.executions))))
     }
 }
 
-/// A worker's place on the host; taken before anything is waited for, given back when dropped.
-pub(crate) struct Place {
+/// A worker's place on the host, taken before any wait and released when dropped.
+pub(crate) struct WorkerPermit {
     admission: Rc<Admission>,
-    taken: Taken,
-    share: Option<Share>,
+    taken: ResourceUse,
+    share: Option<UserQuota>,
 }
 
-impl Place {
-    /// It is that user's from now on.
-    pub(crate) fn belongs(&mut self, share: Share) {
+impl WorkerPermit {
+    /// Attaches the user's quota.
+    pub(crate) fn belongs(&mut self, share: UserQuota) {
         self.share = Some(share);
     }
 }
 
-impl Drop for Place {
+impl Drop for WorkerPermit {
     fn drop(&mut self) {
         self.admission.all.set(self.admission.all.get().without(self.taken));
     }
 }
 
-/// What one worker takes of what its user may have; given back when dropped.
-pub(crate) struct Share {
+/// One worker's part of its user's quota; released when dropped.
+pub(crate) struct UserQuota {
     admission: Rc<Admission>,
     uid: u32,
-    taken: Taken,
+    taken: ResourceUse,
 }
 
-impl Drop for Share {
+impl Drop for UserQuota {
     fn drop(&mut self) {
         let mut of = self.admission.of.borrow_mut();
         if let Some(own) = of.get_mut(&self.uid) {
             *own = own.without(self.taken);
-            if *own == Taken::default() {
+            if *own == ResourceUse::default() {
                 of.remove(&self.uid);
             }
         }
@@ -290,45 +291,45 @@ mod tests {
     #[test]
     fn per_user_shares_are_enforced() {
         let admission = Admission::new(bounds(4, Some(1000 * MIB)), bounds(2, Some(500 * MIB)));
-        let one = Taken::one(100 * MIB);
-        // Both at once, before any of them has a worker.
+        let one = ResourceUse::one(100 * MIB);
+        // Both at once, before either has a worker.
         let shares = [admission.share(7, one).expect("free"), admission.share(7, one).expect("free")];
         assert_eq!(admission.admit(7, one).map_err(|error| error.reason), Err("workers_per_user".into()));
         assert_eq!(admission.admit(8, one), Ok(()));
-        let most = admission.share(8, Taken::one(450 * MIB)).expect("free");
+        let most = admission.share(8, ResourceUse::one(450 * MIB)).expect("free");
         let refused = admission.admit(8, one).expect_err("he has his share");
         assert!(refused.reason == "memory_per_user" && is_no_place(&refused), "{refused}");
-        let never = admission.admit(8, Taken::one(600 * MIB)).expect_err("more than he may have at all");
+        let never = admission.admit(8, ResourceUse::one(600 * MIB)).expect_err("more than he may have at all");
         assert!(never.code == ErrorCode::Refused && !is_no_place(&never), "{never}");
         drop((shares, most));
         assert_eq!(admission.admit(7, one), Ok(()));
-        assert!(admission.of.borrow().is_empty() && admission.all.get() == Taken::default());
+        assert!(admission.of.borrow().is_empty() && admission.all.get() == ResourceUse::default());
     }
 
     #[test]
     fn unbound_slot_has_no_owner() {
         let admission = Admission::new(bounds(2, Some(1000 * MIB)), bounds(2, None));
         let mut slot = admission.place(800 * MIB);
-        assert_eq!(admission.admit(7, Taken::one(800 * MIB)), Ok(()));
+        assert_eq!(admission.admit(7, ResourceUse::one(800 * MIB)), Ok(()));
         assert_eq!((admission.room(100 * MIB), admission.room(300 * MIB)), (1, 0), "by places, and by memory");
-        let one = Taken::one(300 * MIB);
-        assert!(!admission.fits(one, Taken::default()) && admission.fits(one, Taken::one(800 * MIB)));
+        let one = ResourceUse::one(300 * MIB);
+        assert!(!admission.fits(one, ResourceUse::default()) && admission.fits(one, ResourceUse::one(800 * MIB)));
         assert!(admission.no_room(one).message.contains("memory"));
-        slot.belongs(admission.share(7, Taken::one(800 * MIB)).expect("free"));
+        slot.belongs(admission.share(7, ResourceUse::one(800 * MIB)).expect("free"));
         let mut other = admission.place(100 * MIB);
-        other.belongs(admission.share(7, Taken::one(100 * MIB)).expect("free"));
+        other.belongs(admission.share(7, ResourceUse::one(100 * MIB)).expect("free"));
         assert!(admission.admit(7, one).is_err() && admission.no_room(one).message.contains("2 workers"));
-        assert_eq!(admission.no_room(Taken::one(2000 * MIB)).code, ErrorCode::Refused);
+        assert_eq!(admission.no_room(ResourceUse::one(2000 * MIB)).code, ErrorCode::Refused);
     }
 
     #[tokio::test]
     async fn execution_permits_are_fifo() {
         let host = Bounds { executions: 2, ..bounds(9, None) };
         let admission = Admission::new(host, bounds(9, None));
-        let first = admission.leave_now(7).expect("there is");
-        assert!(admission.leave_now(7).is_none(), "his share is one");
-        let other = admission.leave_now(8).expect("there is");
-        let (mut own, mut third) = (Box::pin(admission.leave(7)), Box::pin(admission.leave(9)));
+        let first = admission.try_acquire_exec(7).expect("there is");
+        assert!(admission.try_acquire_exec(7).is_none(), "his share is one");
+        let other = admission.try_acquire_exec(8).expect("there is");
+        let (mut own, mut third) = (Box::pin(admission.acquire_exec(7)), Box::pin(admission.acquire_exec(9)));
         assert!(futures::poll!(&mut own).is_pending() && futures::poll!(&mut third).is_pending());
         drop(first);
         // It came before; the place of the host that became free is the one that 9 asked for first.

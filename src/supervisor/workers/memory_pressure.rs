@@ -1,13 +1,13 @@
-//! When memory is short on the host: first the slots of the pool go, then the workers of kernels that nobody uses, the one that was used
-//! longest ago first. What runs is never touched.
+//! Frees memory when the host is short of it: warm workers end first, then workers of unused kernels, the least
+//! recently used first. Running code is never stopped.
 //!
 //! ```text
 //!  fires ──▶ pressure for a while: the pool keeps nothing ready
 //!    │
-//!    └─ no slot was left ──▶ some kernels are checkpointed and stopped: their next use starts them
+//!    └─ no warm worker was left ──▶ some kernels are checkpointed and stopped: their next use starts them
 //! ```
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
@@ -15,10 +15,8 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::core::kernel::State;
 use crate::core::limits;
-use crate::supervisor::host::Host;
-use crate::supervisor::kernel::Kernel;
+use crate::supervisor::workers::Workers;
 use crate::sys::pressure::{available, trigger};
 use crate::sys::watched::{Watched, watch};
 
@@ -26,28 +24,35 @@ use crate::sys::watched::{Watched, watch};
 const INTEREST: Interest = Interest::PRIORITY.add(Interest::ERROR);
 
 /// Whether memory is short.
-#[derive(Debug, Default)]
-pub struct Pressure {
+#[derive(Default)]
+pub struct MemoryPressure {
     until: Cell<Option<Instant>>,
+    /// Stops some unused kernels; set by the module that owns the kernels.
+    stop_idle: RefCell<Option<Box<dyn Fn()>>>,
 }
 
-impl Pressure {
-    /// For how long memory counts as short, if nothing more is heard of it.
+impl MemoryPressure {
+    /// Sets the action that stops some unused kernels when no warm worker is left.
+    pub(crate) fn on_relief(&self, stop_idle: impl Fn() + 'static) {
+        *self.stop_idle.borrow_mut() = Some(Box::new(stop_idle));
+    }
+
+    /// The remaining time for which memory counts as short, unless the source fires again.
     pub(crate) fn left(&self) -> Option<Duration> {
         self.until.get()?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 
-    /// Whether it counts as short now.
+    /// Whether memory counts as short now.
     pub fn is_on(&self) -> bool {
         self.left().is_some()
     }
 }
 
-/// Who says that memory is short.
+/// The source of memory pressure reports.
 enum Source {
-    /// The host kernel, when it is.
+    /// The host kernel's trigger.
     Trigger(AsyncFd<Watched>),
-    /// Whoever looks now and then.
+    /// Periodic polling.
     Look,
 }
 
@@ -63,7 +68,7 @@ impl Source {
         }
     }
 
-    /// Waits until memory is short; an error: this source says nothing any more.
+    /// Waits until memory is short; an error means that this source has failed.
     async fn fires(&self) -> std::io::Result<()> {
         match self {
             Source::Trigger(watched) => {
@@ -82,11 +87,11 @@ impl Source {
     }
 }
 
-/// Listens while the host is there.
-pub(crate) fn run(host: &Rc<Host>) {
-    let Some(file) = host.config.daemon.pressure_file.clone() else { return };
+/// Watches memory pressure while the host exists.
+pub(crate) fn run(workers: &Rc<Workers>) {
+    let Some(file) = workers.host.config.daemon.pressure_file.clone() else { return };
     let mut source = Source::of(&file);
-    let kept = Rc::downgrade(host);
+    let kept = Rc::downgrade(workers);
     tokio::task::spawn_local(async move {
         loop {
             match (source.fires().await, &source) {
@@ -101,69 +106,42 @@ pub(crate) fn run(host: &Rc<Host>) {
                     return;
                 }
             }
-            let Some(host) = kept.upgrade().filter(|host| !host.is_stopping()) else { return };
-            relieve(&host);
+            let Some(workers) = kept.upgrade().filter(|workers| !workers.host.is_stopping()) else { return };
+            relieve(&workers);
         }
     });
 }
 
-fn relieve(host: &Rc<Host>) {
-    let began = !host.pressure.is_on();
-    let slots = host.pool.own() + host.promises.count();
-    host.pressure.until.set(Some(Instant::now() + limits::PRESSURE_HOLD));
+fn relieve(workers: &Rc<Workers>) {
+    let began = !workers.pressure.is_on();
+    let slots = workers.pool.own() + workers.reserved.count();
+    workers.pressure.until.set(Some(Instant::now() + limits::PRESSURE_HOLD));
     if began {
         tracing::warn!(slots, "memory is short: nothing is kept ready, and kernels that nobody uses are stopped");
-        host.events.publish("", "memory_pressure_started", serde_json::json!({ "warm_workers": slots }));
-        told_when_over(host);
+        workers.host.events.publish("", "memory_pressure_started", serde_json::json!({ "warm_workers": slots }));
+        report_when_over(workers);
     }
-    host.pool.look_soon();
-    while host.promises.end_oldest(host) {}
+    workers.pool.look_soon();
+    while workers.reserved.end_oldest(workers) {}
     if slots > 0 {
         return;
     }
-    tokio::task::spawn_local(rest_some(longest_unused(host)));
-}
-
-/// Has an eighth of these kernels rest, at least one: each stop takes some memory itself, and the next firing asks again. Those that
-/// cannot, because a job runs or somebody came, stand in nobody's way.
-async fn rest_some(unused: Vec<Rc<Kernel>>) {
-    let mut left = unused.len().div_ceil(8).min(limits::PRESSURE_STOPS);
-    for kernel in unused {
-        if left == 0 {
-            return;
-        }
-        match kernel.rest_now().await {
-            Ok(true) => left -= 1,
-            Ok(false) => {}
-            Err(error) => tracing::debug!(kernel = %kernel.spec.name, %error, "a kernel does not rest"),
-        }
+    if let Some(stop_idle) = &*workers.pressure.stop_idle.borrow() {
+        stop_idle();
     }
 }
 
-/// The kernels that nobody uses, the longest unused first.
-fn longest_unused(host: &Host) -> Vec<Rc<Kernel>> {
-    let now_ms = host.now_ms();
-    let rests = |kernel: &Rc<Kernel>| {
-        let view = kernel.view();
-        let unused_ms = now_ms.saturating_sub(view.last_used_at_ms);
-        matches!(view.state, State::Ready) && unused_ms >= limits::PRESSURE_IDLE.as_millis() as i64
-    };
-    let mut unused: Vec<Rc<Kernel>> = host.kernels().into_iter().filter(rests).collect();
-    unused.sort_by_key(|kernel| kernel.view().last_used_at_ms);
-    unused
-}
-
-/// Says so when memory is no longer short, and has the pool fill again.
-fn told_when_over(host: &Rc<Host>) {
-    let kept: Weak<Host> = Rc::downgrade(host);
+/// Reports the end of a memory shortage, and lets the pool fill again.
+fn report_when_over(workers: &Rc<Workers>) {
+    let kept: Weak<Workers> = Rc::downgrade(workers);
     tokio::task::spawn_local(async move {
-        while let Some(left) = kept.upgrade().and_then(|host| host.pressure.left()) {
+        while let Some(left) = kept.upgrade().and_then(|workers| workers.pressure.left()) {
             tokio::time::sleep(left).await;
         }
-        if let Some(host) = kept.upgrade() {
+        if let Some(workers) = kept.upgrade() {
             tracing::info!("memory is no longer short");
-            host.events.publish("", "memory_pressure_ended", serde_json::json!({}));
-            host.pool.look_soon();
+            workers.host.events.publish("", "memory_pressure_ended", serde_json::json!({}));
+            workers.pool.look_soon();
         }
     });
 }

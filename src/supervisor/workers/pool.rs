@@ -1,14 +1,15 @@
-//! The warm pool: keeps slots ready as `core::pool` says, gives one to whoever comes, and counts.
+//! The warm pool: keeps warm workers ready as `core::pool` decides, hands them out, and counts.
 //!
 //! ```text
-//!  take ──▶ a slot of that shape, or none ─▶ the kernel's worker is started anew
-//!    │ came
+//!  take ──▶ a warm worker of that shape, or none ─▶ a new worker is started
+//!    │ demand
 //!    ▼
-//!  look ◀── something happened, or it is time ── plan(view, now) ─▶ create, destroy
+//!  look ◀── a change, or a timer ── plan(view, now) ─▶ create, destroy
 //! ```
 //!
-//! There is one pool for each shape. Those of what a new kernel has by default are kept while the daemon runs; one for any other shape begins
-//! when a kernel of it is started, keeps one slot while such kernels come, and ends when none did for a while.
+//! There is one pool for each shape. The pools of default shapes last as long as the daemon. A pool for another shape
+//! opens when a kernel of that shape starts, keeps one warm worker while demand lasts, and closes after a while without
+//! demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -17,8 +18,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use super::admission::Taken;
-use super::worker::Shape;
+use super::admission::ResourceUse;
 use crate::core::engine::EngineName;
 use crate::core::error::Result;
 use crate::core::ids::WorkerId;
@@ -28,19 +28,20 @@ use crate::core::pool as policy;
 use crate::core::pool::{
     Action, Breaker, Counters, Demand, Event, Rules, SlotId, SlotState, Stats, View, Why, choose, plan,
 };
-use crate::supervisor::host::Host;
+use crate::isolation::Shape;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::workers::warm_worker::Slot;
+use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::warm_worker::WarmWorker;
 
 /// All pools of a host.
 pub struct Pool {
     pools: RefCell<Vec<Rc<ShapePool>>>,
-    /// What happened in all pools of an engine, those that are no more included.
+    /// Counters of all pools of an engine, closed pools included.
     totals: RefCell<BTreeMap<EngineName, Rc<Cell<Counters>>>>,
     changed: Rc<Notify>,
     began: Instant,
     last_id: Cell<u64>,
-    /// When a slot was taken last.
+    /// When a warm worker was last taken.
     taken: Cell<Option<Instant>>,
     paused: Cell<bool>,
 }
@@ -49,28 +50,28 @@ pub struct Pool {
 struct ShapePool {
     shape: Shape,
     rules: Rules,
-    /// Kept although nobody comes.
+    /// Whether the pool stays open without demand.
     standing: bool,
     held: RefCell<Vec<Held>>,
     demand: RefCell<Demand>,
     breaker: RefCell<Breaker>,
     counters: Cell<Counters>,
-    /// Of all pools of that engine.
+    /// Shared by all pools of that engine.
     total: Rc<Cell<Counters>>,
     active: Cell<u32>,
-    /// When its slots were asked last whether they are well.
+    /// When its warm workers were last health-checked.
     asked_ms: Cell<u64>,
-    /// Who waits for one; the first first. Those who have left are closed.
-    waiting: RefCell<VecDeque<oneshot::Sender<(Slot, Active)>>>,
+    /// Waiting starts, the oldest first. An abandoned wait has a closed channel.
+    waiting: RefCell<VecDeque<oneshot::Sender<(WarmWorker, Active)>>>,
 }
 
-/// A slot as the policy sees it and, once it is ready, as it is.
+/// A warm worker as the policy sees it and, once ready, the worker itself.
 struct Held {
     seen: policy::Slot,
-    slot: Option<Slot>,
+    slot: Option<WarmWorker>,
 }
 
-/// A slot that was given, counted while its worker is there.
+/// A taken worker, counted while it lives.
 pub(crate) struct Active {
     pool: Rc<ShapePool>,
 }
@@ -86,12 +87,12 @@ impl Active {
         self.pool.shape.engine
     }
 
-    /// It is a kernel's worker.
+    /// Counts the worker as bound to a kernel.
     pub(crate) fn bound(&self) {
         self.pool.count(Event::Taken);
     }
 
-    /// Its worker ran code.
+    /// Counts an execution of the worker.
     pub(crate) fn executed(&self) {
         self.pool.count(Event::Executed);
     }
@@ -123,13 +124,13 @@ impl ShapePool {
         Some(held.swap_remove(at))
     }
 
-    /// How many wait.
+    /// The number of waiting starts.
     fn waiting(&self) -> u32 {
         self.waiting.borrow_mut().retain(|waiting| !waiting.is_closed());
         u32::try_from(self.waiting.borrow().len()).unwrap_or(u32::MAX)
     }
 
-    fn first_waiting(&self) -> Option<oneshot::Sender<(Slot, Active)>> {
+    fn first_waiting(&self) -> Option<oneshot::Sender<(WarmWorker, Active)>> {
         self.waiting();
         self.waiting.borrow_mut().pop_front()
     }
@@ -139,8 +140,8 @@ impl ShapePool {
         self.breaker.borrow_mut().failed(why, now_ms);
     }
 
-    /// It can be given from now on. Gives it back if it was given up meanwhile.
-    fn keep(&self, id: SlotId, slot: Slot, now_ms: u64) -> Option<Slot> {
+    /// Marks a warm worker as ready. Returns the worker if it was discarded meanwhile.
+    fn keep(&self, id: SlotId, slot: WarmWorker, now_ms: u64) -> Option<WarmWorker> {
         let mut held = self.held.borrow_mut();
         let is_it = |held: &&mut Held| held.seen.id == id && held.seen.state != SlotState::Leaving;
         match held.iter_mut().find(is_it) {
@@ -153,7 +154,7 @@ impl ShapePool {
         }
     }
 
-    /// One that was given up meanwhile is counted already, if it was for that.
+    /// Handles a worker that failed before it was ready; a worker discarded meanwhile is counted already.
     fn never_ready(&self, id: SlotId, why: &str, now_ms: u64) {
         if self.remove(id).is_some_and(|held| held.seen.state != SlotState::Leaving) {
             self.failed(why, now_ms);
@@ -161,7 +162,7 @@ impl ShapePool {
     }
 
     fn info(&self, now_ms: u64) -> PoolInfo {
-        let (slots, breaker, Shape { engine, limits, net, run_as, .. }) =
+        let (slots, breaker, Shape { engine, limits, net, uid, .. }) =
             (self.seen(), self.breaker.borrow(), &self.shape);
         let Stats { total, idle, active, counters } = Stats::of(&slots, self.active.get(), self.counters.get());
         let creating = slots.iter().filter(|slot| matches!(slot.state, SlotState::Creating { .. })).count();
@@ -170,7 +171,7 @@ impl ShapePool {
             engine: engine.name().to_owned(),
             memory_bytes: limits.memory_bytes,
             net: net.name().to_owned(),
-            uid: run_as.map_or_else(|| nix::unistd::geteuid().as_raw(), |run_as| run_as.uid),
+            uid: *uid,
             pool_size: self.rules.pool_size,
             max_pool_size: self.rules.max_pool_size,
             min_idle: self.rules.min_idle,
@@ -240,35 +241,35 @@ impl Pool {
         pool
     }
 
-    /// How many workers no kernel has: idle, in creation, on their way out.
+    /// The number of unbound workers: idle, in creation, or ending.
     pub(crate) fn own(&self) -> usize {
         self.pools.borrow().iter().map(|pool| pool.held.borrow().len()).sum()
     }
 
-    /// How all pools are; `short`: memory is.
+    /// The state of all pools; `short` says whether memory is short.
     pub fn infos(&self, short: bool) -> Vec<PoolInfo> {
         let now_ms = self.now_ms();
-        let told = |mut info: PoolInfo| {
+        let with_shortage = |mut info: PoolInfo| {
             if short && info.trouble.is_empty() {
                 info.trouble = String::from("memory is short on this host: nothing is kept ready");
             }
             info
         };
-        self.pools.borrow().iter().map(|pool| told(pool.info(now_ms))).collect()
+        self.pools.borrow().iter().map(|pool| with_shortage(pool.info(now_ms))).collect()
     }
 
-    /// Something has changed that the policy depends on.
+    /// Wakes the policy after a change that it depends on.
     pub(crate) fn look_soon(&self) {
         self.changed.notify_one();
     }
 
-    /// What happened in all pools of each engine since the daemon began: a pool that ends takes nothing away.
+    /// Counters of each engine since the daemon began, closed pools included.
     pub fn totals(&self) -> Vec<(EngineName, Counters)> {
         self.totals.borrow().iter().map(|(engine, total)| (*engine, total.get())).collect()
     }
 
-    /// A slot of that shape for a kernel that is being made, if one is ready. Should none be, nobody has missed one yet.
-    pub(crate) fn take_ahead(&self, shape: &Shape) -> Option<(Slot, Active)> {
+    /// Takes a warm worker of that shape for a kernel in creation, if one is ready. A failure counts as no miss.
+    pub(crate) fn take_ahead(&self, shape: &Shape) -> Option<(WarmWorker, Active)> {
         let pool = self.of(shape).filter(|_| !self.paused.get())?;
         let taken = self.take_of(&pool);
         if taken.is_some() {
@@ -277,19 +278,19 @@ impl Pool {
         taken
     }
 
-    /// A slot of that shape, if one is ready: it is the caller's. Notes that somebody came for one.
-    pub(crate) fn take(&self, host: &Rc<Host>, shape: &Shape) -> Option<(Slot, Active)> {
+    /// Takes a warm worker of that shape, if one is ready. Records the demand.
+    pub(crate) fn take(&self, workers: &Rc<Workers>, shape: &Shape) -> Option<(WarmWorker, Active)> {
         if self.paused.get() {
             return None;
         }
         let pool = match self.of(shape) {
             Some(pool) => pool,
             None => {
-                let rules = host.pool_rules(shape.engine);
+                let rules = workers.host.pool_rules(shape.engine);
                 if rules.is_off() {
                     return None;
                 }
-                if !self.has_place(host) {
+                if !self.has_place(workers) {
                     return None;
                 }
                 self.open(shape.clone(), Rules { pool_size: 1, min_idle: 0, ..rules }, false)
@@ -303,15 +304,15 @@ impl Pool {
         taken
     }
 
-    /// What came of somebody who wanted a slot of that shape when there was none.
+    /// Counts the outcome of a request for which no warm worker was ready.
     pub(crate) fn noted(&self, shape: &Shape, event: Event) {
         if let Some(pool) = self.of(shape) {
             pool.count(event);
         }
     }
 
-    /// To wait for a slot of that shape, until what is given is dropped; none if there is no such pool.
-    pub(crate) fn wait(&self, shape: &Shape) -> Option<oneshot::Receiver<(Slot, Active)>> {
+    /// Waits for a warm worker of that shape until the receiver is dropped; `None` if there is no such pool.
+    pub(crate) fn wait(&self, shape: &Shape) -> Option<oneshot::Receiver<(WarmWorker, Active)>> {
         let pool = self.of(shape).filter(|_| !self.paused.get())?;
         let (sender, receiver) = oneshot::channel();
         pool.waiting.borrow_mut().push_back(sender);
@@ -319,7 +320,7 @@ impl Pool {
         Some(receiver)
     }
 
-    fn take_of(&self, pool: &Rc<ShapePool>) -> Option<(Slot, Active)> {
+    fn take_of(&self, pool: &Rc<ShapePool>) -> Option<(WarmWorker, Active)> {
         let chosen = choose(&pool.rules, &pool.seen(), self.now_ms());
         let slot = chosen.and_then(|id| pool.remove(id)).and_then(|held| held.slot)?;
         self.changed.notify_one();
@@ -327,59 +328,59 @@ impl Pool {
         Some((slot, Active::of(Rc::clone(pool))))
     }
 
-    /// Gives up slots until another worker may be started: idle ones, then such in creation. Whether it may then; those that leave are as good
-    /// as gone.
-    pub(crate) fn make_room(&self, host: &Rc<Host>, one: Taken) -> bool {
-        let admission = &host.workers.admission;
-        // Where all of them are too little, none goes.
-        if !admission.fits(one, host.gives_way()) {
+    /// Discards warm workers until another worker fits: idle ones first, then those in creation. Returns whether it
+    /// fits; ending workers count as gone.
+    pub(crate) fn make_room(&self, workers: &Rc<Workers>, one: ResourceUse) -> bool {
+        let admission = &workers.admission;
+        // If evicting all of them is not enough, none is evicted.
+        if !admission.fits(one, workers.reclaimable()) {
             return false;
         }
         let leaving = |slot: &policy::Slot| slot.state == SlotState::Leaving;
         let pools = self.pools.borrow().clone();
-        while !admission.fits(one, self.sum(leaving).and(host.promises.leaving())) {
+        while !admission.fits(one, self.sum(leaving).and(workers.reserved.leaving())) {
             let idle = pools.iter().find_map(|pool| Some((pool, choose(&pool.rules, &pool.seen(), self.now_ms())?)));
             let is_creating = |slot: &policy::Slot| matches!(slot.state, SlotState::Creating { .. });
             let creating = || pools.iter().find_map(|pool| Some((pool, pool.seen().into_iter().find(is_creating)?.id)));
             match idle.or_else(creating) {
-                Some((pool, id)) => end(host, pool, id),
-                None if host.promises.end_oldest(host) => {}
+                Some((pool, id)) => end(workers, pool, id),
+                None if workers.reserved.end_oldest(workers) => {}
                 None => return false,
             }
         }
         true
     }
 
-    /// What its own slots have taken of the host.
-    pub(crate) fn taken(&self) -> Taken {
+    /// The host resources of its warm workers.
+    pub(crate) fn taken(&self) -> ResourceUse {
         self.sum(|_| true)
     }
 
-    fn sum(&self, counts: impl Fn(&policy::Slot) -> bool) -> Taken {
+    fn sum(&self, counts: impl Fn(&policy::Slot) -> bool) -> ResourceUse {
         let pools = self.pools.borrow();
         let each = pools.iter().flat_map(|pool| {
             let slots = pool.seen().into_iter().filter(&counts);
-            slots.map(|_| Taken::one(pool.shape.limits.memory_bytes)).collect::<Vec<_>>()
+            slots.map(|_| ResourceUse::one(pool.shape.limits.memory_bytes)).collect::<Vec<_>>()
         });
-        each.fold(Taken::default(), Taken::and)
+        each.fold(ResourceUse::default(), ResourceUse::and)
     }
 
-    /// Whether there may be another pool: one that gives way goes for it.
-    fn has_place(&self, host: &Rc<Host>) -> bool {
+    /// Whether another pool may open; evicts a reclaimable pool if necessary.
+    fn has_place(&self, workers: &Rc<Workers>) -> bool {
         let pools = self.pools.borrow().clone();
         if pools.len() < limits::POOLS {
             return true;
         }
         let came = pools.iter().map(|pool| (!pool.standing).then(|| pool.demand.borrow().last_ms()));
         let Some(pool) = policy::gives_way(came, self.now_ms()).and_then(|at| pools.get(at)) else { return false };
-        pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
+        pool.seen().iter().for_each(|slot| end(workers, pool, slot.id));
         self.pools.borrow_mut().retain(|kept| !Rc::ptr_eq(kept, pool));
         true
     }
 
-    /// Whoever has just taken a slot goes first: to make the next one takes the processors that his kernel needs to begin. Where slots are taken
-    /// all the time, that is put off for a moment only.
-    async fn give_way(&self) {
+    /// Delays a refill after a warm worker was taken: its creation would compete for the processors with the kernel
+    /// that starts. Under constant demand the delay is bounded.
+    async fn delay_refill(&self) {
         let latest = Instant::now() + limits::POOL_REFILL_DELAY_MAX;
         while let Some(until) = self.taken.get().map(|at| latest.min(at + limits::POOL_REFILL_DELAY))
             && until > Instant::now()
@@ -388,70 +389,70 @@ impl Pool {
         }
     }
 
-    /// Ends all slots, those in creation too, and makes no more.
-    pub(crate) async fn close(&self, host: &Rc<Host>) {
+    /// Ends all warm workers, those in creation too, and creates no more.
+    pub(crate) async fn close(&self, workers: &Rc<Workers>) {
         self.paused.set(true);
         let pools = self.pools.borrow().clone();
         for pool in &pools {
-            pool.seen().iter().for_each(|slot| end(host, pool, slot.id));
+            pool.seen().iter().for_each(|slot| end(workers, pool, slot.id));
         }
-        while host.promises.end_oldest(host) {}
-        // One that hangs in its creation ends with its link; everything else that is to be done at the end waits no longer for it.
+        while workers.reserved.end_oldest(workers) {}
+        // A worker that hangs in creation ends with its link; shutdown does not wait longer for it.
         let until = Instant::now() + limits::POOL_CLOSE;
-        while self.own() + host.promises.count() > 0 && Instant::now() < until {
-            // Whoever keeps the pools as they are to be may take the notice.
+        while self.own() + workers.reserved.count() > 0 && Instant::now() < until {
+            // The refill task may consume the notification, hence the timeout.
             let _ = tokio::time::timeout(limits::POOL_REFILL_DELAY, self.changed.notified()).await;
         }
     }
 }
 
-/// Opens the pools of what new kernels have by default, and keeps all pools as they are to be while the host is there.
-pub(crate) fn run(host: &Rc<Host>) {
+/// Opens the default pools, and maintains all pools while the host exists.
+pub(crate) fn run(workers: &Rc<Workers>) {
     let uid = nix::unistd::geteuid().as_raw();
-    if let Some(path) = host.path_within_workspace() {
+    if let Some(path) = workers.host.path_within_workspace() {
         tracing::warn!(path = %path.display(), "no slots are kept ready: a path that every kernel has is within its workspace");
     }
-    for engine in &host.environment.engines {
-        let rules = host.pool_rules(*engine);
-        let mut spec = host.config.defaults.spec();
+    for engine in &workers.host.environment.engines {
+        let rules = workers.host.pool_rules(*engine);
+        let mut spec = workers.host.config.defaults.spec();
         spec.engine = *engine;
-        match Shape::of(host, &spec, uid) {
-            Ok(shape) if !rules.is_off() && host.config.pool.stands(*engine) => {
-                drop(host.pool.open(shape, rules, true));
+        match workers.shape(&spec, uid) {
+            Ok(shape) if !rules.is_off() && workers.host.config.pool.stands(*engine) => {
+                drop(workers.pool.open(shape, rules, true));
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(engine = engine.name(), %error, "no slots are kept ready"),
         }
     }
-    let (kept, changed) = (Rc::downgrade(host), Rc::clone(&host.pool.changed));
+    let (kept, changed) = (Rc::downgrade(workers), Rc::clone(&workers.pool.changed));
     tokio::task::spawn_local(async move {
-        while let Some(host) = kept.upgrade().filter(|host| !host.pool.paused.get()) {
-            let next = look(&host);
-            drop(host);
+        while let Some(workers) = kept.upgrade().filter(|workers| !workers.pool.paused.get()) {
+            let next = look(&workers);
+            drop(workers);
             let _ = tokio::time::timeout(next, changed.notified()).await;
-            // Whoever has just been given a slot is answered first.
+            // The task that was just handed a worker runs first.
             tokio::task::yield_now().await;
-            if let Some(host) = kept.upgrade() {
-                host.pool.give_way().await;
+            if let Some(workers) = kept.upgrade() {
+                workers.pool.delay_refill().await;
             }
         }
     });
 }
 
-/// Does what the policy says; gives when to look again at the latest.
-fn look(host: &Rc<Host>) -> Duration {
+/// Applies the policy's plan; returns the longest delay until the next look.
+fn look(workers: &Rc<Workers>) -> Duration {
     let mut next_ms = limits::DEFAULT_MAINTENANCE_INTERVAL.as_millis() as u64;
-    let now_ms = host.pool.now_ms();
-    let pools = host.pool.pools.borrow().clone();
+    let now_ms = workers.pool.now_ms();
+    let pools = workers.pool.pools.borrow().clone();
     for pool in &pools {
         let plan = plan(
             &View {
                 rules: &pool.rules,
                 slots: &pool.seen(),
                 waiting: pool.waiting(),
-                room: host.workers.admission.room(pool.shape.limits.memory_bytes),
-                pressure: host.pressure.is_on(),
-                paused: host.is_stopping(),
+                room: workers.admission.room(pool.shape.limits.memory_bytes),
+                pressure: workers.pressure.is_on(),
+                paused: workers.host.is_stopping(),
                 demand: &pool.demand.borrow(),
                 breaker: &pool.breaker.borrow(),
             },
@@ -459,64 +460,64 @@ fn look(host: &Rc<Host>) -> Duration {
         );
         for action in plan.actions {
             match action {
-                Action::Create => create(host, pool),
+                Action::Create => create(workers, pool),
                 Action::Destroy { slot, why } => {
                     tracing::debug!(slot = slot.0, why = why.name(), "a slot goes");
                     if why == Why::Stuck {
                         pool.failed(why.name(), now_ms);
                     }
-                    end(host, pool, slot);
+                    end(workers, pool, slot);
                 }
             }
         }
         if now_ms.saturating_sub(pool.asked_ms.get()) >= pool.rules.maintenance_interval_ms {
             pool.asked_ms.set(now_ms);
-            ask_all(host, pool);
+            ask_all(workers, pool);
         }
         let again_ms = plan.look_again_at_ms.map_or(pool.rules.maintenance_interval_ms, |at| at.saturating_sub(now_ms));
         next_ms = next_ms.min(again_ms);
     }
-    host.pool.pools.borrow_mut().retain(|pool| !pool.is_idle(now_ms));
+    workers.pool.pools.borrow_mut().retain(|pool| !pool.is_idle(now_ms));
     Duration::from_millis(next_ms.max(1))
 }
 
-fn create(host: &Rc<Host>, pool: &Rc<ShapePool>) {
-    let id = SlotId(host.pool.last_id.get() + 1);
-    host.pool.last_id.set(id.0);
-    let now_ms = host.pool.now_ms();
+fn create(workers: &Rc<Workers>, pool: &Rc<ShapePool>) {
+    let id = SlotId(workers.pool.last_id.get() + 1);
+    workers.pool.last_id.set(id.0);
+    let now_ms = workers.pool.now_ms();
     let seen = policy::Slot { id, state: SlotState::Creating { since_ms: now_ms }, created_ms: now_ms, executions: 0 };
     pool.held.borrow_mut().push(Held { seen, slot: None });
-    let (host, pool, taken) =
-        (Rc::clone(host), Rc::clone(pool), host.workers.admission.place(pool.shape.limits.memory_bytes));
+    let (workers, pool, taken) =
+        (Rc::clone(workers), Rc::clone(pool), workers.admission.place(pool.shape.limits.memory_bytes));
     tokio::task::spawn_local(async move {
-        let (kept, of) = (Rc::downgrade(&host), Rc::downgrade(&pool));
+        let (kept, of) = (Rc::downgrade(&workers), Rc::downgrade(&pool));
         let begun = Instant::now();
-        let made = Slot::start(&host, taken, &pool.shape, move |worker| died(&kept, &of, id, worker)).await;
+        let made = WarmWorker::start(&workers, taken, &pool.shape, move |worker| died(&kept, &of, id, worker)).await;
         if made.is_ok() {
-            host.metrics.since(Stage::PoolRefill, pool.shape.engine, begun);
+            workers.host.metrics.since(Stage::PoolRefill, pool.shape.engine, begun);
         }
-        created(&host, &pool, id, made).await;
-        host.pool.changed.notify_one();
+        created(&workers, &pool, id, made).await;
+        workers.pool.changed.notify_one();
     });
 }
 
-async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result<Slot>) {
-    let now_ms = host.pool.now_ms();
+async fn created(workers: &Rc<Workers>, pool: &Rc<ShapePool>, id: SlotId, made: Result<WarmWorker>) {
+    let now_ms = workers.pool.now_ms();
     match made {
-        Ok(slot) if slot.is_there() => {
+        Ok(slot) if slot.is_alive() => {
             pool.breaker.borrow_mut().succeeded();
             pool.count(Event::Created);
             match pool.keep(id, slot, now_ms) {
-                None => give_to_first(host, pool, id),
+                None => hand_to_first(workers, pool, id),
                 Some(slot) => {
-                    slot.end(host).await;
+                    slot.end(workers).await;
                     pool.count(Event::Destroyed);
                     pool.remove(id);
                 }
             }
         }
         Ok(slot) => {
-            slot.end(host).await;
+            slot.end(workers).await;
             pool.never_ready(id, "it ended as soon as it was ready", now_ms);
         }
         Err(error) => {
@@ -526,49 +527,49 @@ async fn created(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId, made: Result
     }
 }
 
-/// Who waits longest has the slot that is ready.
-fn give_to_first(host: &Host, pool: &Rc<ShapePool>, id: SlotId) {
+/// Hands a ready worker to the start that waits longest.
+fn hand_to_first(workers: &Workers, pool: &Rc<ShapePool>, id: SlotId) {
     let Some(first) = pool.first_waiting() else { return };
     let Some(slot) = pool.remove(id).and_then(|held| held.slot) else { return };
-    host.pool.taken.set(Some(Instant::now()));
-    // Nothing has run since it was seen that he waits.
+    workers.pool.taken.set(Some(Instant::now()));
+    // There is no await since the check, so the receiver is still open.
     let _ = first.send((slot, Active::of(Rc::clone(pool))));
 }
 
-/// Asks each slot that is ready whether it is well: one that hangs, or that something stopped, would be noticed by whoever is given it.
-fn ask_all(host: &Rc<Host>, pool: &Rc<ShapePool>) {
+/// Health-checks each ready worker, so that a hung or stopped one is found before it is taken.
+fn ask_all(workers: &Rc<Workers>, pool: &Rc<ShapePool>) {
     for held in pool.held.borrow().iter() {
         let Some(slot) = &held.slot else { continue };
-        let (id, is_well, host, pool) = (held.seen.id, slot.is_well(), Rc::downgrade(host), Rc::downgrade(pool));
+        let (id, is_well, workers, pool) = (held.seen.id, slot.answers(), Rc::downgrade(workers), Rc::downgrade(pool));
         tokio::task::spawn_local(async move {
             if !is_well.await {
-                failed_when_ready(&host, &pool, id, "a slot that was ready does not answer");
+                failed_when_ready(&workers, &pool, id, "a slot that was ready does not answer");
             }
         });
     }
 }
 
-/// One that was ready is of no use any more, unless it is a kernel's meanwhile.
-fn failed_when_ready(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, why: &str) {
-    let (Some(host), Some(pool)) = (host.upgrade(), pool.upgrade()) else { return };
+/// Discards a ready worker that failed, unless a kernel took it meanwhile.
+fn failed_when_ready(workers: &Weak<Workers>, pool: &Weak<ShapePool>, id: SlotId, why: &str) {
+    let (Some(workers), Some(pool)) = (workers.upgrade(), pool.upgrade()) else { return };
     let ready = pool.held.borrow().iter().any(|held| held.seen.id == id && held.slot.is_some());
     if ready {
         tracing::warn!(slot = id.0, engine = pool.shape.engine.name(), "{why}");
-        pool.breaker.borrow_mut().died(why, host.pool.now_ms());
-        end(&host, &pool, id);
+        pool.breaker.borrow_mut().died(why, workers.pool.now_ms());
+        end(&workers, &pool, id);
     }
 }
 
-/// Nobody asked for it.
-fn died(host: &Weak<Host>, pool: &Weak<ShapePool>, id: SlotId, worker: WorkerId) {
-    if let Some(host) = host.upgrade() {
-        host.promises.died(&host, worker);
+/// Handles a warm worker that ended by itself.
+fn died(workers: &Weak<Workers>, pool: &Weak<ShapePool>, id: SlotId, worker: WorkerId) {
+    if let Some(workers) = workers.upgrade() {
+        workers.reserved.died(&workers, worker);
     }
-    failed_when_ready(host, pool, id, "a slot that was ready ended by itself");
+    failed_when_ready(workers, pool, id, "a slot that was ready ended by itself");
 }
 
-/// Ends a slot beside everything else: one in creation as soon as it is ready.
-fn end(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId) {
+/// Ends a warm worker in the background; one in creation ends as soon as it is ready.
+fn end(workers: &Rc<Workers>, pool: &Rc<ShapePool>, id: SlotId) {
     let slot = {
         let mut held = pool.held.borrow_mut();
         let Some(held) = held.iter_mut().find(|held| held.seen.id == id) else { return };
@@ -576,11 +577,11 @@ fn end(host: &Rc<Host>, pool: &Rc<ShapePool>, id: SlotId) {
         held.slot.take()
     };
     let Some(slot) = slot else { return };
-    let (host, pool) = (Rc::clone(host), Rc::clone(pool));
+    let (workers, pool) = (Rc::clone(workers), Rc::clone(pool));
     tokio::task::spawn_local(async move {
-        slot.end(&host).await;
+        slot.end(&workers).await;
         pool.count(Event::Destroyed);
         pool.remove(id);
-        host.pool.changed.notify_one();
+        workers.pool.changed.notify_one();
     });
 }

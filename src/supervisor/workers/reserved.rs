@@ -1,14 +1,15 @@
-//! Promises: slots on whose folder a new kernel was made, and which wait for its first use.
+//! Reserved workers: warm workers whose folder a new kernel adopted, and which await its first use.
 //!
 //! ```text
-//!  create ─▶ a slot is ready ─▶ its folder is the kernel's ─▶ recorded, answered ─▶ first use: bound, as any slot
-//!                                                                              └─ nobody uses the kernel, or others need the room: it ends
+//!  create ─▶ a warm worker is ready ─▶ its folder is the kernel's ─▶ recorded, answered ─▶ first use: bound
+//!                                                                                   └─ unused for long, or evicted
 //! ```
 //!
-//! Until its kernel is used it is a slot: nothing of the client's runs in it, and it ends with its daemon.
+//! Until its kernel is used, a reserved worker is a warm worker: it runs no client code and ends with its daemon.
 //!
-//! Nothing depends on one: a kernel without its promised slot gets a worker as any other does. A slot serves what its folder was when it
-//! started: so it is claimed by the first use of its kernel only, which everything that changes the kernel's state or files goes through.
+//! Nothing depends on a reservation: a kernel without its reserved worker gets a worker as any other does. The worker
+//! serves its folder as it was when the worker started. So only the kernel's first use claims it, and every change of
+//! the kernel's state or files counts as a use.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,47 +18,46 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
-use super::admission::Taken;
+use super::admission::ResourceUse;
 use super::pool::Active;
-use super::worker::{Shape, Started};
+use super::warm_worker::WarmWorker;
+use super::worker::{KernelStart, Started};
 use crate::catalog::WorkerRow;
 use crate::core::error::Result;
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
-use crate::sandbox::plan::PlannedMount;
-use crate::supervisor::host::Host;
-use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::task::Listener;
-use crate::supervisor::workers::warm_worker::Slot;
+use crate::isolation::{HostMount, Shape};
+use crate::link::host::WorkerListener;
+use crate::supervisor::workers::Workers;
 
-/// A slot that is a kernel's as soon as that is used.
-pub(crate) struct Promise {
+/// A warm worker that is bound at its kernel's first use.
+pub(crate) struct ReservedWorker {
     kernel: KernelId,
     shape: Shape,
-    slot: Slot,
+    warm: WarmWorker,
     active: Active,
 }
 
-/// The promises of a host.
+/// The reserved workers of a host.
 #[derive(Default)]
-pub(crate) struct Promises {
+pub(crate) struct ReservedWorkers {
     /// The oldest first.
-    kept: RefCell<VecDeque<Promise>>,
-    /// Those on their way out: whose they were, and what they take.
-    leaving: Rc<RefCell<Vec<(WorkerId, KernelId, Taken)>>>,
+    kept: RefCell<VecDeque<ReservedWorker>>,
+    /// Ending workers: the worker, its kernel, and its resources.
+    leaving: Rc<RefCell<Vec<(WorkerId, KernelId, ResourceUse)>>>,
 }
 
-impl Promise {
-    /// One for a kernel that is being made, if a slot of its shape is ready.
-    pub(crate) fn make(host: &Rc<Host>, shape: Shape, epoch: Epoch) -> Option<Promise> {
-        let (mut slot, active) = host.pool.take_ahead(&shape)?;
-        match slot.give_home(epoch) {
-            Ok(kernel) => Some(Promise { kernel, shape, slot, active }),
+impl ReservedWorker {
+    /// Reserves a warm worker for a kernel in creation, if one of its shape is ready.
+    pub(crate) fn make(workers: &Rc<Workers>, shape: Shape, epoch: Epoch) -> Option<ReservedWorker> {
+        let (mut warm, active) = workers.pool.take_ahead(&shape)?;
+        match warm.adopt_folder(epoch) {
+            Ok(kernel) => Some(ReservedWorker { kernel, shape, warm, active }),
             Err(error) => {
                 tracing::warn!(%error, "a slot cannot become a new kernel's");
-                let host = Rc::clone(host);
+                let workers = Rc::clone(workers);
                 tokio::task::spawn_local(async move {
-                    slot.end(&host).await;
+                    warm.end(&workers).await;
                     drop(active);
                 });
                 None
@@ -65,142 +65,143 @@ impl Promise {
         }
     }
 
-    /// What the catalog is to know of the kernel's worker.
+    /// The worker's row for the catalog.
     pub(crate) fn row(&self) -> WorkerRow {
-        self.slot.row()
+        self.warm.row()
     }
 
-    /// The kernel whose folder the slot stands on.
+    /// The kernel that adopted the worker's folder.
     pub(crate) fn kernel(&self) -> KernelId {
         self.kernel
     }
 
-    /// Makes it the worker of its kernel, which is used now.
+    /// Binds the worker to its kernel at the kernel's first use.
     ///
     /// # Errors
-    /// As [`Slot::bind`]; it has ended then.
-    pub(crate) async fn serve(
+    /// As [`WarmWorker::bind`]; the worker has ended then.
+    pub(crate) async fn bind(
         self,
-        host: &Rc<Host>,
-        kernel: &Rc<Kernel>,
-        mounts: &[PlannedMount],
-        listener: &Rc<Listener>,
+        workers: &Rc<Workers>,
+        kernel: &KernelStart<'_>,
+        mounts: &[HostMount],
+        listener: Rc<dyn WorkerListener>,
     ) -> Result<Started> {
-        self.slot.bind(host, kernel, mounts, Rc::clone(listener), self.active).await
+        self.warm.bind(workers, kernel, mounts, listener, self.active).await
     }
 
     fn is_there(&self) -> bool {
-        self.slot.is_there()
+        self.warm.is_alive()
     }
 
-    /// Ends the slot, whether anybody waits for that or not. The folder stays: it is the kernel's, or goes with what would have been one.
-    pub(crate) fn end(self, host: &Rc<Host>) -> JoinHandle<()> {
-        let (host, worker) = (Rc::clone(host), self.worker());
-        let leaving = Rc::clone(&host.promises.leaving);
+    /// Ends the worker; the returned handle need not be awaited. The folder stays: it belongs to the kernel, or to its
+    /// failed creation.
+    pub(crate) fn end(self, workers: &Rc<Workers>) -> JoinHandle<()> {
+        let (workers, worker) = (Rc::clone(workers), self.worker());
+        let leaving = Rc::clone(&workers.reserved.leaving);
         leaving.borrow_mut().push((worker, self.kernel, self.takes()));
-        // Asked for before the kernel's next worker is recorded: a daemon that is killed meanwhile leaves no two.
-        let forgotten = host.catalog.remove_worker(worker);
+        // Queued before the kernel's next worker is recorded: a daemon that is killed meanwhile leaves no two records.
+        let forgotten = workers.host.catalog.remove_worker(worker);
         tokio::task::spawn_local(async move {
-            // Its end says so again if that did not go well.
+            // If the removal fails, the worker's end tries and reports it again.
             let _ = forgotten.await;
-            let Promise { slot, active, .. } = self;
-            slot.end(&host).await;
+            let ReservedWorker { warm, active, .. } = self;
+            warm.end(&workers).await;
             drop(active);
             leaving.borrow_mut().retain(|(left, ..)| *left != worker);
-            host.pool.look_soon();
+            workers.pool.look_soon();
         })
     }
 
-    fn takes(&self) -> Taken {
-        Taken::one(self.shape.limits.memory_bytes)
+    fn takes(&self) -> ResourceUse {
+        ResourceUse::one(self.shape.limits.memory_bytes)
     }
 
-    /// Which worker it is.
+    /// The worker's id.
     pub(crate) fn worker(&self) -> WorkerId {
-        self.slot.id()
+        self.warm.id()
     }
 }
 
-impl Promises {
-    /// Keeps one until its kernel is used, but not for long, and not many of one kind.
-    pub(crate) fn keep(&self, host: &Rc<Host>, promise: Promise) {
-        if !promise.is_there() || host.is_stopping() {
-            drop(promise.end(host));
+impl ReservedWorkers {
+    /// Keeps a worker until its kernel is used, for a bounded time and up to a bounded number per shape.
+    pub(crate) fn keep(&self, workers: &Rc<Workers>, promise: ReservedWorker) {
+        if !promise.is_there() || workers.host.is_stopping() {
+            drop(promise.end(workers));
             return;
         }
         let (worker, shape) = (promise.worker(), promise.shape.clone());
-        let most = host.pool_rules(shape.engine).max_pool_size as usize;
+        let most = workers.host.pool_rules(shape.engine).max_pool_size as usize;
         self.kept.borrow_mut().push_back(promise);
         while self.kept.borrow().iter().filter(|kept| kept.shape == shape).count() > most.max(1) {
-            self.end_first(host, |kept| kept.shape == shape);
+            self.end_first(workers, |kept| kept.shape == shape);
         }
-        let host = Rc::downgrade(host);
+        let workers = Rc::downgrade(workers);
         tokio::task::spawn_local(async move {
             tokio::time::sleep(limits::POOL_RESERVATION).await;
-            if let Some(host) = host.upgrade() {
-                host.promises.end_first(&host, |kept| kept.worker() == worker);
+            if let Some(workers) = workers.upgrade() {
+                workers.reserved.end_first(&workers, |kept| kept.worker() == worker);
             }
         });
     }
 
-    /// That of a kernel whose first worker is to be started, if it is still good for that. One that is not has ended before another worker
-    /// opens what it had open.
-    pub(crate) async fn claim(&self, host: &Rc<Host>, kernel: KernelId, shape: &Shape) -> Option<Promise> {
+    /// Claims the worker of a kernel at its first start, if it is still usable. An unusable one ends before another
+    /// worker opens the same files.
+    pub(crate) async fn claim(&self, workers: &Rc<Workers>, kernel: KernelId, shape: &Shape) -> Option<ReservedWorker> {
         let promise = self.take(|kept| kept.kernel == kernel);
         if let Some(promise) = promise {
             if promise.shape == *shape && promise.is_there() {
                 return Some(promise);
             }
-            drop(promise.end(host));
+            drop(promise.end(workers));
         }
-        self.release(host, kernel).await;
+        self.release(workers, kernel).await;
         None
     }
 
-    /// Ends a kernel's, and waits for the end of the slot, as long as for any worker's.
-    pub(crate) async fn release(&self, host: &Rc<Host>, kernel: KernelId) {
-        self.end_first(host, |kept| kept.kernel == kernel);
+    /// Ends a kernel's reserved worker, and waits for its end as long as for any worker's.
+    pub(crate) async fn release(&self, workers: &Rc<Workers>, kernel: KernelId) {
+        self.end_first(workers, |kept| kept.kernel == kernel);
         let until = Instant::now() + limits::WORKER_STOP;
         while self.leaving.borrow().iter().any(|(_, of, _)| *of == kernel) && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
-    /// A slot has ended by itself.
-    pub(crate) fn died(&self, host: &Rc<Host>, worker: WorkerId) {
-        self.end_first(host, |kept| kept.worker() == worker);
+    /// Removes a worker that ended by itself.
+    pub(crate) fn died(&self, workers: &Rc<Workers>, worker: WorkerId) {
+        self.end_first(workers, |kept| kept.worker() == worker);
     }
 
-    /// Ends the oldest; whether there was one.
-    pub(crate) fn end_oldest(&self, host: &Rc<Host>) -> bool {
-        self.end_first(host, |_| true)
+    /// Ends the oldest; returns whether there was one.
+    pub(crate) fn end_oldest(&self, workers: &Rc<Workers>) -> bool {
+        self.end_first(workers, |_| true)
     }
 
-    /// How many there are, those on their way out included.
+    /// The number of reserved workers, ending ones included.
     pub(crate) fn count(&self) -> usize {
         self.kept.borrow().len() + self.leaving.borrow().len()
     }
 
-    /// What those take that are on their way out.
-    pub(crate) fn leaving(&self) -> Taken {
-        self.leaving.borrow().iter().map(|(.., one)| *one).fold(Taken::default(), Taken::and)
+    /// The resources of ending workers.
+    pub(crate) fn leaving(&self) -> ResourceUse {
+        self.leaving.borrow().iter().map(|(.., one)| *one).fold(ResourceUse::default(), ResourceUse::and)
     }
 
-    /// What all of them take.
-    pub(crate) fn taken(&self) -> Taken {
-        self.kept.borrow().iter().map(Promise::takes).fold(self.leaving(), Taken::and)
+    /// The resources of all reserved workers, ending ones included.
+    pub(crate) fn taken(&self) -> ResourceUse {
+        self.kept.borrow().iter().map(ReservedWorker::takes).fold(self.leaving(), ResourceUse::and)
     }
 
-    fn take(&self, is_it: impl Fn(&Promise) -> bool) -> Option<Promise> {
+    fn take(&self, is_it: impl Fn(&ReservedWorker) -> bool) -> Option<ReservedWorker> {
         let mut kept = self.kept.borrow_mut();
         let at = kept.iter().position(is_it)?;
         kept.remove(at)
     }
 
-    fn end_first(&self, host: &Rc<Host>, is_it: impl Fn(&Promise) -> bool) -> bool {
+    fn end_first(&self, workers: &Rc<Workers>, is_it: impl Fn(&ReservedWorker) -> bool) -> bool {
         let found = self.take(is_it);
         let any = found.is_some();
-        found.into_iter().for_each(|promise| drop(promise.end(host)));
+        found.into_iter().for_each(|promise| drop(promise.end(workers)));
         any
     }
 }

@@ -1,169 +1,175 @@
-//! How a kernel gets its worker: the one that was promised to it when it was made, a slot of the pool, or one that is started for it.
+//! Gives a kernel its worker: its reserved worker, a warm worker of the pool, or a new one.
 
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::admission::{Place, Share, Taken};
-use super::worker::{self, Folders, Shape, Started};
+use futures::FutureExt as _;
+
+use super::Workers;
+use super::admission::{ResourceUse, UserQuota, WorkerPermit};
+use super::start_queue::StartGrant;
+use super::warm_worker::orphan_grace;
+use super::worker::{self, KernelStart, Started};
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::info::{GivenMount, MountInfo};
-use crate::core::limits;
 use crate::core::pool::Event;
 use crate::core::spec::KernelSpec;
-use crate::link::host::WorkerLink;
-use crate::sandbox::plan::PlannedMount;
+use crate::isolation::{HostMount, NewWorker, Shape, WorkerHandle};
+use crate::link::host::{WorkerLink, WorkerListener};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::task::Listener;
-use crate::supervisor::workers::start_queue::Turn;
-use crate::sys;
 
-/// Gives a kernel a worker. While it waits for its turn, it may be given up.
+/// Starts a worker for a kernel. `given_up` completes when the worker is no longer wanted; it cancels a queued start.
+///
+/// # Errors
+/// `busy`, `refused`, `unsupported`, and those of the start.
 pub(crate) async fn start(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
+    workers: &Rc<Workers>,
+    kernel: &KernelStart<'_>,
     mounts: Vec<GivenMount>,
-    listener: Rc<Listener>,
+    listener: Rc<dyn WorkerListener>,
     mut given_up: impl Future + Unpin,
 ) -> Result<Started> {
     let (begun, engine) = (Instant::now(), kernel.spec.engine);
-    let shape = Shape::of(host, &kernel.spec, kernel.uid)?;
-    let mounts = given(host, kernel, mounts)?;
-    // Judged when it was asked for, too; since then others may have come.
-    let (one, admission) = (Taken::one(shape.limits.memory_bytes), &host.workers.admission);
-    let share = admission.share(kernel.uid, one)?;
-    let had_pool = !hides_system_path(host, mounts.iter().map(|mount| &*mount.inside));
-    let (mut can_come_later, mut next) = (had_pool, None);
-    if had_pool {
-        match host.promises.claim(host, kernel.id, &shape).await {
-            // What it is not good for is said by the kernel's own worker, if it is wanted still.
-            Some(promise) => {
-                let worker = promise.worker();
-                match promise.serve(host, kernel, &mounts, &listener).await {
-                    Ok(started) => return Ok(taken(host, started, share, begun)),
+    let shape = workers.shape(kernel.spec, kernel.uid)?;
+    let mounts = check_mounts(&workers.host, kernel, mounts)?;
+    // Admission was checked with the request; the load may have changed since.
+    let (one, admission) = (ResourceUse::one(shape.limits.memory_bytes), &workers.admission);
+    let quota = admission.share(kernel.uid, one)?;
+    let uses_pool = !hides_system_path(&workers.host, mounts.iter().map(|mount| &*mount.inside));
+    let (mut may_wait_for_warm, mut next) = (uses_pool, None);
+    if uses_pool {
+        match workers.reserved.claim(workers, kernel.id, &shape).await {
+            // If the worker is unfit, a new one reports what is wrong with the kernel.
+            Some(reserved) => {
+                let worker = reserved.worker();
+                match reserved.bind(workers, kernel, &mounts, Rc::clone(&listener)).await {
+                    Ok(started) => return Ok(taken(workers, started, quota, begun)),
                     Err(error) => not_bound(worker, &error),
                 }
-                can_come_later = false;
+                may_wait_for_warm = false;
             }
-            None => next = host.pool.take(host, &shape).map(|slot| Turn::Slot(Box::new(slot))),
+            None => next = workers.pool.take(workers, &shape).map(|warm| StartGrant::Warm(Box::new(warm))),
         }
     } else {
-        host.promises.release(host, kernel.id).await;
+        workers.reserved.release(workers, kernel.id).await;
     }
-    let turn = loop {
-        let turn = match next.take() {
-            Some(turn) => turn,
+    let grant = loop {
+        let grant = match next.take() {
+            Some(grant) => grant,
             None => {
-                let turn = host.turns.next(host, kernel.uid, can_come_later.then_some(&shape), &mut given_up).await;
-                turn.inspect_err(|_| host.pool.noted(&shape, Event::Refused))?
+                let wanted = may_wait_for_warm.then_some(&shape);
+                let grant = workers.start_queue.next(workers, kernel.uid, wanted, &mut given_up).await;
+                grant.inspect_err(|_| workers.pool.noted(&shape, Event::Refused))?
             }
         };
-        let (slot, active) = match turn {
-            Turn::Slot(slot) => *slot,
-            Turn::Start(turn) => break turn,
+        let (warm, active) = match grant {
+            StartGrant::Warm(warm) => *warm,
+            StartGrant::Start(grant) => break grant,
         };
-        let worker = slot.id();
-        match slot.bind(host, kernel, &mounts, Rc::clone(&listener), active).await {
-            Ok(started) => return Ok(taken(host, started, share, begun)),
+        let worker = warm.id();
+        match warm.bind(workers, kernel, &mounts, Rc::clone(&listener), active).await {
+            Ok(started) => return Ok(taken(workers, started, quota, begun)),
             Err(error) => not_bound(worker, &error),
         }
-        can_come_later = false;
+        may_wait_for_warm = false;
     };
-    if had_pool {
-        host.pool.noted(&shape, Event::Missed);
+    if uses_pool {
+        workers.pool.noted(&shape, Event::Missed);
     }
-    if !host.pool.make_room(host, one) {
-        host.pool.noted(&shape, Event::Refused);
+    if !workers.pool.make_room(workers, one) {
+        workers.pool.noted(&shape, Event::Refused);
         return Err(admission.no_room(one));
     }
-    let mut place = admission.place(one.memory_bytes);
-    place.belongs(share);
-    let started = start_new(host, place, kernel, &shape, mounts, listener).await?;
-    drop(turn);
-    host.metrics.since(Stage::WorkerStarted, engine, begun);
+    let mut permit = admission.place(one.memory_bytes);
+    permit.belongs(quota);
+    let started = start_new(workers, permit, kernel, &shape, mounts, listener).await?;
+    drop(grant);
+    workers.host.metrics.since(Stage::WorkerStarted, engine, begun);
     Ok(started)
 }
 
-/// A slot is the kernel's worker.
-fn taken(host: &Host, started: Started, share: Share, begun: Instant) -> Started {
-    if let Some(active) = &started.process.active {
+/// Records that a warm worker became the kernel's.
+fn taken(workers: &Workers, started: Started, quota: UserQuota, begun: Instant) -> Started {
+    if let Some(active) = &started.worker.active {
         active.bound();
-        host.metrics.since(Stage::WorkerTaken, active.engine(), begun);
+        workers.host.metrics.since(Stage::WorkerTaken, active.engine(), begun);
     }
-    started.process.belongs(share);
+    started.worker.belongs(quota);
     started
 }
 
-/// A slot may be killed or stopped at any moment. What is wrong with the kernel is said by its own worker, too.
+/// Logs a failed bind, after which a new worker is started. A warm worker may be killed at any moment; a problem of the
+/// kernel itself is reported by the new worker, too.
 fn not_bound(worker: WorkerId, error: &Error) {
-    tracing::warn!(%worker, %error, "a slot could not be bound: another worker is started");
+    tracing::warn!(%worker, %error, "a warm worker could not be bound: another worker is started");
 }
 
-/// Mounts in a live worker what its kernel has and it has not.
+/// Mounts the kernel's mounts that a live worker lacks.
 ///
 /// # Errors
 /// Those of the first that cannot be mounted.
-pub(crate) async fn mount_now(host: &Host, uid: u32, link: &WorkerLink, mut mounts: Vec<PlannedMount>) -> Result<()> {
-    // A mount hides what was mounted below its place before.
+pub(crate) async fn attach_mounts(
+    worker: &dyn WorkerHandle,
+    link: &WorkerLink,
+    mut mounts: Vec<HostMount>,
+) -> Result<()> {
+    // A mount hides earlier mounts below its path.
     mounts.sort_by_key(|mount| mount.inside.components().count());
     for mount in mounts {
-        let detached = host.workers.detach(host, uid, &mount.source)?;
-        link.bind(&mount.inside, &mount.source, mount.writable, detached).await?;
+        worker.attach_mount(link, &mount).await?;
     }
     Ok(())
 }
 
-/// Starts a worker for a kernel. Recorded before it exists, so that a daemon that is killed meanwhile leaves none behind.
+/// Starts a new worker for a kernel. Recorded before it exists, so that a killed daemon leaves no unknown worker.
 async fn start_new(
-    host: &Rc<Host>,
-    place: Place,
-    kernel: &Rc<Kernel>,
+    workers: &Workers,
+    permit: WorkerPermit,
+    kernel: &KernelStart<'_>,
     shape: &Shape,
-    mounts: Vec<PlannedMount>,
-    listener: Rc<Listener>,
+    mounts: Vec<HostMount>,
+    listener: Rc<dyn WorkerListener>,
 ) -> Result<Started> {
-    let (identity, socket) = worker::identity(host, kernel.id, kernel.epoch);
-    let Folders { dir, own_workspace, workspace } = worker::folders(host, kernel)?;
-    let mut plan = worker::plan(host, shape, identity.worker, &dir);
-    (plan.own_workspace, plan.workspace) = (own_workspace, workspace);
-    plan.hostname = kernel.spec.name.as_str().to_owned();
-    plan.mounts.extend(mounts);
-    let mut document = worker::document(host, shape, &identity, kernel.spec.name.clone(), plan, &socket).await?;
-    document.origin = kernel.origin_now();
-    if kernel.spec.ephemeral {
-        // No daemon comes back for it; this one has so long to come for the first time.
-        document.orphan_grace_ms = document.orphan_grace_ms.min(limits::WORKER_ADOPT.as_millis() as u64);
-    }
-    let mut row = worker::row(&identity, &socket, None);
-    host.catalog.put_worker(row.clone()).await?;
-    let record = async |pid| {
-        (row.pid, row.start_ticks) = (pid, sys::process::start_ticks(pid).unwrap_or(0));
-        Ok(host.catalog.put_worker(row).await?)
+    let identity = workers.identity(kernel.id, kernel.epoch);
+    let new = NewWorker {
+        shape,
+        identity: &identity,
+        name: kernel.spec.name.clone(),
+        home: &workers.host.home(kernel.id, kernel.workspace_of),
+        mounts,
+        origin: kernel.origin,
+        orphan_grace: orphan_grace(workers, kernel),
+        is_warm: false,
     };
-    let (link, report, process) = worker::launch(host, place, &document, &identity, listener, record).await?;
-    Ok(Started { link, report, process, told_origin: Some(document.origin) })
+    let record = |record| {
+        let row = worker::row(&identity, shape.isolation, record);
+        async { Ok(workers.host.catalog.put_worker(row).await?) }.boxed_local()
+    };
+    let (link, report, worker) = workers.launch(permit, new, &record, listener).await?;
+    Ok(Started { link, report, worker, told_origin: Some(kernel.origin) })
 }
 
-/// What the kernel was given, judged again at each start: what a path leads to may have changed since it was given. What is judged
-/// here is opened by this very name, and by no link that comes in its way meanwhile.
-pub(crate) fn given(host: &Host, kernel: &Kernel, mounts: Vec<GivenMount>) -> Result<Vec<PlannedMount>> {
+/// Checks the kernel's mounts again at each start, since the target of a path may have changed. The worker opens the
+/// checked path itself and follows no new link.
+pub(crate) fn check_mounts(host: &Host, kernel: &KernelStart<'_>, mounts: Vec<GivenMount>) -> Result<Vec<HostMount>> {
     let planned = mounts.into_iter().map(|GivenMount { mount, real }| {
         let real = host.check_given(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
-        let source = real.map_err(|error| with_way_out(error, &kernel.spec, &mount))?;
-        Ok(PlannedMount { inside: mount.path.into(), source, writable: mount.writable, system: false })
+        let source = real.map_err(|error| with_way_out(error, kernel.spec, &mount))?;
+        Ok(HostMount { inside: mount.path.into(), source, writable: mount.writable })
     });
     planned.collect()
 }
 
-/// Whether a path that every kernel has is below one of these: a slot has it already, and what comes later would lie on top.
+/// Whether a system path lies below one of these: a warm worker has it mounted already, and a later mount would cover
+/// it.
 pub(crate) fn hides_system_path<'a>(host: &Host, mut inside: impl Iterator<Item = &'a Path>) -> bool {
     inside.any(|inside| host.config.sandbox.system_paths.iter().any(|path| path.starts_with(inside)))
 }
 
-/// Adds what can be done about a path that may not be given any more.
+/// Adds a hint to an error about a path that is no longer allowed.
 fn with_way_out(error: Error, spec: &KernelSpec, mount: &MountInfo) -> Error {
     if !error.hint.is_empty() {
         return error;

@@ -1,5 +1,6 @@
-//! Turns: only so many workers are started at once, for more would only make each other slow. Who comes beyond that waits, first come first
-//! served, until it is his turn, or until a slot of the shape that he wants is ready; and not for ever.
+//! The start queue: bounds concurrent worker starts, since more would only slow each other.
+//!
+//! Further starts wait in order of arrival for a start grant or a warm worker of their shape, up to a deadline.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,48 +12,48 @@ use futures::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::pool::Active;
-use super::worker::Shape;
 use crate::core::error::{Error, Result};
-use crate::supervisor::host::Host;
-use crate::supervisor::workers::warm_worker::Slot;
+use crate::isolation::Shape;
+use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::warm_worker::WarmWorker;
 
-/// The reason of an error where it was not anybody's turn in time.
+/// Reason of the error when no start was granted in time.
 pub(crate) const STARTS: &str = "worker_starts";
 
-/// So many users' shares are kept although nobody has a part of them.
+/// Number of users whose semaphores are kept although they start nothing.
 const SHARES_KEPT: usize = 64;
 
-/// Whose turn it is to start a worker.
+/// Grants worker starts.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct StartQueue {
     places: Arc<Semaphore>,
     at_once: usize,
-    /// Each user's share: workers that hang in their start keep nobody else's from it.
+    /// Semaphore per user: one user's hanging starts do not block other users.
     shares: RefCell<HashMap<u32, Arc<Semaphore>>>,
     share: usize,
     wait: Duration,
 }
 
-/// What became of waiting.
-pub(crate) enum Turn {
-    /// A slot is ready.
-    Slot(Box<(Slot, Active)>),
-    /// A worker may be started, while these are held.
+/// The outcome of a wait in the queue.
+pub(crate) enum StartGrant {
+    /// A warm worker is ready.
+    Warm(Box<(WarmWorker, Active)>),
+    /// A worker may be started while these permits are held.
     Start([OwnedSemaphorePermit; 2]),
 }
 
-impl Turns {
-    /// So many at once, of each user `share`; who waits longer is refused.
-    pub(crate) fn new(at_once: usize, share: usize, wait: Duration) -> Turns {
-        Turns { places: Arc::new(Semaphore::new(at_once)), at_once, shares: RefCell::default(), share, wait }
+impl StartQueue {
+    /// Allows `at_once` concurrent starts, `share` per user; a start that waits longer than `wait` is refused.
+    pub(crate) fn new(at_once: usize, share: usize, wait: Duration) -> StartQueue {
+        StartQueue { places: Arc::new(Semaphore::new(at_once)), at_once, shares: RefCell::default(), share, wait }
     }
 
-    /// Nobody's turn comes any more.
+    /// Stops granting starts.
     pub(crate) fn close(&self) {
         self.places.close();
     }
 
-    /// A turn, if it is one now.
+    /// Grants a start, if one is free now.
     fn now(&self, uid: u32) -> Option<[OwnedSemaphorePermit; 2]> {
         let share = self.share_of(uid).try_acquire_owned().ok()?;
         Some([share, Arc::clone(&self.places).try_acquire_owned().ok()?])
@@ -66,34 +67,34 @@ impl Turns {
         Arc::clone(shares.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
     }
 
-    /// Waits for a turn. With a shape: or for a slot of it.
+    /// Waits for a start grant or, with a shape, for a warm worker of it.
     ///
     /// # Errors
-    /// `busy` if neither comes in time, `unavailable` if the daemon stops or nobody wants it any more.
+    /// `busy` if neither comes in time, `unavailable` if the daemon stops or the start is no longer wanted.
     pub(crate) async fn next(
         &self,
-        host: &Host,
+        workers: &Workers,
         uid: u32,
         shape: Option<&Shape>,
         given_up: &mut (impl Future + Unpin),
-    ) -> Result<Turn> {
+    ) -> Result<StartGrant> {
         let unwanted = || Error::unavailable("the kernel was stopped while it waited for a worker");
         if (&mut *given_up).now_or_never().is_some() {
             return Err(unwanted());
         }
-        if let Some(turn) = self.now(uid) {
-            return Ok(Turn::Start(turn));
+        if let Some(grant) = self.now(uid) {
+            return Ok(StartGrant::Start(grant));
         }
         let (share, places) = (self.share_of(uid), Arc::clone(&self.places));
         let stopping = |_| Error::unavailable("the daemon is stopping");
-        let turn = async {
+        let grant = async {
             let share = share.acquire_owned().await.map_err(stopping)?;
-            Ok(Turn::Start([share, places.acquire_owned().await.map_err(stopping)?]))
+            Ok(StartGrant::Start([share, places.acquire_owned().await.map_err(stopping)?]))
         };
-        let waiting = shape.and_then(|shape| host.pool.wait(shape));
+        let waiting = shape.and_then(|shape| workers.pool.wait(shape));
         let slot = async {
             match waiting {
-                // Its pool has ended: then it is never ready.
+                // The pool has closed; no warm worker will come.
                 Some(waiting) => match waiting.await {
                     Ok(slot) => slot,
                     Err(_) => pending().await,
@@ -103,10 +104,10 @@ impl Turns {
         };
         tokio::select! {
             biased;
-            // First: who is given one in the same moment must not lose it.
-            slot = slot => Ok(Turn::Slot(Box::new(slot))),
+            // First in order: a worker that was just handed over must not be lost.
+            slot = slot => Ok(StartGrant::Warm(Box::new(slot))),
             _ = given_up => Err(unwanted()),
-            turn = turn => turn,
+            grant = grant => grant,
             () = tokio::time::sleep(self.wait) => Err(self.refusal()),
         }
     }
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn full_share_blocks_no_other() {
-        let turns = Turns::new(3, 2, Duration::ZERO);
+        let turns = StartQueue::new(3, 2, Duration::ZERO);
         let held: Vec<_> = (0..2).map(|_| turns.now(1).expect("his share")).collect();
         assert!(turns.now(1).is_none(), "one place is free, and not his");
         let other = turns.now(2).expect("another's");
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn unused_start_shares_are_dropped() {
-        let turns = Turns::new(1000, 2, Duration::ZERO);
+        let turns = StartQueue::new(1000, 2, Duration::ZERO);
         let held = turns.now(0).expect("a turn");
         (1..1000).for_each(|uid| drop(turns.now(uid).expect("a turn")));
         assert!(turns.shares.borrow().len() <= SHARES_KEPT + 1);

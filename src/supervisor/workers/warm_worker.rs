@@ -1,286 +1,264 @@
-//! A slot: a worker with its sandbox and its engine ready, and no kernel. Bound once; then it is that kernel's worker, and ends
-//! with it.
+//! A warm worker: its isolation and engine are ready, and it has no kernel. It is bound once, and then is that kernel's
+//! worker until both end.
 //!
-//! It stands on a folder like a kernel's, new and empty: its home. A kernel that is made while the slot is ready takes the home for its
-//! own folder, and the slot for its worker (see [`crate::supervisor::workers::reserved`]): then little is left to do when it is used. A kernel that has a folder
-//! brings that, and the home goes.
+//! Its folder is like a kernel's, new and empty. A kernel created while the worker is ready adopts the folder and its
+//! id (see [`super::reserved`]), which leaves little to do at its first use. A kernel that has a folder already brings
+//! its own, and the worker's is removed.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::admission::Place;
+use futures::FutureExt as _;
+
+use super::Workers;
+use super::admission::WorkerPermit;
 use super::pool::Active;
-use super::worker::{self, Folders, Shape, Started, WorkerProcess};
+use super::worker::{self, KernelStart, LiveWorker, Started};
 use crate::catalog::WorkerRow;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
-use crate::core::origin::OriginKind;
-use crate::link::binding::{BoundFolder, BoundMount, BoundSource, KernelBinding};
-use crate::link::host::{Relay, WorkerIdentity, WorkerLink};
-use crate::sandbox::plan::{PlannedMount, RunAs};
-use crate::supervisor::host::Host;
+use crate::core::origin::{Origin, OriginKind};
+use crate::isolation::{BoundSources, HostMount, NewWorker, Shape};
+use crate::link::binding::KernelBinding;
+use crate::link::handshake::WorkerIdentity;
+use crate::link::host::{Relay, WorkerLink, WorkerListener};
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::task::Listener;
 
-/// What a slot is called where a kernel has its name.
+/// The placeholder for a kernel's name in a warm worker.
 const NAME: &str = "slot";
 
-/// A worker without a kernel. Dropped, it ends.
-pub(crate) struct Slot {
+/// A worker without a kernel. Dropping ends the worker.
+pub(crate) struct WarmWorker {
     link: WorkerLink,
     relay: Rc<Relay>,
-    process: WorkerProcess,
-    /// When its process began, as /proc counts.
-    start_ticks: u64,
+    worker: LiveWorker,
+    shape: Shape,
     identity: WorkerIdentity,
-    there: Rc<Cell<bool>>,
-    /// Its folder, by the id of the kernel that may take it over; none once one has.
-    home: Option<KernelId>,
-    /// The workspace in that.
+    is_alive: Rc<Cell<bool>>,
+    /// Its folder, by the id of the adopting kernel; `None` once adopted.
+    own_kernel: Option<KernelId>,
+    /// The workspace in that folder.
     workspace: PathBuf,
 }
 
-impl Slot {
-    /// Starts one. `gone` is called if it ends before it is bound.
+impl WarmWorker {
+    /// Starts one. `on_exit` is called if it ends before it is bound.
     ///
     /// # Errors
     /// Those of a worker's start.
     pub(crate) async fn start(
-        host: &Rc<Host>,
-        place: Place,
+        workers: &Rc<Workers>,
+        place: WorkerPermit,
         shape: &Shape,
-        gone: impl Fn(WorkerId) + 'static,
-    ) -> Result<Slot> {
-        let home = KernelId::from_bytes(host.random());
+        on_exit: impl Fn(WorkerId) + 'static,
+    ) -> Result<WarmWorker> {
+        let catalog = &workers.host.catalog;
+        let own_kernel = KernelId::from_bytes(workers.host.random());
         let started = async {
-            let workspace = host.catalog.create_kernel_files(home).await?.workspace;
-            // What is loaded ahead leaves nothing in it.
-            allow(&workspace, CLOSED)?;
-            let slot = Slot::start_on(host, place, shape, (home, workspace), gone).await?;
-            if let Err(error) = host.catalog.state(home).open_ahead().await {
-                tracing::debug!(%error, "the database of a slot's kernel opens later");
+            let workspace = catalog.create_kernel_files(own_kernel).await?.workspace;
+            // Modules loaded in advance leave nothing in the workspace.
+            set_mode(&workspace, CLOSED)?;
+            let warm = WarmWorker::start_in(workers, place, shape, (own_kernel, workspace), on_exit).await?;
+            if let Err(error) = catalog.state(own_kernel).open_ahead().await {
+                tracing::debug!(%error, "the database of a warm worker's kernel opens later");
             }
-            Ok(slot)
+            Ok(warm)
         };
         let started = started.await;
         if started.is_err() {
-            remove(host, home).await;
+            remove_files(workers, own_kernel).await;
         }
         started
     }
 
-    async fn start_on(
-        host: &Rc<Host>,
-        place: Place,
+    async fn start_in(
+        workers: &Rc<Workers>,
+        place: WorkerPermit,
         shape: &Shape,
-        (home, workspace): (KernelId, PathBuf),
-        gone: impl Fn(WorkerId) + 'static,
-    ) -> Result<Slot> {
-        let Folders { dir, own_workspace, .. } = worker::folders_of(host, home);
-        let (identity, socket) = worker::identity(host, KernelId::from_bytes([0; 16]), Epoch(0));
-        let mut plan = worker::plan(host, shape, identity.worker, &dir);
-        (plan.own_workspace, plan.unbound) = (own_workspace, true);
-        // The home goes when a kernel brings its own folder.
-        plan.staged_on = dir.parent().map(Path::to_owned);
-        let name: KernelName = NAME.parse().map_err(|_| Error::internal("a slot has no name"))?;
-        let document = worker::document(host, shape, &identity, name, plan, &socket).await?;
-        let there = Rc::new(Cell::new(true));
-        let (flag, worker) = (Rc::clone(&there), identity.worker);
+        (own_kernel, workspace): (KernelId, PathBuf),
+        on_exit: impl Fn(WorkerId) + 'static,
+    ) -> Result<WarmWorker> {
+        let identity = workers.identity(KernelId::from_bytes([0; 16]), Epoch(0));
+        let name: KernelName = NAME.parse().map_err(|_| Error::internal("a warm worker has no name"))?;
+        let is_alive = Rc::new(Cell::new(true));
+        let (flag, id) = (Rc::clone(&is_alive), identity.worker);
         let relay = Relay::new(move || {
             flag.set(false);
-            gone(worker);
+            on_exit(id);
         });
-        // In no catalog: whose daemon is gone, that slot ends by itself.
-        let recorded = async |_| Ok(());
-        let (link, report, process) =
-            worker::launch(host, place, &document, &identity, relay.clone(), recorded).await?;
+        let origin = Origin::default();
+        let new = NewWorker {
+            shape,
+            identity: &identity,
+            name,
+            home: &workers.host.home(own_kernel, None),
+            mounts: Vec::new(),
+            origin: (origin.kind, origin.generation),
+            orphan_grace: workers.host.config.daemon.orphan_grace,
+            is_warm: true,
+        };
+        // Not in a catalog: a warm worker ends with its daemon.
+        let record = |_| async { Ok(()) }.boxed_local();
+        let (link, report, worker) = workers.launch(place, new, &record, relay.clone()).await?;
         for missed in &report.not_restored {
-            tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded ahead");
+            tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded in advance");
         }
-        let lane = tokio::time::timeout(limits::POOL_CREATION, link.open_lane()).await;
-        let lane = lane.unwrap_or_else(|_| Err(Error::deadline("a slot opens no lane")));
-        let start_ticks = process.start_ticks();
-        let slot = Slot { link, relay, process, start_ticks, identity, there, home: Some(home), workspace };
-        match lane {
-            Ok(()) => Ok(slot),
+        let channel = tokio::time::timeout(limits::POOL_CREATION, link.open_exec_channel()).await;
+        let channel = channel.unwrap_or_else(|_| Err(Error::deadline("a warm worker opens no execution channel")));
+        let own_kernel = Some(own_kernel);
+        let warm = WarmWorker { link, relay, worker, shape: shape.clone(), identity, is_alive, own_kernel, workspace };
+        match channel {
+            Ok(()) => Ok(warm),
             Err(error) => {
-                slot.end(host).await;
+                warm.end(workers).await;
                 Err(error)
             }
         }
     }
 
-    /// Whether it has not ended, as far as is known.
-    pub(crate) fn is_there(&self) -> bool {
-        self.there.get()
+    /// Whether the worker is still running, as far as known.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.is_alive.get()
     }
 
-    /// Asks whether it is well.
-    pub(crate) fn is_well(&self) -> impl Future<Output = bool> + 'static {
+    /// Whether the worker answers in time.
+    pub(crate) fn answers(&self) -> impl Future<Output = bool> + 'static {
         self.link.answers_within(limits::POOL_HEALTH_CHECK)
     }
 
-    /// Which worker it is.
+    /// The worker's id.
     pub(crate) fn id(&self) -> WorkerId {
         self.identity.worker
     }
 
-    /// Its folder is from now on that of a kernel that is being made, whose id it gives. Once.
+    /// Lets a kernel in creation adopt the folder; returns the kernel's id. Callable once.
     ///
     /// # Errors
-    /// Its workspace cannot be opened to its kernel.
-    pub(crate) fn give_home(&mut self, epoch: Epoch) -> Result<KernelId> {
-        let home = self.home.ok_or_else(|| Error::internal("a slot's folder is a kernel's already"))?;
-        allow(&self.workspace, OPEN)?;
-        self.home = None;
-        (self.identity.kernel, self.identity.epoch) = (home, epoch);
-        Ok(home)
+    /// The workspace cannot be opened to its kernel.
+    pub(crate) fn adopt_folder(&mut self, epoch: Epoch) -> Result<KernelId> {
+        let own = self.own_kernel.ok_or_else(|| Error::internal("a warm worker's folder was adopted already"))?;
+        set_mode(&self.workspace, OPEN)?;
+        self.own_kernel = None;
+        (self.identity.kernel, self.identity.epoch) = (own, epoch);
+        Ok(own)
     }
 
-    /// What the catalog is to know of it.
+    /// The worker's row for the catalog.
     pub(crate) fn row(&self) -> WorkerRow {
-        worker::row(&self.identity, self.process.socket(), Some((self.process.pid(), self.start_ticks)))
+        worker::row(&self.identity, self.shape.isolation, self.worker.handle().record())
     }
 
-    /// Makes it the kernel's worker. In the catalog before it knows: a daemon that is killed meanwhile leaves none behind.
+    /// Binds the worker to a kernel. Recorded before the worker is notified, so that a killed daemon leaves no unknown
+    /// worker.
     ///
     /// # Errors
-    /// What the kernel's folder, mounts or state are in the way of. It is ended then.
+    /// Problems with the kernel's folder, mounts or state. The worker has ended then.
     pub(crate) async fn bind(
         mut self,
-        host: &Rc<Host>,
-        kernel: &Rc<Kernel>,
-        mounts: &[PlannedMount],
-        listener: Rc<Listener>,
+        workers: &Rc<Workers>,
+        kernel: &KernelStart<'_>,
+        mounts: &[HostMount],
+        listener: Rc<dyn WorkerListener>,
         active: Active,
     ) -> Result<Started> {
-        let is_home = self.identity.kernel == kernel.id;
+        let is_adopted = self.identity.kernel == kernel.id;
         (self.identity.kernel, self.identity.epoch) = (kernel.id, kernel.epoch);
-        let (origin, left) = (kernel.origin_now(), self.home.take());
-        let engine = kernel.spec.engine;
+        let (unused, engine, metrics) = (self.own_kernel.take(), kernel.spec.engine, &workers.host.metrics);
         let bound = async {
             let begun = Instant::now();
             let record = async {
-                if !is_home {
-                    host.catalog.put_worker(self.row()).await?;
+                if !is_adopted {
+                    workers.host.catalog.put_worker(self.row()).await?;
                 }
-                host.metrics.since(Stage::BindRecord, engine, begun);
+                metrics.since(Stage::BindRecord, engine, begun);
                 Ok(())
             };
-            let binding = async {
-                let binding = self.binding(host, kernel, is_home, mounts, origin).await?;
-                host.metrics.since(Stage::BindSources, engine, begun);
-                Ok::<_, Error>(binding)
+            let sources = async {
+                let home = (!is_adopted).then(|| workers.host.home(kernel.id, kernel.workspace_of));
+                let sources = self.worker.handle().bind_sources(&self.link, home.as_ref(), mounts).await?;
+                metrics.since(Stage::BindSources, engine, begun);
+                Ok::<_, Error>(sources)
             };
-            let ((), binding) = futures::try_join!(record, binding)?;
-            // What the engine says of its state comes before the answer.
+            let ((), sources) = futures::try_join!(record, sources)?;
+            // The engine's reports on its state precede the answer.
             self.relay.set(listener);
             let begun = Instant::now();
-            let report = self.link.bind_kernel(&binding).await?;
-            host.metrics.since(Stage::BindWorker, engine, begun);
+            let report = self.link.bind_kernel(&binding(kernel, sources)).await?;
+            metrics.since(Stage::BindWorker, engine, begun);
             Ok(report)
         };
         let bound = bound.await;
-        if let Some(left) = left {
-            let host = Rc::clone(host);
-            tokio::task::spawn_local(async move { remove(&host, left).await });
+        if let Some(unused) = unused {
+            let workers = Rc::clone(workers);
+            tokio::task::spawn_local(async move { remove_files(&workers, unused).await });
         }
         match bound {
             Ok(report) => {
-                let Slot { link, mut process, .. } = self;
-                process.active = Some(active);
-                Ok(Started { link, report, process, told_origin: Some(origin) })
+                let WarmWorker { link, mut worker, .. } = self;
+                worker.active = Some(active);
+                Ok(Started { link, report, worker, told_origin: Some(kernel.origin) })
             }
             Err(error) => {
-                host.workers.end(self.process).await;
+                workers.end(self.worker).await;
                 Err(error)
             }
         }
     }
 
-    /// Ends it; its folder goes, if that is still its own.
-    pub(crate) async fn end(self, host: &Host) {
-        let Slot { link, process, home, .. } = self;
+    /// Ends the worker, and removes its folder unless a kernel adopted it.
+    pub(crate) async fn end(self, workers: &Workers) {
+        let WarmWorker { link, worker, own_kernel, .. } = self;
         drop(link);
-        match home {
-            Some(home) => {
-                host.workers.end_unrecorded(&process).await;
-                remove(host, home).await;
-                // What it took is given back as the pool forgets it, not before: what is given back and still to give way would be counted twice.
-                drop(process);
+        match own_kernel {
+            Some(own) => {
+                workers.end_unrecorded(&worker).await;
+                remove_files(workers, own).await;
+                // Its permit is released when the pool forgets the worker, not earlier: otherwise it would count twice
+                // as reclaimable.
+                drop(worker);
             }
-            None => host.workers.end(process).await,
+            None => workers.end(worker).await,
         }
-    }
-
-    async fn binding(
-        &self,
-        host: &Host,
-        kernel: &Kernel,
-        is_home: bool,
-        mounts: &[PlannedMount],
-        origin: (OriginKind, u32),
-    ) -> Result<KernelBinding> {
-        let run_as = worker::run_as(host, kernel.uid)?;
-        let (mut folder, mut protected) = (None, Vec::new());
-        if !is_home {
-            let Folders { dir, own_workspace, workspace } = worker::folders(host, kernel)?;
-            let own: Vec<&Path> = [Some(dir.as_path()), workspace.as_deref()].into_iter().flatten().collect();
-            protected = own.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
-            let workspace = match &workspace {
-                Some(shared) => Some(self.source(host, shared, run_as).await?),
-                None => None,
-            };
-            let dir = self.source(host, &dir, run_as).await?;
-            folder = Some(BoundFolder { dir, own_workspace, workspace });
-        }
-        let mut given = Vec::with_capacity(mounts.len());
-        for mount in mounts {
-            // Without this the worker opens it itself, with its user's rights.
-            let mapped = run_as.filter(|run_as| run_as.map_root);
-            let source = self.source(host, &mount.source, mapped).await?;
-            given.push(BoundMount { inside: mount.inside.clone(), source, writable: mount.writable });
-        }
-        Ok(KernelBinding {
-            kernel: kernel.id,
-            epoch: kernel.epoch,
-            name: kernel.spec.name.clone(),
-            folder,
-            protected,
-            mounts: given,
-            origin,
-            ephemeral: kernel.spec.ephemeral,
-        })
-    }
-
-    /// A folder or file as the worker can have it: in a daemon that is root a mount on which the worker's user owns what its owner
-    /// owns.
-    async fn source(&self, host: &Host, path: &Path, run_as: Option<RunAs>) -> Result<BoundSource> {
-        let token = match run_as {
-            Some(run_as) => self.link.hand_over(host.workers.mapped(path, run_as)?).await?,
-            None => 0,
-        };
-        Ok(BoundSource { path: path.to_owned(), token })
     }
 }
 
-/// Nobody writes into the workspace of a slot until it is a kernel's; then it is as any kernel's is.
+fn binding(kernel: &KernelStart<'_>, sources: BoundSources) -> KernelBinding {
+    let origin: (OriginKind, u32) = kernel.origin;
+    KernelBinding {
+        kernel: kernel.id,
+        epoch: kernel.epoch,
+        name: kernel.spec.name.clone(),
+        folder: sources.folder,
+        protected: sources.protected,
+        mounts: sources.mounts,
+        origin,
+        ephemeral: kernel.spec.ephemeral,
+    }
+}
+
+/// Protects the workspace of a warm worker from writes until a kernel owns it.
 const CLOSED: u32 = 0o500;
 const OPEN: u32 = 0o700;
 
-fn allow(workspace: &Path, mode: u32) -> Result<()> {
+fn set_mode(workspace: &Path, mode: u32) -> Result<()> {
     let changed = std::fs::set_permissions(workspace, std::os::unix::fs::PermissionsExt::from_mode(mode));
     changed.map_err(|error| Error::unavailable(format!("cannot change the mode of {}: {error}", workspace.display())))
 }
 
-/// Removes a folder that became no kernel's.
-async fn remove(host: &Host, home: KernelId) {
-    if let Err(error) = host.catalog.remove_unlisted_files(home).await {
-        tracing::warn!(%error, "the folder of a slot could not be removed: the next start does it");
+/// Removes a folder that no kernel adopted.
+async fn remove_files(workers: &Workers, own: KernelId) {
+    if let Err(error) = workers.host.catalog.remove_unlisted_files(own).await {
+        tracing::warn!(%error, "the folder of a warm worker could not be removed: the next start does it");
     }
+}
+
+/// The lifetime of an ephemeral kernel's worker without its daemon, which never reattaches: long enough to be attached
+/// once.
+pub(crate) fn orphan_grace(workers: &Workers, kernel: &KernelStart<'_>) -> Duration {
+    let grace = workers.host.config.daemon.orphan_grace;
+    if kernel.spec.ephemeral { grace.min(limits::WORKER_ADOPT) } else { grace }
 }

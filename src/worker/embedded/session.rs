@@ -1,6 +1,19 @@
 //! The library's `Session` over an embedded kernel.
 
-use super::*;
+use serde_json::Value as Json;
+
+use super::{EmbeddedKernel, field};
+use crate::core::error::{Error, Result};
+use crate::core::exec::{ExecRequest, ExecResult, Work};
+use crate::core::ids::{Digest, ExecId};
+use crate::core::info::{MountInfo, ToolInfo, VarInfo};
+use crate::core::limits;
+use crate::core::missed::MissedEntry;
+use crate::core::state::EngineState;
+use crate::core::value::Value;
+use crate::link::frames::{EntryMeta, Missed, Request};
+use crate::session::{OutputSink, Session, StateSnapshot};
+use crate::worker::engines::kaish;
 
 #[async_trait::async_trait(?Send)]
 impl Session for EmbeddedKernel {
@@ -17,7 +30,7 @@ impl Session for EmbeddedKernel {
             Some(interrupted) => *interrupted = true,
             None => return Err(Error::not_found(format!("execution {exec} neither runs nor waits"))),
         }
-        // For the one that runs; a waiting one sees its mark when its turn comes.
+        // Interrupts a running execution; a waiting one checks its mark before it starts.
         self.peer.send(&Request::Interrupt { exec: exec.0 }, None).await
     }
 
@@ -80,7 +93,7 @@ impl Session for EmbeddedKernel {
     }
 
     async fn restore(&self, data: &[u8]) -> Result<Vec<MissedEntry>> {
-        // Read whole and checked before the running state is touched.
+        // Decoded and checked before the running state changes.
         let state = EngineState::unpack_of(data, kaish::ENGINE)?;
         let _turn = self.turn().await?;
         let id = self.peer.next_id.get();

@@ -1,4 +1,4 @@
-//! Answers that engines of this program have in common.
+//! Replies shared by the engines that are part of this program.
 
 use std::io;
 
@@ -9,18 +9,18 @@ use crate::core::limits;
 use crate::core::value::Value;
 use crate::link::frames::Reply;
 
-/// It was done; these are its fields.
+/// A success with these fields.
 pub(super) fn success<const N: usize>(id: u64, fields: [(&str, Json); N]) -> Reply {
     let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     Reply { id, ok: true, fields, ..Reply::default() }
 }
 
-/// It was not done.
+/// A failure.
 pub(super) fn refusal(id: u64, code: ErrorCode, message: String) -> Reply {
     Reply { id, ok: false, code: code.name().into(), message, ..Reply::default() }
 }
 
-/// A value, if it is no larger than a value may be.
+/// A reply with a value, if its size is within the limit.
 pub(super) fn bounded_value(id: u64, value: &Value) -> Reply {
     let json = value.to_json();
     if larger_than(&json, limits::VALUE_BYTES) {
@@ -33,7 +33,7 @@ pub(super) fn bounded_value(id: u64, value: &Value) -> Reply {
     success(id, [("value", json)])
 }
 
-/// Whether the JSON text is longer than `most`, without building it.
+/// Whether the JSON text would exceed `most` bytes, without building it.
 pub(super) fn larger_than(json: &Json, most: usize) -> bool {
     struct Count(usize);
     impl io::Write for Count {

@@ -1,4 +1,4 @@
-//! The engines, one folder each; all keep `docs/engine-contract.md`. Here: how each is started.
+//! The engines, one folder each, all following `docs/engine-contract.md`. This file starts them.
 
 mod answers;
 pub mod bash;
@@ -18,20 +18,21 @@ use crate::core::origin::{Origin, OriginKind};
 use crate::link::bootstrap::EngineSettings;
 use crate::sandbox::EngineProgram;
 
-/// Where programs are found inside.
+/// `PATH` inside.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
 
-/// Reads the compiled driver, which only the daemon's user may read: to be called before init becomes another. Empty where there is none.
+/// Reads the compiled driver. To be called before init changes its user: only the daemon's user may
+/// read it. Empty if there is none.
 pub fn read_compiled(settings: &EngineSettings) -> Vec<u8> {
-    // One that cannot be read costs a slower start, no more.
+    // An unreadable file only costs a slower start.
     settings.python_compiled.as_deref().and_then(|path| python::read_compiled(path).ok()).unwrap_or_default()
 }
 
-/// The program of an engine, with the environment of the contract. `kernel`: its name and how its state came to be; none for a
-/// slot. `compiled`: what [`read_compiled`] gave.
+/// The program of an engine with the environment of the contract. `kernel`: its name and origin;
+/// none for a warm worker. `compiled`: the result of [`read_compiled`].
 ///
 /// # Errors
-/// `Unsupported` if this build or host does not have it.
+/// `Unsupported` if this build or host lacks the engine.
 pub fn program(
     engine: EngineName,
     settings: &EngineSettings,
@@ -53,7 +54,7 @@ fn environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String,
     fixed.into_iter().chain(kernel_environment(kernel)).collect()
 }
 
-/// The variables that say whose engine it is; empty ones for an engine that has no kernel yet.
+/// Environment variables that identify the kernel; empty for an engine without one.
 pub fn kernel_environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
     let (name, (kind, generation)) =
         kernel.map_or(("", (OriginKind::Original, 0)), |(name, origin)| (name.as_str(), origin));
@@ -66,7 +67,7 @@ pub fn kernel_environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> V
 
 #[cfg(feature = "kaish")]
 fn kaish_program(env: Vec<(String, String)>) -> Result<EngineProgram> {
-    // Part of this very program: a fork saves the exec, the loading and the linking.
+    // Part of this program: a fork avoids exec, loading and linking.
     Ok(EngineProgram::Call { entry: run_kaish, arguments: Vec::new(), env })
 }
 
@@ -75,7 +76,7 @@ fn kaish_program(_: Vec<(String, String)>) -> Result<EngineProgram> {
     Err(Error::unsupported("this build has no kaish").hint("build ryokan with the feature `kaish`"))
 }
 
-/// Becomes the kaish engine: its descriptors are 1, 2 and 3, its variables those of the environment.
+/// Becomes the kaish engine, with descriptors 1, 2 and 3 and the variables of the environment.
 #[cfg(feature = "kaish")]
 fn run_kaish(_: Vec<String>) -> ! {
     use crate::sys::process::adopt;

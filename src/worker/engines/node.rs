@@ -1,4 +1,4 @@
-//! How the node engine is started: the host's Node.js with the driver's sources, which never touch a disk.
+//! Starts the node engine: the host's Node.js with the driver's sources, which never touch a disk.
 //!
 //! `node -e BOOTSTRAP` reads the driver's modules from descriptor 4.
 
@@ -11,10 +11,10 @@ use crate::sandbox::EngineProgram;
 const BOOTSTRAP: &str = include_str!("node/driver/bootstrap.js");
 /// Every other module of the driver.
 const DRIVER: &str = include_str!(concat!(env!("OUT_DIR"), "/node_driver.json"));
-/// What Node.js is told before it runs anything.
+/// Node.js flags.
 const FLAGS: [&str; 3] = ["--no-force-async-hooks-checks", "--expose-internals", "--v8-pool-size=1"];
 
-/// The program of the engine.
+/// The engine's program.
 ///
 /// # Errors
 /// `InvalidArgument` without an interpreter in the settings.

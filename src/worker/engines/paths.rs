@@ -1,12 +1,12 @@
-//! What the file system offers to complete a word, for shells.
+//! Path and program completion for shells.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Directory entries that are looked at for one completion.
+/// Directory entries inspected per completion.
 const ENTRIES_READ: usize = 20_000;
 
-/// Programs on `path` whose name begins so.
+/// Programs on `path` with this prefix.
 pub(super) fn executables(path: &str, prefix: &str) -> Vec<String> {
     if prefix.is_empty() {
         return Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn executables(path: &str, prefix: &str) -> Vec<String> {
         .collect()
 }
 
-/// Paths that begin so; directories end in `/`.
+/// Paths with this prefix; directories end in `/`.
 pub(super) fn beginning_with(cwd: &Path, home: Option<&str>, prefix: &str) -> Vec<String> {
     let (dir_text, name) = prefix.rsplit_once('/').map_or(("", prefix), |(dir, name)| (&prefix[..=dir.len()], name));
     let dir: PathBuf = match (dir_text.strip_prefix("~/"), home) {

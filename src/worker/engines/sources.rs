@@ -1,4 +1,4 @@
-//! A driver that is source text, as its interpreter gets it: an unnamed file, to be read from its beginning.
+//! Passes a driver's source text to its interpreter as an unnamed file.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -8,10 +8,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::core::error::{Error, Result};
 
-/// The length of what was compiled ahead (8 bytes, little-endian; 0: nothing was), that, and the sources by name as one JSON object.
+/// The file: length of the compiled driver (8 bytes, little-endian; 0: none), the compiled driver,
+/// and the sources by name as one JSON object.
 ///
 /// # Errors
-/// `Internal` if memory cannot hold it.
+/// `Internal` if memory is short.
 pub(super) fn held(compiled: &[u8], sources: &str) -> Result<OwnedFd> {
     let write = || -> std::io::Result<OwnedFd> {
         let mut file = File::from(memfd_create(c"ryokan-driver", MFdFlags::MFD_CLOEXEC)?);

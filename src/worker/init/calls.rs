@@ -1,4 +1,4 @@
-//! The daemon's calls, each to where it is handled.
+//! Dispatches the daemon's calls. Runs in init.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Worker {
         match what {
             Call::Attach { daemon, answer } => {
                 self.forget_start();
-                self.lane = None;
+                self.exec_channel = None;
                 self.thaw();
                 let lost = self.outbox.attach(connection, daemon, &mut self.ledger);
                 self.lose_tools(lost);
@@ -33,7 +33,7 @@ impl Worker {
                     self.on_detached();
                 }
             }
-            // Newest attach wins: the one before may still be talking.
+            // The newest attachment wins: the previous daemon may still be calling.
             other if self.outbox.connection() != Some(connection) => {
                 other.refuse(Error::refused("another daemon has attached").reason("worker_replaced"));
             }
@@ -43,18 +43,18 @@ impl Worker {
     }
 
     fn on_attached_call(&mut self, call: Call) {
-        self.catch_up_with_lane();
+        self.drain_exec_channel();
         match call {
             Call::Attach { .. } | Call::Gone => {}
             Call::BindKernel(_, answer) => {
                 let why = match self.life {
                     Life::Leaving(_) => Error::lost("this worker is ending"),
-                    _ => Error::refused("this worker is a kernel's already").reason("bound"),
+                    _ => Error::refused("this worker has a kernel already").reason("bound"),
                 };
                 reply(answer, Err(why));
             }
             Call::Start(start, answer) => self.start(start, StartAnswer::Call(answer)),
-            Call::Lane(token, answer) => reply(answer, self.open_lane(token)),
+            Call::ExecChannel(token, answer) => reply(answer, self.open_exec_channel(token)),
             Call::Stdin { exec, data, end, answer } => match self.stdin(exec) {
                 Ok(stdin) => stdin.take(data, end, answer),
                 Err(error) => reply(answer, Err(error)),
@@ -77,10 +77,10 @@ impl Worker {
             Call::Keep { of, spare, answer } => self.keep(of, spare, answer),
             Call::Wake(of, answer) => self.wake(&of, answer),
             Call::Revise(revision, answer) => reply(answer, self.revise(revision)),
-            Call::Freeze(at_work, answer) => self.freeze_when_kept(at_work, answer),
+            Call::Freeze(at_work, answer) => self.freeze_after_snapshot(at_work, answer),
             Call::Thaw(answer) => {
                 let stood = self.thaw();
-                let moved = || Error::conflict("a stop let the kernel's processes go on").reason("thawed");
+                let moved = || Error::conflict("a stop resumed the kernel's processes").reason("thawed");
                 reply(answer, if stood { Ok(()) } else { Err(moved()) });
             }
             Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
@@ -112,16 +112,16 @@ impl Worker {
         }
     }
 
-    /// The daemon is gone: what runs goes on.
+    /// Handles a disconnect of the daemon: running work continues.
     fn on_detached(&mut self) {
         self.forget_start();
-        self.lane = None;
-        // Who was to let it go on is no longer there.
+        self.exec_channel = None;
+        // The daemon that would thaw it is gone.
         self.thaw();
         let lost = self.outbox.detach();
         self.lose_tools(lost);
         if self.loading.is_some() {
-            self.break_load("the daemon went away during a load");
+            self.break_load("the daemon disconnected during a load");
         }
         if self.goes_with_daemon() {
             return self.leave_unsaved();
@@ -133,14 +133,14 @@ impl Worker {
 
     fn lose_tools(&mut self, calls: Vec<u64>) {
         for call in calls {
-            self.on_tool_answer(call, &ToolAnswer::Failed("the daemon went away during the call".into()));
+            self.on_tool_answer(call, &ToolAnswer::Failed("the daemon disconnected during the call".into()));
         }
     }
 
     fn dynamic_tools(&mut self, json: &[u8]) -> Result<()> {
         match &self.life {
             Life::Serving => {
-                self.copies.note_tools(json);
+                self.snapshots.note_tools(json);
                 self.control.send(json, &[], None).map_err(Error::internal)
             }
             Life::Starting(_) | Life::Unbound | Life::Stopping(_) | Life::Leaving(_) => {
@@ -166,7 +166,7 @@ impl Worker {
     }
 
     pub(super) fn freeze(&mut self, at_work: bool) -> Result<()> {
-        // For what others do with the same files, it does not matter what this one does.
+        // Only writes matter for a capture of shared files, not this engine's requests.
         let serves_others = at_work && matches!(self.life, Life::Serving) && !self.frozen;
         if !serves_others {
             self.check_idle()?;
@@ -179,7 +179,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets everything go on; whether it stood still until now.
+    /// Resumes every process; returns whether they were stopped until now.
     pub(super) fn thaw(&mut self) -> bool {
         let frozen = std::mem::take(&mut self.frozen);
         if frozen {
@@ -194,8 +194,8 @@ impl Worker {
             0 => MountSource::Path(source.into()),
             token => {
                 let tree = self.descriptors.take(token);
-                let tree = tree.ok_or_else(|| Error::invalid("the mount's descriptor did not come"))?;
-                MountSource::Tree(tree, source.into())
+                let tree = tree.ok_or_else(|| Error::invalid("the mount's descriptor did not arrive"))?;
+                MountSource::Tree { tree, shows: source.into() }
             }
         };
         self.enclosure.bind(Path::new(&path), source, writable)
@@ -203,6 +203,6 @@ impl Worker {
 }
 
 fn reply<T>(answer: Answer<T>, outcome: Result<T>) {
-    // Whoever asked may have gone.
+    // The caller may have gone.
     let _ = answer.send(outcome);
 }

@@ -1,4 +1,5 @@
-//! The engine's control socket: frames in, frames out, both bounded. Never waits: what does not go at once is queued.
+//! The engine's control socket: bounded frames in both directions. Never blocks; unsent frames are
+//! queued. Runs in init.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,43 +18,44 @@ use crate::link::frames::{self, Decoder, FrameError};
 use crate::sys::socket::{note_senders, receive_from, send_with_fds};
 use crate::sys::watched::{Watched, watch};
 
-/// Read at once, bytes.
+/// Read size, bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
 
 /// A frame that came from the engine.
 #[derive(Debug, PartialEq)]
 pub struct Frame {
-    /// What init acts on.
+    /// The decoded event.
     pub event: EngineEvent,
-    /// The JSON part as it came.
+    /// The JSON part unchanged.
     pub json: Vec<u8>,
     /// The tail.
     pub tail: Vec<u8>,
 }
 
-/// A frame on its way to the engine.
+/// A frame waiting to be sent.
 struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
     descriptor: Option<OwnedFd>,
 }
 
-/// Which process speaks first on a socket.
+/// The first sender on a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sender {
-    /// Nobody wants to know.
+    /// Not recorded.
     Unasked,
-    /// To be noted with the first bytes.
+    /// To be recorded with the first bytes.
     Awaited,
-    /// The host kernel's word for it.
+    /// Recorded by the host kernel.
     Known(i32),
 }
 
 /// The engine's control socket.
 pub struct Control {
-    /// Watched for what comes in only: a watch for room would wake init whenever the engine has read something.
+    /// Registered for reading only: readiness for writing would wake init whenever the engine
+    /// reads.
     socket: AsyncFd<Watched>,
-    /// Watched for room; there while frames wait for it.
+    /// Registered for writing; present while frames wait for room.
     room: Option<AsyncFd<Watched>>,
     decoder: Decoder,
     scratch: Box<[u8]>,
@@ -65,7 +67,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Takes over a socket.
+    /// Wraps a socket.
     ///
     /// # Errors
     /// If it cannot be watched.
@@ -83,7 +85,7 @@ impl Control {
         })
     }
 
-    /// Takes over a socket and notes who speaks first on it: see [`Control::sender`].
+    /// Wraps a socket and records the first sender: see [`Control::sender`].
     ///
     /// # Errors
     /// If it cannot be watched.
@@ -92,7 +94,8 @@ impl Control {
         Ok(Control { sender: Sender::Awaited, ..Control::new(socket)? })
     }
 
-    /// The process that sent the first bytes, by the host kernel's word; `None` if it was not to be noted or nothing came.
+    /// The process that sent the first bytes, according to the host kernel; `None` if not recorded
+    /// or nothing arrived.
     pub fn sender(&self) -> Option<i32> {
         match self.sender {
             Sender::Known(pid) => Some(pid),
@@ -100,20 +103,20 @@ impl Control {
         }
     }
 
-    /// Queues a frame that has no number; `descriptor` goes with its first byte.
+    /// Queues a frame without id; `descriptor` accompanies its first byte.
     ///
     /// # Errors
-    /// What the engine did wrong: it does not read.
+    /// If the engine does not read.
     pub fn send(&mut self, json: &[u8], tail: &[u8], descriptor: Option<OwnedFd>) -> Result<(), String> {
         let mut bytes = Vec::new();
         frames::encode_raw(json, tail, &mut bytes).map_err(|e| e.to_string())?;
         self.queue(bytes, descriptor)
     }
 
-    /// Queues a request frame and puts its number in. `json` is an object without `id`.
+    /// Queues a request frame with its id inserted. `json` is an object without `id`.
     ///
     /// # Errors
-    /// As [`Self::send`], and if `json` is no object.
+    /// As [`Self::send`]; also if `json` is no object.
     pub fn request(&mut self, id: u64, json: &[u8], descriptor: Option<OwnedFd>) -> Result<(), String> {
         let fields = json.strip_prefix(b"{").filter(|rest| rest.len() > 1).ok_or("a request that is no object")?;
         let mut whole = format!("{{\"id\":{id},").into_bytes();
@@ -134,12 +137,12 @@ impl Control {
         Ok(())
     }
 
-    /// Bytes that wait for the engine to read.
+    /// Bytes waiting for the engine to read.
     pub fn queued_bytes(&self) -> usize {
         self.out_bytes
     }
 
-    /// Sends what goes without waiting.
+    /// Sends as much as possible without blocking.
     fn flush(&mut self) {
         while let Some(first) = self.out.front_mut() {
             let raw = first.descriptor.as_ref().map(|fd| [fd.as_raw_fd()]);
@@ -155,7 +158,7 @@ impl Control {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The engine hung up; its exit is what counts.
+                // The engine closed its end; its exit is handled elsewhere.
                 Err(_) => {
                     self.out.clear();
                     self.out_bytes = 0;
@@ -165,14 +168,15 @@ impl Control {
         }
     }
 
-    /// Goes on sending once there is room. Never ready.
+    /// Continues sending once there is room. Never ready.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
         while !self.out.is_empty() {
             if self.room.is_none() {
                 let again = self.socket.get_ref().as_fd().try_clone_to_owned();
                 match again.and_then(|fd| watch(fd, Interest::WRITABLE)) {
                     Ok(room) => self.room = Some(room),
-                    // No descriptor for it: as with an engine that hung up, its silence is what counts.
+                    // No descriptor is left for the registration. The engine's silence will end it,
+                    // as after a closed socket.
                     Err(error) => {
                         tracing::warn!(%error, "the engine's socket cannot be watched for room");
                         return self.give_up();
@@ -193,7 +197,7 @@ impl Control {
         self.out_bytes = 0;
     }
 
-    /// Reads what is there; ready if something came or the engine hung up.
+    /// Reads available data; ready if there was any or the engine closed its end.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while !self.ended {
             let Ok(mut guard) = ready!(self.socket.poll_read_ready(cx)) else {
@@ -217,7 +221,8 @@ impl Control {
         Poll::Pending
     }
 
-    /// Reads what an ended engine left, without waiting, up to one largest frame and what the socket holds.
+    /// Reads the remaining data of an ended engine without blocking, up to one largest frame and
+    /// the socket's buffer.
     pub fn read_rest(&mut self) {
         let mut room = limits::FRAME_JSON_BYTES + limits::FRAME_TAIL_BYTES;
         while !self.ended && room > 0 {
@@ -236,7 +241,7 @@ impl Control {
     /// The next whole frame.
     ///
     /// # Errors
-    /// What is wrong with it. Nothing after it can be read.
+    /// For an invalid frame. The stream is unreadable afterwards.
     pub fn next(&mut self) -> Result<Option<Frame>, String> {
         match self.decoder.raw_frame().map_err(|e: FrameError| e.to_string())? {
             Some((json, tail)) => {
@@ -252,7 +257,7 @@ impl Control {
     }
 }
 
-/// Reads what is there, without waiting.
+/// Reads available data without blocking.
 fn receive(socket: &Watched, scratch: &mut [u8], sender: &mut Sender) -> nix::Result<usize> {
     if *sender != Sender::Awaited {
         return recv(socket.as_raw_fd(), scratch, MsgFlags::MSG_DONTWAIT);

@@ -1,4 +1,5 @@
-//! What init needs of the sandbox around the engine. `sandbox::Init` is the real one; tests bring one without a sandbox.
+//! The interface between init and the sandbox around the engine. `Sandboxed` implements it; tests
+//! use one without a sandbox.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -8,83 +9,46 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use crate::core::error::{Error, Result};
-use crate::link::types::{WorkerCause, WorkerUsage};
+use crate::core::kernel::CrashCause;
+use crate::link::types::WorkerUsage;
+pub use crate::sandbox::{Exit, KernelEntry, KernelFolder, MountSource};
 
 /// A started engine.
 #[derive(Debug)]
 pub struct EngineParts {
     /// Its process.
     pub pid: i32,
-    /// Readable once it has ended.
+    /// Readable once the process has ended.
     pub pidfd: OwnedFd,
     /// Its control socket.
     pub control: UnixStream,
-    /// What it writes to 1.
+    /// Read end of its stdout.
     pub stdout: OwnedFd,
-    /// What it writes to 2.
+    /// Read end of its stderr.
     pub stderr: OwnedFd,
 }
 
-/// How the engine's process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// By itself, with this status.
-    Status(i32),
-    /// By this signal.
-    Signal(i32),
-}
-
-/// What the watch over memory and workspace found.
+/// Result of checking memory and workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watch {
-    /// Within the limits; to be called again.
+    /// Within the limits.
     Within {
-        /// After this.
+        /// Time until the next check.
         next: Duration,
     },
-    /// A limit is broken: the engine has to go.
-    Beyond(WorkerCause),
+    /// A limit was exceeded: the engine must end.
+    Beyond(CrashCause),
 }
 
-/// Where a mount comes from.
-#[derive(Debug)]
-pub enum MountSource {
-    /// A path of the host's tree.
-    Path(PathBuf),
-    /// A detached mount, and the path that it shows.
-    Tree(OwnedFd, PathBuf),
-}
+/// A mount of a kernel: path inside, source, and whether the kernel may write.
+pub type KernelMount = (PathBuf, MountSource, bool);
 
-/// The folder of a kernel that has one already.
-#[derive(Debug)]
-pub struct KernelFolderSource {
-    /// The folder.
-    pub dir: MountSource,
-    /// What becomes the workspace: a path within the folder.
-    pub own_workspace: PathBuf,
-    /// Another folder to be the workspace.
-    pub workspace: Option<MountSource>,
-}
-
-/// What a kernel brings into an enclosure that was made ahead.
-#[derive(Debug)]
-pub struct KernelPlace {
-    /// Its folder; none: the enclosure's own becomes the kernel's.
-    pub folder: Option<KernelFolderSource>,
-    /// What it calls its host.
-    pub hostname: String,
-    /// Folders that no mount may show, beside those that are known.
-    pub protected: Vec<PathBuf>,
-    /// Where inside, what, and whether the kernel may change it.
-    pub mounts: Vec<(PathBuf, MountSource, bool)>,
-}
-
-/// What copies of the engine cost, and what is left.
+/// Memory of the engine's forked snapshots, and free memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CopiesMemory {
-    /// Memory that would be free without them, bytes.
+pub struct SnapshotsMemory {
+    /// Memory that ending them would free, bytes.
     pub used_bytes: u64,
-    /// What the kernel could take beside them until its limit, bytes.
+    /// Memory that the kernel may still take beside them, bytes.
     pub free_bytes: u64,
 }
 
@@ -94,66 +58,69 @@ pub trait Enclosure {
     fn layers(&self) -> Vec<String>;
     /// Sends a signal to the engine's process.
     fn signal(&mut self, signal: Signal);
-    /// Kills everything but init.
+    /// Kills every process but init.
     fn kill_all(&mut self);
-    /// Collects ended processes; gives the engine's exit if it is among them.
+    /// Reaps ended processes; returns the engine's exit if it is among them.
     fn reap(&mut self) -> Option<Exit>;
-    /// Why the engine ended, as far as the sandbox knows better than its exit says.
-    fn cause_of(&mut self, exit: Exit) -> WorkerCause;
-    /// Stops everything but init: nothing inside writes until [`Enclosure::thaw`].
+    /// Derives the crash cause from the exit and the sandbox's own facts.
+    fn cause_of(&mut self, exit: Exit) -> CrashCause;
+    /// Stops every process but init until [`Enclosure::thaw`].
     ///
     /// # Errors
-    /// `Deadline` if something does not stop; then everything goes on.
+    /// `Deadline` if a process does not stop; then all resume.
     fn freeze(&mut self) -> Result<()>;
-    /// Lets everything go on; nothing if nothing is stopped.
+    /// Resumes the stopped processes, if any.
     fn thaw(&mut self);
-    /// Makes a process that says it is a copy of the engine one that can be woken; gives a descriptor of it. Only what the host kernel says
-    /// of it counts.
+    /// Validates a process as a forked snapshot of the engine, by the host kernel's facts alone,
+    /// and opens it.
     ///
     /// # Errors
-    /// What it is not.
-    fn take_copy(&mut self, pid: i32) -> Result<OwnedFd> {
-        Err(Error::unsupported(format!("process {pid} cannot be a copy here")))
+    /// The violated condition.
+    fn adopt_snapshot(&mut self, pid: i32) -> Result<OwnedFd> {
+        Err(Error::unsupported(format!("process {pid} cannot be a snapshot here")))
     }
-    /// Makes a copy the engine: everything else inside but the `spared` ends. Gives its exit if it ended meanwhile.
+    /// Makes a snapshot the engine: every process inside but the `spared` ends. Returns the
+    /// snapshot's exit if it ended meanwhile.
     ///
     /// # Errors
-    /// `Deadline` if something does not end.
-    fn become_engine(&mut self, pid: i32, _spared: &[i32]) -> Result<Option<Exit>> {
+    /// `Deadline` if a process does not end.
+    fn replace_engine(&mut self, pid: i32, _spared: &[i32]) -> Result<Option<Exit>> {
         Err(Error::unsupported(format!("process {pid} cannot become the engine here")))
     }
-    /// What copies cost; an upper bound will do if it is at most `enough` and half of what would be free.
-    fn copies_memory(&mut self, _copies: &[i32], _enough: u64) -> CopiesMemory {
-        CopiesMemory::default()
+    /// Memory of the snapshots. An upper bound suffices if it is at most `enough` and half of the
+    /// free memory without them.
+    fn snapshots_memory(&mut self, _copies: &[i32], _enough: u64) -> SnapshotsMemory {
+        SnapshotsMemory::default()
     }
-    /// Puts a kernel's folder and mounts into an enclosure that was made without. Once. If the kernel brought a folder, gives that by a path
-    /// for this process.
+    /// Gives an enclosure without a kernel its folder and mounts, once. Returns the folder of an
+    /// existing kernel by a path for this process.
     ///
     /// # Errors
-    /// What the host refuses; the enclosure is of no use then.
-    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<Option<PathBuf>> {
-        Err(Error::unsupported(format!("kernel {} cannot come later here", kernel.hostname)))
+    /// The host's errors; the enclosure is unusable then.
+    fn enter_kernel(&mut self, kernel: KernelEntry, _mounts: Vec<KernelMount>) -> Result<Option<PathBuf>> {
+        Err(Error::unsupported(format!("kernel {} cannot be bound here", kernel.hostname)))
     }
-    /// Does for nothing what [`Enclosure::enter_kernel`] will do: what that takes is in memory then.
+    /// Rehearses [`Enclosure::enter_kernel`], so that its code and data are in memory.
     fn rehearse(&mut self) {}
-    /// Whether anything inside has run since this was asked last, or what is used is still being counted.
-    fn stirs(&mut self) -> bool;
-    /// Looks at memory and workspace. Called while something runs.
+    /// Whether anything inside has run since the last call, or resource usage is still being
+    /// counted.
+    fn has_activity(&mut self) -> bool;
+    /// Checks memory and workspace. Called while something runs.
     fn watch(&mut self) -> Watch;
-    /// Whether something has stopped the engine's process.
+    /// Whether the engine's process is stopped.
     fn stands_still(&self) -> bool {
         false
     }
-    /// What is used now.
+    /// Current resource usage.
     fn usage(&mut self) -> WorkerUsage;
-    /// Mounts something.
+    /// Adds a mount.
     ///
     /// # Errors
-    /// What the host refuses.
+    /// The host's errors.
     fn bind(&mut self, path: &Path, source: MountSource, writable: bool) -> Result<()>;
-    /// The paths inside at which something of the host's is mounted that the kernel was given.
+    /// The paths inside with mounts from the host.
     fn bound(&self) -> Vec<String>;
-    /// Takes a mount away.
+    /// Removes a mount.
     ///
     /// # Errors
     /// `NotFound`, `Busy`.

@@ -1,5 +1,6 @@
-//! How a worker ends: asked to, orphaned, or because its engine is gone. Nothing here is skipped: what ran is told as lost, what
-//! waits is answered, the state is saved or left as it was.
+//! The end of a worker: on request, as an orphan, or after its engine's death. A running execution
+//! is reported as lost, pending calls are answered, and the state is saved or left unchanged. Runs
+//! in init.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,47 +13,47 @@ use super::enclosure::Exit;
 use super::requests::By;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::Answer;
-use crate::link::types::WorkerCause;
 
-/// Exit status of a worker that was asked to end.
+/// Exit status of a worker that was asked to stop.
 const STATUS_STOPPED: i32 = 0;
-/// Exit status of a worker whose engine ended by itself or was killed.
+/// Exit status of a worker whose engine ended or was killed.
 const STATUS_ENGINE_GONE: i32 = 1;
 
 /// Time for the last answers to be written.
 const LAST_ANSWERS: Duration = Duration::from_millis(20);
 
-/// A stop under way.
+/// A stop in progress.
 pub(super) struct Stopping {
-    /// The present phase must be over by then.
+    /// Deadline of the current phase.
     pub until: Instant,
     phase: Phase,
     grace: Duration,
-    /// `None`: nobody waits, the worker is an orphan.
+    /// `None`: no call waits; the worker is an orphan.
     answer: Option<Answer<()>>,
 }
 
 enum Phase {
-    /// An execution was told to stop.
+    /// An execution was interrupted.
     Halting,
-    /// The engine gives its whole state.
+    /// The engine is saving its whole state.
     Saving,
-    /// The engine was told to go.
+    /// The engine was asked to exit.
     Going,
 }
 
 /// The engine is gone.
 pub(super) struct Leaving {
-    /// The daemon has until then to take the news.
+    /// Deadline for the daemon to receive the reports.
     pub until: Instant,
-    /// It has taken them: only the last answers are still being written.
+    /// All reports were received; the last answers are being written.
     told: bool,
     status: i32,
 }
 
-/// The engine is gone and there is nobody left to tell.
+/// A leaving worker without a daemon to report to.
 fn leaving(now: Instant, status: i32) -> Life {
     Life::Leaving(Leaving { until: now + LAST_ANSWERS, told: true, status })
 }
@@ -84,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// After an execution's end: if it was in the way of a stop, the state is saved now.
+    /// After an execution's end: continues a waiting stop by saving the state.
     pub(super) fn go_on_stopping(&mut self) {
         if let Life::Stopping(stopping @ Stopping { phase: Phase::Halting, .. }) = &mut self.life {
             stopping.phase = Phase::Saving;
@@ -93,7 +94,8 @@ impl Worker {
         }
     }
 
-    /// The state is stored, or cannot be: then a worker that somebody watches goes on.
+    /// Handles the result of saving. After a failure a worker with an attached daemon keeps
+    /// running.
     pub(super) fn on_saved(&mut self, stored: Result<()>) {
         let Life::Stopping(stopping) = &mut self.life else { return };
         let failed = stored.is_err();
@@ -108,18 +110,18 @@ impl Worker {
         stopping.phase = Phase::Going;
         stopping.until = Instant::now() + stopping.grace;
         if let Err(why) = self.control.send(br#"{"op":"shutdown"}"#, &[], None) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
     }
 
-    /// Nobody came back for this worker.
+    /// Handles the expired time without a daemon.
     pub(super) fn on_orphaned(&mut self) {
         if matches!(self.life, Life::Unbound) {
             return self.leave_unsaved();
         }
-        tracing::info!("no daemon came back: saving and ending");
+        tracing::info!("no daemon returned: saving and exiting");
         match self.loading {
-            Some(_) => self.break_load("the daemon went away during a load"),
+            Some(_) => self.break_load("the daemon disconnected during a load"),
             None => self.stop(limits::WORKER_STOP, None),
         }
     }
@@ -131,11 +133,12 @@ impl Worker {
                 self.fail_start(why);
             }
             Life::Stopping(Stopping { until, phase, .. }) if *until <= now => match phase {
-                // It would not go by itself; its state is safe, and init's end is everybody's.
+                // The engine would not exit by itself. Its state is safe, and init's end ends every
+                // process.
                 Phase::Going => self.life = leaving(now, STATUS_STOPPED),
                 Phase::Halting | Phase::Saving => {
                     let next = *until + limits::WORKER_STOP;
-                    self.kill(WorkerCause::Unresponsive);
+                    self.kill(CrashCause::Unresponsive);
                     self.prolong(next);
                 }
             },
@@ -143,7 +146,7 @@ impl Worker {
             Life::Starting(_) | Life::Unbound | Life::Serving | Life::Stopping(_) | Life::Leaving(_) => {}
         }
         if self.gone_by.is_some_and(|at| at <= now) {
-            // Killed, and still there: init's own end takes it along.
+            // Killed but not gone: init's own end removes it.
             self.gone_by = None;
             self.on_engine_exit(Exit::Signal(Signal::SIGKILL as i32));
         }
@@ -155,20 +158,20 @@ impl Worker {
         }
     }
 
-    /// Kills the engine and everything else in the sandbox; its exit is handled when it comes.
-    pub(super) fn kill(&mut self, cause: WorkerCause) {
+    /// Kills every process in the sandbox; the engine's exit is handled when it arrives.
+    pub(super) fn kill(&mut self, cause: CrashCause) {
         if self.killed_for.is_none() && !matches!(self.life, Life::Leaving(_)) {
             tracing::info!(%cause, "the engine is killed");
             self.killed_for = Some(cause);
             self.gone_by = Some(Instant::now() + limits::WORKER_LINGER);
             self.enclosure.kill_all();
-            // A request that is still open has no more time to run out of.
+            // Deadlines of open requests no longer matter.
             let lost = Error::lost("the engine was killed");
             self.fail_requests(&lost);
         }
     }
 
-    /// Looks for ended processes; whether there were any.
+    /// Reaps ended processes; returns whether there were any.
     pub(super) fn poll_exits(&mut self, cx: &mut Context<'_>) -> bool {
         let mut ended = false;
         if let Some(children) = &self.children {
@@ -219,7 +222,7 @@ impl Worker {
         (self.orphan_at, self.watch_at, self.gone_by) = (None, None, None);
     }
 
-    /// What the engine said before it went, an execution's end perhaps.
+    /// The engine's last frames, possibly an execution's end.
     fn take_last_frames(&mut self) {
         if self.killed_for.is_some() {
             return;
@@ -230,7 +233,7 @@ impl Worker {
         }
     }
 
-    /// The worker will never serve.
+    /// Handles a failed start.
     pub(super) fn fail_start(&mut self, why: Error) {
         self.enclosure.kill_all();
         if let Some(bound) = self.bound.take() {
@@ -245,18 +248,18 @@ impl Worker {
         self.status = Some(STATUS_ENGINE_GONE);
     }
 
-    /// What the engine wrote while it started.
+    /// The engine's output during its start.
     fn words(&mut self) -> String {
         let words = &mut self.first_words;
         self.pipes.drain(|_, data| super::remember_end(words, data));
         let bytes: Vec<u8> = words.iter().copied().collect();
         match String::from_utf8_lossy(&bytes).trim() {
             "" => String::new(),
-            said => format!("it said: {said}"),
+            said => format!("its output: {said}"),
         }
     }
 
-    /// Exits soon once the daemon has, and has confirmed, everything.
+    /// Exits soon after the daemon has received and confirmed every report.
     pub(super) fn leave_if_told(&mut self) {
         if let Life::Leaving(leaving @ Leaving { told: false, .. }) = &mut self.life
             && self.outbox.connection().is_some()

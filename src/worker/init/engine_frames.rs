@@ -1,5 +1,5 @@
-//! What init reads of an engine's frames: only what it acts on. Values, outputs and arguments stay the text they came as and
-//! are decoded by the daemon, so that no depth or size of them costs init anything. Pure.
+//! The parts of an engine's frames that init acts on. Values, outputs and arguments stay text for
+//! the daemon to decode, so their depth and size cost init nothing. Pure.
 
 use serde::Deserialize;
 
@@ -8,29 +8,29 @@ use crate::link::frames::{EndStatus, EntryMeta, InterruptWay, Job, Missed};
 
 /// Longest key of a state entry, bytes.
 const KEY_BYTES: usize = 1024;
-/// Longest `err` that is passed on, bytes.
+/// Longest forwarded `err`, bytes.
 const ERR_BYTES: usize = 16 << 10;
-/// Longest meta data of a state entry, bytes.
+/// Longest metadata of a state entry, bytes.
 const META_BYTES: usize = 64 << 10;
 
-/// An engine's frame as init sees it.
+/// An engine's frame, as far as init decodes it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EngineEvent {
-    /// The engine is there.
+    /// The engine is ready.
     Ready(EngineReady),
     /// A `display` or `structured` frame of that execution.
     Shown {
         /// The execution.
         exec: u64,
     },
-    /// A dynamic tool is called.
+    /// A call of a dynamic tool.
     ToolCall {
-        /// The engine's number for the call.
+        /// The engine's id of the call.
         call: u64,
         /// The execution; 0: none.
         exec: u64,
     },
-    /// The jobs that run now.
+    /// The list of running jobs.
     Jobs(Vec<Job>),
     /// One chunk of a new or changed entry.
     Put {
@@ -38,23 +38,23 @@ pub enum EngineEvent {
         key: String,
         /// One JSON object.
         meta_json: String,
-        /// The same key goes on.
+        /// Whether the next chunk belongs to the same key.
         more: bool,
     },
-    /// An entry is gone.
+    /// A deleted entry.
     Del {
         /// `kind/name`.
         key: String,
     },
-    /// All that is not captured now.
+    /// The list of entries that cannot be saved.
     Missed(Vec<Missed>),
-    /// An execution is over.
+    /// The end of an execution.
     End(EngineEnd),
-    /// A request is answered.
+    /// The reply to a request.
     Reply {
-        /// Which.
+        /// The request's id.
         id: u64,
-        /// Whether it was done.
+        /// Whether it succeeded.
         ok: bool,
     },
 }
@@ -62,26 +62,26 @@ pub enum EngineEvent {
 /// The engine's introduction.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct EngineReady {
-    /// By name.
+    /// Its name.
     pub engine: String,
     /// Its own version.
     pub version: String,
-    /// How it wants to be interrupted.
+    /// Its interrupt method.
     pub interrupt: InterruptWay,
 }
 
 /// The end of an execution.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct EngineEnd {
-    /// The request.
+    /// The request's id.
     pub id: u64,
     /// The execution.
     pub exec: u64,
-    /// How.
+    /// The status.
     pub status: EndStatus,
     /// Exit code.
     pub code: i32,
-    /// One line; at most 16 KiB are kept.
+    /// One-line error, cut at 16 KiB.
     #[serde(default)]
     pub err: String,
 }
@@ -89,7 +89,7 @@ pub struct EngineEnd {
 /// Reads the head of a frame.
 ///
 /// # Errors
-/// What is wrong with it, in words for the crash report.
+/// What is wrong with the frame, for the crash report.
 pub fn read(json: &[u8]) -> Result<EngineEvent, String> {
     let kind: Kind = from(json)?;
     match kind.ev.as_str() {
@@ -152,7 +152,7 @@ fn check_key(key: &str) -> Result<(), String> {
     }
 }
 
-/// Cuts a text at a character's edge.
+/// Cuts a text at a character boundary.
 pub fn cut(text: &mut String, bytes: usize) {
     if text.len() > bytes {
         text.truncate(text.floor_char_boundary(bytes));

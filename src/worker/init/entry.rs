@@ -1,7 +1,8 @@
-//! From a fork of the spawner to PID 1 of a sandbox with an engine in it.
+//! From a fork of the spawner to PID 1 of a sandbox with an engine.
 //!
-//! Order matters: the sockets are made while the process still is the daemon's user; the engine is forked off while there is
-//! one thread, before the secret is read and before the runtime exists.
+//! The order matters: the sockets are created while the process still runs as the daemon's user.
+//! The engine is forked while there is one thread, before the secret is read and the runtime
+//! exists.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -35,15 +36,17 @@ use crate::sys::process::exit_now;
 use crate::sys::socket::peer;
 use crate::worker::engines;
 
-/// Status of a worker that could not start.
+/// Exit status of a worker that could not start.
 const STATUS_FAILED: i32 = 3;
 
-/// The command's entry.
+/// The command's entry point.
 pub fn main() -> ! {
-    // kaish notes every command in spans of level `info`: nobody reads them, and each execution would pay for several.
+    // kaish traces every command in spans of level `info`, which nothing reads but every execution
+    // would pay for.
     let filter = Targets::new().with_default(LevelFilter::INFO).with_target("kaish_kernel", LevelFilter::WARN);
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_target(false);
-    // Were a line that cannot be written reported on stderr, a reader of it that left would make the worker panic.
+    // Errors of writing a log line are ignored: reported on a closed stderr they would make the
+    // worker panic.
     let lines = lines.log_internal_errors(false);
     tracing_subscriber::registry().with(filter).with(lines).init();
     let status = match start() {
@@ -56,14 +59,14 @@ pub fn main() -> ! {
     exit_now(status)
 }
 
-/// Standard input without a buffer: what is not asked for is not read.
+/// Unbuffered standard input: nothing beyond the request is read.
 fn stdin() -> Result<File> {
     let duplicate = io::stdin().as_fd().try_clone_to_owned().map_err(internal("read the launch document"))?;
     Ok(File::from(duplicate))
 }
 
 fn report(line: &ReportLine) {
-    // A daemon that has gone hears nothing.
+    // The daemon may be gone.
     let _ = line.write(&mut io::stdout().lock());
 }
 
@@ -73,9 +76,9 @@ fn start() -> Result<i32> {
     let sockets = Sockets::bind(&document.socket).map_err(|e| {
         Error::unavailable(format!("cannot make the worker's socket {}: {e}", document.socket.display()))
     })?;
-    // Both ends are of the daemon's user, whatever that user is called where init lives.
+    // Both ends belong to the daemon's user, whatever its id in init's namespace.
     let (witness, other_end) = UnixStream::pair().map_err(internal("a socket pair"))?;
-    // `enter` closes what is not kept; nobody may be left who thinks that it is open.
+    // `enter` closes other descriptors; no owner of them may remain.
     drop(other_end);
     let compiled = engines::read_compiled(&document.engine_settings);
     let [calls, descriptors] = sockets.fds();
@@ -143,7 +146,7 @@ fn internal<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Error {
     move |error| Error::internal(format!("init cannot {what}: {error}"))
 }
 
-/// The daemon hears of it; from then on stdout belongs to nobody.
+/// Reports to the daemon; afterwards stdout is unused.
 fn tell_ready(outcome: Result<Ready>) {
     report(&match outcome {
         Ok(ready) => ReportLine::Ready(ready),
@@ -155,7 +158,8 @@ fn tell_ready(outcome: Result<Ready>) {
     }
 }
 
-/// A descriptor that is readable when a child has ended. PID 1 reaps for everyone, and has no handlers.
+/// A descriptor that becomes readable when a child ends. PID 1 reaps all processes and has no
+/// signal handlers.
 fn watch_children() -> nix::Result<SignalFd> {
     let mut ended = SigSet::empty();
     ended.add(Signal::SIGCHLD);

@@ -1,4 +1,4 @@
-//! What the engine says, and what follows from it.
+//! Handles the engine's frames. Runs in init.
 
 use std::task::{Context, Poll};
 
@@ -7,15 +7,15 @@ use serde_json::{Value as Json, json};
 use super::control::Frame;
 use super::engine_frames::EngineEvent;
 use super::{Life, Worker};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::ToolAnswer;
-use crate::link::types::WorkerCause;
 
-/// Decoded frames in one step before the other sources get their turn.
+/// Frames handled per step before other sources are polled.
 const FRAMES: usize = 256;
 
 impl Worker {
-    /// Reads frames unless what they would add finds no room; whether there was something.
+    /// Reads frames unless there is no room for their effects; returns whether there were any.
     pub(super) fn poll_engine(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = false;
         for _ in 0..FRAMES {
@@ -29,22 +29,22 @@ impl Worker {
                     Poll::Ready(()) => {}
                     Poll::Pending => return progressed,
                 },
-                Err(why) => self.kill(WorkerCause::Protocol(why)),
+                Err(why) => self.kill(CrashCause::Protocol(why)),
             }
             progressed = true;
         }
         progressed
     }
 
-    /// Whether so much waits for the daemon that the engine has to wait too.
+    /// Whether the daemon is so far behind that the engine must wait.
     fn is_clogged(&self) -> bool {
         self.ledger.unsent_bytes() > self.settings.output_buffer_bytes + limits::FRAME_TAIL_BYTES
     }
 
-    /// Handles a frame; one that breaks the contract ends the engine.
+    /// Handles a frame; a contract violation ends the engine.
     pub(super) fn on_frame(&mut self, frame: Frame) {
         if let Err(why) = self.take_frame(frame) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
     }
 
@@ -53,9 +53,9 @@ impl Worker {
         match event {
             EngineEvent::Ready(ready) => self.on_engine_ready(ready),
             EngineEvent::Shown { exec } => {
-                // Late ones of an execution that is over have no place to go.
+                // Late frames of a finished execution are dropped.
                 if let Some(run) = self.run.as_ref().filter(|run| run.exec.0 == exec) {
-                    // What was written before it comes before it.
+                    // Earlier output precedes the frame.
                     let (ledger, exec) = (&mut self.ledger, run.exec);
                     self.pipes.drain(|stream, data| ledger.output(exec, stream, data));
                     self.ledger.event(exec, json, tail);
@@ -88,13 +88,13 @@ impl Worker {
         }
     }
 
-    /// Tells the daemon what is not captured now.
+    /// Sends the daemon the list of entries that cannot be saved.
     pub(super) fn tell_missed(&mut self) {
         let list = json!({ "ev": "missed", "entries": self.state.missed() });
         self.outbox.set_missed(list.to_string().into_bytes());
     }
 
-    /// Passes a tool's answer on to the engine.
+    /// Forwards a tool's answer to the engine.
     pub(super) fn on_tool_answer(&mut self, call: u64, answer: &ToolAnswer) {
         if matches!(self.life, Life::Leaving(_)) {
             return;
@@ -108,7 +108,7 @@ impl Worker {
             ToolAnswer::Failed(message) => failed(message),
         };
         if let Err(why) = self.control.send(frame.to_string().as_bytes(), &[], None) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
         }
     }
 }

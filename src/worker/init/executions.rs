@@ -1,4 +1,4 @@
-//! Executions: start, timeout, interrupt, end.
+//! Executions: start, timeout, interrupt, end. Runs in init.
 //!
 //! ```text
 //!  Running ── interrupt or timeout ──▶ Halting ── INTERRUPT_GRACE ──▶ engine killed
@@ -16,16 +16,15 @@ use super::{Life, Worker};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::frames::{EndStatus, InterruptWay};
-use crate::link::guest::{Answer, Finish, LaneService, Start, Started};
-use crate::link::types::WorkerCause;
+use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
 
-/// What comes of an engine that had to be ended because it did not stop.
-const FROM_SAVED: &str =
-    "it goes on from its last saved state: what this execution did to variables is lost, what it did to files is not";
+/// Consequence of killing an engine that did not stop.
+const FROM_SAVED: &str = "the kernel continues from its last saved state: this execution's changes to variables are lost, those to files are not";
 
-/// The execution that runs.
+/// The running execution.
 pub(super) struct Run {
     /// Its number.
     pub exec: ExecId,
@@ -35,25 +34,26 @@ pub(super) struct Run {
     timeout_ms: u64,
     halt: Halt,
     stdin: Option<Stdin>,
-    /// The daemon's call that started it, while it may still be answered with the end.
+    /// The daemon's start call, while it may still be answered with the end.
     unanswered: Option<Unanswered>,
 }
 
-/// A start that waits a moment for the end: what is over at once costs one message in place of three.
+/// A start whose answer waits briefly for the end: a short execution then costs one message instead
+/// of three.
 struct Unanswered {
     answer: StartAnswer,
     until: Instant,
 }
 
-/// Where the answer to a start goes.
+/// Where the answer to a start is sent.
 pub(super) enum StartAnswer {
-    /// It came as a call.
+    /// The start was an ordinary call.
     Call(Answer<Started>),
-    /// It came on the lane.
-    Lane,
+    /// The start arrived on the execution channel.
+    ExecChannel,
 }
 
-/// Whether it was told to stop.
+/// State of interrupting it.
 enum Halt {
     No,
     Halting { why: Why, again: Option<Instant>, kill: Instant },
@@ -66,7 +66,7 @@ enum Why {
 }
 
 impl Run {
-    /// When something is due.
+    /// Its next deadline.
     pub(super) fn nearest_deadline(&self) -> Option<Instant> {
         let due = match &self.halt {
             Halt::No => self.timeout,
@@ -91,14 +91,14 @@ impl Worker {
         }
     }
 
-    /// Forgets the executions whose ends are in the journal by now.
+    /// Forgets executions whose ends are journalled.
     pub(super) fn forget_acknowledged(&mut self, start: &Start) {
         for exec in &start.acknowledged {
             self.ledger.acknowledge(*exec);
         }
     }
 
-    /// Says that the execution runs, if whoever started it has not been told anything yet.
+    /// Reports that the execution runs, unless the start was answered already.
     fn answer_runs(&mut self) {
         if let Some(run) = &mut self.run
             && let Some(Unanswered { answer, .. }) = run.unanswered.take()
@@ -123,16 +123,16 @@ impl Worker {
             }
             false => (None, None),
         };
-        // What jobs wrote until now is not this execution's.
+        // Earlier output of jobs is not part of this execution.
         if !self.state.jobs().is_empty() {
             let outbox = &mut self.outbox;
             self.pipes.drain(|stream, data| outbox.background(stream, data));
         }
         let request = self.next_id();
-        // Before the engine hears of it: it may be done before init runs again.
+        // Recorded before the engine receives it: the execution may end before init runs again.
         let now = Instant::now();
         if let Err(why) = self.control.request(request, &request_json, read_end) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
             return Err(Error::lost("the engine does not take requests"));
         }
         self.ledger.begin(exec, usize::try_from(output_kept_bytes).unwrap_or(usize::MAX));
@@ -152,7 +152,7 @@ impl Worker {
         self.run.as_ref().is_some_and(|run| run.unanswered.is_some())
     }
 
-    /// Answers a start that has more to say than one message should hold: the rest goes its own way.
+    /// Answers a start whose output exceeds one message; the output follows separately.
     pub(super) fn settle_start(&mut self) {
         if let Some(run) = &self.run
             && run.unanswered.is_some()
@@ -162,17 +162,19 @@ impl Worker {
         }
     }
 
-    /// The daemon that asked for the start is no longer there to be answered.
+    /// The daemon that requested the start is gone.
     pub(super) fn forget_start(&mut self) {
         if let Some(run) = &mut self.run {
             run.unanswered = None;
         }
     }
 
-    /// Whether the engine is free.
+    /// Whether the engine is idle.
     pub(super) fn check_idle(&self) -> Result<()> {
         match (&self.life, &self.run, &self.loading) {
-            (Life::Serving, None, None) if self.copies.is_waking() => Err(Error::busy("the engine is being restored")),
+            (Life::Serving, None, None) if self.snapshots.is_waking() => {
+                Err(Error::busy("the engine is being restored"))
+            }
             (Life::Serving, None, None) if self.frozen => Err(Error::busy("the kernel is frozen for a checkpoint")),
             (Life::Serving, None, None) => Ok(()),
             (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),
@@ -201,7 +203,7 @@ impl Worker {
         }
     }
 
-    /// Tells the running execution to stop; a second time, again.
+    /// Interrupts the running execution; again on a second call.
     fn halt(&mut self, why: Why) {
         let now = Instant::now();
         let Some(run) = &mut self.run else { return };
@@ -212,7 +214,7 @@ impl Worker {
         self.send_interrupt();
     }
 
-    /// For a stop: the running execution has to go.
+    /// Interrupts the running execution for a stop.
     pub(super) fn halt_for_stop(&mut self) {
         self.halt(Why::Asked);
     }
@@ -226,7 +228,7 @@ impl Worker {
             InterruptWay::Frame => {
                 let frame = format!("{{\"op\":\"interrupt\",\"exec\":{exec}}}");
                 if let Err(why) = self.control.send(frame.as_bytes(), &[], None) {
-                    self.kill(WorkerCause::Protocol(why));
+                    self.kill(CrashCause::Protocol(why));
                 }
             }
         }
@@ -244,7 +246,7 @@ impl Worker {
                     self.halt(Why::Timeout);
                 }
             }
-            Halt::Halting { kill, .. } if *kill <= now => self.kill(WorkerCause::Unresponsive),
+            Halt::Halting { kill, .. } if *kill <= now => self.kill(CrashCause::Unresponsive),
             Halt::Halting { again, .. } => {
                 if again.is_some_and(|at| at <= now) {
                     *again = None;
@@ -254,7 +256,7 @@ impl Worker {
         }
     }
 
-    /// The engine says that the execution is over: its last output and its state come first.
+    /// Handles an execution's end, after its last output and state.
     pub(super) fn on_end(&mut self, end: EngineEnd, json: Vec<u8>) -> Result<(), String> {
         let Some(run) = self.run.take_if(|run| run.exec.0 == end.exec && run.request == end.id) else {
             return Err(format!("end of execution {}, which does not run", end.exec));
@@ -265,8 +267,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The engine is gone under the execution.
-    pub(super) fn lose_run(&mut self, cause: &WorkerCause) {
+    /// Ends the execution of a dead engine.
+    pub(super) fn lose_run(&mut self, cause: &CrashCause) {
         let Some(run) = self.run.take() else { return };
         let (status, code, err) = match run.halt {
             Halt::Halting { why: Why::Timeout, .. } => (
@@ -297,13 +299,13 @@ impl Worker {
             }
         }
         finish.duration_us = u64::try_from(run.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let fits = LaneService::fits(&finish.err, &finish.frame_json);
+        let fits = ExecChannelService::fits(&finish.err, &finish.frame_json);
         self.ledger.end(exec, finish);
         if let Some(Unanswered { answer, .. }) = run.unanswered.take() {
-            // The lane must not overtake what the daemon is to know before the end.
+            // The channel must not overtake reports that the daemon needs before the end.
             let whole = match answer {
                 StartAnswer::Call(_) => true,
-                StartAnswer::Lane => fits && !self.outbox.has_news(),
+                StartAnswer::ExecChannel => fits && !self.outbox.has_news(),
             };
             let started = match whole.then(|| self.ledger.take_whole(exec)).flatten() {
                 Some((finish, output)) => Started::Ended(finish, output),
@@ -315,7 +317,7 @@ impl Worker {
     }
 }
 
-/// What the end means, knowing what init did.
+/// Combines the engine's end with init's own interrupts.
 fn judge(run: &Run, end: EngineEnd) -> (ExecStatus, i32, String) {
     match (&run.halt, end.status) {
         (Halt::Halting { why: Why::Timeout, .. }, _) => {

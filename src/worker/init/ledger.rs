@@ -1,7 +1,9 @@
-//! What init knows of executions: their output, events and ends, in order, until the daemon has them safely.
+//! Init's record of executions: their output, events and ends, in order, until the daemon has
+//! confirmed them.
 //!
-//! Pure: no I/O, no clock. Each execution has a log with a cursor, the next item to send. Its first bytes are kept until the
-//! end is acknowledged, so that a daemon that comes back gets them again; later ones are dropped once they were sent.
+//! Pure: no I/O, no clock. Each execution has a log and a cursor to the next unsent item. The first
+//! bytes are kept until the end is acknowledged, so that a returning daemon receives them again;
+//! later ones are dropped once sent.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,20 +12,20 @@ use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::guest::{Chunks, Finish};
 
-/// Sent pieces of one stream that lie together are joined up to this, bytes: a flood of small writes must not cost more in
-/// bookkeeping than in bytes.
+/// Adjacent sent chunks of one stream are joined up to this size, bytes, so that many small writes
+/// do not cost more in bookkeeping than in bytes.
 const JOINED_BYTES: usize = 64 << 10;
-/// Items of one execution that are kept; a flood that alternates between the streams cannot be joined.
+/// Limit of kept items per execution: output that alternates between the streams cannot be joined.
 const KEPT_ITEMS: usize = 16 << 10;
 
-/// One step of an execution as the daemon is to see it.
+/// An item of an execution's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// Bytes of output.
     Output {
-        /// Both streams' bytes before it.
+        /// Offset, counting both streams.
         offset: u64,
-        /// Which stream.
+        /// The stream.
         stream: Stream,
         /// The bytes.
         data: Vec<u8>,
@@ -55,12 +57,12 @@ struct Entry {
     keep: bool,
 }
 
-/// One execution.
+/// An execution's log.
 #[derive(Debug)]
 struct Known {
     ended: bool,
     log: VecDeque<Entry>,
-    /// The first item that the present daemon was not sent.
+    /// The first item not yet sent to the current daemon.
     next: usize,
     kept_limit: usize,
     kept_bytes: usize,
@@ -68,24 +70,24 @@ struct Known {
     written: u64,
 }
 
-/// All executions that init knows.
+/// All executions known to init.
 #[derive(Debug, Default)]
 pub struct Ledger {
     known: BTreeMap<ExecId, Known>,
 }
 
 impl Ledger {
-    /// Whether that execution runs, or ended and was not acknowledged.
+    /// Whether that execution runs or is unacknowledged.
     pub fn knows(&self, exec: ExecId) -> bool {
         self.known.contains_key(&exec)
     }
 
-    /// Whether no more executions can be remembered.
+    /// Whether the ledger is full.
     pub fn is_full(&self) -> bool {
         self.known.len() >= limits::EXECUTIONS_UNACKNOWLEDGED
     }
 
-    /// Notes that an execution begins.
+    /// Adds a starting execution.
     pub fn begin(&mut self, exec: ExecId, kept_limit: usize) {
         let known = Known {
             ended: false,
@@ -99,7 +101,7 @@ impl Ledger {
         self.known.insert(exec, known);
     }
 
-    /// Adds output. Bytes beyond what is kept are dropped once they were sent.
+    /// Adds output. Bytes beyond the kept limit are dropped once sent.
     pub fn output(&mut self, exec: ExecId, stream: Stream, data: &[u8]) {
         let Some(known) = self.known.get_mut(&exec) else { return };
         let room = match known.log.len() < KEPT_ITEMS {
@@ -131,12 +133,12 @@ impl Ledger {
         known.push(Item::Ended(finish), true);
     }
 
-    /// The next item to send, and of which execution: the oldest first.
+    /// The next unsent item and its execution, oldest first.
     pub fn next(&self) -> Option<(ExecId, &Item)> {
         self.known.iter().find_map(|(exec, known)| Some((*exec, &known.log.get(known.next)?.item)))
     }
 
-    /// Notes that the item that [`Ledger::next`] gave was sent.
+    /// Marks the item returned by [`Ledger::next`] as sent.
     pub fn sent(&mut self) {
         let unsent = self.known.values_mut().find(|known| known.next < known.log.len());
         if let Some(known) = unsent {
@@ -144,7 +146,7 @@ impl Ledger {
         }
     }
 
-    /// Whether nothing of an execution was sent, and what there is is output that one message may hold.
+    /// Whether nothing of the execution was sent and its output fits one message.
     pub fn is_small(&self, exec: ExecId) -> bool {
         let gathers = |known: &Known| {
             let only_output = known.log.iter().all(|entry| !matches!(entry.item, Item::Event { .. }));
@@ -153,7 +155,8 @@ impl Ledger {
         self.known.get(&exec).is_some_and(gathers)
     }
 
-    /// The end of an execution with all of its output, if it [is small](Ledger::is_small) and over; it counts as sent then.
+    /// Takes the end of a finished [small](Ledger::is_small) execution with its whole output, and
+    /// marks it as sent.
     pub fn take_whole(&mut self, exec: ExecId) -> Option<(Finish, Chunks)> {
         let small = self.is_small(exec);
         let known = self.known.get_mut(&exec).filter(|known| small && known.ended)?;
@@ -173,7 +176,7 @@ impl Ledger {
         finish.map(|finish| (finish, output))
     }
 
-    /// A new daemon: everything kept is to be sent again.
+    /// For a new daemon: everything kept will be sent again.
     pub fn rewind(&mut self) {
         for known in self.known.values_mut() {
             known.next = 0;
@@ -181,7 +184,7 @@ impl Ledger {
         }
     }
 
-    /// Forgets an execution that ended. Whether it was there.
+    /// Forgets an ended execution; returns whether it was known.
     pub fn acknowledge(&mut self, exec: ExecId) -> bool {
         match self.known.get(&exec) {
             Some(known) if known.ended => self.known.remove(&exec).is_some(),
@@ -189,17 +192,17 @@ impl Ledger {
         }
     }
 
-    /// Bytes that wait to be sent.
+    /// Unsent bytes.
     pub fn unsent_bytes(&self) -> usize {
         self.known.values().map(|known| known.unsent_bytes).sum()
     }
 
-    /// Every execution and whether it runs.
+    /// Every execution, and whether it runs.
     pub fn list(&self) -> Vec<(ExecId, bool)> {
         self.known.iter().map(|(exec, known)| (*exec, !known.ended)).collect()
     }
 
-    /// Whether nothing is known: no end waits for its acknowledgement.
+    /// Whether the ledger is empty: no end waits for its acknowledgement.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -226,7 +229,7 @@ impl Known {
         }
     }
 
-    /// Joins the item just sent to the one before it, if both are output of one stream and follow one another.
+    /// Joins the item just sent to the previous one, if both are adjacent output of one stream.
     fn joined(&mut self) -> Option<()> {
         let before = self.next.checked_sub(1)?;
         let (Item::Output { offset, stream, data }, true) =

@@ -1,7 +1,9 @@
-//! The private socket and, beside it, the one for descriptors: who may connect, and one Cap'n Proto system for each.
+//! The private socket and the descriptor socket: who may connect, and a Cap'n Proto system per
+//! connection. Runs in init.
 //!
-//! The sockets are made by the outer process, as the daemon's user and with mode 0600, before anything is given up. What
-//! connects must be of the daemon's user and is cut off unless it proves the worker's secret in time.
+//! The outer process creates the sockets as the daemon's user with mode 0600, before it drops
+//! rights. A peer must be the daemon's user, and is disconnected unless it proves the worker's
+//! secret in time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -34,10 +36,10 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Makes both, for the calling user only. What a dead worker left there is replaced.
+    /// Creates both sockets for the calling user only, replacing those of a dead worker.
     ///
     /// # Errors
-    /// Those of `bind`.
+    /// The errors of `bind`.
     pub fn bind(path: &Path) -> io::Result<Sockets> {
         let before = umask(Mode::from_bits_truncate(0o177));
         let listen = |path: &Path| {
@@ -50,19 +52,19 @@ impl Sockets {
         Ok(Sockets { calls, descriptors })
     }
 
-    /// Both descriptors, which have to survive the way into the sandbox.
+    /// Both descriptors, which must stay open on the way into the sandbox.
     pub fn fds(&self) -> [std::os::fd::BorrowedFd<'_>; 2] {
         [self.calls.as_fd(), self.descriptors.as_fd()]
     }
 
-    /// Takes the sockets' names away, as far as this user may.
+    /// Removes the sockets' names, as far as this user may.
     pub fn unlink(path: &Path) {
         let _ = std::fs::remove_file(path);
         let _ = std::fs::remove_file(unix::descriptor_path(path));
     }
 }
 
-/// Descriptors that came and are not used yet; the oldest gives way.
+/// Received, unused descriptors; the oldest is evicted when full.
 #[derive(Debug, Clone, Default)]
 pub struct Descriptors {
     held: Rc<RefCell<VecDeque<(u64, OwnedFd)>>>,
@@ -77,7 +79,7 @@ impl Descriptors {
         held.push_back((token, descriptor));
     }
 
-    /// The descriptor of that token, once.
+    /// Takes the descriptor of that token.
     pub fn take(&self, token: u64) -> Option<OwnedFd> {
         let mut held = self.held.borrow_mut();
         let at = held.iter().position(|(of, _)| *of == token)?;
@@ -85,15 +87,15 @@ impl Descriptors {
     }
 }
 
-/// Who may connect, and what for.
+/// The peers allowed, and where their messages go.
 pub struct Door {
-    /// Whom both ends must be.
+    /// The identity that both ends must prove.
     pub identity: SharedIdentity,
-    /// The daemon's uid as init sees it.
+    /// The daemon's uid in init's namespace.
     pub daemon_uid: u32,
-    /// Where calls go.
+    /// Receives calls.
     pub calls: mpsc::Sender<WorkerCall>,
-    /// Where descriptors go.
+    /// Receives descriptors.
     pub descriptors: Descriptors,
 }
 
@@ -103,7 +105,8 @@ pub struct Door {
 /// If the sockets cannot be watched.
 pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
     let Sockets { calls, descriptors } = sockets;
-    // Who listens is noted at `listen`: from here on whoever connects sees init, not the outer process.
+    // The kernel records the listening process at `listen`: from here on peers see init, not the
+    // outer process.
     nix::sys::socket::listen(&calls, Backlog::MAXCONN)?;
     calls.set_nonblocking(true)?;
     descriptors.set_nonblocking(true)?;
@@ -116,7 +119,7 @@ pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
         };
         let stream = match stream {
             Ok((stream, _)) => stream,
-            // Out of descriptors: what is open has to close first.
+            // Out of descriptors: an open one must close first.
             Err(_) => {
                 tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 continue;
@@ -142,7 +145,7 @@ pub async fn serve(sockets: Sockets, door: Door) -> io::Result<()> {
     Ok(())
 }
 
-/// One of the open connections.
+/// An open connection.
 struct Place(Rc<Cell<usize>>);
 
 impl Place {

@@ -1,7 +1,9 @@
-//! State into the engine: from `engine.db` when the worker starts, from the daemon for a restore.
+//! Loading state into the engine: from `engine.db` at the worker's start, from the daemon for a
+//! restore. Runs in init.
 //!
-//! A restore replaces `engine.db` in one transaction, and only after the engine has built the state; until then the entries
-//! wait in a spool. If anything fails in between, the worker ends and `engine.db` has the former state.
+//! A restore replaces `engine.db` in one transaction, after the engine has built the state; until
+//! then the entries wait in a spool. If a step fails, the worker ends and `engine.db` keeps the
+//! previous state.
 
 use std::collections::VecDeque;
 
@@ -15,26 +17,27 @@ use super::spool::Spool;
 use super::{Life, Worker};
 use crate::catalog::EntryHead;
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::link::bootstrap::Ready;
 use crate::link::frames::Missed;
 use crate::link::guest::Answer;
-use crate::link::types::{StateChunk, WorkerCause};
+use crate::link::types::StateChunk;
 
-/// Frames on their way to the engine beyond which a load waits, bytes.
+/// Limit of queued frames to the engine beyond which a load waits, bytes.
 const QUEUED_BYTES: usize = 4 << 20;
 
-/// How far the start is.
+/// Progress of the start.
 pub(super) struct Startup {
-    /// It must be done by then.
+    /// Its deadline.
     pub until: Instant,
     phase: Phase,
 }
 
 enum Phase {
     AwaitReady,
-    /// The engine enters the kernel's workspace.
+    /// The engine is entering the kernel's workspace.
     Binding,
     Feeding(VecDeque<EntryHead>),
     AwaitLoaded,
@@ -50,23 +53,23 @@ impl Startup {
     }
 }
 
-/// A load under way.
+/// A load in progress.
 pub(super) struct Loading {
     spool: Spool,
-    /// Answers that are held until the engine has read more.
+    /// Answers held back until the engine has read more.
     held: VecDeque<Answer<()>>,
-    /// The daemon's last entry has come.
+    /// The daemon's last entry has arrived.
     complete: bool,
 }
 
 impl Worker {
-    /// The engine's first frame.
+    /// Handles the engine's first frame.
     pub(super) fn on_engine_ready(&mut self, ready: EngineReady) -> std::result::Result<(), String> {
         let Life::Starting(Startup { phase: Phase::AwaitReady, .. }) = &self.life else {
-            return Err("it says twice that it is ready".into());
+            return Err("it sent `ready` twice".into());
         };
         if ready.engine != self.settings.engine.name() {
-            return Err(format!("it says that it is {:?}", ready.engine.chars().take(40).collect::<String>()));
+            return Err(format!("it reports to be {:?}", ready.engine.chars().take(40).collect::<String>()));
         }
         let version: String = ready.version.chars().take(limits::IDENTIFIER_BYTES).collect();
         if let Some(why) = self.settings.engine.too_old(&version) {
@@ -85,7 +88,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives the engine what is stored for it.
+    /// Sends the engine its stored state.
     pub(super) fn begin_state(&mut self) {
         let Some(EngineReady { engine, version, .. }) = &self.engine else { return };
         let opened = self.state.set_engine(engine, version).and_then(|()| {
@@ -114,13 +117,13 @@ impl Worker {
             _ => {
                 let id = self.next_id();
                 if let Err(why) = self.control.request(id, br#"{"op":"load"}"#, None) {
-                    self.kill(WorkerCause::Protocol(why));
+                    self.kill(CrashCause::Protocol(why));
                 }
             }
         }
     }
 
-    /// Gives the engine more of its stored state while it reads.
+    /// Sends more stored state while the engine reads.
     pub(super) fn feed_startup(&mut self) {
         while self.killed_for.is_none() && self.control.queued_bytes() < QUEUED_BYTES {
             let Life::Starting(Startup { phase: Phase::Feeding(heads), .. }) = &mut self.life else { return };
@@ -137,7 +140,7 @@ impl Worker {
             let meta = entry.meta_json.as_bytes();
             for (data, more) in pieces(&entry.body) {
                 if let Err(why) = self.send_entry(&entry.key, meta, data, more) {
-                    return self.kill(WorkerCause::Protocol(why));
+                    return self.kill(CrashCause::Protocol(why));
                 }
             }
         }
@@ -157,7 +160,7 @@ impl Worker {
         self.control.send(&json, data, None)
     }
 
-    /// The engine has built its state at start.
+    /// The engine has built its state at the start.
     pub(super) fn on_started(&mut self, ok: bool, json: &[u8]) -> std::result::Result<(), String> {
         if !ok {
             self.fail_start(failure(json));
@@ -173,7 +176,7 @@ impl Worker {
         Ok(())
     }
 
-    /// From here on calls are answered.
+    /// Starts to answer calls.
     pub(super) fn serve(&mut self) {
         self.life = Life::Serving;
         self.first_words.clear();
@@ -186,7 +189,7 @@ impl Worker {
         self.tell_ready();
     }
 
-    /// The daemon hears that the engine is ready; once.
+    /// Reports to the daemon that the engine is ready; once.
     pub(super) fn tell_ready(&mut self) {
         let Some(engine) = &self.engine else { return };
         let ready = Ready {
@@ -207,10 +210,10 @@ impl Worker {
             .map_err(|e| Error::internal(format!("no room to hold the state while it is loaded: {e}")))?;
         let id = self.next_id();
         if let Err(why) = self.control.request(id, br#"{"op":"load"}"#, None) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
             return Err(Error::lost("the engine does not take requests"));
         }
-        // From here on the engine has no state: what is not completed ends the worker.
+        // From here on the engine has no state: a load that is not completed ends the worker.
         self.loading = Some(Loading { spool, held: VecDeque::new(), complete: false });
         Ok(())
     }
@@ -234,7 +237,7 @@ impl Worker {
         }
         if let Err(why) = self.send_entry(&chunk.key, &chunk.meta_json, &chunk.data, chunk.more) {
             let _ = answer.send(Err(Error::lost("the engine does not take its state")));
-            return self.kill(WorkerCause::Protocol(why));
+            return self.kill(CrashCause::Protocol(why));
         }
         match &mut self.loading {
             Some(loading) if self.control.queued_bytes() > QUEUED_BYTES => loading.held.push_back(answer),
@@ -242,7 +245,7 @@ impl Worker {
         }
     }
 
-    /// Answers what was held once the engine has read enough.
+    /// Sends held answers once the engine has read enough.
     pub(super) fn release_load(&mut self) {
         let Some(loading) = &mut self.loading else { return };
         if self.control.queued_bytes() <= QUEUED_BYTES {
@@ -262,7 +265,7 @@ impl Worker {
         }
     }
 
-    /// The engine answered a load.
+    /// Handles the engine's reply to a load.
     pub(super) fn on_loaded(&mut self, ok: bool, json: Vec<u8>, answer: Answer<Vec<u8>>) {
         let Some(loading) = self.loading.take() else { return };
         let replaced = match ok {
@@ -281,14 +284,14 @@ impl Worker {
         }
     }
 
-    /// A load that cannot be completed: the engine holds half a state and has to go.
+    /// Ends a load that cannot be completed: the engine has half a state and must end.
     pub(super) fn break_load(&mut self, why: &str) {
         self.loading = None;
-        self.kill(WorkerCause::Protocol(why.to_owned()));
+        self.kill(CrashCause::Protocol(why.to_owned()));
     }
 }
 
-/// A body in pieces that fit a frame's tail; an empty body is one empty piece.
+/// Splits a body into chunks for frames; an empty body is one empty chunk.
 fn pieces(body: &[u8]) -> impl Iterator<Item = (&[u8], bool)> {
     let count = body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1);
     (0..count).map(move |i| {
@@ -297,7 +300,7 @@ fn pieces(body: &[u8]) -> impl Iterator<Item = (&[u8], bool)> {
     })
 }
 
-/// What a reply says was missed, for the daemon.
+/// The `missed` list of a reply, for the daemon.
 pub(super) fn missed_json(reply: &[u8]) -> Vec<u8> {
     serde_json::to_vec(&json!({ "entries": missed_of(reply) })).unwrap_or_default()
 }

@@ -3,30 +3,31 @@
 //! ```text
 //!  daemon ◀─ private socket ─▶ listener ─ WorkerCall ─▶ Worker ◀─ control socket, pipes ─▶ engine
 //!                                ▲                        │ outbox ── output, ends, tool calls
-//!                                └────────────────────────┘ state ─── engine.db, before an end is told
+//!                                └────────────────────────┘ state ─── engine.db, before an end is reported
 //! ```
 //!
-//! One task owns everything ([`Worker`]): it is polled, takes what is there from every source, and settles. Handlers never
-//! wait. Whatever the engine does costs bounded memory, and breaking the contract ends it with a cause.
+//! One task ([`Worker`]) owns everything. Each poll takes one item from every source and then
+//! settles. Handlers never block. Every action of the engine costs bounded memory; a contract
+//! violation ends it with a cause.
 //!
 //! ```text
 //!  Starting ──▶ Serving ──▶ Stopping ──▶ Leaving ──▶ (exit)
 //!     │  ▲         └── engine gone ──────▶ Leaving
-//!     │  └─ bound ── Unbound (a slot)
+//!     │  └─ bound ── Unbound (a warm worker)
 //!     └── failed ──────────────────────────────────▶ (exit)
 //! ```
 
 mod binding;
 mod calls;
 mod control;
-mod copies;
 pub mod enclosure;
 mod ending;
 mod engine_frames;
 pub mod entry;
 mod events;
+mod exec_channel;
 mod executions;
-mod lane;
+mod forked_snapshots;
 mod ledger;
 pub mod listener;
 mod loading;
@@ -53,11 +54,11 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 
 use self::control::Control;
-use self::copies::Copies;
 use self::enclosure::{Enclosure, EngineParts, Watch};
 use self::ending::{Leaving, Stopping};
 use self::engine_frames::EngineReady;
 use self::executions::Run;
+use self::forked_snapshots::ForkedSnapshots;
 use self::ledger::Ledger;
 use self::loading::{Loading, Startup};
 use self::outbox::Outbox;
@@ -67,53 +68,53 @@ use self::state::State;
 use crate::catalog::{Durability, EngineDb};
 use crate::core::engine::EngineName;
 use crate::core::error::Error;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::link::bootstrap::Ready;
 use crate::link::guest::{Answer, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
-use crate::link::types::WorkerCause;
 use crate::sys::watched::{Watched, watch};
 
-/// Steps in one poll before other tasks get their turn.
+/// Steps per poll before other tasks run.
 const STEPS: usize = 32;
 
-/// What init is told beside its sandbox.
+/// Init's settings beside the sandbox.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Which engine must say that it is ready.
+    /// The expected engine.
     pub engine: EngineName,
-    /// Life without a daemon.
+    /// How long the worker survives without a daemon.
     pub orphan_grace: Duration,
     /// Output held while no daemon listens, bytes.
     pub output_buffer_bytes: usize,
-    /// Where entries of a load may be spooled: the kernel's folder.
+    /// Folder for the spool of a load: the kernel's.
     pub spool_folder: PathBuf,
-    /// Memory that copies of the engine may take, bytes; 0: none are kept.
+    /// Memory limit for forked snapshots of the engine, bytes; 0 disables them.
     pub rollback_bytes: u64,
-    /// What the state's database outlives.
+    /// Durability of the state's database.
     pub durability: Durability,
-    /// Whether it is a slot: its kernel comes later.
+    /// Whether this is a warm worker, bound to a kernel later.
     pub unbound: bool,
-    /// What its engine loads while it has none.
+    /// Modules that the engine preloads meanwhile.
     pub preload: Vec<String>,
 }
 
-/// Where the worker is in its life.
+/// State of the worker.
 enum Life {
-    /// The engine is not ready or its state is not loaded yet.
+    /// The engine is not ready, or its state is not loaded.
     Starting(Startup),
-    /// A slot that has no kernel.
+    /// A warm worker without a kernel.
     Unbound,
     /// Calls are answered.
     Serving,
-    /// The state is being saved, or the engine has been told to go.
+    /// The state is being saved, or the engine was asked to exit.
     Stopping(Stopping),
-    /// The engine is gone; the daemon is told.
+    /// The engine is gone; the daemon is being notified.
     Leaving(Leaving),
 }
 
-/// Told once how the start went.
+/// Called once with the result of the start.
 type OnReady = Box<dyn FnOnce(Result<Ready, Error>)>;
 
 /// Init's event loop.
@@ -127,68 +128,69 @@ pub struct Worker {
     exit: AsyncFd<Watched>,
     children: Option<AsyncFd<Watched>>,
     calls: mpsc::Receiver<WorkerCall>,
-    lane: Option<lane::Lane>,
+    exec_channel: Option<exec_channel::ExecChannel>,
     descriptors: listener::Descriptors,
     ledger: Ledger,
     outbox: Outbox,
     state: State,
     run: Option<Run>,
     loading: Option<Loading>,
-    copies: Copies,
-    /// Everything inside is stopped for a checkpoint.
+    snapshots: ForkedSnapshots,
+    /// Whether every process inside is stopped for a checkpoint.
     frozen: bool,
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
-    killed_for: Option<WorkerCause>,
-    /// The end of what the engine wrote while it started: why it could not.
+    killed_for: Option<CrashCause>,
+    /// The end of the engine's output during its start, for error messages.
     first_words: VecDeque<u8>,
     restored_entries: u32,
     not_restored: Vec<MissedEntry>,
     on_ready: Option<OnReady>,
-    /// The daemon's call that gave a slot its kernel, until that kernel's state is there.
+    /// The pending bind call, until the kernel's state is loaded.
     bound: Option<Answer<Report>>,
-    /// Its kernel goes with its client.
+    /// Whether the kernel ends with its client.
     ephemeral: bool,
-    /// That kernel's state has still to be given to the engine.
+    /// Whether the bound kernel's state must still be loaded.
     state_to_load: bool,
     identity: SharedIdentity,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
-    /// Nothing ran when it was looked last: what begins is looked at sooner than that look would come.
+    /// Nothing ran at the last check, so a new execution is checked sooner than the next regular
+    /// one.
     quiet: bool,
-    /// The engine closed its control socket: it must have ended by then.
+    /// The engine closed its control socket: its deadline to end.
     hung_up_at: Option<Instant>,
-    /// It was killed: it must have ended by then.
+    /// The engine was killed: its deadline to end.
     gone_by: Option<Instant>,
     sleep: Pin<Box<Sleep>>,
     armed: Option<Instant>,
     status: Option<i32>,
 }
 
-/// What a worker is made from.
+/// The parts of a worker.
 pub struct Parts {
     /// Settings.
     pub settings: Settings,
     /// The sandbox.
     pub enclosure: Box<dyn Enclosure>,
-    /// The engine, started.
+    /// The started engine.
     pub engine: EngineParts,
-    /// Readable when a child of init's has ended: a `signalfd`.
+    /// A `signalfd`, readable when a child of init has ended.
     pub children: Option<OwnedFd>,
-    /// Whom both ends of the private socket must be.
+    /// The identity that both ends of the private socket must prove.
     pub identity: SharedIdentity,
-    /// The engine's state, open.
+    /// The engine's open state.
     pub db: EngineDb,
-    /// The daemon's calls.
+    /// Calls of the daemon.
     pub calls: mpsc::Receiver<WorkerCall>,
-    /// Descriptors that the daemon handed over.
+    /// Descriptors from the daemon.
     pub descriptors: listener::Descriptors,
-    /// Called once: the worker serves, or why it never will.
+    /// Called once: the worker serves, or why it does not.
     pub on_ready: Box<dyn FnOnce(Result<Ready, Error>)>,
 }
 
-/// Runs init to its end and gives its exit status.
+/// Runs init to its end and returns its exit status.
 ///
 /// Must run on a current-thread runtime inside a `LocalSet`.
 ///
@@ -217,14 +219,14 @@ impl Worker {
             exit: watched(engine.pidfd)?,
             children: children.map(watched).transpose()?,
             calls,
-            lane: None,
+            exec_channel: None,
             descriptors,
             ledger: Ledger::default(),
             outbox: Outbox::default(),
             state: State::new(db),
             run: None,
             loading: None,
-            copies: Copies::default(),
+            snapshots: ForkedSnapshots::default(),
             frozen: false,
             asked: HashMap::new(),
             last_id: 0,
@@ -260,18 +262,18 @@ impl Worker {
                 break;
             }
         }
-        // Deadlines hold however much there is to do.
+        // Deadlines hold even under load.
         if self.await_deadline(cx) || progressed {
             cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
 
-    /// Takes one thing from each source; whether there was any.
+    /// Takes one item from each source; returns whether there was any.
     fn step(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progressed = self.poll_engine(cx);
-        progressed |= self.poll_copies(cx);
-        progressed |= self.poll_lane(cx);
+        progressed |= self.poll_snapshots(cx);
+        progressed |= self.poll_exec_channel(cx);
         while self.takes_calls()
             && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
         {
@@ -306,7 +308,7 @@ impl Worker {
         }
     }
 
-    /// What follows from whatever happened.
+    /// Follows up on the handled items.
     fn settle(&mut self, cx: &mut Context<'_>) {
         self.feed_startup();
         self.release_load();
@@ -318,11 +320,11 @@ impl Worker {
         self.leave_if_told();
     }
 
-    /// Waits for the nearest deadline, or handles it if it has passed; then there is something to settle.
+    /// Waits for the nearest deadline, or handles an expired one.
     fn await_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let nearest = self.nearest_deadline();
         let Some(at) = nearest else { return false };
-        // One that rings too early costs a look; to wind it for each execution costs more.
+        // An early timer costs one check; re-arming it for each execution costs more.
         if self.armed.is_none_or(|armed| at < armed) {
             self.sleep.as_mut().reset(at);
             self.armed = nearest;
@@ -344,7 +346,7 @@ impl Worker {
         };
         let run = self.run.as_ref().and_then(Run::nearest_deadline);
         let asked = self.asked.values().map(|asked| asked.until).min();
-        let waking = self.copies.deadline();
+        let waking = self.snapshots.deadline();
         [life, run, asked, waking, self.orphan_at, self.watch_at, self.hung_up_at, self.gone_by]
             .into_iter()
             .flatten()
@@ -357,13 +359,13 @@ impl Worker {
             self.on_watch(now);
         }
         self.on_run_deadline(now);
-        self.on_copies_deadline(now);
+        self.on_snapshot_deadline(now);
         if self.asked.values().any(|asked| asked.until <= now) {
-            self.kill(WorkerCause::Unresponsive);
+            self.kill(CrashCause::Unresponsive);
         }
         if passed(self.hung_up_at) {
             self.hung_up_at = None;
-            self.kill(WorkerCause::Protocol("it closed its control socket".into()));
+            self.kill(CrashCause::Protocol("it closed its control socket".into()));
         }
         if passed(self.orphan_at) {
             self.orphan_at = None;
@@ -373,19 +375,20 @@ impl Worker {
     }
 
     fn on_watch(&mut self, now: Instant) {
-        // Between executions only what they left behind can use more than they did: jobs, and what no engine tells of.
+        // Between executions only leftovers can use more resources: jobs, and processes unknown to
+        // the engine.
         let busy = self.run.is_some() || !self.state.jobs().is_empty();
-        self.quiet = !busy && !self.enclosure.stirs();
+        self.quiet = !busy && !self.enclosure.has_activity();
         if self.quiet {
             self.watch_at = Some(now + limits::USAGE_IDLE_SAMPLE);
             return;
         }
         self.watch_at = None;
-        self.bound_copies();
+        self.bound_snapshots();
         match self.enclosure.watch() {
             Watch::Within { next } => self.watch_at = Some(now + next),
-            // What nobody uses goes first.
-            Watch::Beyond(WorkerCause::OutOfMemory) if self.give_up_copy() => {
+            // Unused snapshots are ended first.
+            Watch::Beyond(CrashCause::OutOfMemory) if self.drop_oldest_snapshot() => {
                 self.watch_at = Some(now + limits::USAGE_FIRST_SAMPLE);
             }
             Watch::Beyond(cause) => self.kill(cause),

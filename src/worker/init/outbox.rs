@@ -1,7 +1,9 @@
-//! What goes to the daemon: the ledger's items one after the other, lists by their latest value, and the engine's tool calls.
+//! Messages to the daemon: the ledger's items in order, the latest list of each kind, and the
+//! engine's tool calls. Runs in init.
 //!
-//! Owns the attached daemon and everything on its way to it. At most one piece of output waits for room, one list of each kind
-//! is under way, and [`limits::TOOL_CALLS`] tools are called: a slow or absent daemon costs bounded memory.
+//! Owns the attached daemon and all messages in flight. At most one chunk of output waits for room,
+//! one list of each kind is in flight, and [`limits::TOOL_CALLS`] tool calls are open: a slow or
+//! absent daemon costs bounded memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::task::{Context, Poll, ready};
@@ -13,9 +15,9 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use super::ledger::{Item, Ledger};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::{Daemon, Delivered, Delivery, ToolAnswer};
-use crate::link::types::WorkerCause;
 
 /// A list of which only the latest value matters.
 #[derive(Debug, Default)]
@@ -25,44 +27,45 @@ struct Latest {
     under_way: bool,
 }
 
-/// The last word to the daemon.
+/// The final notice to the daemon.
 #[derive(Debug)]
 struct LastWord {
-    cause: WorkerCause,
+    cause: CrashCause,
     sent: bool,
 }
 
-/// Everything on its way to the daemon.
+/// All messages to the daemon.
 #[derive(Default)]
 pub struct Outbox {
     attached: Option<(u64, Daemon)>,
     under_way: FuturesUnordered<Delivery>,
-    /// Output was sent that the daemon has no room for yet.
+    /// Output was sent and the daemon has no room for more yet.
     output_waits: bool,
     background_waits: bool,
     background: VecDeque<(Stream, Vec<u8>)>,
     background_bytes: usize,
     jobs: Latest,
     missed: Latest,
-    /// The open calls of dynamic tools: of which execution, and how to cancel them.
+    /// Open calls of dynamic tools, with their execution and cancellation.
     tools: HashMap<u64, (u64, AbortHandle)>,
     last_word: Option<LastWord>,
-    /// Ends and the last word that the daemon has not confirmed.
+    /// Unconfirmed ends and final notice.
     notices: usize,
 }
 
 impl Outbox {
-    /// A daemon attached; what was on its way to the one before is given up. Gives the tool calls that are lost with it.
+    /// A daemon attached: messages in flight to the previous one are abandoned. Returns the lost
+    /// tool calls.
     pub fn attach(&mut self, connection: u64, daemon: Daemon, ledger: &mut Ledger) -> Vec<u64> {
         let lost = self.detach();
         self.attached = Some((connection, daemon));
         ledger.rewind();
-        // The report has the lists.
+        // The attach report contains the lists.
         (self.jobs.changed, self.missed.changed) = (false, false);
         lost
     }
 
-    /// The daemon is gone. Gives the tool calls that are lost with it.
+    /// The daemon is gone. Returns the lost tool calls.
     pub fn detach(&mut self) -> Vec<u64> {
         self.attached = None;
         self.under_way = FuturesUnordered::new();
@@ -80,7 +83,8 @@ impl Outbox {
         self.attached.as_ref().map(|(connection, _)| *connection)
     }
 
-    /// Whether more output of an execution may be read: it can be sent now, or is within what is held for an absent daemon.
+    /// Whether more output of an execution may be read: it can be sent now, or held for an absent
+    /// daemon.
     pub fn takes_output(&self, ledger: &Ledger, held_bytes: usize, gathers: bool) -> bool {
         match self.attached {
             Some(_) if gathers => true,
@@ -94,7 +98,8 @@ impl Outbox {
         self.background_bytes < limits::BACKGROUND_BUFFER_BYTES
     }
 
-    /// Takes what a job wrote while no execution ran. What is beyond the buffer pushes out the oldest.
+    /// Takes output of a job while no execution runs. When the buffer is full, the oldest bytes are
+    /// dropped.
     pub fn background(&mut self, stream: Stream, data: &[u8]) {
         for piece in data.chunks(limits::BACKGROUND_BUFFER_BYTES / 4) {
             self.background_bytes += piece.len();
@@ -111,12 +116,12 @@ impl Outbox {
         self.jobs = Latest { json, changed: true, under_way: self.jobs.under_way };
     }
 
-    /// The list of what is not captured changed.
+    /// The list of unsaved entries changed.
     pub fn set_missed(&mut self, json: Vec<u8>) {
         self.missed = Latest { json, changed: true, under_way: self.missed.under_way };
     }
 
-    /// Whether a list has changed that the daemon may not have yet.
+    /// Whether a changed list may not have reached the daemon.
     pub fn has_news(&self) -> bool {
         [&self.jobs, &self.missed].iter().any(|list| list.changed || list.under_way)
     }
@@ -126,12 +131,12 @@ impl Outbox {
         (&self.jobs.json, &self.missed.json)
     }
 
-    /// The last word, after everything else.
-    pub fn dying(&mut self, cause: WorkerCause) {
+    /// The final notice, after everything else.
+    pub fn dying(&mut self, cause: CrashCause) {
         self.last_word = Some(LastWord { cause, sent: false });
     }
 
-    /// Whether the daemon has everything, the last word included.
+    /// Whether the daemon has received everything, including the final notice.
     pub fn is_done(&self, ledger: &Ledger) -> bool {
         let told = self.last_word.as_ref().is_none_or(|word| word.sent);
         told && self.notices == 0 && ledger.next().is_none()
@@ -140,7 +145,7 @@ impl Outbox {
     /// Calls a dynamic tool.
     ///
     /// # Errors
-    /// What the engine did wrong; `Ok(Some(…))` is an answer at once.
+    /// What the engine did wrong; `Ok(Some(…))` is an immediate answer.
     pub fn call_tool(&mut self, call: u64, exec: u64, json: &[u8]) -> Result<Option<ToolAnswer>, String> {
         if self.tools.contains_key(&call) {
             return Err(format!("tool call {call} twice"));
@@ -158,7 +163,7 @@ impl Outbox {
         Ok(None)
     }
 
-    /// Cancels the tool calls of an execution; they come back as failed.
+    /// Cancels the tool calls of an execution; they return as failed.
     pub fn cancel_tools(&mut self, exec: u64) {
         for (of, cancel) in self.tools.values() {
             if *of == exec {
@@ -167,10 +172,11 @@ impl Outbox {
         }
     }
 
-    /// Sends what can be sent now. `gathers`: executions have to wait, the answer to a start takes them along.
+    /// Sends as much as possible. `gathers`: items of an execution are held back for the answer to
+    /// its start.
     pub fn push(&mut self, ledger: &mut Ledger, gathers: bool) {
         let Some((_, daemon)) = &self.attached else { return };
-        // Who learns of an end finds the lists as they are after it.
+        // A reader of an end finds the lists in the state after it.
         if self.jobs.changed && !self.jobs.under_way {
             (self.jobs.changed, self.jobs.under_way) = (false, true);
             self.under_way.push(daemon.jobs(&self.jobs.json));
@@ -214,14 +220,14 @@ impl Outbox {
         }
     }
 
-    /// Waits for something to arrive. Gives a tool's answer if it was that.
+    /// Waits for a delivery. Returns a tool's answer if it was one.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<(u64, ToolAnswer)>> {
         if self.under_way.is_empty() {
             return Poll::Pending;
         }
         let Some(delivered) = ready!(self.under_way.poll_next_unpin(cx)) else { return Poll::Pending };
         match delivered {
-            // A broken link stays blocked: the connection's own end follows.
+            // A broken link stays blocked; the connection's end follows.
             Delivered::Output(arrived) => self.output_waits = !arrived,
             Delivered::Background => self.background_waits = false,
             Delivered::Jobs => self.jobs.under_way = false,

@@ -1,4 +1,5 @@
-//! The engine's two output pipes. Reads only when asked to: not reading is what slows the code down.
+//! The engine's two output pipes, read only on demand: not reading slows the code down. Runs in
+//! init.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,12 +16,12 @@ use crate::sys::watched::{Watched, watch};
 
 /// One chunk, bytes.
 const CHUNK_BYTES: usize = 256 << 10;
-/// What a pipe may hold if its size cannot be asked for.
+/// Assumed pipe size if it cannot be queried.
 const PIPE_BYTES: usize = 64 << 10;
 
 struct Pipe {
     stream: Stream,
-    /// `None`: nobody can write to it any more.
+    /// `None`: no process can write to it any more.
     fd: Option<AsyncFd<Watched>>,
     capacity: usize,
 }
@@ -32,7 +33,7 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    /// Takes over the read ends of the engine's stdout and stderr.
+    /// Wraps the read ends of the engine's stdout and stderr.
     ///
     /// # Errors
     /// If they cannot be watched.
@@ -53,8 +54,8 @@ impl Pipes {
         Poll::Pending
     }
 
-    /// Takes what is in the pipes now without waiting. Bounded by what they can hold: who goes on writing meanwhile is not
-    /// waited for.
+    /// Reads the pipes' current content without blocking, bounded by their size: output written
+    /// meanwhile may be left.
     pub fn drain(&mut self, mut take: impl FnMut(Stream, &[u8])) {
         for pipe in &mut self.pipes {
             let mut left = pipe.capacity;
@@ -62,7 +63,7 @@ impl Pipes {
                 let n = pipe.read_now(&mut self.chunk);
                 take(pipe.stream, &self.chunk[..n]);
                 left = left.saturating_sub(n);
-                // A short read found the pipe empty.
+                // A short read means that the pipe is empty.
                 if n < self.chunk.len() {
                     break;
                 }

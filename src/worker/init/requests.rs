@@ -1,4 +1,4 @@
-//! Requests to the engine other than executions, and their replies.
+//! Requests to the engine other than executions, and their replies. Runs in init.
 
 use std::os::fd::OwnedFd;
 
@@ -6,33 +6,33 @@ use tokio::time::Instant;
 
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
+use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::Answer;
-use crate::link::types::WorkerCause;
 
-/// A request that the engine has not answered.
+/// An open request.
 pub(super) struct Asked {
-    /// For whom.
+    /// Its origin.
     pub by: By,
-    /// The engine must have answered by then.
+    /// Its deadline.
     pub until: Instant,
 }
 
-/// Who waits for a reply.
+/// The origin of a request.
 pub(super) enum By {
-    /// The daemon: the `reply` frame goes to it as it is.
+    /// The daemon, which receives the `reply` frame unchanged.
     Daemon(Answer<Vec<u8>>),
-    /// The start of the worker: its state is loaded.
+    /// The worker's start: loading the state.
     Startup,
-    /// A load that the daemon asked for.
+    /// A load by the daemon.
     Load(Answer<Vec<u8>>),
-    /// A stop: the state is saved.
+    /// A stop: saving the state.
     Stop,
-    /// A copy of the engine that is being made.
+    /// A forked snapshot of the engine.
     Keep,
-    /// A slot that got its kernel.
+    /// Binding a warm worker.
     Bind,
-    /// A slot that loads ahead.
+    /// Preloading modules in a warm worker.
     Preload,
 }
 
@@ -42,7 +42,7 @@ impl Worker {
         self.last_id
     }
 
-    /// Passes a request of the daemon on.
+    /// Forwards a request of the daemon.
     pub(super) fn request(&mut self, json: &[u8], answer: Answer<Vec<u8>>) {
         let free = self.check_idle().and_then(|()| match self.asked.len() < limits::ENGINE_REQUESTS {
             true => Ok(()),
@@ -61,7 +61,7 @@ impl Worker {
     /// Sends a request frame without `id`.
     ///
     /// # Errors
-    /// If the engine takes no more; it is being killed then, and whoever waited learns of it.
+    /// If the engine takes no more. It is being killed then, and the origin is notified.
     pub(super) fn ask(&mut self, json: &[u8], by: By) -> Result<()> {
         self.ask_with(json, None, by)
     }
@@ -73,7 +73,7 @@ impl Worker {
     pub(super) fn ask_with(&mut self, json: &[u8], descriptor: Option<OwnedFd>, by: By) -> Result<()> {
         let id = self.next_id();
         if let Err(why) = self.control.request(id, json, descriptor) {
-            self.kill(WorkerCause::Protocol(why));
+            self.kill(CrashCause::Protocol(why));
             let lost = Error::lost("the engine does not take requests");
             if let By::Daemon(answer) | By::Load(answer) = by {
                 let _ = answer.send(Err(lost.clone()));
@@ -84,7 +84,7 @@ impl Worker {
         Ok(())
     }
 
-    /// A reply: state changes that came before it are stored first.
+    /// Handles a reply, after storing the state changes that preceded it.
     pub(super) fn on_reply(&mut self, id: u64, ok: bool, json: Vec<u8>) -> Result<(), String> {
         let asked = self.asked.remove(&id).ok_or_else(|| format!("reply to request {id}, which is not open"))?;
         match asked.by {
@@ -99,7 +99,7 @@ impl Worker {
                 Ok(())
             }
             By::Keep => {
-                self.on_kept(ok, &json);
+                self.on_snapshot_made(ok, &json);
                 Ok(())
             }
             By::Preload => self.on_preloaded(ok, &json),
@@ -117,7 +117,8 @@ impl Worker {
         }
     }
 
-    /// Stores the changes that came outside an execution. Those of a running one wait for its end.
+    /// Stores state changes from outside an execution. Those of a running execution wait for its
+    /// end.
     fn store(&mut self) -> Result<()> {
         match self.run {
             Some(_) => Ok(()),
@@ -125,17 +126,17 @@ impl Worker {
         }
     }
 
-    /// Whoever waits for the engine learns that it is gone.
+    /// Answers every open request: the engine is gone.
     pub(super) fn fail_requests(&mut self, error: &Error) {
         for (_, asked) in self.asked.drain() {
             if let By::Daemon(answer) | By::Load(answer) = asked.by {
                 let _ = answer.send(Err(error.clone()));
             }
         }
-        self.forget_copies(error);
+        self.forget_snapshots(error);
     }
 
-    /// Whether calls are taken from the queue: not before the worker serves.
+    /// Whether calls are taken from the queue; only once the worker serves.
     pub(super) fn takes_calls(&self) -> bool {
         !matches!(self.life, Life::Starting(_))
     }

@@ -1,4 +1,4 @@
-//! The real enclosure: `sandbox::Init` with its watches.
+//! The enclosure of a real sandbox: `sandbox::Init` with its watches. Runs in init.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,21 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::enclosure::{
-    CopiesMemory, Enclosure, EngineParts, Exit, KernelFolderSource, KernelPlace, MountSource, Watch,
-};
+use super::enclosure::{Enclosure, EngineParts, KernelMount, SnapshotsMemory, Watch};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
-use crate::link::types::{WorkerCause, WorkerUsage};
+use crate::core::kernel::CrashCause;
+use crate::link::types::WorkerUsage;
 use crate::sandbox::{
-    BindSource, EngineProgram, ExitCause, Frozen, Init, KernelEntry, KernelFolder, MemoryWatch, SandboxError, Stir,
-    Verdict, WorkspaceWatch,
+    ActivityProbe, EngineProgram, Exit, Frozen, Init, KernelEntry, MemoryWatch, MountSource, SandboxError, Verdict,
+    WorkspaceWatch,
 };
 use crate::sys::process;
 
-/// Longest pause between two looks.
+/// Longest pause between two checks.
 const SLOWEST: Duration = Duration::from_secs(5);
 
-/// One of the two watches, and when it is due.
+/// A watch and its next due time.
 struct Due<W> {
     watch: W,
     at: Instant,
@@ -35,8 +34,8 @@ pub struct Sandboxed {
     pid: i32,
     memory: Option<Due<MemoryWatch>>,
     workspace: Option<Due<WorkspaceWatch>>,
-    stir: Stir,
-    /// Rounds through the workspace that are due because something has run.
+    activity: ActivityProbe,
+    /// Workspace counts due because something has run.
     rounds_due: u8,
     frozen: Option<Frozen>,
 }
@@ -69,7 +68,7 @@ impl Sandboxed {
                 pid: parts.pid,
                 memory,
                 workspace,
-                stir: Stir::default(),
+                activity: ActivityProbe::default(),
                 rounds_due: 0,
                 frozen: None,
             },
@@ -77,12 +76,12 @@ impl Sandboxed {
         ))
     }
 
-    /// Whether a round through the workspace has begun that is not over.
+    /// Whether a count of the workspace is in progress.
     fn is_counting(&self) -> bool {
         self.workspace.as_ref().is_some_and(|due| due.watch.is_counting())
     }
 
-    /// Whether the host kernel killed something for want of memory.
+    /// Whether the host kernel killed a process for lack of memory.
     fn oom_killed(&self) -> bool {
         let Some(cgroup) = self.init.cgroup_path() else { return false };
         let events = std::fs::read_to_string(cgroup.join("engine/memory.events"))
@@ -98,22 +97,8 @@ fn watch_workspace(init: &Init, now: Instant) -> Option<Due<WorkspaceWatch>> {
     Some(Due { watch: WorkspaceWatch::new(root, init.workspace_limit()), at: now })
 }
 
-fn bind_source(source: MountSource) -> BindSource {
-    match source {
-        MountSource::Path(path) => BindSource::Path(path),
-        MountSource::Tree(tree, shows) => BindSource::Tree { tree, shows },
-    }
-}
-
-fn exit_of(cause: ExitCause) -> Exit {
-    match cause {
-        ExitCause::Exited(status) => Exit::Status(status),
-        ExitCause::Killed(signal) => Exit::Signal(signal),
-    }
-}
-
-/// Ticks a watch that is due; when it is to be ticked next.
-fn tick<W>(due: &mut Option<Due<W>>, look: impl FnOnce(&mut W) -> Verdict, cause: WorkerCause) -> Watch {
+/// Ticks a watch if due; returns the time of the next tick.
+fn tick<W>(due: &mut Option<Due<W>>, look: impl FnOnce(&mut W) -> Verdict, cause: CrashCause) -> Watch {
     let now = Instant::now();
     let Some(due) = due else { return Watch::Within { next: SLOWEST } };
     if due.at <= now {
@@ -134,7 +119,7 @@ impl Enclosure for Sandboxed {
     }
 
     fn signal(&mut self, signal: Signal) {
-        // Init reaps it, so the number is the engine's until init has heard of its end.
+        // Init reaps the engine, so the id stays the engine's until init has seen its end.
         let _ = kill(Pid::from_raw(self.pid), signal);
     }
 
@@ -144,19 +129,19 @@ impl Enclosure for Sandboxed {
 
     fn reap(&mut self) -> Option<Exit> {
         let engine = self.init.reap().into_iter().find(|(pid, _)| *pid == self.pid)?;
-        Some(exit_of(engine.1))
+        Some(engine.1)
     }
 
-    fn cause_of(&mut self, exit: Exit) -> WorkerCause {
+    fn cause_of(&mut self, exit: Exit) -> CrashCause {
         let killed = exit == Exit::Signal(Signal::SIGKILL as i32);
-        // Without a cgroup the limit is RLIMIT_DATA, and what Rust does when it gets no memory is abort.
+        // Without a cgroup the limit is RLIMIT_DATA, and Rust aborts when an allocation fails.
         let aborted = exit == Exit::Signal(Signal::SIGABRT as i32);
         let no_memory =
             (killed && self.oom_killed()) || (aborted && self.engine == EngineName::Kaish && self.memory.is_some());
         match exit {
-            Exit::Signal(_) | Exit::Status(_) if no_memory => WorkerCause::OutOfMemory,
-            Exit::Signal(signal) => WorkerCause::Signalled(signal),
-            Exit::Status(status) => WorkerCause::Exited(status),
+            Exit::Signal(_) | Exit::Status(_) if no_memory => CrashCause::OutOfMemory,
+            Exit::Signal(signal) => CrashCause::Signalled(signal),
+            Exit::Status(status) => CrashCause::Exited(status),
         }
     }
 
@@ -173,44 +158,44 @@ impl Enclosure for Sandboxed {
         }
     }
 
-    fn take_copy(&mut self, pid: i32) -> Result<OwnedFd> {
+    fn adopt_snapshot(&mut self, pid: i32) -> Result<OwnedFd> {
         if pid == self.pid {
             return Err(Error::refused("it is the engine itself"));
         }
-        self.init.take_copy(pid).map_err(Error::refused)
+        self.init.adopt_snapshot(pid).map_err(Error::refused)
     }
 
-    fn become_engine(&mut self, pid: i32, spared: &[i32]) -> Result<Option<Exit>> {
+    fn replace_engine(&mut self, pid: i32, spared: &[i32]) -> Result<Option<Exit>> {
         let ended = self.init.leave_only(pid, spared).map_err(Error::deadline)?;
         self.pid = pid;
-        Ok(ended.map(exit_of))
+        Ok(ended)
     }
 
-    fn copies_memory(&mut self, copies: &[i32], enough: u64) -> CopiesMemory {
-        let (used_bytes, free_bytes) = self.init.copies_memory(self.pid, copies, enough);
-        CopiesMemory { used_bytes, free_bytes }
+    fn snapshots_memory(&mut self, copies: &[i32], enough: u64) -> SnapshotsMemory {
+        let (used_bytes, free_bytes) = self.init.snapshots_memory(self.pid, copies, enough);
+        SnapshotsMemory { used_bytes, free_bytes }
     }
 
-    fn stirs(&mut self) -> bool {
-        // Where the workspace cannot be watched, no round would ever end.
-        let stirred = self.stir.look();
-        if stirred && self.workspace.is_some() {
-            // A round that has begun may have passed by what has been written since.
+    fn has_activity(&mut self) -> bool {
+        // Without a workspace watch no count would ever complete.
+        let active = self.activity.has_activity();
+        if active && self.workspace.is_some() {
+            // A running count may have missed the latest writes.
             self.rounds_due = 1 + u8::from(self.is_counting());
         }
-        stirred || self.rounds_due > 0
+        active || self.rounds_due > 0
     }
 
     fn watch(&mut self) -> Watch {
         let init = &self.init;
-        let memory = tick(&mut self.memory, |watch| watch.tick(init), WorkerCause::OutOfMemory);
+        let memory = tick(&mut self.memory, |watch| watch.tick(init), CrashCause::OutOfMemory);
         let mut counted = false;
         let count = |watch: &mut WorkspaceWatch| {
             let verdict = watch.tick();
             counted = !watch.is_counting();
             verdict
         };
-        let workspace = tick(&mut self.workspace, count, WorkerCause::DiskFull);
+        let workspace = tick(&mut self.workspace, count, CrashCause::DiskFull);
         if counted {
             self.rounds_due = self.rounds_due.saturating_sub(1);
         }
@@ -238,24 +223,18 @@ impl Enclosure for Sandboxed {
         if self.init.bound().any(|bound| bound == path) {
             return Err(Error::already_exists(format!("something is mounted at {} already", path.display())));
         }
-        self.init.bind(bind_source(source), path, writable).map_err(Error::from)
+        self.init.bind(source, path, writable).map_err(Error::from)
     }
 
-    fn enter_kernel(&mut self, kernel: KernelPlace) -> Result<Option<PathBuf>> {
-        let KernelPlace { folder, hostname, protected, mut mounts } = kernel;
-        let (comes, any) = (folder.is_some(), !mounts.is_empty());
-        let folder = folder.map(|KernelFolderSource { dir, own_workspace, workspace }| KernelFolder {
-            dir: bind_source(dir),
-            own_workspace,
-            workspace: workspace.map(bind_source),
-        });
-        self.init.enter_kernel(KernelEntry { folder, hostname, protected })?;
-        // A mount hides what was mounted below its place before.
+    fn enter_kernel(&mut self, kernel: KernelEntry, mut mounts: Vec<KernelMount>) -> Result<Option<PathBuf>> {
+        let (comes, any) = (kernel.folder.is_some(), !mounts.is_empty());
+        self.init.enter_kernel(kernel)?;
+        // A mount hides earlier mounts below its place.
         mounts.sort_by_key(|(inside, ..)| inside.components().count());
         for (inside, source, writable) in mounts {
-            self.init.bind(bind_source(source), &inside, writable)?;
+            self.init.bind(source, &inside, writable)?;
         }
-        // Where nothing was mounted, they are as they were when they were looked at.
+        // Without new mounts they are unchanged since their verification.
         if comes || any {
             self.init.look_at_mounts(self.pid)?;
         }
@@ -268,7 +247,7 @@ impl Enclosure for Sandboxed {
 
     fn rehearse(&mut self) {
         if let Err(error) = self.init.rehearse(self.pid) {
-            tracing::debug!(%error, "what a kernel's coming takes was not rehearsed");
+            tracing::debug!(%error, "binding a kernel was not rehearsed");
         }
     }
 

@@ -1,5 +1,5 @@
-//! State entries that wait for the engine's word before they become the state: in a file without a name, so that memory holds
-//! one entry at a time and nothing is left behind whatever happens.
+//! A spool of state entries that wait until the engine has accepted them. It is an unnamed file:
+//! memory holds one entry at a time and nothing is left behind. Runs in init.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -10,24 +10,25 @@ use crate::catalog::Entry;
 use crate::core::limits;
 use crate::link::types::StateChunk;
 
-/// A key that no engine can have: two rows of it break the table's uniqueness and so the whole transaction.
+/// A key that no engine can use: two rows of it violate the table's uniqueness and abort the
+/// transaction.
 const BROKEN: &str = "\0broken";
 
 /// Spooled entries.
 pub struct Spool {
     file: BufWriter<File>,
     folder: PathBuf,
-    /// The entry of which more chunks follow.
+    /// The incomplete entry.
     open: Option<String>,
     entries: usize,
     bytes: u64,
 }
 
 impl Spool {
-    /// Makes a spool in a folder.
+    /// Creates a spool in a folder.
     ///
     /// # Errors
-    /// The file system's.
+    /// The file system's errors.
     pub fn create(folder: &Path) -> io::Result<Spool> {
         let name = folder.join("engine.load");
         let _ = std::fs::remove_file(&name);
@@ -39,11 +40,11 @@ impl Spool {
     /// Adds one chunk.
     ///
     /// # Errors
-    /// `InvalidInput` for chunks out of order or beyond the limits, or the file system's.
+    /// `InvalidInput` for chunks out of order or beyond the limits; the file system's errors.
     pub fn add(&mut self, chunk: &StateChunk) -> io::Result<()> {
         let wrong = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why.to_owned()));
         match &self.open {
-            Some(key) if *key != chunk.key => return wrong("an entry within the chunks of another"),
+            Some(key) if *key != chunk.key => return wrong("an entry between the chunks of another"),
             Some(_) => {}
             None => self.entries += 1,
         }
@@ -63,12 +64,13 @@ impl Spool {
         Ok(())
     }
 
-    /// The entries in the order in which they came.
+    /// The entries in arrival order.
     ///
-    /// The iterator cannot say that reading failed: it then gives two entries of one key, which no database takes.
+    /// The iterator cannot return a read error: it then yields two entries of one key, which no
+    /// database accepts.
     ///
     /// # Errors
-    /// The file system's; an entry without its last chunk.
+    /// The file system's errors; an incomplete last entry.
     pub fn into_entries(self) -> Result<impl Iterator<Item = Entry>, CatalogError> {
         let Spool { file, folder, open, entries, .. } = self;
         let failed = |error: io::Error| {

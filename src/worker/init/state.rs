@@ -1,8 +1,8 @@
-//! The engine's state on its way into `engine.db`: changes are gathered while an execution runs and stored in one transaction
-//! before its end is told.
+//! The engine's state on its way into `engine.db`. Changes are collected during an execution and
+//! stored in one transaction before its end is reported. Runs in init.
 //!
-//! Memory is bounded: what one execution changes beyond [`PENDING_BYTES`] is not held; such an entry leaves the state and is
-//! named among what is missed.
+//! Memory is bounded: changes of one execution beyond [`PENDING_BYTES`] are not kept; such an entry
+//! is removed from the state and listed as missed.
 
 use std::collections::BTreeMap;
 
@@ -15,54 +15,54 @@ use crate::link::frames::{Job, Missed};
 
 use super::spool::Spool;
 
-/// Changed entries that are held until the end of an execution, bytes.
+/// Limit of the changed entries kept until the end of an execution, bytes.
 const PENDING_BYTES: usize = 512 << 20;
-/// Format of the state as a whole, as `engine.db` notes it.
+/// Format version of the state, recorded in `engine.db`.
 const STATE_FORMAT: u32 = 1;
 
-/// A change that waits for the end of its execution.
+/// A change waiting for the end of its execution.
 #[derive(Debug)]
 enum Change {
     Put(Entry),
     Del,
 }
 
-/// An entry of which more chunks follow.
+/// An incomplete entry.
 #[derive(Debug)]
 struct Partial {
     entry: Entry,
-    /// Beyond what is held: the rest is read and forgotten.
+    /// Whether it exceeds the limit: its remaining chunks are discarded.
     dropped: bool,
 }
 
-/// `engine.db` and what is to go into it.
+/// `engine.db` with its pending changes.
 pub struct State {
     db: EngineDb,
     info: Option<EngineInfo>,
     pending: BTreeMap<String, Change>,
     pending_bytes: usize,
-    /// All bytes since the last transaction, held or not.
+    /// All bytes since the last transaction, kept or not.
     seen_bytes: u64,
     partial: Option<Partial>,
-    /// Entries that were too large to hold, by key.
+    /// Entries that were too large, by key.
     dropped: BTreeMap<String, MissedEntry>,
     missed: Vec<MissedEntry>,
     missed_changed: bool,
     jobs: Vec<Job>,
     jobs_changed: bool,
-    /// Something was stored since the database was last tidied.
+    /// Whether something was stored since the last WAL checkpoint.
     stored: bool,
 }
 
 impl State {
-    /// Does once for nothing what an execution's changes will take. What cannot be rehearsed is only slower later.
+    /// Rehearses storing an execution's changes. A failure only makes the first execution slower.
     pub fn rehearse(&self) {
         if let Err(error) = self.db.rehearse() {
-            tracing::debug!(%error, "what a kernel's state takes was not rehearsed");
+            tracing::debug!(%error, "storing state was not rehearsed");
         }
     }
 
-    /// Takes over an open database.
+    /// Wraps an open database.
     pub fn new(db: EngineDb) -> Self {
         State {
             db,
@@ -80,10 +80,10 @@ impl State {
         }
     }
 
-    /// Notes which engine writes from now on.
+    /// Records the writing engine.
     ///
     /// # Errors
-    /// If the entries are another engine's, or the database's own errors.
+    /// If the entries belong to another engine, and the database's errors.
     pub fn set_engine(&mut self, name: &str, version: &str) -> Result<(), CatalogError> {
         let info = EngineInfo { name: name.to_owned(), version: version.to_owned(), format: STATE_FORMAT };
         if let Some(before) = self.db.info()?
@@ -96,10 +96,10 @@ impl State {
         Ok(())
     }
 
-    /// The jobs that ran when the state was last stored, which no longer do: they leave the list.
+    /// The jobs that ran when the state was last stored and are gone now; clears the list.
     ///
     /// # Errors
-    /// The database's.
+    /// The database's errors.
     pub fn take_lost_jobs(&mut self) -> Result<Vec<JobRecord>, CatalogError> {
         let lost = self.db.jobs()?;
         if !lost.is_empty() {
@@ -111,7 +111,7 @@ impl State {
     /// Every stored entry without its body.
     ///
     /// # Errors
-    /// The database's.
+    /// The database's errors.
     pub fn heads(&self) -> Result<Vec<EntryHead>, CatalogError> {
         self.db.heads()
     }
@@ -119,15 +119,15 @@ impl State {
     /// One stored entry.
     ///
     /// # Errors
-    /// The database's.
+    /// The database's errors.
     pub fn entry(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
         self.db.entry(key)
     }
 
-    /// What one stored entry has from an offset on.
+    /// Reads a stored entry from an offset.
     ///
     /// # Errors
-    /// The database's.
+    /// The database's errors.
     pub fn piece(&self, key: &str, offset: u64) -> Result<Option<(EntryHead, Vec<u8>)>, CatalogError> {
         self.db.piece(key, offset)
     }
@@ -176,7 +176,7 @@ impl State {
         self.change(key, Change::Put(partial.entry))
     }
 
-    /// Takes the news that an entry is gone.
+    /// Records a deleted entry.
     ///
     /// # Errors
     /// What the engine did wrong.
@@ -200,7 +200,7 @@ impl State {
         }
     }
 
-    /// Takes the list of what is not captured.
+    /// Takes the list of unsaved entries.
     pub fn set_missed(&mut self, missed: Vec<Missed>) {
         self.missed =
             missed.into_iter().map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason }).collect();
@@ -213,25 +213,25 @@ impl State {
         self.jobs_changed = true;
     }
 
-    /// The jobs that run now.
+    /// The running jobs.
     pub fn jobs(&self) -> &[Job] {
         &self.jobs
     }
 
-    /// All that is not captured now.
+    /// The unsaved entries.
     pub fn missed(&self) -> Vec<MissedEntry> {
         self.missed.iter().chain(self.dropped.values()).cloned().collect()
     }
 
-    /// Whether there is something to store.
+    /// Whether there are changes to store.
     pub fn is_dirty(&self) -> bool {
         !self.pending.is_empty() || self.missed_changed || self.jobs_changed
     }
 
-    /// Stores everything since the last time in one transaction. After an error it is kept for the next time.
+    /// Stores all changes in one transaction. After an error they are kept for the next attempt.
     ///
     /// # Errors
-    /// The database's; nothing was stored then.
+    /// The database's errors; nothing was stored then.
     pub fn commit(&mut self, exec: Option<ExecId>) -> Result<(), CatalogError> {
         self.seen_bytes = 0;
         if !self.is_dirty() {
@@ -262,17 +262,17 @@ impl State {
         Ok(())
     }
 
-    /// Forgets what was not stored: its execution did not end.
+    /// Drops unstored changes: their execution did not end.
     pub fn discard(&mut self) {
         self.pending.clear();
         self.partial = None;
         (self.pending_bytes, self.seen_bytes) = (0, 0);
     }
 
-    /// Replaces the whole state by what an engine was just loaded with, in one transaction.
+    /// Replaces the whole state by the newly loaded one, in one transaction.
     ///
     /// # Errors
-    /// The database's, and those of reading the spooled entries; the former state stays then.
+    /// The errors of the database and the spool; the previous state remains then.
     pub fn replace(&mut self, spool: Spool) -> Result<(), CatalogError> {
         let info = self.info.clone().ok_or_else(|| CatalogError::Conflict("no engine has started".into()))?;
         self.discard();
@@ -284,14 +284,14 @@ impl State {
         Ok(())
     }
 
-    /// To be called when nobody waits. Free if nothing was stored since the last time.
+    /// Checkpoints the WAL; to be called when idle. Free if nothing was stored since the last time.
     pub fn tidy(&mut self) {
         if std::mem::take(&mut self.stored) {
             self.db.checkpoint_wal();
         }
     }
 
-    /// Lets go of a database that nobody needs any more.
+    /// Drops the database without tidying.
     pub fn abandon(self) {
         self.db.discard();
     }
@@ -299,7 +299,7 @@ impl State {
     /// Closes the database.
     ///
     /// # Errors
-    /// The database's.
+    /// The database's errors.
     pub fn close(self) -> Result<(), CatalogError> {
         self.db.close()
     }

@@ -1,5 +1,5 @@
-//! An execution's standard input: a fresh pipe whose read end goes to the engine, filled by a task of its own, so that code
-//! that does not read blocks nobody else.
+//! An execution's standard input: a new pipe whose read end goes to the engine. A task fills it, so
+//! that code that does not read blocks nothing else. Runs in init.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,10 +15,10 @@ use crate::core::error::Error;
 use crate::link::guest::Answer;
 use crate::sys::watched::{Watched, watch};
 
-/// Pieces that wait for the pipe; one more makes its sender wait.
+/// Chunks waiting for the pipe; a further one makes its sender wait.
 const PIECES_QUEUED: usize = 4;
 
-/// A piece of standard input.
+/// A chunk of standard input.
 struct Piece {
     data: Vec<u8>,
     end: bool,
@@ -33,13 +33,14 @@ pub struct Stdin {
 
 impl Drop for Stdin {
     fn drop(&mut self) {
-        // Answers of pieces that were not written are dropped with the task: "the worker is ending" is not said, see `take`.
+        // Dropping the task drops the answers of unwritten chunks; see `take`.
         self.writer.abort();
     }
 }
 
 impl Stdin {
-    /// Makes the pipe. Gives the writer and the read end for the engine. With `end`, `data` is all there is.
+    /// Creates the pipe. Returns the writer and the engine's read end. With `end`, `data` is the
+    /// whole input.
     ///
     /// # Errors
     /// If there are no descriptors left.
@@ -54,7 +55,7 @@ impl Stdin {
         Ok((Stdin { pieces, writer }, read_end))
     }
 
-    /// Gives more to the code; answered when the pipe took it.
+    /// Passes more input; answered once the pipe has taken it.
     pub fn take(&self, data: Vec<u8>, end: bool, answer: Answer<()>) {
         let refused = match self.pieces.try_send(Piece { data, end, answer: Some(answer) }) {
             Ok(()) => return,

@@ -1,4 +1,4 @@
-//! What a file system can do for drivers, found by trying in a folder that only the daemon reaches.
+//! Abilities of a file system, found by trying them in a folder private to the daemon.
 
 use std::fs::File;
 use std::io;
@@ -12,18 +12,18 @@ use super::{DriverChoice, DriverKind, nameless};
 use crate::core::info::Ability;
 use crate::sys::{btrfs, inode};
 
-/// What a file system can do; where it cannot, why.
+/// Abilities of a file system; an error says why one is missing.
 #[derive(Debug, Clone)]
 pub struct FsAbilities {
-    /// Files can share blocks.
+    /// Cloning files.
     pub clones: Result<(), String>,
-    /// Subvolumes can be made.
+    /// Creating subvolumes.
     pub subvolumes: Result<(), String>,
-    /// Subvolumes can be removed at once.
+    /// Removing subvolumes at once.
     pub removal: Result<(), String>,
 }
 
-/// Tries what the file system of a folder can do. Nothing is left there.
+/// Tries the abilities of a folder's file system. Leaves nothing there.
 pub fn abilities(dir: &Path) -> FsAbilities {
     let opened = match File::open(dir) {
         Ok(opened) => opened,
@@ -45,7 +45,7 @@ pub fn abilities(dir: &Path) -> FsAbilities {
         (Err(why), _) => Err(why.clone()),
         (Ok(()), Ok(())) => Ok(()),
         (Ok(()), Err(error)) => {
-            // As an empty folder it goes in any case.
+            // An empty subvolume can be removed like a folder in any case.
             let _ = unlinkat(&opened, probe.as_str(), UnlinkatFlags::RemoveDir);
             Err(format!("the file system is mounted without user_subvol_rm_allowed: {error}"))
         }
@@ -59,7 +59,7 @@ fn try_clone(dir: &File) -> io::Result<()> {
     inode::clone_blocks(from.as_fd(), to.as_fd())
 }
 
-/// What `doctor` says of a folder's file system, and of the host's notifications of changes.
+/// The lines of `doctor` for a folder's file system and the host's change notifications.
 pub fn doctor(data: &Path) -> Vec<Ability> {
     let found = abilities(data);
     let line = |name: &str, can: &Result<(), String>, hint: &str| {
@@ -85,7 +85,7 @@ pub fn doctor(data: &Path) -> Vec<Ability> {
     lines
 }
 
-/// Folders of workspaces that a user may have watched, below which even a few large workspaces are walked each time.
+/// Watched folders per user below which a few large workspaces lead to full scans.
 const WATCHES: u64 = 65_536;
 
 fn watches() -> Ability {
@@ -105,7 +105,7 @@ fn watches() -> Ability {
 }
 
 impl FsAbilities {
-    /// The best driver for a workspace here, which is looked at only where that matters.
+    /// The best driver for a workspace; its path is only computed where it matters.
     pub fn choice(&self, workspace: impl FnOnce() -> PathBuf) -> DriverChoice {
         let is_subvolume = |path: &Path| path.metadata().is_ok_and(|found| found.ino() == btrfs::SUBVOLUME_INODE);
         match (&self.clones, &self.subvolumes) {

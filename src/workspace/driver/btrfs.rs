@@ -1,4 +1,4 @@
-//! Btrfs, where the workspace is in a subvolume of its own, beside its staging folder:
+//! Btrfs, for a workspace in its own subvolume, beside its staging folder:
 //!
 //! ```text
 //! kernels/<id>/files/            the subvolume
@@ -7,11 +7,12 @@
 //! kernels/<id>/files.moment/     a snapshot, while it is read
 //! ```
 //!
-//! A snapshot costs the same whatever there is and whatever changed (measured: 7 to 20 ms, a commit of the file system), a
-//! clone less than a tenth of a millisecond. So a few files are held by clones, and only more of them by a snapshot.
+//! The cost of a snapshot does not depend on size or changes (measured: 7 to 20 ms, a commit of the file system); a
+//! clone takes less than a tenth of a millisecond. So a few files are held by clones, and only many by a snapshot.
 //!
-//! Snapshots can be written to: who is not root may remove no other. Only the daemon reaches them. Where its user may remove none
-//! at once (`user_subvol_rm_allowed` is not set), to remove one is to remove each file in it: then clones are all that is used.
+//! Snapshots are writable, because only root may remove others. Only the daemon reaches them. Where its user may not
+//! remove subvolumes at once (`user_subvol_rm_allowed` is not set), removal deletes file by file: then only clones are
+//! used.
 
 use std::fs::File;
 use std::io;
@@ -41,9 +42,9 @@ pub(super) struct Btrfs {
     workspace: String,
     removes_at_once: bool,
     clone_above: u64,
-    /// So many clones are as dear as a snapshot.
+    /// Number of clones that cost as much as a snapshot.
     clones_before: usize,
-    /// The workspace as it is in the snapshot, if there is one.
+    /// The workspace in the snapshot, if there is one.
     within: Option<OwnedFd>,
 }
 
@@ -84,12 +85,12 @@ impl Btrfs {
         move |error| WorkspaceError::io(op, &path, error)
     }
 
-    /// Everything as it is now.
+    /// Takes the snapshot.
     fn snapshot(&mut self) -> Result<(), WorkspaceError> {
         if self.within.is_some() {
             return Ok(());
         }
-        // Of one that could not be removed.
+        // One that could not be removed.
         self.remove()?;
         let take = || -> io::Result<OwnedFd> {
             fault::point("workspace.snapshot.make")?;
@@ -144,7 +145,7 @@ impl Driver for Btrfs {
 
     fn hold(&mut self, file: &File, place: &dyn Fn() -> Vec<Name>) -> Result<Option<HeldFile>, WorkspaceError> {
         if self.removes_at_once && self.clones.count() >= self.clones_before {
-            // Nobody writes: it is the same moment for all files, whenever it is taken.
+            // No writer runs: a later snapshot holds the same state for all files.
             self.snapshot()?;
         }
         match self.within {

@@ -1,11 +1,11 @@
-//! What a file system can do for captures and forks, one driver for each way.
+//! Drivers: how a file system supports captures and forks.
 //!
-//! What changed is found in one way everywhere (`scan`): a driver only says how the bytes of a changed file are held while
-//! everything stands still, and how a whole workspace is copied. So a tree is the same whoever captured it.
+//! `scan` finds changes in the same way everywhere: a driver only holds the bytes of changed files while the kernel is
+//! frozen, and copies whole workspaces. So a tree does not depend on the driver.
 //!
 //! ```text
-//!            before          nobody writes          writers go on            all is read
-//!  driver:   ahead(file) ──▶ hold(file) ──▶ Held ──▶ open(held) ─▶ bytes ──▶ release
+//!            before          frozen                     writers run again        all is read
+//!  driver:   ahead(file) ──▶ hold(file) ──▶ HeldFile ──▶ open(held) ─▶ bytes ──▶ release
 //! ```
 //!
 //! | driver | where | holds a file by | copies a workspace by |
@@ -14,8 +14,8 @@
 //! | `reflink` | XFS, Btrfs | a clone | clones of its files |
 //! | `tracked` | everywhere | its bytes, read | the bytes of its files |
 //!
-//! To add one: a file here with the trait, a [`DriverKind`], a line in [`choose`] that finds by trying whether the file system
-//! can, and a line in `model_tests`, which holds every driver against the same model.
+//! To add one: a file here with the trait, a [`DriverKind`], a line in [`choose`] that tries whether the file system
+//! supports it, and a line in `model_tests`, which tests every driver against the same model.
 
 mod abilities;
 mod btrfs;
@@ -33,14 +33,14 @@ use super::paths::WorkspacePaths;
 use super::tree::entry::Name;
 use crate::sys::fs;
 
-/// Which driver.
+/// Kind of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DriverKind {
     /// Snapshots of a Btrfs subvolume.
     Btrfs,
     /// Clones of files.
     Reflink,
-    /// Files are read.
+    /// Reading files.
     Tracked,
 }
 
@@ -55,12 +55,12 @@ impl DriverKind {
     }
 }
 
-/// A driver, and why it is no better one.
+/// A driver, and why no better one is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverChoice {
-    /// Which.
+    /// Its kind.
     pub kind: DriverKind,
-    /// What keeps the next better one, or a part of this one, from being used; empty: nothing.
+    /// Why the next better driver, or a part of this one, is not used; may be empty.
     pub reason: String,
 }
 
@@ -71,41 +71,41 @@ impl std::fmt::Display for DriverChoice {
     }
 }
 
-/// A file's bytes as they were while nobody wrote, still to be read.
+/// A file's bytes as of the freeze, still to be read.
 #[derive(Debug)]
 pub(super) enum HeldFile {
-    /// A file without a name that shares the other's blocks.
+    /// An unnamed clone.
     Clone(File),
-    /// At this place of a copy of everything.
+    /// A path in the snapshot.
     Within(Vec<Name>),
 }
 
-/// One way to hold and to copy files. All of it blocks.
+/// A way to hold and copy files. Blocks.
 pub(super) trait Driver: std::fmt::Debug + Send {
-    /// Which it is, and why no better one.
+    /// Its kind, and why no better one.
     fn choice(&self) -> &DriverChoice;
 
-    /// Files up to so many bytes are sooner read than held, as long as there is memory for them.
+    /// Up to this size, reading a file is faster than holding it, as long as there is memory.
     fn reads_up_to(&self) -> u64;
 
-    /// Writers still run: does for a file what [`Self::hold`] would have to wait for.
+    /// Before the freeze: does the slow part of [`Self::hold`].
     fn ahead(&mut self, file: &File) -> io::Result<()>;
 
-    /// Nobody writes: holds a file's bytes without reading them. None: this one has to be read at once.
+    /// While frozen: holds a file's bytes without reading them. `None`: read it now.
     fn hold(&mut self, file: &File, place: &dyn Fn() -> Vec<Name>) -> Result<Option<HeldFile>, WorkspaceError>;
 
-    /// What was held, to be read. Writers may run.
+    /// After the freeze: opens a held file.
     fn open(&mut self, held: HeldFile) -> Result<File, WorkspaceError>;
 
-    /// What was held is not needed any more. Nothing held: nothing done.
+    /// Releases all held files.
     fn release(&mut self) -> Result<(), WorkspaceError>;
 
-    /// Holds every file, and takes a snapshot after so many clones: small trees meet what large ones do.
+    /// For tests: holds every file, and takes a snapshot after this many clones.
     #[cfg(test)]
     fn hold_all(&mut self, clones: usize);
 }
 
-/// The driver for a workspace: the best that its file system can. Removes what a killed process left of snapshots.
+/// Chooses the best driver for a workspace. Removes snapshots that a killed process left.
 pub(super) fn choose(paths: &WorkspacePaths) -> Result<Box<dyn Driver>, WorkspaceError> {
     match std::fs::DirBuilder::new().create(&paths.staging) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -124,7 +124,7 @@ pub(super) fn choose(paths: &WorkspacePaths) -> Result<Box<dyn Driver>, Workspac
     })
 }
 
-/// A file in a folder that has no name, and goes when it is closed.
+/// Creates an unnamed file in a folder; it vanishes when it is closed.
 fn nameless(dir: BorrowedFd<'_>) -> io::Result<File> {
     use nix::fcntl::{OFlag, openat};
     use nix::sys::stat::Mode;
@@ -132,7 +132,7 @@ fn nameless(dir: BorrowedFd<'_>) -> io::Result<File> {
     Ok(openat(dir, ".", flags, Mode::S_IRUSR | Mode::S_IWUSR)?.into())
 }
 
-/// Whether an error says that these blocks cannot be shared, whatever the reason: then a file is read.
+/// Whether the error means that these blocks cannot be shared: then the file is read.
 pub(super) fn cannot_clone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EXDEV | libc::EINVAL | libc::ENOTTY | libc::EMLINK))
         && !fs::is_full(error)

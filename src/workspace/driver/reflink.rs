@@ -1,5 +1,4 @@
-//! File systems that share blocks between files: a changed file is held by a clone without a name. What a killed process held
-//! is gone with it.
+//! File systems that clone files: a changed file is held by an unnamed clone, which vanishes with a killed process.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +11,7 @@ use crate::workspace::error::WorkspaceError;
 use crate::workspace::paths::WorkspacePaths;
 use crate::workspace::tree::entry::Name;
 
-/// A clone costs as much as to read so many bytes from memory (measured: 30 to 100 microseconds).
+/// Size up to which reading from memory beats cloning (measured: 30 to 100 microseconds).
 pub(super) const CLONE_ABOVE: u64 = 256 << 10;
 
 #[derive(Debug)]
@@ -22,7 +21,7 @@ pub(super) struct Reflink {
     clone_above: u64,
 }
 
-/// Clones that are held.
+/// The clones held.
 #[derive(Debug)]
 pub(super) struct Clones {
     dir: OwnedFd,
@@ -36,7 +35,7 @@ impl Clones {
         Ok(Clones { dir, paths: paths.clone(), count: 0 })
     }
 
-    /// How many are held.
+    /// Number of clones.
     pub(super) fn count(&self) -> usize {
         self.count
     }
@@ -45,7 +44,7 @@ impl Clones {
         self.count = 0;
     }
 
-    /// Holds a file. None if it cannot be, or too many are.
+    /// Holds a file. `None` if it cannot be cloned, or too many are held.
     pub(super) fn hold(&mut self, file: &File) -> Result<Option<HeldFile>, WorkspaceError> {
         if self.count >= limits::WORKSPACE_CLONES {
             return Ok(None);
@@ -80,7 +79,7 @@ impl Driver for Reflink {
         self.clone_above
     }
 
-    /// A clone waits until all of the file is on its device.
+    /// Writes the file out: a clone waits until all of it is on the device.
     fn ahead(&mut self, file: &File) -> io::Result<()> {
         inode::write_out(file.as_fd())
     }

@@ -1,4 +1,4 @@
-//! Any file system: what changed is read while nobody writes, and sorted into the store later as far as there is memory for it.
+//! Any file system: changed files are read while frozen, and stored later as far as memory allows.
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,5 @@
-//! What differs between two trees. Walks only where digests differ; in memory are one page for each level of the path that is
-//! being compared, and a bounded number of files that may turn out to be renamed.
+//! Differences between two trees. Descends only where digests differ; in memory are one page per level of the current
+//! path, and a bounded number of files that may be renamed.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -15,42 +15,42 @@ use crate::workspace::objects::Objects;
 /// One difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Where, as the second tree has it (the first, if it is gone).
+    /// The path in the second tree; in the first if it was removed.
     pub path: PathBuf,
-    /// What.
+    /// The kind of difference.
     pub kind: ChangeKind,
 }
 
-/// What differs.
+/// Kind of a difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is only in the second tree. Of a folder, everything in it is told too.
+    /// Only in the second tree. All entries of a folder are reported too.
     Added,
-    /// It is only in the first tree. Of a folder, everything in it is told too.
+    /// Only in the first tree. All entries of a folder are reported too.
     Removed,
-    /// A file's content, with the same identity, is under another name.
+    /// The content of a removed file is under another name.
     Renamed {
-        /// Where it was.
+        /// The former path.
         from: PathBuf,
     },
-    /// It is something else now: a file where a folder was.
+    /// The type changed: for example, a file in place of a folder.
     Kind,
-    /// It is the same thing, changed.
+    /// The same type, changed.
     Changed(Changed),
 }
 
-/// What of one thing changed; at least one of these.
+/// The changed properties; at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Changed {
-    /// A file's bytes or holes, a link's target, why something is missing.
+    /// A file's bytes or holes, a link's target, the reason of a missing entry.
     pub content: bool,
     /// Permissions.
     pub mode: bool,
     /// User, group or extended attributes.
     pub ownership: bool,
-    /// Which names are the same file.
+    /// Hard links.
     pub links: bool,
-    /// When it was modified. Alone: nothing but the time.
+    /// Modification time.
     pub modified: bool,
 }
 
@@ -58,7 +58,7 @@ impl Changed {
     fn of(a: &Entry, b: &Entry) -> Option<Changed> {
         let content = match (&a.node, &b.node) {
             (Node::File { size: s, content: c, .. }, Node::File { size, content, .. }) => (s, c) != (size, content),
-            // What is in them is told by itself.
+            // Their content is compared separately.
             (Node::Folder { .. }, Node::Folder { .. }) => false,
             (a, b) => a != b,
         };
@@ -80,13 +80,13 @@ struct Level<'a> {
     after: Entries<'a>,
 }
 
-/// The differences, one after the other: removed and added files last, where it is known which of them are renamed.
+/// Iterates over the differences. Removed and added files come last, when renames are known.
 pub struct Diff<'a> {
     objects: &'a dyn Objects,
     levels: Vec<Level<'a>>,
     ready: VecDeque<Change>,
-    /// Files that are gone, or new, by content; empty ones are not told apart by it.
-    gone: HashMap<(u64, Content), Vec<PathBuf>>,
+    /// Removed and new files, by content; content cannot tell empty files apart.
+    removed: HashMap<(u64, Content), Vec<PathBuf>>,
     new: HashMap<(u64, Content), Vec<PathBuf>>,
     waiting: usize,
     failed: bool,
@@ -101,7 +101,7 @@ pub fn diff<'a>(objects: &'a dyn Objects, a: TreeId, b: TreeId) -> Result<Diff<'
         objects,
         levels: Vec::new(),
         ready: VecDeque::new(),
-        gone: HashMap::new(),
+        removed: HashMap::new(),
         new: HashMap::new(),
         waiting: 0,
         failed: false,
@@ -129,7 +129,7 @@ impl<'a> Diff<'a> {
         Ok(())
     }
 
-    /// Compares one more pair of entries. False when there is none.
+    /// Compares the next pair of entries. False at the end.
     fn step(&mut self) -> Result<bool, WorkspaceError> {
         let Some(level) = self.levels.last_mut() else { return Ok(false) };
         level.before.skip_shared(&mut level.after);
@@ -168,14 +168,15 @@ impl<'a> Diff<'a> {
         self.enter(path, folder(a), folder(b))
     }
 
-    /// Something that only one tree has: told now, or later if it may have another name in the other.
+    /// An entry of only one tree: reported now, or later if it may be renamed.
     fn lone(&mut self, path: PathBuf, entry: &Entry, is_new: bool) {
         let kind = if is_new { ChangeKind::Added } else { ChangeKind::Removed };
         let Node::File { size, content, .. } = &entry.node else {
             return self.ready.push_back(Change { path, kind });
         };
         let key = (*size, content.clone());
-        let (mine, others) = if is_new { (&mut self.new, &mut self.gone) } else { (&mut self.gone, &mut self.new) };
+        let (mine, others) =
+            if is_new { (&mut self.new, &mut self.removed) } else { (&mut self.removed, &mut self.new) };
         if let Some(other) = others.get_mut(&key).and_then(Vec::pop) {
             self.waiting -= 1;
             let (from, path) = if is_new { (other, path) } else { (path, other) };
@@ -189,7 +190,7 @@ impl<'a> Diff<'a> {
     }
 
     fn flush(&mut self) {
-        for (map, kind) in [(&mut self.gone, ChangeKind::Removed), (&mut self.new, ChangeKind::Added)] {
+        for (map, kind) in [(&mut self.removed, ChangeKind::Removed), (&mut self.new, ChangeKind::Added)] {
             let mut paths: Vec<PathBuf> = std::mem::take(map).into_values().flatten().collect();
             paths.sort();
             self.ready.extend(paths.into_iter().map(|path| Change { path, kind: kind.clone() }));

@@ -1,4 +1,4 @@
-//! What a tree says of one file, folder, link or pipe.
+//! An entry of a tree: a file, folder, link or pipe.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use crate::core::ids::Digest;
 use crate::core::missed::UNREADABLE;
 
-/// A name as the file system has it: any bytes but `/` and zero.
+/// A file name: any bytes but `/` and zero.
 pub type Name = Box<[u8]>;
 
-/// Bits of a mode that a tree keeps: set-uid and set-gid are never captured and never made.
+/// Mode bits that a tree keeps: set-uid and set-gid are never captured and never created.
 pub const MODE_BITS: u32 = 0o1777;
 
-/// A moment as the file system has it.
+/// A time stamp of the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Moment {
     /// Seconds since 1970.
@@ -23,48 +23,48 @@ pub struct Moment {
     pub nanos: u32,
 }
 
-/// Extended attributes, sorted by name. Most files have none, so none is one word.
+/// Extended attributes, sorted by name. Most files have none, so none takes one word.
 pub type Attributes = Option<Box<Vec<(Name, Box<[u8]>)>>>;
 
-/// What entries of every kind have.
+/// Metadata of all types.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Meta {
     /// Of [`MODE_BITS`].
     pub mode: u32,
-    /// When its content last changed.
+    /// Modification time of the content.
     pub modified: Moment,
-    /// User and group, if they are not those of the workspace itself.
+    /// User and group, unless they are those of the workspace.
     pub owner: Option<(u32, u32)>,
     /// `user.*` and access lists.
     pub attributes: Attributes,
 }
 
-/// Where a file's bytes are.
+/// Location of a file's bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Content {
-    /// Here: it is small.
+    /// Inline: it is small.
     Inline(Box<[u8]>),
-    /// In one object, which is the file.
+    /// One object.
     Whole(Digest),
-    /// In the pieces that a map object lists; what is in none is a hole.
+    /// The pieces that a map object lists; the rest are holes.
     Map(Digest),
 }
 
-/// Files with the same group are one file with several names.
+/// Entries with the same group are hard links of one file.
 pub type Group = [u8; 16];
 
-/// Why something is in a tree by name only.
+/// Why a tree holds an entry by name only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
     /// A socket: it belongs to a process.
     Socket,
     /// A device.
     Device,
-    /// It may not be read.
+    /// Unreadable.
     Unreadable,
-    /// Something is mounted there: another file system, or a part of this one.
+    /// A mount point.
     Mount,
-    /// Reported only, never in a tree: the file is there, without its set-uid or set-gid bit.
+    /// Only reported, never in a tree: the file is captured without its set-uid or set-gid bit.
     SetId,
 }
 
@@ -80,16 +80,16 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What an entry is.
+/// Type of an entry, with its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     /// A regular file.
     File {
         /// Its length in bytes.
         size: u64,
-        /// Its bytes.
+        /// Its content.
         content: Content,
-        /// Its other names.
+        /// Its hard links.
         group: Option<Group>,
     },
     /// A folder.
@@ -99,37 +99,37 @@ pub enum Node {
     },
     /// A symbolic link.
     Symlink {
-        /// What it says.
+        /// Its target.
         target: Box<[u8]>,
     },
     /// A named pipe.
     Fifo,
-    /// Something that was there and is not in the tree.
+    /// An entry that was not captured.
     Missing {
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
 }
 
 impl Node {
-    /// Whether both are of one kind.
+    /// Whether both have the same type.
     pub fn same_kind(&self, other: &Node) -> bool {
         std::mem::discriminant(self) == std::mem::discriminant(other)
     }
 }
 
-/// One line of a folder.
+/// An entry of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// Its name; empty for the workspace itself.
     pub name: Name,
-    /// Mode, times, owner, attributes. Empty for what is missing.
+    /// Mode, times, owner, attributes. Empty for missing entries.
     pub meta: Meta,
-    /// What it is.
+    /// Its type.
     pub node: Node,
 }
 
-/// A path of names, for people and for results.
+/// The path of these names, for messages and results.
 pub fn path_of<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> PathBuf {
     let mut path = Vec::new();
     for name in names {

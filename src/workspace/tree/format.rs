@@ -1,5 +1,5 @@
-//! The bytes of tree objects, as docs/tree-format.md has them. One content has exactly one encoding; whatever differs from
-//! it is refused, so that a tree from elsewhere can be trusted as far as its shape goes: no name leads out of its folder.
+//! Encoding of tree objects, as in docs/tree-format.md. Each content has exactly one encoding; any other is refused, so
+//! a foreign tree has a trusted shape: no name leads out of its folder.
 
 use super::entry::{Attributes, Content, Entry, MODE_BITS, Meta, Moment, Name, Node, Reason};
 use crate::core::ids::Digest;
@@ -8,7 +8,7 @@ use crate::core::limits;
 const MAGIC: &[u8; 3] = b"ryt";
 const VERSION: u8 = 1;
 
-/// What an object's fifth byte says.
+/// Type of an object: its fifth byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Root = b'R' as isize,
@@ -21,28 +21,28 @@ const HAS_OWNER: u8 = 1;
 const HAS_ATTRIBUTES: u8 = 2;
 const HAS_GROUP: u8 = 4;
 
-/// Why bytes are no tree object.
+/// Why bytes are no valid tree object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// It begins with something else.
+    /// Wrong magic.
     #[error("not a tree object of the expected shape")]
     Shape,
-    /// A later release wrote it.
+    /// A later format.
     #[error("tree format {0} is newer than this ryokan knows")]
     Version(u8),
-    /// It ends too soon, goes on too long, or says one thing in a way that is not the one way.
+    /// Truncated, too long, or not in the canonical encoding.
     #[error("tree object is not well formed: {0}")]
     Malformed(&'static str),
 }
 
 type Result<T> = std::result::Result<T, FormatError>;
 
-/// What a folder's object is.
+/// A folder's object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Folder {
     /// All entries.
     Page(Vec<Entry>),
-    /// Where pages of entries are.
+    /// The pages of a large folder.
     Pages(Vec<PageRef>),
 }
 
@@ -51,7 +51,7 @@ pub enum Folder {
 pub struct PageRef {
     /// The name of its last entry.
     pub last: Name,
-    /// How many entries it has.
+    /// Number of its entries.
     pub count: u64,
     /// Its object.
     pub digest: Digest,
@@ -60,7 +60,7 @@ pub struct PageRef {
 /// A piece of a file; between pieces are holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins.
+    /// Its offset.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
@@ -68,7 +68,7 @@ pub struct Piece {
     pub digest: Digest,
 }
 
-/// What a map object says.
+/// A map object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Map {
     /// The file's length.
@@ -77,8 +77,8 @@ pub struct Map {
     pub pieces: Vec<Piece>,
 }
 
-/// Whether a page ends after an entry of that name, `count` entries long then. The names decide, so that one new name moves
-/// one border at most; the most that a page may hold is for names made to have no border.
+/// Whether a page ends after an entry of this name, as its `count`-th. The names decide, so that one new name moves at
+/// most one border; the maximum is for names chosen to have no border.
 pub fn page_ends(name: &[u8], count: usize) -> bool {
     let hash = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3));
     (hash ^ (hash >> 29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56 == 0 || count >= limits::TREE_PAGE_ENTRIES
@@ -92,7 +92,7 @@ fn begin(shape: Shape) -> Vec<u8> {
     out
 }
 
-/// Appends a number, seven bits a byte, the lowest first.
+/// Appends a number as LEB128.
 pub fn number(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push((value & 0x7f) as u8 | 0x80);
@@ -101,13 +101,13 @@ pub fn number(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Appends bytes, their length before them.
+/// Appends bytes with their length.
 pub fn text(out: &mut Vec<u8>, bytes: &[u8]) {
     number(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// A signed number as one that is small if it is near zero.
+/// Zigzag encoding: small for numbers near zero.
 pub fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)).cast_unsigned()
 }
@@ -182,7 +182,7 @@ fn encode_meta(out: &mut Vec<u8>, meta: &Meta, group: bool) {
     }
 }
 
-/// The object of a page, of which the entries are already encoded.
+/// The object of a page with encoded entries.
 pub fn encode_page(count: usize, entries: &[u8]) -> Vec<u8> {
     let mut out = begin(Shape::Page);
     number(&mut out, count as u64);
@@ -202,7 +202,7 @@ pub fn encode_pages(pages: &[PageRef]) -> Vec<u8> {
     out
 }
 
-/// The object of a whole tree.
+/// The root object of a tree.
 pub fn encode_root(entry: &Entry) -> Vec<u8> {
     let mut out = begin(Shape::Root);
     encode_entry(&mut out, entry);
@@ -224,13 +224,13 @@ pub fn encode_map(map: &Map) -> Vec<u8> {
     out
 }
 
-/// Reads bytes from their beginning, each exactly once.
+/// Decodes bytes from start to end.
 pub struct Decoder<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Decoder<'a> {
-    /// Reads bytes that have no head.
+    /// Decodes bytes without a header.
     pub fn bare(rest: &'a [u8]) -> Decoder<'a> {
         Decoder { rest }
     }
@@ -260,7 +260,7 @@ impl<'a> Decoder<'a> {
         self.take(1).map(|bytes| bytes[0])
     }
 
-    /// A number; only its shortest form.
+    /// A number, in its shortest form only.
     pub fn number(&mut self) -> Result<u64> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -278,7 +278,7 @@ impl<'a> Decoder<'a> {
         Err(FormatError::Malformed("a number is too long"))
     }
 
-    /// A number of 32 bits.
+    /// A 32-bit number.
     pub fn small(&mut self) -> Result<u32> {
         u32::try_from(self.number()?).map_err(|_| FormatError::Malformed("a number is too large"))
     }
@@ -289,7 +289,7 @@ impl<'a> Decoder<'a> {
         Ok((raw >> 1).cast_signed() ^ -(raw & 1).cast_signed())
     }
 
-    /// Bytes with their length before them.
+    /// Bytes with their length.
     pub fn text(&mut self) -> Result<Box<[u8]>> {
         let length = usize::try_from(self.number()?).map_err(|_| FormatError::Malformed("a text is too long"))?;
         self.take(length).map(Into::into)
@@ -300,7 +300,7 @@ impl<'a> Decoder<'a> {
         self.fixed().map(Digest::from_bytes)
     }
 
-    /// Whether all is read.
+    /// Whether all is decoded.
     pub fn is_at_end(&self) -> bool {
         self.rest.is_empty()
     }
@@ -313,7 +313,7 @@ impl<'a> Decoder<'a> {
         if self.is_at_end() { Ok(()) } else { Err(FormatError::Malformed("it goes on after its end")) }
     }
 
-    /// An entry; its name is checked by the caller, who knows whether it may be empty.
+    /// An entry; the caller checks its name, which may be empty for the root only.
     pub fn entry(&mut self) -> Result<Entry> {
         let name = self.text()?;
         let kind = self.byte()?;
@@ -388,21 +388,21 @@ fn checked_target(target: Box<[u8]>) -> Result<Box<[u8]>> {
     if fine { Ok(target) } else { Err(FormatError::Malformed("a link's target is not one")) }
 }
 
-/// Whether trees keep an extended attribute: what its owner may set. Never capabilities, never labels of the host.
+/// Whether trees keep an extended attribute: those that owners may set. Never capabilities, never labels of the host.
 pub fn is_kept_attribute(name: &[u8]) -> bool {
     let list = [b"system.posix_acl_access".as_slice(), b"system.posix_acl_default"];
     !name.contains(&0) && ((name.starts_with(b"user.") && name.len() > 5) || list.contains(&name))
 }
 
-/// Whether bytes can be the name of a folder's entry, and lead nowhere else.
+/// Whether bytes are a valid entry name, which leads nowhere else.
 fn is_name(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..") && name.len() <= 255 && !name.contains(&b'/') && !name.contains(&0)
 }
 
-/// Reads the object of a folder.
+/// Decodes a folder's object.
 ///
 /// # Errors
-/// As [`FormatError`] says.
+/// See [`FormatError`].
 pub fn decode_folder(bytes: &[u8]) -> Result<Folder> {
     let (mut decoder, shape) = Decoder::open(bytes, &[Shape::Page, Shape::Pages])?;
     let count = decoder.number()?;
@@ -440,10 +440,10 @@ fn page_entries(mut decoder: Decoder<'_>, count: u64) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Reads the object of a tree.
+/// Decodes a root object.
 ///
 /// # Errors
-/// As [`FormatError`] says.
+/// See [`FormatError`].
 pub fn decode_root(bytes: &[u8]) -> Result<Entry> {
     let (mut decoder, _) = Decoder::open(bytes, &[Shape::Root])?;
     let entry = decoder.entry()?;
@@ -452,10 +452,10 @@ pub fn decode_root(bytes: &[u8]) -> Result<Entry> {
     if is_root { Ok(entry) } else { Err(FormatError::Malformed("its root is no folder")) }
 }
 
-/// Reads the object of a file in pieces.
+/// Decodes a map object.
 ///
 /// # Errors
-/// As [`FormatError`] says.
+/// See [`FormatError`].
 pub fn decode_map(bytes: &[u8]) -> Result<Map> {
     let (mut decoder, _) = Decoder::open(bytes, &[Shape::Map])?;
     let (size, count) = (decoder.number()?, decoder.number()?);

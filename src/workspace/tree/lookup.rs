@@ -1,4 +1,4 @@
-//! One entry of a tree by its path, and a file's content.
+//! Lookup of an entry by path, and of a file's content.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path};
@@ -9,7 +9,7 @@ use super::read::{self, Entries};
 use crate::workspace::error::WorkspaceError;
 use crate::workspace::objects::Objects;
 
-/// The entry at a path; none: there is nothing.
+/// The entry at a path, if any.
 ///
 /// # Errors
 /// An object is missing, damaged or no tree.
@@ -27,18 +27,18 @@ pub fn find(objects: &dyn Objects, tree: TreeId, path: &Path) -> Result<Option<E
     Ok(Some(at))
 }
 
-/// What is to be read of something: a file's bytes, where a link leads.
+/// Readable content of an entry: a file's bytes, a link's target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Text {
     /// The bytes.
     Bytes(Vec<u8>),
-    /// More than asked for.
+    /// Larger than requested.
     Larger,
-    /// There is nothing to read: a folder, a pipe, what is missing.
+    /// Not readable: a folder, a pipe, a missing entry.
     None,
 }
 
-/// Reads what there is to read, at most `most` bytes.
+/// Reads an entry's content, at most `most` bytes.
 ///
 /// # Errors
 /// An object is missing, damaged or no part of a tree.
@@ -59,7 +59,7 @@ pub fn text(objects: &dyn Objects, node: &Node, most: u64) -> Result<Text, Works
             for piece in read::map(objects, *digest)?.pieces {
                 let from = usize::try_from(piece.offset).unwrap_or(usize::MAX);
                 let read = objects.get(piece.digest, piece.length)?;
-                // What a damaged map would put beyond the end is nowhere.
+                // Bytes that a damaged map places after the end are ignored.
                 if let Some(room) = from.checked_add(read.len()).and_then(|to| bytes.get_mut(from..to)) {
                     room.copy_from_slice(&read);
                 }

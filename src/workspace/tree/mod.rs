@@ -1,6 +1,7 @@
-//! Trees: file trees by content, and what can be asked of them without a file system.
+//! Trees: content-addressed file trees, and operations on them without a file system.
 //!
-//! `entry` what a tree says, `format` the bytes, `read` folder after folder, `look` one entry, `diff` two of them, `reach` the objects of one.
+//! `entry` an entry, `format` the encoding, `read` folder by folder, `lookup` one entry, `diff` two trees, `needs` and
+//! `reach` objects.
 
 pub mod diff;
 pub mod entry;

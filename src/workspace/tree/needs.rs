@@ -1,4 +1,4 @@
-//! What is needed to make one tree of another: what both have in the same place is not.
+//! The contents needed to turn one tree into another: those that are not in the same place in both.
 
 use super::TreeId;
 use super::entry::{Content, Entry, Node};
@@ -7,8 +7,8 @@ use crate::core::ids::Digest;
 use crate::workspace::error::WorkspaceError;
 use crate::workspace::objects::Objects;
 
-/// Calls `object` for the content of every file that is made anew when a workspace that is `present` becomes `target`. What says
-/// so (folders, their pages, the maps of large files) is read for it, where the two differ and nowhere else.
+/// Calls `object` for the content of every file that is created when a workspace `present` becomes `target`. Reads
+/// folders, pages and maps only where the two differ.
 ///
 /// # Errors
 /// An object of folders or maps is missing, damaged or no tree; those of `object`.
@@ -46,7 +46,7 @@ pub fn needs(
     Ok(())
 }
 
-/// The next entries of one name, of either or of both.
+/// The next entries of one name, of one or both.
 #[allow(clippy::type_complexity, reason = "a pair of which either may be missing")]
 fn next<'a>(
     before: &mut Entries<'a>,
@@ -65,7 +65,7 @@ fn next<'a>(
     Ok(Some((known, wanted)))
 }
 
-/// Whether a file stays the file that it is: at most its mode and its time change.
+/// Whether a file stays: at most its mode and time change.
 pub(in crate::workspace) fn is_kept(known: &Entry, wanted: &Entry) -> bool {
     let (a, b) = (&known.meta, &wanted.meta);
     known.node == wanted.node && a.owner == b.owner && a.attributes == b.attributes

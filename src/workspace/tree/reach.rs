@@ -1,4 +1,4 @@
-//! Every object that a tree needs: for garbage collection, for bundles, for teleport.
+//! All objects of a tree: for garbage collection, bundles and teleport.
 
 use std::collections::HashSet;
 
@@ -10,38 +10,38 @@ use crate::core::ids::Digest;
 use crate::workspace::error::WorkspaceError;
 use crate::workspace::objects::Objects;
 
-/// What was met on the way. An address says nothing of what an object is: whoever writes the bytes of a folder into a file has made
-/// one object that is both. So what was told as content has not been looked into, and is when it is met as a folder.
+/// The objects visited. An address does not show an object's type: a file may have the bytes of a folder's object, and
+/// then one object is both. So an object visited as content has not been entered, and is when it is met as a folder.
 #[derive(Debug, Default)]
 pub struct Seen {
-    told: HashSet<Digest>,
+    visited: HashSet<Digest>,
     entered: HashSet<Digest>,
 }
 
 impl Seen {
-    /// Notes an object; whether it is new.
-    pub fn tell(&mut self, digest: Digest) -> bool {
-        self.told.insert(digest)
+    /// Adds an object; returns whether it is new.
+    pub fn add(&mut self, digest: Digest) -> bool {
+        self.visited.insert(digest)
     }
 
-    /// Notes that what an object names is looked at; whether that is new.
+    /// Records that an object's references are visited; returns whether that is new.
     pub fn enter(&mut self, digest: Digest) -> bool {
         self.entered.insert(digest)
     }
 
-    /// Whether it was met.
+    /// Whether it was visited.
     pub fn contains(&self, digest: Digest) -> bool {
-        self.told.contains(&digest)
+        self.visited.contains(&digest)
     }
 
-    /// How many objects were met.
+    /// Number of objects visited.
     pub fn count(&self) -> usize {
-        self.told.len()
+        self.visited.len()
     }
 }
 
-/// Calls `object` for every object that a tree needs, its own first, each at most once over all calls with one `seen`: a
-/// second tree costs what it does not share with the first.
+/// Calls `object` for every object of a tree, at most once over all calls with the same `seen`: a second tree costs
+/// what it does not share with the first.
 ///
 /// # Errors
 /// An object of folders or maps is missing, damaged or no tree; those of `object`.
@@ -54,15 +54,15 @@ pub fn reach(
     if !seen.enter(tree.0) {
         return Ok(());
     }
-    let mut tell = |seen: &mut Seen, digest| if seen.tell(digest) { object(digest) } else { Ok(()) };
-    tell(seen, tree.0)?;
+    let mut report = |seen: &mut Seen, digest| if seen.add(digest) { object(digest) } else { Ok(()) };
+    report(seen, tree.0)?;
     let root = read::root(objects, tree)?;
     let mut folders: Vec<Digest> = read::root_folder(&root).into_iter().collect();
     while let Some(digest) = folders.pop() {
         if !seen.enter(digest) {
             continue;
         }
-        tell(seen, digest)?;
+        report(seen, digest)?;
         let entries = match read::folder(objects, digest)? {
             Folder::Page(entries) => entries,
             Folder::Pages(pages) => {
@@ -73,7 +73,7 @@ pub fn reach(
         for entry in entries {
             match entry.node {
                 Node::Folder { digest } => folders.push(digest),
-                Node::File { content, .. } => reach_content(objects, &content, seen, &mut tell)?,
+                Node::File { content, .. } => reach_content(objects, &content, seen, &mut report)?,
                 Node::Symlink { .. } | Node::Fifo | Node::Missing { .. } => {}
             }
         }
@@ -86,17 +86,17 @@ fn reach_content(
     objects: &dyn Objects,
     content: &Content,
     seen: &mut Seen,
-    tell: &mut dyn FnMut(&mut Seen, Digest) -> Result<(), WorkspaceError>,
+    report: &mut dyn FnMut(&mut Seen, Digest) -> Result<(), WorkspaceError>,
 ) -> Result<(), WorkspaceError> {
     match content {
         Content::Inline(_) => Ok(()),
-        Content::Whole(digest) => tell(seen, *digest),
+        Content::Whole(digest) => report(seen, *digest),
         Content::Map(digest) => {
             if !seen.enter(*digest) {
                 return Ok(());
             }
-            tell(seen, *digest)?;
-            read::map(objects, *digest)?.pieces.iter().try_for_each(|piece| tell(seen, piece.digest))
+            report(seen, *digest)?;
+            read::map(objects, *digest)?.pieces.iter().try_for_each(|piece| report(seen, piece.digest))
         }
     }
 }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::workspace::testing::World;
 
-    /// Whoever writes into a file what a folder's object has must not lead a collection of garbage past that folder.
+    /// A file with the bytes of a folder's object must not hide that folder from garbage collection.
     #[test]
     fn aliased_folder_is_followed() {
         let world = World::new();
@@ -115,13 +115,13 @@ mod tests {
             world.write(&format!("b/{file}"), format!("{file}").repeat(300));
         }
         let all = |tree| {
-            let mut told = Vec::new();
+            let mut visited = Vec::new();
             let mut note = |digest| {
-                told.push(digest);
+                visited.push(digest);
                 Ok(())
             };
             reach(&world.store, tree, &mut Seen::default(), &mut note).expect("whole");
-            told
+            visited
         };
         let mut tracker = world.tracker();
         let first = tracker.capture(&world.store).expect("captured").tree;
@@ -134,10 +134,10 @@ mod tests {
             world.write(name, &object);
         }
         let second = tracker.capture(&world.store).expect("captured").tree;
-        let told = all(second);
+        let visited = all(second);
         assert!(
-            all(first).iter().filter(|digest| **digest != first.0 && **digest != root).all(|one| told.contains(one))
+            all(first).iter().filter(|digest| **digest != first.0 && **digest != root).all(|one| visited.contains(one))
         );
-        assert_eq!(told.iter().filter(|digest| **digest == folder).count(), 1, "each once");
+        assert_eq!(visited.iter().filter(|digest| **digest == folder).count(), 1, "each once");
     }
 }

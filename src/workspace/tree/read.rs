@@ -16,7 +16,7 @@ fn malformed(digest: Digest) -> impl FnOnce(format::FormatError) -> WorkspaceErr
     move |source| WorkspaceError::Tree { digest, source }
 }
 
-/// The root's entry.
+/// The root entry.
 ///
 /// # Errors
 /// The object is missing, damaged or no tree.
@@ -35,7 +35,7 @@ pub fn root_folder(entry: &Entry) -> Option<Digest> {
     }
 }
 
-/// What a folder's object says.
+/// A folder's object.
 ///
 /// # Errors
 /// As [`root`].
@@ -43,7 +43,7 @@ pub fn folder(objects: &dyn Objects, digest: Digest) -> Result<Folder> {
     format::decode_folder(&objects.get(digest, limits::TREE_OBJECT_BYTES)?).map_err(malformed(digest))
 }
 
-/// What a file's map says.
+/// A file's map.
 ///
 /// # Errors
 /// As [`root`].
@@ -51,21 +51,21 @@ pub fn map(objects: &dyn Objects, digest: Digest) -> Result<Map> {
     format::decode_map(&objects.get(digest, limits::TREE_OBJECT_BYTES)?).map_err(malformed(digest))
 }
 
-/// The entries of one folder in order; in memory there is one page of them.
+/// Iterates over one folder's entries in order; one page is in memory.
 pub struct Entries<'a> {
     objects: &'a dyn Objects,
     page: VecDeque<Entry>,
-    /// Of the page in `page`, unless it is the folder itself or was begun.
+    /// Entries of `page`, unless that is the folder itself or was begun.
     pages: VecDeque<PageRef>,
 }
 
 impl<'a> Entries<'a> {
-    /// Those of no folder.
+    /// No entries.
     pub fn none(objects: &'a dyn Objects) -> Entries<'a> {
         Entries { objects, page: VecDeque::new(), pages: VecDeque::new() }
     }
 
-    /// Those of a folder.
+    /// The entries of a folder.
     ///
     /// # Errors
     /// As [`root`].
@@ -78,7 +78,7 @@ impl<'a> Entries<'a> {
         Ok(entries)
     }
 
-    /// The next one, which stays the next one.
+    /// The next entry, without taking it.
     ///
     /// # Errors
     /// As [`root`].
@@ -100,7 +100,7 @@ impl<'a> Entries<'a> {
         Ok(self.page.front())
     }
 
-    /// The next one.
+    /// Takes the next entry.
     ///
     /// # Errors
     /// As [`root`].
@@ -109,7 +109,7 @@ impl<'a> Entries<'a> {
         Ok(self.page.pop_front())
     }
 
-    /// The entry of that name, if it is still to come; what comes before it is left out.
+    /// Skips to the entry of this name, if it is still to come.
     ///
     /// # Errors
     /// As [`root`].
@@ -127,7 +127,7 @@ impl<'a> Entries<'a> {
         Ok(None)
     }
 
-    /// Leaves out pages that both have at their present place: nothing differs within them.
+    /// Skips pages that both share at their position: they do not differ.
     ///
     /// # Errors
     /// As [`root`].

@@ -1,4 +1,4 @@
-//! How much a tree is once it is written out: the same folder in many places counts each time, as the disk would have it.
+//! Size of a tree once it is written out: a folder in many places counts each time, as on disk.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,14 +11,14 @@ use crate::core::limits;
 use crate::workspace::error::WorkspaceError;
 use crate::workspace::objects::Objects;
 
-/// How much there is in a folder or a tree.
+/// Size of a folder or tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Files, folders and whatever else has a name.
+    /// Number of entries.
     pub entries: u64,
-    /// Bytes of the files without their holes; one with two names counts once, over all calls with one [`Sizes`].
+    /// Bytes of the files without holes; a hard-linked file counts once over all calls with one [`Sizes`].
     pub bytes: u64,
-    /// Folders in folders.
+    /// Depth of nested folders.
     pub depth: u32,
 }
 
@@ -29,13 +29,13 @@ impl Size {
         self.depth = self.depth.max(other.depth);
     }
 
-    /// Whether a workspace may be so large.
+    /// Whether a workspace may have this size.
     pub fn is_possible(&self) -> bool {
         self.entries <= limits::WORKSPACE_ENTRIES && self.depth <= limits::WORKSPACE_DEPTH
     }
 }
 
-/// What is known of folders and maps: a second tree costs what it does not share with the first.
+/// Known sizes of folders and maps: a second tree costs what it does not share with the first.
 #[derive(Debug, Default)]
 pub struct Sizes {
     folders: HashMap<Digest, Size>,
@@ -44,13 +44,13 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// How much a tree is.
+    /// The size of a tree.
     ///
     /// # Errors
     /// An object of it is missing, damaged or no tree.
     pub fn of(&mut self, objects: &dyn Objects, tree: TreeId) -> Result<Size, WorkspaceError> {
         let Some(root) = read::root_folder(&read::root(objects, tree)?) else { return Ok(Size::default()) };
-        // Not by calls of itself: how deep it is says whoever made the tree.
+        // Not recursive: the tree's author chooses its depth.
         let mut waiting = vec![root];
         while let Some(&digest) = waiting.last() {
             if self.folders.contains_key(&digest) {
@@ -67,7 +67,7 @@ impl Sizes {
         Ok(self.folders.get(&root).copied().unwrap_or_default())
     }
 
-    /// One folder's or page's, as far as what it names is known; what is not, goes to `unknown`.
+    /// The size of one folder or page, if all inner sizes are known; adds the others to `unknown`.
     fn folder(
         &mut self,
         objects: &dyn Objects,

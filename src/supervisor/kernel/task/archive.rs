@@ -1,66 +1,99 @@
-//! Putting a kernel away and taking it out again, as far as it is the task's: what is recorded of it.
+//! The commits of archiving a kernel and of its reversal, and what follows from them.
 
 use super::Task;
+use crate::catalog::state::{EntryKind, NewEntry};
 use crate::core::error::Result;
 use crate::core::ids::CheckpointId;
-use crate::core::kernel::Event;
-use crate::supervisor::checkpoint;
+use crate::core::kernel::transition::{Kind, Record, Step};
+use crate::supervisor::kernel::archive_steps;
 use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::kernel::journal::version_after;
+use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 impl Task {
-    /// Records that the kernel is put away, then removes its files.
-    pub(crate) async fn archive(&mut self, actor: &Actor, id: CheckpointId) -> Result<u64> {
-        self.admit(actor, 0)?;
-        let busy = self.life.has_worker() || !self.queue.is_empty() || self.operating.is_some();
-        let records = &self.kernel.records;
-        if busy || records.head().await?.checkpoint != Some(id) || records.changed_since_head().await? {
-            return Err(checkpoint::used(&self.kernel));
+    /// Commits an archiving, then removes the kernel's files.
+    pub(crate) async fn archive(
+        &mut self,
+        actor: &Actor,
+        id: CheckpointId,
+        transition: &ExclusiveTransition,
+    ) -> Result<u64> {
+        if let Err(error) = self.may_be_archived(actor, id).await {
+            transition.clear(&self.host).await?;
+            return Err(error);
         }
-        let short = id.short();
         let named = ("kernel_archived", "kernel.archive");
-        let version =
-            self.turn(actor, Event::ArchiveAsked { checkpoint: id }, format!("archived in {short}"), named).await?;
-        // It is archived: what is left of its files now, the next start removes.
-        self.kernel.forget_files();
-        self.backoff_at = None;
-        if let Err(error) = self.host.catalog.clear_kernel_files(self.kernel.id).await {
-            tracing::warn!(kernel = %self.kernel.spec.name, %error, "files of an archived kernel are left");
-        }
+        let version = self.commit(actor, transition, format!("archived in {}", id.short()), named).await?;
+        self.timers.backoff_at = None;
         Ok(version)
     }
 
-    /// Records that it is an ordinary kernel without a worker again.
-    pub(crate) async fn unarchive(&mut self, actor: &Actor) -> Result<u64> {
+    async fn may_be_archived(&self, actor: &Actor, id: CheckpointId) -> Result<()> {
         self.admit(actor, 0)?;
-        let named = ("kernel_unarchived", "kernel.unarchive");
-        self.turn(actor, Event::Unarchived, "taken out of the archive".into(), named).await
+        let busy = self.life.has_worker() || !self.work.queue.is_empty() || self.work.operating.is_some();
+        let records = &self.kernel.records;
+        if busy || records.head().await?.checkpoint != Some(id) || records.changed_since_head().await? {
+            return Err(self.kernel.used_meanwhile());
+        }
+        Ok(())
     }
 
-    /// A step of life that counts only once it is written down.
-    async fn turn(&mut self, actor: &Actor, event: Event, text: String, named: (&'static str, &str)) -> Result<u64> {
-        let mut life = self.life.clone();
-        // There is nothing to do for it but to tell.
-        let _ = life.step(event, self.host.now_ms());
-        let before = self.kernel.view().version;
-        let version = self.kernel.records.mark(actor, &text, self.host.now_ms()).await?;
+    /// Commits the end of an archive: an ordinary kernel without a worker again.
+    pub(crate) async fn unarchive(&mut self, actor: &Actor, transition: &ExclusiveTransition) -> Result<u64> {
+        self.admit(actor, 0)?;
+        transition.enter(Step::Commit)?;
+        let named = ("kernel_unarchived", "kernel.unarchive");
+        self.commit(actor, transition, "taken out of the archive".into(), named).await
+    }
+
+    /// From here on the outcome holds. What cannot be done of the rest now is left to recovery.
+    async fn commit(
+        &mut self,
+        actor: &Actor,
+        transition: &ExclusiveTransition,
+        text: String,
+        named: (&'static str, &str),
+    ) -> Result<u64> {
+        let (kind, at_ms) = (EntryKind::Mark, self.host.now_ms());
+        let entry = NewEntry { kind, at_ms, actor: actor.to_string(), text, detail_json: String::new() };
+        let version = version_after(transition.commit(entry).await?);
+        let record = self.kernel.transitions.borrow().record().cloned();
+        if let Some(record) = record
+            && let Err(error) = self.carry_out(transition, &record, version).await
+        {
+            tracing::warn!(kernel = %self.kernel.spec.name, %error, "the rest of a transition is left to recovery");
+            let detail = serde_json::json!({ "kind": record.transition.kind(), "error": error.message });
+            self.host.events.publish(&self.kernel.event_name, "transition_interrupted", detail);
+        }
+        let detail = serde_json::json!({ "state": self.life.state.name(), "reason": self.life.state.reason() });
+        self.changed(actor, version, named, detail).await;
+        Ok(version)
+    }
+
+    /// Ends an archiving, or its reversal, that was interrupted.
+    pub(crate) async fn settle(&mut self) -> Result<()> {
+        match self.kernel.interrupted() {
+            Some(Kind::Archive | Kind::Unarchive) => {}
+            Some(Kind::Restore | Kind::Remove) | None => return Ok(()),
+        }
+        let Some((transition, record)) = ExclusiveTransition::recover(&self.kernel) else { return Ok(()) };
+        let version = self.kernel.view.borrow().version;
+        self.carry_out(&transition, &record, version).await
+    }
+
+    async fn carry_out(&mut self, transition: &ExclusiveTransition, record: &Record, version: u64) -> Result<()> {
+        self.life = archive_steps::life_after(&self.life, record, self.host.now_ms());
+        self.show_state();
+        if self.kernel.archived_in().is_some() {
+            self.kernel.forget_files();
+        }
         let (executions, used) = {
             let view = self.kernel.view.borrow();
             (view.executions, view.last_used_at_ms)
         };
-        if let Err(error) = self.kernel.records.save_life(&life, version, executions, used).await {
-            self.kernel.advance(version);
-            return Err(error);
-        }
-        self.life = life;
-        self.show_state();
-        tracing::debug!(kernel = %self.kernel.spec.name, before, version, "{text}");
-        self.changed(
-            actor,
-            version,
-            named,
-            serde_json::json!({ "state": self.life.state.name(), "reason": self.life.state.reason() }),
-        )
-        .await;
-        Ok(version)
+        let (life, records) = (self.life.clone(), &self.kernel.records);
+        let save = async || records.save_life(&life, version, executions, used).await;
+        archive_steps::carry_out(&self.host, records, record, |step| transition.enter(step), save).await?;
+        transition.clear(&self.host).await
     }
 }

@@ -1,6 +1,7 @@
 //! Changes from outside other than executions and records: mounts, MCP servers, leases.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use super::Task;
 use crate::core::audit::NewAudit;
@@ -8,7 +9,7 @@ use crate::core::error::{Error, Result};
 use crate::core::info::{GivenMount, McpTransport, MountInfo};
 use crate::core::limits;
 use crate::core::spec::check_inside_path;
-use crate::sandbox::place;
+use crate::isolation::HostMount;
 use crate::supervisor::host::audit::bounded;
 use crate::supervisor::kernel::command::{Actor, Change};
 use crate::supervisor::kernel::lease::{self, Lease};
@@ -21,13 +22,13 @@ impl Task {
             let real = allowed.real.as_ref().map(|real| real.display().to_string());
             GivenMount { mount: MountInfo { source: path.clone(), path, writable: allowed.writable }, real }
         });
-        own.chain(self.mounts.iter().cloned()).collect()
+        own.chain(self.mounts.added.iter().cloned()).collect()
     }
 
     /// Adds a mount: to the live worker first, for it may refuse, then for good.
     pub(crate) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
         let real = self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
         let mounts = self.all_mounts();
@@ -40,12 +41,13 @@ impl Task {
         }
         // Looked at before it is made: what was there already stays when the mount goes.
         let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
-        let made = place::missing(&workspace, inside);
-        if let Some(link) = self.link() {
-            // What was judged, and not whatever the given path leads to by now.
-            let detached = self.host.workers.detach(&self.host, self.kernel.uid, &real)?;
-            if let Err(error) = link.bind(inside, &real, mount.writable, detached).await {
-                place::clear(&workspace, inside, made);
+        let driver = Rc::clone(self.workers.driver(self.kernel.spec.isolation)?);
+        let made = driver.missing_components(&workspace, inside);
+        if let (Some(link), Some(current)) = (self.link(), &self.worker.current) {
+            // The path that was checked, whatever the requested one leads to by now.
+            let attached = HostMount { inside: inside.to_owned(), source: real.clone(), writable: mount.writable };
+            if let Err(error) = current.worker.handle().attach_mount(&link, &attached).await {
+                driver.remove_components(&workspace, inside, made);
                 return Err(error);
             }
         }
@@ -62,22 +64,22 @@ impl Task {
                 {
                     tracing::warn!(path = mount.path, error = %stuck, "a mount that was not recorded stays until the worker ends");
                 } else {
-                    place::clear(&workspace, inside, made);
+                    driver.remove_components(&workspace, inside, made);
                 }
                 return Err(error);
             }
         };
         let detail = serde_json::json!({ "path": mount.path, "source": mount.source, "writable": mount.writable });
         self.changed(&change.actor, version, ("kernel_mounted", "kernel.mount"), detail).await;
-        self.mounts.push(given);
+        self.mounts.added.push(given);
         Ok(())
     }
 
     /// Takes a mount away.
     pub(crate) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
-        let Some(at) = self.mounts.iter().position(|given| given.mount.path == path) else {
+        self.not_in_transition()?;
+        let Some(at) = self.mounts.added.iter().position(|given| given.mount.path == path) else {
             let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
                 Error::refused(format!("{path} belongs to the kernel's specification")).reason("spec_path")
@@ -89,27 +91,28 @@ impl Task {
         let (version, made) = self.kernel.records.remove_mount(&change.actor, &text, path, self.host.now_ms()).await?;
         let detail = serde_json::json!({ "path": path });
         self.changed(&change.actor, version, ("kernel_unmounted", "kernel.unmount"), detail).await;
-        self.mounts.remove(at);
+        self.mounts.added.remove(at);
         // Recorded first: if the live worker keeps it (something inside uses it), it goes with that worker.
         if let Some(link) = self.link() {
             link.unbind(Path::new(path)).await?;
         }
         // Where others work too, one of them may have mounted something at the same place.
         if self.kernel.others().is_empty() {
-            place::clear(&self.workspace(), Path::new(path), made);
+            let driver = self.workers.driver(self.kernel.spec.isolation)?;
+            driver.remove_components(&self.workspace(), Path::new(path), made);
         }
         Ok(())
     }
 
-    /// What a restore is about to replace cannot be changed meanwhile: it would be lost.
-    pub(crate) fn not_restoring(&self) -> Result<()> {
+    /// What a transition replaces cannot be changed beside it: it would be lost.
+    pub(crate) fn not_in_transition(&self) -> Result<()> {
         self.kernel.at_hand()?;
-        if !self.kernel.restoring.get() {
-            return Ok(());
+        let admitted = self.kernel.not_in_transition();
+        if self.kernel.interrupted().is_some() {
+            // This use is refused, and begins the recovery.
+            self.kernel.wake_sharers();
         }
-        Err(Error::conflict(format!("kernel {} is being restored", self.kernel.spec.name))
-            .reason("restoring")
-            .hint("try again when that is done"))
+        admitted
     }
 
     fn workspace(&self) -> PathBuf {
@@ -119,7 +122,7 @@ impl Task {
     /// Adds an MCP server: only one that the configuration allows.
     pub(crate) async fn register_mcp(&mut self, change: Change, name: String, transport: McpTransport) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         self.tools.register(&name, &transport)?;
         let text = format!("registered MCP server {name}");
         let written = self.kernel.records.put_mcp(&change.actor, &text, &name, transport, self.host.now_ms()).await;
@@ -139,7 +142,7 @@ impl Task {
     /// Takes an MCP server away.
     pub(crate) async fn unregister_mcp(&mut self, change: Change, name: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         let text = format!("unregistered MCP server {name}");
         let version = self.kernel.records.remove_mcp(&change.actor, &text, name, self.host.now_ms()).await?;
         self.tools.unregister(name);

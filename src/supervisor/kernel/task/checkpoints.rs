@@ -13,7 +13,6 @@ use crate::core::kernel::StopReason;
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::link::host::WorkerLink;
-use crate::supervisor::checkpoint;
 use crate::supervisor::kernel::command::Change;
 
 impl Task {
@@ -44,7 +43,7 @@ impl Task {
         let update = KernelChange { spec: Some(spec), ..KernelChange::default() };
         self.host.catalog.update_kernel(self.kernel.id, update, Notes::default()).await?;
         let before = self.kernel.retention.replace(retention);
-        self.kernel.thin_due_ms.set(0);
+        self.kernel.prune_due_ms.set(0);
         let line = self.host.line(&change.actor, "kernel.retention", Some(&self.kernel));
         let version = Some(self.kernel.view().version);
         let detail = format!("from {before} to {retention}");
@@ -57,14 +56,14 @@ impl Task {
     /// The checkpoint before a stop, as an operation of its own, so that no next worker starts before it is over. The stop waits for
     /// what is given, and no longer than it has time.
     pub(crate) fn rest(&mut self, link: &Rc<WorkerLink>, reason: StopReason) -> Option<oneshot::Receiver<()>> {
-        let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(&self.kernel), Rc::clone(link));
-        if self.operating.is_some() {
-            tokio::task::spawn_local(async move { checkpoint::left_out(&host, &kernel).await });
+        if self.work.operating.is_some() {
+            tokio::task::spawn_local(self.checkpoints.skipped(&self.kernel));
             return None;
         }
         let (told, heard) = oneshot::channel();
+        let keeping = self.checkpoints.before_stop(&self.kernel, link, reason);
         self.begin_operation(async move {
-            checkpoint::before_stop(&host, &kernel, &link, reason).await;
+            keeping.await;
             // The stop may have gone on without it.
             let _ = told.send(());
         });

@@ -11,7 +11,7 @@ use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::execution::Execution;
-use crate::supervisor::registry::recovery::NO_DAEMON;
+use crate::supervisor::kernel::execution::NO_DAEMON;
 
 /// How often the end of an execution is offered to a journal that refuses it, before whoever waits is told.
 const JOURNAL_TRIES: u32 = 3;
@@ -73,8 +73,8 @@ impl Task {
     fn keep_end(&mut self, execution: &Rc<Execution>, end: ExecEnd, error: Error) {
         let error = refused_end(execution, &end, error);
         execution.finish_unjournalled(end, error);
-        self.unjournalled.push_back(Rc::clone(execution));
-        self.retry_at.get_or_insert(Instant::now() + limits::JOURNAL_RETRY);
+        self.ends.unjournalled.push_back(Rc::clone(execution));
+        self.timers.retry_at.get_or_insert(Instant::now() + limits::JOURNAL_RETRY);
     }
 
     /// Offers the journal again what it refused.
@@ -82,16 +82,16 @@ impl Task {
     /// # Errors
     /// Why it refuses the oldest still; it will be offered again.
     pub(crate) async fn journal_ends(&mut self) -> Result<()> {
-        self.retry_at = None;
-        while let Some(execution) = self.unjournalled.front().map(Rc::clone) {
+        self.timers.retry_at = None;
+        while let Some(execution) = self.ends.unjournalled.front().map(Rc::clone) {
             if let Some(end) = execution.unjournalled()
                 && let Err(error) = self.write_end(&execution, &end).await
             {
                 tracing::debug!(exec = %execution.id, %error, "an end still has no room in the journal");
-                self.retry_at = Some(Instant::now() + limits::JOURNAL_RETRY);
+                self.timers.retry_at = Some(Instant::now() + limits::JOURNAL_RETRY);
                 return Err(error);
             }
-            self.unjournalled.pop_front();
+            self.ends.unjournalled.pop_front();
             // From here on the journal answers for it.
             self.kernel.executions.borrow_mut().remove(&execution.id);
             self.acknowledge(execution.id, false);
@@ -117,9 +117,9 @@ impl Task {
             return;
         }
         drop(executions);
-        self.ended.push(exec);
-        if self.ended.len() > limits::EXECUTIONS_REMEMBERED {
-            let oldest = self.ended.remove(0);
+        self.ends.reported.push(exec);
+        if self.ends.reported.len() > limits::EXECUTIONS_REMEMBERED {
+            let oldest = self.ends.reported.remove(0);
             self.kernel.executions.borrow_mut().remove(&oldest);
         }
     }

@@ -6,22 +6,21 @@ use std::task::Poll;
 
 use futures::future::Either;
 
-use super::{Ahead, Asking, Item, Permit, Report, Task};
+use super::{Item, Permit, PermitRequest, PreparedStart, Report, Task};
 use crate::catalog::state::Begun;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
-use crate::core::kernel::{CrashCause, Event, State, StopReason};
+use crate::core::kernel::{CrashCause, Event, Restart, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::link::host::WorkerExec;
 use crate::supervisor::host::metrics::Stage;
-use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::command::{Actor, Operation, Trace, Turn, Waiting};
+use crate::supervisor::kernel::command::{Actor, Command, Operation, Trace, Turn, Waiting};
 use crate::supervisor::kernel::execution::Execution;
-use crate::supervisor::kernel::handle::never_ran;
+use crate::supervisor::kernel::execution::never_ran;
 use crate::supervisor::kernel::journal::version_after;
-use crate::supervisor::workers::admission::Leave;
+use crate::supervisor::workers::admission::ExecPermit;
 
 impl Task {
     /// Journals and queues an execution.
@@ -43,37 +42,37 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
-        self.whole()?;
-        self.room_for_work()?;
+        self.settle().await?;
+        self.check_room()?;
         self.room_on_disk().await?;
         if request.output_limit_bytes == 0 {
             request.output_limit_bytes = self.host.config.defaults.output_kept;
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MAX_BYTES);
-        let ahead = self.send_ahead(&request, keep);
+        let ahead = self.prepare_start(&request, keep);
         let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
             Begun::New { exec, journal } => (exec, journal),
             Begun::Before(exec) => return self.kernel.execution(exec).await,
         };
-        self.ahead = ahead.filter(|ahead| ahead.exec == exec);
+        self.work.prepared = ahead.filter(|ahead| ahead.exec == exec);
         self.kernel.advance(version_after(journal));
         self.kernel.view.borrow_mut().executions = exec.0;
         self.used();
         let execution = Execution::queued(exec, request, keep);
         self.kernel.executions.borrow_mut().insert(exec, Rc::clone(&execution));
-        self.queue.push_back(Item::Execution(Rc::clone(&execution)));
+        self.work.queue.push_back(Item::Execution(Rc::clone(&execution)));
         self.step(Event::Used).await;
         // Something else goes first: then it goes its usual way later.
-        self.ahead = None;
+        self.work.prepared = None;
         Ok(execution)
     }
 
     /// Sends an execution to the worker that would run it at once, where it waits until its beginning is in the journal: both take
     /// about as long. Its number is the next.
-    fn send_ahead(&self, request: &ExecRequest, output_kept: u64) -> Option<Ahead> {
-        let leaving = self.current.as_ref().is_none_or(|current| current.leaving);
-        let engaged = self.operating.is_some() || self.running.is_some() || !self.queue.is_empty();
-        let waits = self.kernel.between.get() || self.kernel.must_stand_still();
+    fn prepare_start(&self, request: &ExecRequest, output_kept: u64) -> Option<PreparedStart> {
+        let leaving = self.worker.current.as_ref().is_none_or(|current| current.leaving);
+        let engaged = self.work.operating.is_some() || self.work.running.is_some() || !self.work.queue.is_empty();
+        let waits = self.kernel.is_changing() || self.kernel.is_held();
         if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
             return None;
         }
@@ -82,23 +81,14 @@ impl Task {
         if let Some(origin) = self.untold_origin() {
             request.to_mut().env.extend(origin);
         }
-        link.hold(exec, &request, output_kept).then(|| Ahead { exec, link: Some(link) })
-    }
-
-    /// Whether the kernel is in one state, or on the way to one: not between two for want of a restore's end. And so is the one
-    /// whose files it works with.
-    fn whole(&self) -> Result<()> {
-        match [&*self.kernel, self.kernel.files()].into_iter().find(|k| k.between.get() && !k.restoring.get()) {
-            Some(kernel) => Err(unfinished(kernel)),
-            None => Ok(()),
-        }
+        link.prepare(exec, &request, output_kept).then(|| PreparedStart { exec, link: Some(link) })
     }
 
     /// Whether one more piece of work may wait here.
-    pub(crate) fn room_for_work(&self) -> Result<()> {
+    pub(crate) fn check_room(&self) -> Result<()> {
         let name = &self.kernel.spec.name;
-        if self.queue.len() >= self.host.config.limits.executions_queued {
-            return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.queue.len()))
+        if self.work.queue.len() >= self.host.config.limits.executions_queued {
+            return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.work.queue.len()))
                 .reason("executions_queued")
                 .hint("wait for some of them to end, or interrupt them"));
         }
@@ -114,7 +104,7 @@ impl Task {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
         }
         self.kernel.at_hand()?;
-        if self.life.has_worker() { Ok(()) } else { self.host.admit_worker(&self.kernel) }
+        if self.life.has_worker() { Ok(()) } else { self.workers.admit(&self.kernel.spec, self.kernel.uid) }
     }
 
     fn breaker_error(&self) -> Error {
@@ -128,27 +118,25 @@ impl Task {
     pub(crate) async fn operate(&mut self, trace: Trace, operation: Operation, waiting: Option<Waiting>) -> Result<()> {
         self.drop_given_up();
         match &trace {
-            Trace::Own(change) | Trace::Journalled(change, _) => {
+            Trace::InitialState(change) | Trace::Journalled(change, _) | Trace::Transition(change) => {
                 self.admit(&change.actor, change.expected_version)?;
-                self.whole()?;
             }
-            Trace::Restore(change) => self.admit(&change.actor, change.expected_version)?,
-            Trace::None => self.whole()?,
-            Trace::First => {}
+            Trace::None | Trace::Recovery => {}
         }
+        self.settle().await?;
         match &trace {
-            Trace::First => self.room_for_worker()?,
-            Trace::None | Trace::Own(_) | Trace::Journalled(..) | Trace::Restore(_) => self.room_for_work()?,
+            Trace::Recovery => self.room_for_worker()?,
+            Trace::None | Trace::InitialState(_) | Trace::Journalled(..) | Trace::Transition(_) => self.check_room()?,
         }
         if let Trace::Journalled(change, text) = &trace {
             self.mark(&change.actor, text).await?;
         }
         self.used();
         match trace {
-            Trace::First => self.queue.push_front(Item::Ending(operation, waiting)),
-            Trace::Restore(_) => self.queue.push_back(Item::Ending(operation, waiting)),
-            Trace::None | Trace::Own(_) | Trace::Journalled(..) => {
-                self.queue.push_back(Item::Operation(operation, waiting));
+            Trace::Recovery => self.work.queue.push_front(Item::Operation(operation, waiting)),
+            Trace::Transition(_) => self.work.queue.push_back(Item::Transition(operation, waiting)),
+            Trace::None | Trace::InitialState(_) | Trace::Journalled(..) => {
+                self.work.queue.push_back(Item::Operation(operation, waiting));
             }
         }
         self.step(Event::Used).await;
@@ -166,7 +154,7 @@ impl Task {
     pub(crate) async fn next_work(&mut self) -> Option<Event> {
         match self.life.state {
             State::Ready => self.hand_over().await,
-            State::Stopped { .. } | State::Created if !self.queue.is_empty() => Some(Event::Used),
+            State::Stopped { .. } | State::Created if !self.work.queue.is_empty() => Some(Event::Used),
             _ => None,
         }
     }
@@ -178,53 +166,62 @@ impl Task {
     }
 
     async fn hand_over(&mut self) -> Option<Event> {
-        let leaving = self.current.as_ref().is_some_and(|current| current.leaving);
-        if self.operating.is_some() || self.running.is_some() || leaving {
+        let leaving = self.worker.current.as_ref().is_some_and(|current| current.leaving);
+        if self.work.operating.is_some() || self.work.running.is_some() || leaving {
             return None;
         }
         let link = self.link()?;
-        if self.kernel.between.get() && !self.end_first().await {
+        if let Err(error) = self.settle().await {
+            self.fail_all_queued(&error).await;
             return None;
         }
-        if self.kernel.must_stand_still() {
+        if self.kernel.is_changing() && (self.recover_with(&link) || !self.transition_first()) {
+            return None;
+        }
+        if self.kernel.is_held() {
             // Whoever holds the files wakes this task when they are let go.
-            if let Err(error) = self.whole() {
-                self.fail_all_queued(&error).await;
-            }
+            self.see_to_owner().await;
             return None;
         }
-        match self.queue.front()? {
+        match self.work.queue.front()? {
             Item::Stop(_) => {
-                let Some(Item::Stop(reply)) = self.queue.pop_front() else { return None };
+                let Some(Item::Stop(reply)) = self.work.queue.pop_front() else { return None };
                 if reply.is_closed() {
                     // Who asked for it has given up; who comes next may want the kernel as it is.
-                    return self.queue.front().map(|_| Event::Used);
+                    return self.work.queue.front().map(|_| Event::Used);
                 }
-                self.stopping.push(reply);
+                self.worker.stop_replies.push(reply);
                 Some(Event::StopAsked { reason: StopReason::Asked, force: false })
             }
-            Item::Operation(..) | Item::Ending(..) => {
-                let Some(Item::Operation(operation, _) | Item::Ending(operation, _)) = self.queue.pop_front() else {
+            Item::Operation(..) | Item::Transition(..) => {
+                let Some(Item::Operation(operation, _) | Item::Transition(operation, _)) = self.work.queue.pop_front()
+                else {
                     return None;
                 };
                 self.begin_operation(operation(Ok(link)));
                 None
             }
             // They wait for room in the journal, which is tried again and again.
-            Item::Execution(_) if self.unjournalled.len() >= limits::UNJOURNALLED_ENDS => None,
+            Item::Execution(_) if self.ends.unjournalled.len() >= limits::UNJOURNALLED_ENDS => None,
             Item::Execution(_) => {
                 let permit = self.permit_to_run()?;
-                let Some(Item::Execution(execution)) = self.queue.pop_front() else { return None };
+                let Some(Item::Execution(execution)) = self.work.queue.pop_front() else { return None };
                 let exec = execution.id;
                 let mut request = execution.take_request()?;
                 self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
                 request.env.extend(self.untold_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MAX_BYTES);
-                let starting = match self.ahead.take().filter(|ahead| ahead.exec == exec).and_then(Ahead::keep) {
-                    Some(link) => Either::Left(link.go(exec)),
+                let starting = match self
+                    .work
+                    .prepared
+                    .take()
+                    .filter(|ahead| ahead.exec == exec)
+                    .and_then(PreparedStart::disarm)
+                {
+                    Some(link) => Either::Left(link.commit(exec)),
                     None => Either::Right(link.start(WorkerExec { exec, request, output_kept })),
                 };
-                self.running = Some((execution, Some(permit)));
+                self.work.running = Some((execution, Some(permit)));
                 let reporter = self.reporter.clone();
                 tokio::task::spawn_local(async move {
                     // A worker that is gone is reported by its own end; any other refusal ends the execution here.
@@ -242,11 +239,11 @@ impl Task {
 
     /// Does something beside the task that nothing else may be done beside.
     pub(crate) fn begin_operation(&mut self, operation: impl Future<Output = ()> + 'static) {
-        self.operations += 1;
-        let number = self.operations;
+        self.work.operations += 1;
+        let number = self.work.operations;
         // Until it is over, also if its worker is not: it may be at work on the kernel's files.
-        self.operating = Some(number);
-        self.idle_at = None;
+        self.work.operating = Some(number);
+        self.timers.idle_at = None;
         let reporter = self.reporter.clone();
         tokio::task::spawn_local(async move {
             operation.await;
@@ -257,25 +254,32 @@ impl Task {
 
     /// Takes out of the queue what nobody waits for any more.
     pub(crate) fn drop_given_up(&mut self) {
-        self.queue.retain(|item| match item {
-            Item::Operation(_, Some(waiting)) | Item::Ending(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
-            Item::Operation(_, None) | Item::Ending(_, None) | Item::Execution(_) | Item::Stop(_) => true,
+        self.work.queue.retain(|item| match item {
+            Item::Operation(_, Some(waiting)) | Item::Transition(_, Some(waiting)) => waiting.get() != Turn::GivenUp,
+            Item::Operation(_, None) | Item::Transition(_, None) | Item::Execution(_) | Item::Stop(_) => true,
         });
     }
 
-    /// Between two states nothing runs but what ends that, and it goes first; whether there is such a thing. If none is to come,
+    /// While the record of a transition is there, only a transition is begun, and it goes first; whether one waits.
+    fn transition_first(&mut self) -> bool {
+        let at = self.work.queue.iter().position(|item| matches!(item, Item::Transition(..)));
+        let Some(item) = at.and_then(|at| self.work.queue.remove(at)) else { return false };
+        self.work.queue.push_front(item);
+        true
+    }
+
+    /// The files are another kernel's, and their restore was interrupted: has that kernel recover it. If it is held back,
     /// what waits is refused.
-    async fn end_first(&mut self) -> bool {
-        let ends = self.queue.iter().position(|item| matches!(item, Item::Ending(..)));
-        if let Some(ending) = ends.and_then(|at| self.queue.remove(at)) {
-            self.queue.push_front(ending);
-            return true;
-        }
-        if !self.kernel.restoring.get() {
-            let error = unfinished(&self.kernel);
+    async fn see_to_owner(&mut self) {
+        let owner = self.kernel.files_owner();
+        let (Some(kind), false) = (owner.interrupted(), owner.id == self.kernel.id) else { return };
+        let state = owner.view.borrow().state.clone();
+        if matches!(state, State::Crashed { restart: Restart::Breaker { .. }, .. }) {
+            let error = owner.unfinished(kind);
             self.fail_all_queued(&error).await;
         }
-        false
+        // One with so many requests that there is no room for this looks anyway.
+        let _ = owner.commands.try_send(Box::new(Command::Wake));
     }
 
     /// What a worker could not know when it started: that the state was restored since.
@@ -286,44 +290,45 @@ impl Task {
     }
 
     /// The host-wide permit to run; if there is none now, it is asked for and work goes on when it comes.
-    fn permit_to_run(&mut self) -> Option<Leave> {
-        match std::mem::replace(&mut self.permit, Permit::None) {
-            Permit::Held(permit) => return Some(permit),
-            Permit::Asked(asking) => {
-                self.permit = Permit::Asked(asking);
+    fn permit_to_run(&mut self) -> Option<ExecPermit> {
+        match std::mem::replace(&mut self.work.permit, Permit::None) {
+            Permit::ReadPin(permit) => return Some(permit),
+            Permit::Requested(request) => {
+                self.work.permit = Permit::Requested(request);
                 return None;
             }
             Permit::None => {}
         }
-        let (admission, uid) = (&self.host.workers.admission, self.kernel.uid);
-        if let Some(permit) = admission.leave_now(uid) {
+        let (admission, uid) = (&self.workers.admission, self.kernel.uid);
+        if let Some(permit) = admission.try_acquire_exec(uid) {
             return Some(permit);
         }
-        let leave = admission.leave(uid);
+        let leave = admission.acquire_exec(uid);
         let reporter = self.reporter.clone();
         let asking = tokio::task::spawn_local(async move {
             if let Some(permit) = leave.await {
-                let _ = reporter.send(Box::new(Report::MayRun(permit)));
+                let _ = reporter.send(Box::new(Report::PermitGranted(permit)));
             }
         });
-        self.permit = Permit::Asked(Asking(asking.abort_handle()));
+        self.work.permit = Permit::Requested(PermitRequest(asking.abort_handle()));
         None
     }
 
     /// Whoever has nothing to run any more does not keep a place among those who wait.
-    pub(crate) fn ask_for_no_more_than_needed(&mut self) {
-        if matches!(self.permit, Permit::Asked(_)) && !self.queue.iter().any(|item| matches!(item, Item::Execution(_)))
+    pub(crate) fn drop_unneeded_permit_request(&mut self) {
+        if matches!(self.work.permit, Permit::Requested(_))
+            && !self.work.queue.iter().any(|item| matches!(item, Item::Execution(_)))
         {
-            self.permit = Permit::None;
+            self.work.permit = Permit::None;
         }
     }
 
     /// Interrupts the running execution or takes a queued one out.
     pub(crate) async fn interrupt(&mut self, exec: ExecId, actor: &Actor) -> Result<()> {
         self.admit(actor, 0)?;
-        let queued = self.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
+        let queued = self.work.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
         if let Some(at) = queued {
-            if let Some(Item::Execution(execution)) = self.queue.remove(at) {
+            if let Some(Item::Execution(execution)) = self.work.queue.remove(at) {
                 self.end(&execution, never_ran("interrupted before it ran")).await;
             }
             return Ok(());
@@ -348,18 +353,18 @@ impl Task {
     pub(crate) async fn execution_ended(&mut self, exec: ExecId, mut end: ExecEnd) {
         if let State::Stopping { reason, .. } = &self.life.state
             && end.status == ExecStatus::Interrupted
-            && self.is_forced
+            && self.worker.is_stop_forced
         {
             let why = format!("its kernel was stopped ({})", reason.name());
             end.err = if end.err.is_empty() { why } else { format!("{}; {why}", end.err) };
         }
-        let execution = match self.running.take() {
+        let execution = match self.work.running.take() {
             Some((execution, permit)) if execution.id == exec => {
                 drop(permit);
                 execution
             }
             other => {
-                self.running = other;
+                self.work.running = other;
                 let known = self.kernel.executions.borrow().get(&exec).cloned();
                 match known {
                     Some(execution) if !execution.is_finished() => execution,
@@ -372,13 +377,13 @@ impl Task {
         if let Some(output) = &end.output {
             execution.output.push_event(OutputEvent::Structured(output.clone())).await;
         }
-        if let Some(active) = self.current.as_ref().and_then(|current| current.process.active.as_ref()) {
+        if let Some(active) = self.worker.current.as_ref().and_then(|current| current.worker.active.as_ref()) {
             active.executed();
         }
         if self.end(&execution, end).await {
             self.acknowledge(exec, lost);
         }
-        give_way().await;
+        yield_to_others().await;
         self.used();
         self.kernel.follow_files();
         if lost {
@@ -406,7 +411,7 @@ impl Task {
 
     /// The worker died under an execution.
     pub(crate) async fn end_as_lost(&mut self, exec: ExecId, cause: &CrashCause) {
-        if let Some((execution, permit)) = self.running.take() {
+        if let Some((execution, permit)) = self.work.running.take() {
             drop(permit);
             if execution.id == exec {
                 self.end(&execution, ExecEnd::lost(cause.to_string())).await;
@@ -422,7 +427,7 @@ impl Task {
     pub(crate) async fn fail_queued(&mut self, cause: &CrashCause) {
         let error = match cause {
             CrashCause::NotStarted(_) => {
-                self.host.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error())
+                self.workers.last_error(self.kernel.id).unwrap_or_else(|| self.breaker_error())
             }
             _ => self.breaker_error(),
         };
@@ -430,15 +435,15 @@ impl Task {
     }
 
     pub(crate) async fn fail_all_queued(&mut self, error: &Error) {
-        while let Some(item) = self.queue.pop_front() {
+        while let Some(item) = self.work.queue.pop_front() {
             match item {
                 Item::Execution(execution) => {
                     let hint = if error.hint.is_empty() { String::new() } else { format!(" ({})", error.hint) };
                     let end = ExecEnd::lost(format!("{}{hint}", error.message));
                     self.end(&execution, ExecEnd { status: ExecStatus::Refused, ..end }).await;
                 }
-                Item::Operation(operation, _) | Item::Ending(operation, _) => operation(Err(error.clone())).await,
-                Item::Stop(reply) => self.stopping.push(reply),
+                Item::Operation(operation, _) | Item::Transition(operation, _) => operation(Err(error.clone())).await,
+                Item::Stop(reply) => self.worker.stop_replies.push(reply),
             }
         }
         if !self.life.has_worker() {
@@ -448,22 +453,22 @@ impl Task {
 
     /// Takes everything out of the queue: it is not wanted any more.
     pub(crate) async fn end_queued(&mut self, why: &str) {
-        while let Some(item) = self.queue.pop_front() {
+        while let Some(item) = self.work.queue.pop_front() {
             match item {
                 Item::Execution(execution) => {
                     self.end(&execution, never_ran(why)).await;
                 }
-                Item::Operation(operation, _) | Item::Ending(operation, _) => {
+                Item::Operation(operation, _) | Item::Transition(operation, _) => {
                     operation(Err(Error::unavailable(why))).await
                 }
-                Item::Stop(reply) => self.stopping.push(reply),
+                Item::Stop(reply) => self.worker.stop_replies.push(reply),
             }
         }
     }
 }
 
 /// Lets every other task of the event loop that is ready go first: whoever waits is answered before the rest is seen to.
-pub(crate) async fn give_way() {
+pub(crate) async fn yield_to_others() {
     let mut gave = false;
     std::future::poll_fn(|cx| {
         if std::mem::replace(&mut gave, true) {
@@ -473,11 +478,4 @@ pub(crate) async fn give_way() {
         Poll::Pending
     })
     .await;
-}
-
-fn unfinished(kernel: &Kernel) -> Error {
-    let name = &kernel.spec.name;
-    Error::conflict(format!("a restore of kernel {name} was begun and could not be ended"))
-        .reason("restore_unfinished")
-        .hint(format!("`ryokan events {name}` says why; `ryokan restore {name} REF` tries again"))
 }

@@ -14,7 +14,6 @@ use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 use crate::link::host::{Job, WorkerListener};
-use crate::link::types::WorkerCause;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::execution::Execution;
 use crate::supervisor::kernel::tools::Tools;
@@ -118,16 +117,7 @@ impl WorkerListener for Listener {
         self.background.wrote(stream, &data);
     }
 
-    fn dying(&self, cause: WorkerCause) {
-        let cause = match cause {
-            WorkerCause::Exited(status) => CrashCause::Exited(status),
-            WorkerCause::Signalled(signal) => CrashCause::Signalled(signal),
-            WorkerCause::OutOfMemory => CrashCause::OutOfMemory,
-            WorkerCause::DiskFull => CrashCause::DiskFull,
-            WorkerCause::Unresponsive => CrashCause::Unresponsive,
-            WorkerCause::Protocol(what) => CrashCause::Protocol(what),
-            WorkerCause::Sandbox(what) => CrashCause::NotStarted(what),
-        };
+    fn dying(&self, cause: CrashCause) {
         self.report(Report::Dying { attempt: self.attempt, cause });
     }
 

@@ -17,6 +17,7 @@ mod completion;
 mod executions;
 mod listener;
 mod records;
+mod recovery;
 mod restored;
 mod stop;
 mod worker_lifecycle;
@@ -41,8 +42,10 @@ use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::workers::admission::Leave;
-use crate::supervisor::workers::worker::{Started, WorkerProcess};
+use crate::supervisor::kernel::services::{CheckpointService, KernelServices};
+use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::admission::ExecPermit;
+use crate::supervisor::workers::worker::{LiveWorker, Started};
 
 pub(crate) use listener::Listener;
 
@@ -50,8 +53,8 @@ pub(crate) use listener::Listener;
 enum Item {
     Execution(Rc<Execution>),
     Operation(Operation, Option<Waiting>),
-    /// A restore, or the end of one.
-    Ending(Operation, Option<Waiting>),
+    /// A transition: all that is begun while the record of one is there.
+    Transition(Operation, Option<Waiting>),
     /// A stop that waits for what was asked before it.
     Stop(Reply<()>),
 }
@@ -73,16 +76,18 @@ pub(crate) enum Report {
     NotSaved { attempt: u64, error: Error },
     /// The worker's process has ended.
     Gone { attempt: u64 },
+    /// An interrupted transition was recovered before this start, or not.
+    Recovered { attempt: u64, outcome: Result<()> },
     /// The operation is over.
     OperationDone { number: u64 },
     /// A permit to run one more execution came.
-    MayRun(Leave),
+    PermitGranted(ExecPermit),
 }
 
 /// The worker that the kernel has now.
 struct Current {
     attempt: u64,
-    process: Rc<WorkerProcess>,
+    worker: Rc<LiveWorker>,
     cause: Option<CrashCause>,
     not_saved: Option<Error>,
     /// Its engine is gone: what is queued waits for the next worker.
@@ -92,58 +97,93 @@ struct Current {
 /// One kernel's task.
 pub(crate) struct Task {
     host: Rc<Host>,
+    workers: Rc<Workers>,
+    checkpoints: Rc<dyn CheckpointService>,
     kernel: Rc<Kernel>,
     life: Life,
     // Boxed: a channel makes room for dozens at once, and there may be thousands of kernels in which nothing happens.
     commands: mpsc::Receiver<Box<Command>>,
     reports: mpsc::UnboundedReceiver<Box<Report>>,
     reporter: mpsc::UnboundedSender<Box<Report>>,
-    queue: VecDeque<Item>,
-    running: Option<(Rc<Execution>, Option<Leave>)>,
-    ahead: Option<Ahead>,
-    permit: Permit,
-    /// The operation that goes on now, by number.
-    operating: Option<u64>,
-    operations: u64,
-    current: Option<Current>,
-    /// While the worker that is being started is wanted.
-    wanted: Option<oneshot::Sender<()>>,
-    idle_at: Option<Instant>,
-    backoff_at: Option<Instant>,
+    work: Work,
+    worker: WorkerState,
+    timers: Timers,
+    ends: Ends,
+    mounts: Mounts,
     lease: Option<Lease>,
-    mounts: Vec<GivenMount>,
-    /// Those that a restore has taken from the live worker before its files changed; they are recorded still.
-    parted: Vec<GivenMount>,
     tools: Rc<Tools>,
-    stopping: Vec<Reply<()>>,
-    ended: Vec<ExecId>,
-    /// Executions that have ended and whose journal has no room for that, oldest first.
-    unjournalled: VecDeque<Rc<Execution>>,
-    retry_at: Option<Instant>,
-    /// When a change of its state is saved that nobody waits for.
-    save_at: Option<Instant>,
-    /// Whether the stop that goes on was forced, or is the daemon's.
-    is_forced: bool,
+    /// The task ends.
     leaving: bool,
 }
 
+/// What waits for the worker, and what runs in it.
+struct Work {
+    queue: VecDeque<Item>,
+    running: Option<(Rc<Execution>, Option<ExecPermit>)>,
+    prepared: Option<PreparedStart>,
+    permit: Permit,
+    /// The operation under way, by number.
+    operating: Option<u64>,
+    operations: u64,
+}
+
+/// The kernel's worker, and requests to stop it.
+#[derive(Default)]
+struct WorkerState {
+    current: Option<Current>,
+    /// There while the worker that is being started is wanted.
+    wanted: Option<oneshot::Sender<()>>,
+    stop_replies: Vec<Reply<()>>,
+    /// Whether the stop under way was forced, or is the daemon's.
+    is_stop_forced: bool,
+}
+
+/// When the task acts next without a request.
+#[derive(Default)]
+struct Timers {
+    /// The idle stop.
+    idle_at: Option<Instant>,
+    /// The next start after a crash.
+    backoff_at: Option<Instant>,
+    /// The next attempt to journal an end.
+    retry_at: Option<Instant>,
+    /// The save of a state change that no client awaits.
+    save_at: Option<Instant>,
+}
+
+/// Executions that have ended.
+#[derive(Default)]
+struct Ends {
+    reported: Vec<ExecId>,
+    /// Those whose end found no room in the journal, oldest first.
+    unjournalled: VecDeque<Rc<Execution>>,
+}
+
+/// The mounts added since creation.
+#[derive(Default)]
+struct Mounts {
+    added: Vec<GivenMount>,
+    /// Those that a restore has detached from the live worker before its files changed; they are recorded still.
+    detached: Vec<GivenMount>,
+}
+
 /// An execution that was sent to the worker before its beginning was in the journal. Dropped, it is taken back.
-struct Ahead {
+struct PreparedStart {
     exec: ExecId,
     link: Option<Rc<WorkerLink>>,
 }
 
-impl Ahead {
+impl PreparedStart {
     /// It is to run: gives where it waits.
-    fn keep(mut self) -> Option<Rc<WorkerLink>> {
+    fn disarm(mut self) -> Option<Rc<WorkerLink>> {
         self.link.take()
     }
 }
 
-impl Drop for Ahead {
+impl Drop for PreparedStart {
     fn drop(&mut self) {
         if let Some(link) = &self.link {
-            link.withdraw(self.exec);
+            link.abort(self.exec);
         }
     }
 }
@@ -151,14 +191,14 @@ impl Drop for Ahead {
 /// The host-wide permit to run an execution.
 enum Permit {
     None,
-    Asked(Asking),
-    Held(Leave),
+    Requested(PermitRequest),
+    ReadPin(ExecPermit),
 }
 
 /// A place among those who wait for a permit; dropped, it is given up.
-struct Asking(tokio::task::AbortHandle);
+struct PermitRequest(tokio::task::AbortHandle);
 
-impl Drop for Asking {
+impl Drop for PermitRequest {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -170,8 +210,6 @@ pub(crate) struct Beginning {
     pub lease: Option<Lease>,
     pub mounts: Vec<GivenMount>,
     pub tools: Rc<Tools>,
-    /// What comes before anything that is asked: the end of a restore that was cut off.
-    pub first: Option<Operation>,
     /// Executions that nobody runs and that could not be closed.
     pub unclosed: Vec<ExecId>,
 }
@@ -184,7 +222,7 @@ pub(crate) struct Adopted {
 
 impl Task {
     pub(crate) fn new(
-        host: Rc<Host>,
+        services: &KernelServices,
         kernel: Rc<Kernel>,
         commands: mpsc::Receiver<Box<Command>>,
         channel: (mpsc::UnboundedSender<Box<Report>>, mpsc::UnboundedReceiver<Box<Report>>),
@@ -193,32 +231,28 @@ impl Task {
         let (reporter, reports) = channel;
         *kernel.tools.borrow_mut() = Rc::downgrade(&beginning.tools);
         let mut task = Task {
-            host,
+            host: Rc::clone(&services.host),
+            workers: Rc::clone(&services.workers),
+            checkpoints: Rc::clone(&services.checkpoints),
             kernel,
             life: beginning.life,
             commands,
             reports,
             reporter,
-            queue: beginning.first.into_iter().map(|first| Item::Ending(first, None)).collect(),
-            running: None,
-            ahead: None,
-            permit: Permit::None,
-            operating: None,
-            operations: 0,
-            current: None,
-            wanted: None,
-            idle_at: None,
-            backoff_at: None,
+            work: Work {
+                queue: VecDeque::new(),
+                running: None,
+                prepared: None,
+                permit: Permit::None,
+                operating: None,
+                operations: 0,
+            },
+            worker: WorkerState::default(),
+            timers: Timers::default(),
+            ends: Ends::default(),
+            mounts: Mounts { added: beginning.mounts, detached: Vec::new() },
             lease: beginning.lease,
-            mounts: beginning.mounts,
-            parted: Vec::new(),
             tools: beginning.tools,
-            stopping: Vec::new(),
-            ended: Vec::new(),
-            unjournalled: VecDeque::new(),
-            retry_at: None,
-            save_at: None,
-            is_forced: false,
             leaving: false,
         };
         task.begin_with(beginning.unclosed);
@@ -230,13 +264,14 @@ impl Task {
         if let Some(adopted) = adopted {
             self.adopt(adopted).await;
         } else if let State::Crashed { .. } = self.life.state {
-            self.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
+            self.timers.backoff_at = Some(Instant::now() + limits::RESTART_BACKOFF_FIRST);
         }
-        if !self.queue.is_empty() {
-            self.step(Event::Used).await;
-        }
+        self.begin_recovery().await;
         while !self.leaving {
-            let clock = earliest(earliest(self.idle_at, self.backoff_at), earliest(self.retry_at, self.save_at));
+            let clock = earliest(
+                earliest(self.timers.idle_at, self.timers.backoff_at),
+                earliest(self.timers.retry_at, self.timers.save_at),
+            );
             // Boxed: what a task may ever do would be room that each one holds while it waits.
             tokio::select! {
                 biased;
@@ -247,9 +282,9 @@ impl Task {
                 },
                 () = until(clock) => Box::pin(self.take_clock()).await,
             }
-            self.ask_for_no_more_than_needed();
+            self.drop_unneeded_permit_request();
         }
-        if self.save_at.is_some() {
+        if self.timers.save_at.is_some() {
             self.save_life().await;
         }
         self.commands.close();
@@ -315,19 +350,22 @@ impl Task {
             Command::ForgetCheckpoint(change, checkpoint, reply) => {
                 let _ = reply.send(self.forget_checkpoint(change, &checkpoint).await);
             }
-            Command::Rest(reply) => {
+            Command::StopIfIdle(reply) => {
                 let rests = matches!(self.life.state, State::Ready) && !self.is_in_use();
                 if rests {
-                    self.is_forced = false;
+                    self.worker.is_stop_forced = false;
                     self.step(Event::StopAsked { reason: StopReason::Memory, force: false }).await;
                 }
                 let _ = reply.send(Ok(rests));
             }
-            Command::Archive(actor, checkpoint, reply) => {
-                let _ = reply.send(self.archive(&actor, checkpoint).await);
+            Command::Archive(actor, checkpoint, transition, reply) => {
+                let _ = reply.send(self.archive(&actor, checkpoint, &transition).await);
             }
-            Command::Unarchive(actor, reply) => {
-                let _ = reply.send(self.unarchive(&actor).await);
+            Command::Unarchive(actor, transition, reply) => {
+                let _ = reply.send(self.unarchive(&actor, &transition).await);
+            }
+            Command::Settle(reply) => {
+                let _ = reply.send(self.settle().await);
             }
             Command::Admit(change, reply) => {
                 let _ = reply.send(self.admit(&change.actor, change.expected_version));
@@ -335,7 +373,10 @@ impl Task {
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);
             }
-            Command::Wake => self.dispatch().await,
+            Command::Wake => {
+                self.begin_recovery().await;
+                self.dispatch().await;
+            }
             Command::Remove(change, reply) => self.remove(change, reply).await,
         }
     }
@@ -345,26 +386,27 @@ impl Task {
             Report::Started { attempt, outcome } => self.worker_started(attempt, *outcome).await,
             Report::Ended { exec, end } => self.execution_ended(exec, end).await,
             Report::Last { attempt } => {
-                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                if let Some(current) = self.worker.current.as_mut().filter(|current| current.attempt == attempt) {
                     current.leaving = true;
                 }
                 self.link_lost(attempt);
             }
             Report::Dying { attempt, cause } => {
-                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                if let Some(current) = self.worker.current.as_mut().filter(|current| current.attempt == attempt) {
                     current.cause.get_or_insert(cause);
                 }
             }
             Report::Disconnected { attempt } => self.link_lost(attempt),
             Report::NotSaved { attempt, error } => {
-                if let Some(current) = self.current.as_mut().filter(|current| current.attempt == attempt) {
+                if let Some(current) = self.worker.current.as_mut().filter(|current| current.attempt == attempt) {
                     current.not_saved = Some(error);
                 }
             }
             Report::Gone { attempt } => self.worker_gone(attempt).await,
+            Report::Recovered { attempt, outcome } => self.recovered(attempt, outcome).await,
             Report::OperationDone { number } => {
-                if self.operating == Some(number) {
-                    self.operating = None;
+                if self.work.operating == Some(number) {
+                    self.work.operating = None;
                     match self.life.state {
                         State::Ready => self.step(Event::Used).await,
                         _ => self.dispatch().await,
@@ -372,12 +414,12 @@ impl Task {
                     self.rearm_idle();
                 }
             }
-            Report::MayRun(permit) => {
-                self.permit = Permit::Held(permit);
+            Report::PermitGranted(permit) => {
+                self.work.permit = Permit::ReadPin(permit);
                 self.dispatch().await;
                 // What it was asked for may be gone: others wait for it.
-                if matches!(self.permit, Permit::Held(_)) {
-                    self.permit = Permit::None;
+                if matches!(self.work.permit, Permit::ReadPin(_)) {
+                    self.work.permit = Permit::None;
                 }
             }
         }
@@ -385,24 +427,24 @@ impl Task {
 
     async fn take_clock(&mut self) {
         let now = Instant::now();
-        if self.backoff_at.is_some_and(|at| at <= now) {
-            self.backoff_at = None;
+        if self.timers.backoff_at.is_some_and(|at| at <= now) {
+            self.timers.backoff_at = None;
             self.step(Event::BackoffElapsed).await;
         }
-        if self.save_at.is_some_and(|at| at <= now) {
+        if self.timers.save_at.is_some_and(|at| at <= now) {
             self.save_life().await;
         }
-        if self.retry_at.is_some_and(|at| at <= now) {
+        if self.timers.retry_at.is_some_and(|at| at <= now) {
             // What is refused still is offered again.
             let _ = self.journal_ends().await;
             self.dispatch().await;
         }
-        if self.idle_at.is_some_and(|at| at <= now) {
-            self.idle_at = None;
+        if self.timers.idle_at.is_some_and(|at| at <= now) {
+            self.timers.idle_at = None;
             if self.is_in_use() {
                 self.arm_idle();
             } else {
-                self.is_forced = false;
+                self.worker.is_stop_forced = false;
                 self.step(Event::IdleElapsed).await;
             }
         }
@@ -410,7 +452,7 @@ impl Task {
 
     /// Whether its worker does something for somebody, or in the background.
     fn is_in_use(&self) -> bool {
-        self.operating.is_some() || !self.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
+        self.work.operating.is_some() || !self.work.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
     }
 
     /// Steps the life, persists it where the step matters after a restart, performs the actions.
@@ -429,7 +471,7 @@ impl Task {
                 match self.life.state {
                     // What matters of a kernel whose worker comes is in the catalog of workers, and in its journal.
                     State::Starting | State::Ready if !work => {
-                        self.save_at.get_or_insert(Instant::now() + limits::STATE_SAVE_DELAY);
+                        self.timers.save_at.get_or_insert(Instant::now() + limits::STATE_SAVE_DELAY);
                     }
                     _ if !work => self.save_life().await,
                     _ => {}
@@ -452,8 +494,10 @@ impl Task {
             Action::FailQueued { cause } => self.fail_queued(&cause).await,
             Action::Dispatch => return self.next_work().await,
             Action::ArmIdle => self.arm_idle(),
-            Action::DisarmIdle => self.idle_at = None,
-            Action::ArmBackoff { delay_ms } => self.backoff_at = Some(Instant::now() + Duration::from_millis(delay_ms)),
+            Action::DisarmIdle => self.timers.idle_at = None,
+            Action::ArmBackoff { delay_ms } => {
+                self.timers.backoff_at = Some(Instant::now() + Duration::from_millis(delay_ms))
+            }
             Action::Publish(kind) => self.publish(kind),
         }
         None
@@ -466,7 +510,7 @@ impl Task {
     /// Writes where the kernel is in its life. A failure is told and survived: a new daemon finds workers and running
     /// executions from their own rows, this record only says what happened last.
     async fn save_life(&mut self) {
-        self.save_at = None;
+        self.timers.save_at = None;
         let (version, executions, last_used) = {
             let view = self.kernel.view.borrow();
             (view.version, view.executions, view.last_used_at_ms)
@@ -484,11 +528,11 @@ impl Task {
     }
 
     fn arm_idle(&mut self) {
-        self.idle_at = self.kernel.spec.idle_timeout().map(|timeout| Instant::now() + timeout);
+        self.timers.idle_at = self.kernel.spec.idle_timeout().map(|timeout| Instant::now() + timeout);
     }
 
     fn rearm_idle(&mut self) {
-        if matches!(self.life.state, State::Ready) && self.operating.is_none() {
+        if matches!(self.life.state, State::Ready) && self.work.operating.is_none() {
             self.arm_idle();
         }
     }
@@ -515,8 +559,9 @@ impl Task {
 
     async fn start(&mut self, actor: &Actor) -> Result<()> {
         self.admit(actor, 0)?;
+        self.settle().await?;
         self.room_for_worker()?;
-        self.backoff_at = None;
+        self.timers.backoff_at = None;
         self.step(Event::StartAsked).await;
         Ok(())
     }

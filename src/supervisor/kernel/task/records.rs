@@ -3,9 +3,9 @@
 use super::Task;
 use crate::core::error::Result;
 use crate::core::workflow::{self, Outcome, Request};
-use crate::supervisor::checkpoint::workflow::detail;
 use crate::supervisor::kernel::command::{Change, Message};
 use crate::supervisor::kernel::journal::version_after;
+use crate::supervisor::kernel::work_detail;
 
 impl Task {
     /// Appends what an agent or a person said.
@@ -28,10 +28,10 @@ impl Task {
             return Ok(before);
         }
         self.admit(&change.actor, change.expected_version)?;
-        self.not_restoring()?;
+        self.not_in_transition()?;
         let done = self.kernel.records.change_workflow(request).await?;
         if let Some(sequence) = done.sequence {
-            self.changed(&change.actor, version_after(sequence), names, detail(&done.outcome)).await;
+            self.changed(&change.actor, version_after(sequence), names, work_detail(&done.outcome)).await;
         }
         Ok(done.outcome)
     }

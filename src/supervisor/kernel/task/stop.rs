@@ -16,17 +16,17 @@ impl Task {
             let _ = reply.send(Err(error));
             return;
         }
-        if mode == StopMode::WhenIdle && (!self.queue.is_empty() || self.operating.is_some()) {
-            self.queue.push_back(Item::Stop(reply));
+        if mode == StopMode::WhenIdle && (!self.work.queue.is_empty() || self.work.operating.is_some()) {
+            self.work.queue.push_back(Item::Stop(reply));
             return;
         }
         if mode != StopMode::WhenIdle {
             self.end_queued("the kernel was stopped before it ran").await;
         }
-        self.stopping.push(reply);
+        self.worker.stop_replies.push(reply);
         let reason = if mode == StopMode::Daemon { StopReason::Daemon } else { StopReason::Asked };
-        self.backoff_at = None;
-        self.is_forced = mode != StopMode::WhenIdle;
+        self.timers.backoff_at = None;
+        self.worker.is_stop_forced = mode != StopMode::WhenIdle;
         self.step(Event::StopAsked { reason, force: mode != StopMode::WhenIdle }).await;
         if !self.life.has_worker() {
             self.answer_stopped(None);
@@ -35,7 +35,7 @@ impl Task {
 
     /// Answers those who wait for the worker's end. What was queued meanwhile may have begun the next worker already.
     pub(crate) fn answer_stopped(&mut self, not_saved: Option<Error>) {
-        for reply in self.stopping.drain(..) {
+        for reply in self.worker.stop_replies.drain(..) {
             let _ = reply.send(not_saved.clone().map_or(Ok(()), Err));
         }
     }
@@ -57,25 +57,25 @@ impl Task {
         }
         // No journal keeps these ends, so they are told as what they are: the kernel is not there any more.
         let removed = Error::not_found(format!("kernel {} was removed", self.kernel.spec.name));
-        for item in std::mem::take(&mut self.queue) {
+        for item in std::mem::take(&mut self.work.queue) {
             match item {
                 Item::Execution(execution) => execution.finish(Err(removed.clone())),
-                other => self.queue.push_back(other),
+                other => self.work.queue.push_back(other),
             }
         }
         self.fail_all_queued(&removed).await;
-        if let Some(current) = &self.current {
-            current.process.kill();
-            let _ = tokio::time::timeout(limits::WORKER_STOP, current.process.ended()).await;
-            self.host.workers.forget(current.process.id, current.process.socket()).await;
+        if let Some(current) = &self.worker.current {
+            current.worker.kill();
+            let _ = tokio::time::timeout(limits::WORKER_STOP, current.worker.exited()).await;
+            self.workers.forget(&current.worker).await;
         }
         self.kernel.link.borrow_mut().take();
-        if let Some((execution, _)) = self.running.take() {
+        if let Some((execution, _)) = self.work.running.take() {
             let message = format!("{} while execution {} ran", removed.message, execution.id);
             execution.finish(Err(Error { message, ..removed }));
         }
         self.tools.detach();
-        (self.leaving, self.save_at) = (true, None);
+        (self.leaving, self.timers.save_at) = (true, None);
         let _ = reply.send(Ok(()));
     }
 }

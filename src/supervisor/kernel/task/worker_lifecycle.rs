@@ -9,31 +9,35 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
-use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::workers::admission::is_no_place;
-use crate::supervisor::workers::start::{given, mount_now, start};
+use crate::supervisor::workers::start::{attach_mounts, check_mounts, start};
 use crate::supervisor::workers::worker::Started;
 
 impl Task {
-    /// Starts a worker beside the task.
+    /// Starts a worker beside the task, after an interrupted restore was recovered.
     pub(crate) fn start_worker(&mut self, attempt: u64) {
+        if self.recover_before(attempt) {
+            return;
+        }
         let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
-        let (host, kernel, reporter) = (Rc::clone(&self.host), Rc::clone(&self.kernel), self.reporter.clone());
+        let (workers, kernel, reporter) = (Rc::clone(&self.workers), Rc::clone(&self.kernel), self.reporter.clone());
         let mounts = self.all_mounts();
-        // Dropped, it is not wanted any more.
+        // Dropped when the worker is no longer wanted.
         let (wanted, given_up) = oneshot::channel::<()>();
-        self.wanted = Some(wanted);
+        self.worker.wanted = Some(wanted);
         tokio::task::spawn_local(async move {
-            let outcome = Box::new(start(&host, &kernel, mounts, listener, given_up).await);
-            // A task that has ended meanwhile wants no worker any more.
-            if let Err(unheard) = reporter.send(Box::new(Report::Started { attempt, outcome }))
-                && let Report::Started { outcome, .. } = *unheard.0
+            let outcome = match kernel.start_request() {
+                Ok(request) => start(&workers, &request, mounts, listener, given_up).await,
+                Err(error) => Err(error),
+            };
+            let outcome = Box::new(outcome);
+            // A task that has ended meanwhile needs no worker.
+            if let Err(unsent) = reporter.send(Box::new(Report::Started { attempt, outcome }))
+                && let Report::Started { outcome, .. } = *unsent.0
                 && let Ok(started) = *outcome
             {
-                started.process.kill();
-                started.process.ended().await;
-                host.workers.forget(started.process.id, started.process.socket()).await;
+                workers.end(started.worker).await;
             }
         });
     }
@@ -42,7 +46,7 @@ impl Task {
         match outcome {
             Ok(started) if attempt == self.life.attempt && self.life.has_worker() => {
                 let wanted = matches!(self.life.state, crate::core::kernel::State::Starting);
-                self.take_on(attempt, started);
+                self.attach_worker(attempt, started);
                 if wanted {
                     self.tell_tools();
                     self.step(Event::WorkerReady { attempt }).await;
@@ -52,13 +56,11 @@ impl Task {
                 }
             }
             Ok(started) => {
-                started.process.kill();
-                started.process.ended().await;
-                self.host.workers.forget(started.process.id, started.process.socket()).await;
+                self.workers.end(started.worker).await;
             }
             Err(error) => {
                 tracing::warn!(kernel = %self.kernel.spec.name, %error, "a worker could not be started");
-                self.host.workers.remember_error(self.kernel.id, &error);
+                self.workers.remember_error(self.kernel.id, &error);
                 let cause = CrashCause::NotStarted(error.message.clone());
                 // What cannot work by waiting fails now, to whoever waits for it.
                 if matches!(
@@ -85,14 +87,14 @@ impl Task {
         }
     }
 
-    fn take_on(&mut self, attempt: u64, started: Started) {
-        let Started { link, report, process, told_origin } = started;
+    fn attach_worker(&mut self, attempt: u64, started: Started) {
+        let Started { link, report, worker, told_origin } = started;
         {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox = report.sandbox;
             view.missed = report.missed;
             view.jobs = report.jobs;
-            view.worker_pid = Some(process.pid());
+            view.worker_pid = worker.handle().process_id();
             view.told_origin = told_origin;
         }
         if !report.not_restored.is_empty() {
@@ -104,13 +106,13 @@ impl Task {
             );
         }
         *self.kernel.link.borrow_mut() = Some(Rc::new(link));
-        let process = Rc::new(process);
-        let (watched, reporter) = (Rc::clone(&process), self.reporter.clone());
+        let worker = Rc::new(worker);
+        let (watched, reporter) = (Rc::clone(&worker), self.reporter.clone());
         tokio::task::spawn_local(async move {
-            watched.ended().await;
+            watched.exited().await;
             let _ = reporter.send(Box::new(Report::Gone { attempt }));
         });
-        self.current = Some(Current { attempt, process, cause: None, not_saved: None, leaving: false });
+        self.worker.current = Some(Current { attempt, worker, cause: None, not_saved: None, leaving: false });
     }
 
     /// Takes over a worker of a former daemon.
@@ -127,10 +129,10 @@ impl Task {
         let attempt = self.life.attempt;
         if let Some(execution) = running {
             // It runs already, so it needs no leave: where the limit was lowered meanwhile, it runs beyond it.
-            self.running = Some((execution, self.host.workers.admission.leave_now(self.kernel.uid)));
+            self.work.running = Some((execution, self.workers.admission.try_acquire_exec(self.kernel.uid)));
         }
         let mounted = adopted.started.report.mounts.clone();
-        self.take_on(attempt, adopted.started);
+        self.attach_worker(attempt, adopted.started);
         self.unmount_unrecorded(&mounted).await;
         self.mount_missing(&mounted).await;
         self.tell_tools();
@@ -151,17 +153,17 @@ impl Task {
 
     /// Mounts what was recorded while the worker was being started.
     async fn mount_missing(&self, mounted: &[String]) {
-        let Some(link) = self.link() else { return };
+        let (Some(link), Some(current)) = (self.link(), &self.worker.current) else { return };
         let mut missing = self.all_mounts();
         missing.retain(|given| !mounted.contains(&given.mount.path));
         missing.sort_by_key(|given| std::path::Path::new(&given.mount.path).components().count());
         for mount in missing {
             let path = mount.mount.path.clone();
-            let mounting = async {
-                let planned = given(&self.host, &self.kernel, vec![mount])?;
-                mount_now(&self.host, self.kernel.uid, &link, planned).await
+            let attaching = async {
+                let checked = check_mounts(&self.host, &self.kernel.start_request()?, vec![mount])?;
+                attach_mounts(&**current.worker.handle(), &link, checked).await
             };
-            if let Err(error) = mounting.await {
+            if let Err(error) = attaching.await {
                 tracing::warn!(path, %error, "a mount that is recorded is missing until the worker ends");
                 let detail = serde_json::json!({ "path": path, "error": error.message });
                 self.host.events.publish(&self.kernel.event_name, "mount_missing", detail);
@@ -178,24 +180,25 @@ impl Task {
 
     /// Asks the worker to save and end; ends it by force when it does not.
     pub(crate) fn stop_worker(&mut self) -> Option<Event> {
-        let Some(current) = &self.current else {
+        let Some(current) = &self.worker.current else {
             // One that waits for its turn waits no longer.
-            self.wanted = None;
+            self.worker.wanted = None;
             return None;
         };
-        let (attempt, process, link) = (current.attempt, Rc::clone(&current.process), self.link());
-        let (reporter, host) = (self.reporter.clone(), Rc::clone(&self.host));
+        let (attempt, worker, link) = (current.attempt, Rc::clone(&current.worker), self.link());
+        let (reporter, host, checkpoints) =
+            (self.reporter.clone(), Rc::clone(&self.host), Rc::clone(&self.checkpoints));
         let reason = match self.life.state {
             State::Stopping { reason, .. } => Some(reason),
             _ => None,
         };
-        let (kernel, wait) = (Rc::clone(&self.kernel), checkpoint::rest_wait(&self.host, reason, self.is_forced));
+        let (kernel, wait) = (Rc::clone(&self.kernel), self.checkpoints.wait(reason, self.worker.is_stop_forced));
         let rested = link.as_ref().zip(reason).and_then(|(link, reason)| self.rest(link, reason));
         tokio::task::spawn_local(async move {
             if let Some(rested) = rested
                 && tokio::time::timeout(wait, rested).await.is_err()
             {
-                checkpoint::rest_failed(&host, &kernel, "it took too long");
+                checkpoints.timed_out(&kernel);
             }
             // A worker that could not save goes on, and can be asked again.
             let stop = async || match &link {
@@ -208,10 +211,10 @@ impl Task {
                 let message =
                     format!("the worker was stopped, but what changed since its last execution is lost: {error}");
                 let _ = reporter.send(Box::new(Report::NotSaved { attempt, error: Error { message, ..error } }));
-                process.kill();
+                worker.kill();
             }
-            if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
-                process.kill();
+            if tokio::time::timeout(limits::WORKER_STOP, worker.exited()).await.is_err() {
+                worker.kill();
             }
         });
         None
@@ -219,23 +222,23 @@ impl Task {
 
     /// The link broke. Its process should follow; if it does not, it is ended.
     pub(crate) fn link_lost(&mut self, attempt: u64) {
-        let Some(current) = self.current.as_ref().filter(|current| current.attempt == attempt) else {
+        let Some(current) = self.worker.current.as_ref().filter(|current| current.attempt == attempt) else {
             return;
         };
-        let process = Rc::clone(&current.process);
+        let worker = Rc::clone(&current.worker);
         tokio::task::spawn_local(async move {
-            if tokio::time::timeout(limits::WORKER_STOP, process.ended()).await.is_err() {
-                process.kill();
+            if tokio::time::timeout(limits::WORKER_STOP, worker.exited()).await.is_err() {
+                worker.kill();
             }
         });
     }
 
     /// The worker's process has ended.
     pub(crate) async fn worker_gone(&mut self, attempt: u64) {
-        if self.current.as_ref().is_none_or(|current| current.attempt != attempt) {
+        if self.worker.current.as_ref().is_none_or(|current| current.attempt != attempt) {
             return;
         }
-        let Some(mut current) = self.current.take() else { return };
+        let Some(mut current) = self.worker.current.take() else { return };
         self.kernel.link.borrow_mut().take();
         self.kernel.leave_files();
         // What the link delivered before it closed comes first: ends, and why.
@@ -251,9 +254,9 @@ impl Task {
                 }
             }
         }
-        self.host.workers.forget(current.process.id, current.process.socket()).await;
+        self.workers.forget(&current.worker).await;
         // What is queued may start the next one at once: its place is free by then.
-        current.process.leave_place();
+        current.worker.leave_place();
         self.tools.detach();
         let (jobs, missed) = {
             let mut view = self.kernel.view.borrow_mut();

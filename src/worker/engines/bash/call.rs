@@ -17,20 +17,20 @@ use super::{toolcalls, values};
 use crate::core::value::Value;
 use crate::link::frames::{EndStatus, Event, Request};
 
-/// How a call ended.
+/// Result of a call.
 pub struct Called {
-    /// As an execution's.
+    /// The result of an execution.
     pub outcome: Outcome,
-    /// What a tool gave.
+    /// A tool's answer.
     pub value: Option<Value>,
-    /// Why serving must end.
+    /// Serving must end.
     pub stop: Option<Stop>,
 }
 
-/// The exit status of a command that is not there.
+/// Exit status of a missing command.
 const NOT_FOUND: i32 = 127;
 
-/// Calls it.
+/// Performs the call.
 ///
 /// # Errors
 /// If serving must end.
@@ -57,7 +57,7 @@ pub fn run(
         Ok(words) => words,
         Err(message) => return refused(2, message),
     };
-    // Quoted, it is neither an alias nor a word of the language.
+    // Quoted, so neither an alias nor a keyword.
     let mut code = Vec::new();
     quote(name.as_bytes(), &mut code);
     for word in &words {
@@ -80,7 +80,7 @@ fn is_command(session: &Session, name: &str) -> bool {
         || !name.is_empty() && !name.contains('\0') && found_in_path(name.as_bytes(), path).is_some()
 }
 
-/// Passes a call on to the tool, and its answer to standard output.
+/// Forwards a call to the tool and its answer to standard output.
 fn tool(session: &mut Session, link: &mut Link, name: &str, args: &Value, exec: u64) -> Result<Called, Stop> {
     let (Value::Object(_) | Value::Null) = args else {
         let outcome = Outcome::refused(2, "a tool of an MCP server takes named arguments");
@@ -132,7 +132,7 @@ fn tool(session: &mut Session, link: &mut Link, name: &str, args: &Value, exec: 
     }
 }
 
-/// What can be called, for the list of tools.
+/// The callable names, for the list of tools.
 pub fn tools(session: &Session) -> Vec<Json> {
     let schema = json!({ "type": "array", "items": { "type": "string" } });
     let own = session.functions.iter().map(|(name, function)| {

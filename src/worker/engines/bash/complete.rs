@@ -1,4 +1,4 @@
-//! Completion: which word the cursor is in, and what it may become.
+//! Completion: the word at the cursor and its candidates.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -8,9 +8,9 @@ use super::session::Session;
 use super::snapshot::RESERVED;
 use crate::worker::engines::paths::{beginning_with, executables};
 
-/// Most matches that are given.
+/// Limit of returned matches.
 const MATCHES: usize = 200;
-/// Words of the language that may begin a command.
+/// Keywords that may precede a command.
 const KEYWORDS: [&str; 19] = [
     "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if", "in", "select", "then",
     "time", "until", "while", "[[", "{",
@@ -109,7 +109,7 @@ fn word_at(code: &str, cursor: usize) -> (usize, &str, Kind) {
     (start, word, if begins && !word.contains('/') { Kind::Command } else { Kind::Path })
 }
 
-/// Where the word before the cursor begins, and what it may become.
+/// Start of the word before the cursor, and its kind.
 pub fn complete(session: &Session, code: &str, cursor: usize) -> (usize, Vec<String>) {
     let (start, word, kind) = word_at(code, cursor);
     let snapshot = &session.snapshot;

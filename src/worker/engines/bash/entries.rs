@@ -1,20 +1,21 @@
-//! The state as entries: which there are, and the bytes of each.
+//! The state as entries: their keys and bytes.
 //!
 //! | key | body after the format byte |
 //! |---|---|
 //! | `var/NAME` | attributes, then the value: `u` none, `s` text, `i` numbers and texts, `n` names and texts |
 //! | `fn/NAME` | attributes, then the text as bash prints it |
-//! | `alias/NAME` | what stands for it |
+//! | `alias/NAME` | its replacement |
 //! | `opt/set.NAME`, `opt/shopt.NAME` | `1` or `0` |
-//! | `trap/SIGNAL` | what is done; nothing: the signal is ignored |
+//! | `trap/SIGNAL` | its action; empty: the signal is ignored |
 //! | `cwd`, `umask`, `status` | text |
 //! | `dirs`, `positional` | texts |
-//! | `hash/NAME` | a path that is not the one `PATH` leads to |
-//! | `builtin/NAME` | nothing: it is switched off |
-//! | `completions` | what `complete -p` prints |
-//! | `unset/KEY` | nothing: a fresh shell has it and this one has not |
+//! | `hash/NAME` | a path other than the one found by `PATH` |
+//! | `builtin/NAME` | empty: the builtin is disabled |
+//! | `completions` | the output of `complete -p` |
+//! | `unset/KEY` | empty: a fresh shell has it, this one does not |
 //!
-//! A list is, for each item, its length as four bytes, little-endian, and its bytes. Only what differs from a fresh shell is an entry.
+//! A list holds per item a length (four bytes, little-endian) and the bytes. Only differences from
+//! a fresh shell are entries.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
@@ -27,13 +28,13 @@ use crate::link::frames::{EntryMeta, Missed};
 
 /// First byte of each body.
 pub const FORMAT: u8 = 1;
-/// Characters of a summary.
+/// Length limit of a summary, characters.
 pub const SUMMARY_CHARS: usize = 200;
 
 /// One state entry, without its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// For people.
+    /// Metadata for people.
     pub meta: EntryMeta,
     /// Format byte and content.
     pub body: Vec<u8>,
@@ -42,7 +43,7 @@ pub struct Entry {
 /// By key.
 pub type Entries = BTreeMap<String, Entry>;
 
-/// Variables that follow from other state, or are the shell's own and never a session's.
+/// Variables derived from other state, or belonging to the shell itself.
 const DERIVED: [&str; 28] = [
     "_",
     "BASH",
@@ -73,19 +74,20 @@ const DERIVED: [&str; 28] = [
     "UID",
     "COLUMNS",
 ];
-/// Those of bash's own prefix that are settings.
+/// Exceptions with bash's own prefix: settings.
 const SETTINGS: [&str; 3] = ["BASH_COMPAT", "BASH_ENV", "BASH_XTRACEFD"];
 
-/// Whether a variable is nobody's state.
+/// Whether a variable is not part of the state.
 pub fn is_derived(name: &str) -> bool {
     DERIVED.contains(&name) || name.starts_with("BASH_") && !SETTINGS.contains(&name)
 }
 
-/// Options that say how the shell was started.
+/// Options that reflect how the shell was started.
 const FIXED_OPTIONS: [&str; 5] =
     ["shopt.login_shell", "shopt.restricted_shell", "set.interactive", "set.monitor_terminal", "shopt.syslog_history"];
 
-/// Everything that is to be kept of what the shell holds, compared with nothing yet. What cannot be kept goes to `missed`.
+/// All state of the shell, not yet compared with a fresh one. State that cannot be saved is added
+/// to `missed`.
 pub fn of(snapshot: &Snapshot, functions: &BTreeMap<Vec<u8>, Function>, missed: &mut Vec<Missed>) -> Entries {
     let mut entries = Entries::new();
     for variable in snapshot.variables.values().filter(|variable| !is_derived(&variable.name)) {
@@ -139,7 +141,7 @@ pub fn of(snapshot: &Snapshot, functions: &BTreeMap<Vec<u8>, Function>, missed: 
     entries
 }
 
-/// What of `present` differs from a fresh shell.
+/// The differences of `present` from a fresh shell.
 pub fn since(present: Entries, fresh: &Entries) -> Entries {
     let gone = fresh.keys().filter(|key| !present.contains_key(*key));
     let mut kept: Entries = gone
@@ -152,7 +154,7 @@ pub fn since(present: Entries, fresh: &Entries) -> Entries {
     kept
 }
 
-/// An entry that is not captured or could not be put back.
+/// An entry that was not captured or could not be restored.
 pub fn missed_entry(key: &str, type_name: &str, reason: &str) -> Missed {
     Missed { key: key.to_owned(), type_name: type_name.to_owned(), reason: reason.to_owned() }
 }
@@ -176,7 +178,7 @@ fn push(item: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(item);
 }
 
-/// Reads a list; `None` if it is none.
+/// Reads a list; `None` if malformed.
 pub fn items(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -195,7 +197,7 @@ fn function_body(function: &Function) -> Vec<u8> {
     out
 }
 
-/// Reads a function's body; `None` if it is none.
+/// Reads a function's body; `None` if malformed.
 pub fn function_of(content: &[u8]) -> Option<Function> {
     let (attributes, text) = attributes_of(content)?;
     Some(Function { text: text.to_vec(), attributes })
@@ -235,7 +237,7 @@ fn variable_entry(variable: &Variable) -> Entry {
     entry(&type_name(variable), summary(variable), out)
 }
 
-/// Reads a variable's body; `None` if it is none.
+/// Reads a variable's body; `None` if malformed.
 pub fn variable_of(name: &str, content: &[u8]) -> Option<Variable> {
     let (attributes, rest) = attributes_of(content)?;
     let (kind, rest) = rest.split_first()?;
@@ -271,7 +273,7 @@ pub fn scalar(content: &Content) -> Option<&[u8]> {
     }
 }
 
-/// A variable's type in bash's words.
+/// A variable's type in bash's terms.
 pub fn type_name(variable: &Variable) -> String {
     let words = [('r', "readonly"), ('x', "exported"), ('l', "lowercase"), ('u', "uppercase"), ('t', "traced")];
     let mut said: Vec<&str> = words.iter().filter(|(letter, _)| variable.is(*letter)).map(|(_, word)| *word).collect();
@@ -287,7 +289,7 @@ pub fn type_name(variable: &Variable) -> String {
     said.join(" ")
 }
 
-/// One line for people. Work is bounded, however large the value.
+/// A one-line summary. The work is bounded, however large the value.
 pub fn summary(variable: &Variable) -> String {
     let mut text = Vec::new();
     let mut add = |name: &[u8], value: &[u8]| {
@@ -321,7 +323,7 @@ pub fn one_line(text: &[u8]) -> String {
     line
 }
 
-/// The program of that name that `PATH` leads to.
+/// The program of that name found by `PATH`.
 pub fn found_in_path(name: &[u8], path: &[u8]) -> Option<Vec<u8>> {
     path.split(|b| *b == b':').find_map(|folder| {
         let place = [folder, b"/", name].concat();

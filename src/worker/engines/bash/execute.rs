@@ -1,8 +1,8 @@
-//! One execution: from the code to its end, with interrupts, standard input and calls of tools meanwhile.
+//! An execution from the code to its end, with interrupts, standard input and tool calls meanwhile.
 //!
 //! ```text
-//!   running ─ report ─▶ over                               the shell goes on
-//!      │ ─ last report ─▶ leaving ─ renewed or ended ─▶ over    `exit`, an interrupt: a new bash takes the state over
+//!   running ─ report ─▶ over                               the shell continues
+//!      │ ─ last report ─▶ leaving ─ renewed or ended ─▶ over    `exit`, an interrupt: a new bash inherits the state
 //!      │ ─ ended ─▶ over                                   `exec`, SIGKILL: the state before it
 //!      └ ─ waits for a line, no report ─▶ over             the machinery was broken: the state before it
 //! ```
@@ -28,11 +28,11 @@ use crate::link::frames::{EndStatus, Event, Missed, Request};
 /// How an execution ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// As the `end` frame has it.
+    /// The status of the `end` frame.
     pub status: EndStatus,
     /// bash's exit status.
     pub code: i32,
-    /// What there is to say of it.
+    /// The error text.
     pub err: String,
 }
 
@@ -48,7 +48,7 @@ impl Outcome {
     }
 }
 
-/// An execution's circumstances.
+/// The context of an execution.
 pub struct Execution<'a> {
     /// Its number.
     pub exec: u64,
@@ -58,7 +58,7 @@ pub struct Execution<'a> {
     pub stdin: Option<OwnedFd>,
 }
 
-/// What is sent when, after an interrupt, as long as the execution goes on.
+/// The escalation after an interrupt, while the execution continues.
 const INTERRUPTION: [(Duration, Force); 4] = [
     (Duration::ZERO, Force::Ask(Signal::SIGINT)),
     (Duration::from_millis(300), Force::Ask(Signal::SIGTERM)),
@@ -68,16 +68,17 @@ const INTERRUPTION: [(Duration, Force); 4] = [
 
 #[derive(Debug, Clone, Copy)]
 enum Force {
-    /// To the shell and each process that it waits for. It is itself never ended so, but asked to.
+    /// Signal the shell and each process that it waits for. The shell itself handles the signal and
+    /// survives.
     Ask(Signal),
-    /// The shell is ended.
+    /// Kill the shell.
     Shell,
 }
 
-/// bash's exit status of what Ctrl-C ended.
+/// bash's exit status after Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
-/// How often a shell that says nothing is looked at.
+/// Poll interval for a silent shell.
 const WATCH: Duration = Duration::from_millis(200);
 
 struct Drive<'a> {
@@ -92,20 +93,20 @@ struct Drive<'a> {
 }
 
 enum Over {
-    /// The shell goes on.
+    /// The shell continues.
     Reported,
-    /// It became a new bash, with the status it left with.
+    /// The shell became a new bash, with its exit status.
     Renewed(i32),
-    /// It is gone; with its status, and whether it said what it held.
+    /// The shell is gone; with its status, and whether it reported its state.
     Gone(i32, bool),
-    /// It waits, and said nothing that could be understood.
+    /// The shell waits, and its report was unreadable.
     Broken,
 }
 
-/// Runs code to its end. The state is looked at, and the shell is alive, when this returns.
+/// Runs code to its end. When this returns the shell is alive and its state has been read.
 ///
 /// # Errors
-/// If serving must end; the outcome is there nevertheless.
+/// If serving must end; the outcome is set nevertheless.
 pub fn run(
     session: &mut Session,
     link: &mut Link,
@@ -137,7 +138,7 @@ pub fn run(
     }
 }
 
-/// Whether aliases could make the text that surrounds the code something else.
+/// Whether aliases could alter the text surrounding the code.
 fn reading_is_changed(session: &Session) -> bool {
     let words = ["}", "esac", "fi", "done", "until", "if", "case", "{", ";", "in", "then", "do"];
     let posix = session.snapshot.options.iter().any(|on| on == "set.posix");
@@ -157,14 +158,15 @@ fn refusal(session: &Session, code: &str) -> Result<Option<Outcome>, Stop> {
         Syntax::Begun => return Ok(None),
         Syntax::Wrong(words) => words,
     };
-    // What an earlier line of it, or an alias, does to the reading of this one, only bash finds out, as it runs it.
+    // Only bash can tell, while running it, how earlier lines or aliases affect the parsing of this
+    // one.
     if syntax::changes_reading(code) || !session.snapshot.aliases.is_empty() {
         return Ok(None);
     }
     Ok(Some(Outcome::refused(2, words)))
 }
 
-/// bash takes the end of a program for the end of a here-document.
+/// bash treats the end of a program as the end of a here-document.
 fn heredoc_only(code: &str) -> bool {
     code.contains("<<")
 }
@@ -200,7 +202,7 @@ fn attempt(
     let (line, payload) = steps::execution(&entering);
     session.tools_changed = false;
     session.gone_tools.clear();
-    // A shell that ended between executions is found out at once.
+    // A shell that ended between executions is detected at once.
     let _ = session.shell.run(&line, &payload);
     let mut drive = Drive {
         session,
@@ -221,13 +223,13 @@ fn attempt(
     session.shell.forget_leftovers(calls.any());
     if interrupted.is_some() {
         outcome = Outcome { status: EndStatus::Interrupted, code: INTERRUPTED, err: String::new() };
-        // What the next execution sees as `$?`, as at the prompt.
+        // `$?` for the next execution, as at the prompt.
         session.ended_with(INTERRUPTED);
     }
     Ok((outcome, leaving))
 }
 
-/// Has a living shell hold the newest state there is.
+/// Ensures a living shell with the latest available state.
 fn settle(session: &mut Session, over: &Over, code: &str) -> Result<Outcome, Stop> {
     let known = session.snapshot.jobs.clone();
     session.jobs.look(session.shell.pid(), &known);
@@ -248,15 +250,14 @@ fn settle(session: &mut Session, over: &Over, code: &str) -> Result<Outcome, Sto
         Over::Gone(status, false) => {
             let mut missed = start(session)?;
             let what = if code.contains("exec") { "the shell was replaced or ended" } else { "the shell ended" };
-            missed.push(lost(&format!("{what} before it could say what it held; the state is the one before")));
-            let err = format!("{what}: what this execution changed in it is not kept");
+            missed.push(lost(&format!("{what} before it could report its state; the earlier state is kept")));
+            let err = format!("{what}: this execution's changes to the shell are lost");
             (missed, Outcome { err, ..Outcome::ended(*status) })
         }
         Over::Broken => {
             let mut missed = start(session)?;
-            missed.push(lost("the shell could no longer say what it held; the state is the one before"));
-            let err =
-                "the commands by which the shell tells its state were replaced or switched off; it was started anew";
+            missed.push(lost("the shell could no longer report its state; the earlier state is kept"));
+            let err = "the commands that report the shell's state were replaced or disabled; the shell was restarted";
             (missed, Outcome { status: EndStatus::Failed, code: 1, err: err.into() })
         }
     };
@@ -276,7 +277,7 @@ impl Drive<'_> {
             match self.session.shell.receive() {
                 Ok(true) => quiet_since = Instant::now(),
                 Ok(false) => {}
-                // More than a report can be.
+                // Larger than a report may be.
                 Err(_) => return Ok(Over::Broken),
             }
             if let Some(over) = self.look()? {
@@ -289,7 +290,7 @@ impl Drive<'_> {
                     return Ok(Over::Broken);
                 }
                 if self.session.shell.waits() {
-                    // What it said before it took the last line is there by now.
+                    // Its reports from before the last line have arrived by now.
                     self.session.shell.receive().map_err(|_| Stop::NoShell)?;
                     return Ok(self.look()?.unwrap_or(Over::Broken));
                 }
@@ -298,7 +299,7 @@ impl Drive<'_> {
         }
     }
 
-    /// What the shell said since.
+    /// Reads the shell's new reports.
     fn look(&mut self) -> Result<Option<Over>, Stop> {
         let renewed = self.session.shell.take_renewal();
         if let Some(report) = self.session.shell.take_report() {
@@ -339,7 +340,7 @@ impl Drive<'_> {
             let below = jobs::foreground(shell, &self.session.jobs);
             match force {
                 Force::Ask(signal) => {
-                    // The shell first: it is not to go on when what it waits for has ended.
+                    // The shell first: it must not continue when its current process has ended.
                     self.session.shell.signal(if *signal == Signal::SIGKILL { Signal::SIGTERM } else { *signal });
                     for pid in below {
                         let _ = kill(Pid::from_raw(pid), *signal);
@@ -402,7 +403,7 @@ impl Drive<'_> {
         Ok(())
     }
 
-    /// Requests that come meanwhile. One that breaks the contract ends the execution first.
+    /// Handles requests during the execution. A contract violation ends the execution first.
     fn requests(&mut self) {
         loop {
             let stop = match self.link.try_next() {
@@ -446,7 +447,7 @@ impl Drive<'_> {
 
     fn interrupt(&mut self) {
         if self.interrupted.is_none() {
-            // Without memory for it, it is started anew instead.
+            // Without memory for a restart in place, a new shell is started instead.
             let _ = self.session.shell.expect_interrupt();
             self.interrupted = Some((Instant::now(), 0));
         }
@@ -462,7 +463,7 @@ enum Source {
     Feeding,
 }
 
-/// Tells init that code calls a tool.
+/// Sends init a tool call.
 pub fn tell(link: &mut Link, event: &Event) -> Result<(), Stop> {
     link.put(event, &[])?;
     Ok(link.send()?)

@@ -1,6 +1,7 @@
-//! An execution's standard input on its way: from the descriptor that init gave to the pipe that bash reads.
+//! Forwards standard input from init's descriptor to the pipe that bash reads.
 //!
-//! bash cannot be handed a descriptor. Its pipe is always the same; that nobody holds the other end is its end.
+//! bash cannot receive descriptors. Its pipe stays the same; end of input is the absence of a
+//! writer.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -8,10 +9,10 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use nix::poll::{PollFd, PollFlags};
 
-/// Standard input that is read ahead, bytes.
+/// Read-ahead of standard input, bytes.
 const STDIN_BYTES: usize = 64 << 10;
 
-/// Standard input on its way.
+/// Standard input in transit.
 pub struct Feeding {
     from: File,
     to: File,
@@ -20,12 +21,12 @@ pub struct Feeding {
 }
 
 impl Feeding {
-    /// From where it comes to where bash reads it.
+    /// Connects the source and bash's pipe.
     pub fn new(from: OwnedFd, to: File) -> Self {
         Feeding { from: from.into(), to, waiting: Vec::new(), ended: false }
     }
 
-    /// What to wait for: more of it, or room.
+    /// The descriptor to wait for: more input, or room.
     pub fn waits_for(&self) -> PollFd<'_> {
         let (fd, events): (BorrowedFd<'_>, _) = if self.waiting.is_empty() {
             (self.from.as_fd(), PollFlags::POLLIN)
@@ -35,7 +36,7 @@ impl Feeding {
         PollFd::new(fd, events)
     }
 
-    /// Passes some on; gives whether that was all.
+    /// Forwards some input; returns whether that was all.
     pub fn turn(&mut self) -> bool {
         if self.waiting.is_empty() && !self.ended {
             let mut buffer = vec![0; STDIN_BYTES];

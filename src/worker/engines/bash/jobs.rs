@@ -1,4 +1,4 @@
-//! Processes below the shell: which of them are background jobs, and which an interrupt is for.
+//! Processes below the shell: background jobs, and targets of an interrupt.
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -11,17 +11,18 @@ use super::entries::one_line;
 use crate::link::frames::Job;
 use crate::sys::pidfd;
 
-/// The background jobs that are known, those of a shell that is gone included.
+/// Known background jobs, including those of earlier shells.
 #[derive(Default)]
 pub struct Jobs {
     known: BTreeMap<i32, (String, OwnedFd)>,
 }
 
-/// Processes that are looked at.
+/// Limit of inspected processes.
 const PROCESSES: usize = 65_536;
 
 impl Jobs {
-    /// Looks which jobs there are. `shell`: its children, between executions, are jobs; `told`: what it calls them.
+    /// Updates the jobs. `shell`: between executions its children are jobs; `told`: their names in
+    /// bash.
     pub fn look(&mut self, shell: Pid, told: &[(i32, String)]) {
         self.forget_ended();
         let children = children(shell.as_raw());
@@ -41,29 +42,29 @@ impl Jobs {
         self.forget_ended();
     }
 
-    /// Forgets those that have ended; gives whether there were any.
+    /// Forgets ended jobs; returns whether there were any.
     pub fn forget_ended(&mut self) -> bool {
         let before = self.known.len();
         self.known.retain(|_, (_, process)| !has_ended(process.as_fd()));
         self.known.len() < before
     }
 
-    /// As init is told.
+    /// The list for init.
     pub fn list(&self) -> Vec<Job> {
         self.known.iter().map(|(pid, (command, _))| Job { id: pid.to_string(), command: command.clone() }).collect()
     }
 
-    /// Readable when one has ended.
+    /// Descriptors that become readable when a job ends.
     pub fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.known.values().map(|(_, process)| process.as_fd())
     }
 
-    /// Whether it is one.
+    /// Whether the process is a job.
     pub fn has(&self, pid: i32) -> bool {
         self.known.contains_key(&pid)
     }
 
-    /// Signals all of them and what is below them.
+    /// Signals all jobs and their descendants.
     pub fn signal(&self, signal: Signal) {
         for (pid, (_, process)) in &self.known {
             for below in descendants(*pid, |_| false) {
@@ -73,7 +74,7 @@ impl Jobs {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no jobs.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -84,14 +85,16 @@ fn has_ended(process: BorrowedFd<'_>) -> bool {
     poll(&mut waiting, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
-/// The processes that an execution waits for: all below the shell but its jobs and what is below those. A job is one that is known,
-/// or one that does not hear what bash keeps from its jobs: interrupts and quits.
+/// The processes that an execution waits for: all below the shell except jobs and their
+/// descendants. A job is a known one, or a process that ignores interrupts and quits as bash sets
+/// for jobs.
 pub fn foreground(shell: Pid, jobs: &Jobs) -> Vec<i32> {
     descendants(shell.as_raw(), |pid| jobs.has(pid) || ignores_interrupts(pid))
 }
 
-/// Processes below one, parents before their children, without those that are passed over and what is below them. Of siblings the youngest
-/// first: the end of a pipeline is not to see the end of its input, and end as if nothing were wrong, before it is told to.
+/// The descendants of a process, parents first, skipping the given ones with their descendants.
+/// Siblings come youngest first: otherwise the end of a pipeline would see its input close and exit
+/// as if it had succeeded, before its own signal.
 fn descendants(pid: i32, passed_over: impl Fn(i32) -> bool) -> Vec<i32> {
     let mut found: Vec<i32> = Vec::new();
     let mut seen = HashSet::from([pid]);
@@ -119,7 +122,7 @@ fn children(pid: i32) -> Vec<i32> {
     found
 }
 
-/// For kernels without the `children` files.
+/// For host kernels without the `children` files.
 fn children_by_parent(parent: i32) -> Vec<i32> {
     let listed = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = listed.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -149,16 +152,16 @@ fn command_line(pid: i32) -> String {
     words.join(" ")
 }
 
-/// The limits of the shell, as `/proc/PID/limits` has them: name and both values.
+/// The shell's limits from `/proc/PID/limits`: name and both values.
 pub fn limits(shell: Pid) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(format!("/proc/{shell}/limits")).unwrap_or_default();
-    // Columns of a fixed width: the name has blanks of its own.
+    // Fixed-width columns: names contain blanks.
     let row = |line: &str| Some((line.get(..26)?.trim().to_owned(), line.get(26..)?.trim().to_owned()));
     text.lines().skip(1).filter_map(row).collect()
 }
 
-/// Descriptors of the shell that are open beside its own and the machinery's, and what each leads to; of the first three, those that
-/// lead elsewhere than `outputs`.
+/// Open descriptors of the shell beyond its own and the machinery's, with their targets; of the
+/// first three, those not leading to `outputs`.
 pub fn open_descriptors(shell: Pid, outputs: &[(i32, String)]) -> Vec<(i32, String)> {
     let folder = format!("/proc/{shell}/fd");
     let listed = std::fs::read_dir(&folder).into_iter().flatten().flatten();

@@ -1,4 +1,5 @@
-//! Frames over the control socket, and the descriptors that come along. Never waits but to send: who serves waits for several things.
+//! Frames over the control socket, with accompanying descriptors. Blocks only to send: the server
+//! waits for several sources.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,26 +35,26 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Frames over the control socket.
+/// The control socket's frames.
 pub struct Link {
     socket: OwnedFd,
     decoder: Decoder,
     buffer: Vec<u8>,
-    /// Descriptors that came along, in order.
+    /// Received descriptors, in order.
     pub fds: VecDeque<OwnedFd>,
-    /// Requests that came while they could not be served.
+    /// Requests that cannot be served yet.
     pub waiting: VecDeque<(Request, Vec<u8>)>,
     out: Vec<u8>,
 }
 
 const READ_BYTES: usize = 64 << 10;
-/// Requests that may wait for an execution's end.
+/// Limit of requests waiting for an execution's end.
 pub const WAITING: usize = 1024;
-/// Descriptors that may wait for their executions.
+/// Limit of descriptors waiting for their executions.
 const FDS_WAITING: usize = 64;
 
 impl Link {
-    /// Takes the control socket.
+    /// Wraps the control socket.
     ///
     /// # Errors
     /// If it is no socket.
@@ -71,12 +72,12 @@ impl Link {
         })
     }
 
-    /// To be waited for.
+    /// The descriptor to wait for.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The next whole request, if one is there.
+    /// The next whole request that has arrived.
     ///
     /// # Errors
     /// If the peer is gone or breaks the contract.
@@ -101,7 +102,7 @@ impl Link {
         }
     }
 
-    /// Adds a frame to those that the next [`Link::send`] sends.
+    /// Queues a frame for the next [`Link::send`].
     ///
     /// # Errors
     /// If it is larger than a frame may be.
@@ -109,12 +110,12 @@ impl Link {
         encode(event, tail, &mut self.out)
     }
 
-    /// Bytes that wait to be sent.
+    /// Bytes waiting to be sent.
     pub fn unsent(&self) -> usize {
         self.out.len()
     }
 
-    /// Sends what was put, however long the peer takes.
+    /// Sends the queued frames, however long the peer takes.
     ///
     /// # Errors
     /// If the peer is gone.

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!  serve (contract over fds) ─▶ Session ─▶ Shell ─▶ bash: fds 1, 2 are the engine's, the code writes there itself
-//!    │ execute: one execution     │ snapshot: what bash said of itself      boot, leave, end, renew: the texts that
+//!    │ execute: one execution     │ snapshot: bash's report of its state      boot, leave, end, renew: the texts that
 //!    │ call: by name              │ entries:  the same as state             bash reads; all else goes through
 //!    └ complete, syntax           └ restore:  entries as commands           `steps`, as lines and payloads
 //! ```
 //!
-//! bash runs what it is given at its top level, one line for each execution, so that `break`, `return`, `$?`, `set -e` and aliases
-//! mean what they mean in a script. After each, its own builtins write what it holds into a pipe; no process is started for that.
-//! When it exits, it says so from its exit trap and becomes a new bash in the same process, so that its jobs stay its children.
+//! bash runs each execution at its top level, one line each, so `break`, `return`, `$?`, `set -e`
+//! and aliases behave as in a script. Afterwards its own builtins write its state into a pipe,
+//! without a further process. On exit its exit trap reports the state and replaces the process by a
+//! new bash, so its jobs remain its children.
 
 mod call;
 mod complete;

@@ -1,15 +1,15 @@
-//! What bash prints about itself, as types: variables, aliases, traps, jobs, the table of commands.
+//! Parses bash's output about itself: variables, aliases, traps, jobs, the hash table of commands.
 
 use super::quote::{ReadError, Reader};
 
 /// A variable's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// Declared, and nothing more.
+    /// Declared without a value.
     Unset,
-    /// A text; for a reference, the name that it refers to.
+    /// A text; for a name reference, the referenced name.
     Scalar(Vec<u8>),
-    /// An indexed array: places and texts.
+    /// An indexed array: indices and texts.
     Indexed(Vec<(u64, Vec<u8>)>),
     /// An associative array.
     Associative(Named),
@@ -20,7 +20,7 @@ pub enum Content {
 pub struct Variable {
     /// Its name.
     pub name: String,
-    /// The letters of its attributes, sorted.
+    /// Attribute letters, sorted.
     pub attributes: String,
     /// Its value.
     pub content: Content,
@@ -79,15 +79,15 @@ fn elements(reader: &mut Reader<'_>, named: bool) -> Result<Content, ReadError> 
             indexed.push((index, value));
         }
     }
-    // bash keeps them by their hashes, which differ from one process to the next.
+    // bash orders them by hash, which differs between processes.
     associative.sort();
     Ok(if named { Content::Associative(associative) } else { Content::Indexed(indexed) })
 }
 
-/// Names and what belongs to each.
+/// Names with their values.
 pub type Named = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Reads `alias -p`: names and what stands for them.
+/// Reads `alias -p`: names and replacements.
 ///
 /// # Errors
 /// If it is not of that form.
@@ -105,10 +105,10 @@ pub fn aliases(printed: &[u8]) -> Result<Named, ReadError> {
     Ok(found)
 }
 
-/// Traps: signals, without `SIG`, and what is done.
+/// Traps: signals without `SIG`, and actions.
 pub type Traps = Vec<(String, Vec<u8>)>;
 
-/// Reads `trap -p`, and `enable -n` after it: names of builtins that are switched off.
+/// Reads `trap -p` followed by `enable -n`: names of disabled builtins.
 ///
 /// # Errors
 /// If it is not of that form.
@@ -131,7 +131,7 @@ pub fn traps(printed: &[u8]) -> Result<(Traps, Vec<String>), ReadError> {
     Ok((found, disabled))
 }
 
-/// Reads `hash -l`: names and the paths that are kept for them. Lines of another form say that there are none.
+/// Reads `hash -l`: names and remembered paths. Other lines mean that there are none.
 pub fn commands(printed: &[u8]) -> Named {
     let mut found = Vec::new();
     for line in printed.split(|b| *b == b'\n') {
@@ -149,7 +149,7 @@ pub fn commands(printed: &[u8]) -> Named {
     found
 }
 
-/// Reads `declare -F`: names of functions and the letters of their attributes.
+/// Reads `declare -F`: function names and attribute letters.
 pub fn functions(printed: &[u8]) -> Vec<(Vec<u8>, String)> {
     let lines = printed.split(|b| *b == b'\n').filter_map(|line| line.strip_prefix(b"declare -"));
     lines
@@ -161,7 +161,7 @@ pub fn functions(printed: &[u8]) -> Vec<(Vec<u8>, String)> {
         .collect()
 }
 
-/// Reads `jobs -l`: process ids and commands, one for each job.
+/// Reads `jobs -l`: process ids and commands, one per job.
 pub fn jobs(printed: &[u8]) -> Vec<(i32, String)> {
     let mut found: Vec<(i32, String)> = Vec::new();
     for line in String::from_utf8_lossy(printed).lines() {
@@ -170,14 +170,15 @@ pub fn jobs(printed: &[u8]) -> Vec<(i32, String)> {
         let rest = rest.trim_start_matches(['+', '-', ' ']);
         let (pid, rest) = rest.split_once(' ').unwrap_or((rest, ""));
         let Ok(pid) = pid.parse() else { continue };
-        // A state has single blanks inside and several after it; a further process of a pipeline has none.
+        // A state contains single blanks and is followed by several; a further process of a
+        // pipeline has none.
         let command = rest.trim_start().split_once("  ").map_or(rest, |(_, command)| command).trim();
         if first {
             found.push((pid, command.trim_end_matches('&').trim_end().to_owned()));
         } else if let Some((last, text)) = found.last_mut() {
-            // The job's process is the last one of its pipeline, as `$!` has it.
+            // The job's process is the last of its pipeline, as in `$!`.
             *last = pid;
-            // Of its state, if it has one of its own, nobody need know.
+            // The states of individual processes are not needed.
             if let Some(pipe) = rest.find('|') {
                 text.push(' ');
                 text.push_str(rest[pipe..].trim_end_matches('&').trim_end());

@@ -1,4 +1,4 @@
-//! How the engine is started: the driver is part of the worker itself, a fork of init; bash is the host's.
+//! Starts the engine: the driver is part of the worker, a fork of init; bash is the host's.
 
 use super::serve::EXIT_SETUP;
 use super::{Setup, serve};
@@ -7,7 +7,7 @@ use crate::link::bootstrap::EngineSettings;
 use crate::sandbox::EngineProgram;
 use crate::sys::process::{adopt, exit_now, let_large_writes_fail};
 
-/// The program of the engine.
+/// The engine's program.
 ///
 /// # Errors
 /// `InvalidArgument` without a shell in the settings.
@@ -18,7 +18,7 @@ pub fn program(settings: &EngineSettings, env: Vec<(String, String)>) -> Result<
     Ok(EngineProgram::Call { entry: run, arguments: settings.interpreter.clone(), env })
 }
 
-/// Becomes the engine: its descriptors are 1, 2 and 3, its variables those of the environment.
+/// Becomes the engine, with descriptors 1, 2 and 3 and the variables of the environment.
 fn run(argv: Vec<String>) -> ! {
     if let Err(error) = let_large_writes_fail() {
         tracing::warn!(%error, "a file that grows too large ends the shell");

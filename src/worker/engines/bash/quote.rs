@@ -1,18 +1,18 @@
-//! bash's quoting, both ways: texts into words that any bash in any locale reads as those bytes, and the words that `declare -p`,
-//! `alias -p` and `trap -p` print into bytes.
+//! bash's quoting in both directions: bytes to words that any bash in any locale reads as those
+//! bytes, and the words printed by `declare -p`, `alias -p` and `trap -p` to bytes.
 
-/// Why printed text is not what bash prints.
+/// Why text is not valid bash output.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// Ended inside a word or an array.
     #[error("it ends too soon")]
     Short,
-    /// A character that cannot be there.
+    /// An unexpected character.
     #[error("byte {0} cannot be there")]
     Unexpected(usize),
 }
 
-/// Appends the text as one word that stands for exactly these bytes.
+/// Appends the text as one word for exactly these bytes.
 pub fn quote(text: &[u8], out: &mut Vec<u8>) {
     if text.iter().all(|b| matches!(b, b' '..=b'~') && *b != b'\'') {
         out.push(b'\'');
@@ -27,7 +27,8 @@ pub fn quote(text: &[u8], out: &mut Vec<u8>) {
             b'\n' => out.extend_from_slice(b"\\n"),
             b'\t' => out.extend_from_slice(b"\\t"),
             b' '..=b'~' => out.push(*byte),
-            // Three digits, so that a digit after it is none of them. Letters beyond ASCII, too: no locale joins or drops their bytes.
+            // Three digits, so a following digit is separate. Bytes beyond ASCII, too: no locale
+            // then joins or drops them.
             other => out.extend_from_slice(format!("\\{other:03o}").as_bytes()),
         }
     }
@@ -41,7 +42,7 @@ pub fn quoted(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Reads what bash printed.
+/// A parser of bash's output.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'a> {
     text: &'a [u8],
@@ -54,12 +55,12 @@ impl<'a> Reader<'a> {
         Reader { text, at: 0 }
     }
 
-    /// The next byte, left where it is.
+    /// Peeks at the next byte.
     pub fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
 
-    /// Whether these bytes are next; they are taken then.
+    /// Consumes these bytes if they are next.
     pub fn take(&mut self, wanted: &[u8]) -> bool {
         let there = self.text[self.at..].starts_with(wanted);
         if there {
@@ -68,7 +69,7 @@ impl<'a> Reader<'a> {
         there
     }
 
-    /// These bytes must be next.
+    /// Requires these bytes next.
     ///
     /// # Errors
     /// If they are not.
@@ -80,7 +81,7 @@ impl<'a> Reader<'a> {
         if self.at >= self.text.len() { ReadError::Short } else { ReadError::Unexpected(self.at) }
     }
 
-    /// The bytes before the next of `ends`, which is left where it is.
+    /// The bytes before the next of `ends`, which is not consumed.
     ///
     /// # Errors
     /// If none comes.
@@ -91,10 +92,10 @@ impl<'a> Reader<'a> {
         Ok(&rest[..length])
     }
 
-    /// A word up to one of `ends` outside of quotes, which is left where it is.
+    /// A word up to one of `ends` outside of quotes, which is not consumed.
     ///
     /// # Errors
-    /// If a quote is not closed or the end does not come.
+    /// If a quote is unclosed or no end follows.
     pub fn word(&mut self, ends: &[u8]) -> Result<Vec<u8>, ReadError> {
         let mut word = Vec::new();
         loop {
@@ -164,7 +165,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Up to three digits, the first of which is taken already.
+    /// Up to three digits; the first is consumed already.
     fn octal(&mut self, first: u8) -> u8 {
         let mut value = u32::from(first - b'0');
         for _ in 0..2 {
@@ -201,7 +202,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
-        /// The real bash reads what is quoted here, and prints what is read here.
+        /// The real bash reads our quoting, and we read its output.
         #[test]
         fn bash_quoting_round_trips(texts in prop::collection::vec(prop::collection::vec(1u8..=255, 0..40), 1..30)) {
             let mut script = Vec::new();

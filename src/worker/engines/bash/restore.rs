@@ -1,17 +1,18 @@
-//! Entries as the commands that make a fresh shell hold them. Each stands alone: one that fails keeps none of the others out.
+//! Converts entries to commands that restore them in a fresh shell. Each command stands alone, so a
+//! failure does not affect the others.
 
 use super::entries::{self, Entries, Entry, FORMAT};
 use super::printed::{Content, Variable};
 use super::quote::{quote, quoted};
 
-/// Traps that would be set off by the machinery's own commands: they are set just before the code runs.
+/// Traps that the machinery's own commands would trigger: set just before the code runs.
 pub const DEFERRED_TRAPS: [&str; 5] = ["DEBUG", "ERR", "EXIT", "INT", "RETURN"];
-/// Options that would stop the machinery: they are set just before the code runs.
+/// Options that would break the machinery: set just before the code runs.
 pub const DEFERRED_OPTIONS: [&str; 6] =
     ["set.allexport", "set.errexit", "set.keyword", "set.nounset", "set.verbose", "set.xtrace"];
 
-/// The kinds of entries that are commands, in their order: options decide how functions are read; aliases, how everything after them is;
-/// directories and variables may need both.
+/// The kinds of entries that are commands, in order: options affect how functions are parsed,
+/// aliases how everything after them is; directories and variables may need both.
 const KINDS: [&str; 13] = [
     "unset",
     "opt",
@@ -27,10 +28,10 @@ const KINDS: [&str; 13] = [
     "builtin",
     "alias",
 ];
-/// The entry that is none: the last status, with which the code begins.
+/// The entry without a command: the last status, with which the code starts.
 const STATUS: &str = "status";
 
-/// The commands, and the keys of entries that are none.
+/// The commands, and the keys of malformed entries.
 pub fn commands(entries: &Entries) -> (Vec<u8>, Vec<String>) {
     let (mut out, mut bad) = (Vec::new(), Vec::new());
     for kind in KINDS {
@@ -49,7 +50,7 @@ pub fn commands(entries: &Entries) -> (Vec<u8>, Vec<String>) {
     (out, bad)
 }
 
-/// Appends the command for one entry; `None` if the entry is malformed.
+/// Appends the command of one entry; `None` for a malformed entry.
 fn command(kind: &str, name: &str, entry: &Entry, out: &mut Vec<u8>) -> Option<()> {
     let content = entry.body.strip_prefix(&[FORMAT])?;
     let mut line = |words: &[&[u8]]| {
@@ -69,7 +70,7 @@ fn command(kind: &str, name: &str, entry: &Entry, out: &mut Vec<u8>) -> Option<(
         }
         "fn" => {
             let function = entries::function_of(content).filter(|function| !function.text.contains(&0))?;
-            // A text of its own: if it is none, the others are read all the same.
+            // A separate text: if malformed, the others are still read.
             line(&[b"\\builtin eval", &word(&function.text)]);
             for attribute in function.attributes.chars() {
                 line(&[format!("\\builtin declare -f{attribute} --").as_bytes(), &word(name.as_bytes())]);
@@ -113,7 +114,7 @@ fn command(kind: &str, name: &str, entry: &Entry, out: &mut Vec<u8>) -> Option<(
         "dirs" => {
             let items = entries::items(content).filter(|items| items.iter().all(|item| !item.contains(&0)))?;
             for item in items.iter().rev() {
-                // Pushed under the present one.
+                // Pushed below the current one.
                 line(&[b"\\builtin pushd -n --", &word(item), b">/dev/null"]);
             }
         }
@@ -122,7 +123,7 @@ fn command(kind: &str, name: &str, entry: &Entry, out: &mut Vec<u8>) -> Option<(
     Some(())
 }
 
-/// Whether it can name a variable.
+/// Whether the text is a valid variable name.
 pub fn is_name(name: &str) -> bool {
     let mut letters = name.bytes();
     letters.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
@@ -155,7 +156,7 @@ pub fn declare(variable: &Variable, more: &[u8], out: &mut Vec<u8>) {
         }
         Content::Associative(elements) => elements.iter().map(|(name, text)| (quoted(name), text)).collect(),
     };
-    // A list of elements is none behind a quoted word, so it is an assignment of its own.
+    // An element list behind a quoted word is not parsed as one, so it is a separate assignment.
     let free: String = variable.attributes.chars().filter(|letter| *letter != 'r').collect();
     attributed(&free, None);
     out.extend_from_slice(&[name, b"=("].concat());

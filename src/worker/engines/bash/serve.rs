@@ -1,4 +1,5 @@
-//! The engine's side of the contract: requests one after the other, state changes after each, jobs that end between them.
+//! The engine's side of the contract: serves requests one at a time, sends state changes after
+//! each, reports jobs that end in between.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -21,14 +22,14 @@ use crate::core::value::Value;
 use crate::link::frames::{DynamicTool, EntryMeta, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 use crate::worker::engines::answers::{bounded_value, larger_than, refusal, success};
 
-/// The engine was asked to end, or init is gone.
+/// Asked to end, or init is gone.
 pub const EXIT_OK: i32 = 0;
-/// init broke the contract.
+/// init violated the contract.
 pub const EXIT_PROTOCOL: i32 = 65;
-/// No shell could be started, or no other one.
+/// No shell could be started or restarted.
 pub const EXIT_SETUP: i32 = 71;
 
-/// Serves one session until init hangs up or asks for the end; gives the exit code.
+/// Serves one session until init closes the socket or asks for the end; returns the exit code.
 pub fn serve(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: Setup) -> i32 {
     let (Ok(link), Ok(session)) = (Link::new(control), Session::start(setup, [stdout, stderr])) else {
         return EXIT_SETUP;
@@ -44,7 +45,7 @@ pub fn serve(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: Setup) -
     }
 }
 
-/// The tools there are now.
+/// The current tools.
 pub fn announce(session: &mut Session, tools: Vec<DynamicTool>) {
     let sound = |tool: &DynamicTool| {
         tool.name.len() <= limits::IDENTIFIER_BYTES
@@ -60,15 +61,15 @@ pub fn announce(session: &mut Session, tools: Vec<DynamicTool>) {
     session.tools_changed = true;
 }
 
-/// Runs from the first frame to the last.
+/// The server of one session.
 struct Server {
     session: Session,
     link: Link,
-    /// What init has.
+    /// The state as sent to init.
     sent: Entries,
     jobs: Vec<Job>,
     missed: Vec<Missed>,
-    /// Entries so far, and whether more of the last is to come.
+    /// Entries of a load so far, and whether the last one is incomplete.
     loading: Option<(Vec<(String, Entry)>, bool)>,
 }
 
@@ -95,7 +96,7 @@ impl Server {
         }
     }
 
-    /// Waits for a request, a job's end or the shell's.
+    /// Waits for a request, the end of a job, or the shell's end.
     fn wait(&mut self) -> Result<(), Stop> {
         let (link, shell) = (self.link.socket(), self.session.shell.ended());
         let mut waiting = vec![PollFd::new(link, PollFlags::POLLIN), PollFd::new(shell, PollFlags::POLLIN)];
@@ -106,13 +107,13 @@ impl Server {
         }
         let ready: Vec<bool> = waiting.iter().map(|fd| fd.revents().is_some_and(|events| !events.is_empty())).collect();
         if ready[1] {
-            // A job of its own may have ended it.
+            // One of its own jobs may have ended it.
             let wanted = self.session.entries.clone();
             let mut lost = self.session.start_with(&wanted).map_err(|_| Stop::NoShell)?;
             lost.push(entries::missed_entry(
                 "execution",
                 "shell",
-                "the shell was ended between executions and started anew",
+                "the shell ended between executions and was restarted",
             ));
             self.session.lost = lost;
             self.put_changes(false)?;
@@ -180,7 +181,8 @@ impl Server {
                 let asked = syntax::ask(&self.session.program(), &self.session.snapshot.options, &code);
                 let reply = match asked {
                     Ok(Syntax::Whole) => success(id, [("status", "complete".into())]),
-                    // No indentation: the next line may belong to a here-document or a text, where every blank counts.
+                    // No indentation: the next line may belong to a here-document or a text, where
+                    // blanks count.
                     Ok(Syntax::Begun) => success(id, [("status", "incomplete".into()), ("indent", "".into())]),
                     Ok(Syntax::Wrong(_)) => success(id, [("status", "invalid".into())]),
                     Err(error) => refusal(id, ErrorCode::Internal, format!("cannot ask bash: {error}")),
@@ -191,7 +193,7 @@ impl Server {
                 announce(&mut self.session, tools);
                 Ok(())
             }
-            // The call that it answers is over.
+            // The answered call has ended.
             Request::ToolResult { .. } => Ok(()),
             Request::Save { id } => {
                 self.put_changes(true)?;
@@ -204,7 +206,7 @@ impl Server {
             Request::Entry { key, meta, more } => self.entry(key, meta, more, tail),
             Request::Loaded { id } => self.loaded(id),
             Request::Preload { id, modules: _ } => {
-                // The way that every execution goes, with nothing on it.
+                // Run an empty execution on the usual path.
                 let reply = match self.session.command(b"\\builtin :\n") {
                     Ok(()) => success(id, [("missed", Json::Array(Vec::new()))]),
                     Err(error) => refusal(id, ErrorCode::Internal, format!("the shell does not answer: {error}")),
@@ -246,7 +248,7 @@ impl Server {
         let (entries, _) = self.loading.take().ok_or(Stop::Protocol)?;
         let wanted: Entries = entries.into_iter().collect();
         self.session.lost.clear();
-        // A readonly variable cannot be taken away: the state needs a new shell.
+        // A readonly variable cannot be unset: restoring needs a new shell.
         let missed = self.session.start_with(&wanted).map_err(|_| Stop::NoShell)?;
         self.sent = self.session.entries.clone();
         let missed = serde_json::to_value(missed).unwrap_or_default();
@@ -317,7 +319,7 @@ impl Server {
         Ok(self.link.send()?)
     }
 
-    /// Ends background jobs and the shell: asked first, made to soon after.
+    /// Ends background jobs and the shell: by request, then by force.
     fn end(&mut self) {
         let known = self.session.snapshot.jobs.clone();
         self.session.jobs.look(self.session.shell.pid(), &known);
@@ -335,7 +337,7 @@ impl Server {
     }
 }
 
-/// What background jobs have to end by themselves.
+/// Time for background jobs to end by themselves.
 const JOBS_END: Duration = Duration::from_secs(1);
 
 fn put_entry(link: &mut Link, key: &str, entry: &Entry) -> Result<(), Stop> {

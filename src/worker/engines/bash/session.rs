@@ -1,11 +1,11 @@
-//! The session: a shell, what is known of it, and how it comes to life again.
+//! The session: a shell, its known state, and how it is restarted.
 //!
 //! ```text
 //!            ┌──── report ─────┐
 //!            ▼                 │
-//!  fresh ─▶ known ─ execution ─┤── renewed in place: it left, said what it held, and became a new bash
+//!  fresh ─▶ known ─ execution ─┤── renewed in place: it reported its state and became a new bash
 //!            ▲                 │
-//!            └─ started anew ──┴── gone, or not to be understood: the state before the execution
+//!            └─ restarted ────┴── gone, or unreadable: the state before the execution
 //! ```
 
 use std::collections::BTreeMap;
@@ -24,12 +24,12 @@ use super::snapshot::{self, ExitTrap, Function, Functions, Snapshot};
 use super::steps;
 use crate::link::frames::{DynamicTool, Missed};
 
-/// How a session begins.
+/// The start of a session.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Path and first arguments of bash.
     pub argv: Vec<String>,
-    /// Where it begins.
+    /// Its working directory.
     pub cwd: std::path::PathBuf,
     /// Its whole environment.
     pub vars: Vec<(String, String)>,
@@ -41,38 +41,38 @@ impl Default for Setup {
     }
 }
 
-/// The machinery's own commands are done within this, whatever the state: else the shell is given up.
+/// Time limit of the machinery's own commands, whatever the state; then the shell is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A shell and what is known of it.
+/// A shell with its known state.
 pub struct Session {
-    /// How it begins.
+    /// How to start it.
     pub setup: Setup,
-    /// Where output goes.
+    /// The output descriptors.
     outputs: [OwnedFd; 2],
     leads: Vec<(i32, String)>,
     led_elsewhere: Vec<i32>,
     /// The shell.
     pub shell: Shell,
-    /// What it held when it was looked at last.
+    /// Its state at the last look.
     pub snapshot: Snapshot,
     /// Its functions.
     pub functions: BTreeMap<Vec<u8>, Function>,
     functions_read: Option<Functions>,
     fresh: Entries,
     fresh_limits: Vec<(String, String)>,
-    /// What is to be kept of it.
+    /// The part of the state to be saved.
     pub entries: Entries,
     not_kept: Vec<Missed>,
-    /// What the last execution lost.
+    /// Losses of the last execution.
     pub lost: Vec<Missed>,
     /// Background jobs.
     pub jobs: Jobs,
     /// Tools that code can call.
     pub tools: Vec<DynamicTool>,
-    /// Names of tools that are gone, whose functions are there yet.
+    /// Removed tools whose functions still exist.
     pub gone_tools: Vec<String>,
-    /// Whether the functions of the tools are not as they should be.
+    /// Whether the tools' functions are out of date.
     pub tools_changed: bool,
 }
 
@@ -80,7 +80,7 @@ impl Session {
     /// Starts a fresh shell.
     ///
     /// # Errors
-    /// If there is no bash, or it does not become a session.
+    /// If bash is missing or does not become a session.
     pub fn start(setup: Setup, outputs: [OwnedFd; 2]) -> io::Result<Session> {
         let program = Program { argv: setup.argv.clone(), cwd: setup.cwd.clone() };
         let mut shell = Shell::start(&program, &outputs[0], &outputs[1])?;
@@ -112,7 +112,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Takes the present state for a fresh one.
+    /// Takes the current state as that of a fresh shell.
     fn begin_anew(&mut self) {
         self.not_kept.clear();
         self.fresh = entries::of(&self.snapshot, &self.functions, &mut self.not_kept);
@@ -124,10 +124,10 @@ impl Session {
         Program { argv: self.setup.argv.clone(), cwd: self.setup.cwd.clone() }
     }
 
-    /// Where the engine's own words go.
+    /// The destination of the engine's own messages.
     ///
     /// # Errors
-    /// If there are no descriptors.
+    /// If no descriptors are left.
     pub fn stdout(&self) -> io::Result<std::fs::File> {
         Ok(self.outputs[0].try_clone()?.into())
     }
@@ -138,10 +138,10 @@ impl Session {
         self.functions = functions;
     }
 
-    /// Takes a report of a shell that goes on.
+    /// Takes a report of a continuing shell.
     ///
     /// # Errors
-    /// If it is none, or the shell does not say what its functions are.
+    /// If the report is invalid, or the shell does not list its functions.
     pub fn take(&mut self, report: &[u8]) -> io::Result<()> {
         let mut snapshot = snapshot::read(report, self.shell.mark()).map_err(io::Error::other)?;
         let functions = match &snapshot.functions {
@@ -160,14 +160,14 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the last report of a shell that is on its way out.
+    /// Takes the last report of an exiting shell.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the report is invalid.
     pub fn take_last(&mut self, report: &[u8]) -> io::Result<()> {
         let mut snapshot = snapshot::read(report, self.shell.mark()).map_err(io::Error::other)?;
         if snapshot.leaving.is_some_and(|depth| depth > 0) {
-            // Those of the function that was under way are not the session's.
+            // Local variables of active functions are not part of the session.
             snapshot.positional.clone_from(&self.snapshot.positional);
         }
         self.settle_exit_trap(&mut snapshot);
@@ -183,7 +183,7 @@ impl Session {
         Ok(())
     }
 
-    /// What code wants done on exit, without what the machinery adds.
+    /// The code's exit trap without the machinery's part.
     fn settle_exit_trap(&self, snapshot: &mut Snapshot) {
         let listed = snapshot.traps.remove("EXIT");
         let wanted = match &snapshot.exit_trap {
@@ -197,7 +197,7 @@ impl Session {
         }
     }
 
-    /// What `$?` is for the next execution, whatever the shell itself ended with.
+    /// `$?` for the next execution, whatever the shell itself exited with.
     pub fn ended_with(&mut self, status: i32) {
         self.snapshot.status = status;
         self.weigh();
@@ -209,12 +209,12 @@ impl Session {
         self.entries = entries::since(present, &self.fresh);
     }
 
-    /// Everything that is not captured now.
+    /// The list of unsaved entries.
     pub fn missed(&mut self) -> Vec<Missed> {
         let mut missed = self.not_kept.clone();
         let mut open = jobs::open_descriptors(self.shell.pid(), &self.leads);
         if !open.is_empty() && self.shell.settled() {
-            // The machinery's own redirections were in force, perhaps, a moment ago.
+            // The machinery's own redirections may just have been active.
             open = jobs::open_descriptors(self.shell.pid(), &self.leads);
         }
         self.led_elsewhere = open.iter().map(|(number, _)| *number).filter(|number| *number < 3).collect();
@@ -240,7 +240,7 @@ impl Session {
         missed
     }
 
-    /// Makes the present bash, which has just begun, the session again.
+    /// Makes the current bash, which has just started, the session.
     ///
     /// # Errors
     /// If it does not become one.
@@ -257,7 +257,8 @@ impl Session {
         let (mut snapshot, functions) = look(&mut self.shell, None)?;
         self.tools_changed = false;
         self.gone_tools.clear();
-        // What would have disturbed the machinery waits for the next execution; it is known, not looked up.
+        // State that would disturb the machinery waits for the next execution; its value is
+        // recorded, not queried.
         let text = |key: &str| wanted.get(key).map(|entry| entry.body[1..].to_vec());
         for signal in restore::DEFERRED_TRAPS {
             snapshot.traps.remove(signal);
@@ -280,19 +281,20 @@ impl Session {
             if bad.contains(key) {
                 missed.push(missed_entry(key, &entry.meta.type_name, "the entry is malformed"));
             } else if self.entries.get(key).is_none_or(|now| now.body != entry.body) && !self.is_as_wanted(key, entry) {
-                missed.push(missed_entry(key, &entry.meta.type_name, "bash did not take it back"));
+                missed.push(missed_entry(key, &entry.meta.type_name, "bash did not accept it"));
             }
         }
         Ok(missed)
     }
 
-    /// A shell that left inside of a redirection has it yet: what led to the engine's outputs before the execution does so again.
+    /// A shell that exits inside a redirection keeps it: descriptors of the engine's outputs are
+    /// restored.
     fn outputs_again(&self) -> String {
         let numbers = [1, 2].into_iter().filter(|number| !self.led_elsewhere.contains(number));
         numbers.map(|number| format!("\\command exec {number}>&{}; ", number + 241)).collect()
     }
 
-    /// An entry that a fresh shell here has by itself.
+    /// Whether a fresh shell here has the entry by itself.
     fn is_as_wanted(&self, key: &str, entry: &entries::Entry) -> bool {
         if let Some(gone) = key.strip_prefix("unset/") {
             return !self.fresh.contains_key(gone);
@@ -303,8 +305,8 @@ impl Session {
         }
     }
 
-    /// Gives the present bash up and starts another with these entries; with fewer of them, should it not become a session with
-    /// all. Gives what it does not hold.
+    /// Replaces the current bash by a new one with these entries, or with fewer if it does not
+    /// become a session with all. Returns the entries left out.
     ///
     /// # Errors
     /// If no bash becomes a session.
@@ -319,7 +321,7 @@ impl Session {
                 Ok(mut missed) => {
                     let left_out = wanted.iter().filter(|(key, _)| !tried.contains_key(*key));
                     missed.extend(left_out.map(|(key, entry)| {
-                        missed_entry(key, &entry.meta.type_name, "no shell could be started with everything there was")
+                        missed_entry(key, &entry.meta.type_name, "no shell could be started with the whole state")
                     }));
                     return Ok(missed);
                 }
@@ -337,10 +339,10 @@ impl Session {
         self.boot_with(wanted)
     }
 
-    /// Has bash run commands of the machinery's, and looks at it again.
+    /// Runs commands of the machinery and reads the state again.
     ///
     /// # Errors
-    /// If it does not come back.
+    /// If bash does not answer.
     pub fn command(&mut self, commands: &[u8]) -> io::Result<()> {
         let held = (self.snapshot.traps.clone(), self.snapshot.options.clone(), self.snapshot.disabled.clone());
         let last = self.snapshot.last.clone();
@@ -355,7 +357,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the kernel's name and workspace.
+    /// Sets the kernel's name and workspace.
     ///
     /// # Errors
     /// If the workspace cannot be entered.
@@ -423,7 +425,7 @@ fn await_said(shell: &mut Shell, mut done: impl FnMut(&mut Shell) -> bool) -> io
     }
 }
 
-/// Waits for a report, and asks for the functions unless they are those that are known.
+/// Waits for a report, and requests the functions unless they are unchanged.
 fn look(shell: &mut Shell, known: Option<&Functions>) -> io::Result<(Snapshot, BTreeMap<Vec<u8>, Function>)> {
     let report = await_report(shell)?;
     let snapshot = snapshot::read(&report, shell.mark()).map_err(io::Error::other)?;
@@ -431,7 +433,7 @@ fn look(shell: &mut Shell, known: Option<&Functions>) -> io::Result<(Snapshot, B
     Ok((snapshot, functions))
 }
 
-/// Asks for each function by itself: their texts, one after the other, cannot be told apart for sure.
+/// Requests each function separately: concatenated texts cannot be split reliably.
 fn functions_of(shell: &mut Shell, snapshot: &Snapshot) -> io::Result<BTreeMap<Vec<u8>, Function>> {
     let Functions::Together(_, listed) = &snapshot.functions else {
         return Ok(BTreeMap::new());
@@ -444,7 +446,7 @@ fn functions_of(shell: &mut Shell, snapshot: &Snapshot) -> io::Result<BTreeMap<V
     shell.run(&line, &payload)?;
     let start = format!("\0{}Q\0", shell.mark()).into_bytes();
     let end = format!("\0{}E\0", shell.mark()).into_bytes();
-    // Whatever a job has written before it is passed over.
+    // Earlier output of a job is skipped.
     let begins = |said: &[u8]| said.windows(start.len()).rposition(|window| window == start);
     await_said(shell, |shell| shell.received.ends_with(&end) && begins(&shell.received).is_some())?;
     let said = std::mem::take(&mut shell.received);

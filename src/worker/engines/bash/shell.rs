@@ -1,16 +1,16 @@
-//! The bash process and the ways to and from it.
+//! The bash process and its channels.
 //!
 //! ```text
 //!            script  ──▶ fd 0 between executions: the lines that bash runs, one for each step
 //!            payload ──▶ 250, a file in memory: what a step needs, read by `source`
 //!            stdin   ──▶ 252: an execution's standard input
-//!  Shell     report  ◀── 251: what bash holds after it
+//!  Shell     report  ◀── 251: bash's state after it
 //!            calls   ◀── 254, answers ──▶ 245, tokens ◀▶ 244: tools that code calls
 //!            246 renew, 247 end, 248 leave: the machinery's texts; 249: nothing; 253: the script again; 242, 243: 1 and 2 again
 //! ```
 //!
-//! All of them are closed on exec, so no program sees them: bash makes a copy of a descriptor close on exec if what it copies is so,
-//! and what it puts aside for a redirection always is. The text `boot.bash` uses that.
+//! All are close-on-exec, so no program sees them. bash makes a copy of a close-on-exec descriptor
+//! close-on-exec, and always a descriptor saved during a redirection. `boot.bash` relies on that.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -35,7 +35,7 @@ use crate::sys::{pidfd, process, random};
 pub struct Program {
     /// Its path and first arguments.
     pub argv: Vec<String>,
-    /// Where it begins.
+    /// Its working directory.
     pub cwd: std::path::PathBuf,
 }
 
@@ -47,7 +47,7 @@ pub struct Shell {
     payload: File,
     report: File,
     bell: File,
-    /// What came and is no whole report yet.
+    /// Received bytes before a whole report.
     pub received: Vec<u8>,
     read_to: u64,
     stdin: File,
@@ -61,9 +61,9 @@ pub struct Shell {
     exit: Option<i32>,
 }
 
-/// From the report of a shell until it has closed what it wrote that to.
+/// Time between a shell's report and its closing of the report descriptor.
 const SETTLING: Duration = Duration::from_millis(100);
-/// A report larger than this is none, bytes.
+/// Size limit of a report, bytes.
 const REPORT_BYTES: u64 = 256 << 20;
 const READ_BYTES: usize = 64 << 10;
 
@@ -71,7 +71,8 @@ const LEAVE: &str = include_str!("leave.bash");
 const END: &str = include_str!("end.bash");
 const RENEW: &str = include_str!("renew.bash");
 const DUMP: &str = include_str!("dump.bash");
-/// A shell that leaves with success and not by `exit` was ended by a signal: it ends by that, so that its status says so.
+/// A shell that exits with success but not by `exit` was ended by a signal: it re-raises that, so
+/// its status shows it.
 const GUARD: &str = "case $__ryokan_s:$BASH_COMMAND in 0:*exit*) ;; 0:*) \\builtin return ;; esac";
 const TOGETHER: &str = "\\builtin declare -f; \\builtin printf '\\0'";
 const EACH: &str = "while \\builtin read -r __ryokan_name; do \\builtin printf '%s\\0' \"$__ryokan_name\"; \
@@ -79,15 +80,15 @@ const EACH: &str = "while \\builtin read -r __ryokan_name; do \\builtin printf '
                     done < <(IFS=$' \\t\\n'; \\builtin compgen -A function)";
 
 impl Shell {
-    /// Starts bash. It reads the script from then on.
+    /// Starts bash, which then reads the script.
     ///
     /// # Errors
-    /// If there is no such program, or no descriptors.
+    /// If the program does not exist or no descriptors are left.
     pub fn start(program: &Program, stdout: &OwnedFd, stderr: &OwnedFd) -> io::Result<Shell> {
         let mark = format!("ryokan-{:016x}-", u64::from_le_bytes(random::bytes()));
         let ((script_out, script), (bell, bell_in)) = (io::pipe()?, io::pipe()?);
         let ((answers_out, answers), (tokens_out, tokens)) = (io::pipe()?, io::pipe()?);
-        // Nobody writes: what reads it finds the end.
+        // Without a writer: readers see the end of input.
         let (stdin_out, _) = io::pipe()?;
         let (calls, calls_in) = io::pipe()?;
         for ours in [bell.as_fd(), answers.as_fd(), calls.as_fd()] {
@@ -96,11 +97,11 @@ impl Shell {
         let stdin = File::from(OwnedFd::from(stdin_out.try_clone()?));
         let asked =
             (File::from(OwnedFd::from(answers_out.try_clone()?)), File::from(OwnedFd::from(tokens_out.try_clone()?)));
-        // Kept open: who waits for a token waits, and does not find an end.
+        // Kept open, so that waiting for a token does not see an end of input.
         let mut tokens = File::from(OwnedFd::from(tokens));
         tokens.write_all(TOKEN)?;
         let payload = unnamed(b"")?;
-        // A pipe would be written line by line, and each would wake this process.
+        // A pipe would be written line by line, waking this process each time.
         let report = unnamed(b"")?;
         fcntl(report.as_fd(), FcntlArg::F_SETFL(OFlag::O_APPEND))?;
         let leave = LEAVE.replace("@DUMP@", &DUMP.replace("@KIND@", "R").replace("@FUNCTIONS@", TOGETHER));
@@ -160,7 +161,7 @@ impl Shell {
         })
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> Pid {
         pid_of(&self.child)
     }
@@ -170,7 +171,7 @@ impl Shell {
         self.pidfd.as_fd()
     }
 
-    /// Readable when it says something.
+    /// Readable when bash reports.
     pub fn reports(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -180,7 +181,7 @@ impl Shell {
         self.calls.as_fd()
     }
 
-    /// Takes what code asks for.
+    /// Reads the code's tool requests.
     ///
     /// # Errors
     /// If the pipe fails.
@@ -199,18 +200,19 @@ impl Shell {
         self.answers.as_fd()
     }
 
-    /// What marks the machinery's own words.
+    /// The marker of the machinery's own reports.
     pub fn mark(&self) -> &str {
         &self.mark
     }
 
-    /// Has bash run a line, whose `source` of 250 finds the payload. A line of nothing follows: when bash has taken that, it is
-    /// done with the first.
+    /// Makes bash run a line, whose `source` of 250 finds the payload. An empty line follows: once
+    /// bash has read that, the first is done.
     ///
     /// # Errors
     /// If bash is gone.
     pub fn run(&mut self, line: &str, payload: &[u8]) -> io::Result<()> {
-        // Bash waits and says nothing: what it said before is forgotten now, and not while it may be saying more.
+        // bash is idle and silent: pending reports are discarded now, not later when new ones may
+        // arrive.
         self.report.set_len(0)?;
         self.read_to = 0;
         self.received.clear();
@@ -219,12 +221,12 @@ impl Shell {
         self.script.write_all(format!("{line}\n\n").as_bytes())
     }
 
-    /// Whether bash has taken every line and waits for more, or is gone.
+    /// Whether bash has read every line and waits for more, or is gone.
     pub fn waits(&self) -> bool {
         process::unread(self.script.as_fd()).is_ok_and(|bytes| bytes == 0)
     }
 
-    /// Waits until bash waits; not for long. Gives whether it does.
+    /// Waits briefly until bash is idle; returns whether it is.
     pub fn settled(&self) -> bool {
         let until = Instant::now() + SETTLING;
         while !self.waits() {
@@ -236,10 +238,10 @@ impl Shell {
         true
     }
 
-    /// Takes what bash said, if it rang. Gives whether it did.
+    /// Reads bash's reports if it rang; returns whether it did.
     ///
     /// # Errors
-    /// If it said more than a report may be.
+    /// If a report exceeds the limit.
     pub fn receive(&mut self) -> io::Result<bool> {
         let mut rung = [0; 512];
         match (&self.bell).read(&mut rung) {
@@ -263,7 +265,7 @@ impl Shell {
         }
     }
 
-    /// Whether it said no more than a report may be, rung or not.
+    /// Reads without a ring; false if a report exceeds the limit.
     ///
     /// # Errors
     /// If it did.
@@ -271,7 +273,7 @@ impl Shell {
         if self.report.metadata()?.len() > REPORT_BYTES { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
     }
 
-    /// Takes the last whole report out of what was received, with everything before it.
+    /// Takes the last whole report from the received bytes, with everything before it.
     pub fn take_report(&mut self) -> Option<Vec<u8>> {
         let (start, end) = snapshot::find(&self.received, &self.mark)?;
         let report = self.received[start..end].to_vec();
@@ -280,7 +282,7 @@ impl Shell {
         Some(report)
     }
 
-    /// Whether bash said that it becomes a new one in its place, which it then is.
+    /// Whether bash reported that it is being replaced by a new bash.
     pub fn take_renewal(&mut self) -> bool {
         let said = format!("\0{}N\0", self.mark).into_bytes();
         let renewed = self.received.ends_with(&said);
@@ -290,7 +292,7 @@ impl Shell {
         renewed
     }
 
-    /// A way to write to the next execution's standard input. It ends when that is dropped.
+    /// A writer of the next execution's standard input. Input ends when it is dropped.
     ///
     /// # Errors
     /// If there are no descriptors.
@@ -300,23 +302,23 @@ impl Shell {
         std::fs::OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)
     }
 
-    /// Throws away what nobody read of an execution's input and of the answers to its calls, and lets the next call begin.
+    /// Discards unread input and tool answers, and releases the next tool call.
     pub fn forget_leftovers(&mut self, called: bool) {
         drain(&self.stdin);
         if called {
             drain(&self.asked.0);
             drain(&self.asked.1);
-            // Without it the next call would wait in vain, and be interrupted like any other wait.
+            // Otherwise the next call would wait forever, and be interrupted like any other wait.
             let _ = self.tokens.write_all(TOKEN);
         }
     }
 
-    /// Writes as much of an answer as there is room for; gives how much.
+    /// Writes as much of an answer as there is room for; returns the number of bytes.
     pub fn answer(&self, bytes: &[u8]) -> usize {
         (&self.answers).write(bytes).unwrap_or(0)
     }
 
-    /// Its status if it has ended: 128 and the signal for one that a signal ended.
+    /// Its status if it has ended: 128 plus the signal if a signal ended it.
     pub fn exit_status(&mut self) -> Option<i32> {
         if self.exit.is_none() {
             let status = self.child.try_wait().ok()??;
@@ -325,7 +327,7 @@ impl Shell {
         self.exit
     }
 
-    /// It is going to be interrupted: it becomes a new one in its place, although a signal ends it.
+    /// Before an interrupt: bash will be replaced in place although a signal ends it.
     ///
     /// # Errors
     /// If memory is short.
@@ -334,7 +336,7 @@ impl Shell {
         self.renewing.write_all_at(self.renew.as_bytes(), 0)
     }
 
-    /// A signal means what it means again.
+    /// Restores the default effect of signals.
     ///
     /// # Errors
     /// If memory is short.
@@ -346,11 +348,11 @@ impl Shell {
 
     /// Signals bash itself.
     pub fn signal(&self, signal: Signal) {
-        // One that has ended needs none.
+        // An ended process needs no signal.
         let _ = pidfd::signal(self.pidfd.as_fd(), signal);
     }
 
-    /// Ends it for good.
+    /// Kills it.
     pub fn kill(&mut self) {
         self.signal(Signal::SIGKILL);
         let _ = self.child.wait();
@@ -363,7 +365,8 @@ impl Drop for Shell {
     }
 }
 
-/// What a call of a tool takes before it asks and gives back afterwards, so that one asks at a time.
+/// A token that a tool call takes before its request and returns afterwards, so calls happen one at
+/// a time.
 const TOKEN: &[u8] = b"t";
 const OPTIONS: [&str; 3] = ["--noprofile", "--norc", "-s"];
 
@@ -371,7 +374,7 @@ fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
 }
 
-/// Reads what is in a pipe now. Others read it, too, and would wait if it were set not to.
+/// Reads the current content of a pipe. Setting it non-blocking would affect its other readers.
 fn drain(mut pipe: &File) {
     let mut buffer = [0; READ_BYTES];
     while process::unread(pipe.as_fd()).is_ok_and(|bytes| bytes > 0) {

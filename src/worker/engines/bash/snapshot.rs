@@ -1,29 +1,29 @@
-//! One look at the shell: the report that its machinery writes after an execution, taken apart and checked.
+//! Parses and checks the report that bash writes after an execution.
 //!
 //! ```text
-//!  trap -p \0 MARK KIND \0 status \0 flags \0 … \0 functions \0 MARK E \0      KIND: R the shell goes on, X it is on its way out
+//!  trap -p \0 MARK KIND \0 status \0 flags \0 … \0 functions \0 MARK E \0      KIND: R the shell continues, X it exits
 //! ```
 //!
-//! No text of bash's holds a zero byte, so the parts cannot run into each other. Code may write into the same pipe; what is not of
-//! this form is passed over or refused, never trusted.
+//! bash's texts contain no zero byte, so the parts cannot merge. Code may write into the same pipe;
+//! other data is skipped or refused, never trusted.
 
 use std::collections::BTreeMap;
 
 use super::printed::{self, Variable};
 use super::quote::ReadError;
 
-/// Why a report is none.
+/// Why a report is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    /// A part is missing or is not what it should be.
+    /// A missing or malformed part.
     #[error("the part {0:?} is not as expected")]
     Part(&'static str),
-    /// What bash printed could not be read.
+    /// Unparsable output of bash.
     #[error("cannot read what bash says of its {0}: {1}")]
     Read(&'static str, ReadError),
 }
 
-/// A function's text and the letters of its attributes.
+/// A function's text and attribute letters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
     /// As `declare -f` prints it.
@@ -35,35 +35,35 @@ pub struct Function {
 /// The functions of a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Functions {
-    /// All texts at once, not told apart, and the names.
+    /// All texts concatenated, and the names.
     Together(Vec<u8>, Vec<(Vec<u8>, String)>),
-    /// Each with its text.
+    /// Each function with its text.
     Each(BTreeMap<Vec<u8>, Function>),
 }
 
-/// What is known of the trap on the shell's exit beside the list of traps, in which it is not while it runs.
+/// The exit trap, which is missing from the list of traps while it runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExitTrap {
-    /// Nothing.
+    /// Unknown.
     Listed,
-    /// It was taken away.
+    /// Removed.
     Removed,
-    /// It was set to this.
+    /// Set to this action.
     Set(Vec<u8>),
 }
 
-/// What the shell holds.
+/// The shell's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// `$?`.
     pub status: i32,
-    /// The shell was on its way out, and how deep in functions.
+    /// Whether the shell was exiting, and at which function depth.
     pub leaving: Option<u32>,
-    /// The program was not run because it is none.
+    /// Whether the program was not run because it is invalid.
     pub refused: bool,
-    /// The last argument of the last command, if it is known.
+    /// The last argument of the last command, if known.
     pub last: Vec<u8>,
-    /// What the code has set.
+    /// The code's settings.
     pub exit_trap: ExitTrap,
     /// Working directory.
     pub cwd: Vec<u8>,
@@ -71,13 +71,13 @@ pub struct Snapshot {
     pub directories: Vec<Vec<u8>>,
     /// `$1` and on.
     pub positional: Vec<Vec<u8>>,
-    /// As `umask` prints it.
+    /// The output of `umask`.
     pub umask: Vec<u8>,
-    /// Builtins that are switched off.
+    /// Disabled builtins.
     pub disabled: Vec<String>,
     /// `set -o` and `shopt` options that are on.
     pub options: Vec<String>,
-    /// By name, the shell's own included.
+    /// By name, including the shell's own.
     pub variables: BTreeMap<String, Variable>,
     /// By name.
     pub functions: Functions,
@@ -85,7 +85,7 @@ pub struct Snapshot {
     pub aliases: BTreeMap<Vec<u8>, Vec<u8>>,
     /// By signal, without `SIG`.
     pub traps: BTreeMap<String, Vec<u8>>,
-    /// Where programs were found.
+    /// Remembered paths of programs.
     pub commands: BTreeMap<Vec<u8>, Vec<u8>>,
     /// `complete -p`.
     pub completions: Vec<u8>,
@@ -93,10 +93,10 @@ pub struct Snapshot {
     pub jobs: Vec<(i32, String)>,
 }
 
-/// Names that begin so are the machinery's.
+/// Prefix of the machinery's names.
 pub const RESERVED: &str = "__ryokan";
 
-/// The options that are letters in `$-` and are switched off before bash lists the others.
+/// Options with a letter in `$-`; they are disabled before bash lists the others.
 const LETTERS: [(char, &str); 6] =
     [('a', "allexport"), ('e', "errexit"), ('k', "keyword"), ('u', "nounset"), ('v', "verbose"), ('x', "xtrace")];
 
@@ -116,7 +116,7 @@ impl<'a> Parts<'a> {
 
     fn list(&mut self, name: &'static str) -> Result<Vec<Vec<u8>>, ReportError> {
         let count = self.number(name)?;
-        // Each takes at least its zero byte: a number that lies finds the end soon.
+        // Each item takes at least its zero byte, so a wrong count soon reaches the end.
         (0..count).map(|_| self.next(name).map(<[u8]>::to_vec)).collect()
     }
 }
@@ -125,7 +125,7 @@ fn is_zero(byte: &u8) -> bool {
     *byte == 0
 }
 
-/// Where in `bytes` the last report begins that is whole, and where it ends.
+/// Start and end of the last whole report in `bytes`.
 pub fn find(bytes: &[u8], mark: &str) -> Option<(usize, usize)> {
     let end = format!("\0{mark}E\0");
     if !bytes.ends_with(end.as_bytes()) {
@@ -141,7 +141,7 @@ fn rfind(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes.windows(wanted.len()).rposition(|window| window == wanted)
 }
 
-/// Reads a report that [`find`] found.
+/// Parses a report found by [`find`].
 ///
 /// # Errors
 /// See [`ReportError`].

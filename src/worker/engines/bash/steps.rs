@@ -1,12 +1,12 @@
-//! The lines that bash runs and the payloads that go with them.
+//! The lines that bash runs, with their payloads.
 //!
 //! ```text
 //!  source 250        enter: environment, options, traps, the code as a text
 //!  eval the code     with the execution's standard input, its lines counted from 1
-//!  source 248        leave: what would disturb the machinery is set aside, the report is written
+//!  source 248        leave: disturbing state is set aside, the report is written
 //! ```
 //!
-//! Everything goes through `\builtin`, so that neither an alias nor a function takes its place.
+//! Everything uses `\builtin`, so no alias or function replaces it.
 
 use std::collections::BTreeMap;
 
@@ -20,15 +20,15 @@ const BOOT: &str = include_str!("boot.bash");
 const TRAP: &str = include_str!("trap.bash");
 const TOOL: &str = include_str!("tool.bash");
 
-/// What an execution needs.
+/// The parts of an execution.
 pub struct Entering<'a> {
     /// The program.
     pub code: &'a str,
-    /// To be read first, to see whether it is one.
+    /// The text to parse first, to check that it is a program.
     pub read_first: bool,
     /// The execution's own environment.
     pub env: &'a [(String, String)],
-    /// What the variables of that environment are otherwise.
+    /// The values of those variables otherwise.
     pub otherwise: &'a BTreeMap<String, Variable>,
     /// `$?` and `$_` of the last execution.
     pub status: i32,
@@ -40,7 +40,7 @@ pub struct Entering<'a> {
     pub traps: &'a BTreeMap<String, Vec<u8>>,
     /// Builtins that are switched off.
     pub disabled: &'a [String],
-    /// Tools whose functions are to be there, and names of those that are gone.
+    /// Tools that need a function, and names of removed tools.
     pub tools: &'a [DynamicTool],
     /// See above.
     pub gone_tools: &'a [String],
@@ -50,17 +50,17 @@ pub struct Entering<'a> {
     pub has_trap_function: bool,
 }
 
-/// Before and after what code wants done when the shell exits.
+/// Code around the code's own exit trap.
 const EXIT_BEFORE: &str = "{ __ryokan_s=$? __ryokan_o=$-; \\builtin set +u; __ryokan_f=${#FUNCNAME[@]}; \\builtin trap -p >&251; \\builtin trap - DEBUG RETURN ERR; \
      \\builtin . /proc/self/fd/247; } 2>/dev/null\n";
 const EXIT_AFTER: &str = "\n{ \\builtin set +xv; } 2>/dev/null; \\builtin . /proc/self/fd/246";
 
-/// The trap on exit with what code wants done.
+/// The exit trap including the code's action.
 pub fn exit_trap(wanted: Option<&[u8]>) -> Vec<u8> {
     [EXIT_BEFORE.as_bytes(), wanted.unwrap_or_default(), EXIT_AFTER.as_bytes()].concat()
 }
 
-/// What code wants done, from the trap that is set: `None` if it is the machinery's alone.
+/// The code's action in the current exit trap; `None` if it is the machinery's alone.
 pub fn wanted_at_exit(action: &[u8]) -> Option<Vec<u8>> {
     let inner = action.strip_prefix(EXIT_BEFORE.as_bytes()).and_then(|rest| rest.strip_suffix(EXIT_AFTER.as_bytes()));
     Some(inner.unwrap_or(action)).filter(|wanted| !wanted.is_empty()).map(<[u8]>::to_vec)
@@ -70,10 +70,10 @@ pub fn wanted_at_exit(action: &[u8]) -> Option<Vec<u8>> {
 const NEEDED: [&str; 9] = ["builtin", "command", "enable", "eval", "exec", "return", "set", "source", "trap"];
 const LEAVE: &str = "{ __ryokan_s=${__ryokan_r-$?}; \\builtin trap -p >&251; \\builtin trap - DEBUG RETURN ERR EXIT; \
                      \\builtin . /proc/self/fd/248; } 2>/dev/null; \\command exec <&253";
-/// The next line is the first: with it the lines of the code are counted from 1.
+/// Makes the next line number 1, so the code's lines count from 1.
 const COUNT_ANEW: &str = "{ \\builtin :; } <&\"$((LINENO=-1,253))\"";
 
-/// The line and the payload of an execution.
+/// Line and payload of an execution.
 pub fn execution(entering: &Entering<'_>) -> (String, Vec<u8>) {
     let mut out = Vec::new();
     tools(entering.tools, entering.gone_tools, &mut out);
@@ -99,7 +99,7 @@ pub fn execution(entering: &Entering<'_>) -> (String, Vec<u8>) {
         Some(action) => line(&mut out, &[b"\\builtin trap -- ", &quoted(action), b" INT"]),
         None => line(&mut out, &[b"\\builtin trap - INT"]),
     }
-    // Those without which the code would not be run stay.
+    // Disabled builtins that the machinery itself needs stay enabled here.
     for name in entering.disabled.iter().filter(|name| !NEEDED.contains(&name.as_str())) {
         line(&mut out, &[b"\\builtin enable -n ", &quoted(name.as_bytes())]);
     }
@@ -114,7 +114,7 @@ pub fn execution(entering: &Entering<'_>) -> (String, Vec<u8>) {
     (line, out)
 }
 
-/// What must be set on the first line of the code, because it would be seen, or see, before.
+/// State for the first line of the code, which would be visible, or see something, earlier.
 fn prefix(entering: &Entering<'_>) -> Vec<u8> {
     let mut first = Vec::new();
     for name in DEFERRED_OPTIONS.iter().filter(|name| entering.options.iter().any(|on| on == *name)) {
@@ -133,12 +133,12 @@ fn prefix(entering: &Entering<'_>) -> Vec<u8> {
         0 => String::new(),
         status => format!("(\\builtin exit {status}); "),
     };
-    // A status that is a failure would end a shell that ends at failures.
+    // A failing status would end a shell with `errexit`.
     let status = if entering.options.iter().any(|on| on == "set.errexit") { String::new() } else { status };
     [b"{ ", &first[..], status.as_bytes(), b"} 2>/dev/null; "].concat()
 }
 
-/// Whether the code may set a trap on exit: then a function of that name sees to it that the machinery's own stays.
+/// Whether the code may set an exit trap: then a function of that name keeps the machinery's own.
 fn sets_exit_trap(entering: &Entering<'_>) -> bool {
     let code = entering.code;
     code.contains("trap")
@@ -146,7 +146,8 @@ fn sets_exit_trap(entering: &Entering<'_>) -> bool {
         && !entering.has_trap_function
 }
 
-/// Notes `$_` and `$?` where nobody sees it: not in a text that could take it for its own, nor where commands are watched.
+/// Records `$_` and `$?` invisibly: not in a text that the code could access, nor where commands
+/// are traced.
 fn suffix(entering: &Entering<'_>) -> Vec<u8> {
     let watched = entering.traps.keys().any(|name| ["DEBUG", "ERR"].contains(&name.as_str()))
         || entering.options.iter().any(|on| DEFERRED_OPTIONS.contains(&on.as_str()));
@@ -166,7 +167,7 @@ fn environment(entering: &Entering<'_>, out: &mut Vec<u8>) {
         let value = quoted(value.as_bytes());
         line(out, &[b"\\builtin unset -v ", name.as_bytes()]);
         line(out, &[b"\\builtin export ", name.as_bytes(), b"=", &value]);
-        // What the code set itself stays.
+        // Values set by the code itself stay.
         undo.extend(
             [b"[[ ${", name.as_bytes(), b"+x} && $", name.as_bytes(), b" == ", &value, b" ]] && { \\builtin unset -v "]
                 .concat(),
@@ -189,13 +190,13 @@ fn tools(tools: &[DynamicTool], gone: &[String], out: &mut Vec<u8>) {
     }
 }
 
-/// Whether a function's text is the machinery's, by which code calls a tool.
+/// Whether a function's text is the machinery's wrapper of a tool.
 pub fn is_tool(text: &[u8]) -> bool {
     text.windows(14).any(|window| window == b"__ryokan_asked")
 }
 
-/// The line and the payload that make a fresh bash the session. `outputs`: those for its descriptors;
-/// `restoring`: for all else.
+/// Line and payload that make a fresh bash the session. `outputs`: commands for its descriptors;
+/// `restoring`: for everything else.
 pub fn boot(
     vars: &[(String, String)],
     outputs: &str,
@@ -216,7 +217,7 @@ pub fn boot(
     (run, out)
 }
 
-/// The line and the payload that run commands of the machinery's and report.
+/// Line and payload that run commands of the machinery and report.
 pub fn commands(commands: &[u8], status: i32) -> (String, Vec<u8>) {
     let line = format!(
         "{{ \\builtin . /proc/self/fd/250; __ryokan_s={status}; \\builtin trap -p >&251; \
@@ -225,7 +226,7 @@ pub fn commands(commands: &[u8], status: i32) -> (String, Vec<u8>) {
     (line, commands.to_vec())
 }
 
-/// The line and the payload that print each function by itself.
+/// Line and payload that print each function separately.
 pub fn functions(names: &[&[u8]], mark: &str) -> (String, Vec<u8>) {
     let mut out = Vec::new();
     line(&mut out, &[b"{ \\builtin printf '\\0", mark.as_bytes(), b"Q\\0'"]);

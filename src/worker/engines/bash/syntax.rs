@@ -1,7 +1,8 @@
-//! Whether a text is a program: asked of bash itself, in two ways.
+//! Whether a text is a complete program, asked of bash itself in two ways.
 //!
-//! The shell reads the text as the body of a function that it never runs: that costs no process, sees its options and aliases, and
-//! says yes or no. Where it says no, a second bash that only reads (`-n`) says why.
+//! The shell parses the text as the body of a function that never runs: this needs no process and
+//! respects its options and aliases, but only answers yes or no. After a no, a second bash in parse
+//! mode (`-n`) gives the reason.
 
 use std::io::{Read as _, Seek as _};
 use std::process::{Command, Stdio};
@@ -10,26 +11,26 @@ use super::shell::Program;
 use super::unnamed::unnamed;
 use crate::sys::process;
 
-/// What a text is.
+/// The kind of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Syntax {
-    /// A program.
+    /// A complete program.
     Whole,
-    /// The beginning of one.
+    /// The beginning of a program.
     Begun,
-    /// Neither; bash's own words.
+    /// Invalid, with bash's message.
     Wrong(String),
 }
 
-/// Around the text: it gets out of there by no accident.
+/// Surrounds the text, so that it cannot leave the function by accident.
 pub const BEFORE: &str = "__ryokan_p() { until if case x in x) {\n";
 /// See [`BEFORE`].
 pub const AFTER: &str = "\n} ;; esac; then :; fi; do :; done; }";
 
-/// Whether the shell may be asked: in a text that leaves the function, what is behind would be run. To leave it, a text must close
-/// four things in their order.
+/// Whether the shell may parse the text: a text that closes the function would run its rest. To do
+/// so it must close four constructs in order.
 pub fn may_ask(code: &str) -> bool {
-    // A line that goes on is one line.
+    // A continued line is one line.
     let code = code.replace("\\\n", "");
     let mut rest = code.as_str();
     for closing in ["}", "esac", "fi", "done", "}"] {
@@ -39,7 +40,7 @@ pub fn may_ask(code: &str) -> bool {
     false
 }
 
-/// Whether it is surely a program: plain words on lines, none of which means anything to the parser.
+/// Whether the text is certainly a program: lines of plain words without syntax.
 pub fn is_plain(code: &str) -> bool {
     const MEANING: [&str; 20] = [
         "if", "then", "elif", "else", "fi", "time", "for", "in", "until", "while", "do", "done", "case", "esac",
@@ -54,12 +55,13 @@ fn blank(code: &str) -> bool {
     code.lines().map(str::trim_start).all(|line| line.is_empty() || line.starts_with('#'))
 }
 
-/// Whether running the text may change how its later lines are read: then only bash, as it runs it, can tell.
+/// Whether running the text may change the parsing of its later lines; then only bash can tell, by
+/// running it.
 pub fn changes_reading(code: &str) -> bool {
     ["alias", "shopt", "set ", "source", ". ", "eval", "POSIXLY_CORRECT"].iter().any(|word| code.contains(word))
 }
 
-/// Asks a second bash, which reads with these options.
+/// Asks a second bash with these options.
 ///
 /// # Errors
 /// If it cannot be started.
@@ -88,7 +90,7 @@ pub fn ask(program: &Program, options: &[String], code: &str) -> std::io::Result
     Ok(judge(status.success(), &String::from_utf8_lossy(&said)))
 }
 
-/// What is read of bash's words, bytes.
+/// Limit of bash's message, bytes.
 const SAID_BYTES: u64 = 8 << 10;
 
 fn judge(ended_well: bool, said: &str) -> Syntax {
@@ -111,7 +113,7 @@ trait OwnGroup {
 }
 
 impl OwnGroup for Command {
-    /// Signals for the shell's group are not for this one.
+    /// Keeps it out of the shell's process group and its signals.
     fn process_group_of_its_own(&mut self) -> &mut Self {
         std::os::unix::process::CommandExt::process_group(self, 0)
     }

@@ -1,4 +1,4 @@
-//! Calls of MCP tools by code: functions of the tools' names ask here and are answered here, one at a time.
+//! Calls of MCP tools by code: functions with the tools' names send requests here, one at a time.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::core::limits;
 use crate::core::value::Value;
 use crate::link::frames::{DynamicTool, Event};
 
-/// The calls of one execution.
+/// The tool calls of one execution.
 #[derive(Default)]
 pub struct Calls {
     asked: Vec<u8>,
@@ -21,7 +21,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Whether there was any.
+    /// Whether there was a call.
     pub fn any(&self) -> bool {
         self.last > 0 || !self.asked.is_empty()
     }
@@ -31,7 +31,7 @@ impl Calls {
         !self.answers.is_empty()
     }
 
-    /// Takes what functions ask, and passes it on.
+    /// Reads a function's request and forwards it.
     ///
     /// # Errors
     /// If init is gone.
@@ -81,7 +81,7 @@ impl Calls {
             Some(part[..part.len() - 1].to_vec())
         };
         let name = String::from_utf8_lossy(&next()?).into_owned();
-        // What is no number is nobody's call: it is passed over.
+        // An invalid number belongs to no call and is skipped.
         let count = String::from_utf8_lossy(&next()?).parse::<usize>().unwrap_or(0);
         let mut words = Vec::new();
         for _ in 0..count {
@@ -91,7 +91,7 @@ impl Calls {
         Some((name, words))
     }
 
-    /// Takes init's answer; one to a call that nobody waits for is dropped.
+    /// Takes init's answer; an answer to an unknown call is dropped.
     pub fn answer(&mut self, call: u64, ok: bool, value: &Json, text: &str, message: &str) {
         if self.waiting.front() != Some(&call) {
             return;
@@ -110,12 +110,12 @@ impl Calls {
 
     fn say(&mut self, how: char, text: &str) {
         self.answers.push(how as u8);
-        // A text of bash's holds no zero byte.
+        // bash's texts contain no zero byte.
         self.answers.extend(text.bytes().filter(|b| *b != 0));
         self.answers.push(0);
     }
 
-    /// Writes what there is room for.
+    /// Writes as much as there is room for.
     pub fn write(&mut self, shell: &Shell) {
         while !self.answers.is_empty() {
             match shell.answer(&self.answers) {
@@ -126,7 +126,7 @@ impl Calls {
     }
 }
 
-/// A tool's answer as a text: its own, or its value where it has none.
+/// A tool's answer as text: its own, or its value.
 pub fn shown(value: &Value, text: &str) -> String {
     let mut text = match (text.is_empty(), value) {
         (false, _) => text.to_owned(),
@@ -140,7 +140,8 @@ pub fn shown(value: &Value, text: &str) -> String {
     text
 }
 
-/// Words as the arguments of a tool: one JSON object, or `name=value` for each, read as the tool's schema says.
+/// Converts words to a tool's arguments: one JSON object, or `name=value` words typed by the tool's
+/// schema.
 fn arguments(schema: &Json, words: &[Vec<u8>]) -> Result<Value, String> {
     let texts: Vec<&str> = words
         .iter()

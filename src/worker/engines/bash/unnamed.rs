@@ -1,4 +1,4 @@
-//! Unnamed files: what bash reads and writes by descriptor, in memory.
+//! Unnamed files in memory for bash to read and write by descriptor.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -7,13 +7,13 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// Where one can be where memory files are closed, because nothing would count them.
+/// Folder to use where memory files are forbidden, because no limit counts them.
 const FOLDERS: [&str; 3] = ["/tmp", "/dev/shm", "."];
 
-/// An unnamed file with this in it, to be read from its beginning by whoever opens it again.
+/// An unnamed file with this content, readable from its start by reopening it.
 ///
 /// # Errors
-/// If there is room for none.
+/// If there is no room.
 pub fn unnamed(text: &[u8]) -> io::Result<File> {
     let mut file = match memfd_create(c"ryokan-bash", MFdFlags::MFD_CLOEXEC) {
         Ok(memory) => File::from(memory),
@@ -33,7 +33,7 @@ mod tests {
     use std::io::Read as _;
     use std::os::fd::AsRawFd as _;
 
-    /// As bash does it: opened again by its number.
+    /// Reopened by number, as bash does.
     #[test]
     fn unnamed_file_fallback() {
         for made in [unnamed(b"text"), in_folder("/tmp").and_then(|mut file| file.write_all(b"text").map(|()| file))] {

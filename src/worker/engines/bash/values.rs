@@ -1,10 +1,11 @@
-//! Values between clients and bash: what a variable is as a value, the commands that make a variable one, and a call's words.
+//! Conversion between clients' values and bash: variables as values, values as commands, and a
+//! call's words.
 
 use super::printed::{Content, Variable};
 use super::restore;
 use crate::core::value::Value;
 
-/// A variable as a value. A text that is no UTF-8 is bytes.
+/// A variable as a value; invalid UTF-8 becomes bytes.
 pub fn of(variable: &Variable) -> Value {
     match &variable.content {
         Content::Unset if variable.is('a') => Value::Array(Vec::new()),
@@ -35,10 +36,10 @@ fn text(bytes: &[u8]) -> Value {
     }
 }
 
-/// A value as a variable of that name; `present`: what has the name now.
+/// Commands that set a variable to a value; `present`: its current variable.
 ///
 /// # Errors
-/// What of it bash cannot hold.
+/// The part that bash cannot represent.
 pub fn variable(name: &str, value: &Value, present: Option<&Variable>) -> Result<Variable, String> {
     if !restore::is_name(name) {
         return Err(format!("{:?} cannot name a variable", super::entries::one_line(name.as_bytes())));
@@ -89,10 +90,10 @@ fn scalar(value: &Value) -> Result<Vec<u8>, String> {
     if bytes.contains(&0) { Err("bash cannot hold a zero byte".into()) } else { Ok(bytes) }
 }
 
-/// A call's arguments as words: positional ones as they are, named ones as options.
+/// A call's arguments as words: positional ones unchanged, named ones as options.
 ///
 /// # Errors
-/// If they are neither, or hold what no word can.
+/// If they are neither, or contain a value without a word form.
 pub fn words(args: &Value) -> Result<Vec<Vec<u8>>, String> {
     match args {
         Value::Null => Ok(Vec::new()),

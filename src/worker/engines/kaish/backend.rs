@@ -1,7 +1,8 @@
-//! What kaish sees of the world: the operating system's files as they are, and the MCP tools of this kernel.
+//! kaish's view of the outside: the operating system's files, and this kernel's MCP tools.
 //!
-//! The file system is `LocalFs` at `/`: the sandbox around the process, not this layer, decides what is there. Tools
-//! whose names kaish does not know are looked up here last; a call leaves as `tool_call` and waits for `tool_result`.
+//! The file system is `LocalFs` at `/`: the sandbox around the process decides what is visible.
+//! Tools unknown to kaish are looked up here last; a call is sent as `tool_call` and waits for
+//! `tool_result`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -25,10 +26,10 @@ use super::values;
 use crate::core::value::Value;
 use crate::link::frames::DynamicTool;
 
-/// A call of a dynamic tool on its way out.
+/// An outgoing call of a dynamic tool.
 #[derive(Debug)]
 pub struct ToolCall {
-    /// Numbers the call.
+    /// The call's id.
     pub call: u64,
     /// `server__tool`.
     pub name: String,
@@ -39,13 +40,13 @@ pub struct ToolCall {
 /// The answer to a [`ToolCall`].
 #[derive(Debug)]
 pub enum ToolAnswer {
-    /// It worked: a value and its text.
+    /// Success: a value and its text.
     Done(Value, String),
-    /// It failed.
+    /// Failure.
     Failed(String),
 }
 
-/// A text that `source` or a script read while somebody wanted to know.
+/// A text read by `source` or a script while recording.
 pub type SourceText = String;
 
 /// Files and dynamic tools.
@@ -60,9 +61,9 @@ pub struct Backend {
     scripts: Arc<AtomicBool>,
 }
 
-/// Largest file that is looked at for function definitions.
+/// Size limit of files searched for function definitions.
 const SOURCE_BYTES: usize = 1 << 20;
-/// Most files whose text is kept during one execution.
+/// Limit of recorded files per execution.
 const SOURCES_KEPT: usize = 64;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -87,20 +88,20 @@ impl Backend {
         }
     }
 
-    /// Becomes true when a `.kai` script is read, whose redirects nobody looked at.
+    /// Becomes true when a `.kai` script is read, whose redirects were not inspected.
     pub fn scripts_read(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.scripts)
     }
 
-    /// The MCP tools there are now.
+    /// The current MCP tools.
     pub fn set_tools(&self, tools: Vec<DynamicTool>) {
         *lock(&self.tools) = tools.into_iter().map(|tool| (tool.name.clone(), tool)).collect();
     }
 
-    /// Hands an answer to the call that waits for it; an answer to no call is dropped.
+    /// Passes an answer to its waiting call; an answer to an unknown call is dropped.
     pub fn answer(&self, call: u64, answer: ToolAnswer) {
         if let Some(waiting) = lock(&self.waiting).remove(&call) {
-            // The call may have been interrupted meanwhile.
+            // The call may have been interrupted.
             let _ = waiting.send(answer);
         }
     }
@@ -115,20 +116,20 @@ impl Backend {
         lock(&self.tools).keys().cloned().collect()
     }
 
-    /// Starts or stops to keep the texts that are read.
+    /// Starts or stops recording the texts that are read.
     pub fn watch_sources(&self, on: bool) {
         self.watching.store(on, Ordering::Relaxed);
     }
 
-    /// The texts read since the last call.
+    /// Takes the texts recorded since the last call.
     pub fn take_sources(&self) -> Vec<SourceText> {
         std::mem::take(&mut *lock(&self.seen))
     }
 
-    /// Calls a dynamic tool with arguments as they are, outside of any program.
+    /// Calls a dynamic tool with these arguments, outside of any program.
     ///
     /// # Errors
-    /// What the tool, or the lack of somebody who could call it, says.
+    /// The tool's error, or that no client can serve the call.
     pub async fn ask(
         &self,
         name: &str,
@@ -141,13 +142,13 @@ impl Backend {
         let request = ToolCall { call, name: name.to_owned(), args };
         if self.calls.send(request).is_err() {
             lock(&self.waiting).remove(&call);
-            return Err(Unanswered::Failed("nobody takes tool calls here".into()));
+            return Err(Unanswered::Failed("tool calls are not available here".into()));
         }
         tokio::select! {
             answer = answer => match answer {
                 Ok(ToolAnswer::Done(value, text)) => Ok((value, text)),
                 Ok(ToolAnswer::Failed(message)) => Err(Unanswered::Failed(message)),
-                Err(_) => Err(Unanswered::Failed("the call was given up".into())),
+                Err(_) => Err(Unanswered::Failed("the call was abandoned".into())),
             },
             () = cancel.cancelled() => {
                 lock(&self.waiting).remove(&call);
@@ -169,13 +170,13 @@ impl Backend {
 /// Why a dynamic tool gave no answer.
 #[derive(Debug)]
 pub enum Unanswered {
-    /// It says so.
+    /// It failed.
     Failed(String),
     /// The execution was interrupted.
     Interrupted,
 }
 
-/// What a tool's answer looks like on standard output: its text, or its value where it has no text.
+/// A tool's answer on standard output: its text, else its value.
 pub fn shown(value: &Value, text: String) -> String {
     let mut text = match (text.is_empty(), value) {
         (false, _) | (true, Value::Null) => text,
@@ -188,7 +189,7 @@ pub fn shown(value: &Value, text: String) -> String {
     text
 }
 
-/// A tool's answer: its text on standard output, its value as structured data where it has more than text.
+/// A tool's answer: text on standard output, and structured data if its value is more than text.
 fn tool_done(value: &Value, text: String) -> ToolResult {
     let data = match value {
         Value::Null | Value::String(_) => None,
@@ -206,7 +207,7 @@ fn named_arguments(args: ToolArgs) -> Value {
     flags.sort();
     fields.extend(flags.into_iter().map(|flag| (flag, Value::Bool(true))));
     if !args.positional.is_empty() {
-        // Positionals beyond the schema's parameters: the server says what it thinks of them.
+        // Positional arguments beyond the schema: the server reports them.
         fields.push(("args".into(), Value::Array(args.positional.iter().map(values::from_kaish).collect())));
     }
     Value::Object(fields)

@@ -1,4 +1,5 @@
-//! A tool call's arguments, schema and structured output between kaish's forms and ours.
+//! Conversion between kaish's and our forms of a tool call's arguments, schema and structured
+//! output.
 
 use kaish_kernel::ast::Value as Kv;
 use kaish_kernel::interpreter::{OutputData as KaishOutput, OutputNode as KaishNode};
@@ -12,7 +13,7 @@ use crate::core::value::Value;
 /// Arguments of a call as kaish's literal words.
 ///
 /// # Errors
-/// If they are neither named nor positional, or hold what kaish cannot.
+/// If they are neither named nor positional, or contain a value that kaish cannot represent.
 pub fn literal_argv(args: &Value, schema: Option<&ToolSchema>) -> Result<Vec<Kv>, String> {
     let literal = |value: &Value| values::to_kaish(value).map_err(|error| error.to_string());
     match args {
@@ -113,7 +114,7 @@ pub fn json_schema(schema: &ToolSchema) -> Json {
     json!({ "type": "object", "properties": properties, "required": required })
 }
 
-/// kaish's structured output as clients see it.
+/// kaish's structured output for clients.
 pub fn output_data(output: &KaishOutput) -> OutputData {
     OutputData {
         headers: output.headers.clone().unwrap_or_default(),

@@ -1,4 +1,5 @@
-//! The hidden tool that runs external commands, and how a command with literal words is run kaish's own way.
+//! The hidden tool that runs external commands, and running a command with literal words in kaish's
+//! own way.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::tools::{EXTERNAL, SESSION, Shared, session_stderr, session_stdout};
 
 /// Runs external commands. Hidden aliases lead here: `ls` is an alias of `__ryokan-external ls`.
 pub struct External {
-    /// Where output goes.
+    /// The output destinations.
     pub shared: Arc<Shared>,
 }
 
@@ -37,7 +38,7 @@ impl External {
     }
 
     async fn run_named(&self, name: &str, argv: Vec<String>, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
-        // A function of that name came after the alias.
+        // A function of that name was defined after the alias.
         let is_function = match &ctx.dispatcher {
             Some(dispatcher) => dispatcher.has_function(name).await,
             None => false,
@@ -47,7 +48,7 @@ impl External {
         let cwd = ctx.backend.resolve_real_path(&ctx.cwd);
         let ours = ctx.background_job == Some(SESSION);
         let (Some(executable), Some(cwd), true) = (executable.clone(), cwd, ours) else {
-            // kaish's own way: functions, background jobs, and its own words for what is not there.
+            // kaish's own path: functions, background jobs, and its message for unknown commands.
             return delegate(&executable.filter(|_| !name.contains('/')), name, args, ctx).await;
         };
         let env = match environment(&ctx.scope) {
@@ -86,7 +87,7 @@ impl External {
         };
         let mut result = external::run(run).await;
         if session_stderr(ctx) && !result.err.is_empty() {
-            // Words of our own: the child's went past us.
+            // An own message: the child's output bypassed us.
             self.shared.publish(&mut result, ctx).await;
         }
         ToolFlow::Normal(result)
@@ -96,7 +97,8 @@ impl External {
         if session_stderr(ctx) {
             return Ok(Target::Session(self.shared.stderr.stdio()?));
         }
-        // Elsewhere, or where standard output goes? kaish does not say which; the program does.
+        // A redirect to a file, or to the session's standard output? kaish does not say; the
+        // program text does.
         if !self.shared.only_merges() {
             return Ok(Target::Kept);
         }
@@ -160,7 +162,7 @@ fn environment(scope: &Scope) -> Result<Vec<(String, String)>, String> {
         .collect()
 }
 
-/// Runs the command kaish's own way; by its path where there is one, so that no alias leads back here.
+/// Runs the command in kaish's own way; by its path if known, so that no alias leads back here.
 pub async fn delegate(executable: &Option<PathBuf>, name: &str, args: &ToolArgs, ctx: &mut ExecContext) -> ToolFlow {
     let Some(dispatcher) = ctx.dispatcher.clone() else {
         return ToolFlow::Normal(ExecResult::failure(1, format!("{name}: no dispatcher")));
@@ -181,7 +183,7 @@ pub async fn delegate(executable: &Option<PathBuf>, name: &str, args: &ToolArgs,
     }
 }
 
-/// A word as an argument: literal for a program, classified as the parser would for a function.
+/// A word as an argument: literal for a program, classified as by the parser for a function.
 fn word(value: &Kv, raw: Option<&String>, literal: bool) -> Arg {
     let Kv::String(text) = value else {
         return Arg::Positional(match raw {
@@ -230,7 +232,7 @@ impl Tool for External {
         let Some(ctx) = ctx.as_any_mut().downcast_mut::<ExecContext>() else {
             return ToolFlow::Normal(ExecResult::failure(1, "no execution context"));
         };
-        // `--json` among the words is the command's own.
+        // `--json` among the words belongs to the command.
         ctx.output_format = None;
         self.run(&args, ctx).await
     }

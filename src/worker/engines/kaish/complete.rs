@@ -1,12 +1,12 @@
-//! Completion: which word the cursor is in, and what the file system offers for it.
+//! Completion: the word at the cursor and its kind.
 
-/// Most matches that are given.
+/// Limit of returned matches.
 pub const MATCHES: usize = 200;
-/// Words of the language that may begin a command.
+/// Keywords that may precede a command.
 pub const KEYWORDS: [&str; 13] =
     ["if", "then", "else", "elif", "fi", "for", "while", "do", "done", "case", "esac", "function", "local"];
 
-/// What may stand where the cursor is.
+/// The kind of the word at the cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A command's name.
@@ -20,15 +20,15 @@ pub enum Kind {
 /// The word before the cursor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Word {
-    /// Byte at which it begins.
+    /// Its start, bytes.
     pub start: usize,
-    /// What there is of it.
+    /// Its text.
     pub text: String,
-    /// What it may become.
+    /// Its kind.
     pub kind: Kind,
 }
 
-/// Finds the word before the cursor. A cursor beyond the end or inside a character counts as before it.
+/// Finds the word before the cursor. A cursor past the end or inside a character is moved back.
 pub fn word_at(code: &str, cursor: usize) -> Word {
     let mut cursor = cursor.min(code.len());
     while !code.is_char_boundary(cursor) {

@@ -1,6 +1,6 @@
 //! One kaish session: runs programs, calls tools, reads and writes variables.
 //!
-//! Owns the session and what is known about it. Never speaks the contract: that is `serve`.
+//! Owns the session and its recorded state. Does not know the contract: that is `serve`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -28,14 +28,14 @@ use crate::core::value::Value;
 use crate::link::frames::{EndStatus, Job, Missed};
 use crate::worker::engines::paths;
 
-/// How a session begins.
+/// The start of a session.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Working directory.
     pub cwd: PathBuf,
-    /// Exported variables: `PATH`, `HOME` and whatever else children shall see.
+    /// Exported variables: `PATH`, `HOME` and others for children.
     pub vars: Vec<(String, String)>,
-    /// From `SIGTERM` to `SIGKILL` of a command that is interrupted.
+    /// Time from `SIGTERM` to `SIGKILL` for an interrupted command.
     pub kill_grace: Duration,
 }
 
@@ -59,10 +59,10 @@ impl Default for Setup {
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// kaish refused.
+    /// kaish's error.
     #[error("cannot make a kaish session: {0}")]
     Kernel(String),
-    /// An output pipe could not be used.
+    /// An output pipe is unusable.
     #[error("cannot use an output pipe")]
     Outlet(#[source] std::io::Error),
 }
@@ -70,21 +70,21 @@ pub enum SetupError {
 /// Standard input of an execution.
 #[derive(Default)]
 pub enum Stdin {
-    /// None: commands find its end at once.
+    /// None: commands see the end of input at once.
     #[default]
     Empty,
     /// A stream.
     Pipe(PipeReader),
 }
 
-/// What to run.
+/// Options of an execution.
 #[derive(Default)]
 pub struct Execution<'a> {
     /// Environment for this execution only.
     pub env: &'a [(String, String)],
     /// Standard input.
     pub stdin: Stdin,
-    /// Interrupts it.
+    /// Interrupts it when cancelled.
     pub cancel: CancellationToken,
 }
 
@@ -95,33 +95,33 @@ pub struct Outcome {
     pub status: EndStatus,
     /// Its exit code.
     pub code: i32,
-    /// What went wrong, one line; empty if nothing did.
+    /// One-line error; empty on success.
     pub err: String,
-    /// The structured data of the last result, where it has any.
+    /// The structured data of the last result, if any.
     pub value: Option<Value>,
-    /// The structured form of the last output, where it has one.
+    /// The structured form of the last output, if any.
     pub output: Option<OutputData>,
 }
 
 /// A kaish session.
 pub struct KaishEngine {
     session: Arc<Kernel>,
-    // Holds what forks share; `shutdown` needs it.
+    // Holds state shared by forks; `shutdown` needs it.
     base: Arc<Kernel>,
     backend: Arc<Backend>,
     shared: Arc<Shared>,
     state: State,
     builtins: HashSet<String>,
     aliased: HashSet<String>,
-    // Programs that read other programs may define functions and redirect in ways not seen here.
+    // Programs that read other programs may define functions and redirect in unseen ways.
     sources: bool,
     redirects_in_functions: bool,
 }
 
 impl KaishEngine {
-    /// Begins a session whose output goes to the two pipes and whose dynamic tool calls go to `calls`.
+    /// Starts a session with these two output pipes, sending dynamic tool calls to `calls`.
     ///
-    /// Needs a current-thread tokio runtime around it, on a thread with `STACK_BYTES` of stack.
+    /// Must run inside a current-thread tokio runtime, on a thread with `STACK_BYTES` of stack.
     ///
     /// # Errors
     /// See [`SetupError`].
@@ -170,7 +170,7 @@ impl KaishEngine {
         Ok(engine)
     }
 
-    /// Runs a program to its end. All its output is in the pipes when this returns.
+    /// Runs a program to its end. Its whole output is in the pipes when this returns.
     pub async fn execute(&mut self, code: &str, execution: Execution<'_>) -> Outcome {
         let found = if self.is_known_command(code) {
             Some(Found::default())
@@ -191,10 +191,10 @@ impl KaishEngine {
         outcome
     }
 
-    /// Calls a tool by name with literal arguments: an object gives flags, an array operands.
+    /// Calls a tool with literal arguments: an object becomes flags, an array operands.
     ///
     /// # Errors
-    /// If the arguments are neither or hold what kaish cannot.
+    /// If the arguments are neither or contain values that kaish cannot represent.
     pub async fn call(&mut self, name: &str, args: &Value, execution: Execution<'_>) -> Result<Outcome, String> {
         let known =
             self.builtins.contains(name) || self.session.has_function(name).await || self.backend.has_tool(name);
@@ -211,7 +211,7 @@ impl KaishEngine {
         Ok(outcome)
     }
 
-    /// Calls a tool of an MCP server. Not through kaish's words, which would make text of numbers.
+    /// Calls an MCP tool directly: kaish's words would turn numbers into text.
     async fn call_dynamic(&self, name: &str, args: &Value, cancel: &CancellationToken) -> Result<Outcome, String> {
         if !matches!(args, Value::Null | Value::Object(_)) {
             return Err(format!("tool {name:?} takes named arguments"));
@@ -306,12 +306,12 @@ impl KaishEngine {
         Outcome { output, ..outcome }
     }
 
-    /// Whether the program is one command for which nothing has to be made ready.
+    /// Whether the program is a single command that needs no preparation.
     fn is_known_command(&self, code: &str) -> bool {
         program::plain_command(code).is_some_and(|name| self.builtins.contains(name) || self.aliased.contains(name))
     }
 
-    /// Makes ready for a program: external commands it names get their hidden aliases.
+    /// Prepares a program: its external commands get hidden aliases.
     async fn prepare(&mut self, found: &Found) {
         self.sources |= found.sources;
         self.redirects_in_functions |= found.redirects_stderr && !found.definitions.is_empty();
@@ -341,7 +341,7 @@ impl KaishEngine {
         }
     }
 
-    /// Runs the hidden tool in the session and puts back the one trace that this leaves.
+    /// Runs the hidden tool in the session and undoes its one trace.
     async fn inside(&self, order: Order) {
         let pipestatus = self.session.get_var("PIPESTATUS").await;
         self.shared.order(order);
@@ -352,17 +352,17 @@ impl KaishEngine {
         }
     }
 
-    /// Gives a session that was made ahead the variables of the kernel that it is now. They are as if it had begun with them.
+    /// Sets the variables of the kernel in a warm session, as if it had started with them.
     pub async fn bind(&mut self, vars: Vec<(String, String)>) {
         for (name, value) in vars {
-            // The base is what a load begins with again.
+            // A load starts from the base again.
             self.base.set_var(&name, Kv::String(value.clone())).await;
             self.session.set_var(&name, Kv::String(value.clone())).await;
             self.state.add_initial(name, Kv::String(value));
         }
     }
 
-    /// From now on what the session has is what it began with.
+    /// Makes the session's current state its base.
     pub async fn begin_here(&mut self) {
         let initial = self.look().await;
         self.state.set_initial(initial);
@@ -373,7 +373,7 @@ impl KaishEngine {
         self.shared.take_inside()
     }
 
-    /// A variable.
+    /// Reads a variable.
     pub async fn get(&self, name: &str) -> Option<Value> {
         self.session.get_var(name).await.as_ref().map(values::from_kaish)
     }
@@ -381,7 +381,7 @@ impl KaishEngine {
     /// Sets a variable.
     ///
     /// # Errors
-    /// If the name is none of a variable or kaish cannot hold the value.
+    /// If the name is invalid or kaish cannot represent the value.
     pub async fn set(&self, name: &str, value: &Value) -> Result<(), String> {
         if !is_variable_name(name) {
             return Err(format!("{:?} cannot be the name of a kaish variable", values::one_line(name)));
@@ -391,7 +391,7 @@ impl KaishEngine {
         Ok(())
     }
 
-    /// The user's variables.
+    /// Lists the user's variables.
     pub async fn vars(&self) -> Vec<VarInfo> {
         let mut vars: Vec<VarInfo> = self
             .session
@@ -409,7 +409,7 @@ impl KaishEngine {
         vars
     }
 
-    /// Builtins and functions; the dynamic tools are the caller's own.
+    /// Builtins and functions; the caller adds dynamic tools.
     pub async fn tools(&self) -> Vec<ToolInfo> {
         let mut tools: Vec<ToolInfo> = self
             .session
@@ -433,7 +433,7 @@ impl KaishEngine {
         tools
     }
 
-    /// Completions of `code` at `cursor` (bytes): where they begin, and what may stand there.
+    /// Completions of `code` at `cursor` (bytes): their start, and the candidates.
     pub async fn complete(&self, code: &str, cursor: usize) -> (usize, Vec<String>) {
         let word = complete::word_at(code, cursor);
         let mut names: Vec<String> = Vec::new();
@@ -465,12 +465,12 @@ impl KaishEngine {
         (word.start, matches)
     }
 
-    /// Whether `code` is a whole program.
+    /// Whether `code` is a complete program.
     pub fn check(&self, code: &str) -> Completeness {
         program::completeness(code)
     }
 
-    /// The background jobs that run now.
+    /// The running background jobs.
     pub async fn jobs(&self) -> Vec<Job> {
         let jobs = self.session.jobs().list().await;
         jobs.into_iter()
@@ -479,13 +479,14 @@ impl KaishEngine {
             .collect()
     }
 
-    /// Returns when one of these jobs has ended.
+    /// Waits until one of these jobs has ended.
     pub async fn job_ended(&self, jobs: &[Job]) {
         let ended = jobs.iter().filter_map(|job| job.id.parse().ok()).map(|id| {
             let manager = self.session.jobs();
             Box::pin(async move {
                 if let Some(streams) = manager.streams(kaish_kernel::scheduler::JobId(id)).await {
-                    // More bytes than there can be: returns when the stream closes, which is when the job ends.
+                    // A larger count than possible: the read returns when the stream closes at the
+                    // job's end.
                     streams.stdout.changed_since(u64::MAX).await;
                 }
             })
@@ -497,12 +498,12 @@ impl KaishEngine {
         futures::future::select_all(ended).await;
     }
 
-    /// The MCP tools there are now.
+    /// Sets the current MCP tools.
     pub fn backend(&self) -> &Arc<Backend> {
         &self.backend
     }
 
-    /// What changed in the state since the last call; everything, with `all`.
+    /// The state changes since the last call; everything with `all`.
     pub async fn changes(&mut self, all: bool) -> Vec<Change> {
         if all {
             self.state.forget_sent();
@@ -512,7 +513,7 @@ impl KaishEngine {
         self.state.changes(&self.session, inside).await
     }
 
-    /// What is not captured now.
+    /// The list of unsaved entries.
     pub async fn missed(&self) -> Vec<Missed> {
         let mut missed = self.state.missed();
         for job in self.jobs().await {
@@ -525,7 +526,7 @@ impl KaishEngine {
         missed
     }
 
-    /// Replaces the session's state by these entries; gives what could not be.
+    /// Replaces the session's state by these entries; returns those that could not be restored.
     pub async fn load(&mut self, entries: Vec<Entry>) -> Vec<Missed> {
         self.session.cancel_all_jobs().await;
         self.session = self.base.fork_for_background(CancellationToken::new(), SESSION).await;
@@ -555,7 +556,7 @@ impl KaishEngine {
         use kaish_kernel::vfs::Filesystem as _;
         let vfs = self.session.vfs();
         let mut folder = PathBuf::new();
-        // Those that are there already refuse to be made; what matters is the write.
+        // Existing folders are fine; the write decides.
         for part in path.parent().into_iter().flat_map(std::path::Path::components) {
             folder.push(part);
             let _ = vfs.mkdir(&folder).await;
@@ -583,13 +584,13 @@ impl KaishEngine {
     /// Ends background jobs.
     pub async fn shutdown(&self) {
         self.session.cancel_all_jobs().await;
-        // Their commands get SIGTERM now; the process's end does the rest.
+        // Their commands get SIGTERM now; the process's exit ends the rest.
         tokio::task::yield_now().await;
         let _ = &self.base;
     }
 }
 
-/// Stack that a thread which runs an engine needs: kaish recurses on it.
+/// Stack size of an engine thread: kaish recurses.
 pub const STACK_BYTES: usize = 32 << 20;
 
 fn is_variable_name(name: &str) -> bool {

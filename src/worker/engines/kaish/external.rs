@@ -1,8 +1,9 @@
-//! External commands whose output goes straight into the session's pipes or the next pipeline stage.
+//! External commands whose output goes straight to the session's pipes or the next pipeline stage.
 //!
-//! kaish runs a command's output through 10 MiB rings and hands it on when the command has ended: lossy and late. Where the
-//! output is the session's own, the child gets the pipe itself; in a pipeline, its output is passed on while it runs.
-//! Captured output (`$(…)`, `> file`) is kept whole or the command fails. Background jobs stay kaish's business.
+//! kaish passes a command's output through 10 MiB rings after the command has ended: lossy and
+//! late. Here the child writes directly to the session's own pipe, and pipeline output is forwarded
+//! while the command runs. Captured output (`$(…)`, `> file`) is complete or the command fails.
+//! Background jobs remain with kaish.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,19 +18,19 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
-/// Where one of a child's output streams goes.
+/// Destination of a child's output stream.
 pub enum Target {
     /// The session's pipe.
     Session(Stdio),
     /// The next pipeline stage.
     Stage,
-    /// Kept for kaish to capture or redirect: all of it, or the command fails.
+    /// Kept for kaish to capture or redirect: complete, or the command fails.
     Kept,
 }
 
-/// A command, fully decided.
+/// A fully resolved command.
 pub struct Run {
-    /// As the user wrote it: for messages.
+    /// Its name as written, for messages.
     pub name: String,
     /// The program.
     pub executable: PathBuf,
@@ -47,20 +48,20 @@ pub struct Run {
     pub stdout: Target,
     /// Standard error.
     pub stderr: Target,
-    /// The next pipeline stage's input, if a target is [`Target::Stage`].
+    /// Input of the next pipeline stage, if a target is [`Target::Stage`].
     pub stage: Option<PipeWriter>,
-    /// Ends the command.
+    /// Ends the command when cancelled.
     pub cancel: CancellationToken,
-    /// From `SIGTERM` to `SIGKILL`.
+    /// Time from `SIGTERM` to `SIGKILL`.
     pub kill_grace: Duration,
 }
 
-/// Standard output that is captured (`$(…)`, `> file`), bytes. kaish copies it up to three times, so much more would not
-/// fit the memory of a kernel. Its own limit is 10 MiB.
+/// Limit of captured standard output (`$(…)`, `> file`), bytes. kaish copies it up to three times,
+/// so a larger limit would not fit a kernel's memory. Its own limit is 10 MiB.
 const CAPTURED_BYTES: usize = 64 << 20;
-/// Standard error that is kept for a redirect, bytes.
+/// Limit of standard error kept for a redirect, bytes.
 const KEPT_BYTES: usize = 16 << 20;
-/// Exit code of a command whose output was larger than can be captured; kaish's own for the same.
+/// Exit code of a command whose captured output exceeded the limit; same as kaish's.
 const CODE_TRUNCATED: i64 = 3;
 const COPY_BYTES: usize = 64 << 10;
 
@@ -74,7 +75,8 @@ pub async fn run(mut run: Run) -> ExecResult {
     let merged = matches!((&run.stdout, &run.stderr), (Target::Stage, Target::Stage));
     let mut shared = None;
     if merged {
-        // One pipe for both, as `2>&1 |` has it, so that the order of writes is kept.
+        // One pipe for both, as in `2>&1
+        // `, which keeps the order of writes.
         match merged_pipe(&mut command) {
             Ok(reader) => shared = Some(reader),
             Err(error) => return ExecResult::failure(126, format!("{}: {error}", run.name)),
@@ -89,7 +91,7 @@ pub async fn run(mut run: Run) -> ExecResult {
             return ExecResult::failure(code, format!("{}: {error}", run.name));
         }
     };
-    // The parent's copies of the child's ends close here, or a merged pipe would never end.
+    // The parent's copies of the child's ends close here; otherwise a merged pipe would never end.
     drop(command);
     drive(&mut child, run, shared).await
 }
@@ -139,8 +141,8 @@ async fn drive(child: &mut Child, mut run: Run, shared: Option<tokio::net::unix:
                 (None, None, None) => {}
             }
         };
-        // Streams end when the last holder of the pipe closes it, which may be a grandchild: as in a shell, the
-        // command is over when both the child and its pipes are.
+        // A stream ends when the last process closes the pipe, perhaps a grandchild. As in a shell,
+        // the command has ended when both the child and its pipes have.
         let whole = async { tokio::join!(child.wait(), streams).0 };
         tokio::select! {
             status = whole => Some(status),
@@ -183,7 +185,8 @@ impl Kept {
         Kept { bytes: Vec::new(), most, full: false }
     }
 
-    /// Keeps what comes; when it is full, hangs up, and the command finds its pipe broken.
+    /// Keeps the output; when the limit is reached, closes the pipe, and the command gets a broken
+    /// pipe.
     async fn take(&mut self, mut from: impl AsyncRead + Unpin) {
         let mut buffer = vec![0; COPY_BYTES];
         while let Ok(n @ 1..) = from.read(&mut buffer).await {
@@ -215,7 +218,7 @@ async fn pass_on(mut from: impl AsyncRead + Unpin, stage: Option<PipeWriter>) {
         while !rest.is_empty() {
             match stage.write_bytes(rest).await {
                 Ok(written) => rest = &rest[written..],
-                // The next stage reads no more; dropping our end tells the child so.
+                // The next stage reads no more; dropping our end tells the child.
                 Err(_) => return,
             }
         }
@@ -255,13 +258,13 @@ async fn end_group(child: &mut Child, group: Option<Pid>, grace: Duration) {
         }
     };
     signal(Signal::SIGTERM);
-    // A stopped group would not see the end coming.
+    // A stopped group would not handle its signal.
     signal(Signal::SIGCONT);
     if tokio::time::timeout(grace, child.wait()).await.is_err() {
         signal(Signal::SIGKILL);
         let _ = child.wait().await;
     } else {
-        // Grandchildren that outlived their parent: as long as one lives, the group's number is theirs.
+        // Grandchildren that outlived their parent keep the group's id in use.
         signal(Signal::SIGKILL);
     }
 }

@@ -1,4 +1,4 @@
-//! Frames over the control socket, and the descriptors that come along.
+//! Frames over the control socket, with accompanying descriptors.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -37,26 +37,27 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Frames over the control socket, with the descriptors that come along.
+/// The control socket's frames with accompanying descriptors.
 pub struct Link {
-    /// Watched for what comes in only: a watch for room would wake the engine whenever init has read something.
+    /// Registered for reading only: readiness for writing would wake the engine whenever init
+    /// reads.
     socket: AsyncFd<Watched>,
     decoder: Decoder,
-    /// Descriptors that came along, in order.
+    /// Received descriptors, in order.
     pub fds: VecDeque<File>,
     buffer: Vec<u8>,
-    /// Requests that came while they could not be served.
+    /// Requests that cannot be served yet.
     pub waiting: VecDeque<(Request, Vec<u8>)>,
-    /// Frames that were put and not yet sent.
+    /// Queued frames.
     pub out: Vec<u8>,
 }
 
 const READ_BYTES: usize = 64 << 10;
-/// Requests that may wait for an execution's end.
+/// Limit of requests waiting for an execution's end.
 pub const WAITING: usize = 1024;
 
 impl Link {
-    /// Takes the control socket.
+    /// Wraps the control socket.
     ///
     /// # Errors
     /// If it is no socket.
@@ -75,7 +76,7 @@ impl Link {
         })
     }
 
-    /// The next request; `None` at the end. Safe to drop and call again.
+    /// The next request; `None` at the end. Cancel safe.
     ///
     /// # Errors
     /// If the peer breaks the contract or the socket fails.
@@ -95,8 +96,8 @@ impl Link {
             if n == 0 {
                 return Ok(None);
             }
-            // A short read has emptied the socket; what comes later wakes again. Not one that brought descriptors: it ends
-            // where they were sent.
+            // A short read has emptied the socket; further data wakes it again. Except after
+            // descriptors: such a read ends where they were sent.
             if n < self.buffer.len() && fds.is_empty() {
                 guard.clear_ready();
             }
@@ -105,7 +106,7 @@ impl Link {
         }
     }
 
-    /// Adds a frame to those that the next [`Link::send`] sends.
+    /// Queues a frame for the next [`Link::send`].
     ///
     /// # Errors
     /// If it is larger than a frame may be.
@@ -113,7 +114,7 @@ impl Link {
         encode(event, tail, &mut self.out)
     }
 
-    /// Sends what was put.
+    /// Sends the queued frames.
     ///
     /// # Errors
     /// If the peer is gone.
@@ -153,8 +154,8 @@ fn send_now(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
 
 /// Reads bytes and descriptors.
 ///
-/// A received descriptor is a bare number, which safe code cannot own; so it is opened again by its number and then
-/// closed. That suits pipes and files, which is what standard input is; init passes no sockets.
+/// A received descriptor is a bare number that safe code cannot own, so it is reopened by number
+/// and then closed. That suits pipes and files, which standard input is; init passes no sockets.
 fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
     let mut space = nix::cmsg_space!([RawFd; 4]);
     loop {
@@ -169,7 +170,7 @@ fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
                 for number in numbers {
                     let path = format!("/proc/self/fd/{number}");
                     let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
-                    // The number is ours alone: nobody else knows it.
+                    // No other owner of the number exists.
                     let _ = nix::unistd::close(number);
                     files.push(opened?);
                 }

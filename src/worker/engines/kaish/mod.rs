@@ -7,8 +7,9 @@
 //!                                 └  backend: files, dynamic tools
 //! ```
 //!
-//! The session is a kaish fork "for a background job": only there does kaish keep track of which command's output is the
-//! session's own output (see `tools::SESSION`). Everything runs on one thread with a large stack.
+//! The session is a kaish fork "for a background job": only there does kaish record which command's
+//! output is the session's own (see `tools::SESSION`). Everything runs on one thread with a large
+//! stack.
 
 mod backend;
 mod calls;

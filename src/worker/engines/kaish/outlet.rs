@@ -1,8 +1,8 @@
-//! The two pipes that carry a session's output, and how kaish's own output gets into them.
+//! The session's two output pipes, and how kaish's output reaches them.
 //!
-//! kaish would collect output in lossy 10 MiB rings. Here every byte goes straight into the pipe of fd 1 or 2, and
-//! whoever writes waits while the pipe is full: a slow reader slows the code. External commands get the very same
-//! descriptor, so their output never passes through this process.
+//! kaish would collect output in lossy 10 MiB rings. Here every byte goes straight into the pipe of
+//! fd 1 or 2, and writers wait while the pipe is full: a slow reader slows the code. External
+//! commands get the same descriptor, so their output bypasses this process.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -18,31 +18,31 @@ use tokio_util::sync::CancellationToken;
 
 /// The write end of one output pipe.
 pub struct Outlet {
-    /// What external commands get: blocking, as every program expects it.
+    /// The descriptor for external commands: blocking, as programs expect.
     inherited: OwnedFd,
     own: Own,
-    /// Bytes that kaish handed over where nobody could wait; they go first.
+    /// Bytes from kaish that could not be written at once; they go first.
     backlog: Mutex<VecDeque<u8>>,
-    /// One writer at a time, so that two pipeline stages never mix within a chunk.
+    /// One writer at a time, so that pipeline stages do not mix within a chunk.
     turn: tokio::sync::Mutex<()>,
 }
 
 enum Own {
     /// A second, non-blocking opening of the same pipe.
     Pipe(Sender),
-    /// Not a pipe: writes go through at once.
+    /// Not a pipe: writes succeed at once.
     Plain(File),
 }
 
 impl Outlet {
-    /// Takes the write end of an output pipe. Needs a tokio runtime around it.
+    /// Wraps the write end of an output pipe. Needs a tokio runtime.
     ///
     /// # Errors
     /// If the descriptor cannot be duplicated.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        // Opened again rather than switched to non-blocking: the flag belongs to the opening, and external commands
-        // share the first one.
+        // Reopened, not set to non-blocking: the flag belongs to the open file description, which
+        // external commands share.
         let again = OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
         let own = match again {
             Ok(file) if file.metadata()?.file_type().is_fifo() => Own::Pipe(Sender::from_file(file)?),
@@ -60,7 +60,7 @@ impl Outlet {
         Ok(Stdio::from(self.inherited.try_clone()?))
     }
 
-    /// Writes without waiting what goes in now and keeps the rest for the next writer.
+    /// Writes as much as possible without blocking and keeps the rest for the next writer.
     pub fn offer(&self, mut bytes: &[u8]) {
         let mut backlog = self.backlog.lock().unwrap_or_else(PoisonError::into_inner);
         if backlog.is_empty() && self.turn.try_lock().is_ok() {
@@ -69,7 +69,7 @@ impl Outlet {
                     Ok(n) => bytes = &bytes[n..],
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    // Nobody reads any more; neither will anybody read the rest.
+                    // No reader is left, for the rest neither.
                     Err(_) => return,
                 }
             }
@@ -77,9 +77,10 @@ impl Outlet {
         backlog.extend(bytes);
     }
 
-    /// Writes everything, waiting as long as the reader makes it wait. Ends early if `cancel` fires or the reader is gone.
+    /// Writes everything, waiting for the reader. Ends early if `cancel` fires or the reader is
+    /// gone.
     ///
-    /// Gives the number of bytes that were not written.
+    /// Returns the number of unwritten bytes.
     pub async fn write(&self, bytes: &[u8], cancel: &CancellationToken) -> usize {
         let _turn = self.turn.lock().await;
         loop {
@@ -97,7 +98,7 @@ impl Outlet {
         self.write_slice(bytes, cancel).await
     }
 
-    /// Writes what [`Outlet::offer`] left.
+    /// Writes the rest of [`Outlet::offer`].
     pub async fn flush(&self, cancel: &CancellationToken) {
         if !self.backlog.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             self.write(&[], cancel).await;
@@ -123,7 +124,7 @@ impl Outlet {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nobody reads any more.
+                // No reader is left.
                 Err(_) => return bytes.len(),
             }
         }

@@ -1,7 +1,8 @@
-//! What a program holds, found before it runs: command names, function definitions with their source text, redirects.
+//! Analysis of a program before it runs: command names, function definitions with source text,
+//! redirects.
 //!
-//! kaish cannot list its functions nor give their text back, so the text is cut from the program by the lexer's spans and
-//! accepted only if it parses to that very definition.
+//! kaish can neither list its functions nor return their text. So the text is cut from the program
+//! by the lexer's spans, and accepted only if it parses to exactly that definition.
 
 use kaish_kernel::ast::{
     Arg, Command, Expr, ListElem, Pipeline, PipelineStage, Program, RecordKey, Redirect, RedirectKind, Stmt,
@@ -15,38 +16,38 @@ use kaish_kernel::parser;
 pub struct Definition {
     /// The definition as kaish parsed it.
     pub def: ToolDef,
-    /// Runs whenever the program runs to its end: no branch, loop or other function around it.
+    /// Runs whenever the program runs to its end: not inside a branch, loop or other function.
     pub unconditional: bool,
-    /// Nothing but definitions comes before it: it ran even if the program failed.
+    /// Only definitions precede it: it ran even if the program failed.
     pub leading: bool,
 }
 
-/// What a walk over a program found.
+/// The result of the analysis.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Every name in command position, and every literal word that some builtin may run as a command.
+    /// Every name in command position, and every literal word that a builtin may run as a command.
     pub commands: Vec<String>,
     /// Function definitions in source order.
     pub definitions: Vec<Definition>,
-    /// Reads other programs: `source`, `.`.
+    /// Whether it reads other programs: `source`, `.`.
     pub sources: bool,
-    /// Sends standard error to where standard output goes (`2>&1`).
+    /// Whether it redirects standard error to standard output (`2>&1`).
     pub merges_stderr: bool,
-    /// Sends standard error anywhere else.
+    /// Whether it redirects standard error elsewhere.
     pub redirects_stderr: bool,
     conditions: usize,
     acted: bool,
 }
 
-/// Walks a program.
+/// Analyses a program.
 pub fn walk(program: &Program) -> Found {
     let mut found = Found::default();
     found.stmts(&program.statements);
     found
 }
 
-/// The command of a program that is one command and nothing more: a name and words of plain characters. Nothing is to be found
-/// in such a program but that name, so it need not be parsed twice.
+/// The command of a program that is a single command: a name and words of plain characters. Such a
+/// program contains nothing else to find and need not be parsed twice.
 pub fn plain_command(code: &str) -> Option<&str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b" _./:,@%+-".contains(&byte);
     let name = code.split(' ').next()?;
@@ -55,7 +56,7 @@ pub fn plain_command(code: &str) -> Option<&str> {
     (known && code.bytes().all(plain)).then_some(name)
 }
 
-/// Builtins whose words name a command to run.
+/// Builtins with words that name a command to run.
 const RUNNERS: [&str; 7] = ["timeout", "env", "exec", "spawn", "command", "xargs", "alias"];
 
 impl Found {
@@ -125,7 +126,8 @@ impl Found {
                 self.stmt(body);
             }
             Stmt::Not(body) => self.stmt(body),
-            // `Stmt` grows with kaish; a kind unknown here only costs the fast path for what is inside it.
+            // kaish may add kinds of `Stmt`; an unknown one only loses the fast path for its
+            // content.
             _ => {}
         }
     }
@@ -153,7 +155,7 @@ impl Found {
                     self.expr(expr);
                 }
                 Arg::WordAssign { value, .. } => {
-                    // `alias ll='ls -la'`: the alias's own first word is a command to come.
+                    // `alias ll='ls -la'`: the first word of the alias is a later command.
                     if let (true, Expr::Literal(Kv::String(text))) = (runner, value)
                         && let Some(word) = text.split_whitespace().next()
                     {
@@ -245,10 +247,10 @@ impl Found {
     }
 }
 
-/// Candidate ends that are tried for one definition before its text is given up.
+/// Limit of candidate ends per definition; beyond it the text is unknown.
 const ENDS_TRIED: usize = 256;
 
-/// The source text of `def` in `source`, or `None` if no slice of it is exactly that definition.
+/// The source text of `def` in `source`; `None` if no slice is exactly that definition.
 pub fn text_of(source: &str, def: &ToolDef) -> Option<String> {
     let tokens = tokenize(source).ok()?;
     let mut tried = 0;
@@ -256,7 +258,7 @@ pub fn text_of(source: &str, def: &ToolDef) -> Option<String> {
         if source.get(spanned.span.start..spanned.span.end) != Some(def.name.as_str()) {
             continue;
         }
-        // `name() {…}` begins at the name, `function name {…}` at the word before it.
+        // `name() {…}` starts at the name, `function name {…}` at the word before it.
         let starts = [Some(at), at.checked_sub(1)];
         for start in starts.into_iter().flatten() {
             let from = tokens[start].span.start;
@@ -286,7 +288,7 @@ pub fn text_of(source: &str, def: &ToolDef) -> Option<String> {
     None
 }
 
-/// The definition that `text` is, if it is exactly one.
+/// The definition in `text`, if it is exactly one.
 pub fn single_definition(text: &str) -> Option<ToolDef> {
     let program = parser::parse(text).ok()?;
     let mut statements = program.statements.into_iter().filter(|stmt| !matches!(stmt, Stmt::Empty));
@@ -296,7 +298,7 @@ pub fn single_definition(text: &str) -> Option<ToolDef> {
     }
 }
 
-/// Whether a text is a whole program.
+/// Whether a text is a complete program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completeness {
     /// It parses.
@@ -307,7 +309,7 @@ pub enum Completeness {
     Invalid,
 }
 
-/// Whether `source` is a whole program.
+/// Whether `source` is a complete program.
 pub fn completeness(source: &str) -> Completeness {
     let Err(errors) = parser::parse(source) else {
         return Completeness::Complete;
@@ -325,7 +327,7 @@ pub fn completeness(source: &str) -> Completeness {
                     | E::TrailingBackslash
             )
         });
-        // An open single quote is only an unexpected character to the lexer.
+        // To the lexer an open single quote is only an unexpected character.
         let open = open || tokenize(&format!("{source}'")).is_ok();
         return if open { Completeness::Incomplete } else { Completeness::Invalid };
     }
@@ -335,7 +337,7 @@ pub fn completeness(source: &str) -> Completeness {
     if wants_more || at_open { Completeness::Incomplete } else { Completeness::Invalid }
 }
 
-/// Where brackets begin that nothing closes; the parser complains about them there, not at the end.
+/// Where unclosed brackets start; the parser reports errors there, not at the end.
 fn open_brackets(source: &str) -> Vec<usize> {
     let mut open = Vec::new();
     for spanned in tokenize(source).unwrap_or_default() {

@@ -8,7 +8,8 @@
 //!            └───────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Nothing here polls on a clock: each wait is for a frame, a tool call, a job's end or the execution itself.
+//! Nothing polls on a clock: each wait is for a frame, a tool call, a job's end or the execution
+//! itself.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -35,18 +36,18 @@ use crate::core::value::Value;
 use crate::link::frames::{EndStatus, Event, FrameError, InterruptWay, Job, Missed, Reply, Request};
 use crate::worker::engines::answers::{bounded_value, larger_than, refusal, success};
 
-/// The engine was asked to end, or init is gone.
+/// Asked to end, or init is gone.
 pub const EXIT_OK: i32 = 0;
-/// init broke the contract.
+/// init violated the contract.
 pub const EXIT_PROTOCOL: i32 = 65;
-/// A panic inside kaish: its locks may be left in any state.
+/// A panic inside kaish: its locks may be in any state.
 pub const EXIT_POISONED: i32 = 70;
-/// No session could be made.
+/// No session could be started.
 pub const EXIT_SETUP: i32 = 71;
 
-/// Serves one session until init hangs up or asks for the end; gives the exit code.
+/// Serves one session until init closes the socket or asks for the end; returns the exit code.
 ///
-/// Runs on a thread of its own with a large stack; may be called several times in one process.
+/// Runs on its own thread with a large stack; may be called several times in one process.
 pub fn serve(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: Setup) -> i32 {
     let thread = std::thread::Builder::new().name("kaish".into()).stack_size(STACK_BYTES);
     let served = thread.spawn(move || serve_here(control, stdout, stderr, &setup));
@@ -57,9 +58,10 @@ pub fn serve(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: Setup) -
     }
 }
 
-/// Serves one session with the sandbox's own setup and ends the process: for an init that forks without exec.
+/// Serves one session with the sandbox's setup and ends the process: for an init that forks without
+/// exec.
 pub fn main_forked(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: Setup) -> ! {
-    // Commands that are built in write in this process.
+    // Builtin commands write in this process.
     if let Err(error) = crate::sys::process::let_large_writes_fail() {
         tracing::warn!(%error, "a file that grows too large ends the engine");
     }
@@ -70,7 +72,7 @@ thread_local! {
     static PANICKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes panics of this thread: kaish turns those of pipeline stages into mere failures.
+/// Records panics of this thread: kaish turns those of pipeline stages into mere failures.
 fn watch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -113,20 +115,20 @@ fn serve_here(control: OwnedFd, stdout: OwnedFd, stderr: OwnedFd, setup: &Setup)
     code
 }
 
-/// Runs from the first frame to the last.
+/// The server of one session.
 struct Server {
     engine: KaishEngine,
     link: Link,
     calls: mpsc::UnboundedReceiver<ToolCall>,
     jobs: Vec<Job>,
     missed: Vec<Missed>,
-    /// Entries so far, and whether more of each is to come.
+    /// Entries of a load so far, and whether each is incomplete.
     loading: Option<Vec<(Entry, bool)>>,
-    /// Where the session begins.
+    /// The session's start.
     cwd: PathBuf,
 }
 
-/// What an execution runs.
+/// The work of an execution.
 enum Work {
     Code(String),
     Call(String, Json),
@@ -221,7 +223,8 @@ impl Server {
             Request::Check { id, code } => {
                 let reply = match self.engine.check(&code) {
                     Completeness::Complete => success(id, [("status", "complete".into())]),
-                    // No indentation: the next line may belong to a here-document or a text, where every blank counts.
+                    // No indentation: the next line may belong to a here-document or a text, where
+                    // blanks count.
                     Completeness::Incomplete => success(id, [("status", "incomplete".into()), ("indent", "".into())]),
                     Completeness::Invalid => success(id, [("status", "invalid".into())]),
                 };
@@ -231,7 +234,7 @@ impl Server {
                 self.engine.backend().set_tools(tools);
                 Ok(())
             }
-            // The call that it answers is over.
+            // The answered call has ended.
             Request::ToolResult { .. } => Ok(()),
             Request::Save { id } => {
                 self.put_changes(true).await?;
@@ -276,14 +279,14 @@ impl Server {
         }
     }
 
-    /// Does for nobody what the first execution will do: what that takes is in memory then. Leaves nothing behind.
+    /// Rehearses a first execution, so that its code and data are in memory. Leaves no trace.
     async fn rehearse(&mut self) -> Result<(), Stop> {
         for code in REHEARSAL {
             let work = Work::Code(code.to_owned());
             if let (_, Some(stop)) = self.drive(0, work, &[], Stdin::Empty).await? {
                 return Err(stop);
             }
-            // Nobody is told: the second takes back what the first did.
+            // Not reported: the second program undoes the first.
             drop(self.engine.changes(false).await);
             drop((self.engine.missed().await, self.engine.jobs().await));
         }
@@ -350,7 +353,7 @@ impl Server {
         }
     }
 
-    /// Runs the execution while interrupts and tool results come in.
+    /// Runs the execution while handling interrupts and tool results.
     async fn drive(
         &mut self,
         exec: u64,
@@ -458,7 +461,7 @@ impl Server {
         Ok(())
     }
 
-    /// A job's streams have closed: its result comes within a few turns of the runtime.
+    /// The job's streams have closed: its result follows within a few turns of the runtime.
     async fn settle_jobs(&mut self) -> Result<(), Stop> {
         for turn in 0..SETTLE_TURNS {
             if self.engine.jobs().await != self.jobs {
@@ -476,12 +479,12 @@ impl Server {
     }
 }
 
-/// A variable, a substitution, a pipeline and a loop; then as before.
+/// A variable, a substitution, a pipeline and a loop; then the undo.
 const REHEARSAL: [&str; 2] =
     ["rehearsed=$(echo 1); printf '' | cat; for each in 1; do printf \"\"; done", "unset rehearsed each; true"];
-/// Standard input that is read ahead, bytes.
+/// Read-ahead of standard input, bytes.
 const STDIN_BYTES: usize = 64 << 10;
-/// How often a job that has closed its streams is looked at before it is taken for still running.
+/// Checks of a job with closed streams before it counts as running.
 const SETTLE_TURNS: u32 = 64;
 
 fn take_meanwhile(
@@ -513,7 +516,7 @@ fn take_meanwhile(
     Ok(())
 }
 
-/// Passes standard input on as it is asked for.
+/// Forwards standard input on demand.
 async fn feed(file: File, mut to: kaish_kernel::scheduler::PipeWriter) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut buffer = vec![0; STDIN_BYTES];

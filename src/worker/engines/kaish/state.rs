@@ -1,19 +1,21 @@
-//! The session's state as entries: what changed since the last look, and how entries become a session again.
+//! The session's state as entries: changes since the last look, and restoring a session from
+//! entries.
 //!
 //! | key | body after the format byte |
 //! |---|---|
 //! | `var/NAME` | the value (`values::encode`) |
-//! | `unset/NAME`, `unexport/NAME` | nothing: a variable or export mark of the start that is gone |
-//! | `export/NAME` | nothing: the mark |
+//! | `unset/NAME`, `unexport/NAME` | empty: a removed variable or export mark of the start |
+//! | `export/NAME` | empty: the export mark |
 //! | `fn/NAME` | source text |
 //! | `alias/NAME` | replacement |
 //! | `opt/NAME` | a number, 8 bytes little-endian |
 //! | `cwd`, `prev_cwd` | path |
-//! | `positional` | texts with lengths: the script's name, then its arguments |
+//! | `positional` | length-prefixed texts: the script's name, then its arguments |
 //! | `file/PATH` | content of a file in a memory file system |
 //!
-//! Only what differs from a fresh session is an entry, so that a session restored elsewhere takes that place's `PATH` and
-//! name unless its user changed them. `PWD`, `OLDPWD` and `PIPESTATUS` follow from the rest and are never entries.
+//! Only differences from a fresh session are entries, so a session restored elsewhere uses the
+//! local `PATH` and name unless the user changed them. `PWD`, `OLDPWD` and `PIPESTATUS` are derived
+//! and never entries.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -36,7 +38,7 @@ use crate::link::frames::{EndStatus, EntryMeta, Missed};
 pub struct Entry {
     /// `kind/name`.
     pub key: String,
-    /// For people.
+    /// Metadata for people.
     pub meta: EntryMeta,
     /// Format byte and content.
     pub body: Vec<u8>,
@@ -50,37 +52,37 @@ impl Entry {
         Entry { key, meta, body }
     }
 
-    /// The entry as one that could not be put back.
+    /// The entry as one that could not be restored.
     pub fn missed(&self, reason: impl Into<String>) -> Missed {
         Missed { key: self.key.clone(), type_name: self.meta.type_name.clone(), reason: reason.into() }
     }
 }
 
-/// A difference to the state that was sent before.
+/// A difference from the sent state.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
-    /// New or different.
+    /// New or changed.
     Put(Entry),
-    /// Gone.
+    /// Removed.
     Del(String),
 }
 
-/// Variables that follow from other state.
+/// Derived variables.
 const REGENERATED: [&str; 3] = ["PWD", "OLDPWD", "PIPESTATUS"];
-/// Where kaish keeps files in memory.
+/// Folder of kaish's files in memory.
 const MEMORY: &str = "/v/blobs";
-/// Content of memory files that is captured, bytes in all.
+/// Limit of captured memory files in total, bytes.
 const MEMORY_BYTES: usize = 64 << 20;
 
 #[derive(Debug, Clone)]
 enum Function {
     /// Its source text.
     Text(String),
-    /// Why there is none.
+    /// Why there is no text.
     Unknown(&'static str),
 }
 
-/// What is known of the state and what of it was sent.
+/// The known state, and its sent part.
 #[derive(Default)]
 pub struct State {
     initial: Option<Initial>,
@@ -91,7 +93,7 @@ pub struct State {
     too_large: Vec<Missed>,
 }
 
-/// A fresh session.
+/// A fresh session's state.
 struct Initial {
     vars: HashMap<String, Kv>,
     exported: Vec<String>,
@@ -124,7 +126,7 @@ fn same(a: &Kv, b: &Kv) -> bool {
 }
 
 impl State {
-    /// Takes what a fresh session looks like.
+    /// Records the state of a fresh session.
     pub fn set_initial(&mut self, inside: Option<Inside>) {
         self.initial = inside.map(|inside| Initial {
             vars: inside.scope.all().into_iter().collect(),
@@ -136,7 +138,7 @@ impl State {
         });
     }
 
-    /// A fresh session has this variable, too: it is no change.
+    /// A fresh session has this variable, too.
     pub fn add_initial(&mut self, name: String, value: Kv) {
         if !self.vars.is_empty() {
             self.vars.insert(name.clone(), value.clone());
@@ -146,7 +148,7 @@ impl State {
         }
     }
 
-    /// Whether the variable is as a fresh session has it, or follows from other state.
+    /// Whether the variable is unchanged from a fresh session or derived.
     pub fn is_initial(&self, name: &str, value: &Kv) -> bool {
         REGENERATED.contains(&name)
             || self.initial.as_ref().and_then(|initial| initial.vars.get(name)).is_some_and(|at| same(at, value))
@@ -157,23 +159,23 @@ impl State {
         self.functions.keys().map(String::as_str)
     }
 
-    /// Names of the aliases as of the last look.
+    /// Names of the aliases at the last look.
     pub fn aliases(&self) -> impl Iterator<Item = &str> {
         self.aliases.iter().map(String::as_str)
     }
 
-    /// A function was defined with this text.
+    /// Records a function's text.
     pub fn define(&mut self, name: &str, text: &str) {
         self.functions.insert(name.to_owned(), Function::Text(text.to_owned()));
     }
 
-    /// Everything counts as changed.
+    /// Marks everything as changed.
     pub fn forget_sent(&mut self) {
         self.sent.clear();
         self.vars.clear();
     }
 
-    /// Notes the functions that a program defined.
+    /// Records the functions defined by a program.
     pub async fn saw_program(
         &mut self,
         code: &str,
@@ -211,7 +213,7 @@ impl State {
         gone.iter().for_each(|name| drop(self.functions.remove(name)));
     }
 
-    /// Which of these definitions the session holds now.
+    /// Which of these definitions is in force.
     fn settle(
         &self,
         name: &str,
@@ -242,7 +244,7 @@ impl State {
         }
     }
 
-    /// The differences to what was sent; `inside` if it was looked at again.
+    /// The differences from the sent state; `inside` if it was read again.
     pub async fn changes(&mut self, session: &Arc<Kernel>, inside: Option<Inside>) -> Vec<Change> {
         let mut changes = Vec::new();
         self.var_changes(session.list_vars().await, &mut changes);
@@ -320,7 +322,7 @@ impl State {
         }
     }
 
-    /// `entries` are all that there is of these kinds.
+    /// `entries` are all entries of these kinds.
     fn kind_changes(&mut self, kinds: &[&str], entries: Vec<Entry>, changes: &mut Vec<Change>) {
         let of_kind =
             |key: &str| kinds.iter().any(|kind| if kind.ends_with('/') { key.starts_with(kind) } else { key == *kind });
@@ -408,7 +410,7 @@ impl State {
                         type_name: "file".into(),
                         reason: format!("files in memory are captured up to {} MiB in all", MEMORY_BYTES >> 20),
                     }),
-                    // Gone meanwhile: a background job may be at work.
+                    // Removed meanwhile: a background job may be running.
                     Err(_) => {}
                 }
             }
@@ -416,7 +418,7 @@ impl State {
         entries
     }
 
-    /// What is not captured now.
+    /// The list of unsaved entries.
     pub fn missed(&self) -> Vec<Missed> {
         let functions = self.functions.iter().filter_map(|(name, function)| match function {
             Function::Unknown(reason) => {
@@ -427,8 +429,8 @@ impl State {
         functions.chain(self.too_large.iter().cloned()).collect()
     }
 
-    /// Builds a session's inside from `fresh` and the entries; gives also the functions and files to put in, and what
-    /// could not be put back.
+    /// Builds a session's state from `fresh` and the entries. Also returns the functions and files
+    /// to add, and the entries that could not be restored.
     pub fn load(&mut self, entries: Vec<Entry>, fresh: Inside) -> Loaded {
         self.sent.clear();
         self.vars.clear();
@@ -436,9 +438,9 @@ impl State {
         let mut loaded = Loaded { inside: fresh, functions: Vec::new(), files: Vec::new(), missed: Vec::new() };
         for entry in entries {
             match loaded.put(&entry) {
-                // Known to be stored: not sent again unless it changes.
+                // Stored already: not sent again unless it changes.
                 Ok(()) => drop(self.sent.insert(entry.key.clone(), blake3::hash(&entry.body))),
-                // Not in `sent`, so that it is never reported as gone either: it stays stored.
+                // Not in `sent`, so it is never reported as removed: it stays stored.
                 Err(reason) => loaded.missed.push(entry.missed(reason)),
             }
         }
@@ -446,15 +448,15 @@ impl State {
     }
 }
 
-/// What entries became.
+/// The result of reading entries.
 pub struct Loaded {
-    /// For the session.
+    /// State of the session.
     pub inside: Inside,
     /// Names and source texts.
     pub functions: Vec<(String, String)>,
     /// Files in memory.
     pub files: Vec<(PathBuf, Vec<u8>)>,
-    /// What could not be put back.
+    /// Entries that could not be restored.
     pub missed: Vec<Missed>,
 }
 
@@ -495,7 +497,7 @@ impl Loaded {
                 let script = texts.next().ok_or("the script's name is missing")?;
                 scope.set_positional(script, texts.collect());
             }
-            _ => return Err("this engine knows no such kind of entry".into()),
+            _ => return Err("unknown kind of entry".into()),
         }
         Ok(())
     }
@@ -515,7 +517,7 @@ impl Loaded {
             "output_limit" => limit.set_limit((size > 0).then_some(size)),
             "output_head" => limit.set_head_bytes(size),
             "output_tail" => limit.set_tail_bytes(size),
-            _ => return Err("this engine knows no such option".into()),
+            _ => return Err("unknown option".into()),
         }
         Ok(())
     }

@@ -1,10 +1,14 @@
-//! The driver compiled once for each interpreter: compiling its sources takes Python longer than all the rest of a start.
+//! Compiles the driver once per interpreter: compiling takes Python longer than the rest of a
+//! start. Runs in the daemon.
 //!
-//! The interpreter itself compiles them, outside of any sandbox. So it must be one that no kernel can have changed: the file behind
-//! all links, and every folder above it, belong to root and are root's alone to write. Of a virtual environment that is the
-//! interpreter that it was made with. For any other the engine starts from the sources. The result is kept as `python-driver-<key>` in the daemon's cache folder; the key covers the sources and the interpreter's file, so an upgrade
-//! of either makes another. Format: the interpreter's magic number, then a marshalled dictionary from module name to marshalled
-//! code. The bootstrap compares the number and compiles the sources if it differs.
+//! The interpreter compiles it outside of any sandbox, so no kernel may be able to change the
+//! interpreter: the resolved file and every parent folder must belong to root and be writable by
+//! root alone. For a virtual environment that is its base interpreter. With any other interpreter
+//! the engine starts from the sources. The result is cached as `python-driver-<key>` in the
+//! daemon's cache folder. The key covers the sources and the interpreter's file, so upgrading
+//! either compiles again. Format: the interpreter's magic number, then a marshalled dictionary from
+//! module name to marshalled code. The bootstrap compares the number and compiles the sources if it
+//! differs.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -15,17 +19,18 @@ use super::DRIVER;
 
 /// Reads the sources from standard input; writes the result to standard output.
 const COMPILE: &str = include_str!("driver/compile.py");
-/// What the cached files' names begin with.
+/// Prefix of the cached files' names.
 const PREFIX: &str = "python-driver-";
-/// A compiled driver beyond this is none, bytes.
+/// Size limit of a compiled driver, bytes.
 const MOST_BYTES: u64 = 8 << 20;
-/// More of them than this are leftovers of former versions.
+/// Limit of cached files; more are leftovers of earlier versions.
 const KEPT: usize = 8;
 
-/// The compiled driver for an interpreter, made if it is not there. Blocks: up to some hundred milliseconds the first time.
+/// Returns the compiled driver of an interpreter, compiling it if necessary. Blocks: up to some
+/// hundred milliseconds the first time.
 ///
 /// # Errors
-/// Why there is none; the engine then starts from the sources.
+/// Why there is none. The engine then starts from the sources.
 pub fn compiled(cache: &Path, interpreter: &Path) -> std::io::Result<PathBuf> {
     let interpreter = std::fs::canonicalize(interpreter)?;
     let path = cache.join(format!("{PREFIX}{}", key(&interpreter)?));
@@ -36,7 +41,7 @@ pub fn compiled(cache: &Path, interpreter: &Path) -> std::io::Result<PathBuf> {
     let code = compile(&interpreter)?;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(cache)?;
     forget_former(cache);
-    // Whole or not at all: others read it at any moment.
+    // Written atomically: other processes may read it at any moment.
     let temporary = cache.join(format!(".{PREFIX}{}-{:?}", std::process::id(), std::thread::current().id()));
     let written = std::fs::OpenOptions::new()
         .write(true)
@@ -56,7 +61,7 @@ pub fn compiled(cache: &Path, interpreter: &Path) -> std::io::Result<PathBuf> {
 /// Reads a compiled driver.
 ///
 /// # Errors
-/// The file's, and if it is too large to be one.
+/// The file's errors, and for a file above the size limit.
 pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut code = Vec::new();
     std::fs::File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut code)?;
@@ -66,11 +71,11 @@ pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(code)
 }
 
-/// Whether only root can have changed the file, and which one it is.
+/// Checks that only root can have changed the file.
 fn check_untouched(file: &Path) -> std::io::Result<()> {
     for path in file.ancestors() {
         let meta = path.symlink_metadata()?;
-        // A sticky folder lets nobody replace what is another's.
+        // In a sticky folder a user cannot replace files of others.
         let others_write = meta.mode() & 0o022 != 0 && !(meta.is_dir() && meta.mode() & 0o1000 != 0);
         if meta.uid() != 0 || others_write || meta.is_symlink() {
             let why = format!("{} may be changed by others than root", path.display());
@@ -98,7 +103,7 @@ fn compile(interpreter: &Path) -> std::io::Result<Vec<u8>> {
     crate::sys::process::end_with_parent(&mut command);
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that does not read ends, and says so by its status.
+        // A process that does not read exits, and its status reports that.
         let _ = stdin.write_all(DRIVER.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -117,7 +122,7 @@ fn forget_former(cache: &Path) {
         .map(|entry| entry.path())
         .collect();
     if found.len() >= KEPT {
-        // They are made again when they are needed.
+        // They are compiled again when needed.
         found.iter().for_each(|path| drop(std::fs::remove_file(path)));
     }
 }
@@ -144,7 +149,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(&cache).expect("a folder").count(), 1, "nothing else is left");
     }
 
-    /// It would run outside of the sandbox: what a kernel may have written must not.
+    /// It would run outside of the sandbox, so a kernel must not be able to write it.
     #[test]
     fn writable_interpreter_is_never_run() {
         use std::os::unix::fs::PermissionsExt as _;

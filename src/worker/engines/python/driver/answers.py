@@ -1,7 +1,7 @@
 """Requests between executions: variables, tools, completion, state.
 
-Every answer is a `reply` with the request's number. A defect in user code on the way (a `__repr__`, a `__dir__`) is an
-answer too, never an end.
+Every answer is a `reply` with the request's number. An error in user code on the way (a `__repr__`, a `__dir__`) becomes
+an answer and never ends the engine.
 """
 import keyword
 import sys
@@ -18,7 +18,7 @@ def _fail(number, code, message, hint=""):
 
 
 def _answer(number, function, *args):
-    """Replies with what a function returns; a defect in it is an answer too, not an end."""
+    """Replies with the function's result; an exception becomes a failed reply."""
     gate.install()
     fields, error = gate.guard(function, *args)
     if error is None:
@@ -28,7 +28,7 @@ def _answer(number, function, *args):
 
 
 def interrupt_(frame, tail):
-    """Comes as a signal to this engine."""
+    """Unused: interrupts arrive as a signal."""
 
 
 def get_(frame, tail):
@@ -101,7 +101,7 @@ def tool_result_(frame, tail):
 
 def save_(frame, tail):
     if frame.get("changed") is True:
-        # What cannot have changed is not even looked at: that alone would make it this process's own beside its copies.
+        # Unchanged objects are not touched: even looking would unshare their memory with the snapshots.
         state.after(effects.of_call())
     else:
         state.everything(resend=True)
@@ -141,11 +141,11 @@ def preload_(frame, tail):
 
 def keep_(frame, tail):
     try:
-        from _ryokan import keep
+        from _ryokan import snapshot
     except Exception as error:
         wire.close_descriptors()
         return _fail(wire.number(frame, "id"), "refused", brief.cut(f"{type(error).__name__}: {error}", 400))
-    keep.keep(frame, tail)
+    snapshot.keep(frame, tail)
 
 
 HANDLERS = {

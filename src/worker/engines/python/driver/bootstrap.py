@@ -71,7 +71,7 @@ def _sources(text):
     try:
         import _json
 
-        class Plain:  # what the C scanner asks of a decoder; importing `json` costs 5 ms for its regular expressions
+        class Plain:  # What the C scanner needs of a decoder; importing `json` costs 5 ms for its regular expressions
             strict, parse_float, parse_int, parse_constant = True, float, int, float
             object_hook = object_pairs_hook = None
             memo = {}

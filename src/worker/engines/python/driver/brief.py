@@ -1,6 +1,6 @@
-"""Short texts of objects: a repr that stops at a limit, and type names.
+"""Short texts of objects: a bounded repr, and type names.
 
-Never raises, except for an interrupt; a `__repr__` that fails is named. Looks at no more of a big builtin container
+Never raises, except for an interrupt; a failing `__repr__` is named. Reads no more of a big builtin container
 than fits the limit.
 """
 from itertools import islice
@@ -9,7 +9,7 @@ _DEPTH_MAX = 60
 
 
 def type_name(kind):
-    """`list`, `numpy.ndarray`, `Point`: the module only where it tells something."""
+    """`list`, `numpy.ndarray`, `Point`: with the module only where it is informative."""
     try:
         module, name = kind.__module__, kind.__qualname__
         if type(name) is not str or type(module) is not str:
@@ -59,7 +59,7 @@ def _leaf(obj, kind, limit):
         return made if type(made) is str else str.__str__(made)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a __repr__ is anyone's code
+    except BaseException as error:  # user code may define __repr__
         return f"<{type_name(kind)} object, repr failed: {type(error).__name__}>"
 
 
@@ -67,7 +67,7 @@ _BRACKETS = {list: "[]", tuple: "()", set: "{}", dict: "{}", frozenset: ("frozen
 
 
 def _build(obj, pieces, left, path, depth):
-    """Appends to `pieces`, returns what is left of the budget (negative: it was cut)."""
+    """Appends to `pieces` and returns the remaining budget (negative: cut)."""
     kind = type(obj)
     if kind not in _BRACKETS or not obj:
         made = _leaf(obj, kind, left)
@@ -95,7 +95,7 @@ def _build(obj, pieces, left, path, depth):
                 item = item[1]
                 left -= 2
             left = _build(item, pieces, left, path, depth + 1)
-    except RuntimeError:  # changed by another thread meanwhile
+    except RuntimeError:  # changed by another thread
         pieces.append("…")
         left = -1
     path.discard(key)

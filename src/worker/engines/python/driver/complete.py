@@ -1,6 +1,6 @@
-"""Completion and completeness: what could follow, and whether a program is whole.
+"""Completion, and whether a program is complete.
 
-Never runs properties or other descriptors of user objects; never imports what was not imported, only lists it.
+Never runs properties or other descriptors of user objects; lists modules without importing them.
 """
 import builtins
 import keyword
@@ -14,7 +14,7 @@ _modules_cache = (None, ())
 
 
 def complete(code, cursor):
-    """{"start": byte offset of what is replaced, "matches": […]}."""
+    """{"start": byte offset of the replaced text, "matches": […]}."""
     if type(code) is not str or type(cursor) is not int:
         raise ValueError("code and cursor are needed")
     before = code.encode("utf-8", "replace")[: max(cursor, 0)].decode("utf-8", "ignore")
@@ -42,7 +42,7 @@ def _word(line):
 
 
 def _chain(head):
-    """The dotted names that end `head`, or [] if something else does."""
+    """The dotted names at the end of `head`, or [] if it ends otherwise."""
     names = []
     while True:
         name = _word(head)
@@ -51,7 +51,7 @@ def _chain(head):
         names.append(name)
         head = head[: len(head) - len(name)]
         if not head.endswith("."):
-            # What a call, an index or a literal yields is not known.
+            # The value of a call, an index or a literal is unknown.
             return names[::-1] if not head.endswith((")", "]", '"', "'")) else []
         head = head[:-1]
 
@@ -77,12 +77,12 @@ def _attributes(chain):
             return ()
     try:
         return [name for name in dir(obj) if type(name) is str]
-    except Exception:  # a __dir__ is anyone's code
+    except Exception:  # user code may define __dir__
         return list(getattr(type(obj), "__dict__", ()))
 
 
 def static(obj, name):
-    """(found, attribute) without running any code of the user's."""
+    """(found, attribute), without running user code."""
     if isinstance(obj, ModuleType):
         space = ModuleType.__getattribute__(obj, "__dict__")
         return name in space, space.get(name)
@@ -108,7 +108,7 @@ def static(obj, name):
 
 
 def _slot(obj, descriptor):
-    """Slots and attributes of C types read memory; anything else may run code."""
+    """Slots and attributes of C types read memory; any other may run code."""
     if type(descriptor).__name__ in ("member_descriptor", "getset_descriptor"):
         try:
             return True, descriptor.__get__(obj, type(obj))
@@ -196,7 +196,7 @@ def _members(module):
 
 
 def check(code):
-    """{"status": "complete" | "incomplete" | "invalid", "indent"}: as a prompt would ask."""
+    """{"status": "complete" | "incomplete" | "invalid", "indent"}, as for a prompt."""
     import codeop
     import warnings
 
@@ -223,7 +223,7 @@ def check(code):
 
 
 def _in_text(lines):
-    """Whether the last line ends inside a text of several lines: there every blank is part of it."""
+    """Whether the last line ends inside a multi-line string, where blanks count."""
     try:
         compile("\n".join(lines), "<check>", "exec", 0x2000, True)
     except SyntaxError as error:
@@ -234,7 +234,7 @@ def _in_text(lines):
 
 
 def _in_block(lines):
-    """Whether the last line still is inside an indented block: an empty line ends it."""
+    """Whether the last line is still inside an indented block; an empty line ends it."""
     last = lines[-1]
     if not last.strip() or not last[0].isspace():
         return False

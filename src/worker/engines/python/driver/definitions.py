@@ -1,4 +1,4 @@
-"""The source text of what top-level code defined: classes above all, which are saved as source and run again.
+"""Source text of top-level definitions: classes above all, which are saved as source and run again.
 
 Owns, by source name (`<exec 7>`), the spans of top-level statements, and by variable name the statement that bound it
 last. Runs nothing.
@@ -17,13 +17,13 @@ _sequence = 0
 
 
 class Statement:
-    """One top-level statement: where it is and what is needed to run it again."""
+    """A top-level statement with the context to run it again."""
 
     __slots__ = ("file", "first", "last", "columns", "indented", "flags", "_text")
 
     @property
     def text(self):
-        """The source text, cut out when first asked for; None if the source was forgotten by then."""
+        """The source text, extracted at the first request; None if the source was evicted."""
         if self._text is None:
             source = trace.sources.get(self.file)
             if source is not None:
@@ -48,7 +48,7 @@ class Statement:
         return made
 
     def compile(self):
-        """Code with the file name and line numbers that it had."""
+        """Code with its original file name and line numbers."""
         if self.indented:
             text = "\n" * max(self.first - 2, 0) + "if 1:\n" + self.text
         else:
@@ -63,7 +63,7 @@ def forget():
 
 
 def note(tree, name, flags, has_functions):
-    """Takes in the top-level statements of an execution that may define something."""
+    """Records the top-level statements of an execution that may define something."""
     found = []
     _collect(tree.body, found, has_functions)
     for node, target in found:
@@ -100,7 +100,7 @@ def _collect(statements, found, has_functions):
 
 
 def containing(file, line):
-    """The statement that holds a line, or None."""
+    """The statement that contains a line, or None."""
     best = None
     for statement in _spans.get(file, ()):
         if statement.first <= line <= statement.last and (best is None or statement.first >= best.first):
@@ -109,12 +109,12 @@ def containing(file, line):
 
 
 def bound(name):
-    """The statement that bound a name last, or None."""
+    """The statement that last bound a name, or None."""
     return _latest.get(name)
 
 
 def class_source(name, kind):
-    """(sequence number, Statement) of the class that `name` is bound to, or None."""
+    """(sequence number, Statement) of the class bound to `name`, or None."""
     global _sequence
     known = _classes.get(name)
     if known is not None and known[0] == id(kind):
@@ -128,13 +128,13 @@ def class_source(name, kind):
 
 
 def is_recorded(name, kind):
-    """Whether the class can be made again."""
+    """Whether the class can be rebuilt."""
     known = _classes.get(name)
     return known is not None and known[0] == id(kind)
 
 
 def restored(name, kind, sequence, statement):
-    """A class that was loaded."""
+    """Records a loaded class."""
     global _sequence
     _sequence = max(_sequence, sequence)
     _classes[name] = (id(kind), sequence, statement)
@@ -142,7 +142,7 @@ def restored(name, kind, sequence, statement):
 
 
 def adopt(name, statement):
-    """A statement of an earlier life: its lines serve tracebacks too."""
+    """A statement of an earlier process: its lines serve tracebacks, too."""
     if name is not None:
         _latest[name] = statement
     spans = _spans.setdefault(statement.file, [])

@@ -1,7 +1,7 @@
 """Dynamic tools: the builtin object `tools`, through which code calls the tools of the kernel's MCP servers.
 
-Owns the list of tools that init announced and the calls under way. Any thread may call while an execution runs; who
-waits reads the socket, one at a time. Late answers are dropped.
+Owns the list of tools that init announced and the calls under way. Any thread may call while an execution runs; one
+waiting thread at a time reads the socket. Late answers are dropped.
 """
 from _thread import allocate_lock
 
@@ -15,13 +15,13 @@ _POLL_MS = 20
 
 
 class ToolError(RuntimeError):
-    """A tool's call failed; the message is the tool's."""
+    """A tool call failed; the message is the tool's."""
 
     __module__ = "builtins"
 
 
 class Tools:
-    """The tools there are now: `tools.server.tool(name=value)`, `tools["server__tool"](…)`, `tools.list()`."""
+    """The current tools: `tools.server.tool(name=value)`, `tools["server__tool"](…)`, `tools.list()`."""
 
     def list(self):
         """Every tool: name, description and the JSON schema of its arguments."""
@@ -90,7 +90,7 @@ tools = Tools()
 
 
 def announce(listed):
-    """Init's list of the tools there are now."""
+    """Sets the current tools from init's list."""
     _announced.clear()
     for tool in listed:
         if isinstance(tool, dict) and isinstance(tool.get("name"), str):
@@ -98,7 +98,7 @@ def announce(listed):
 
 
 def announced(name):
-    """Whether there is a tool of that name now."""
+    """Whether a tool of that name exists."""
     return name in _announced
 
 
@@ -157,17 +157,17 @@ def _wait(call):
 
 
 def take(frame):
-    """A `tool_result`: for its call, or dropped if nobody waits for it any more."""
+    """Passes a `tool_result` to its call, or drops it if the call has ended."""
     call = frame.get("call")
     if call in _waiting:
         _waiting[call] = frame
 
 
 def settle():
-    """After an execution: no thread reads the socket any more. Costs nothing when no call is under way."""
+    """After an execution: stops reading the socket in threads. Free when no call is pending."""
     global _reading
     if _waiting:
         _reading.acquire(True, 1)
         _reading = allocate_lock()
-    elif _reading.locked():  # an interrupt hit between taking the lock and guarding it
+    elif _reading.locked():  # an interrupt arrived between taking the lock and guarding it
         _reading = allocate_lock()

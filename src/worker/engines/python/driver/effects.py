@@ -1,4 +1,4 @@
-"""What compiled code could have changed: the names it may reach.
+"""Effects of compiled code: the names that it may change.
 
 Only reads code objects. Answers are supersets: a name is *touched* if the code mentions it at all, in any role;
 *stored* if the code binds or deletes it. Code of functions may run at any later time, so its names count for ever. Code
@@ -25,7 +25,7 @@ _LOAD_GLOBAL = opcode.opmap["LOAD_GLOBAL"]
 _LOAD_GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0
 _IMPORT = opcode.opmap["IMPORT_NAME"]
 
-# As names of their own these reach the namespace or make code that this module never sees.
+# As names these reach the namespace or create code that this module does not see.
 _REACHING_NAMES = frozenset(
     "exec eval compile globals locals vars __import__ breakpoint __main__ __builtins__ builtins ctypes inspect runpy"
     " code cloudpickle dill pdb doctest".split()
@@ -48,14 +48,14 @@ _reaching = False
 
 
 class Effects:
-    """The names that an execution may touch and store; `harmless`: it reaches nothing that was there before but what
-    it stores; `trivial`: it changes nothing at all."""
+    """The names that an execution may touch and store; `harmless`: of existing objects it reaches only what it stores;
+    `trivial`: it changes nothing."""
 
     __slots__ = ("touched", "stored", "imports", "everything", "harmless", "trivial")
 
 
 def forget():
-    """After a load: the functions of before are gone."""
+    """After a load: the earlier functions are gone."""
     global _reaching
     _ever_touched.clear()
     _ever_stored.clear()
@@ -63,14 +63,14 @@ def forget():
 
 
 def note(code):
-    """Code of a function that came from elsewhere than an execution."""
+    """Code of a function from outside of any execution."""
     effects = _blank()
     _scan(code, effects, set(), True)
     _settle(effects)
 
 
 def of_call():
-    """A function of the namespace is called: whatever functions may do."""
+    """A function of the namespace is called: assume the effects of all functions."""
     effects = _blank()
     _settle(effects)
     effects.harmless = False
@@ -78,7 +78,7 @@ def of_call():
 
 
 def of_program(codes, namespace):
-    """Effects of a program that is about to run."""
+    """Effects of a program before it runs."""
     for code in codes:
         if not _is_trivial(code):
             break

@@ -1,9 +1,9 @@
-"""One entry's bytes: what kind of entry a variable is, and how it is encoded.
+"""Entries: the kind of a variable's entry, and its encoding.
 
     body = 0x01 (format), tag, payload     tags: p pickle, b bytes, s text, c class source, d defining statement,
                                            i import, v setting, G group {key: object}, R member of the group at a key
 
-Raises what keeps an object from being saved; the caller names it as missed.
+Raises if an object cannot be saved; the caller lists it as missed.
 """
 import _pickle
 import io
@@ -11,26 +11,26 @@ import sys
 from _blake2 import blake2b
 from types import FunctionType, ModuleType
 
-from _ryokan import brief, definitions, functions, gate, privacy, run, wire
+from _ryokan import aliasing, brief, definitions, functions, gate, run, wire
 
 FORMAT = b"\x01"
 _NAME_MAX = 256
 _ATOMS = frozenset((int, float, bool, complex, type(None)))
 _BY_STATEMENT = ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType")
 
-# Dotted names that code imported: a package's entry brings its submodules along.
+# Dotted names imported by code: a package's entry restores its submodules, too.
 imported = set()
 
 
 class Item:
-    """One entry on its way."""
+    """An entry being encoded."""
 
-    __slots__ = ("slot", "key", "obj", "parts", "memo", "missed", "privacy", "grouped")
+    __slots__ = ("slot", "key", "obj", "parts", "memo", "missed", "aliasing", "grouped")
 
     def __init__(self, slot, key, obj):
         self.slot, self.key, self.obj = slot, key, obj
         self.parts = self.memo = self.missed = None
-        self.privacy, self.grouped = privacy.OPEN, False
+        self.aliasing, self.grouped = aliasing.ALIASED, False
 
 
 def key_of(name, obj):
@@ -45,7 +45,7 @@ def key_of(name, obj):
 
 
 def attributes_of(kind):
-    """A class's plain attributes: what code may have changed since the definition."""
+    """A class's plain attributes, which code may have changed since the definition."""
     if isinstance(kind, type(sys.modules["enum"].Enum) if "enum" in sys.modules else ()):
         return None
     found = {}
@@ -56,7 +56,7 @@ def attributes_of(kind):
             continue
         try:
             dump(obj)
-        except Exception:  # running the source again makes it again
+        except Exception:  # running the source rebuilds it
             continue
         found[name] = obj
     return found
@@ -70,27 +70,27 @@ def encode(item):
     kind = type(run.namespace[item.slot]) if item.obj is None else None
     if kind in _ATOMS:
         item.obj = run.namespace[item.slot]
-        item.parts, item.privacy = (b"p", _pickle.dumps(item.obj, 5)), privacy.IMMUTABLE
+        item.parts, item.aliasing = (b"p", _pickle.dumps(item.obj, 5)), aliasing.IMMUTABLE
         return
     if item.obj is None:
-        item.privacy = privacy.of(run.namespace, item.slot)
+        item.aliasing = aliasing.of(run.namespace, item.slot)
         item.obj = run.namespace[item.slot]
     obj = item.obj
     kind = type(obj)
     if kind is str:
-        item.parts, item.privacy = (b"s", obj.encode("utf-8", "surrogatepass")), privacy.IMMUTABLE
+        item.parts, item.aliasing = (b"s", obj.encode("utf-8", "surrogatepass")), aliasing.IMMUTABLE
     elif kind is bytes:
-        item.parts, item.privacy = (b"b", obj), privacy.IMMUTABLE
+        item.parts, item.aliasing = (b"b", obj), aliasing.IMMUTABLE
     elif key.startswith("class/"):
-        item.parts, item.privacy = (b"c", _class_body(item.slot, obj)), privacy.OPEN
+        item.parts, item.aliasing = (b"c", _class_body(item.slot, obj)), aliasing.ALIASED
     elif key.startswith("import/"):
-        item.parts, item.privacy = (b"i", _import_body(obj)), privacy.PRIVATE
+        item.parts, item.aliasing = (b"i", _import_body(obj)), aliasing.UNALIASED
     elif kind.__module__ == "typing" and kind.__name__ in _BY_STATEMENT:
-        item.parts, item.privacy = (b"d", _statement_body(item.slot)), privacy.PRIVATE
+        item.parts, item.aliasing = (b"d", _statement_body(item.slot)), aliasing.UNALIASED
     else:
         body, memo = dump(obj)
         item.parts = (b"p", body)
-        if item.privacy == privacy.OPEN:
+        if item.aliasing == aliasing.ALIASED:
             item.memo = memo.copy()
 
 
@@ -142,7 +142,7 @@ def digest_of(parts):
 
 
 def reason(error, doing="saving"):
-    """Why an entry is missed, for people."""
+    """The reason for a missed entry, for people."""
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted while {doing} it"
     if isinstance(error, RecursionError):

@@ -1,6 +1,6 @@
 """Executions: `exec` and `call`, from request to `end`.
 
-Owns what holds for one execution (environment, standard input, streams) and the order of things at its end: output is
+Owns the context of an execution (environment, standard input, streams) and the order of its end: output is
 flushed, then state changes are posted, then `end`.
 """
 import os
@@ -9,13 +9,13 @@ import sys
 from _ryokan import brief, definitions, dynamic, effects, gate, jobs, rich, run, state, streams, trace, values, wire
 
 forked = False
-# A copy of the engine is being made (see keep): no child of the code's.
+# A snapshot is being forked (see snapshot): the child does not belong to the code.
 copying = False
 _CODE = type((lambda: 0).__code__)
 
 
 class _Setting:
-    """What holds for one execution: environment, standard input, streams, the interrupt handler."""
+    """The context of an execution: environment, standard input, streams, interrupt handler."""
 
     def __init__(self, frame):
         self.exec_id = wire.number(frame, "exec")
@@ -51,7 +51,7 @@ class _Setting:
         if self.has_input:
             streams.take_input()
         for name, value in self.env:
-            if name in self.was and os.environ.get(name) == value:  # else the code set it: its change stays
+            if name in self.was and os.environ.get(name) == value:  # otherwise the code set it: its change stays
                 if self.was[name] is None:
                     os.environ.pop(name, None)
                 else:
@@ -110,7 +110,7 @@ def call(frame, tail):
 
 
 def _resolve(name):
-    """A callable of `__main__`, a tool of an MCP server, or `module.function` of one that can be imported."""
+    """A callable of `__main__`, an MCP tool, or `module.function` of an importable module."""
     found = None
     if type(name) is str and name:
         if name not in run.namespace and dynamic.announced(name):
@@ -148,7 +148,7 @@ def _end(number, exec_id, outcome, happened):
 
 
 def in_child():
-    """In a child of os.fork(): it runs on with user code, but never speaks and never serves."""
+    """In a child of os.fork(): user code continues, but the child never sends or serves."""
     global forked
     if copying:
         return

@@ -1,4 +1,4 @@
-"""Pickling what pickle refuses: functions of `__main__`, their code, cells, and objects made of them.
+"""Pickling what pickle refuses: functions of `__main__`, their code, cells, and objects built on them.
 
 A function is saved as marshalled code with the interpreter's magic number, and as the source of the statement that
 defined it, for another interpreter. Classes of `__main__` are saved by reference: state re-runs their source.
@@ -17,7 +17,7 @@ _marshalled = {}
 
 
 class Pickler(_pickle.Pickler):
-    """Pickles by value what lives in `__main__` alone."""
+    """Pickles by value what exists only in `__main__`."""
 
     def reducer_override(self, obj):
         kind = type(obj)
@@ -48,7 +48,7 @@ def _shared_generator(module, name):
 
 
 def importable(obj):
-    """(module, qualified name) if importing yields this very object, else None."""
+    """(module, qualified name) if importing returns this very object, else None."""
     module = getattr(obj, "__module__", None)
     name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     if type(module) is not str or type(name) is not str or module == "__main__" or module not in sys.modules:
@@ -71,7 +71,7 @@ def _function(function):
         raise _pickle.PicklingError(f"function {function.__qualname__}: its globals are no module's")
     try:
         annotations = function.__annotations__
-    except Exception:  # evaluated only now, since Python 3.14
+    except Exception:  # evaluated lazily since Python 3.14
         annotations = {}
     state = {
         "qualname": function.__qualname__,
@@ -110,7 +110,7 @@ def _code(code):
         if len(_marshalled) > 4096:
             _marshalled.clear()
         try:
-            data = marshal.dumps(code, 2)  # without back references, whose use depends on who else holds the constants
+            data = marshal.dumps(code, 2)  # without back references, which depend on other users of the constants
         except ValueError:
             data = marshal.dumps(code)
         known = _marshalled[id(code)] = (code, data)
@@ -136,7 +136,7 @@ def _make_code(magic, data, name, line, form):
 
 
 def _find(code, name, line):
-    """The code of a function inside compiled source: by name, and the line nearest."""
+    """The code of a function inside compiled source: by name, and the nearest line."""
     found, at = None, [code]
     while at:
         for const in at.pop().co_consts:

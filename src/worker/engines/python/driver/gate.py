@@ -6,8 +6,9 @@ interrupt back until it is whole. Never raises while the gate is closed: an inte
     closed ──arm──▶ armed ──guard──▶ open ──SIGINT──▶ KeyboardInterrupt in user code
        │ early        │ pending         │ hold ──SIGINT──▶ pending ──release──▶ KeyboardInterrupt
 
-Closed: init interrupts what it has sent. If a frame has come or lies unread, the interrupt is for that one (early); if
-none does, the execution that it was for is over, and it is ignored. Armed: an execution was taken, but its code does not run yet; an interrupt now hits it as soon as it does.
+Closed: init interrupts an execution that it has sent. If a frame has arrived, the interrupt is for that one (early);
+otherwise its execution has ended and it is ignored. Armed: an execution was accepted but its code does not run yet; an
+interrupt takes effect as soon as the code starts.
 """
 import _signal  # `signal` would load `enum`
 import sys
@@ -21,7 +22,7 @@ _FOR_RECEIVED, _FOR_UNREAD = 1, 2
 
 
 def has_unread():
-    """Whether the control socket holds bytes; `wire` knows."""
+    """Whether the control socket has unread bytes; set by `wire`."""
     return False
 
 
@@ -29,7 +30,7 @@ held = 0
 pending = False
 main_thread = get_ident()
 _raised_at = 0.0
-# Two interrupts within this time are one: the second would hit the code that handles the first.
+# Two interrupts within this time count as one: the second would hit the handler of the first.
 _ONE_S = 0.001
 
 
@@ -52,8 +53,8 @@ def _on_sigint(signum, frame):
 
 
 def _on_unraisable(unraisable):
-    """An interrupt that hit a `__del__` or a weak reference's callback: the interpreter swallows it there. Raises it
-    again at the next line outside."""
+    """Raises an interrupt again at the next line outside of a `__del__` or weak reference callback, where the
+    interpreter swallows it."""
     if unraisable.exc_type is KeyboardInterrupt and is_open and get_ident() == main_thread and not sys.gettrace():
         sys._getframe(1).f_trace = _raise_again
         sys.settrace(_raise_again)
@@ -73,7 +74,7 @@ def _raise_again(frame, event, argument):
 
 
 def install():
-    """Puts the handlers back, whatever user code did to them."""
+    """Restores the signal handlers after user code changed them."""
     if _signal.getsignal(2) is not _on_sigint:
         _signal.signal(2, _on_sigint)
     if sys.unraisablehook is sys.__unraisablehook__:
@@ -81,14 +82,14 @@ def install():
 
 
 def arm():
-    """An execution begins: from here on an interrupt is meant for it."""
+    """Starts an execution: interrupts are now meant for it."""
     global armed, pending, early
     armed = True
     pending, early = bool(early), False
 
 
 def between():
-    """A frame was dealt with, and with it an interrupt that came for it too late."""
+    """A frame was handled, and with it an interrupt that arrived too late."""
     global early, received
     received = False
     if early is not _FOR_UNREAD:
@@ -96,7 +97,7 @@ def between():
 
 
 def disarm():
-    """The execution's code is over."""
+    """The execution's code has ended."""
     global armed, pending
     armed = pending = False
     if sys.gettrace() is _raise_again:
@@ -104,7 +105,7 @@ def disarm():
 
 
 def guard(function, *args):
-    """Runs user code with the gate open. Returns (result, None) or (None, exception): nothing gets past it."""
+    """Runs user code with the gate open. Returns (result, None) or (None, exception); catches everything."""
     global is_open, pending, held
     result, error = None, None
     try:
@@ -126,14 +127,14 @@ def guard(function, *args):
 
 
 def hold():
-    """Holds interrupts back; only the main thread gets any."""
+    """Holds interrupts back; only the main thread receives any."""
     global held
     if get_ident() == main_thread:
         held += 1
 
 
 def release():
-    """Lets interrupts through again and raises the one that came meanwhile."""
+    """Allows interrupts again and raises a pending one."""
     global held, pending, _raised_at
     if get_ident() == main_thread:
         held -= 1

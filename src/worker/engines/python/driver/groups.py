@@ -15,7 +15,7 @@ _UNSHARED = frozenset(
 
 
 def join(items):
-    """Entries that share a mutable object become one group: the first holds them all, the others name it."""
+    """Entries that share a mutable object become one group: the first contains all, the others refer to it."""
     owner, parent = {}, {}
 
     def root(item):
@@ -40,7 +40,7 @@ def join(items):
 
 
 def _is_constant(obj):
-    """Enum members, numpy's dtypes and imported functions: one object for everybody, before and after a load."""
+    """Enum members, numpy's dtypes and imported functions: unique objects before and after a load."""
     if type(obj) is FunctionType and functions.importable(obj) is not None:
         return True
     enum, numpy = sys.modules.get("enum"), sys.modules.get("numpy")

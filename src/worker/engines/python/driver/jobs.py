@@ -1,6 +1,6 @@
-"""Background jobs: child processes and non-daemon threads that outlive the execution which started them.
+"""Background jobs: child processes and non-daemon threads that outlive their execution.
 
-Only looks and tells; ends them at shutdown. Costs one system call when there are none.
+Observes and reports them; ends them at shutdown. Costs one system call when there are none.
 """
 import os
 import sys
@@ -17,7 +17,7 @@ def any_threads():
 
 
 def report():
-    """Posts a `jobs` event if the jobs changed."""
+    """Posts a `jobs` event if the list changed."""
     global _known
     now = _children() + _threads()
     if now != _known:
@@ -26,7 +26,7 @@ def report():
 
 
 def forget():
-    """Says that there are none: what ran was never this process's child."""
+    """Clears the list: the running processes were never this process's children."""
     global _known
     _known = []
     wire.post({"ev": "jobs", "jobs": []})
@@ -49,7 +49,7 @@ def _children():
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 command = file.read(4096)
             if not command:
-                # On its way out a process loses its memory, and with it these two, a moment before it is a zombie.
+                # An exiting process loses its memory, and with it these two, a moment before it is a zombie.
                 os.readlink(f"/proc/{pid}/exe")
         except (OSError, IndexError):
             continue
@@ -78,7 +78,7 @@ def _pids():
 
 
 def _pids_by_parent():
-    """For kernels without the `children` files."""
+    """For host kernels without the `children` files."""
     own = str(os.getpid()).encode()
     try:
         listed = [name for name in os.listdir("/proc") if name.isdigit()]
@@ -106,7 +106,7 @@ def _threads():
 
 
 def end_all():
-    """Asks child processes to end, and makes them after a second."""
+    """Terminates child processes; kills them after a second."""
     import time
 
     for number, patience_s in ((15, 1.0), (9, 0.2)):

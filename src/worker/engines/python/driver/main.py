@@ -1,7 +1,7 @@
 """The engine's process: start, main loop, end.
 
-One thread. Frames are read here between executions (dynamic tools read while one runs). Imports the least, because a
-worker waits for `ready`; the rest loads while init reads that.
+One thread. Frames are read here between executions (dynamic tools read while one runs). Imports little before `ready`, because a
+worker waits for it; the rest loads while init reads that.
 """
 import os
 import sys
@@ -12,7 +12,7 @@ _STATUS_MALFORMED = 70
 
 
 def start():
-    """Takes the process over and serves until the socket ends."""
+    """Takes over the process and serves until the socket ends."""
     gate.install()
     wire.open_socket()
     streams.install()
@@ -35,7 +35,7 @@ def start():
 
 
 def _prepare():
-    """Loads the rest and gives code its builtins. Returns the requests' handlers."""
+    """Loads the other modules and installs the builtins. Returns the request handlers."""
     global jobs
     import builtins
 
@@ -54,7 +54,7 @@ def _prepare():
     import gc
 
     gc.collect()
-    gc.freeze()  # collections need not look at the driver
+    gc.freeze()  # collections skip the driver
     return {
         "exec": execute.execute,
         "call": execute.call,
@@ -77,7 +77,7 @@ def _serve(handlers):
 
 
 def _watch_jobs():
-    """Waits for a request, telling meanwhile when background jobs end."""
+    """Waits for a request; meanwhile reports ended background jobs."""
     import select
 
     poll = select.poll()
@@ -88,7 +88,7 @@ def _watch_jobs():
 
 
 def leave(status):
-    """Ends background jobs and the process, whatever threads and exit handlers do."""
+    """Ends background jobs and the process, regardless of threads and exit handlers."""
     import _signal
 
     _signal.signal(_signal.SIGALRM, lambda *_: os._exit(status))

@@ -1,7 +1,7 @@
 """Loading: builds the namespace from its entries.
 
 Owns the entries while they come in. Sources and pickles may need each other in any order, so what fails is tried again
-as long as something else succeeds. One bad entry does not keep the others out.
+as long as something else succeeds. A bad entry does not affect the others.
 """
 import _pickle
 import importlib
@@ -15,11 +15,11 @@ _ORDER = ("sys", "env", "cwd", "opt", "import", "class", "fn", "var", "classattr
 
 
 class BadEntry(ValueError):
-    """The entry's body is not of this engine's format."""
+    """The entry's body is malformed."""
 
 
 def begin():
-    """Forgets the present state."""
+    """Clears the current state."""
     space = run.namespace
     kept = ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__builtins__")
     for name in list(space):
@@ -46,7 +46,7 @@ def take(frame, tail):
 
 
 def finish():
-    """Builds the state. Returns what could not be built, as the reply's `missed`."""
+    """Builds the state. Returns the entries that could not be built, as the reply's `missed`."""
 
     def order(key):
         kind = key.split("/", 1)[0]
@@ -62,7 +62,7 @@ def finish():
             if error is not None:
                 failures[key] = error
                 left.append(key)
-            elif len(_entries[key]) > 4096:  # built: only its tag is asked for from now on
+            elif len(_entries[key]) > 4096:  # built: only its tag is still needed
                 _entries[key] = bytes(_entries[key][:2])
         if len(left) == len(pending) and not _untie(left):
             break
@@ -78,8 +78,8 @@ def finish():
 
 
 def _untie(pending):
-    """Makes one class whose source needs a value that needs the class: names not built yet stand for nothing while it
-    is made, and its attributes follow with the value. Removes it from `pending`; False if no class can be made."""
+    """Builds a class whose source needs a value that needs the class: unbuilt names are placeholders meanwhile, and its
+    attributes follow with the value. Removes it from `pending`; False if no class can be built."""
     space = run.namespace
     names = [key.split("/", 1)[1] for key in _entries if key.startswith(("var/", "fn/"))]
     for key in pending:
@@ -96,7 +96,7 @@ def _untie(pending):
 
 
 class _Pending:
-    """Stands for a value that is not built yet."""
+    """Stands in for a value that is not built yet."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -113,7 +113,7 @@ class _Pending:
 
 
 def _sort_classes(pending):
-    """Classes in the order of their definition: bases first."""
+    """Classes in definition order: bases first."""
 
     def sequence(key):
         try:
@@ -152,7 +152,7 @@ def _set_attributes(kind, attributes):
             if name in vars(kind) and vars(kind)[name] is obj:
                 continue
             setattr(kind, name, obj)
-        except Exception:  # the class does not let it be set: then code did not set it either
+        except Exception:  # the class rejects the attribute: then code did not set it either
             continue
 
 

@@ -1,4 +1,4 @@
-"""Rich forms of objects: `_repr_html_` and its kin, as `display` frames.
+"""Rich forms of objects: `_repr_html_` and others, as `display` frames.
 
 Owns the `display` builtin. A form that fails is reported on stderr and left out; one beyond 1 MiB is named, not sent.
 """
@@ -6,7 +6,7 @@ import sys
 
 from _ryokan import brief, streams, trace, wire
 
-# The execution that runs, for frames that name it; None between executions and in forked children.
+# The running execution, for frames that name it; None between executions and in forked children.
 current_exec = None
 
 _METHODS = (
@@ -25,7 +25,7 @@ _BASE64 = ("image/png", "image/jpeg", "application/pdf")
 
 
 def display(*objs, **_ignored):
-    """Shows objects: their rich forms if they have any, else their repr on stdout."""
+    """Shows objects: their rich forms if any, else their repr on stdout."""
     for obj in objs:
         forms = _forms(obj) if current_exec is not None else {}
         if not forms:
@@ -37,7 +37,7 @@ def display(*objs, **_ignored):
 
 
 def display_result(obj):
-    """The rich forms of an execution's result; its repr goes another way."""
+    """The rich forms of an execution's result; its repr is sent separately."""
     if type(obj) in _PLAIN:
         return
     for mime, data in _forms(obj).items():
@@ -46,7 +46,7 @@ def display_result(obj):
 
 
 def _forms(obj):
-    """{mime: data} of what the object's class offers."""
+    """{mime: data} of the forms that the object's class offers."""
     kind = type(obj)
     if isinstance(obj, type) or kind in _PLAIN:
         return {}

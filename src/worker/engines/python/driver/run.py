@@ -1,7 +1,7 @@
 """Running code: compile, run in `__main__`, name the result.
 
-Owns the compiler flags that persist (`from __future__ import …`), the result history and the event loop. Never speaks
-on the control socket: `perform` returns an Outcome, and main sends it.
+Owns the compiler flags that persist (`from __future__ import …`), the result history and the event loop. Never uses
+the control socket: `perform` returns an Outcome, and main sends it.
 """
 import _ast
 import sys
@@ -11,7 +11,7 @@ from _ryokan import brief, gate, rich, streams, trace, values
 
 _AWAIT = 0x2000  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
-_FUTURES = 0x1BE0000  # the bits that __future__ lists, without the joke
+_FUTURES = 0x1BE0000  # the bits listed in __future__, except the joke
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
 _TEXT_MAX = 64 << 10
 
@@ -33,7 +33,7 @@ class Outcome:
 
 
 class Program:
-    """A compiled source: the statements, and the last expression whose value counts."""
+    """A compiled source: the statements, and the last expression for the result."""
 
     __slots__ = ("tree", "body", "last")
 
@@ -51,7 +51,7 @@ def compile_program(source, name):
         try:
             program.last = compile(source, name, "eval", flags, True)
             return program
-        except SyntaxError:  # the long way says it better
+        except SyntaxError:  # the general path reports it better
             pass
     tree = compile(source, name, "exec", flags | _ONLY_AST, True)
     program.tree = tree
@@ -101,13 +101,13 @@ def perform(program):
 
 
 def perform_call(function, args, kwargs):
-    """Calls a function, awaiting what it returns if that is a coroutine."""
+    """Calls a function, and awaits its coroutine if it returns one."""
     outcome, error = gate.guard(_call, function, args, kwargs)
     return outcome if error is None else failure(error)
 
 
 def _run(body, last):
-    """User code from here on."""
+    """User code runs from here on."""
     if body is not None:
         _eval(body)
     outcome = Outcome()
@@ -144,7 +144,7 @@ def failure(error):
     try:
         trace.warm()  # with the gate closed: an interrupted import leaves half a module
     except Exception:
-        pass  # `describe` does without
+        pass  # `describe` works without
     described, late = gate.guard(trace.describe, error)
     if late is not None:
         described = (type(error).__name__ + "\n", type(error).__name__)
@@ -178,7 +178,7 @@ def _exit(error):
 
 
 def _remember(value):
-    """`_`, `__` and `___`, unless the code uses `_` for something of its own."""
+    """Updates `_`, `__` and `___`, unless the code uses `_` itself."""
     for at, name in enumerate(("_", "__", "___")):
         if name in namespace and namespace[name] is not _history[at]:
             return
@@ -193,13 +193,13 @@ def forget_history():
 
 
 def is_history(name):
-    """Whether the name is the result history's; one that the code uses itself is the user's."""
+    """Whether the name belongs to the result history and is not used by the code itself."""
     at = ("_", "__", "___").index(name) if name in ("_", "__", "___") else None
     return at is not None and namespace.get(name) is _history[at]
 
 
 def event_loop():
-    """The one loop of this kernel."""
+    """The kernel's event loop."""
     global loop
     import asyncio
 

@@ -11,7 +11,7 @@ _ARRAYS = (list, tuple, set, frozenset)
 
 
 def tools_of(namespace):
-    """The functions of `__main__` that code outside may call by name; a leading underscore keeps one back."""
+    """The functions of `__main__` that may be called by name; a leading underscore hides one."""
     listed = []
     for name, obj in sorted(namespace.items(), key=lambda item: str(item[0])):
         if type(name) is not str or name.startswith("_") or not _is_tool(obj):

@@ -1,6 +1,6 @@
 """State beside the namespace: working directory, import path, environment, compiler flags, random generator.
 
-Each is an entry of its own when it differs from what the engine started with.
+Each is a separate entry if it differs from the engine's initial settings.
 """
 import os
 import sys
@@ -11,14 +11,14 @@ _start = {}
 
 
 def install():
-    """Remembers how the engine started."""
+    """Remembers the engine's initial settings."""
     _start["cwd"] = os.getcwd()
     _start["path"] = list(sys.path)
     _start["env"] = dict(os.environ)
 
 
 def preload(modules):
-    """Loads modules ahead, for whichever kernel comes: into `sys.modules`, and into no namespace. Says which cannot be loaded."""
+    """Preloads modules into `sys.modules`, not into a namespace. Returns those that cannot be loaded."""
     import gc
     import importlib
 
@@ -34,7 +34,7 @@ def preload(modules):
 
 
 def bind(env):
-    """The engine was made ahead: it begins now, in the workspace that has come and with its kernel's variables."""
+    """Binds a warm engine: it enters the workspace and gets its kernel's variables."""
     os.chdir(_start["cwd"])
     os.environ.update(env)
     _start["path"] = list(sys.path)
@@ -43,7 +43,7 @@ def bind(env):
 
 
 def reset():
-    """Back to how the engine started, for a load."""
+    """Restores the initial settings, for a load."""
     try:
         os.chdir(_start["cwd"])
     except OSError:
@@ -56,7 +56,7 @@ def reset():
 
 
 def current():
-    """{key: (plain object, type)} of everything that differs from the start."""
+    """{key: (plain object, type)} of all differences from the initial settings."""
     found = {}
     try:
         cwd = os.getcwd()
@@ -93,7 +93,7 @@ def is_setting(key):
 
 
 def apply(key, value):
-    """Restores one setting. Raises what goes wrong."""
+    """Restores one setting; raises on failure."""
     if key == "cwd":
         os.chdir(value)
     elif key == "sys/path":

@@ -1,9 +1,9 @@
-"""os.system that an interrupt reaches: libc's ignores SIGINT while it waits."""
+"""An interruptible os.system: libc's ignores SIGINT while it waits."""
 import os
 
 
 def system(command):
-    """Runs a shell command and returns its wait status. An interrupt goes to the command first."""
+    """Runs a shell command and returns its wait status. An interrupt reaches the command first."""
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", os.fsdecode(command)], os.environ, setsigdef=[2, 3])
     try:
         return os.waitpid(pid, 0)[1]
@@ -25,6 +25,6 @@ def _end(pid):
 
 
 def install():
-    """Puts it in the place of os.system, under that name."""
+    """Replaces os.system, under that name."""
     system.__module__, system.__qualname__ = "os", "system"
     os.system = system

@@ -1,30 +1,30 @@
 """Saving: after an execution, the entries whose bytes changed, and the list of what cannot be saved.
 
-Owns a record for each entry: what was sent last, and whether the value can have changed without its name being touched
-(see privacy). Looks only at what the execution can have changed (see effects). Never raises.
+Owns a record per entry: the last sent form, and whether the value can change without a mention of its name (see
+aliasing). Inspects only what the execution can have changed (see effects). Never raises.
 """
-from _ryokan import brief, definitions, effects as effects_of, entries, gate, groups, jobs, privacy, run, settings
+from _ryokan import aliasing, brief, definitions, effects as effects_of, entries, gate, groups, jobs, run, settings
 from _ryokan import streams, wire
 
-IMMUTABLE, PRIVATE, OPEN = privacy.IMMUTABLE, privacy.PRIVATE, privacy.OPEN
+IMMUTABLE, UNALIASED, ALIASED = aliasing.IMMUTABLE, aliasing.UNALIASED, aliasing.ALIASED
 _CHUNK = wire.TAIL_MAX
 
 records = {}
 _settings_sent = {}
 _missed = {}
 _missed_sent = []
-# Threads that ran at the end of the last execution may have changed things since, and be gone.
+# Threads of the last execution's end may have changed things since, even if they have ended.
 _threads_ran = False
 
 
 class Record:
-    """What is known of one saved or missed entry. `identity` is the object's id: no reference is kept."""
+    """The record of a saved or missed entry. `identity` is the object's id: no reference is kept."""
 
-    __slots__ = ("key", "digest", "identity", "privacy", "grouped")
+    __slots__ = ("key", "digest", "identity", "aliasing", "grouped")
 
 
 def is_hidden(name, obj):
-    """Names that are nobody's state."""
+    """Names that are not part of the state."""
     return type(name) is not str or name.startswith("__") and name.endswith("__") or run.is_history(name)
 
 
@@ -38,7 +38,7 @@ def forget():
 
 
 def after(effects):
-    """Posts what an execution changed."""
+    """Posts the changes of an execution."""
     global _threads_ran
     threads = _threads_ran or jobs.any_threads()
     if threads:
@@ -55,7 +55,7 @@ def after(effects):
 
 
 def everything(resend):
-    """Posts every entry (`resend`), or takes the present state for the saved one, as after a load."""
+    """Posts every entry (`resend`), or treats the current state as saved, as after a load."""
     _update(None, False, resend, not resend)
 
 
@@ -78,7 +78,7 @@ _prepared = []
 
 
 def _prepare(effects, harmless):
-    """Finds what to look at, and encodes it."""
+    """Selects the entries to inspect, and encodes them."""
     _prepared.clear()
     with streams.Silence():
         for slot, key, attributes in _candidates(effects, harmless):
@@ -86,13 +86,13 @@ def _prepare(effects, harmless):
             _prepared.append(item)
             try:
                 entries.encode(item)
-            except BaseException as error:  # __reduce__ is anyone's code: it may exit, and be interrupted
+            except BaseException as error:  # user code may define __reduce__: it may exit, and be interrupted
                 item.parts = item.memo = None
                 item.missed = entries.reason(error)
 
 
 def _candidates(effects, harmless):
-    """[(slot, key, attributes of a class)]: no reference to an object, because references are going to be counted."""
+    """[(slot, key, attributes of a class)]: no reference to an object, because references will be counted."""
     space = run.namespace
     names = effects.stored if harmless else list(space)
     found = []
@@ -104,12 +104,12 @@ def _candidates(effects, harmless):
             continue
         record = records.get(name)
         if record is not None and effects is not None and not effects.everything and record.identity == id(obj):
-            if record.privacy == IMMUTABLE and name not in effects.stored:
+            if record.aliasing == IMMUTABLE and name not in effects.stored:
                 continue
-            if record.privacy == PRIVATE and name not in effects.touched:
+            if record.aliasing == UNALIASED and name not in effects.touched:
                 continue
         if isinstance(obj, type) and obj.__module__ == "__main__" and obj.__qualname__ == name:
-            # First, because saving an instance asks whether its class is known.
+            # First, because saving an instance checks whether its class is known.
             known = definitions.class_source(name, obj) is not None
             found.append((name, "class/" + name, None))
             attributes = entries.attributes_of(obj) if known else None
@@ -121,7 +121,7 @@ def _candidates(effects, harmless):
 
 
 def _finish(item, resend, adopt):
-    """Posts the entry if its bytes changed, and keeps the record."""
+    """Posts the entry if its bytes changed, and updates the record."""
     record = records.get(item.slot)
     if record is None:
         record = records[item.slot] = Record()
@@ -130,10 +130,10 @@ def _finish(item, resend, adopt):
         if not adopt:
             wire.post({"ev": "del", "key": record.key})
         record.digest = None
-    record.key, record.privacy, record.grouped = item.key, item.privacy, item.grouped
+    record.key, record.aliasing, record.grouped = item.key, item.aliasing, item.grouped
     record.identity = id(item.obj)
     if item.missed is not None:
-        record.privacy = PRIVATE  # tried again when touched
+        record.aliasing = UNALIASED  # tried again when touched
         if record.digest is not None:
             if not adopt:
                 wire.post({"ev": "del", "key": item.key})
@@ -164,7 +164,7 @@ def send(key, obj, parts, type_name=None):
 
 
 def _drop_gone(names, adopt):
-    """Names that are gone: among `names`, or all."""
+    """Names that were deleted: among `names`, or all."""
     space = run.namespace
     slots = list(records) if names is None else [slot for name in names for slot in (name, name + "\0")]
     for slot in slots:
@@ -190,7 +190,7 @@ def _settings(resend, adopt):
             continue
         body = bytes(entries.dump(obj)[0])
         if known is None or known[1] != body or resend:
-            _settings_sent[key] = (obj, body)  # `obj` is a copy: nobody changes it
+            _settings_sent[key] = (obj, body)  # `obj` is a private copy
             if not adopt:
                 send(key, obj, (b"v", body), kind)
     for key in [key for key in _settings_sent if key not in found]:
@@ -209,5 +209,5 @@ def _tell_missed(adopt):
 
 
 def tell_again():
-    """Posts the list of what cannot be saved to an init that was told another one since."""
+    """Posts the list of what cannot be saved again, after init received an outdated one."""
     wire.post({"ev": "missed", "entries": _missed_sent})

@@ -1,7 +1,7 @@
-"""Standard streams: sys.stdout, sys.stderr and sys.stdin as user code sees them.
+"""Standard streams: sys.stdout, sys.stderr and sys.stdin of user code.
 
 Owns fds 0 to 2 and safe copies of them. Every write goes out at once, so output is live; every execution finds the
-streams in order, whatever the one before did to them.
+streams restored.
 """
 import io
 import os
@@ -12,7 +12,7 @@ _COPY_MIN = 100
 
 
 class StdinNotGiven(RuntimeError):
-    """Code asked for input in an execution that was given none."""
+    """Code asked for input in an execution without any."""
 
     __module__ = "builtins"
 
@@ -24,7 +24,7 @@ _WHY = (
 
 
 class _Out(io.RawIOBase):
-    """An unbuffered writer that writes all it is given, even when a signal cuts a write short."""
+    """An unbuffered writer that writes everything, even when a signal cuts a write short."""
 
     def __init__(self, fd):
         self._fd = fd
@@ -54,7 +54,7 @@ class _Out(io.RawIOBase):
 
 
 class _NoInput(io.TextIOBase):
-    """sys.stdin of an execution without input: reading says what to do. Its descriptor is /dev/null."""
+    """sys.stdin of an execution without input: reading explains what to do. Its descriptor is /dev/null."""
 
     name = "<stdin>"
     encoding = "utf-8"
@@ -89,7 +89,7 @@ out = err = no_input = None
 
 
 def install():
-    """Takes the streams over, once."""
+    """Takes over the streams, once."""
     global no_input
     import fcntl
 
@@ -111,7 +111,7 @@ def copies():
 
 
 def renew():
-    """Fresh objects and descriptors where user code closed or replaced them."""
+    """Restores objects and descriptors that user code closed or replaced."""
     global out, err, no_input
     os.dup2(_copies[1], 1)
     os.dup2(_copies[2], 2)
@@ -129,12 +129,12 @@ def renew():
 def _is_usable(stream):
     try:
         return not stream.closed and not stream.buffer.closed
-    except (AttributeError, ValueError):  # not made yet; detached
+    except (AttributeError, ValueError):  # not created yet, or detached
         return False
 
 
 def flush():
-    """Flushes whatever user code put in the streams' place, and our own, which it may have made buffer."""
+    """Flushes the streams of user code, and our own, which it may have made buffered."""
     for name, own in (("stdout", out), ("stderr", err)):
         found = getattr(sys, name, None)
         for stream in (own,) if found is own else (found, own):
@@ -145,7 +145,7 @@ def flush():
 
 
 def give_input(fd):
-    """Makes `fd` the standard input; closes it."""
+    """Makes `fd` the standard input, and closes it."""
     os.dup2(fd, 0)
     os.close(fd)
     raw = io.FileIO(0, "r", closefd=False)
@@ -153,13 +153,13 @@ def give_input(fd):
 
 
 def take_input():
-    """/dev/null again."""
+    """Restores /dev/null."""
     os.dup2(_copies[0], 0)
     sys.stdin = sys.__stdin__ = no_input
 
 
 def write_err(text):
-    """Writes to the execution's stderr, whatever sys.stderr is now."""
+    """Writes to the execution's stderr, whatever sys.stderr is."""
     data = memoryview(text.encode("utf-8", "backslashreplace"))
     try:
         while data:
@@ -169,7 +169,7 @@ def write_err(text):
 
 
 class Silence:
-    """Swallows what code prints that runs on the driver's behalf, such as a `__reduce__` while saving."""
+    """Discards output of code that runs on the driver's behalf, such as a `__reduce__` while saving."""
 
     class _Sink(io.TextIOBase):
         def writable(self):

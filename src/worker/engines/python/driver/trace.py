@@ -1,4 +1,4 @@
-"""Tracebacks of user code: the driver's frames cut, source lines at hand, every text bounded.
+"""Tracebacks of user code, without the driver's frames, with source lines, bounded.
 
 Owns the source texts of executions (in linecache, as `<exec 7>`). Never raises.
 """
@@ -20,7 +20,7 @@ def file_name(exec_id):
 
 
 def remember(name, source):
-    """Keeps a source for tracebacks, inspect.getsource and saved definitions; forgets the oldest beyond the limit."""
+    """Stores a source for tracebacks, inspect.getsource and saved definitions; evicts the oldest beyond the limit."""
     global _sources_bytes
     _sources_bytes += len(source) - len(sources.get(name, ""))
     sources[name] = source
@@ -43,7 +43,7 @@ def _enter(linecache, name, source):
 
 
 def warm():
-    """Loads what tracebacks need; a module of that name in the workspace is not it."""
+    """Loads the modules for tracebacks, ignoring modules of the same name in the workspace."""
     if "traceback" not in sys.modules:
         was = list(sys.path)
         sys.path[:] = [path for path in was if path]
@@ -105,7 +105,7 @@ def describe(error):
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except KeyboardInterrupt:
         raise
-    except BaseException:  # __str__, __notes__ and __class__ are anyone's code, and memory may be short
+    except BaseException:  # user code may define __str__, __notes__ and __class__, and memory may be short
         text = last = _name(error) + "\n"
     last = " ".join(last.split())
     if len(last) > _ERR_MAX:

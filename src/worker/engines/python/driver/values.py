@@ -1,6 +1,6 @@
 """Values: Python objects to the tagged JSON form of docs/engine-contract.md and back.
 
-No type is lost: what has no value form becomes an opaque one, named with a short repr. Never calls user code except
+No type is lost: an object without a value form becomes an opaque value with a short repr. Never calls user code except
 `__repr__` for that, and numpy's own conversions.
 """
 import sys
@@ -17,15 +17,15 @@ _INT_BITS_MAX = 400_000
 
 
 class TooLarge(ValueError):
-    """The value's JSON form is beyond its limit."""
+    """The value's JSON form exceeds its limit."""
 
 
 class BadValue(ValueError):
-    """The JSON is no value."""
+    """The JSON is no valid value."""
 
 
 class Blob:
-    """A reference to a stored blob, as values carry it."""
+    """A reference to a stored blob in a value."""
 
     __module__ = "ryokan"
 
@@ -44,7 +44,7 @@ def _blob(*fields):
 
 
 class Opaque:
-    """An object of another engine that has no value form: its type's name and repr are all there is."""
+    """An object of another engine without a value form: only its type's name and repr."""
 
     __module__ = "ryokan"
 
@@ -63,7 +63,7 @@ def _opaque(*fields):
 
 
 def int_digits(number):
-    """Decimal digits beyond the interpreter's own limit on conversions."""
+    """Decimal digits beyond the interpreter's own conversion limit."""
     try:
         return str(number)
     except ValueError:
@@ -80,7 +80,7 @@ def opaque(obj):
 
 
 def encode(obj, budget=BYTES_MAX):
-    """The tagged form. Raises TooLarge as soon as it is known to be beyond `budget` bytes."""
+    """The tagged form. Raises TooLarge as soon as it exceeds `budget` bytes."""
     kind = type(obj)
     if kind is int and -_INT64 <= obj < _INT64:
         return {"i": str(obj)}
@@ -90,7 +90,7 @@ def encode(obj, budget=BYTES_MAX):
 
 
 def encode_or_opaque(obj):
-    """As `encode`, but what is too large becomes opaque: for the result of an execution."""
+    """As `encode`, but an oversized value becomes opaque: for the result of an execution."""
     try:
         return encode(obj)
     except TooLarge:
@@ -139,8 +139,8 @@ class _Encoder:
 
     @staticmethod
     def plain(kind):
-        """Whether dropping the subclass loses nothing that people would miss: named tuples, OrderedDict, Counter and
-        the like do come across as values; enums and classes of the user's own stay opaque, except named tuples."""
+        """Whether dropping the subclass is harmless: named tuples, OrderedDict, Counter and similar become values; enums
+        and user classes stay opaque, except named tuples."""
         return kind.__module__ in ("builtins", "collections") or hasattr(kind, "_fields") and issubclass(kind, tuple)
 
     def text(self, obj):
@@ -179,7 +179,7 @@ class _Encoder:
         if key in self.path or depth > DEPTH_MAX:
             return self.opaque(obj)
         self.spend(len(obj) * 5)
-        self.left += len(obj) * 5  # each element pays for itself; this only stops early
+        self.left += len(obj) * 5  # each element is counted itself; this only stops early
         self.path.add(key)
         try:
             return encode(obj, depth + 1)
@@ -200,7 +200,7 @@ class _Encoder:
 
     @staticmethod
     def numpy(obj):
-        """numpy's scalars and arrays as plain objects; anything else as it is."""
+        """numpy's scalars and arrays as plain objects; others unchanged."""
         numpy = sys.modules.get("numpy")
         try:
             if numpy is not None and isinstance(obj, (numpy.generic, numpy.ndarray)):

@@ -1,7 +1,7 @@
 """Frames on the control socket: the framing of docs/engine-contract.md.
 
-Owns the socket, the receive buffer and the descriptors that come along. Knows nothing of what frames mean. A frame is
-sent and received whole: interrupts wait (see gate).
+Owns the socket, the receive buffer and the descriptors that come along. Does not interpret frames. A frame is sent
+and received whole: interrupts wait (see gate).
 """
 import _socket
 import os
@@ -11,7 +11,7 @@ from _ryokan import gate
 
 JSON_MAX = 16 << 20
 TAIL_MAX = 1 << 20
-# A descriptor that user code does not meet by accident.
+# A descriptor number that user code does not meet by accident.
 _FD_MIN = 100
 
 _sock = None
@@ -25,11 +25,11 @@ descriptors = []
 
 
 class Malformed(Exception):
-    """The peer broke the framing: there is no way to find the next frame."""
+    """The peer broke the framing: the next frame cannot be found."""
 
 
 class Gone(Exception):
-    """The peer closed the socket, or this process is a forked child that must not speak."""
+    """The peer closed the socket, or this is a forked child that must not send."""
 
 
 def _codec():
@@ -61,7 +61,7 @@ scan, dumps, quote = _codec()
 
 
 def open_socket():
-    """Moves fd 3 out of the way of user code."""
+    """Moves fd 3 out of user code's way."""
     global _sock
     import fcntl
 
@@ -76,12 +76,12 @@ def fileno():
 
 
 def alive():
-    """Whether this process may speak."""
+    """Whether this process may send."""
     return _sock is not None
 
 
 def forget():
-    """In a forked child: the socket is the parent's."""
+    """In a forked child: the socket belongs to the parent."""
     global _sock, _lock, _posted_bytes
     if _sock is not None:
         _sock.close()
@@ -94,7 +94,7 @@ def forget():
 
 
 def adopt(fd):
-    """In a copy of the engine: a socket of its own in the place of the engine's."""
+    """In a snapshot: replaces the engine's socket by its own."""
     global _sock
     import fcntl
 
@@ -113,7 +113,7 @@ def _encode(frame, tail):
 
 
 def post(frame, tail=b""):
-    """Queues a frame; `send` and `flush` send what was queued first. The main thread's only."""
+    """Queues a frame; `send` and `flush` send queued frames first. For the main thread only."""
     global _posted_bytes
     piece = _encode(frame, tail)
     _posted.append(piece)
@@ -123,7 +123,7 @@ def post(frame, tail=b""):
 
 
 def flush():
-    """Sends what is queued."""
+    """Sends the queued frames."""
     global _posted_bytes
     if _posted:
         whole = b"".join(_posted) if len(_posted) > 1 else _posted[0]
@@ -154,7 +154,7 @@ def _send(whole):
 
 
 def buffered():
-    """Whether a whole frame may be waiting already."""
+    """Whether a whole frame may have arrived."""
     return len(_buffer) >= 8
 
 
@@ -173,7 +173,7 @@ def receive():
         text = _buffer[8 : 8 + json_len].decode()
         frame, stop = scan(text)
     except (ValueError, StopIteration, RecursionError, SystemError) as error:
-        # SystemError: what the accelerator answers when `json.decoder`, which has its exception, is not loaded.
+        # SystemError: the accelerator raises it when `json.decoder`, which defines its exception, is not loaded.
         raise Malformed(f"not a JSON object: {error}") from None
     if type(frame) is not dict or text[stop:].strip():
         raise Malformed("not one JSON object")
@@ -183,7 +183,7 @@ def receive():
 
 
 def _has_unread():
-    """For an interrupt that comes while nothing runs."""
+    """For an interrupt that arrives while nothing runs."""
     if _buffer:
         return True
     try:
@@ -196,7 +196,7 @@ gate.has_unread = _has_unread
 
 
 def _fill():
-    # Until the flag is set the bytes lie unread: at no moment can an interrupt for what comes be taken for a late one.
+    # Until the flag is set the bytes stay unread, so an interrupt for the next frame cannot count as late.
     _sock.recv(1, _socket.MSG_PEEK)
     gate.received = True
     size, ancillary, _flags, _peer = _sock.recvmsg_into([_landing], 128, _socket.MSG_CMSG_CLOEXEC)
@@ -220,6 +220,6 @@ def number(frame, name):
 
 
 def close_descriptors():
-    """Closes descriptors that came and were not taken."""
+    """Closes received descriptors that were not used."""
     while descriptors:
         os.close(descriptors.pop())

@@ -1,0 +1,538 @@
+//! A kernel's life as a pure state machine: `Life::step(event, now) -> actions`.
+//!
+//! ```text
+//!  created ─▶ starting ─▶ ready ⇄ busy        crashed{cause} ─(back-off)─▶ starting
+//!               ▲           │   │                    └─(three in a minute: breaker; asked, or used after the minute)
+//!               │           ▼   ▼
+//!               └─stopped ◀─ stopping
+//!                    └─▶ archived ─▶ stopped        (from created and crashed, too)
+//! ```
+//!
+//! Owns the decisions; the supervisor's task for the kernel performs the actions, persists, and feeds back what happened.
+//! Never knows workers, sockets or clocks: `now_ms` comes with the event. What a former worker still reports carries its
+//! attempt number and is ignored when that is not the present one.
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::ids::{CheckpointId, ExecId};
+use crate::core::limits;
+
+/// Why a worker ended unexpectedly; also its form on the link and in `state.db`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind", content = "detail")]
+pub enum CrashCause {
+    /// The engine exited with this status.
+    Exited(i32),
+    /// A signal of this number ended the engine.
+    Signalled(i32),
+    /// The kernel's memory limit was reached.
+    OutOfMemory,
+    /// The workspace's size limit was reached.
+    DiskFull,
+    /// The engine did not answer, or did not stop when interrupted.
+    Unresponsive,
+    /// The engine broke the engine contract.
+    Protocol(String),
+    /// The worker's init itself was killed, or its link broke.
+    Killed,
+    /// The worker did not start.
+    NotStarted(String),
+}
+
+impl std::fmt::Display for CrashCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CrashCause::Exited(code) => write!(f, "the engine exited with status {code}"),
+            CrashCause::Signalled(signal) => write!(f, "signal {signal} ended the engine"),
+            CrashCause::OutOfMemory => f.write_str("the kernel's memory limit was reached"),
+            CrashCause::DiskFull => f.write_str("the workspace's size limit was reached"),
+            CrashCause::Unresponsive => f.write_str("the engine did not respond"),
+            CrashCause::Protocol(what) => write!(f, "the engine broke its contract: {what}"),
+            CrashCause::Killed => f.write_str("the worker was killed"),
+            CrashCause::NotStarted(why) => write!(f, "the worker did not start: {why}"),
+        }
+    }
+}
+
+/// Why a kernel has no worker although nothing is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StopReason {
+    /// Nobody used it for its idle time.
+    Idle,
+    /// A client asked.
+    Asked,
+    /// The daemon was stopped.
+    Daemon,
+    /// The host had no place for its worker.
+    NoPlace,
+    /// What it was given is not there, or may not be given any more.
+    NotGiven,
+    /// Nobody used it, and memory was short on the host.
+    Memory,
+}
+
+impl StopReason {
+    /// The reason in a few words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            StopReason::Idle => "idle",
+            StopReason::Asked => "asked",
+            StopReason::Daemon => "daemon stopped",
+            StopReason::NoPlace => "no place for a worker",
+            StopReason::NotGiven => "what it was given is not there",
+            StopReason::Memory => "memory was short",
+        }
+    }
+}
+
+/// When a crashed kernel gets a worker again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Restart {
+    /// By itself, when the back-off ends at this time.
+    At(i64),
+    /// The breaker is open: when somebody asks, or at the first use after this time.
+    Breaker {
+        /// Milliseconds since 1970.
+        until_ms: i64,
+    },
+}
+
+/// Where a kernel is in its life. Each state carries what is valid only in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum State {
+    /// Made, never started.
+    Created,
+    /// A worker is being started.
+    Starting,
+    /// A worker waits for work.
+    Ready,
+    /// A worker runs this execution.
+    Busy {
+        /// Which one.
+        exec: ExecId,
+    },
+    /// The worker was told to end.
+    Stopping {
+        /// Why.
+        reason: StopReason,
+        /// What it still runs, if it was told while busy.
+        exec: Option<ExecId>,
+    },
+    /// No worker; the next use starts one.
+    Stopped {
+        /// Why.
+        reason: StopReason,
+    },
+    /// The worker ended by itself.
+    Crashed {
+        /// How.
+        cause: CrashCause,
+        /// What happens next.
+        restart: Restart,
+    },
+    /// Put away: files and engine state are in the store alone. Nothing starts a worker until it is taken out.
+    Archived {
+        /// The checkpoint that holds them.
+        checkpoint: CheckpointId,
+    },
+}
+
+impl State {
+    /// Every public name, in the order of a kernel's life.
+    pub const NAMES: [&str; 8] = ["created", "starting", "ready", "busy", "stopping", "stopped", "crashed", "archived"];
+
+    /// The state's public name.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            State::Created => "created",
+            State::Starting => "starting",
+            State::Ready => "ready",
+            State::Busy { .. } => "busy",
+            State::Stopping { .. } => "stopping",
+            State::Stopped { .. } => "stopped",
+            State::Crashed { .. } => "crashed",
+            State::Archived { .. } => "archived",
+        }
+    }
+
+    /// Why the kernel is in this state; empty where the name says it.
+    pub fn reason(&self) -> String {
+        match self {
+            State::Created | State::Starting | State::Ready => String::new(),
+            State::Busy { exec } => format!("execution {exec}"),
+            State::Stopping { reason, .. } | State::Stopped { reason } => reason.name().to_owned(),
+            State::Crashed { cause, restart: Restart::At(_) } => cause.to_string(),
+            State::Crashed { cause, restart: Restart::Breaker { .. } } => format!("{cause}; circuit breaker open"),
+            State::Archived { checkpoint } => format!("in checkpoint {}", checkpoint.short()),
+        }
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Something waits for a worker: an execution, a request for a variable.
+    Used,
+    /// A client asked for a start; closes the breaker.
+    StartAsked,
+    /// The worker of this attempt is ready.
+    WorkerReady {
+        /// Which attempt.
+        attempt: u64,
+    },
+    /// A worker of a former daemon was taken over; it runs this execution, if any.
+    WorkerAdopted {
+        /// What it runs.
+        running: Option<ExecId>,
+    },
+    /// The worker of this attempt is gone, or could not be started.
+    WorkerEnded {
+        /// Which attempt.
+        attempt: u64,
+        /// How; ignored if the end was wanted.
+        cause: CrashCause,
+    },
+    /// The worker of this attempt was not started, because the host has no place for one: nobody's fault, so no crash.
+    WorkerRefused {
+        /// Which attempt.
+        attempt: u64,
+        /// What stands in the way: [`StopReason::NoPlace`] or [`StopReason::NotGiven`].
+        why: StopReason,
+    },
+    /// The next queued execution was handed to the worker.
+    ExecutionStarted {
+        /// Which one.
+        exec: ExecId,
+    },
+    /// The running execution is over.
+    ExecutionEnded {
+        /// Which one.
+        exec: ExecId,
+    },
+    /// Nobody used the kernel for its idle time.
+    IdleElapsed,
+    /// The kernel is to have no worker.
+    StopAsked {
+        /// Why.
+        reason: StopReason,
+        /// Interrupt what runs.
+        force: bool,
+    },
+    /// The back-off is over.
+    BackoffElapsed,
+    /// Its files and state are in this checkpoint, and are to be there alone.
+    ArchiveAsked {
+        /// Which one.
+        checkpoint: CheckpointId,
+    },
+    /// Its files and state are back in their places.
+    Unarchived,
+}
+
+/// What the supervisor must do, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Start a worker; report it under this attempt.
+    StartWorker {
+        /// Which attempt.
+        attempt: u64,
+    },
+    /// Tell the worker to save and end.
+    StopWorker,
+    /// Interrupt the running execution.
+    Interrupt {
+        /// Which one.
+        exec: ExecId,
+    },
+    /// Journal the running execution as lost.
+    EndAsLost {
+        /// Which one.
+        exec: ExecId,
+        /// How its worker ended.
+        cause: CrashCause,
+    },
+    /// Fail everything that is queued: there will be no worker soon.
+    FailQueued {
+        /// Why.
+        cause: CrashCause,
+    },
+    /// Hand the next queued piece of work to the worker, if there is one.
+    Dispatch,
+    /// Start the idle clock.
+    ArmIdle,
+    /// Stop the idle clock.
+    DisarmIdle,
+    /// Report `BackoffElapsed` after so long.
+    ArmBackoff {
+        /// Milliseconds.
+        delay_ms: u64,
+    },
+    /// Tell subscribers: the state changed, by this name.
+    Publish(&'static str),
+}
+
+/// A kernel's state and what its decisions depend on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Life {
+    /// Where it is.
+    pub state: State,
+    /// Numbers the workers it had.
+    pub attempt: u64,
+    /// Times of recent crashes, milliseconds since 1970; at most [`limits::BREAKER_CRASHES`].
+    pub crashes: Vec<i64>,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Life { state: State::Created, attempt: 0, crashes: Vec::new() }
+    }
+}
+
+impl Life {
+    /// A life as it is after a start of the daemon in which no worker of it was found.
+    #[must_use]
+    pub fn without_worker(self) -> Self {
+        let state = match self.state {
+            State::Created => State::Created,
+            State::Stopped { reason } | State::Stopping { reason, .. } => State::Stopped { reason },
+            State::Starting | State::Ready | State::Busy { .. } => State::Stopped { reason: StopReason::Daemon },
+            State::Crashed { cause, restart } => State::Crashed { cause, restart },
+            State::Archived { checkpoint } => State::Archived { checkpoint },
+        };
+        Life { state, ..self }
+    }
+
+    /// Whether a worker is there or on its way.
+    pub const fn has_worker(&self) -> bool {
+        match self.state {
+            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => true,
+            State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } => false,
+        }
+    }
+
+    /// Whether work would only fail now.
+    pub fn breaker_is_open(&self, now_ms: i64) -> bool {
+        matches!(self.state, State::Crashed { restart: Restart::Breaker { until_ms }, .. } if now_ms < until_ms)
+    }
+
+    /// Takes an event; gives what to do. Total: an event that means nothing in a state changes nothing.
+    #[must_use]
+    pub fn step(&mut self, event: Event, now_ms: i64) -> Vec<Action> {
+        match event {
+            Event::Used => self.used(now_ms),
+            Event::StartAsked => self.start_asked(),
+            Event::WorkerReady { attempt } => self.worker_ready(attempt),
+            Event::WorkerAdopted { running } => self.worker_adopted(running),
+            Event::WorkerEnded { attempt, cause } => self.worker_ended(attempt, cause, now_ms),
+            Event::WorkerRefused { attempt, why } => self.worker_refused(attempt, why, now_ms),
+            Event::ExecutionStarted { exec } => self.execution_started(exec),
+            Event::ExecutionEnded { exec } => self.execution_ended(exec),
+            Event::IdleElapsed => match self.state {
+                State::Ready => self.stop(StopReason::Idle, None, false),
+                _ => Vec::new(),
+            },
+            Event::StopAsked { reason, force } => self.stop_asked(reason, force),
+            Event::BackoffElapsed => match self.state {
+                State::Crashed { restart: Restart::At(_), .. } => self.start(),
+                _ => Vec::new(),
+            },
+            Event::ArchiveAsked { checkpoint } => match self.state {
+                State::Created | State::Stopped { .. } | State::Crashed { .. } => {
+                    self.state = State::Archived { checkpoint };
+                    self.crashes.clear();
+                    vec![Action::Publish("kernel_archived")]
+                }
+                _ => Vec::new(),
+            },
+            Event::Unarchived => match self.state {
+                State::Archived { .. } => {
+                    self.state = State::Stopped { reason: StopReason::Asked };
+                    vec![Action::Publish("kernel_unarchived")]
+                }
+                _ => Vec::new(),
+            },
+        }
+    }
+
+    fn start(&mut self) -> Vec<Action> {
+        self.attempt += 1;
+        self.state = State::Starting;
+        vec![Action::StartWorker { attempt: self.attempt }, Action::Publish("kernel_starting")]
+    }
+
+    fn used(&mut self, now_ms: i64) -> Vec<Action> {
+        match &self.state {
+            State::Created | State::Stopped { .. } => self.start(),
+            State::Ready => vec![Action::DisarmIdle, Action::Dispatch],
+            State::Crashed { restart: Restart::Breaker { until_ms }, .. } if now_ms >= *until_ms => self.start(),
+            State::Crashed { cause, restart: Restart::Breaker { .. } } => {
+                vec![Action::FailQueued { cause: cause.clone() }]
+            }
+            State::Crashed { restart: Restart::At(_), .. }
+            | State::Starting
+            | State::Busy { .. }
+            | State::Stopping { .. }
+            | State::Archived { .. } => Vec::new(),
+        }
+    }
+
+    fn start_asked(&mut self) -> Vec<Action> {
+        match self.state {
+            State::Created | State::Stopped { .. } => self.start(),
+            State::Crashed { .. } => {
+                self.crashes.clear();
+                self.start()
+            }
+            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } | State::Archived { .. } => {
+                Vec::new()
+            }
+        }
+    }
+
+    fn worker_ready(&mut self, attempt: u64) -> Vec<Action> {
+        match self.state {
+            State::Starting if attempt == self.attempt => {
+                self.state = State::Ready;
+                vec![Action::ArmIdle, Action::Publish("kernel_ready"), Action::Dispatch]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn worker_adopted(&mut self, running: Option<ExecId>) -> Vec<Action> {
+        self.attempt += 1;
+        match running {
+            Some(exec) => {
+                self.state = State::Busy { exec };
+                vec![Action::Publish("kernel_adopted")]
+            }
+            None => {
+                self.state = State::Ready;
+                vec![Action::ArmIdle, Action::Publish("kernel_adopted"), Action::Dispatch]
+            }
+        }
+    }
+
+    fn worker_refused(&mut self, attempt: u64, why: StopReason, now_ms: i64) -> Vec<Action> {
+        match self.state {
+            State::Starting if attempt == self.attempt => {
+                self.state = State::Stopped { reason: why };
+                vec![Action::DisarmIdle, Action::Publish("kernel_stopped")]
+            }
+            // It was told to stop meanwhile: there is no worker, as was wanted.
+            _ => self.worker_ended(attempt, CrashCause::NotStarted(String::from(why.name())), now_ms),
+        }
+    }
+
+    fn execution_started(&mut self, exec: ExecId) -> Vec<Action> {
+        match self.state {
+            State::Ready => {
+                self.state = State::Busy { exec };
+                vec![Action::DisarmIdle]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn execution_ended(&mut self, ended: ExecId) -> Vec<Action> {
+        match &mut self.state {
+            State::Busy { exec } if *exec == ended => {
+                self.state = State::Ready;
+                vec![Action::ArmIdle, Action::Dispatch]
+            }
+            State::Stopping { exec, .. } if *exec == Some(ended) => {
+                *exec = None;
+                vec![Action::StopWorker]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn stop_asked(&mut self, reason: StopReason, force: bool) -> Vec<Action> {
+        match self.state {
+            State::Ready => self.stop(reason, None, force),
+            State::Busy { exec } => self.stop(reason, Some(exec), force),
+            State::Starting => {
+                // The worker that comes up belongs to a former attempt and is ended by its own report.
+                self.state = State::Stopping { reason, exec: None };
+                vec![Action::StopWorker, Action::Publish("kernel_stopping")]
+            }
+            State::Stopping { exec: Some(exec), .. } if force => vec![Action::Interrupt { exec }],
+            State::Crashed { .. } => {
+                self.state = State::Stopped { reason };
+                vec![Action::Publish("kernel_stopped")]
+            }
+            State::Created | State::Stopped { .. } | State::Stopping { .. } | State::Archived { .. } => Vec::new(),
+        }
+    }
+
+    fn stop(&mut self, reason: StopReason, exec: Option<ExecId>, force: bool) -> Vec<Action> {
+        self.state = State::Stopping { reason, exec };
+        let mut actions = vec![Action::DisarmIdle, Action::Publish("kernel_stopping")];
+        match exec {
+            None => actions.push(Action::StopWorker),
+            Some(exec) if force => actions.push(Action::Interrupt { exec }),
+            Some(_) => {}
+        }
+        actions
+    }
+
+    fn worker_ended(&mut self, attempt: u64, cause: CrashCause, now_ms: i64) -> Vec<Action> {
+        if attempt != self.attempt {
+            return Vec::new();
+        }
+        let running = match &self.state {
+            State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } => {
+                return Vec::new();
+            }
+            State::Stopping { reason, exec } => {
+                let (reason, exec) = (*reason, *exec);
+                self.state = State::Stopped { reason };
+                let mut actions: Vec<Action> = exec.map(|exec| Action::EndAsLost { exec, cause }).into_iter().collect();
+                // Work may have been queued meanwhile: it starts the next worker.
+                actions.extend([Action::Publish("kernel_stopped"), Action::Dispatch]);
+                return actions;
+            }
+            State::Starting | State::Ready => None,
+            State::Busy { exec } => Some(*exec),
+        };
+        self.crashed(running, cause, now_ms)
+    }
+
+    fn crashed(&mut self, running: Option<ExecId>, cause: CrashCause, now_ms: i64) -> Vec<Action> {
+        let window_ms = limits::BREAKER_WINDOW.as_millis() as i64;
+        // A clock that went backwards must not keep old crashes alive for ever: both sides are cut.
+        self.crashes.retain(|at| (now_ms - window_ms..=now_ms).contains(at));
+        self.crashes.push(now_ms);
+        let mut actions = vec![Action::DisarmIdle];
+        if let Some(exec) = running {
+            actions.push(Action::EndAsLost { exec, cause: cause.clone() });
+        }
+        actions.push(Action::Publish("kernel_crashed"));
+        if self.crashes.len() >= limits::BREAKER_CRASHES {
+            let until_ms = now_ms.saturating_add(window_ms);
+            self.state = State::Crashed { cause: cause.clone(), restart: Restart::Breaker { until_ms } };
+            actions.extend([Action::FailQueued { cause }, Action::Publish("kernel_breaker_opened")]);
+        } else {
+            let delay_ms = backoff_ms(self.crashes.len());
+            self.state = State::Crashed { cause, restart: Restart::At(now_ms.saturating_add(delay_ms as i64)) };
+            actions.push(Action::ArmBackoff { delay_ms });
+        }
+        actions
+    }
+}
+
+/// Pause before the start that follows the `crashes`-th crash of a window.
+fn backoff_ms(crashes: usize) -> u64 {
+    let first = limits::RESTART_BACKOFF_FIRST.as_millis() as u64;
+    let most = limits::RESTART_BACKOFF_MAX.as_millis() as u64;
+    let doublings = u32::try_from(crashes.saturating_sub(1)).unwrap_or(u32::MAX).min(20);
+    first.saturating_mul(1 << doublings).min(most)
+}
+
+#[cfg(test)]
+#[path = "lifecycle_tests.rs"]
+mod tests;

@@ -1,0 +1,37 @@
+//! A kernel's engine state in a database of this host.
+
+use std::path::{Path, PathBuf};
+
+use crate::catalog::{EngineDb, EngineInfo, Entry, Inspected};
+use crate::core::durability::Durability;
+use crate::core::error::{Error, Result};
+use crate::isolation::EngineState;
+
+/// `engine.db` of a kernel.
+pub(super) struct EngineDatabase {
+    pub path: PathBuf,
+    pub durability: Durability,
+}
+
+impl EngineState for EngineDatabase {
+    fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Entry>) -> Result<()> {
+        let db = EngineDb::open(&self.path, self.durability)?;
+        db.replace_all(info, entries, &[])?;
+        Ok(db.close()?)
+    }
+
+    fn inspect(&self) -> Result<Inspected> {
+        let scratch = scratch_beside(&self.path)?;
+        let inspected = EngineDb::inspect(&self.path, &scratch);
+        let _ = std::fs::remove_dir_all(&scratch);
+        Ok(inspected?)
+    }
+}
+
+/// A folder for copies beside a kernel's databases; a leftover is removed with the kernel.
+fn scratch_beside(path: &Path) -> Result<PathBuf> {
+    let scratch = path.with_file_name("verify");
+    let _ = std::fs::remove_dir_all(&scratch);
+    std::fs::create_dir(&scratch).map_err(|error| Error::internal(format!("{}: {error}", scratch.display())))?;
+    Ok(scratch)
+}

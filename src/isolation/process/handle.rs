@@ -1,0 +1,156 @@
+//! A handle to a worker that is a process of this host.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+
+use super::cgroups::{Cgroups, remove_cgroup};
+use super::launch::WorkerProcess;
+use crate::core::error::{Error, Result};
+use crate::core::ids::WorkerId;
+use crate::isolation::{BoundSources, HostMount, KernelHome, WorkerHandle, WorkerRecord};
+use crate::link::binding::{BoundFolder, BoundMount, BoundSource};
+use crate::link::connector::unix;
+use crate::link::host::WorkerLink;
+use crate::sandbox::{Owners, RunAs};
+
+/// The record of a worker, for a later daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The private socket.
+    pub socket: PathBuf,
+    /// Init's process; `None` before the start.
+    pub process: Option<ProcessRecord>,
+    /// The account of its processes, in a daemon that is root.
+    pub run_as: Option<RunAs>,
+}
+
+/// Identifies a process even if its number is reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProcessRecord {
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`, clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl Record {
+    pub(super) fn read(record: &str) -> Result<Record> {
+        serde_json::from_str(record).map_err(|error| Error::corrupt(format!("a worker's record is damaged: {error}")))
+    }
+
+    pub(super) fn write(&self) -> Result<WorkerRecord> {
+        serde_json::to_string(self).map_err(|error| Error::internal(error.to_string()))
+    }
+}
+
+/// State shared by a driver's handles.
+pub(super) struct Shared {
+    pub cgroups: Option<Cgroups>,
+    pub owners: Owners,
+}
+
+impl Shared {
+    /// Removes leftovers of an ended worker. A worker unlinks its sockets itself, unless it was killed.
+    pub(super) async fn clean_up(&self, worker: WorkerId, socket: &Path) {
+        for path in [socket.to_owned(), unix::descriptor_path(socket)] {
+            let _ = std::fs::remove_file(path);
+        }
+        if let Some(cgroups) = &self.cgroups {
+            remove_cgroup(&cgroups.of(worker)).await;
+        }
+    }
+}
+
+/// A worker's init, watched through a descriptor.
+pub(super) struct ProcessHandle {
+    pub id: WorkerId,
+    pub process: WorkerProcess,
+    pub record: Record,
+    /// The encoded record in the catalog.
+    pub written: WorkerRecord,
+    pub shared: Rc<Shared>,
+}
+
+impl ProcessHandle {
+    /// Returns a file or folder as a detached mount, with its owner's ids mapped to the worker's user.
+    fn mapped(&self, path: &Path, run_as: RunAs) -> Result<OwnedFd> {
+        Ok(self.shared.owners.mapped(path, run_as)?)
+    }
+
+    /// The account to which host paths are mapped; `None` if the worker opens them with its own rights.
+    fn mapped_for(&self) -> Option<RunAs> {
+        self.record.run_as.filter(|run_as| run_as.map_root)
+    }
+
+    async fn source(&self, link: &WorkerLink, path: &Path, run_as: Option<RunAs>) -> Result<BoundSource> {
+        let token = match run_as {
+            Some(run_as) => link.pass_descriptor(self.mapped(path, run_as)?).await?,
+            None => 0,
+        };
+        Ok(BoundSource { path: path.to_owned(), token })
+    }
+}
+
+#[async_trait::async_trait(?Send)]
+impl WorkerHandle for ProcessHandle {
+    fn id(&self) -> WorkerId {
+        self.id
+    }
+
+    fn record(&self) -> WorkerRecord {
+        self.written.clone()
+    }
+
+    fn process_id(&self) -> Option<u32> {
+        Some(self.process.pid)
+    }
+
+    fn kill(&self) {
+        self.process.kill();
+    }
+
+    async fn exited(&self) {
+        if let Err(error) = self.process.ended().await {
+            tracing::warn!(worker = %self.id, %error, "a worker's process cannot be watched");
+        }
+    }
+
+    async fn clean_up(&self) {
+        self.shared.clean_up(self.id, &self.record.socket).await;
+    }
+
+    async fn bind_sources(
+        &self,
+        link: &WorkerLink,
+        home: Option<&KernelHome>,
+        mounts: &[HostMount],
+    ) -> Result<BoundSources> {
+        let mut bound = BoundSources::default();
+        if let Some(KernelHome { dir, own_workspace, shared_workspace, .. }) = home {
+            let own = [Some(dir.as_path()), shared_workspace.as_deref()].into_iter().flatten();
+            bound.protected = own.filter_map(|folder| folder.canonicalize().ok()).collect();
+            let workspace = match shared_workspace {
+                Some(shared) => Some(self.source(link, shared, self.record.run_as).await?),
+                None => None,
+            };
+            let dir = self.source(link, dir, self.record.run_as).await?;
+            bound.folder = Some(BoundFolder { dir, own_workspace: own_workspace.clone(), workspace });
+        }
+        for mount in mounts {
+            let source = self.source(link, &mount.source, self.mapped_for()).await?;
+            bound.mounts.push(BoundMount { inside: mount.inside.clone(), source, writable: mount.writable });
+        }
+        Ok(bound)
+    }
+
+    async fn attach_mount(&self, link: &WorkerLink, mount: &HostMount) -> Result<()> {
+        let detached = self.mapped_for().map(|run_as| self.mapped(&mount.source, run_as)).transpose()?;
+        link.bind(&mount.inside, &mount.source, mount.writable, detached).await
+    }
+
+    async fn detach_mount(&self, link: &WorkerLink, inside: &Path) -> Result<()> {
+        link.unbind(inside).await
+    }
+}

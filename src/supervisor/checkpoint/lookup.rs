@@ -1,0 +1,56 @@
+//! Finds checkpoints, and reads what they hold.
+
+use crate::core::checkpoint::{Checkpoint, Manifest, Named, RefError, Reference, StateParts};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+
+/// Finds a checkpoint of a kernel by a reference.
+///
+/// # Errors
+/// `notFound`, `invalidArgument`, and `conflict` with the candidates if it could be several.
+pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
+    let name = &kernel.spec.name;
+    let told = |error: RefError| match error {
+        RefError::Malformed(_) => Error::invalid(error.to_string()),
+        RefError::Ambiguous { .. } => {
+            Error::conflict(error.to_string()).reason("ambiguous").hint("give more of its id: `ryokan log` shows it")
+        }
+        RefError::Unknown(_) | RefError::TooFar { .. } => {
+            Error::not_found(format!("kernel {name}: {error}")).hint(format!("`ryokan log {name}` lists what there is"))
+        }
+    };
+    let reference: Reference = reference.parse().map_err(told)?;
+    let mut all = kernel.records.all_checkpoints().await?;
+    all.reverse();
+    let named: Vec<Named> = all.iter().map(Named::from).collect();
+    let id = reference.find(&named).map_err(told)?;
+    let found = all.into_iter().find(|checkpoint| checkpoint.id == id);
+    found.ok_or_else(|| Error::internal("a checkpoint that was found is gone"))
+}
+
+/// What a checkpoint holds; read back and checked.
+///
+/// # Errors
+/// `corrupt`, `unsupported` for one of a later release.
+pub(crate) async fn contents(host: &Host, checkpoint: &Checkpoint) -> Result<(Manifest, StateParts)> {
+    let manifest = manifest_of(host, checkpoint).await?;
+    let parts = super::state::list(&host.store, manifest.state).await?;
+    Ok((manifest, parts))
+}
+
+/// A checkpoint's manifest; read back and checked.
+///
+/// # Errors
+/// `corrupt`, `unsupported` for one of a later release.
+pub(crate) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<Manifest> {
+    use crate::core::checkpoint::ManifestError as Wrong;
+    let bytes = host.store.get(checkpoint.manifest, limits::MANIFEST_BYTES as u64).await?;
+    Manifest::decode(&bytes).map_err(|error| match error {
+        Wrong::UnknownFormat(_) | Wrong::UnknownWorkFormat(_) | Wrong::Kind(_) => {
+            Error::unsupported(error.to_string()).reason("manifest_format")
+        }
+        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
+    })
+}

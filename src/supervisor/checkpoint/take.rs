@@ -1,0 +1,224 @@
+//! Takes a checkpoint: gathers what the kernel is, stores it, makes it visible.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::files::CapturedFiles;
+use super::gather::{Gathered, gather};
+use super::memory::Keep;
+use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, FORMAT, Manifest, McpPart, ToolPart};
+use crate::core::error::{Error, Result};
+use crate::core::ids::{CheckpointId, Digest};
+use crate::core::info::ToolInfo;
+use crate::core::limits;
+use crate::core::missed::MissedEntry;
+use crate::core::workflow::{Outcome, WorkflowPart};
+use crate::link::host::WorkerLink;
+use crate::supervisor::host::Host;
+use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::kernel::command::{Actor, Change, Trace};
+use crate::supervisor::kernel::journal::version_after;
+use crate::supervisor::kernel::{Kernel, work_detail};
+
+/// So many files that could not be read are named in an event.
+const UNREADABLE_TOLD: usize = 20;
+
+/// Takes a checkpoint at the next safe point.
+///
+/// # Errors
+/// `deadline` if the kernel did not come to rest, `conflict`, and whatever keeps a part from being captured: then there is no
+/// checkpoint, and the kernel is as it was.
+pub async fn take(host: &Rc<Host>, kernel: &Rc<Kernel>, taking: CheckpointRequest, actor: Actor) -> Result<Checkpoint> {
+    Ok(take_with(host, kernel, taking, actor, None).await?.0)
+}
+
+/// As [`take`], together with a change of the work: both or neither. Gives what that gave, too.
+///
+/// # Errors
+/// As [`take`], and those of the change.
+pub(crate) async fn take_with(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    taking: CheckpointRequest,
+    actor: Actor,
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
+    taking.check()?;
+    // Before anything is interrupted for it.
+    let version = kernel.view().version;
+    if taking.expected_version != 0 && taking.expected_version != version {
+        let (name, wanted) = (&kernel.spec.name, taking.expected_version);
+        return Err(Error::conflict(format!("kernel {name} is at version {version}, not {wanted}"))
+            .hint("look at what changed, then try again with the present version"));
+    }
+    if taking.interrupt {
+        kernel.interrupt_running(&actor).await?;
+    }
+    let change = Trace::InitialState(Change { actor: actor.clone(), expected_version: taking.expected_version });
+    let begun = Instant::now();
+    let (wait, own, to) = (taking.wait, Rc::clone(kernel), Rc::clone(host));
+    let taken =
+        super::queue_ticket::take(super::queue_ticket::Ticket::new(kernel), change, wait, move |link| async move {
+            capture(&to, &own, &link, &taking, &actor, with).await
+        });
+    let taken = taken.await?;
+    host.metrics.since(Stage::Checkpoint, kernel.spec.engine, begun);
+    Ok(taken)
+}
+
+/// Takes a checkpoint now: the caller holds the worker.
+pub(super) async fn capture(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: &Rc<WorkerLink>,
+    taking: &CheckpointRequest,
+    actor: &Actor,
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
+    let gathered = gather(host, kernel, link, Some(Keep { kind: taking.kind, spare: None })).await?;
+    seal(host, kernel, gathered, taking, actor, with).await
+}
+
+/// Makes a checkpoint of what was gathered, together with a change of the work: both or neither.
+pub(super) async fn seal(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    gathered: Gathered,
+    taking: &CheckpointRequest,
+    actor: &Actor,
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
+    let Gathered { id, parts, state, copy, files, mut objects } = gathered;
+    let before = kernel.view().version;
+    let named = with.as_ref().map(|with| with.request().change.names());
+    let mut tries = 0;
+    let (sealed, Added { checkpoint, outcome, sequence }) = loop {
+        let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
+        manifest.missed.extend(copy.why_not.iter().cloned());
+        let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
+        let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
+        let new = NewCheckpoint {
+            id: manifest.id,
+            name: taking.name.clone(),
+            description: taking.description.clone(),
+            kind: taking.kind,
+            creator: actor.to_string(),
+            at_ms: manifest.at_ms,
+            pinned: taking.pinned,
+            manifest: sealed,
+            files: manifest.workspace.files,
+            state_bytes: parts.bytes(),
+            summary: taking.summary.clone(),
+            compact: taking.compact.clone(),
+            work: manifest.work,
+            work_seen: Some(work_seen),
+            with: with.clone(),
+        };
+        tries += 1;
+        match kernel.records.add_checkpoint(new, actor).await {
+            // Somebody recorded work beside it: the manifest is made once more, with that in it.
+            Err(error) if error.reason == WORK_CHANGED && tries < limits::SEAL_ATTEMPTS => {}
+            added => break (sealed, added?),
+        }
+    };
+    host.metrics.took(Stage::CheckpointPause, kernel.spec.engine, Duration::from_micros(files.pause_us));
+    kernel.advance(version_after(sequence));
+    let unreadable = files.unreadable();
+    {
+        let mut view = kernel.view.borrow_mut();
+        view.checkpoints += 1;
+        view.unreadable.clone_from(&unreadable);
+    }
+    let told: Vec<_> = unreadable.iter().take(UNREADABLE_TOLD).map(|missed| &missed.key).collect();
+    let detail = serde_json::json!({
+        "unreadable": told, "unreadable_count": unreadable.len(),
+        "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
+        "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
+    });
+    host.events.publish(&kernel.event_name, "checkpoint_created", detail);
+    let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
+    host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
+    if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
+        let told = work_detail(outcome);
+        let versions = (Some(before), Some(version_after(sequence)));
+        host.audit(actor, deed, kernel, versions, told.to_string()).await;
+        host.events.publish(&kernel.event_name, event, told);
+    }
+    super::pruning::prune_soon(host, kernel);
+    Ok((checkpoint, outcome))
+}
+
+/// Stops everything inside. Whatever keeps that from being so, nothing stays stopped.
+pub(super) async fn freeze(link: &WorkerLink) -> Result<()> {
+    let frozen = link.freeze().await;
+    if frozen.is_err() {
+        // It may have stopped though its answer did not come.
+        let _ = link.thaw().await;
+    }
+    frozen
+}
+
+/// A manifest of what was captured, and what was recorded of the work as it was made.
+async fn manifest(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    id: CheckpointId,
+    state: Digest,
+    files: &CapturedFiles,
+    with: Option<&Together>,
+) -> Result<(Manifest, WorkflowPart)> {
+    let tools = kernel.offered_tools().iter().map(tool_part).collect();
+    let seen = kernel.records.workflow_part().await?;
+    let work = match with.map(Together::request) {
+        Some(request) => seen.clone().after(&request.change, request.at_ms)?,
+        None => seen.clone(),
+    };
+    let view = kernel.view();
+    let mut missed = view.missed;
+    missed.extend(files.missed.iter().cloned());
+    missed.extend(view.jobs.iter().map(|job| MissedEntry {
+        key: format!("job/{}", job.id),
+        type_name: "job".into(),
+        reason: format!("a process that runs: {}", job.command),
+    }));
+    let (mounts, mcp) = kernel.records.grants().await?;
+    let manifest = Manifest {
+        format: FORMAT,
+        kind: Manifest::kind_name(),
+        ryokan: env!("CARGO_PKG_VERSION").into(),
+        arch: std::env::consts::ARCH.into(),
+        base_image_version: String::new(),
+        host: host.id(),
+        kernel: kernel.id,
+        epoch: kernel.epoch,
+        id,
+        parent: kernel.records.head().await?.checkpoint,
+        at_ms: host.now_ms(),
+        engine: kernel.spec.engine,
+        spec: kernel.spec_now(),
+        journal: view.version.saturating_sub(1),
+        state,
+        workspace: files.part.clone(),
+        mounts,
+        mcp: mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect(),
+        work,
+        tools,
+        missed,
+        audit: Some(host.catalog.audit_head().await?),
+    };
+    Ok((manifest, seen))
+}
+
+pub(super) fn tool_part(tool: &ToolInfo) -> ToolPart {
+    let mut hash = blake3::Hasher::new();
+    // The length first, so that no two of them read as another two.
+    hash.update(&(tool.description.len() as u64).to_le_bytes());
+    hash.update(tool.description.as_bytes()).update(tool.schema_json.as_bytes());
+    let hash = Digest::from_bytes(*hash.finalize().as_bytes());
+    ToolPart { name: tool.name.clone(), source: tool.source.clone(), hash }
+}
+
+pub(crate) fn encode(manifest: &Manifest) -> Result<Vec<u8>> {
+    manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))
+}

@@ -1,0 +1,147 @@
+//! The one exclusive change that a kernel is in: who owns it, and its record in `state.db`.
+//!
+//! `core::kernel::transition` decides; this module writes each decision to `state.db` before it counts.
+
+use std::rc::Rc;
+
+use super::Kernel;
+use crate::catalog::state::NewEntry;
+use crate::core::error::{Error, Result};
+use crate::core::kernel::transition::{Claim, Decision, Event, Kind, Record, Refusal, Step, Transition};
+use crate::supervisor::host::Host;
+
+/// Ownership of a kernel's transition. Dropped before the end, it leaves the transition to recovery.
+pub struct ExclusiveTransition {
+    kernel: Rc<Kernel>,
+    claim: Claim,
+}
+
+impl Drop for ExclusiveTransition {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl ExclusiveTransition {
+    /// Begins a transition. Nothing is recorded yet.
+    ///
+    /// # Errors
+    /// `conflict` names the transition in the way, or says that a copy of the kernel is being made.
+    pub(crate) fn begin(kernel: &Rc<Kernel>, kind: Kind) -> Result<ExclusiveTransition> {
+        if matches!(kind, Kind::Archive | Kind::Remove) {
+            kernel.not_a_source()?;
+        }
+        let begun = kernel.transitions.borrow_mut().begin(kind);
+        let claim = begun.map_err(|refusal| kernel.refused(refusal))?;
+        Ok(ExclusiveTransition { kernel: Rc::clone(kernel), claim })
+    }
+
+    /// Begins the recovery of an interrupted transition, if there is one.
+    pub(crate) fn recover(kernel: &Rc<Kernel>) -> Option<(ExclusiveTransition, Record)> {
+        let (claim, record) = kernel.transitions.borrow_mut().recover()?;
+        Some((ExclusiveTransition { kernel: Rc::clone(kernel), claim }, record))
+    }
+
+    /// Records the intent: from here on the kernel may change.
+    ///
+    /// # Errors
+    /// The database's: nothing is recorded then.
+    pub(crate) async fn record(&self, transition: Transition, actor: String, at_ms: i64) -> Result<()> {
+        let record = Record::open(transition, actor, at_ms);
+        self.kernel.records.begin_transition(record.clone()).await?;
+        self.apply(Event::Recorded(record))
+    }
+
+    /// Begins a step.
+    ///
+    /// # Errors
+    /// `internal` if it does not follow.
+    pub(crate) fn enter(&self, step: Step) -> Result<()> {
+        self.apply(Event::Entered(step))
+    }
+
+    /// Records that the outcome holds; gives the number of the journal's entry.
+    ///
+    /// # Errors
+    /// The database's: the decision is open then.
+    pub(crate) async fn commit(&self, entry: NewEntry) -> Result<u64> {
+        let sequence = self.kernel.records.commit_transition(entry).await?;
+        self.apply(Event::Committed)?;
+        Ok(sequence)
+    }
+
+    /// The transaction that ended a restore was its commit, or the end of its revert.
+    ///
+    /// # Errors
+    /// `internal` if it does not follow.
+    pub(crate) fn ended(&self) -> Result<()> {
+        let decision = self.kernel.transitions.borrow().record().map(|record| record.decision);
+        self.apply(match decision {
+            Some(Decision::Aborted) => Event::Cleared,
+            Some(Decision::Open | Decision::Committed) | None => Event::Committed,
+        })
+    }
+
+    /// Records that the kernel goes back. May be repeated.
+    ///
+    /// # Errors
+    /// The database's: the decision is open then.
+    pub(crate) async fn abort(&self, host: &Host) -> Result<()> {
+        let decision = self.kernel.transitions.borrow().record().map(|record| record.decision);
+        if decision == Some(Decision::Aborted) {
+            return Ok(());
+        }
+        host.making_room(async || self.kernel.records.abort_transition().await).await?;
+        self.apply(Event::Aborted)
+    }
+
+    /// Deletes the record: nothing is left to recover.
+    ///
+    /// # Errors
+    /// The database's: recovery tries again then.
+    pub(crate) async fn clear(&self, host: &Host) -> Result<()> {
+        host.making_room(async || self.kernel.records.clear_transition().await).await?;
+        self.apply(Event::Cleared)
+    }
+
+    /// Gives the ownership up: what is not ended is left to recovery. May be repeated.
+    pub(crate) fn release(&self) {
+        // Refused only if it was released before.
+        if self.apply(Event::Released).is_ok() {
+            self.kernel.wake_sharers();
+        }
+    }
+
+    fn apply(&self, event: Event) -> Result<()> {
+        self.kernel.transitions.borrow_mut().apply(self.claim, event).map_err(|refusal| self.kernel.refused(refusal))
+    }
+}
+
+impl Kernel {
+    /// Refuses a change of the kernel beside a transition.
+    ///
+    /// # Errors
+    /// `conflict` names the transition.
+    pub(crate) fn not_in_transition(&self) -> Result<()> {
+        self.transitions.borrow().admit().map_err(|refusal| self.refused(refusal))
+    }
+
+    /// Whether a transition has begun to change the kernel and has not ended.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.transitions.borrow().record().is_some()
+    }
+
+    /// The kind of a transition that awaits recovery.
+    pub(crate) fn interrupted(&self) -> Option<Kind> {
+        self.transitions.borrow().interrupted()
+    }
+
+    /// The refusal of what cannot be done before an interrupted transition has ended.
+    pub(crate) fn unfinished(&self, kind: Kind) -> Error {
+        self.refused(Refusal::Interrupted(kind))
+    }
+
+    pub(super) fn refused(&self, refusal: Refusal) -> Error {
+        refusal.of_kernel(self.spec.name.as_str())
+    }
+}

@@ -1,0 +1,170 @@
+//! An interrupted restore ends before code runs, with the worker that is there, with another one, or without one.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::Error;
+use ryokan::rpc::client::{HostClient, run_local};
+use ryokan::sys::fault;
+
+use crate::support::{Host, User, kernel, out};
+
+/// Loading `b` ends the engine once for each restore of the file `armed`.
+const ENDS_ENGINE: &str = "
+import os
+class Ends:
+    def __setstate__(self, state):
+        import os
+        if os.path.exists('armed'):
+            os.remove('armed')
+            os._exit(9)
+b = Ends()
+b.kept = 1
+open('armed', 'w').close()
+";
+
+const LOOK: &str = "print(x, open('f').read())";
+
+/// A kernel in its second state, with its first as checkpoint `one`, whose load ends the engine.
+fn set_up() -> Host {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[engines.python]\nrollback_memory = \"0\"\n");
+    host.launch();
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        out(&k, &format!("{ENDS_ENGINE}\nx = 1\nopen('f', 'w').write('1')")).await;
+        host.ok(&["checkpoint", "k", "-m", "one"]);
+        out(&k, "del b\nos.remove('armed')\nx = 2\nopen('f', 'w').write('2')").await;
+    });
+    host
+}
+
+fn arm(host: &mut Host, fault: &str) {
+    host.kill();
+    begin(host, fault);
+}
+
+fn begin(host: &mut Host, fault: &str) {
+    host.env(fault::VARIABLE, fault);
+    host.spawn();
+    super::until_served(host);
+}
+
+/// Has the daemon end within a restore of `one`.
+fn interrupt(host: &mut Host, point: &str) {
+    arm(host, &format!("{point}=kill"));
+    let answered: Result<_, Error> = run_local(async {
+        let client = HostClient::connect(&host.socket(), "test").await?;
+        client.open_kernel("k").await?.0.restore_checkpoint("one", 0).await
+    })
+    .unwrap();
+    assert!(answered.is_err() && host.ends(), "{point}: {answered:?}");
+}
+
+fn end_workers(host: &Host) {
+    for pid in host.workers() {
+        // It may have ended by itself.
+        let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
+    }
+}
+
+fn events(host: &Host, kind: &str) -> Vec<String> {
+    let log = host.ok(&["events", "k"]);
+    log.lines().filter(|line| line.contains(kind)).map(str::to_owned).collect()
+}
+
+/// The kernel works and is in that state; both ways are open.
+fn is_at(host: &Host, state: &str, what: &str) {
+    let other = if state == "1" { "2" } else { "1" };
+    assert_eq!(host.ok(&["exec", "k", LOOK]), format!("{state} {state}\n"), "{what}");
+    host.ok(&["exec", "k", &format!("x = {other}; open('f', 'w').write('{other}')")]);
+    assert_eq!(host.ok(&["exec", "k", LOOK]), format!("{other} {other}\n"), "{what}");
+}
+
+/// The engine ends while the next daemon recovers with its worker: recovery goes on without that worker.
+#[test]
+fn recovery_survives_dying_worker() {
+    let mut host = set_up();
+    interrupt(&mut host, "state.transition.begin.after_commit");
+    let workers = host.workers();
+    assert!(!workers.is_empty(), "the worker lives");
+    arm(&mut host, "");
+    is_at(&host, "1", "the first use");
+    assert!(!events(&host, "restore_unfinished").is_empty(), "its worker ended: {}", host.ok(&["events", "k"]));
+    assert!(events(&host, "restore_ended").iter().any(|event| event.contains("finished")));
+}
+
+/// Daemon and worker end at each step: the next daemon needs no worker to recover.
+#[test]
+fn recovery_needs_no_worker() {
+    for point in [
+        "state.transition.begin.after_commit",
+        "workspace.place.rename",
+        "workspace.place.sync",
+        "state.restore.finish.before_commit",
+    ] {
+        let mut host = Host::prepare(User::Own);
+        host.configure("[daemon]\ndurability = \"power\"\n[engines.python]\nrollback_memory = \"0\"\n");
+        host.launch();
+        host.ok(&["new", "k", "--engine", "python"]);
+        host.ok(&["exec", "k", "x = 1; _ = open('f', 'w').write('1')"]);
+        super::checkpoint(&host, "k", "one");
+        host.ok(&["exec", "k", "x = 2; _ = open('f', 'w').write('2')"]);
+        interrupt(&mut host, point);
+        end_workers(&host);
+        // The recovery itself is killed, too, before it is done at last.
+        for again in ["kernel.engine.recreate=kill", "engine.state.replace.before_commit=kill"] {
+            arm(&mut host, again);
+            assert!(host.ends(), "{point}: the start does not pass {again}");
+        }
+        arm(&mut host, "");
+        is_at(&host, "1", point);
+        assert_eq!(events(&host, "restore_unfinished"), Vec::<String>::new(), "{point}");
+        host.ok(&["undo", "k", "--yes"]);
+        assert_eq!(host.ok(&["exec", "k", LOOK]), "2 2\n", "{point}");
+    }
+}
+
+/// A recovery that cannot go on goes back; one that can do neither is tried again.
+#[test]
+fn failed_recovery_is_retried() {
+    for (fault, state) in [("kernel.engine.recreate=eio", "2"), ("state.restore.finish.before_commit=eio", "2")] {
+        let mut host = set_up();
+        interrupt(&mut host, "state.transition.begin.after_commit");
+        end_workers(&host);
+        arm(&mut host, fault);
+        is_at(&host, state, fault);
+        assert!(events(&host, "restore_ended").iter().any(|event| event.contains("reverted")), "{fault}");
+    }
+    let mut host = set_up();
+    interrupt(&mut host, "workspace.place.rename");
+    end_workers(&host);
+    let objects = host.data().join("store").join("packs");
+    let away = host.data().join("store").join("away");
+    host.kill();
+    std::fs::rename(&objects, &away).unwrap();
+    std::fs::create_dir(&objects).unwrap();
+    begin(&mut host, "");
+    let refused = host.cli(&["exec", "k", LOOK]);
+    assert!(!refused.status.success(), "neither state is there: {refused:?}");
+    assert!(!events(&host, "restore_unfinished").is_empty());
+    host.kill();
+    std::fs::remove_dir_all(&objects).unwrap();
+    std::fs::rename(&away, &objects).unwrap();
+    begin(&mut host, "");
+    is_at(&host, "2", "the store is back");
+}
+
+/// The daemon ends as it gives a restore up: whatever was decided holds.
+#[test]
+fn abort_crash_atomicity() {
+    for (point, states) in
+        [("state.transition.abort.before_commit", ["1", "1"]), ("state.transition.abort.after_commit", ["2", "2"])]
+    {
+        let mut host = set_up();
+        interrupt(&mut host, point);
+        arm(&mut host, "");
+        let seen = host.ok(&["exec", "k", LOOK]);
+        assert_eq!(seen.split_whitespace().collect::<Vec<_>>(), states, "{point}");
+    }
+}
