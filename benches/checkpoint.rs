@@ -160,7 +160,7 @@ fn ours(world: &World, report: &mut Report, size: Size, source: &Path) -> anyhow
         report.times(&what("undo of it"), &rounds.undone, None);
         report.times(&what("diff to now, 10 files touched"), &rounds.compared, None);
         pauses(world, report, size, &host, &kernel).await?;
-        let fork = forks(world, report, size, &host, &kernel, &daemon.data().join("spares")).await?;
+        let fork = forks(world, report, size, &host, &kernel, &daemon.data().join("prepared")).await?;
         report.figure(&what("daemon in the end, RSS"), process::rss_mib(daemon.pid()), "MiB", None);
         report.figure(&what("size of the store in the end"), files::on_disk(&store) as f64 / 1e6, "MB", None);
         Ok(Ours { first: seconds(first) * 1e3, again, back, fork, bytes })
@@ -330,7 +330,7 @@ async fn forks(
 async fn spares_made(host: &HostClient) -> anyhow::Result<u64> {
     let (mut events, mut made) = (host.events(0).await?, 0);
     while let Ok(event) = tokio::time::timeout(Duration::from_millis(300), events.next()).await {
-        made += u64::from(event?.kind == "spare_made");
+        made += u64::from(event?.kind == "copy_prepared");
     }
     Ok(made)
 }

@@ -80,7 +80,7 @@ impl Drop for Ipykernel {
     }
 }
 
-/// One throw-away sandbox by bubblewrap: new namespaces, the host's tree read-only.
+/// One ephemeral sandbox by bubblewrap: new namespaces, the host's tree read-only.
 pub fn bubblewrap(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration> {
     let mut command = Command::new("bwrap");
     command.args(["--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]);

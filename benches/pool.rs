@@ -26,7 +26,7 @@ const REST: Duration = Duration::from_millis(20);
 /// Rounds in which everything that is compared takes turns, a block each: what else the machine does hits all alike.
 const ROUNDS: usize = 8;
 
-/// What is wanted of an engine for a throw-away and for a durable kernel, milliseconds.
+/// What is wanted of an engine for a ephemeral and for a durable kernel, milliseconds.
 type Wanted = Option<(f64, f64)>;
 
 /// An engine's first words.
@@ -74,9 +74,9 @@ struct Beginning {
 }
 
 const BEGINNINGS: [Beginning; 3] = [
-    Beginning { name: "throw-away", ephemeral: true, at_once: false },
+    Beginning { name: "ephemeral", ephemeral: true, at_once: false },
     Beginning { name: "durable", ephemeral: false, at_once: false },
-    Beginning { name: "throw-away, asked for at once", ephemeral: true, at_once: true },
+    Beginning { name: "ephemeral, asked for at once", ephemeral: true, at_once: true },
 ];
 
 /// One kernel's beginning, from a pool that is full: its creation and its first result. Its removal is not counted.
@@ -201,23 +201,23 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     report.times("fork and exec of /bin/echo, no box at all", &fork_exec, None);
     report.times("bwrap --unshare-all /bin/echo", &bwrap, None);
     report.note("namespaces alone: no seccomp, no Landlock, no interpreter, nothing durable, gone after one run");
-    report.figure("  ÷ kaish, throw-away", bwrap.p50() / kaish, "×", None);
+    report.figure("  ÷ kaish, ephemeral", bwrap.p50() / kaish, "×", None);
     let same = ENGINES.into_iter().zip(&bwrap_same).zip(&times);
     for (((engine, _, most), bwrap), times) in same.filter(|(((engine, ..), _), _)| wanted(engine)) {
         report.times(&format!("bwrap --unshare-all {engine}, the same words"), bwrap, None);
         let least = most.map(|_| Target::AtLeast(10.0));
-        report.figure(&format!("  ÷ {engine}, throw-away"), bwrap.p50() / times[0].p50(), "×", least);
+        report.figure(&format!("  ÷ {engine}, ephemeral"), bwrap.p50() / times[0].p50(), "×", least);
     }
     match runs.count() {
         0 => report.figure("runc run /bin/echo", f64::NAN, "", None),
         _ => {
             report.times("runc run /bin/echo", &runs, None);
-            report.figure("  ÷ kaish, throw-away", runs.p50() / kaish, "×", None);
+            report.figure("  ÷ kaish, ephemeral", runs.p50() / kaish, "×", None);
         }
     }
     if peer.count() > 0 {
         report.times("ipykernel: start, first result", &peer, None);
-        report.figure("  ÷ python, throw-away", peer.p50() / python, "×", None);
+        report.figure("  ÷ python, ephemeral", peer.p50() / python, "×", None);
     }
     Ok(())
 }
@@ -284,7 +284,7 @@ pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
         if bwrap.count() > 0 {
             report.times(&format!("bwrap --unshare-all {engine}, one after the other"), bwrap, None);
             let least = most.map(|_| Target::AtLeast(10.0));
-            report.figure(&format!("  ÷ {engine}, throw-away"), bwrap.p50() / times[0].p50(), "×", least);
+            report.figure(&format!("  ÷ {engine}, ephemeral"), bwrap.p50() / times[0].p50(), "×", least);
         }
     }
     Ok(())
@@ -469,7 +469,7 @@ pub fn soak(world: &World, report: &mut Report) -> anyhow::Result<()> {
             "ms",
             None,
         );
-        report.note("create, one execution, remove; three of four kaish, one Python; half of them throw-away");
+        report.note("create, one execution, remove; three of four kaish, one Python; half of them ephemeral");
         report.figure("daemon, RSS before", before.rss_mib, "MiB", None);
         report.figure("daemon, RSS after", after.rss_mib, "MiB", Some(Target::AtMost(before.rss_mib * 1.1 + 2.0)));
         for (what, before, after) in [

@@ -89,14 +89,14 @@ fn defaults(defaults: &Defaults, net_host_allowed: bool, faults: &mut Faults) {
 
 fn upkeep(upkeep: &Upkeep, faults: &mut Faults) {
     faults.unless(upkeep.interval.is_none_or(|interval| interval <= LONGEST), || too_long("upkeep", "interval"));
-    faults.unless(upkeep.copied >= limits::STORE_PACK_BYTES, || {
-        Fault::new(&["upkeep", "copied"], "less than one pack: no turn could copy anything").hint("at least 64M")
+    faults.unless(upkeep.copy_limit >= limits::STORE_PACK_BYTES, || {
+        Fault::new(&["upkeep", "copy_limit"], "less than one pack: no turn could copy anything").hint("at least 64M")
     });
     faults.unless(upkeep.grace <= limits::STORE_GRACE_MAX, || {
         Fault::new(&["upkeep", "grace"], format!("longer than {}", Span(limits::STORE_GRACE_MAX)))
     });
-    faults.unless(upkeep.spares <= limits::PREPARED_COPIES_MAX, || {
-        Fault::new(&["upkeep", "spares"], format!("more than {}", limits::PREPARED_COPIES_MAX))
+    faults.unless(upkeep.prepared_copies <= limits::PREPARED_COPIES_MAX, || {
+        Fault::new(&["upkeep", "prepared_copies"], format!("more than {}", limits::PREPARED_COPIES_MAX))
     });
 }
 

@@ -271,9 +271,9 @@ pub struct Upkeep {
     pub interval: Option<Duration>,
     /// Most bytes that one run copies.
     #[serde(with = "size")]
-    pub copied: u64,
+    pub copy_limit: u64,
     /// Copies of kernels' files that are kept ready for their next fork; 0: none.
-    pub spares: usize,
+    pub prepared_copies: usize,
     /// Age below which nothing in the store is garbage.
     #[serde(with = "span")]
     pub grace: Duration,
@@ -283,8 +283,8 @@ impl Default for Upkeep {
     fn default() -> Self {
         Self {
             interval: Some(limits::UPKEEP_INTERVAL),
-            copied: limits::UPKEEP_PASS_BYTES,
-            spares: limits::PREPARED_COPIES,
+            copy_limit: limits::UPKEEP_PASS_BYTES,
+            prepared_copies: limits::PREPARED_COPIES,
             grace: limits::STORE_GRACE,
         }
     }

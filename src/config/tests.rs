@@ -157,7 +157,7 @@ fn each_problem_names_line_key_and_remedy() {
             ],
         ),
         ("[defaults]\nmemory = \"lots\"", &[":2: defaults.memory: \"lots\" is not a size"]),
-        ("[upkeep]\nspares = 257", &[":2: upkeep.spares: more than 256"]),
+        ("[upkeep]\nprepared_copies = 257", &[":2: upkeep.prepared_copies: more than 256"]),
         ("[defaults]\nmemory = \"1M\"", &[":2: defaults.memory: memory of 1 MiB is outside"]),
         (
             "[defaults]\nidle_timeout = 5",

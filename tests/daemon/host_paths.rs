@@ -109,11 +109,7 @@ fn symlinked_mount_source_refused() {
                         }
                         let refused = run(victim, &look).await;
                         assert_eq!(refused.end.status, ExecStatus::Refused, "{what}: {refused:?}");
-                        assert!(
-                            refused.end.err.contains("leads elsewhere"),
-                            "{what}: {}",
-                            refused.end.err
-                        );
+                        assert!(refused.end.err.contains("leads elsewhere"), "{what}: {}", refused.end.err);
                         neighbour.stop(false).await.expect("stops");
                         assert_eq!(out(&neighbour, "cat /free/seen").await, "free", "{what}: others go on");
                         does(back.into()).await;

@@ -78,7 +78,7 @@ fn metrics_are_anonymous() {
     }
     // The same on the loopback; who asks for something else is told so, and who says nothing sensible hurts nobody.
     let tcp = || TcpStream::connect(("127.0.0.1", port)).expect("connected");
-    assert!(ask(tcp(), "GET /metrics").contains("ryokan_pool_slots{"));
+    assert!(ask(tcp(), "GET /metrics").contains("ryokan_warm_workers{"));
     assert!(ask(tcp(), "GET /").starts_with("HTTP/1.1 404"));
     assert!(ask(unix(), "POST /metrics").starts_with("HTTP/1.1 405"));
     let mut nonsense = unix();
@@ -127,7 +127,7 @@ fn ended_pool_metrics_persist() {
 #[test]
 fn removed_kernels_free_memory() {
     let host = Host::start();
-    let remembered = || value(&told(&host), "ryokan_kernels_remembered");
+    let remembered = || value(&told(&host), "ryokan_kernels_in_memory");
     host.with(async |client| {
         kernel(&client, "stays", EngineName::Kaish).await;
         for n in 0..300 {

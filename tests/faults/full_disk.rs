@@ -257,7 +257,7 @@ fn full_disk_drops_spares_first() {
     }
     for user in users() {
         let (host, disk, go) = small(user);
-        let (reserve, spares) = (host.data().join("reserve"), host.data().join("spares"));
+        let (reserve, spares) = (host.data().join("reserve"), host.data().join("prepared"));
         let kept = || spares.read_dir().map_or(0, Iterator::count);
         host.with(async |client| {
             let one = kernel(&client, "one", EngineName::Kaish).await;
@@ -267,7 +267,7 @@ fn full_disk_drops_spares_first() {
             let made = || async {
                 let (mut events, mut made) = (client.events(0).await.expect("events"), false);
                 while let Ok(event) = tokio::time::timeout(Duration::from_millis(100), events.next()).await {
-                    made |= event.expect("an event").kind == "spare_made";
+                    made |= event.expect("an event").kind == "copy_prepared";
                 }
                 made
             };

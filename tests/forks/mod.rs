@@ -4,7 +4,7 @@ mod crash_safety;
 mod export;
 mod fork;
 mod origin;
-mod spares;
+mod prepared_copies;
 mod threads;
 
 use serde_json::Value;

@@ -90,7 +90,7 @@ fn memory_pressure_eviction_order() {
             let found = events.lines().position(|line| line.contains(what) && line.contains(of));
             found.unwrap_or_else(|| panic!("no {what} of {of:?} in {events}"))
         };
-        assert!(at("memory_short", "") < at("kernel_stopped", "\"first\""), "{events}");
+        assert!(at("memory_pressure_started", "") < at("kernel_stopped", "\"first\""), "{events}");
         assert!(
             at("kernel_stopped", "\"first\"") < at("kernel_stopped", "\"second\""),
             "the longest unused first: {events}"

@@ -147,7 +147,7 @@ fn gc_keeps_objects_in_use() {
 fn gc_runs_periodically() {
     let mut host = Host::prepare(User::Own);
     host.configure(
-        "[upkeep]\ninterval = \"300ms\"\ngrace = \"0s\"\ncopied = \"64M\"\n[defaults]\nkeep_checkpoints = 1\n",
+        "[upkeep]\ninterval = \"300ms\"\ngrace = \"0s\"\ncopy_limit = \"64M\"\n[defaults]\nkeep_checkpoints = 1\n",
     );
     host.launch();
     host.with(async |client| {

@@ -85,7 +85,7 @@ fn failed_checkpoint_allows_stop() {
         assert_eq!(out(&k, "echo $x").await, "1", "and nothing of its state is lost");
     });
     let events = host.ok(&["events", "k", "--json"]);
-    assert!(events.contains("rest_checkpoint_failed"), "{events}");
+    assert!(events.contains("stop_checkpoint_failed"), "{events}");
 }
 
 #[test]

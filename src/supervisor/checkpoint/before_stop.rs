@@ -84,7 +84,7 @@ impl CheckpointService for Checkpoints {
 /// Publishes that a kernel stops without the due checkpoint.
 fn publish_failure(host: &Host, kernel: &Kernel, why: &str) {
     let detail = serde_json::json!({ "error": why });
-    host.events.publish(&kernel.event_name, "rest_checkpoint_failed", detail);
+    host.events.publish(&kernel.event_name, "stop_checkpoint_failed", detail);
 }
 
 async fn take(

@@ -224,7 +224,7 @@ pub(crate) async fn fill(
         let to = places.clone();
         let filled = host.store.run_beside(move |store| {
             let made = spare.become_workspace(TreeId(tree), to, store, durability);
-            Ok(made.and_then(|(tracker, restored)| ended(tracker, "spare", restored)))
+            Ok(made.and_then(|(tracker, restored)| ended(tracker, "prepared_copy", restored)))
         });
         match filled.await? {
             Ok(filled) => return Ok(filled),

@@ -96,10 +96,10 @@ pub struct Metrics {
     remembered: Gauge,
     workers: Gauge,
     clients: Gauge,
-    slots: Family<[Label; 2], Gauge>,
+    warm_workers: Family<[Label; 2], Gauge>,
     pool_events: Family<[Label; 2], Counter>,
-    pool_trouble: Family<[Label; 1], Gauge>,
-    memory_short: Gauge,
+    pool_failing: Family<[Label; 1], Gauge>,
+    memory_pressure: Gauge,
 }
 
 impl Metrics {
@@ -113,10 +113,10 @@ impl Metrics {
             remembered: Gauge::default(),
             workers: Gauge::default(),
             clients: Gauge::default(),
-            slots: Family::default(),
+            warm_workers: Family::default(),
             pool_events: Family::default(),
-            pool_trouble: Family::default(),
-            memory_short: Gauge::default(),
+            pool_failing: Family::default(),
+            memory_pressure: Gauge::default(),
         };
         metrics.register();
         metrics
@@ -124,25 +124,21 @@ impl Metrics {
 
     fn register(&self) {
         let registry = &mut *self.registry.borrow_mut();
-        registry.register(
-            "executions",
-            "Executions that are over, by engine and how they ended",
-            self.executions.clone(),
-        );
-        let help = "Time that the engine took for an execution";
+        registry.register("executions", "Ended executions, by engine and status", self.executions.clone());
+        let help = "Time of an execution in the engine";
         registry.register_with_unit("execution", help, Unit::Seconds, self.executing.clone());
-        let help = "Time of what somebody waits for, by stage and engine";
+        let help = "Time of a stage, by stage and engine";
         registry.register_with_unit("stage", help, Unit::Seconds, self.stages.clone());
         registry.register("kernels", "Kernels, by engine and state", self.kernels.clone());
-        let help = "Kernels in the daemon's memory, removed ones that somebody still holds included";
-        registry.register("kernels_remembered", help, self.remembered.clone());
-        registry.register("workers", "Workers, those that wait for a kernel included", self.workers.clone());
-        registry.register("clients", "Clients that are connected", self.clients.clone());
-        registry.register("pool_slots", "Workers that wait for a kernel, by engine and state", self.slots.clone());
-        registry.register("pool_events", "What happened in the warm pool, by engine", self.pool_events.clone());
-        let help = "1 while workers of that engine cannot be made ready";
-        registry.register("pool_trouble", help, self.pool_trouble.clone());
-        registry.register("memory_short", "1 while memory is short on the host", self.memory_short.clone());
+        let help = "Kernels in the daemon's memory, including removed ones that clients still hold";
+        registry.register("kernels_in_memory", help, self.remembered.clone());
+        registry.register("workers", "Workers, including warm ones", self.workers.clone());
+        registry.register("clients", "Connected clients", self.clients.clone());
+        registry.register("warm_workers", "Warm workers, by engine and state", self.warm_workers.clone());
+        registry.register("pool_events", "Events of the warm pool, by engine", self.pool_events.clone());
+        let help = "1 while warm workers of the engine fail to start";
+        registry.register("pool_failing", help, self.pool_failing.clone());
+        registry.register("memory_pressure", "1 under memory pressure on the host", self.memory_pressure.clone());
     }
 
     /// Times a stage.
@@ -179,16 +175,16 @@ impl Metrics {
         self.remembered.set(count(now.remembered));
         self.workers.set(count(now.workers));
         self.clients.set(count(now.clients));
-        self.memory_short.set(now.is_memory_short.into());
-        self.slots.clear();
-        self.pool_trouble.clear();
+        self.memory_pressure.set(now.is_memory_short.into());
+        self.warm_workers.clear();
+        self.pool_failing.clear();
         self.pool_events.clear();
         for pool in &now.pools {
             let engine = || ("engine", pool.engine.clone());
             for (state, count) in [("idle", pool.idle), ("creating", pool.creating), ("wanted", pool.target)] {
-                self.slots.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
+                self.warm_workers.get_or_create(&[engine(), ("state", state.to_owned())]).inc_by(count.into());
             }
-            self.pool_trouble.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
+            self.pool_failing.get_or_create(&[engine()]).inc_by((!pool.trouble.is_empty()).into());
         }
         for (engine, total) in &now.pool_totals {
             let events = [

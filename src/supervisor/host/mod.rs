@@ -78,7 +78,7 @@ impl Host {
         events: Rc<Events>,
     ) -> Rc<Self> {
         let reserve = Reserve::new(environment.data.join("reserve"));
-        let prepared = PreparedCopies::new(environment.data.join("spares"));
+        let prepared = PreparedCopies::new(environment.data.join("prepared"));
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
         let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
         Rc::new(Host {

@@ -125,7 +125,7 @@ pub(crate) fn prepare(
     has_use: impl Fn() -> Option<String> + 'static,
 ) {
     let spares = &host.prepared;
-    if host.config.upkeep.spares == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
+    if host.config.upkeep.prepared_copies == 0 || host.is_stopping() || !donor.copies() || spares.has(kernel) {
         return;
     }
     let (bytes, entries) = (donor.bytes(), donor.entries());
@@ -177,9 +177,9 @@ async fn keep(
     let (made, bytes) = (Instant::now(), spare.bytes());
     let of = has_use().filter(|_| !host.is_stopping() && has_room(host, bytes, entries, limits::PREPARED_EVICT_FACTOR));
     let Some(event_name) = of else { return discard(spare).await };
-    host.events.publish(&event_name, "spare_made", serde_json::json!({ "bytes": bytes }));
+    host.events.publish(&event_name, "copy_prepared", serde_json::json!({ "bytes": bytes }));
     host.prepared.kept.borrow_mut().push_back(Kept { kernel, spare, made });
-    let surplus = host.prepared.kept.borrow().len().saturating_sub(host.config.upkeep.spares);
+    let surplus = host.prepared.kept.borrow().len().saturating_sub(host.config.upkeep.prepared_copies);
     for _ in 0..surplus {
         let oldest = host.prepared.kept.borrow_mut().pop_front();
         if let Some(oldest) = oldest {

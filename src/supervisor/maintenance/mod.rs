@@ -117,7 +117,7 @@ async fn collect_in_background(supervisor: &Supervisor) {
         return upkeep.put_off.set(upkeep.put_off.get() + 1);
     }
     upkeep.put_off.set(0);
-    let asked = GcAsked { dry_run: false, copy_most: host.config.upkeep.copied, in_background: true };
+    let asked = GcAsked { dry_run: false, copy_most: host.config.upkeep.copy_limit, in_background: true };
     match collect(supervisor, asked, &host.own_actor(), async |_| Ok(())).await {
         Ok(done) => {
             upkeep.failed.borrow_mut().clear();

@@ -112,7 +112,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         // The children exist, and record their origin themselves.
         tracing::warn!(kernel = %kernel.spec.name, %error, "a fork could not be noted in the journal of its parent");
         let detail = serde_json::json!({ "checkpoint": point.id, "error": error.message });
-        host.events.publish(&kernel.event_name, "fork_not_noted", detail);
+        host.events.publish(&kernel.event_name, "fork_not_recorded", detail);
     }
     Ok(Forked { checkpoint: Some(point), children })
 }

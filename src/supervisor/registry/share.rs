@@ -93,7 +93,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             // The thread exists, and records its owner itself.
             tracing::warn!(kernel = %owner.spec.name, %error, "a thread could not be noted in the journal of its owner");
             let detail = serde_json::json!({ "thread": thread.id, "error": error.message });
-            host.events.publish(&owner.event_name, "thread_not_noted", detail);
+            host.events.publish(&owner.event_name, "thread_not_recorded", detail);
         }
     }
     Ok(thread)

@@ -118,7 +118,7 @@ fn relieve(workers: &Rc<Workers>) {
     workers.pressure.until.set(Some(Instant::now() + limits::PRESSURE_HOLD));
     if began {
         tracing::warn!(slots, "memory is short: nothing is kept ready, and kernels that nobody uses are stopped");
-        workers.host.events.publish("", "memory_short", serde_json::json!({ "slots": slots }));
+        workers.host.events.publish("", "memory_pressure_started", serde_json::json!({ "warm_workers": slots }));
         report_when_over(workers);
     }
     workers.pool.look_soon();
@@ -140,7 +140,7 @@ fn report_when_over(workers: &Rc<Workers>) {
         }
         if let Some(workers) = kept.upgrade() {
             tracing::info!("memory is no longer short");
-            workers.host.events.publish("", "memory_enough", serde_json::json!({}));
+            workers.host.events.publish("", "memory_pressure_ended", serde_json::json!({}));
             workers.pool.look_soon();
         }
     });

@@ -27,8 +27,8 @@ fn made_from(host: &Host) -> Vec<String> {
     created.filter_map(|event| event["detail"]["files"].as_str().map(str::to_owned)).collect()
 }
 
-fn spares(host: &Host) -> usize {
-    host.data().join("spares").read_dir().map_or(0, Iterator::count)
+fn prepared(host: &Host) -> usize {
+    host.data().join("prepared").read_dir().map_or(0, Iterator::count)
 }
 
 #[test]
@@ -38,54 +38,54 @@ fn next_fork_uses_spare() {
         host.ok(&["new", "k", "--engine", "python"]);
         host.ok(&["exec", "k", FILES]);
         host.ok(&["fork", "k", "a"]);
-        until("a spare", || events(&host, "spare_made").len() == 1);
-        assert_eq!((made_from(&host), spares(&host)), (vec!["copy".into()], 1), "{user:?}");
+        until("a spare", || events(&host, "copy_prepared").len() == 1);
+        assert_eq!((made_from(&host), prepared(&host)), (vec!["copy".into()], 1), "{user:?}");
         let before = host.ok(&["exec", "a", VIEW]);
         host.ok(&["exec", "k", CHANGE]);
         host.ok(&["fork", "k", "b"]);
-        assert_eq!(made_from(&host), ["copy", "spare"], "{user:?}");
+        assert_eq!(made_from(&host), ["copy", "prepared_copy"], "{user:?}");
         assert_eq!(host.ok(&["exec", "b", VIEW]), host.ok(&["exec", "k", VIEW]), "{user:?}: as the parent is");
         assert_eq!(host.ok(&["exec", "a", VIEW]), before, "{user:?}: who was made before keeps its own");
         host.ok(&["exec", "b", "open('d0/f0', 'w').write('other')"]);
         assert_eq!(host.ok(&["exec", "k", "open('d0/f0').read()[:4]"]), "'0 0 '\n", "{user:?}: nothing is shared");
         assert!(host.ok(&["diff", "b", "latest"]).contains("d0/f0"), "{user:?}");
-        // The files of a checkpoint from before the change.
-        until("another", || events(&host, "spare_made").len() == 2);
+        // A checkpoint's files, from before the change.
+        until("another", || events(&host, "copy_prepared").len() == 2);
         let first = super::log(&host, "k").last().unwrap()["id"].as_str().unwrap().to_owned();
         host.ok(&["fork", "k", "c", "--from", &first]);
-        assert_eq!((made_from(&host).len(), made_from(&host)[2].as_str()), (3, "spare"), "{user:?}");
+        assert_eq!((made_from(&host).len(), made_from(&host)[2].as_str()), (3, "prepared_copy"), "{user:?}");
         assert_eq!(host.ok(&["exec", "c", VIEW]), before, "{user:?}");
-        until("a third", || events(&host, "spare_made").len() == 3);
+        until("a third", || events(&host, "copy_prepared").len() == 3);
         host.ok(&["rm", "k", "--yes"]);
-        assert_eq!(spares(&host), 0, "{user:?}: it goes with its kernel");
+        assert_eq!(prepared(&host), 0, "{user:?}: it goes with its kernel");
     }
 }
 
 #[test]
 fn no_spare_when_disabled_or_small() {
     let host = Host::prepare(User::Own);
-    host.configure("[upkeep]\nspares = 0\n");
+    host.configure("[upkeep]\nprepared_copies = 0\n");
     let mut host = host;
     host.launch();
     host.ok(&["new", "k", "--engine", "python"]);
     host.ok(&["exec", "k", FILES]);
     host.ok(&["fork", "k", "a"]);
-    host.configure("[upkeep]\nspares = 1\n");
+    host.configure("[upkeep]\nprepared_copies = 1\n");
     host.restart();
     host.ok(&["new", "small", "--engine", "python"]);
     host.ok(&["exec", "small", "open('f', 'w').write('1')"]);
     host.ok(&["fork", "small", "s"]);
     host.ok(&["fork", "k", "b"]);
-    until("the one that is worth it", || events(&host, "spare_made").len() == 1);
-    assert_eq!(spares(&host), 1);
-    // The newest copy is kept.
+    until("the one that is worth it", || events(&host, "copy_prepared").len() == 1);
+    assert_eq!(prepared(&host), 1);
+    // The one that is kept is the newest.
     host.ok(&["fork", "b", "c"]);
-    until("another one's", || events(&host, "spare_made").len() == 2);
-    until("one of them is gone", || spares(&host) == 1);
+    until("another one's", || events(&host, "copy_prepared").len() == 2);
+    until("one of them is gone", || prepared(&host) == 1);
     assert_eq!(made_from(&host), ["copy"; 4]);
-    assert_eq!(spares(&host), 1, "of b");
+    assert_eq!(prepared(&host), 1, "of b");
     host.ok(&["archive", "b", "--yes"]);
-    assert_eq!(spares(&host), 0, "it goes with what is put away");
+    assert_eq!(prepared(&host), 0, "it goes with what is put away");
 }
 
 /// If a user deletes prepared copies by hand, a fork only takes longer.
@@ -98,23 +98,23 @@ fn removed_spare_falls_back_to_copy() {
         host.ok(&["fork", "k", "a"]);
         let whole = host.ok(&["exec", "k", VIEW]);
         for (round, what) in ["all", "some"].into_iter().enumerate() {
-            until("a spare", || events(&host, "spare_made").len() > round);
-            let spare = host.data().join("spares").read_dir().unwrap().next().unwrap().unwrap().path();
+            until("a spare", || events(&host, "copy_prepared").len() > round);
+            let spare = host.data().join("prepared").read_dir().unwrap().next().unwrap().unwrap().path();
             std::fs::remove_dir_all(if what == "all" { spare } else { spare.join("workspace/d4") }).unwrap();
             let child = format!("child-of-{what}");
             host.ok(&["fork", "k", &child]);
             assert_eq!(host.ok(&["exec", &child, VIEW]), whole, "{user:?}: {what}");
         }
-        assert_eq!(made_from(&host), ["copy", "copy", "spare"], "{user:?}");
-        // For an idle kernel, and for a directory that its owner may not move.
+        assert_eq!(made_from(&host), ["copy", "copy", "prepared_copy"], "{user:?}");
+        // Of a kernel at rest, and of a folder that its owner may not move.
         host.ok(&["exec", "k", "os.chmod('.', 0o555)"]);
-        until("one more", || events(&host, "spare_made").len() > 2);
+        until("one more", || events(&host, "copy_prepared").len() > 2);
         for n in 3..5 {
             host.ok(&["stop", "k"]);
             host.ok(&["fork", "k", &format!("rest{n}")]);
-            until("one more", || events(&host, "spare_made").len() > n);
+            until("one more", || events(&host, "copy_prepared").len() > n);
         }
-        assert_eq!(made_from(&host)[3..], ["spare", "spare"], "{user:?}");
+        assert_eq!(made_from(&host)[3..], ["prepared_copy", "prepared_copy"], "{user:?}");
         assert_eq!(host.ok(&["exec", "rest4", VIEW]), whole, "{user:?}");
         assert_eq!(host.ok(&["exec", "rest4", "oct(os.stat('.').st_mode)"]), "'0o40555'\n", "{user:?}");
     }
@@ -155,7 +155,7 @@ fn daemon_kill_leaves_no_spare() {
         host.kill();
         host.env(fault::VARIABLE, &if step.is_empty() { String::new() } else { format!("{step}=kill") });
         host.launch();
-        let made = events(&host, "spare_made").len();
+        let made = events(&host, "copy_prepared").len();
         let fork = |name: &str| {
             let forking = Forking::of(format!("{name}-{round}"));
             let forked = run_local(async {
@@ -166,7 +166,7 @@ fn daemon_kill_leaves_no_spare() {
         let first = fork("first");
         if step != "workspace.spare.make" {
             assert!(first.is_ok(), "{step}: {:?}", first.err());
-            until("a spare", || events(&host, "spare_made").len() > made);
+            until("a spare", || events(&host, "copy_prepared").len() > made);
         }
         if step == "workspace.spare.place" {
             let lost = fork("second").err().map(|error| error.code);
@@ -178,7 +178,7 @@ fn daemon_kill_leaves_no_spare() {
         host.env(fault::VARIABLE, "");
         host.kill();
         host.launch();
-        until("nothing is left", || spares(&host) == 0);
+        until("nothing is left", || prepared(&host) == 0);
         let known: Value = serde_json::from_str(&host.ok(&["ls", "--json"])).unwrap();
         assert_eq!(folders(&host), known.as_array().unwrap().len(), "{step}");
         for kernel in known.as_array().unwrap() {
