@@ -117,13 +117,18 @@ async fn to(
 /// Reverts a restore that failed half-way: starts the recovery, and waits for it.
 async fn revert(host: &Rc<Host>, kernel: &Rc<Kernel>, transition: Rc<ExclusiveTransition>, failed: Error) -> Error {
     // If the revert cannot be recorded, recovery may finish the restore instead: either state is complete.
-    if let Err(error) = transition.abort(host).await {
+    let aborted = transition.abort(host).await;
+    if let Err(error) = &aborted {
         tracing::warn!(kernel = %kernel.spec.name, %error, "a failed restore could not be recorded as such");
     }
     transition.release();
     let undone = kernel.recovered().await;
     match (kernel.interrupted(), undone) {
-        (None, _) => Error { message: format!("{}; the kernel is as it was", failed.message), ..failed },
+        (None, _) if aborted.is_ok() => {
+            Error { message: format!("{}; the kernel is as it was", failed.message), ..failed }
+        }
+        (None, _) => Error { message: format!("{}; it was recovered since", failed.message), ..failed }
+            .hint("look at where the kernel is"),
         (Some(_), undone) => {
             let why = undone.err().map_or_else(String::new, |error| error.message);
             let message = format!("{}; and going back failed too: {why}", failed.message);
