@@ -53,8 +53,14 @@ pub fn main() -> ExitCode {
     let cli = match Cli::from_command_line(std::env::args_os()) {
         Ok(cli) => cli,
         Err(help_or_error) => {
+            // An error repeats the arguments, which may hold anything.
+            let text = help_or_error.render().to_string();
+            let plain = render::plain(&text);
             // `--help | head` closes the pipe: the failure cannot be reported.
-            let _ = help_or_error.print();
+            let _ = match help_or_error.use_stderr() && plain != text {
+                true => std::io::Write::write_all(&mut std::io::stderr(), plain.as_bytes()),
+                false => help_or_error.print(),
+            };
             return exit::of_parser(&help_or_error).into();
         }
     };

@@ -31,11 +31,16 @@ pub fn plain(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
         match c {
             '\n' | '\t' => out.push(c),
-            c if c.is_control() => out.extend(c.escape_default()),
+            c if c.is_control() || is_directional(c) => out.extend(c.escape_default()),
             c => out.push(c),
         }
         out
     })
+}
+
+/// Whether a character changes the direction of text: a terminal would show what follows in another order.
+fn is_directional(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A number with what it counts: `1 kernel`, `2 kernels`.
