@@ -194,7 +194,7 @@ fn unprivileged_open_child() {
 }
 
 #[test]
-#[ignore = "needs root: becomes another user; run by hand and in CI"]
+#[ignore = "needs root: becomes another user; scripts/check runs it"]
 fn unprivileged_engine_db_open() {
     let dir = dir();
     let chown = |path: &Path| std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("root may");
@@ -231,7 +231,7 @@ fn open_by_descriptor_path() {
 }
 
 #[test]
-#[ignore = "needs root: mounts a small tmpfs; run by hand and in CI"]
+#[ignore = "needs root: mounts a small tmpfs; scripts/check runs it"]
 fn full_device_error_is_recoverable() {
     use nix::mount::{MntFlags, MsFlags, mount, umount2};
     let dir = dir();

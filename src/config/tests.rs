@@ -143,7 +143,7 @@ fn pool_sizes_adjust_together() {
 }
 
 #[test]
-fn each_problem_names_line_key_and_remedy() {
+fn problems_name_line_and_key() {
     for (text, wanted) in [
         (
             "[defaults]\nmemroy = \"1G\"",

@@ -349,7 +349,7 @@ fn create_and_run_in_one_call() {
 }
 
 #[test]
-fn mounts_before_first_use_survive_the_daemon() {
+fn early_mounts_survive_daemon() {
     for user in users() {
         let mut host = pooled(user);
         let given = host.given(user);

@@ -282,8 +282,7 @@ fn mounts_respect_permissions() {
     home.shell(all, "touch /host/tmp/x").fails_with("Read-only file system");
 }
 
-/// The swap comes between the judgement, which is before the start, and the use: whoever wins, what the link leads to is never
-/// seen.
+/// The path is swapped between the check, before the start, and the use: the target of the link is never visible.
 #[test]
 fn swapped_source_not_followed() {
     for starter in Starter::all() {

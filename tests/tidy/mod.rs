@@ -1,5 +1,7 @@
-//! The rules that no compiler checks: who may depend on whom, where `unsafe`, SQL and Cap'n Proto may be, how long a file
-//! may be, and that documents name tests which exist.
+//! Rules of the repository that the compiler does not check.
+//!
+//! Dependencies between modules; the places of `unsafe`, SQL and Cap'n Proto; lengths of files, lines of documents and
+//! names of tests; plain file names; and that documents name existing tests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -287,4 +289,125 @@ fn no_unfinished_code() {
             assert!(!code.contains(word), "{} holds {word}", relative(&path));
         }
     }
+}
+
+/// Longest line of a document outside tables and code blocks, characters.
+const DOCUMENT_COLUMNS: usize = 100;
+
+#[test]
+fn documents_wrap() {
+    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "systemd/README.md"];
+    let mut long = Vec::new();
+    for path in top.iter().map(|name| root().join(name)).chain(files("docs", "md")) {
+        let mut in_code = false;
+        for (at, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
+            let start = line.trim_start();
+            if start.starts_with("```") {
+                in_code = !in_code;
+            } else if !in_code && !start.starts_with('|') && line.chars().count() > DOCUMENT_COLUMNS {
+                long.push(format!("{}:{}", relative(&path), at + 1));
+            }
+        }
+        assert!(!in_code, "{}: a code block does not end", relative(&path));
+    }
+    assert!(long.is_empty(), "longer than {DOCUMENT_COLUMNS} columns:\n{}", long.join("\n"));
+}
+
+/// Most words of a test's name.
+const TEST_NAME_WORDS: usize = 6;
+
+/// Words of a test's name, without its prefix and the account under which it runs.
+fn words_of_test(name: &str) -> usize {
+    let name = name.strip_prefix("test_").unwrap_or(name);
+    name.strip_suffix("_as_user").unwrap_or(name).split('_').count()
+}
+
+/// The names of the tests in a file of Rust or Python.
+fn tests_in(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap();
+    let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+    let mut found = Vec::new();
+    let mut is_test = false;
+    for line in text.lines().map(str::trim_start) {
+        let definition = if is_rust { "fn " } else { "def " };
+        let defined = line.strip_prefix("async ").unwrap_or(line).strip_prefix(definition);
+        match defined {
+            Some(rest) => {
+                let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if is_test || !is_rust && name.starts_with("test_") {
+                    found.push(name);
+                }
+                is_test = false;
+            }
+            None => is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test"),
+        }
+    }
+    found
+}
+
+#[test]
+fn test_names_are_short() {
+    let folders = ["src", "tests", "benches", "fuzz/inputs"];
+    let all = folders.iter().flat_map(|folder| files(folder, "rs").into_iter().chain(files(folder, "py")));
+    let mut found = 0;
+    let mut long = Vec::new();
+    for path in all.filter(|path| !is_generated(path)) {
+        for name in tests_in(&path) {
+            found += 1;
+            if words_of_test(&name) > TEST_NAME_WORDS {
+                long.push(format!("{}: {name}", relative(&path)));
+            }
+        }
+    }
+    assert!(found > 500, "only {found} tests were found");
+    assert!(long.is_empty(), "names of more than {TEST_NAME_WORDS} words:\n{}", long.join("\n"));
+}
+
+/// File names that once stood for something with a name in the field.
+const VAGUE_NAMES: &[&str] = &[
+    "bank",
+    "begin",
+    "copies",
+    "each",
+    "ends",
+    "given",
+    "going_back",
+    "held",
+    "how",
+    "keep",
+    "keeping",
+    "lane",
+    "mistakes",
+    "noted",
+    "one",
+    "place",
+    "press",
+    "privacy",
+    "promise",
+    "promises",
+    "rest",
+    "sibling",
+    "small_world",
+    "spares",
+    "still",
+    "stir",
+    "sweep",
+    "take",
+    "telling",
+    "thinning",
+    "touched",
+    "turn",
+    "turns",
+];
+
+#[test]
+fn file_names_are_plain() {
+    let extensions = ["rs", "py", "js", "bash"];
+    let folders = ["src", "tests", "benches", "fuzz"];
+    let all = folders.iter().flat_map(|folder| extensions.iter().flat_map(|extension| files(folder, extension)));
+    let vague: Vec<String> = all
+        .filter(|path| path.file_stem().is_some_and(|stem| VAGUE_NAMES.contains(&stem.to_string_lossy().as_ref())))
+        .map(|path| relative(&path))
+        .collect();
+    assert!(vague.is_empty(), "name them for what they hold:\n{}", vague.join("\n"));
 }

@@ -139,7 +139,7 @@ impl Supervisor {
         let records = Records::new(row.id, row.epoch, &host.catalog, &host.store);
         // An idle kernel has nothing open: its database stays closed until its next use.
         let at_rest = worker.is_none() && !record.life.has_worker();
-        let homeless = row.thread_of.filter(|owner| !self.get(*owner).is_some());
+        let homeless = row.thread_of.filter(|owner| self.get(*owner).is_none());
         let loaded = match homeless {
             Some(owner) => Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone"))),
             None => load(&records).await,
