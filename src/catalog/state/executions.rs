@@ -23,7 +23,7 @@ pub struct ExecBegin {
     pub at_ms: i64,
 }
 
-/// Result of [`begin`].
+/// Result of beginning an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
     /// The execution is new.
