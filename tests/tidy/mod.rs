@@ -392,7 +392,6 @@ const VAGUE_NAMES: &[&str] = &[
     "still",
     "stir",
     "sweep",
-    "take",
     "telling",
     "thinning",
     "touched",

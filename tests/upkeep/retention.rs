@@ -141,7 +141,7 @@ fn retention_settings() {
         let narrow = Retention { newest: Some(0), keep_for_ms: None };
         assert_eq!(k.set_retention(&narrow, 1).await.expect_err("a stale version").code, ErrorCode::Conflict);
     });
-    assert_eq!(host.ok(&["retention", "k", "--newest", "1"]), "newest 1, for ever; 2 checkpoints let go\n");
+    assert_eq!(host.ok(&["retention", "k", "--newest", "1"]), "newest 1, for ever; 2 checkpoints removed\n");
     assert_eq!(host.ok(&["retention", "k", "--for", "30d"]), "newest 1, for 30d\n");
 }
 
