@@ -472,6 +472,8 @@ class Interrupts(Case):
         self.assertEqual(result.out, b"cleaned\n")
 
     def test_interrupt_ignored_between_executions(self):
+        # The driver may still release the memory of the execution before; a signal handler runs only after that.
+        self.value_of("1 + 1")
         for _ in range(20):
             os.kill(self.engine.pid, signal.SIGINT)
         time.sleep(0.1)
@@ -534,6 +536,14 @@ class Interrupts(Case):
         self.assertEqual(result.end["status"], "done")
         self.assertIn("interrupted", self.engine.missed[-1]["reason"])
         self.run_ok("del slow")
+
+    def test_interrupt_of_save_after_missed(self):
+        """A variable that cannot be saved must not end the interruptibility of those after it."""
+        self.engine.begin("import time\nclass Slow:\n    def __reduce__(self): time.sleep(60)\nlost = iter(int, 1)\nslow = Slow()")
+        self.engine.interrupt(0.6)
+        self.assertEqual(self.engine.finish(timeout=10).end["status"], "done")
+        self.assertIn("interrupted", self.engine.missed[-1]["reason"])
+        self.run_ok("del lost, slow")
 
     def test_children_can_be_interrupted(self):
         self.assertIs(self.value_of("import subprocess, sys; 'default_int_handler' in subprocess.run([sys.executable, '-c', 'import signal; print(signal.getsignal(2))'], capture_output=True, text=True).stdout"), True)

@@ -81,7 +81,7 @@ class Copies(unittest.TestCase):
             self.assertTrue(reply["ok"], reply)
             missed = {entry["key"]: entry["reason"] for entry in copy.wake()["missed"]}
             r, large, as_is = value(copy, "(r, large, as_is)")
-            self.assertIn("not for 1048576 as before", missed[f"descriptor/{r}"])
+            self.assertIn("not 1048576 as before", missed[f"descriptor/{r}"])
             self.assertIn("no pipe large enough", missed[f"descriptor/{large}"])
             self.assertNotIn(f"descriptor/{as_is}", missed)
             self.assertEqual(value(copy, "os.read(r, 9) == b'few'"), True)

@@ -107,6 +107,11 @@ def disarm():
 def guard(function, *args):
     """Runs user code with the gate open. Returns (result, None) or (None, exception); catches everything."""
     global is_open, pending, held
+    if is_open:  # nested, as in a failed save: the gate stays open for the code around it
+        try:
+            return function(*args), None
+        except BaseException as caught:
+            return None, caught
     result, error = None, None
     try:
         try:
