@@ -1,12 +1,12 @@
-//! The audit log's lines and the chain that they form. The encoding is described in `docs/audit-log.md`.
+//! The lines of the audit log and their hash chain; `docs/audit-log.md` describes the encoding.
 //!
 //! ```text
 //! hash(n) = BLAKE3 in derive-key mode (context of the line's format, hash(n - 1) ‖ fields of line n)
 //! field   = its length as 8 bytes little-endian ‖ its bytes
 //! ```
 //!
-//! So a changed, missing, added or moved line breaks the chain at a place that can be named. Lines cut off at the end leave a chain
-//! that is whole but shorter: an [`AuditHead`] kept elsewhere shows that.
+//! A changed, missing, added or moved line breaks the chain at an identifiable place. A truncated
+//! log has a valid but shorter chain: only an [`AuditHead`] stored elsewhere reveals that.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,63 +15,65 @@ use super::ids::Digest;
 /// Format of the lines that this release writes.
 pub const FORMAT: u32 = 2;
 
-/// What the hash of a line of each format begins with.
+/// BLAKE3 contexts, one for each format.
 const CONTEXTS: [&str; FORMAT as usize] = ["ryokan 2026 audit log line", "ryokan 2026-11 audit log line, format 2"];
 
-/// What somebody did, or tried.
+/// An attempted or completed operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NewAudit {
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// Who: the peer's uid.
+    /// The peer's uid.
     pub uid: u32,
-    /// Who: the client's own name for itself, and after a `/` the label of the attenuated capability that was used.
+    /// The client's own name, followed by `/` and the label of an attenuated capability.
     pub client: String,
-    /// What: the operation.
+    /// The operation.
     pub action: String,
-    /// To which kernel (its id); empty for the host.
+    /// Id of the kernel; empty for the host.
     pub kernel: String,
-    /// The kernel's version before.
+    /// The kernel's version before the operation.
     pub version_before: Option<u64>,
-    /// The kernel's version after.
+    /// The kernel's version after the operation.
     pub version_after: Option<u64>,
-    /// `done`, or the code of the refusal or failure.
+    /// `done`, or the code of the error.
     pub outcome: String,
-    /// Whose kernel it is; `None` for the host, and in lines of format 1.
+    /// Uid of the kernel's owner; `None` for the host, and in lines of format 1.
     pub owner: Option<u32>,
-    /// The manifest of the checkpoint that it concerns.
+    /// The manifest of the affected checkpoint.
     pub manifest: Option<Digest>,
-    /// More words: which checkpoint, how many, why not.
+    /// Further details: the checkpoint, counts, the reason of a failure.
     pub detail: String,
 }
 
 /// A line of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditLine {
-    /// From 1, without holes.
+    /// Sequence number from 1, without gaps.
     pub sequence: u64,
-    /// How it is hashed: 1 to [`FORMAT`].
+    /// Format of the hash: 1 to [`FORMAT`].
     pub format: u32,
-    /// What happened.
+    /// The operation.
     pub what: NewAudit,
-    /// Of this line and all before it.
+    /// Hash of this line and all before it.
     pub hash: Digest,
 }
 
-/// The end of the log. Kept elsewhere, it proves later that nothing was cut off.
+/// The end of the log.
+///
+/// A head stored elsewhere proves later that no lines were cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditHead {
     /// Lines in the log.
     pub sequence: u64,
-    /// Hash of the last one; zeros for an empty log.
+    /// Hash of the last line; zeros for an empty log.
     pub hash: Digest,
 }
 
 impl AuditHead {
-    /// Of a log without lines.
+    /// Head of an empty log.
     pub const EMPTY: AuditHead = AuditHead { sequence: 0, hash: Digest::from_bytes([0; 32]) };
 
-    /// The end after one more line.
+    /// Returns the head after one more line; `None` for an unknown format.
     pub fn after(self, format: u32, line: &NewAudit) -> Option<AuditHead> {
         let sequence = self.sequence + 1;
         hash_line(self.hash, sequence, format, line).map(|hash| AuditHead { sequence, hash })
@@ -84,7 +86,7 @@ impl std::fmt::Display for AuditHead {
     }
 }
 
-/// A text that is no end of a log.
+/// A text that is not an audit head.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no end of an audit log: expected LINE:HASH, as `ryokan audit --verify` prints it")]
 pub struct ParseHeadError(String);
@@ -99,41 +101,41 @@ impl std::str::FromStr for AuditHead {
     }
 }
 
-/// Where the chain is broken.
+/// A break of the hash chain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the audit log is broken at line {sequence}: {why}")]
 pub struct AuditBreak {
-    /// The first line that does not fit.
+    /// The first invalid line.
     pub sequence: u64,
-    /// What is wrong with it.
+    /// What is wrong with the line.
     pub why: String,
 }
 
-/// What is known of the log's past from elsewhere, and how far the chain was followed.
+/// Verifies a log line by line, against heads stored elsewhere.
 #[derive(Debug, Clone)]
 pub struct Walk {
-    /// Up to here it is whole.
+    /// The chain is valid up to here.
     pub head: AuditHead,
-    /// Ends that it once had, with where they were kept; the first lines first.
+    /// Heads stored elsewhere with their places, in the order of their lines.
     known: Vec<(AuditHead, String)>,
-    /// How many of them were passed.
+    /// Number of known heads already passed.
     passed: usize,
-    /// Format of the line before.
+    /// Format of the previous line.
     format: u32,
 }
 
 impl Walk {
-    /// Begins before the first line. Each known end comes with the words for where it was kept.
+    /// Starts before the first line. Each known head has a description of its place.
     pub fn new(mut known: Vec<(AuditHead, String)>) -> Walk {
         known.sort_by_key(|(head, _)| head.sequence);
         let passed = known.iter().take_while(|(head, _)| head.sequence == 0).count();
         Walk { head: AuditHead::EMPTY, known, passed, format: 1 }
     }
 
-    /// Takes the next line.
+    /// Verifies the next line.
     ///
     /// # Errors
-    /// It does not fit.
+    /// The line does not continue the chain.
     pub fn take(&mut self, line: &AuditLine) -> Result<(), AuditBreak> {
         let due = self.head.sequence + 1;
         let broken = |why: String| Err(AuditBreak { sequence: due, why });
@@ -163,10 +165,10 @@ impl Walk {
         Ok(())
     }
 
-    /// There are no more lines.
+    /// Ends the verification after the last line.
     ///
     /// # Errors
-    /// An end that was kept elsewhere lies beyond.
+    /// A head stored elsewhere lies beyond the last line.
     pub fn end(&self) -> Result<AuditHead, AuditBreak> {
         match self.known.get(self.passed) {
             None => Ok(self.head),
@@ -178,7 +180,7 @@ impl Walk {
     }
 }
 
-/// The hash of a line; `None` for a format that is not known.
+/// Returns the hash of a line; `None` for an unknown format.
 fn hash_line(before: Digest, sequence: u64, format: u32, line: &NewAudit) -> Option<Digest> {
     let context = CONTEXTS.get((format as usize).checked_sub(1)?)?;
     let mut hasher = blake3::Hasher::new_derive_key(context);
@@ -223,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Lines of both formats, as a log has them that was begun by an earlier release.
+    /// Returns lines of both formats, like a log begun by an earlier release.
     fn chain(lines: u64) -> Vec<AuditLine> {
         let mut head = AuditHead::EMPTY;
         let line = |n: u64| {
@@ -261,7 +263,7 @@ mod tests {
             |w| w.owner = Some(0),
             |w| w.manifest = Some(Digest::from_bytes([0; 32])),
             |w| w.detail.push('x'),
-            // What one field loses another gains.
+            // Moves a byte from one field to the next.
             |w| (w.client, w.action) = ("tes".into(), format!("t{}", w.action)),
         ];
         for (n, change) in changes.iter().enumerate() {
@@ -271,7 +273,7 @@ mod tests {
                 assert_eq!(walk(&lines, &[]).map_err(|broken| broken.sequence), Err(at as u64 + 1), "change {n}");
             }
         }
-        // What no hash covers may not be there at all.
+        // Fields that format 1 does not hash must be absent from its lines.
         for change in &changes[8..11] {
             let mut lines = whole.clone();
             change(&mut lines[1].what);
@@ -285,8 +287,8 @@ mod tests {
         assert_eq!(broken(&|lines| drop(lines.remove(4))), Some(5), "missing");
         assert_eq!(broken(&|lines| lines.swap(4, 5)), Some(5), "moved");
         assert_eq!(broken(&|lines| lines.insert(2, lines[2].clone())), Some(4), "twice");
-        assert_eq!(broken(&|lines| lines[6].format = 1), Some(7), "hashed as before");
-        assert_eq!(broken(&|lines| lines[7].format = FORMAT + 1), Some(8), "of a later release");
+        assert_eq!(broken(&|lines| lines[6].format = 1), Some(7), "format 1 line after format 2");
+        assert_eq!(broken(&|lines| lines[7].format = FORMAT + 1), Some(8), "unknown format");
     }
 
     #[test]
@@ -294,9 +296,9 @@ mod tests {
         let whole = chain(8);
         let (seventh, last) = (head_of(&whole[6]), head_of(&whole[7]));
         assert_eq!(walk(&whole, &[last, seventh, seventh]), Ok(last));
-        assert_eq!(walk(&whole[..6], &[]).map(|head| head.sequence), Ok(6), "a shorter chain is whole");
+        assert_eq!(walk(&whole[..6], &[]).map(|head| head.sequence), Ok(6), "truncated chain is valid");
         assert_eq!(walk(&whole[..6], &[seventh]).map_err(|broken| broken.sequence), Err(7));
-        // A log that was written anew is another one.
+        // A rewritten log has other hashes.
         let mut anew = Vec::new();
         let mut head = AuditHead::EMPTY;
         for n in 1..=9 {
@@ -310,7 +312,7 @@ mod tests {
         assert!("7".parse::<AuditHead>().is_err() && "x:y".parse::<AuditHead>().is_err());
     }
 
-    /// Format 1 is what earlier releases wrote: it must never change.
+    /// Format 1 is written by earlier releases and must never change.
     #[test]
     fn audit_formats_are_stable() {
         let line = what(1);

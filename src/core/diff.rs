@@ -1,4 +1,5 @@
-//! What differs between two moments of a kernel, in the words of its user: variables, functions, files, mounts, servers.
+//! Differences between two states of a kernel, in terms of its user: variables, functions, files,
+//! mounts, servers.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use super::quantity::format_size;
 use super::spec::KernelSpec;
 use super::workflow::{ArtifactPart, DecisionPart, Step, WorkflowPart};
 
-/// What part of a kernel something belongs to.
+/// The part of a kernel that differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Area {
@@ -19,30 +20,30 @@ pub enum Area {
     State,
     /// The workspace.
     File,
-    /// What the host gives.
+    /// Mounts from the host.
     Mount,
     /// MCP servers.
     Mcp,
-    /// What happened in between.
+    /// Journal entries in between.
     Journal,
-    /// Steps of the work.
+    /// Workflow steps.
     Step,
-    /// Who works.
+    /// The current agent.
     Agent,
-    /// What was decided.
+    /// Decisions.
     Decision,
     /// Named, versioned results.
     Artifact,
-    /// What MCP servers offer.
+    /// Tools of MCP servers.
     Tool,
-    /// What the kernel may use.
+    /// Limits of the kernel.
     Limit,
-    /// How much there is.
+    /// Sizes.
     Size,
 }
 
 impl Area {
-    /// Every area, in the order in which they are told.
+    /// Every area, in display order.
     pub const ALL: [Area; 12] = [
         Area::State,
         Area::File,
@@ -77,25 +78,25 @@ impl Area {
     }
 }
 
-/// What became of it.
+/// The kind of a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Deed {
-    /// It is only in the second.
+    /// Only in the second state.
     Added,
-    /// It is only in the first.
+    /// Only in the first state.
     Removed,
-    /// It is in both, and not the same.
+    /// In both states, with different content.
     Changed,
     /// The same content under another name.
     Renamed,
 }
 
 impl Deed {
-    /// Every deed.
+    /// Every kind.
     pub const ALL: [Deed; 4] = [Deed::Added, Deed::Removed, Deed::Changed, Deed::Renamed];
 
-    /// The deed in one word.
+    /// The kind in one word.
     pub const fn name(self) -> &'static str {
         match self {
             Deed::Added => "added",
@@ -109,51 +110,51 @@ impl Deed {
 /// One difference.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Where.
+    /// The affected part.
     pub area: Area,
-    /// What became of it.
+    /// The kind.
     pub deed: Deed,
-    /// Its name: a state entry's key, a path.
+    /// Name of the item: a state entry's key, a path.
     pub name: String,
-    /// What it was, bounded; of what was renamed: its name before.
+    /// The former value, bounded; for a rename the former name.
     pub before: String,
-    /// What it is, bounded.
+    /// The present value, bounded.
     pub after: String,
-    /// What of it changed, where that can be told apart: `content`, `mode`, `time`.
+    /// The changed properties, if known: `content`, `mode`, `time`.
     pub what: Vec<String>,
 }
 
 impl Difference {
-    /// Something that is only in the second.
+    /// Creates a difference of an item that is only in the second state.
     pub fn added(area: Area, name: &str, after: String) -> Difference {
         Difference { area, deed: Deed::Added, name: name.into(), before: String::new(), after, what: Vec::new() }
     }
 
-    /// Something that is only in the first.
+    /// Creates a difference of an item that is only in the first state.
     pub fn removed(area: Area, name: &str, before: String) -> Difference {
         Difference { area, deed: Deed::Removed, name: name.into(), before, after: String::new(), what: Vec::new() }
     }
 
-    /// Something that is in both, and not the same.
+    /// Creates a difference of an item that is in both states.
     pub fn changed(area: Area, name: &str, before: String, after: String) -> Difference {
         Difference { area, deed: Deed::Changed, name: name.into(), before, after, what: Vec::new() }
     }
 }
 
-/// What differs in one file, as text; or the next part of that.
+/// A part of the text difference of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
-    /// Its path in the workspace: any bytes but zero.
+    /// The path in the workspace, arbitrary bytes except zero.
     pub path: Vec<u8>,
-    /// What became of it.
+    /// The kind of the difference.
     pub deed: Deed,
-    /// Its path before, if it was renamed.
+    /// The former path of a renamed file.
     pub before: Vec<u8>,
-    /// Why there is no text; empty: there is.
+    /// Why there is no text; empty if there is.
     pub note: String,
-    /// Of a unified diff; lines as the files have them.
+    /// Unified diff, with the lines as in the files.
     pub text: Vec<u8>,
-    /// More of this file follows.
+    /// Whether more parts of this file follow.
     pub more: bool,
 }
 
@@ -163,7 +164,9 @@ pub fn of_state(before: &StateParts, after: &StateParts) -> Vec<Difference> {
     by_name(Area::State, keyed(before), keyed(after), same, shown)
 }
 
-/// Whether two say the same but for the summary: that is for people, and may hold where in memory something is.
+/// Whether two entries differ in their summary at most.
+///
+/// A summary is for people and may hold memory addresses.
 fn is_same_meta(a: &serde_json::Value, b: &serde_json::Value) -> bool {
     match (a.as_object(), b.as_object()) {
         (Some(a), Some(b)) => {
@@ -183,7 +186,7 @@ fn keyed(parts: &StateParts) -> BTreeMap<&str, &StatePart> {
     parts.entries.iter().map(|part| (part.key.as_str(), part)).collect()
 }
 
-/// What people see of an entry: its type and a summary, as far as its meta has them.
+/// Returns an entry for display: its type and summary, if its meta has them.
 fn shown(part: &StatePart) -> String {
     let text = |field: &str| part.meta.get(field).and_then(|value| value.as_str()).unwrap_or_default();
     let (kind, summary) = (text("type"), text("summary"));
@@ -223,7 +226,7 @@ pub fn of_tools(before: &[ToolPart], after: &[ToolPart]) -> Vec<Difference> {
     by_name(Area::Tool, named(before), named(after), |a, b| a == b, |tool| tool.source.clone())
 }
 
-/// Compares what is recorded of the work: steps, agent, decisions, artifacts.
+/// Compares workflow records: steps, agent, decisions, artifacts.
 pub fn of_work(before: &WorkflowPart, after: &WorkflowPart) -> Vec<Difference> {
     let step = |step: &Step| {
         let state = if step.completed_at_ms.is_some() { "completed" } else { "current" };
@@ -275,17 +278,17 @@ fn of_numbered<T: PartialEq>(
     numbers.into_iter().filter_map(one).collect()
 }
 
-/// Compares what a kernel may use.
+/// Compares the limits of a kernel.
 pub fn of_limits(before: &KernelSpec, after: &KernelSpec) -> Vec<Difference> {
     let (a, b) = (limits_of(before), limits_of(after));
     let pairs = a.into_iter().zip(b).filter(|((_, before), (_, after))| before != after);
     pairs.map(|((name, before), (_, after))| Difference::changed(Area::Limit, name, before, after)).collect()
 }
 
-/// How much of something there is, by name; bytes where the name ends so.
+/// Sizes by name; in bytes where the name says so.
 pub type Sizes = [(&'static str, u64); 3];
 
-/// Compares how much there is.
+/// Compares sizes.
 pub fn of_sizes(before: &Sizes, after: &Sizes) -> Vec<Difference> {
     let shown = |name: &str, size: u64| if name == "files" { size.to_string() } else { format_size(size) };
     let pairs = before.iter().zip(after).filter(|((_, before), (_, after))| before != after);
@@ -362,7 +365,7 @@ mod tests {
             ]
         );
         assert!(of_state(&after, &after).is_empty());
-        // Elsewhere in memory it is the same still; of another type it is not.
+        // Another memory address is no difference; another type is.
         let moved = StateParts {
             entries: vec![part("var/a", 1, "<object at 0x7f>"), part("var/b", 2, "2"), part("var/c", 3, "3")],
         };

@@ -1,4 +1,5 @@
-//! The engines by name. What an engine does is in `worker::engines`; what it must keep, in `docs/engine-contract.md`.
+//! Names of the engines. `worker::engines` implements them; `docs/engine-contract.md` defines their
+//! contract.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +20,7 @@ pub enum EngineName {
     Node,
 }
 
-/// A text that names no engine.
+/// A text that is not the name of an engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("there is no engine {0:?}; there are: kaish, python, bash, node")]
 pub struct UnknownEngine(String);
@@ -38,7 +39,7 @@ impl EngineName {
         }
     }
 
-    /// The oldest interpreter that will do, major and minor; none is needed for an engine that is built in.
+    /// The oldest supported interpreter, major and minor; `None` for a built-in engine.
     const fn oldest(self) -> Option<(u32, u32)> {
         match self {
             EngineName::Kaish => None,
@@ -48,8 +49,10 @@ impl EngineName {
         }
     }
 
-    /// What is wrong with an interpreter that says this of itself: `None` if it will do, or if it tells no version. The first thing
-    /// that looks like a version counts.
+    /// Returns what is wrong with an interpreter that prints `said` as its version.
+    ///
+    /// `None` if the version suffices or `said` holds none. The first text that looks like a
+    /// version counts.
     pub fn too_old(self, said: &str) -> Option<String> {
         let (major, minor) = self.oldest()?;
         let is_version = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());

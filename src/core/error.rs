@@ -1,39 +1,42 @@
-//! The one error that crosses the public interface: a closed code, a message, a hint, and for refusals the reason.
+//! The error of the public interface: a code, a message, a hint and, for refusals, the reason.
 //!
-//! Inside the daemon each module has its own small error type; it becomes this one where it leaves for a client. Cap'n Proto
-//! carries exceptions as text, so the error travels as one parseable line ([`Error::to_line`], [`Error::from_line`]).
+//! Each module of the daemon has its own small error type, which is converted to this one before it
+//! is returned to a client. Cap'n Proto carries exceptions as text, so the error is transferred as
+//! one parseable line ([`Error::to_line`], [`Error::from_line`]).
 
 use std::fmt;
 
-/// What went wrong, as a program may act on it. Closed: a new code needs a new wire version.
+/// The kind of a failure, for programs.
+///
+/// Closed: a new code needs a new wire version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ErrorCode {
-    /// The request cannot be right, whatever the state.
+    /// The request is invalid in every state.
     InvalidArgument,
-    /// The thing named does not exist, or is not the caller's to see.
+    /// The named thing does not exist, or is not visible to the client.
     NotFound,
-    /// The name or key is taken by something else.
+    /// The name or key is in use.
     AlreadyExists,
-    /// The kernel is not at the version that the caller expected.
+    /// The kernel's version differs from the expected one.
     Conflict,
-    /// Possible, but not allowed: a right, a policy or a rule forbids it.
+    /// A right, a policy or a rule forbids the request.
     Refused,
     /// A limit is reached; the same call may succeed later.
     Busy,
-    /// This host cannot do it; the hint says what it lacks.
+    /// This host lacks a required feature; the hint names it.
     Unsupported,
-    /// The kernel lives on another host now.
+    /// The kernel moved to another host.
     Departed,
-    /// The worker ended under the call.
+    /// The worker ended during the call.
     Lost,
-    /// Stored data failed its check.
+    /// Stored data failed its verification.
     Corrupt,
-    /// Not done in time.
+    /// The deadline expired.
     Deadline,
-    /// The daemon or a part of it is not there, or is stopping.
+    /// The daemon or a part of it is not available, or is stopping.
     Unavailable,
-    /// A fault of ryokan's own.
+    /// A fault of ryokan itself.
     Internal,
 }
 
@@ -74,7 +77,7 @@ impl ErrorCode {
         }
     }
 
-    /// The code of that wire name.
+    /// The code with this wire name.
     pub fn from_name(name: &str) -> Option<ErrorCode> {
         Self::ALL.into_iter().find(|code| code.name() == name)
     }
@@ -86,15 +89,17 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// A failure as a client sees it: what happened to what and why (`message`), what to do next (`hint`), and the rule
-/// that refused it (`reason`).
+/// A failure as a client sees it.
+///
+/// `message` says what happened to what and why, `hint` what to do next, `reason` the rule that
+/// refused the request.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Error {
-    /// For programs.
+    /// The code, for programs.
     pub code: ErrorCode,
-    /// For people: what happened, to what, and why. Lower case, no full stop.
+    /// The message, for people. Lower case, no full stop.
     pub message: String,
-    /// What to do next; empty if there is nothing to say.
+    /// What to do next; may be empty.
     #[serde(default)]
     pub hint: String,
     /// For refusals: the name of the rule.
@@ -102,39 +107,40 @@ pub struct Error {
     pub reason: String,
 }
 
-/// Result of whatever a client may ask for.
+/// Result of a client request.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Reason of an error that says that the disk, or one's share of it, is full.
+/// Reason of an error when the disk or a quota is full.
 pub const DISK_FULL: &str = "disk_full";
 
 impl Error {
-    /// An error without hint and reason.
+    /// Creates an error without hint and reason.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), hint: String::new(), reason: String::new() }
     }
 
-    /// The same error with what to do next.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = hint.into();
         self
     }
 
-    /// The same error with the name of the rule that refused.
+    /// Adds the reason of a refusal.
     #[must_use]
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
         self.reason = reason.into();
         self
     }
 
-    /// The wire form: `ryokan:` and one JSON object on one line.
+    /// Returns the wire form: `ryokan:` and one JSON object on one line.
     pub fn to_line(&self) -> String {
         let json = serde_json::to_string(self).unwrap_or_else(|_| String::from("{}"));
         format!("{LINE_PREFIX}{json}")
     }
 
-    /// Finds the wire form in an exception's text, which transports may have wrapped in words of their own.
+    /// Finds the wire form in the text of an exception, to which the transport may have added
+    /// words.
     pub fn from_line(text: &str) -> Option<Error> {
         let start = text.find(LINE_PREFIX)? + LINE_PREFIX.len();
         serde_json::Deserializer::from_str(&text[start..]).into_iter::<Error>().next()?.ok()

@@ -1,4 +1,4 @@
-//! Executions: one run of code in a kernel, what it is asked, what it gives.
+//! Executions: requests to run code in a kernel, and their results.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,34 +6,37 @@ use super::ids::ExecId;
 use super::limits;
 use super::value::Value;
 
-/// What to run, and under which bounds.
+/// A request to run code, with its limits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExecRequest {
     /// The code or tool call.
     pub what: Work,
-    /// Standard input that is there at once.
+    /// Standard input that is available at once.
     pub stdin: Vec<u8>,
-    /// More standard input follows through the execution's stream; without it, input ends after `stdin`.
+    /// Whether more standard input follows on the execution's stream; otherwise input ends after
+    /// `stdin`.
     pub stdin_open: bool,
     /// Environment for this execution only.
     pub env: Vec<(String, String)>,
-    /// End it after this many milliseconds; 0: no limit of its own.
+    /// Timeout of this execution in milliseconds; 0: none of its own.
     pub timeout_ms: u64,
-    /// Output that the journal keeps, bytes; 0: the default.
+    /// Bytes of output kept in the journal; 0: the default.
     pub output_limit_bytes: u64,
-    /// Idempotency key: the same key again gives the same execution.
+    /// Idempotency key: the same key returns the same execution.
     pub key: String,
-    /// The kernel's version that the caller knows; 0: any.
+    /// The kernel version that the client expects; 0: any.
     pub expected_version: u64,
 }
 
 impl ExecRequest {
-    /// Whether the other one asks for the same to be run. Which version the caller knew, and how much output is kept, are no
-    /// matter: a request that is repeated may say so otherwise.
+    /// Whether `other` requests the same execution.
+    ///
+    /// The expected version and the output limit are ignored, because a repeated request may change
+    /// them.
     pub fn asks_as(&self, other: &ExecRequest) -> bool {
         let same_work = match (&self.what, &other.what) {
             (Work::Code(a), Work::Code(b)) => a == b,
-            // As JSON, in which a NaN is itself.
+            // Compared as JSON, so that a NaN equals itself.
             (Work::Call { name: a, args: x }, Work::Call { name: b, args: y }) => a == b && x.to_json() == y.to_json(),
             (Work::Code(_), Work::Call { .. }) | (Work::Call { .. }, Work::Code(_)) => false,
         };
@@ -42,7 +45,7 @@ impl ExecRequest {
                 == (&other.stdin, other.stdin_open, &other.env, other.timeout_ms)
     }
 
-    /// About what it takes to write it down, bytes.
+    /// Approximate encoded size, bytes.
     pub fn memory_bytes(&self) -> usize {
         let work = match &self.what {
             Work::Code(code) => code.len(),
@@ -81,13 +84,13 @@ pub enum ExecStatus {
     Done,
     /// The code ended with a failure of its own.
     Failed,
-    /// Its time was up.
+    /// The timeout expired.
     Timeout,
-    /// Somebody interrupted it.
+    /// A client interrupted it.
     Interrupted,
-    /// The worker ended under it.
+    /// The worker ended during the execution.
     Lost,
-    /// Nothing ran: the code is no program, or there could be no worker for it.
+    /// Nothing ran: the code is invalid, or no worker was available.
     Refused,
 }
 
@@ -114,27 +117,27 @@ impl ExecStatus {
         }
     }
 
-    /// The status of that word.
+    /// The status with this name.
     pub fn from_name(name: &str) -> Option<ExecStatus> {
         Self::ALL.into_iter().find(|s| s.name() == name)
     }
 }
 
-/// The code of an execution whose worker ended: no engine gives it.
+/// Exit code of an execution whose worker ended; never used by an engine.
 pub const CODE_LOST: i32 = 137;
-/// The code of a timed-out execution.
+/// Exit code of a timed-out execution.
 pub const CODE_TIMEOUT: i32 = 124;
-/// The code of an interrupted execution.
+/// Exit code of an interrupted execution.
 pub const CODE_INTERRUPTED: i32 = 130;
 
-/// The end of an execution, without its output streams.
+/// The result of an execution, without its output streams.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecEnd {
     /// How it ended.
     pub status: ExecStatus,
     /// Exit code.
     pub code: i32,
-    /// What went wrong, one line; empty if nothing did.
+    /// Error in one line; empty on success.
     pub err: String,
     /// The value of the last expression, where the language has one.
     pub value: Option<Value>,
@@ -145,7 +148,7 @@ pub struct ExecEnd {
 }
 
 impl ExecEnd {
-    /// The end of an execution whose worker ended under it.
+    /// Creates the result of an execution whose worker ended.
     pub fn lost(why: impl Into<String>) -> Self {
         ExecEnd {
             status: ExecStatus::Lost,
@@ -158,18 +161,18 @@ impl ExecEnd {
     }
 }
 
-/// The end of an execution and what it wrote.
+/// The result of an execution with its output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecResult {
-    /// Which execution.
+    /// Number of the execution.
     pub exec: ExecId,
-    /// How it ended.
+    /// The result.
     pub end: ExecEnd,
     /// Kept standard output.
     pub stdout: Vec<u8>,
     /// Kept standard error.
     pub stderr: Vec<u8>,
-    /// Bytes written beyond what was kept.
+    /// Bytes of output beyond those kept.
     pub truncated_bytes: u64,
 }
 
@@ -199,7 +202,7 @@ pub enum OutputEvent {
         /// At most [`limits::CHUNK_BYTES`].
         data: Vec<u8>,
     },
-    /// Bytes that were written but are no longer there to replay.
+    /// Bytes of output that are no longer available for replay.
     Truncated(u64),
     /// The execution is over; the last event.
     ExitCode(i32),
@@ -217,7 +220,7 @@ pub struct OutputData {
 }
 
 impl OutputData {
-    /// About what it takes of memory, bytes.
+    /// Approximate size in memory, bytes.
     pub fn memory_bytes(&self) -> usize {
         let mut bytes = texts(&self.headers);
         // Not recursive: a tree may be deep.
@@ -255,7 +258,7 @@ pub struct OutputNode {
     pub children: Vec<OutputNode>,
 }
 
-/// A request that breaks a bound.
+/// A request that violates a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// More code than [`limits::CODE_BYTES`].
@@ -282,15 +285,15 @@ pub enum RequestError {
 }
 
 impl ExecRequest {
-    /// A request that runs `code` and nothing else.
+    /// Creates a request that runs `code`.
     pub fn code(code: impl Into<String>) -> Self {
         ExecRequest { what: Work::Code(code.into()), ..ExecRequest::default() }
     }
 
-    /// Checks every bound.
+    /// Checks every limit.
     ///
     /// # Errors
-    /// The first bound that is broken.
+    /// The first violated limit.
     pub fn check(&self) -> Result<(), RequestError> {
         match &self.what {
             Work::Code(code) if code.len() > limits::CODE_BYTES => return Err(RequestError::CodeTooLarge(code.len())),

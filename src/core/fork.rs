@@ -1,31 +1,31 @@
-//! What is asked of a fork: how many children, of what, and what they are called.
+//! Fork requests: the number of children, their source and their names.
 
 use std::time::Duration;
 
 use super::error::{Error, Result};
 use super::limits;
 
-/// What fork is wanted.
+/// A request to fork a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forking {
-    /// The child's name; of several what their names begin with.
+    /// The child's name; for several children, the prefix of their names.
     pub name: String,
-    /// The checkpoint to begin from, as somebody called it; empty: what is now.
+    /// The checkpoint to fork, as the client named it; empty: the present state.
     pub from: String,
-    /// How many children.
+    /// Number of children.
     pub count: u32,
-    /// Interrupt what runs now rather than wait for it.
+    /// Interrupt running code instead of waiting for it.
     pub interrupt: bool,
     /// How long to wait for the safe point.
     pub wait: Duration,
-    /// The version that the caller knows; 0: any.
+    /// The kernel version that the client expects; 0: any.
     pub expected_version: u64,
-    /// The same key within a day gives the same children; empty: none.
+    /// Idempotency key: the same key within a day returns the same children; empty: none.
     pub key: String,
 }
 
 impl Forking {
-    /// One child of what is now.
+    /// Creates a request for one child of the present state.
     pub fn of(name: impl Into<String>) -> Forking {
         Forking {
             name: name.into(),
@@ -38,7 +38,7 @@ impl Forking {
         }
     }
 
-    /// Checks what does not depend on the host.
+    /// Checks the fields that do not depend on the host.
     ///
     /// # Errors
     /// `invalidArgument`.
@@ -53,7 +53,7 @@ impl Forking {
         Ok(())
     }
 
-    /// What the children are to be called.
+    /// Returns the children's names.
     pub fn names(&self) -> Vec<String> {
         match self.count {
             0 | 1 => vec![self.name.clone()],

@@ -1,7 +1,7 @@
-//! Identities: one newtype each, so that no two kinds of id can be taken for one another.
+//! Identifiers: one newtype each, so that different kinds of id cannot be confused.
 //!
-//! Random ids are 128 bits, written as 32 lowercase hexadecimal digits. Where the randomness comes from is the caller's
-//! business (`sys::random`): `core` does no I/O.
+//! Random ids are 128 bits, written as 32 lowercase hexadecimal digits. The caller supplies the
+//! randomness (`sys::random`), because `core` does no I/O.
 
 use std::fmt;
 use std::str::FromStr;
@@ -47,7 +47,7 @@ macro_rules! hex_id {
         pub struct $name([u8; $bytes]);
 
         impl $name {
-            /// Takes the raw bytes.
+            /// Creates the id from its raw bytes.
             pub const fn from_bytes(bytes: [u8; $bytes]) -> Self {
                 Self(bytes)
             }
@@ -99,7 +99,7 @@ hex_id!(
     WorkerId, 16, "worker id"
 );
 hex_id!(
-    /// One checkpoint, on whatever host it is.
+    /// One checkpoint, on any host.
     CheckpointId, 16, "checkpoint id"
 );
 hex_id!(
@@ -107,11 +107,11 @@ hex_id!(
     Digest, 32, "digest"
 );
 
-/// Characters of an identity that people see.
+/// Characters of a displayed id.
 const SHORT_ID: usize = 10;
 
 impl KernelId {
-    /// Whether that is the beginning of one, long enough to mean one kernel.
+    /// Whether `text` is the beginning of an id, long enough to identify one kernel.
     pub fn is_beginning(text: &str) -> bool {
         let digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         digits && (SHORT_ID..=32).contains(&text.len())
@@ -119,13 +119,13 @@ impl KernelId {
 }
 
 impl CheckpointId {
-    /// What people see of it.
+    /// Returns the displayed form of the id.
     pub fn short(&self) -> String {
         self.to_string().chars().take(SHORT_ID).collect()
     }
 }
 
-/// Numbers the executions of one kernel, from 1. Never reused, also not after a restart.
+/// Number of an execution within its kernel, from 1; never reused, even after a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct ExecId(pub u64);
@@ -136,7 +136,9 @@ impl fmt::Display for ExecId {
     }
 }
 
-/// Grows with each change of a kernel's ownership; what carries an older epoch may never act.
+/// Ownership epoch of a kernel.
+///
+/// Grows with each change of ownership; an operation with an older epoch is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);

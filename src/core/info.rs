@@ -1,4 +1,4 @@
-//! What clients are shown of kernels, tools, mounts, hosts and events.
+//! Descriptions of kernels, tools, mounts, hosts and events for clients.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,39 +13,40 @@ use super::spec::KernelSpec;
 pub struct VarInfo {
     /// The name.
     pub name: String,
-    /// Type in the engine's words.
+    /// The type, as the engine names it.
     #[serde(rename = "type")]
     pub type_name: String,
     /// At most 200 characters.
     pub summary: String,
 }
 
-/// A folder or file of the host inside a kernel.
+/// A host folder or file in a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountInfo {
-    /// Where the kernel sees it.
+    /// Path in the kernel.
     pub path: String,
-    /// Where the host has it.
+    /// Path on the host.
     pub source: String,
-    /// Whether the kernel may change it.
+    /// Whether the kernel may write to it.
     pub writable: bool,
 }
 
-/// A mount as it is recorded: what was given, and where that led.
+/// A recorded mount with its resolved source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenMount {
-    /// What clients see.
+    /// The mount as clients see it.
     pub mount: MountInfo,
-    /// The source when it was given, symbolic links resolved; not known of mounts that an earlier release recorded.
+    /// The source with symbolic links resolved when it was granted; `None` for mounts recorded by
+    /// an earlier release.
     pub real: Option<String>,
 }
 
 /// A tool that code or a client can call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolInfo {
-    /// The name to call it by.
+    /// The name for calls.
     pub name: String,
-    /// What it does.
+    /// The tool's purpose.
     pub description: String,
     /// `builtin`, `user` or `mcp`.
     pub source: String,
@@ -53,28 +54,28 @@ pub struct ToolInfo {
     pub schema_json: String,
 }
 
-/// A background job that runs now.
+/// A running background job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// The engine's own id for it.
+    /// The engine's id of the job.
     pub id: String,
-    /// What it runs, at most 200 characters.
+    /// The command, at most 200 characters.
     pub command: String,
 }
 
-/// Whether a text is a whole program: for interactive front ends.
+/// Whether a text is a complete program, for interactive front ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodeStatus {
-    /// It can run.
+    /// The text is a complete program.
     Complete,
-    /// More must follow.
+    /// The program is not complete yet.
     Incomplete,
-    /// Nothing that follows makes it a program.
+    /// No continuation makes the text a program.
     Invalid,
 }
 
-/// How to reach an MCP server.
+/// Transport to an MCP server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum McpTransport {
@@ -89,7 +90,7 @@ pub enum McpTransport {
     },
     /// A server that speaks streamable HTTP.
     Http {
-        /// Where.
+        /// The URL.
         url: String,
         /// Headers for every request.
         headers: Vec<(String, String)>,
@@ -103,50 +104,50 @@ pub struct McpInfo {
     pub name: String,
     /// `connecting`, `ready` or `failed`.
     pub state: String,
-    /// How many tools it offers.
+    /// Number of its tools.
     pub tools: u32,
-    /// Why it failed; empty if it did not.
+    /// The error; empty unless the state is `failed`.
     pub error: String,
 }
 
-/// A kernel as it is now.
+/// The present state of a kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelInfo {
     /// Its identity.
     pub id: KernelId,
-    /// What it was made from.
+    /// Its specification.
     pub spec: KernelSpec,
     /// Name of its state.
     pub state: String,
-    /// Why it is in that state; empty if that says itself.
+    /// Reason of the state; empty if the name suffices.
     pub state_reason: String,
-    /// Grows with each change from outside.
+    /// Version, which grows with each change by a client.
     pub version: u64,
-    /// Grows with each change of ownership.
+    /// Epoch, which grows with each change of ownership.
     pub epoch: Epoch,
-    /// How many checkpoints there are.
+    /// Number of checkpoints.
     pub checkpoints: u32,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
     /// Milliseconds since 1970.
     pub last_used_at_ms: i64,
-    /// Memory that the worker uses now, bytes; 0 without one.
+    /// Present memory use of the worker in bytes; 0 without a worker.
     pub memory_bytes: u64,
     /// The sandbox layers in force, one line each; empty without a worker.
     pub sandbox: Vec<String>,
     /// Owner's uid.
     pub uid: u32,
-    /// How many executions there were.
+    /// Number of executions.
     pub executions: u64,
-    /// How the present state came to be.
+    /// Origin of the present state.
     pub origin: Origin,
-    /// The kernel whose workspace it works in; its own if there is none.
+    /// The kernel whose workspace it shares; `None` if it has its own.
     pub thread_of: Option<KernelId>,
-    /// How its files are captured: the driver, and in parentheses why it is no better one.
+    /// The capture driver and, in parentheses, why it is not a better one.
     pub capture: String,
 }
 
-/// The host as it introduces itself.
+/// The host's description of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostInfo {
     /// Its identity.
@@ -157,50 +158,50 @@ pub struct HostInfo {
     pub version: String,
     /// `x86_64` or `aarch64`.
     pub arch: String,
-    /// The engines that can run here.
+    /// The engines available on this host.
     pub engines: Vec<EngineName>,
 }
 
-/// Something that this host can or cannot do.
+/// A feature that the host has or lacks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ability {
     /// Short name, for example `landlock`.
     pub name: String,
-    /// Whether it is there.
+    /// Whether the host has it.
     pub present: bool,
-    /// Whether kernels cannot run without it.
+    /// Whether kernels require it.
     pub required: bool,
     /// What was found.
     pub detail: String,
-    /// What to install or set; empty if it is there.
+    /// What to install or set; empty if the feature is present.
     pub hint: String,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Grows by one with each event of the host.
+    /// Number of the event, without gaps on one host.
     pub sequence: u64,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// Which kernel; empty for the host's own events.
+    /// The kernel; empty for events of the host.
     pub kernel: String,
-    /// What happened, in the past tense: `kernel_created`.
+    /// Kind of the event, in the past tense: `kernel_created`.
     pub kind: String,
-    /// One JSON object.
+    /// Details as one JSON object.
     pub detail_json: String,
 }
 
-/// One line of a kernel's journal.
+/// One entry of a kernel's journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JournalEntry {
-    /// Grows by one with each entry of the kernel.
+    /// Number of the entry, without gaps in one kernel.
     pub sequence: u64,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// `execution`, `message` or `mark`; `checkpoint` for one that stands for what it compacted.
+    /// `execution`, `message` or `mark`; `checkpoint` for a summary of compacted messages.
     pub kind: String,
-    /// Who: a client's own name and its uid, for example `ryokan-cli uid 1000`.
+    /// The client's own name and uid, for example `ryokan-cli uid 1000`.
     pub actor: String,
     /// For an execution: its number; 0 otherwise.
     pub exec: u64,
@@ -210,40 +211,40 @@ pub struct JournalEntry {
     pub status: String,
     /// For an execution: its exit code.
     pub code: i32,
-    /// For an execution: what went wrong, one line.
+    /// For an execution: the error in one line.
     pub err: String,
-    /// For an execution: microseconds.
+    /// For an execution: the duration in microseconds.
     pub duration_us: u64,
-    /// Kept output of an execution: bytes of both streams.
+    /// Bytes of an execution's kept output, both streams.
     pub output_bytes: u64,
-    /// Output beyond what was kept.
+    /// Bytes of output beyond those kept.
     pub truncated_bytes: u64,
 }
 
-/// What is seen of messages that checkpoints compacted.
+/// How compacted messages are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JournalView {
-    /// Each of them.
+    /// Every message is listed.
     Whole,
-    /// In the place of the last of them, the newest checkpoint's summary.
+    /// The summary of the newest checkpoint replaces them.
     Compacted,
-    /// Only those of one checkpoint, by its number.
+    /// Only the messages of one checkpoint, by its number.
     Of(u64),
 }
 
-/// Which kernels to list.
+/// A filter for kernels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KernelFilter {
-    /// Labels that must match, all of them.
+    /// Labels that must all match.
     pub labels: Vec<(String, String)>,
-    /// State names, any of them; empty: every state.
+    /// State names, any of which matches; empty: every state.
     pub states: Vec<String>,
-    /// Names that start so; empty: every name.
+    /// Prefix of the name.
     pub prefix: String,
 }
 
 impl KernelFilter {
-    /// Whether a kernel belongs in the list.
+    /// Whether a kernel matches the filter.
     pub fn admits(&self, name: &KernelName, labels: &[(String, String)], state: &str) -> bool {
         name.as_str().starts_with(&self.prefix)
             && (self.states.is_empty() || self.states.iter().any(|wanted| wanted == state))
@@ -251,53 +252,53 @@ impl KernelFilter {
     }
 }
 
-/// Workers of one engine, with the same bounds and rights, that wait for kernels.
+/// A pool of warm workers with the same engine, limits and rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolInfo {
-    /// The engine, by name.
+    /// Name of the engine.
     pub engine: String,
-    /// Memory of each, bytes.
+    /// Memory limit of each worker, bytes.
     pub memory_bytes: u64,
-    /// Their network, by name.
+    /// Name of the network.
     pub net: String,
-    /// Whose rights they have on the host.
+    /// Uid whose rights the workers have on the host.
     pub uid: u32,
-    /// Idle ones while kernels come, as the configuration wants it.
+    /// Configured number of idle workers while kernels are created.
     pub pool_size: u32,
-    /// Idle and in creation, at most.
+    /// Maximum of idle workers and workers in creation.
     pub max_pool_size: u32,
-    /// Idle ones while no kernel comes.
+    /// Number of idle workers without demand.
     pub min_idle: u32,
-    /// Idle ones that are wanted now.
+    /// Number of idle workers that are wanted now.
     pub target: u32,
-    /// In creation, idle, and those that kernels have.
+    /// Workers in creation, idle or in use.
     pub total: u32,
-    /// Ready.
+    /// Idle workers.
     pub idle: u32,
-    /// Being made ready.
+    /// Workers in creation.
     pub creating: u32,
-    /// Kernels have them.
+    /// Workers used by kernels.
     pub active: u32,
-    /// Since the pool began: that became ready.
+    /// Workers that became ready since the pool began.
     pub total_created: u64,
-    /// Of those, the ones that are gone.
+    /// Workers of `total_created` that are gone.
     pub total_destroyed: u64,
-    /// Executions of all of them.
+    /// Executions of all workers.
     pub total_executions: u64,
-    /// That did not become ready.
+    /// Workers that did not become ready.
     pub creation_errors: u64,
-    /// Given to kernels.
+    /// Workers granted to kernels.
     pub taken: u64,
-    /// Kernels that came when none was ready.
+    /// Requests that found no idle worker.
     pub missed: u64,
-    /// Kernels that waited for a worker and got none.
+    /// Requests that waited and received no worker.
     pub refused: u64,
-    /// Thousandths of a processor that each may use.
+    /// Processor limit of each worker, thousandths.
     pub cpu_milli: u32,
-    /// Processes and threads of each.
+    /// Process and thread limit of each worker.
     pub pids: u32,
-    /// Why the last creation failed; empty: it did not.
+    /// Why the last creation failed; empty after a success.
     pub trouble: String,
-    /// With trouble: when the next creation is tried, milliseconds; 0: as soon as one is wanted.
+    /// After failures: milliseconds until the next creation; 0: as soon as one is wanted.
     pub tries_again_in_ms: u64,
 }

@@ -1,7 +1,8 @@
-//! The pure heart of ryokan: terms, states, values, limits and the decisions over them.
+//! The pure core of ryokan: terms, states, values, limits and the decisions over them.
 //!
-//! Owns every type that more than one module speaks of. Never does I/O, never reads a clock, is never async: the same
-//! input gives the same output, so everything here is tested by tables, properties and simulation.
+//! Owns every type that more than one module uses. Never does I/O, never reads a clock, is never
+//! async: the same input yields the same output, so everything here is tested by tables, properties
+//! and simulation.
 
 pub mod audit;
 pub mod checkpoint;

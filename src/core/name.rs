@@ -1,4 +1,4 @@
-//! Kernel names: checked once, at the edge.
+//! Kernel names, validated once at the edge.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,19 +11,19 @@ use super::limits;
 #[serde(transparent)]
 pub struct KernelName(String);
 
-/// Why a text is no kernel name.
+/// Why a text is not a kernel name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// No text at all.
+    /// The text is empty.
     #[error("a kernel's name cannot be empty")]
     Empty,
-    /// Longer than the limit.
+    /// The text is longer than the limit.
     #[error("a kernel's name has at most {max} bytes, this one has {0}", max = limits::NAME_BYTES)]
     TooLong(usize),
-    /// A character that cannot be in a name.
+    /// The text holds a character that is not allowed.
     #[error("a kernel's name cannot hold {0:?}: letters, digits, '.', '_' and '-' only")]
     Character(char),
-    /// Starts with punctuation.
+    /// The text starts with punctuation.
     #[error("a kernel's name starts with a letter or digit, not with {0:?}")]
     Start(char),
 }

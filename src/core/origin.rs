@@ -1,29 +1,29 @@
-//! How a kernel's present state came to be: made, restored or forked, and from whom.
+//! The origin of a kernel's present state: created, restored or forked, and from which kernel.
 
 use serde::{Deserialize, Serialize};
 
 use super::ids::{CheckpointId, KernelId};
 
-/// The variable in which the code inside finds the [`OriginKind`].
+/// Environment variable that holds the [`OriginKind`] for the kernel's code.
 pub const ORIGIN_VARIABLE: &str = "RYOKAN_ORIGIN";
-/// The variable in which the code inside finds the generation.
+/// Environment variable that holds the generation for the kernel's code.
 pub const GENERATION_VARIABLE: &str = "RYOKAN_GENERATION";
 
-/// What the present state goes back to.
+/// The kind of a kernel's origin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OriginKind {
     /// The kernel's own beginning.
     #[default]
     Original,
-    /// One of its checkpoints, or what was imported.
+    /// One of the kernel's checkpoints, or an import.
     Restored,
-    /// Another kernel, at one of that one's checkpoints.
+    /// A checkpoint of another kernel.
     Forked,
 }
 
 impl OriginKind {
-    /// Every kind, in the order in which the database numbers them.
+    /// Every kind, in the order of its number in the database.
     pub const ALL: [OriginKind; 3] = [OriginKind::Original, OriginKind::Restored, OriginKind::Forked];
 
     /// The kind in one word.
@@ -35,43 +35,43 @@ impl OriginKind {
         }
     }
 
-    /// The kind of that word.
+    /// The kind with this name.
     pub fn from_name(name: &str) -> Option<OriginKind> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// A checkpoint of a kernel from which another one began.
+/// The checkpoint of another kernel from which a kernel was forked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkPoint {
-    /// Whose checkpoint.
+    /// The other kernel.
     pub kernel: KernelId,
-    /// What that kernel was called then.
+    /// That kernel's name at the time of the fork.
     pub name: String,
-    /// Which.
+    /// The checkpoint.
     pub checkpoint: CheckpointId,
 }
 
-/// How a kernel's present state came to be.
+/// The origin of a kernel's present state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// What the present state goes back to.
+    /// The kind of origin.
     pub kind: OriginKind,
-    /// How often it was restored or forked, its ancestors' times included.
+    /// Number of restores and forks, including those of its ancestors.
     pub generation: u32,
-    /// From what it was forked or imported; stays when it is restored.
+    /// The fork or import that created the kernel; unchanged by restores.
     pub from: Option<ForkPoint>,
-    /// The checkpoint that was restored last.
+    /// The checkpoint restored last.
     pub restored: Option<CheckpointId>,
 }
 
 impl Origin {
-    /// What a kernel of this origin tells the code inside, as environment.
+    /// Returns the environment variables that describe an origin to the kernel's code.
     pub fn environment(kind: OriginKind, generation: u32) -> [(String, String); 2] {
         [(ORIGIN_VARIABLE.into(), kind.name().into()), (GENERATION_VARIABLE.into(), generation.to_string())]
     }
 
-    /// The same once a checkpoint was restored.
+    /// Returns this origin after a restore of a checkpoint.
     #[must_use]
     pub fn after_restore(&self, target: CheckpointId) -> Origin {
         Origin {
@@ -82,7 +82,7 @@ impl Origin {
         }
     }
 
-    /// That of a fork of a kernel that was of this generation.
+    /// Returns the origin of a fork of a kernel with this generation.
     pub fn of_fork(generation: u32, from: ForkPoint) -> Origin {
         Origin { kind: OriginKind::Forked, generation: generation.saturating_add(1), from: Some(from), restored: None }
     }

@@ -1,13 +1,13 @@
-//! Names with `*` and `?`, as in lists of kernels or paths. Nothing more: no classes, no escapes, no surprises.
+//! Patterns with `*` and `?` for names of kernels and paths, without classes and escapes.
 
 use std::fmt;
 
-/// A pattern over one name: `*` is any text, `?` any one character, everything else is itself.
+/// A pattern over one name: `*` matches any text, `?` any character, everything else itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pattern(String);
 
 impl Pattern {
-    /// Takes the pattern's text; every text is a pattern.
+    /// Creates a pattern; every text is valid.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -17,7 +17,9 @@ impl Pattern {
         &self.0
     }
 
-    /// Whether the whole of `name` matches. Time grows with the product of both lengths, never faster.
+    /// Whether the whole of `name` matches.
+    ///
+    /// Takes time proportional to the product of both lengths at most.
     pub fn matches(&self, name: &str) -> bool {
         let pattern: Vec<char> = self.0.chars().collect();
         let name: Vec<char> = name.chars().collect();
@@ -31,7 +33,7 @@ impl Pattern {
                 }
                 Some(c) if *c == '?' || *c == name[n] => (p, n) = (p + 1, n + 1),
                 _ => match star {
-                    // The last star takes one character more.
+                    // Let the last star match one more character.
                     Some((at, taken)) => {
                         star = Some((at, taken + 1));
                         (p, n) = (at + 1, taken + 1);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Why a text is no quantity.
+/// Why a text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// Not a size.
@@ -52,7 +52,7 @@ pub fn parse_cpu_milli(text: &str) -> Result<u32, QuantityError> {
 /// Reads a duration of whole milliseconds.
 ///
 /// # Errors
-/// [`QuantityError::Duration`] for anything else; a bare number has no unit and is refused, except 0.
+/// [`QuantityError::Duration`] for anything else. A number without a unit is refused, except 0.
 pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
     let wrong = || QuantityError::Duration(text.chars().take(40).collect());
     let (number, unit) = split(text).ok_or_else(wrong)?;
@@ -68,7 +68,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
     scale(number, unit_ms).map(Duration::from_millis).ok_or_else(wrong)
 }
 
-/// A size for people: the largest unit that leaves at most one decimal.
+/// Formats a size in the largest unit with at most one decimal.
 pub fn format_size(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].into_iter().peekable();
@@ -85,7 +85,7 @@ pub fn format_size(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
-/// A duration for people, exact: in the largest unit that leaves no rest.
+/// Formats a duration exactly, in the largest unit that divides it.
 pub fn format_duration(ms: u64) -> String {
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")];
     match units.iter().find(|(unit_ms, _)| ms > 0 && ms.is_multiple_of(*unit_ms)) {
@@ -101,7 +101,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
     (digits && number.matches('.').count() <= 1).then_some((number, unit.trim_start()))
 }
 
-/// `number × factor`, exact, or `None` if it is no whole number or does not fit.
+/// Returns `number × factor` if it is a whole number that fits.
 fn scale(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.len() > 9 {

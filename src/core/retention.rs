@@ -1,15 +1,15 @@
-//! Which checkpoints of a kernel stay, and why: a pure function of a view of them.
+//! Decides which checkpoints of a kernel are kept, and why: a pure function of a view.
 //!
-//! ```text
-//! manual, pinned ─────────────────────────────▶ stay until somebody deletes them
-//! where the kernel is, what undo needs,
-//! what is being restored or read ─────────────▶ stay as long as that is so
-//! the others: among the newest N and young ───▶ stay; else they go,
-//! but one from which two that stay went different ways stays too: it is where they parted
-//! ```
+//! Checkpoints are kept or removed by these rules:
 //!
-//! A checkpoint holds all of its content itself, so none needs its parent to be restored. What goes hands its children to its own
-//! parent: the tree stays a tree.
+//! - Manual and pinned checkpoints are kept until a client deletes them.
+//! - The kernel's current checkpoint, those that undo needs, and those being restored or read are
+//!   kept for that long.
+//! - Others are kept while they are among the newest N and young enough, and removed afterwards.
+//! - A checkpoint from which two kept ones branch off is kept too.
+//!
+//! A checkpoint holds its complete content, so none needs its parent to be restored. The children
+//! of a removed checkpoint become children of its parent: the tree stays a tree.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,12 +21,12 @@ use super::ids::CheckpointId;
 use super::limits;
 use super::quantity::format_duration;
 
-/// How long checkpoints that ryokan took by itself are kept.
+/// How long automatic checkpoints are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retention {
-    /// So many of the newest; `None`: all.
+    /// Number of newest checkpoints to keep; `None`: all.
     pub newest: Option<u32>,
-    /// Milliseconds; `None`: for ever.
+    /// Maximum age in milliseconds; `None`: unlimited.
     pub keep_for_ms: Option<u64>,
 }
 
@@ -39,22 +39,22 @@ impl Default for Retention {
     }
 }
 
-/// A retention that cannot be.
+/// An invalid [`Retention`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RetentionError {
-    /// Not even one.
+    /// The number is zero.
     #[error("at least one checkpoint is kept")]
     None,
-    /// Shorter than any clock can be trusted.
+    /// The age is below a second, for which the wall clock is too imprecise.
     #[error("checkpoints are kept for a second at least")]
     Short,
 }
 
 impl Retention {
-    /// Checks it.
+    /// Checks the policy.
     ///
     /// # Errors
-    /// The rule that is broken.
+    /// The violated rule.
     pub fn check(&self) -> Result<(), RetentionError> {
         if self.newest == Some(0) {
             return Err(RetentionError::None);
@@ -66,7 +66,7 @@ impl Retention {
     }
 
     fn is_young(&self, at_ms: i64, now_ms: i64) -> bool {
-        // Of a clock that went backwards everything is young.
+        // A clock that went backwards makes every checkpoint young.
         let age_ms = u64::try_from(now_ms.saturating_sub(at_ms)).unwrap_or(0);
         self.keep_for_ms.is_none_or(|most| age_ms <= most)
     }
@@ -85,72 +85,72 @@ impl fmt::Display for Retention {
     }
 }
 
-/// What needs a checkpoint now.
+/// A current use of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// The kernel is at it.
+    /// The kernel's current state is based on it.
     Head,
-    /// Undo goes back to it.
+    /// Undo returns to it.
     Undo,
-    /// A restore that has begun leads to it, or back to it.
+    /// An unfinished restore leads to it, or back to it.
     Restore,
     /// An operation reads it.
     Reading,
 }
 
-/// A kernel's checkpoints and what needs them.
+/// A kernel's checkpoints and their current uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// All of them, the newest first.
+    /// All checkpoints, newest first.
     pub checkpoints: Vec<Checkpoint>,
-    /// Those that something needs now.
+    /// The checkpoints in use.
     pub needed: Vec<(CheckpointId, Use)>,
 }
 
-/// Why a checkpoint stays.
+/// Why a checkpoint is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stays {
-    /// Somebody took it.
+    /// A client took it.
     Manual,
-    /// Somebody pinned it.
+    /// A client pinned it.
     Pinned,
-    /// Something needs it now.
+    /// It is in use.
     Needed(Use),
-    /// It is among the newest, by place from 1, and young.
+    /// It is among the newest and young enough.
     Newest {
-        /// Its place.
+        /// Its position from the newest, from 1.
         place: u32,
     },
-    /// Checkpoints that stay went different ways from here.
+    /// Kept checkpoints branch off from it.
     Parting,
 }
 
-/// Why a checkpoint goes.
+/// Why a checkpoint is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goes {
-    /// There are newer ones.
+    /// There are enough newer ones.
     TooMany {
-        /// So many of the newest stay.
+        /// Number of newest checkpoints that are kept.
         newest: u32,
     },
-    /// It is old.
+    /// It exceeds the maximum age.
     TooOld {
-        /// So long they stay, milliseconds.
+        /// The maximum age, milliseconds.
         keep_for_ms: u64,
     },
 }
 
-/// What becomes of a checkpoint.
+/// What the policy decides about a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays.
+    /// It is kept.
     Stays(Stays),
-    /// It goes.
+    /// It is removed.
     Goes(Goes),
 }
 
 impl Fate {
-    /// Whether it stays.
+    /// Whether the checkpoint is kept.
     pub fn stays(self) -> bool {
         matches!(self, Fate::Stays(_))
     }
@@ -173,17 +173,18 @@ impl fmt::Display for Fate {
     }
 }
 
-/// Whether ryokan took it by itself and nobody asked for it to be kept.
+/// Whether ryokan took the checkpoint by itself and no client pinned it.
 pub fn is_automatic(checkpoint: &Checkpoint) -> bool {
     checkpoint.kind != CheckpointType::Manual && !checkpoint.pinned
 }
 
-/// Says of each checkpoint, in the order of the view, what becomes of it.
+/// Decides about each checkpoint, in the order of the view.
 pub fn plan(policy: &Retention, standing: &Standing, now_ms: i64) -> Vec<(CheckpointId, Fate)> {
     let needed: HashMap<CheckpointId, Use> = standing.needed.iter().copied().rev().collect();
     let mut place = 0;
     let mut fates: Vec<(CheckpointId, Fate)> = Vec::with_capacity(standing.checkpoints.len());
-    // How many children lead to something that stays. Children are newer than their parent, so they come first.
+    // Number of children that lead to a kept checkpoint. Children are newer than their parent, so
+    // they are visited first.
     let mut ways: HashMap<CheckpointId, u32> = HashMap::new();
     for checkpoint in &standing.checkpoints {
         place += u32::from(is_automatic(checkpoint));
@@ -202,7 +203,7 @@ pub fn plan(policy: &Retention, standing: &Standing, now_ms: i64) -> Vec<(Checkp
     fates
 }
 
-/// What becomes of one whatever came of it.
+/// Decides about a checkpoint without regard to its descendants.
 fn alone(policy: &Retention, checkpoint: &Checkpoint, place: u32, needed: Option<Use>, now_ms: i64) -> Fate {
     if checkpoint.pinned {
         return Fate::Stays(Stays::Pinned);

@@ -1,4 +1,4 @@
-//! What `plan` promises, over every small tree and many random ones.
+//! Checks the guarantees of `plan` over every small tree and many random ones.
 
 use std::collections::{HashMap, HashSet};
 
@@ -55,9 +55,9 @@ fn default_keeps_newest_twenty() {
     let policy = Retention::default();
     let all = line(50, CheckpointType::Auto);
     assert_eq!(kept(&policy, &all, NOW_MS), (31..=50).map(id).collect());
-    // One day before their time, and one after.
+    // One day before and one day after the maximum age.
     let stays = |days: i64| kept(&policy, &all, NOW_MS + days * DAY_MS).len();
-    assert_eq!((stays(90), stays(91)), (20, 1), "where the kernel is stays whatever its age");
+    assert_eq!((stays(90), stays(91)), (20, 1), "the current checkpoint is kept at any age");
     for kind in [CheckpointType::System, CheckpointType::Conflict] {
         assert_eq!(kept(&policy, &line(50, kind), NOW_MS).len(), 20, "{kind:?}");
     }
@@ -98,7 +98,8 @@ fn branch_point_is_kept() {
     assert!([1, 3, 5].iter().all(|n| !fates[&id(*n)].stays()), "{fates:?}");
 }
 
-/// Parents after what goes handed on its children, as the database does it.
+/// Returns the parents after removed checkpoints handed over their children, as the database does
+/// it.
 fn thinned(standing: &Standing, stay: &HashSet<CheckpointId>) -> HashMap<CheckpointId, Option<CheckpointId>> {
     let parents: HashMap<_, _> = standing.checkpoints.iter().map(|one| (one.id, one.parent)).collect();
     let nearest = |mut at: Option<CheckpointId>| {
@@ -120,7 +121,7 @@ fn any_standing() -> impl Strategy<Value = Standing> {
     (prop::collection::vec(one, 1..60), uses).prop_map(|(rows, uses)| {
         let mut checkpoints: Vec<Checkpoint> = Vec::new();
         for (n, (kind, pinned, age, parent, rare)) in (1u64..).zip(rows) {
-            // Mostly a line, sometimes another way from an older one, seldom without a parent.
+            // Mostly a line, sometimes a branch from an older checkpoint, seldom a new root.
             let parent = match rare {
                 0 => None,
                 1..=3 if n > 1 => Some(parent.index(n as usize - 1) as u64 + 1),
@@ -167,7 +168,7 @@ proptest! {
                 prop_assert!(policy.newest.is_none_or(|newest| place <= newest));
                 prop_assert!(policy.keep_for_ms.is_none_or(|ms| NOW_MS - one.at_ms <= ms as i64));
             }
-            // And the other way round: nothing new and young goes.
+            // Conversely, no recent checkpoint is removed.
             let is_new = policy.newest.is_none_or(|newest| place <= newest);
             let is_young = policy.keep_for_ms.is_none_or(|ms| NOW_MS - one.at_ms <= ms as i64);
             prop_assert!(stay.contains(&id) || !(is_new && is_young));
@@ -178,7 +179,7 @@ proptest! {
     fn backward_clock_drops_nothing(policy in any_policy(), standing in any_standing(), back in 0..2000i64) {
         let (before, after) = (kept(&policy, &standing, NOW_MS), kept(&policy, &standing, NOW_MS - back * DAY_MS));
         let lost: Vec<_> = before.difference(&after).filter(|id| {
-            // One that only marked a parting may be kept for another reason, never lost.
+            // A branch point may become kept for another reason, but is never lost.
             !after.contains(id)
         }).collect();
         prop_assert!(lost.is_empty(), "{lost:?}");
@@ -194,7 +195,7 @@ proptest! {
             prop_assert!(is.iter().all(|at| stay.contains(at)));
             let expected: Vec<_> = was.into_iter().filter(|at| stay.contains(at)).collect();
             prop_assert_eq!(is, expected);
-            // Where two that stay parted is still there.
+            // The branch point of two kept checkpoints still exists.
             for other in &stay {
                 let others = ancestors(*other, &before);
                 let parted = ancestors(*one, &before).into_iter().find(|at| others.contains(at));
@@ -210,7 +211,7 @@ proptest! {
         let left: Vec<Checkpoint> = standing.checkpoints.iter().filter(|one| stay.contains(&one.id)).cloned()
             .map(|one| Checkpoint { parent: parents[&one.id], ..one }).collect();
         let again = Standing { checkpoints: left, needed: standing.needed.clone() };
-        // Only a parting counted among the newest now may differ, and only by staying.
+        // A branch point that is now among the newest is the only difference, and it is kept.
         prop_assert_eq!(kept(&policy, &again, NOW_MS), stay);
     }
 }

@@ -4,16 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that a holder of a kernel's capability may do.
+/// One right of the holder of a kernel's capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
-    /// See state: info, variables, journal, events, mounts, tools, blobs.
+    /// Read state: info, variables, journal, events, mounts, tools, blobs.
     Read,
     /// Run code and tools, interrupt.
     Execute,
-    /// Change state from outside: variables, mounts, MCP servers, blobs, messages, snapshots put back, records of the work with
-    /// the checkpoints that ryokan takes with them by itself.
+    /// Change state from outside: variables, mounts, MCP servers, blobs, messages, restored
+    /// snapshots, and workflow records with their automatic checkpoints.
     Write,
     /// Take checkpoints, and pin them.
     Checkpoint,
@@ -23,7 +23,7 @@ pub enum Right {
     Fork,
     /// Move to another host.
     Teleport,
-    /// Start, stop, remove (checkpoints too), archive, publish and attenuate.
+    /// Start, stop, remove (also checkpoints), archive, publish and attenuate.
     Admin,
 }
 
@@ -54,7 +54,7 @@ impl Right {
         }
     }
 
-    /// The right of that word.
+    /// The right with this name.
     pub fn from_name(name: &str) -> Option<Right> {
         Self::ALL.into_iter().find(|right| right.name() == name)
     }
@@ -70,7 +70,7 @@ impl Rights {
     /// No right.
     pub const NONE: Rights = Rights(0);
 
-    /// The rights in both sets: attenuation.
+    /// Intersects both sets: attenuation.
     #[must_use]
     pub const fn and(self, other: Rights) -> Rights {
         Rights(self.0 & other.0)
@@ -81,7 +81,7 @@ impl Rights {
         self.0 & (1 << right as u8) != 0
     }
 
-    /// Whether no right of the set is missing in `other`.
+    /// Whether every right of the set is also in `other`.
     pub const fn within(self, other: Rights) -> bool {
         self.0 & !other.0 == 0
     }

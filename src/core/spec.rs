@@ -1,4 +1,5 @@
-//! What a kernel is made from: checked once, then constant for its life (mounts and MCP servers change on their own).
+//! The specification of a kernel: validated once, then constant for its life, apart from mounts and
+//! MCP servers.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -11,13 +12,13 @@ use super::name::KernelName;
 use super::quantity::format_size;
 use super::retention::{Retention, RetentionError};
 
-/// Where code sees its kernel's files.
+/// Path of a kernel's files in its sandbox.
 pub const WORKSPACE: &str = "/workspace";
 
-/// Paths of a host that no kernel may see: the host's view of processes, devices and itself.
+/// Host paths that no kernel may see: the host's processes, devices and system interfaces.
 pub const NEVER_SHOWN: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Where a kernel's code is contained.
+/// The isolation of a kernel's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
@@ -36,20 +37,20 @@ impl Isolation {
         }
     }
 
-    /// The isolation of that name.
+    /// The isolation with this name.
     pub fn from_name(name: &str) -> Option<Isolation> {
         [Isolation::Process, Isolation::Microvm].into_iter().find(|i| i.name() == name)
     }
 }
 
-/// What network a kernel has.
+/// The network of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Net {
-    /// A loopback of its own and nothing else.
+    /// A separate loopback interface only.
     #[default]
     None,
-    /// The host's, asked for and recorded.
+    /// The host's network; must be requested, and is recorded.
     Host,
 }
 
@@ -62,43 +63,45 @@ impl Net {
         }
     }
 
-    /// The network of that name.
+    /// The network with this name.
     pub fn from_name(name: &str) -> Option<Net> {
         [Net::None, Net::Host].into_iter().find(|n| n.name() == name)
     }
 }
 
-/// A host path that a kernel is given at its own place.
+/// A host path that a kernel may use under the same path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllowedPath {
     /// The path, the same inside and outside.
     pub path: PathBuf,
-    /// Whether the kernel may change what is there.
+    /// Whether the kernel may write to it.
     pub writable: bool,
-    /// Where the path led when it was given, symbolic links resolved. The daemon's own note; clients neither give nor see it.
+    /// The path with symbolic links resolved when it was granted.
+    ///
+    /// For the daemon only; clients neither set nor see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub real: Option<PathBuf>,
 }
 
 impl AllowedPath {
-    /// A path that nobody has followed yet.
+    /// Creates a path that is not resolved yet.
     pub fn new(path: impl Into<PathBuf>, writable: bool) -> Self {
         AllowedPath { path: path.into(), writable, real: None }
     }
 }
 
-/// Bounds on what a kernel uses.
+/// Resource limits of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelLimits {
     /// Memory of all its processes, bytes.
     pub memory_bytes: u64,
-    /// Processors, thousandths.
+    /// Processor time, thousandths of a processor.
     pub cpu_milli: u32,
     /// Processes and threads.
     pub pids: u32,
     /// Open files of one process.
     pub open_files: u32,
-    /// The workspace, bytes.
+    /// Workspace size, bytes.
     pub workspace_bytes: u64,
 }
 
@@ -125,41 +128,43 @@ pub struct KernelSpec {
     pub isolation: Isolation,
     /// Image and version; empty: the host's own tree.
     pub image: String,
-    /// Paths it is given.
+    /// Host paths that it may use.
     pub paths: Vec<AllowedPath>,
     /// Its network.
     pub net: Net,
-    /// Its bounds.
+    /// Its resource limits.
     pub limits: KernelLimits,
     /// Idle time after which it is stopped; zero: never.
     pub idle_timeout_ms: u64,
     /// Labels for its owner's use.
     pub labels: Vec<(String, String)>,
-    /// Sandbox layers that its owner agreed to do without, by name.
+    /// Names of the sandbox layers that the owner agreed to run without.
     pub degraded: Vec<String>,
-    /// Whether it goes with the connection that made it.
+    /// Whether it is removed when the connection that created it closes.
     #[serde(default)]
     pub ephemeral: bool,
-    /// How long checkpoints that ryokan takes by itself are kept. Changes on its own, as mounts do.
+    /// How long automatic checkpoints are kept.
+    ///
+    /// May change after creation, like mounts.
     #[serde(default)]
     pub retention: Retention,
 }
 
-/// Why a specification cannot be.
+/// Why a specification is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// Not absolute, with `..`, or not UTF-8.
     #[error("path {0:?} must be absolute, without '.' and '..'")]
     Path(PathBuf),
-    /// A path that ryokan itself needs.
+    /// A path that ryokan reserves.
     #[error("path {path:?} cannot be given: {why}")]
     Reserved {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// The reserved use.
         why: &'static str,
     },
-    /// Twice the same path.
+    /// A path occurs twice.
     #[error("path {0:?} is given twice")]
     Twice(PathBuf),
     /// More mounts than allowed.
@@ -170,27 +175,27 @@ pub enum SpecError {
     Limit {
         /// Which limit.
         what: &'static str,
-        /// What was asked for, as people write it.
+        /// The requested value.
         got: String,
-        /// Least possible.
+        /// The minimum.
         least: String,
-        /// Most possible.
+        /// The maximum.
         most: String,
     },
-    /// A label that is empty, too long, or one too many.
+    /// A label is empty or too long, or there are too many.
     #[error(
         "labels: at most {}, each with a name of 1 to {} bytes and a value up to as many",
         limits::LABELS,
         limits::IDENTIFIER_BYTES
     )]
     Label,
-    /// A retention that cannot be.
+    /// The retention is invalid.
     #[error(transparent)]
     Retention(#[from] RetentionError),
 }
 
 impl KernelSpec {
-    /// A specification with the defaults of this release.
+    /// Creates a specification with the defaults of this release.
     pub fn new(name: KernelName, engine: EngineName) -> Self {
         KernelSpec {
             name,
@@ -208,7 +213,7 @@ impl KernelSpec {
         }
     }
 
-    /// Idle time after which the kernel is stopped, if any.
+    /// Returns the idle time after which the kernel is stopped, if any.
     pub fn idle_timeout(&self) -> Option<Duration> {
         (self.idle_timeout_ms > 0).then(|| Duration::from_millis(self.idle_timeout_ms))
     }
@@ -216,7 +221,7 @@ impl KernelSpec {
     /// Checks every field that does not depend on the host.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first violated rule.
     pub fn check(&self) -> Result<(), SpecError> {
         if self.paths.len() > limits::MOUNTS {
             return Err(SpecError::TooManyPaths(self.paths.len()));
@@ -236,7 +241,7 @@ impl KernelSpec {
         range("memory", self.limits.memory_bytes, 32 << 20, 1 << 50, format_size)?;
         range("cpus", u64::from(self.limits.cpu_milli), 10, 1_024_000, processors)?;
         range("pids", u64::from(self.limits.pids), 8, 1 << 22, number)?;
-        // bash holds some for its driver, by numbers up to 255.
+        // bash uses some descriptors for its driver, with numbers up to 255.
         let files = if self.engine == EngineName::Bash { limits::BASH_MIN_OPEN_FILES } else { limits::MIN_OPEN_FILES };
         range("open files", u64::from(self.limits.open_files), u64::from(files), 1 << 20, number)?;
         range("workspace size", self.limits.workspace_bytes, 1 << 20, 1 << 60, format_size)?;
@@ -264,7 +269,7 @@ const RESERVED: &[(&str, &str)] = &[
     ("/etc", "the kernel's own settings are there"),
 ];
 
-/// Checks a path at which something is to be mounted inside a kernel.
+/// Checks the mount path of a host path in a kernel.
 ///
 /// # Errors
 /// [`SpecError::Path`] or [`SpecError::Reserved`].

@@ -1,4 +1,4 @@
-//! A snapshot of an engine's state as one piece of bytes.
+//! A snapshot of an engine's state as one byte string.
 //!
 //! ```text
 //!  "RYKS"  version u8
@@ -8,8 +8,8 @@
 //!  BLAKE3 of all before, 32 bytes
 //! ```
 //!
-//! Numbers are little-endian, a text is a `u32` length and UTF-8. There is one encoding of each state, and every other
-//! piece of bytes is refused.
+//! Numbers are little-endian; a text is a `u32` length and UTF-8. Each state has exactly one
+//! encoding, and any other byte string is refused.
 
 use std::collections::BTreeMap;
 
@@ -25,62 +25,62 @@ pub const MAGIC: [u8; 4] = *b"RYKS";
 pub const VERSION: u8 = 1;
 
 const HASH_BYTES: usize = 32;
-/// Longest meta of one entry, bytes of JSON.
+/// Maximum length of one entry's meta, bytes of JSON.
 const META_BYTES: usize = 64 << 10;
-/// Longest other text, bytes.
+/// Maximum length of other texts, bytes.
 const TEXT_BYTES: usize = limits::PATH_BYTES;
 
-/// An engine's state: entries by key.
+/// An engine's state.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EngineState {
     /// The engine's name.
     pub engine: String,
     /// The engine's version.
     pub version: String,
-    /// The entries.
+    /// The entries by key.
     pub entries: BTreeMap<String, StateEntry>,
-    /// What the state does not hold.
+    /// Parts that the state does not hold.
     pub missed: Vec<MissedEntry>,
 }
 
 /// One entry.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StateEntry {
-    /// What people see of it, and whatever else the engine keeps with it.
+    /// Displayed properties, and other data of the engine.
     pub meta: Map<String, Json>,
     /// The engine's own encoding.
     pub body: Vec<u8>,
 }
 
-/// Why a state cannot be packed, or bytes are no state.
+/// Why a state cannot be encoded or decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Not a snapshot at all.
+    /// The bytes are not a snapshot.
     #[error("these bytes are no snapshot of an engine's state")]
     Magic,
-    /// Written by another version.
+    /// The format has another version.
     #[error("snapshot format version {0} is unknown; this is version {VERSION}")]
     Version(u8),
-    /// The bytes are not those that were written.
+    /// The checksum does not match.
     #[error("the snapshot's checksum is wrong")]
     Checksum,
-    /// The content breaks the format.
+    /// The content violates the format.
     #[error("the snapshot is malformed: {0}")]
     Malformed(&'static str),
-    /// A bound of the format is broken.
+    /// A limit of the format is exceeded.
     #[error("{what} is beyond the limit of {limit}")]
     TooLarge {
         /// What is too large.
         what: &'static str,
-        /// How large it may be.
+        /// The limit.
         limit: usize,
     },
-    /// A snapshot of another engine.
+    /// The snapshot is of another engine.
     #[error("this is a snapshot of the {found} engine, and the kernel runs {wanted}")]
     OtherEngine {
-        /// Whose it is.
+        /// Engine of the snapshot.
         found: String,
-        /// Whose it must be.
+        /// Engine of the kernel.
         wanted: String,
     },
 }
@@ -98,10 +98,10 @@ impl From<StateError> for Error {
 }
 
 impl EngineState {
-    /// The state as bytes.
+    /// Encodes the state.
     ///
     /// # Errors
-    /// [`StateError::TooLarge`]: nothing is packed that could not be unpacked.
+    /// [`StateError::TooLarge`], so that every encoded state can be decoded.
     pub fn pack(&self) -> Result<Vec<u8>, StateError> {
         let mut out = Vec::new();
         out.extend(MAGIC);
@@ -128,10 +128,10 @@ impl EngineState {
         Ok(out)
     }
 
-    /// Reads a state of `engine`.
+    /// Decodes a state of `engine`.
     ///
     /// # Errors
-    /// See [`StateError`]: any byte that is not as it was written is one.
+    /// See [`StateError`]; every changed byte is detected.
     pub fn unpack_of(bytes: &[u8], engine: &str) -> Result<EngineState, StateError> {
         let state = EngineState::unpack(bytes)?;
         if state.engine != engine {
@@ -140,7 +140,7 @@ impl EngineState {
         Ok(state)
     }
 
-    /// Reads a state of any engine.
+    /// Decodes a state of any engine.
     ///
     /// # Errors
     /// See [`StateError`].
@@ -289,7 +289,8 @@ mod tests {
             prop_assert!(EngineState::unpack(&bytes).is_err());
         }
 
-        /// Behind a right checksum, too, garbage is refused and never panics nor takes memory beyond its own size.
+        /// Invalid content with a correct checksum is refused, without a panic and without memory
+        /// beyond its own size.
         #[test]
         fn checksummed_garbage_is_refused(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut bytes = MAGIC.to_vec();

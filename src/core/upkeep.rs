@@ -1,122 +1,122 @@
-//! What upkeep tells: of garbage that is collected, and of damage that is found.
+//! Reports of upkeep: garbage collection and verification.
 
 use serde::Serialize;
 
 use super::checkpoint::Checkpoint;
 use super::ids::Digest;
 
-/// What a collection of garbage says of one thing.
+/// The decision of a garbage collection about one item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcItem {
-    /// The thing.
+    /// The item.
     pub thing: GcThing,
-    /// Whether it stays.
+    /// Whether the item is kept.
     pub stays: bool,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// What stays or goes.
+/// An item of a garbage collection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GcThing {
     /// A checkpoint.
     Checkpoint {
-        /// What people call its kernel.
+        /// Name of its kernel.
         kernel: String,
-        /// It.
+        /// The checkpoint.
         checkpoint: Box<Checkpoint>,
     },
     /// An object of the store.
     Object {
-        /// Its address.
+        /// Its content address.
         digest: Digest,
         /// Its length in bytes.
         bytes: u64,
     },
 }
 
-/// What a collection did, or would do.
+/// Result of a garbage collection or of its dry run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct GcReport {
-    /// Nothing was changed.
+    /// Whether the collection was a dry run.
     pub dry_run: bool,
-    /// Checkpoints that stay.
+    /// Checkpoints kept.
     pub checkpoints_kept: u64,
-    /// Checkpoints that went.
+    /// Checkpoints removed.
     pub checkpoints_removed: u64,
-    /// Objects that stay.
+    /// Objects kept.
     pub objects_kept: u64,
-    /// Bytes of those, before compression.
+    /// Bytes of the kept objects, before compression.
     pub bytes_kept: u64,
-    /// Objects that went.
+    /// Objects removed.
     pub objects_removed: u64,
-    /// Bytes of those.
+    /// Bytes of the removed objects.
     pub bytes_removed: u64,
-    /// Of the objects that stay, those that are only young, or in use by what goes on.
+    /// Kept objects that are only young, or used by a running operation.
     pub objects_recent: u64,
-    /// Packs that went.
+    /// Packs removed.
     pub packs_removed: u64,
-    /// Bytes of those.
+    /// Bytes of the removed packs.
     pub pack_bytes_removed: u64,
-    /// Bytes that were copied out of them, because they are still needed.
+    /// Bytes copied from removed packs because they are still needed.
     pub bytes_copied: u64,
 }
 
-/// What is damaged.
+/// A damaged item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// What kind of thing: `object`, `pack`, `database`, `audit log`.
+    /// Kind of the item: `object`, `pack`, `database`, `audit log`.
     pub what: String,
-    /// Its name: an address, a path, a line.
+    /// Name of the item: an address, a path, a line.
     pub name: String,
-    /// What is wrong with it.
+    /// What is wrong.
     pub why: String,
-    /// What cannot be had because of it.
+    /// What cannot be read because of the damage.
     pub affects: Vec<Affected>,
 }
 
-/// Something that cannot be had whole.
+/// Something that cannot be read completely.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Affected {
-    /// What people call the kernel; empty: all of them.
+    /// Name of the kernel; empty: all kernels.
     pub kernel: String,
-    /// What of it: `checkpoint`, `blob`, `output`, `files`, `all`.
+    /// The affected part: `checkpoint`, `blob`, `output`, `files`, `all`.
     pub what: String,
-    /// Which one: a checkpoint's or an execution's number, a blob's address.
+    /// Name of the part: number of a checkpoint or an execution, address of a blob.
     pub name: String,
 }
 
-/// How far a verification is with the packs of the store.
+/// Progress of a verification over the packs of the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VerifyProgress {
-    /// Packs that were gone through.
+    /// Packs verified.
     pub packs: u64,
-    /// Packs there are.
+    /// Packs in total.
     pub of_packs: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
 }
 
-/// What a verification looked at.
+/// Result of a verification.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct VerifyReport {
     /// Kernels whose databases were checked.
     pub kernels: u64,
-    /// Checkpoints of which everything was found.
+    /// Checkpoints with all their objects present.
     pub checkpoints: u64,
-    /// Objects whose content is what their address says.
+    /// Objects whose content matches their address.
     pub objects: u64,
-    /// Bytes of those.
+    /// Bytes of these objects.
     pub bytes: u64,
-    /// Things that are damaged.
+    /// Damaged items.
     pub damaged: u64,
 }
 
-/// What a verification says meanwhile.
+/// Event of a running verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VerifyTold {
-    /// How far it is.
+    /// Progress.
     Progress(VerifyProgress),
-    /// Something is damaged.
+    /// A damaged item.
     Damage(Damage),
 }

@@ -1,8 +1,9 @@
-//! Values as they pass between engines, daemon and clients, and their JSON encoding, which loses no type.
+//! Values exchanged between engines, daemon and clients, and their lossless JSON encoding.
 //!
-//! Plain JSON cannot tell an integer from a float, has no NaN, no bytes, and rounds big integers. So scalars that JSON
-//! would blur are tagged (`docs/engine-contract.md` has the table). Decoding is strict: an unknown tag, a number outside
-//! its range or a nesting deeper than [`limits::VALUE_DEPTH`] is an error, never a guess.
+//! Plain JSON cannot distinguish an integer from a float, has no NaN and no bytes, and rounds big
+//! integers. Ambiguous scalars are therefore tagged (`docs/engine-contract.md` has the table).
+//! Decoding is strict: an unknown tag, a number outside its range or a nesting deeper than
+//! [`limits::VALUE_DEPTH`] is an error.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ use super::limits;
 pub enum Value {
     /// Absence: Python's `None`, kaish's null.
     Null,
-    /// Truth.
+    /// A boolean.
     Bool(bool),
     /// An integer that fits 64 bits.
     Int(i64),
@@ -28,7 +29,7 @@ pub enum Value {
     String(String),
     /// A sequence.
     Array(Vec<Value>),
-    /// Named values; the order is the engine's and is kept.
+    /// Named values in the engine's order.
     Object(Vec<(String, Value)>),
     /// A stored blob.
     Blob(BlobRef),
@@ -36,9 +37,9 @@ pub enum Value {
     Bytes(Vec<u8>),
     /// An integer beyond 64 bits, in decimal digits with an optional minus sign.
     BigInt(String),
-    /// A live object without a value form: named, never silently dropped.
+    /// A live object that has no value form.
     Opaque {
-        /// The object's type, in the engine's words.
+        /// The object's type, as the engine names it.
         type_name: String,
         /// A short rendering for people.
         repr: String,
@@ -46,7 +47,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// About what it takes to write it down, bytes; what is beyond `most` is not counted.
+    /// Returns the approximate encoded size in bytes, at most `most`.
     pub fn bytes_up_to(&self, most: usize) -> usize {
         let (mut bytes, mut rest) = (0, vec![self]);
         while let Some(value) = rest.pop() {
@@ -71,10 +72,10 @@ impl Value {
     }
 }
 
-/// Names a stored blob and what it holds.
+/// A reference to a stored blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlobRef {
-    /// The owner's name for it; may be empty.
+    /// The owner's name for the blob; may be empty.
     pub id: String,
     /// Length in bytes.
     pub size: u64,
@@ -87,22 +88,22 @@ pub struct BlobRef {
 /// Why a JSON text is not a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeValueError {
-    /// Nested deeper than [`limits::VALUE_DEPTH`].
+    /// Nesting exceeds [`limits::VALUE_DEPTH`].
     #[error("value nested deeper than {} levels", limits::VALUE_DEPTH)]
     TooDeep,
-    /// A bare JSON number: integers and floats are tagged.
+    /// A bare number; integers and floats must be tagged.
     #[error("bare number; integers and floats are tagged")]
     BareNumber,
-    /// An object that is no known tag.
+    /// An object with an unknown tag.
     #[error("unknown value tag {0:?}")]
     UnknownTag(String),
-    /// A tag whose content is not of its form.
+    /// A tag with malformed content.
     #[error("malformed content of value tag {0:?}")]
     Malformed(&'static str),
 }
 
 impl Value {
-    /// The tagged JSON form.
+    /// Encodes the value as tagged JSON.
     pub fn to_json(&self) -> Json {
         match self {
             Value::Null => Json::Null,
@@ -127,7 +128,7 @@ impl Value {
         }
     }
 
-    /// Reads the tagged JSON form.
+    /// Decodes tagged JSON.
     ///
     /// # Errors
     /// See [`DecodeValueError`].
@@ -135,8 +136,10 @@ impl Value {
         decode(json, limits::VALUE_DEPTH)
     }
 
-    /// A plain JSON rendering for people and for `--json`: floats that JSON lacks become strings, bytes an object
-    /// `{"base64": …}`, opaque ones `{"type", "repr"}`. Not meant to be read back.
+    /// Returns a plain JSON rendering for people and for `--json`.
+    ///
+    /// Floats without a JSON form become strings, bytes an object `{"base64": …}`, opaque objects
+    /// `{"type", "repr"}`. The rendering cannot be decoded.
     pub fn to_plain_json(&self) -> Json {
         match self {
             Value::Null => Json::Null,
@@ -156,17 +159,19 @@ impl Value {
         }
     }
 
-    /// Reads the text of plain JSON, as [`Value::from_plain_json`] reads its parsed form, whole numbers of any length exactly.
+    /// Parses plain JSON text like [`Value::from_plain_json`], with whole numbers of any length
+    /// exact.
     ///
     /// # Errors
-    /// What is wrong with the JSON and where.
+    /// The syntax error and its position.
     pub fn from_plain_text(text: &str) -> Result<Value, serde_json::Error> {
         let json: Json = serde_json::from_str(text)?;
         let big = big_integers(text);
         if big.is_empty() {
             return Ok(Value::from_plain_json(&json));
         }
-        // The parser rounds them to floats. So each becomes a text with a mark that no text or name in there holds.
+        // The parser rounds these numbers to floats, so each becomes a string with a mark that
+        // occurs nowhere else in the text.
         let printed = json.to_string();
         let mut mark = String::from("#");
         while printed.contains(&mark) {
@@ -196,7 +201,8 @@ impl Value {
         }
     }
 
-    /// Reads plain JSON, as a person types it: whole numbers become integers (big ones [`Value::BigInt`]), others floats.
+    /// Converts plain JSON, as a person types it: whole numbers become integers (big ones
+    /// [`Value::BigInt`]), others floats.
     pub fn from_plain_json(json: &Json) -> Value {
         match json {
             Json::Null => Value::Null,
@@ -215,7 +221,7 @@ impl Value {
     }
 }
 
-/// Where in a JSON text the integers are that 64 bits do not hold.
+/// Returns the ranges of integers in a JSON text that exceed 64 bits.
 fn big_integers(text: &str) -> Vec<Range<usize>> {
     let (mut found, mut at) = (Vec::new(), 0);
     let bytes = text.as_bytes();
@@ -237,7 +243,7 @@ fn big_integers(text: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// Bytes of the text that begins here, with both quotation marks.
+/// Returns the length of the string literal that begins here, with both quotation marks.
 fn text_length(bytes: &[u8]) -> usize {
     let mut escaped = false;
     let inside = bytes.iter().skip(1).take_while(|byte| {
@@ -360,7 +366,7 @@ mod tests {
         })
     }
 
-    /// Equality that tells -0.0 from 0.0 and takes NaN for itself.
+    /// Equality that distinguishes -0.0 from 0.0 and treats NaN as equal to itself.
     fn same(a: &Value, b: &Value) -> bool {
         match (a, b) {
             (Value::Float(x), Value::Float(y)) => x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()),

@@ -1,6 +1,8 @@
-//! A child runs a script over a store and is killed, or meets an error, at each labelled point in turn, and at random
-//! ones. Whatever happened: what it acknowledged is there and whole, nothing is damaged, and what is there can be
-//! collected.
+//! A child process runs a script over a store and is killed, or meets an error, at each labelled
+//! point and at random ones.
+//!
+//! Afterwards every acknowledged object is present and intact, nothing is damaged, and the store
+//! can be collected.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -29,7 +31,7 @@ fn put_many(store: &Store, seeds: std::ops::Range<u64>) -> Result<(), StoreError
     batch.commit()
 }
 
-/// One step of the script; `None` beyond its end.
+/// Runs one step of the script; `None` beyond its end.
 fn step(n: usize, store: &mut Option<Store>, dir: &Path) -> Result<Option<()>, StoreError> {
     let open = || Store::open_sized(dir, SMALL);
     let is_odd = |digest: Digest| digest.as_bytes()[0] % 2 == 1;
@@ -47,7 +49,7 @@ fn step(n: usize, store: &mut Option<Store>, dir: &Path) -> Result<Option<()>, S
         (4, Some(store)) => drop(store.put(b"one")?),
         (5, _) => {
             *store = None;
-            // What a writer leaves that dies in the middle of an entry.
+            // The partial entry of a writer that died.
             let packs = dir.join("packs");
             let newest = packs.read_dir().expect("there").map(|e| e.expect("there").path()).max().expect("a pack");
             let mut bytes = std::fs::read(&newest).expect("read");
@@ -101,7 +103,7 @@ fn store_script_child() {
     }
 }
 
-/// What must hold of any store that anybody left in any way.
+/// Checks the invariants of a store after any interruption.
 fn is_sound(root: &Path, fault: &str) -> (Store, BTreeSet<Digest>) {
     let store = Store::open_sized(root, SMALL).expect("opens after the crash");
     let now = observe(&store);
@@ -114,7 +116,8 @@ fn is_sound(root: &Path, fault: &str) -> (Store, BTreeSet<Digest>) {
     (store, now)
 }
 
-/// Faults that nobody need hear of: what was to be stored is stored, and the next opening does the rest.
+/// Faults without an error for the caller: the objects are stored, and the next opening completes
+/// the rest.
 const SILENT: &[&str] = &["store.pack.seal", "store.index.write", "store.index.remove"];
 
 #[test]
@@ -164,7 +167,8 @@ impl Random {
     }
 }
 
-/// Random work from a seed. What was acknowledged is told; before something is collected, that is told.
+/// Runs random operations from a seed. Prints each acknowledged object, and each intended removal
+/// in advance.
 #[test]
 fn store_random_work_child() {
     let (Some(dir), Ok(seed)) = (std::env::var_os("RYOKAN_CRASH_DIR"), std::env::var("RYOKAN_CRASH_SEED")) else {
@@ -220,7 +224,7 @@ fn random_kills_lose_nothing() {
     for _ in 0..6 {
         let dir = crash_dir();
         let mut live: BTreeSet<Digest> = BTreeSet::new();
-        // Several lives of the same store.
+        // Several lifetimes of the same store.
         for _ in 0..8 {
             let point = &all[random.below(all.len() as u64) as usize];
             let fault = format!("{point}:{}=kill", 1 + random.below(5));

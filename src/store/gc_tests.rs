@@ -1,4 +1,4 @@
-//! Garbage collection: what stays and why, beside writers and readers.
+//! Garbage collection beside writers and readers: which objects are kept, and why.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read as _;
@@ -56,7 +56,7 @@ fn gc_frees_only_dead_space() {
     assert_eq!(disk_bytes(&store), 0);
 }
 
-/// In a pack of which nothing lived when it was looked at there may be something by now.
+/// A pack without live objects may gain some before it is removed.
 #[test]
 fn claim_in_dead_pack_stays() {
     let (_dir, store) = store();
@@ -66,20 +66,20 @@ fn claim_in_dead_pack_stays() {
     std::thread::sleep(Duration::from_millis(5));
     let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     let mut was_there = None;
-    // The packs are weighed in their order: the first was found to be dead when this one is told of.
+    // Packs are weighed in order: the first one was found dead before this one is reported.
     let told = |item: GcItem| {
         if item.digest == lives {
             was_there.get_or_insert(store.claim(again));
         }
     };
     store.gc(options, |digest| digest == lives, told).expect("collected");
-    assert_eq!(was_there, Some(true), "whoever asked was told that it is there");
+    assert_eq!(was_there, Some(true), "the writer finds the object in the store");
     assert_eq!(store.get(again, 100).expect("still there"), b"used again");
     at_once(|digest| digest == lives, &store);
-    assert!(!store.contains(again), "and it goes when nobody uses it");
+    assert!(!store.contains(again), "an unused object is collected");
 }
 
-/// Each life of a store whose pack cannot be written on leaves a small one.
+/// Each lifetime of a store whose pack cannot be continued leaves a small pack.
 #[test]
 fn gc_merges_small_packs() {
     let (_dir, store) = store();
@@ -106,7 +106,7 @@ fn gc_fates_have_reasons() {
     let list = store.put(&long).expect("stored");
     let (chunk, length) = store.chunks(list).expect("a list").chunks[0];
     let dead = store.put(b"dead").expect("stored");
-    // First an object, then a part of another one as well; and the other way round.
+    // First an object that is later a part of another one, then the reverse order.
     let other = noise(2, 1_000_000);
     let other_list = digest_of(&other);
     let first_chunk = {
@@ -145,9 +145,9 @@ fn writer_hold_keeps_objects() {
     let mut writer = store.writer(u64::MAX).expect("begun");
     writer.write(&long).expect("used again");
     writer.write(&noise(4, 5_000_000)).expect("written");
-    let unused = store.put(b"unused").expect("stored by somebody else, meanwhile");
+    let unused = store.put(b"unused").expect("stored by another writer");
     at_once(|_| false, &store);
-    assert!(store.contains(old) && store.contains(unused), "as long as an older writer is at work");
+    assert!(store.contains(old) && store.contains(unused), "kept while an older writer is active");
     let (longer, _) = writer.finish().expect("its chunks are there");
     batch.commit().expect("durable");
     assert_eq!(store.get(longer, u64::MAX).expect("whole").len(), 7_000_000);
@@ -188,7 +188,8 @@ fn gc_beside_writers() {
                         let digests: Vec<_> = contents.map(|content| batch.put(&content).expect("stored")).collect();
                         batch.commit().expect("durable");
                         let mut named = lock(named);
-                        // What another round named goes again: it is used again or collected.
+                        // Objects that another round named are dropped: they are reused or
+                        // collected.
                         named.retain(|digest: &Digest| !(digest.as_bytes()[1] as u64 + round).is_multiple_of(3));
                         named.extend(digests.iter().copied());
                         drop(named);
@@ -220,7 +221,7 @@ fn gc_beside_writers() {
     check(&Store::open_sized(&dir.path().join("store"), SMALL).expect("opens"));
 }
 
-/// What becomes durable while its pack is looked through is no copy of anything.
+/// Objects that become durable while their pack is examined are not duplicates.
 #[test]
 fn object_synced_during_gc_stays() {
     let (_dir, store) = store();
@@ -269,13 +270,13 @@ fn failed_gc_keeps_live_objects() {
             let store = Store::open_sized(&dir.path().join("store"), SMALL).expect("opens");
             check(&store);
             at_once(|digest| model.contains_key(&digest), &store);
-            assert_eq!(store.objects().count(), model.len(), "{label}: the next run goes on");
+            assert_eq!(store.objects().count(), model.len(), "{label}: the next run continues");
             check(&store);
         }
     }
 }
 
-/// Whoever stored it names it after the list was made, and lets go before the list is used.
+/// The writer names the object after the list was made, and releases it before the list is used.
 #[test]
 fn late_named_object_stays() {
     let (_dir, store) = store();

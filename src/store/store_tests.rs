@@ -1,4 +1,4 @@
-//! The store against a map, damage, full devices, and other formats.
+//! The store compared to a map, and its behaviour with damage, full devices and other formats.
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -21,7 +21,7 @@ pub(super) fn store() -> (tempfile::TempDir, Store) {
     (dir, store)
 }
 
-/// The same bytes for the same seed, and nothing that compression could find.
+/// Returns the same incompressible bytes for the same seed.
 pub(super) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
@@ -33,7 +33,7 @@ pub(super) fn at_once(live: impl FnMut(Digest) -> bool, store: &Store) -> GcRepo
     store.gc(options, live, |_| ()).expect("collected")
 }
 
-/// Flips a bit of what is stored for an address, behind the store's back.
+/// Flips a bit of the stored form of an object, bypassing the store.
 pub(super) fn flip(store: &Store, digest: Digest, want: Want, at: u32) {
     let slot = store.slots(digest, want).expect("read")[0];
     let path = pack::path(&store.shared.layout.packs, slot.pack);
@@ -57,7 +57,7 @@ enum Op {
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
-    // Few different contents, so that the same comes again; some are cut into chunks, which they share.
+    // Few different contents, so that some repeat; some are cut into chunks, which they share.
     let small = prop::collection::vec(0u8..3, 0..6);
     let large = (0u64..2, 0usize..3, 200_000usize..900_000).prop_map(|(seed, insert, length)| {
         let mut bytes = noise(seed, length / 100_000 * 100_000);
@@ -97,7 +97,7 @@ fn collect(store: &Store, model: &mut Model, mask: u8, percent: u8, dry_run: boo
         let item = fates[digest];
         assert_eq!(item.bytes, bytes.len() as u64);
         assert_eq!(item.fate == Fate::Live, is_live(*digest));
-        assert!(item.fate != Fate::Recent, "nobody writes");
+        assert!(item.fate != Fate::Recent, "no writer is active");
     }
     if dry_run {
         return Ok(());
@@ -202,7 +202,7 @@ proptest! {
     }
 }
 
-/// What is written for a content of 10 MB when it is there already but for one byte.
+/// Bytes written for a content of 10 MB that differs in one byte from a stored one.
 #[test]
 fn inserted_byte_adds_few_chunks() {
     let (_dir, store) = store();
@@ -244,7 +244,7 @@ fn damaged_object_is_healed() {
         assert_eq!(verified.damaged.len(), 1, "{:?}", verified.damaged);
         assert!(is_damaged(verified.damaged.into_iter().next().expect("one")));
         assert_eq!(store.get(good, 10).expect("unharmed"), b"good");
-        // Known to be damaged, it is written again.
+        // A known damaged object is written again.
         assert_eq!(store.put(&content).expect("healed"), digest);
         assert_eq!(store.get(digest, 1 << 20).expect("whole"), content);
         assert!(store.verify(|_| ()).expect("readable").damaged.is_empty());
@@ -286,7 +286,7 @@ fn chunk_damage_is_contained() {
     let mut streamed = Vec::new();
     let error = store.open_object(one).expect("opens").read_to_end(&mut streamed).expect_err("damaged");
     assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
-    assert_eq!(streamed[..], first[..streamed.len()], "what was given before is right");
+    assert_eq!(streamed[..], first[..streamed.len()], "the data before the damage is right");
     // A range without the damaged chunk can be read.
     assert_eq!(store.get_range(one, 0, 1000).expect("whole"), first[..1000]);
     drop(store);
@@ -320,7 +320,7 @@ fn file_damage_is_contained() {
     let in_newest = store.entries(newest).expect("read").len();
     drop(store);
     let indexes = || std::fs::read_dir(root.join("index")).expect("there").map(|e| e.expect("there").path());
-    // Index files are made again, whatever became of them.
+    // Damaged index files are rebuilt.
     let harms: [fn(&mut Vec<u8>); 4] =
         [|_| (), |b| b[40] ^= 1, |b| b.truncate(100), |b| *b.last_mut().expect("bytes") ^= 1];
     for harm in harms {
@@ -335,7 +335,7 @@ fn file_damage_is_contained() {
     }
     indexes().for_each(|path| std::fs::remove_file(path).expect("removed"));
     assert_eq!(whole(&Store::open_sized(&root, SMALL).expect("opens"), &model), model.len());
-    // The pack that was being written loses its last entry and nothing more.
+    // The pack that was being written loses only its last entry.
     let head = pack::path(&root.join("packs"), newest);
     let length = std::fs::metadata(&head).expect("there").len();
     std::fs::File::options().write(true).open(&head).expect("opened").set_len(length - 1).expect("cut");
@@ -343,7 +343,7 @@ fn file_damage_is_contained() {
     assert_eq!(whole(&store, &model), model.len() - 1);
     assert!(store.verify(|_| ()).expect("readable").damaged.is_empty());
     drop(store);
-    // A full pack without its table, and with a damaged header, is read through.
+    // A full pack without its table or with a damaged header is read completely.
     for (from_end, at) in [(true, 5), (false, 20)] {
         let path = pack::path(&root.join("packs"), 1);
         let mut bytes = std::fs::read(&path).expect("read");
@@ -401,9 +401,9 @@ fn failed_sync_fails_sharing_batches() {
     let (_dir, store) = store();
     let batch = store.batch();
     batch.put(b"shared").expect("written, not yet durable");
-    assert!(!store.contains(digest_of(b"shared")), "nobody sees what is not durable");
+    assert!(!store.contains(digest_of(b"shared")), "objects that are not durable are invisible");
     let other = store.batch();
-    other.put(b"shared").expect("it is there");
+    other.put(b"shared").expect("already written");
     with_fault("store.pack.sync=eio", || batch.commit().expect_err("armed"));
     assert!(matches!(other.commit(), Err(StoreError::Unsynced)));
     assert!(!store.contains(digest_of(b"shared")));
@@ -426,13 +426,13 @@ fn parallel_put_stops_on_error() {
     }
     let entries: usize =
         store.state().packs.keys().map(|n| store.pack(*n).expect("there").slots().expect("read").len()).sum();
-    assert_eq!(entries, 150 - 15, "nothing is written twice");
+    assert_eq!(entries, 150 - 15, "objects are written once");
     let batch = store.batch();
     let failing = |n: usize| if n == 50 { Err("gone".into()) } else { source(n) };
-    assert_eq!(batch.put_parallel(contents.len(), failing).expect_err("one failed").to_string(), "gone");
+    assert_eq!(batch.put_parallel(contents.len(), failing).expect_err("a failed write").to_string(), "gone");
     let digests: Vec<Digest> = stored.iter().flatten().map(|(digest, _)| *digest).collect();
     let refuse = |n: usize, _: &mut Reader| if n == 20 { Err(AnyError::from("no room")) } else { Ok(()) };
-    assert_eq!(store.read_parallel(&digests, refuse).expect_err("one failed").to_string(), "no room");
+    assert_eq!(store.read_parallel(&digests, refuse).expect_err("a failed read").to_string(), "no room");
 }
 
 #[test]

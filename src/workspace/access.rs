@@ -1,4 +1,4 @@
-//! A kernel's files, wherever they are: captured, changed and followed through one trait.
+//! Access to a kernel's files, on this host or elsewhere, through one trait.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,36 +9,38 @@ use super::{
 
 type Result<T> = std::result::Result<T, WorkspaceError>;
 
-/// Access to the files of one kernel. [`Tracker`] is that to a directory of this host.
+/// Access to the files of one kernel.
+///
+/// [`Tracker`] implements it for a directory of this host.
 pub trait Workspace: Send {
-    /// Reads what changed while the kernel may still write.
+    /// Reads changed files while the kernel may still write.
     ///
     /// # Errors
     /// Those of reading and storing.
     fn prepare(&mut self, objects: &dyn Objects) -> Result<()>;
 
-    /// Collects what changed since. Nothing may write meanwhile.
+    /// Collects the remaining changes. There must be no writers.
     ///
     /// # Errors
     /// Those of reading and storing.
     fn collect(&mut self, objects: &dyn Objects) -> Result<Collected>;
 
-    /// Makes a tree of what was collected; the kernel may write again.
+    /// Builds a tree from the collected changes; the kernel may write again.
     ///
     /// # Errors
     /// Those of storing.
     fn finish(&mut self, collected: Collected) -> Result<Captured>;
 
-    /// Makes the files what a tree says.
+    /// Makes the files equal to a tree.
     ///
     /// # Errors
-    /// Those of reading the tree and of writing the files; may be repeated.
+    /// Those of reading the tree and of writing the files; the restore may be repeated.
     fn restore(&mut self, target: TreeId, objects: &dyn Objects, durability: Durability) -> Result<Restored>;
 
-    /// Drops what is known of the files: the last capture did not become durable.
+    /// Discards the knowledge about the files after a capture that did not become durable.
     fn invalidate(&mut self);
 
-    /// Keeps what is known of the files for the next one that opens them.
+    /// Saves the knowledge about the files for the next process.
     ///
     /// # Errors
     /// Those of writing.
@@ -47,25 +49,25 @@ pub trait Workspace: Send {
     /// Becomes readable when files changed; `None` where changes are not reported.
     fn changes_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Takes in the changes that were reported.
+    /// Receives the reported changes.
     fn drain(&mut self);
 
     /// The tree of the last capture.
     fn base(&self) -> Option<TreeId>;
 
-    /// The files as they can be given to another kernel; `None` if it is not sure what is known of them.
+    /// Returns the files as a source for another kernel; `None` while their state is uncertain.
     ///
     /// # Errors
     /// Those of opening them.
     fn donor(&self) -> Result<Option<Donor>>;
 
-    /// Adds to a snapshot what changed since the donor was made.
+    /// Records in a snapshot the changes since the donor was created.
     fn report_changes(&mut self, donor: &Donor, snapshot: &mut Snapshot);
 
-    /// How changed files are kept during a capture.
+    /// The driver that holds changed files during a capture.
     fn driver(&self) -> &DriverChoice;
 
-    /// Why all files are looked at each time; `None` if only changed ones are.
+    /// Why every pass is a full scan; `None` if changes are reported.
     fn unwatched(&self) -> Option<Unwatched>;
 }
 

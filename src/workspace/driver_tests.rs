@@ -1,5 +1,5 @@
-//! What each driver promises beyond a tree that is right: how files are held, that the pause does not read them, that
-//! nothing is left.
+//! Guarantees of each driver beyond a correct tree: how files are held, that the pause does not
+//! read them, and that nothing is left behind.
 
 use std::fs::{File, FileTimes, OpenOptions};
 use std::os::fd::AsFd as _;
@@ -32,7 +32,8 @@ fn in_each(check: impl Fn(&World, DriverKind)) {
     }
 }
 
-/// The tree is the moment of the collection, whatever is written, truncated, replaced or removed before its end.
+/// The tree is the state at collection, whatever is written, truncated, replaced or removed before
+/// the capture ends.
 #[test]
 fn later_writes_are_not_captured() {
     in_each(|world, kind| {
@@ -52,7 +53,7 @@ fn later_writes_are_not_captured() {
         let there = world.observe();
         let collected = tracker.collect(&world.store).expect("collected");
         let stats = collected.stats().clone();
-        assert!(stats.read <= 1, "{kind:?}: at most the one with holes is read while nobody writes: {stats:?}");
+        assert!(stats.read <= 1, "{kind:?}: without writers at most the sparse file is read: {stats:?}");
         assert_eq!(stats.cloned > 0, kind != DriverKind::Tracked, "{kind:?}: {stats:?}");
         for name in ["small", "middle", "large", "holes"] {
             OpenOptions::new()
@@ -69,7 +70,7 @@ fn later_writes_are_not_captured() {
         std::fs::create_dir(&paths.workspace).expect("made");
         checkout(captured.tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
         same(&observe(&paths.workspace), &there);
-        // What came later is in the next one.
+        // The next capture holds the later changes.
         let next = tracker.capture(&world.store).expect("captured");
         assert_eq!(next.stats.full_scan, None);
         let later = world.observe();
@@ -81,8 +82,8 @@ fn later_writes_are_not_captured() {
     });
 }
 
-/// A mapping whose file is closed tells nobody, and is seen in each capture in every driver; the cost is that of one
-/// file.
+/// A mapping of a closed file causes no notification; every capture sees its writes in every
+/// driver, at the cost of one file.
 #[test]
 fn drivers_capture_mapped_writes() {
     in_each(|world, _| {
@@ -111,7 +112,8 @@ fn drivers_capture_mapped_writes() {
     });
 }
 
-/// Who is not frozen (another process with a writable mount of the folder) is caught, however files are held.
+/// A writer that is not frozen, for example another process with a writable mount, is detected with
+/// every driver.
 #[test]
 fn drivers_report_unstopped_writer() {
     in_each(|world, _| {
@@ -131,7 +133,7 @@ fn drivers_report_unstopped_writer() {
         let error = (0..200).find_map(|_| tracker.capture(&world.store).err());
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         writer.join().expect("ended");
-        let error = error.expect("it changes");
+        let error = error.expect("the file changes");
         assert!(matches!(&error, WorkspaceError::Changing { path } if path == Path::new("f")), "{error}");
         let captured = tracker.capture(&world.store).expect("captured");
         let there = world.observe();
@@ -165,7 +167,7 @@ fn capture_survives_clone_error() {
     }
 }
 
-/// What a killed process left of a snapshot goes with the next one that opens the workspace.
+/// Opening a workspace removes the snapshot that a killed process left.
 #[test]
 fn leftover_snapshot_is_removed() {
     for options in ["loop", "loop,user_subvol_rm_allowed"] {
@@ -199,7 +201,7 @@ fn leave_and_open(place: &Path) {
     tracker.capture(&world.store).expect("captured");
 }
 
-/// The file system decides, and says why it is no better.
+/// The driver depends on the file system, and its description says why it is not a better one.
 #[test]
 fn driver_matches_filesystem() {
     let of = |world: &World| world.tracker().driver().to_string();
@@ -233,8 +235,8 @@ fn btrfs_clones_only_as_user() {
     assert!(!world.dir.path().join("files.moment").exists());
 }
 
-/// The pause is not for the size of a file: what is large is cloned, and what it takes to have it on its device is done
-/// before.
+/// The pause does not depend on file size: large files are cloned, and the necessary flush to the
+/// device precedes the pause.
 #[test]
 fn pause_ignores_file_size() {
     let pause = |world: &World, size: usize| {
@@ -259,13 +261,14 @@ fn pause_ignores_file_size() {
         let Some(mounted) = mounted(kind, "loop") else { continue };
         let small = pause(&World::at(&mounted.path()), 1 << 20);
         let large = pause(&World::at(&mounted.path()), 100 << 20);
-        // To read it is more than 100 ms even from memory, in this build.
+        // Reading the file takes more than 100 ms even from memory in this build.
         assert!(large < small * 8 + Duration::from_millis(10), "{kind}: {small:?} for 1 MiB, {large:?} for 100 MiB");
     }
 }
 
-/// Without watches everything is looked at each time, and each capture says so. In a user namespace, whose limits are
-/// its own.
+/// Without watches every capture is a full scan and says so.
+///
+/// Runs in a user namespace, which has its own limits.
 #[test]
 fn missing_watches_force_walk() {
     let limited = "echo 4 > /proc/sys/user/max_inotify_watches && exec \"$0\" \"$@\"";
@@ -308,7 +311,8 @@ fn more_folders_than_watches() {
     same(&world.observe(), &there);
 }
 
-/// What changes in the live workspace while another is made from it is taken from the store: the new one is the tree.
+/// Files that change in the donor during a branch are taken from the store, so the new workspace
+/// matches the tree.
 #[test]
 fn branch_is_immune_to_live_writes() {
     in_each(|world, kind| {
@@ -354,7 +358,7 @@ fn branch_is_immune_to_live_writes() {
         });
         for n in 0..3 {
             let paths = world.another(&format!("child{n}"));
-            // Nobody asked what changed: everything is looked at.
+            // A snapshot without a report of changes: everything is examined.
             let snapshot = donor.snapshot(&paths).expect("taken");
             let made =
                 branch(Some((&donor, snapshot)), captured.tree, paths.clone(), &world.store, Durability::Process);
@@ -371,7 +375,7 @@ fn path_of(at: &Path, n: usize) -> std::path::PathBuf {
     at.join(format!("f{n:03}"))
 }
 
-/// A branch that fails says so, and what it shares with the live workspace is shared.
+/// A failed branch reports its error, and shared files are shared.
 #[test]
 fn failed_branch_is_reported() {
     in_each(|world, kind| {
@@ -401,7 +405,7 @@ fn failed_branch_is_reported() {
         if kind != DriverKind::Btrfs {
             assert_eq!((made.cloned, made.copied), (cloned, copied), "{kind:?}");
         }
-        // Without a donor all comes from the store.
+        // Without a donor everything comes from the store.
         let paths = world.another("from-store");
         let made = branch(None, tree, paths.clone(), &world.store, Durability::Process).expect("branched").2;
         assert_eq!((made.snapshot, made.cloned, made.copied), (false, 0, 0));
@@ -411,7 +415,7 @@ fn failed_branch_is_reported() {
     });
 }
 
-/// A snapshot that is told of what changed before it is looked at only there, and becomes the tree all the same.
+/// A snapshot with a report of the changes is examined only there, and still matches the tree.
 #[test]
 fn snapshot_examines_changes_only() {
     in_each(|world, kind| {
@@ -446,11 +450,12 @@ fn snapshot_examines_changes_only() {
         std::fs::set_permissions(world.path("d3"), std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("set");
         std::fs::rename(world.path("d4/f004"), world.path("d5/f005")).expect("renamed");
         mapping.write(b'!');
-        // Of what is written through a mapping nothing is told, and the time is as it was.
+        // Writes through a mapping cause no notification, and the time is reset.
         let time = world.path("later").metadata().and_then(|found| found.modified()).expect("there");
         let mut later = Mapping::of(&world.path("later"));
         later.write(b'!');
-        // Not through a descriptor that may write, nor one time alone: that would be told as a write.
+        // Through a read-only descriptor and for both times: otherwise the change would be reported
+        // as a write.
         let times = FileTimes::new().set_accessed(time).set_modified(time);
         File::open(world.path("later")).and_then(|file| file.set_times(times)).expect("set back");
         let paths = world.another("told");
@@ -460,12 +465,12 @@ fn snapshot_examines_changes_only() {
             branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         let (mut child, restored, _) = made.expect("branched");
         assert_eq!((restored.left, restored.stats.full_scan), (Vec::new(), None));
-        // In folders that are new anything may have been done to any file: all are looked at, and those read that are
-        // not as they were.
+        // New folders may hide changes to any file, so all files are examined, and only those that
+        // differ are read.
         assert!(restored.stats.read < 20, "{:?}", restored.stats);
         same(&observe(&paths.workspace), &there);
         assert_eq!(child.capture(&world.store).expect("captured").tree, captured.tree);
-        // What was told before another pass is told no more.
+        // Reports from before another pass are not repeated.
         tracker.capture(&world.store).expect("captured");
         let paths = world.another("untold");
         let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
@@ -474,7 +479,7 @@ fn snapshot_examines_changes_only() {
             branch(Some((&donor, Some(snapshot))), captured.tree, paths.clone(), &world.store, Durability::Process);
         assert_eq!(made.expect("branched").1.stats.full_scan, Some(super::FullScanReason::Reopened));
         same(&observe(&paths.workspace), &there);
-        // Without such nothing else is looked at.
+        // Without such files nothing else is examined.
         drop((mapping, later));
         tracker.capture(&world.store).expect("captured");
         let captured = tracker.capture(&world.store).expect("captured");
@@ -491,8 +496,8 @@ fn snapshot_examines_changes_only() {
     });
 }
 
-/// A spare becomes what is asked for: the tree it was made of, or another, whatever happened to the live workspace
-/// meanwhile.
+/// A spare becomes the requested tree, its own or another, despite concurrent changes of the live
+/// workspace.
 #[test]
 fn spare_becomes_requested_tree() {
     in_each(|world, kind| {
@@ -506,7 +511,7 @@ fn spare_becomes_requested_tree() {
         world.write("large", vec![7; 1 << 20]);
         std::fs::hard_link(world.path("d/f000"), world.path("linked")).expect("linked");
         std::os::unix::fs::symlink("d/f001", world.path("link")).expect("linked");
-        // To move such a folder is refused to its owner.
+        // Moving such a folder is refused to its owner.
         std::fs::set_permissions(world.workspace(), std::os::unix::fs::PermissionsExt::from_mode(0o555)).expect("set");
         std::thread::sleep(Duration::from_millis(120));
         let mut tracker = world.tracker();
@@ -523,10 +528,10 @@ fn spare_becomes_requested_tree() {
         let second = tracker.capture(&world.store).expect("captured").tree;
         let at_second = world.observe();
         let [one, two, three, six, seven, eight] = spares;
-        // Somebody made room on the disk: what is gone comes from the store.
+        // The folder was deleted to free space; its files come from the store.
         std::fs::remove_dir_all(world.dir.path().join("two/workspace/d")).expect("removed");
         std::fs::write(world.dir.path().join("six/workspace/large"), "").expect("emptied");
-        // Of a folder that stays: one file less, and another in the place of one.
+        // In a remaining folder one file is missing and another is replaced.
         std::fs::remove_file(world.dir.path().join("seven/workspace/d/f100")).expect("removed");
         let of_eight = |name: &str| world.dir.path().join("eight/workspace/d").join(name);
         std::fs::write(of_eight("new"), "other").expect("written");
@@ -542,7 +547,8 @@ fn spare_becomes_requested_tree() {
             let paths = world.another(&format!("of-{n}"));
             let made = spare.become_workspace(tree, paths.clone(), &world.store, Durability::Process);
             let (mut child, restored) = made.expect("made");
-            // Of one that is whole no entry is looked at; of others each, and none is read but what is not as it was.
+            // An intact spare needs no examination of entries; in others every entry is examined,
+            // and only differing files are read.
             assert!(restored.left.is_empty() && restored.stats.read <= 2, "{kind:?}: {restored:?}");
             assert_eq!(restored.stats.full_scan.is_none(), whole, "{kind:?}: {restored:?}");
             assert!(!whole || restored.stats.examined <= 4, "{kind:?}: {restored:?}");
@@ -560,12 +566,12 @@ fn spare_becomes_requested_tree() {
         donor.cancel();
         let cancelled = spare("given up").expect_err("nobody wants it");
         assert!(matches!(cancelled, WorkspaceError::Io { .. }), "{cancelled:?}");
-        assert!(!world.dir.path().join("given up").exists(), "nothing is left of one that was given up");
+        assert!(!world.dir.path().join("given up").exists(), "an abandoned spare is removed");
         let donor = tracker.donor().expect("a donor").expect("sure");
         let spare = |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), &donor, first, &world.store);
         with_fault("workspace.spare.make=enospc", || spare("four").expect_err("armed"));
         with_fault("workspace.checkout.file=enospc", || spare("four").expect_err("armed"));
-        assert!(!world.dir.path().join("four").exists(), "nothing is left of one that could not be made");
+        assert!(!world.dir.path().join("four").exists(), "a failed spare is removed");
         let (five, paths) = (spare("five").expect("made"), world.another("full"));
         std::fs::write(paths.workspace.join("there"), "x").expect("written");
         let refused = five.become_workspace(first, paths.clone(), &world.store, Durability::Process);

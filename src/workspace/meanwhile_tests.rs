@@ -1,4 +1,5 @@
-//! What others do in the midst of a capture, or between two by ways that are told of no name that is left.
+//! Concurrent changes during a capture, or between two captures without a notification for a
+//! remaining name.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::fd::AsFd as _;
@@ -15,10 +16,10 @@ use crate::sys::inode::tests::Mapping;
 
 type Act = std::sync::Arc<dyn Fn(&[u8]) + Send + Sync>;
 
-/// What the store is given when it is to fail.
+/// Content for which the store reports a failure.
 const FAILS: [u8; 1000] = [255; 1000];
 
-/// A store that does something when it is given the content of a file: in the midst of a pass.
+/// A store that runs an action when it receives a file's content, that is, during a pass.
 struct Meanwhile<'a> {
     store: &'a crate::store::Store,
     act: Act,
@@ -55,7 +56,7 @@ impl ObjectBatch for MeanwhileBatch {
     }
 }
 
-/// Other bytes of the same length, and the time set back.
+/// Overwrites a file with bytes of the same length and resets its modification time.
 pub(super) fn forge(path: &Path, byte: u8) -> File {
     let file = OpenOptions::new().write(true).open(path).expect("opened");
     forge_open(&file, byte);
@@ -68,22 +69,22 @@ fn forge_open(file: &File, byte: u8) {
     file.set_modified(modified).expect("set");
 }
 
-/// Writes to a file by a second name, which goes again.
+/// Writes to a file by a second, temporary link.
 pub(super) fn pass_by(file: &Path, name: &Path, byte: u8) {
     std::fs::hard_link(file, name).expect("linked");
     forge(name, byte);
     std::fs::remove_file(name).expect("removed");
 }
 
-/// Something that is done once in the workspace.
+/// An action that runs once in the workspace.
 pub(super) type Once = Box<dyn Fn(&Path) + Send + Sync>;
 
-/// Prepares, and does something once in the midst of that: when a file is read that was written just before.
+/// Prepares a capture and runs an action during it, when a recently written file is read.
 fn prepare_while(world: &World, tracker: &mut Tracker, act: impl Fn(&Path) + Send + Sync + 'static) {
     prepare_while_each(world, tracker, [("g", Box::new(act))]);
 }
 
-/// For several such files.
+/// Does the same with several files and actions.
 pub(super) fn prepare_while_each<const N: usize>(world: &World, tracker: &mut Tracker, acts: [(&str, Once); N]) {
     const READ: [u8; 1000] = [254; 1000];
     let names = acts.each_ref().map(|(name, _)| *name);
@@ -104,23 +105,23 @@ pub(super) fn prepare_while_each<const N: usize>(world: &World, tracker: &mut Tr
         }
     };
     tracker.prepare(&Meanwhile { store: &world.store, act: std::sync::Arc::new(act) }).expect("prepared");
-    // They are written again by the next.
+    // The next call writes them again.
     names.iter().for_each(|name| world.write(name, ""));
 }
 
-/// Renames all of those folders that are there.
+/// Renames all existing folders of a numbered series.
 pub(super) fn all(root: &Path, from: &str, to: &str, folders: usize) {
     for n in 0..folders {
         let _ = std::fs::rename(root.join(format!("{from}{n}")), root.join(format!("{to}{n}")));
     }
 }
 
-/// So long that what a stamp says is trusted.
+/// Waits until the time stamps are trusted.
 pub(super) fn settle() {
     std::thread::sleep(std::time::Duration::from_millis(100));
 }
 
-/// What is captured now is what somebody finds who knows nothing.
+/// Checks that the capture equals that of a new tracker.
 pub(super) fn is_what_is_there(world: &World, tracker: &mut Tracker) {
     let captured = tracker.capture(&world.store).expect("captured");
     let paths = world.places_of("fresh");
@@ -137,7 +138,7 @@ fn mapping_opened_during_pass() {
         (0..9).for_each(|n| world.write(&format!("f{n}"), [n + 10 * round; 4096]));
         let (kept, root) = (std::sync::Arc::new(std::sync::Mutex::new(Vec::new())), world.path(""));
         let keep = kept.clone();
-        // It was asked already who may write to it: nobody.
+        // The check for writers is over and found none.
         let act = move |content: &[u8]| {
             if content.len() == 4096 {
                 keep.lock().expect("sound").push(Mapping::of(&root.join(format!("f{}", content[0] % 10))));
@@ -157,7 +158,7 @@ fn folder_replaced_during_pass() {
     let world = World::new();
     std::fs::create_dir(world.path("d")).expect("made");
     let mut tracker = world.tracker();
-    // Which of the folders comes first is chance.
+    // The order of the folders is random.
     for round in 0..16_u8 {
         world.write("d/x", [100 + round; 4096]);
         world.write("d/stays", [200; 4096]);
@@ -183,7 +184,7 @@ fn transient_link_during_pass() {
     settle();
     tracker.capture(&world.store).expect("captured");
     for round in 0..6_u8 {
-        // A name and a folder that are there when the pass begins, and gone when it ends.
+        // A link and a folder that exist when the pass begins, and are gone when it ends.
         std::fs::hard_link(world.path("f1"), world.path("passing")).expect("linked");
         std::fs::create_dir(world.path("new")).expect("made");
         world.write("f0", [round + 1; 1000]);
@@ -215,7 +216,7 @@ fn folder_absent_during_pass() {
         world.write("d/stays", [200; 1000]);
         tracker.capture(&world.store).expect("captured");
         world.write("d/x", [50 + round; 1000]);
-        // Away from a moment in the midst of the pass until the next one.
+        // The folder is away from the middle of one pass until the next pass.
         prepare_while(&world, &mut tracker, |root| {
             std::fs::rename(root.join("d"), root.join("away")).expect("renamed");
         });
@@ -236,16 +237,16 @@ fn transient_link_is_captured() {
         std::fs::hard_link(at(of), at(name)).expect("linked");
         forge(&at(name), byte)
     };
-    // Beside it.
+    // A link in the same folder.
     link("f1", "passing", b'b');
     std::fs::remove_file(at("passing")).expect("removed");
     is_what_is_there(&world, &mut tracker);
-    // In a folder that nobody watches yet.
+    // A link in a folder without a watch.
     std::fs::create_dir(at("new")).expect("made");
     link("f2", "new/passing", b'c');
     std::fs::remove_dir_all(at("new")).expect("removed");
     is_what_is_there(&world, &mut tracker);
-    // By way of a third name; and into such a folder.
+    // A link renamed to a third name, and a link moved into such a folder.
     link("f3", "passing", b'd');
     std::fs::rename(at("passing"), at("third")).expect("renamed");
     std::fs::remove_file(at("third")).expect("removed");
@@ -255,7 +256,7 @@ fn transient_link_is_captured() {
     std::fs::rename(at("passing"), at("new/passing")).expect("renamed");
     std::fs::remove_file(at("new/passing")).expect("removed");
     is_what_is_there(&world, &mut tracker);
-    // And by whoever has it open still.
+    // A descriptor that is still open.
     let file = link("f5", "passing", b'f');
     std::fs::remove_file(at("passing")).expect("removed");
     for byte in [b'g', b'h'] {
@@ -265,7 +266,7 @@ fn transient_link_is_captured() {
     is_what_is_there(&world, &mut tracker);
     drop(file);
     tracker.capture(&world.store).expect("captured");
-    // By a name to which something else came then; and by one that changed places with another.
+    // A name that another file replaced, and a name that was exchanged with another.
     link("f7", "passing", b'i');
     world.write("other", "other");
     std::fs::rename(at("other"), at("passing")).expect("renamed");
@@ -276,13 +277,13 @@ fn transient_link_is_captured() {
     nix::fcntl::renameat2(here, &at("third"), here, &at("passing"), exchange).expect("exchanged");
     std::fs::remove_file(at("passing")).expect("removed");
     is_what_is_there(&world, &mut tracker);
-    // Its mode alone.
+    // A change of the mode alone.
     std::fs::hard_link(at("f9"), at("passing")).expect("linked");
     std::fs::set_permissions(at("passing"), Permissions::from_mode(0o751)).expect("set");
     std::fs::remove_file(at("passing")).expect("removed");
     is_what_is_there(&world, &mut tracker);
     tracker.capture(&world.store).expect("captured");
-    // To put a whole file in the place of another costs nothing of that.
+    // Replacing a file by rename requires no full scan.
     world.write("temporary", "whole");
     std::fs::rename(at("temporary"), at("f6")).expect("renamed");
     let captured = tracker.capture(&world.store).expect("captured");
@@ -297,7 +298,7 @@ fn failed_pass_hides_no_changes() {
     tracker.capture(&world.store).expect("captured");
     let nothing: Act = std::sync::Arc::new(|_| {});
     for round in 0..4_u8 {
-        // Marks were put, and whoever reads them is gone.
+        // The failed pass placed marks whose reader is gone.
         (0..20).for_each(|n| world.write(&format!("f{n}"), [n + 20 * (round + 1); 1000]));
         world.write("fails", FAILS);
         let failing = Meanwhile { store: &world.store, act: nothing.clone() };
@@ -326,12 +327,13 @@ fn write_in_renamed_folder() {
         world.write("d/x", [round; 1000]);
         settle();
         tracker.capture(&world.store).expect("captured");
-        // Before a pass: its watch goes when that begins, and comes when it is the folder's turn.
+        // The rename precedes the pass: its start removes the old watch, and the scan of the folder
+        // adds a new one.
         std::fs::rename(world.path("d"), world.path("e")).expect("renamed");
         prepare_while(&world, &mut tracker, move |root| pass_by(&root.join("a"), &root.join("e/t"), 50 + round));
         is_what_is_there(&world, &mut tracker);
         tracker.capture(&world.store).expect("captured");
-        // In the midst of a pass, which may find it gone: then the next one watches it.
+        // A rename during the pass may hide the folder; the next pass then adds the watch.
         world.write("e/x", [100 + round; 1000]);
         prepare_while(&world, &mut tracker, |root| {
             std::fs::rename(root.join("e"), root.join("d")).expect("renamed");
@@ -345,7 +347,7 @@ fn write_in_renamed_folder() {
 fn folder_renamed_before_scan() {
     let world = World::new();
     world.write("a", [b'a'; 1000]);
-    // More than a pass holds open: the last one is opened by its name when its turn comes.
+    // More folders than a pass keeps open, so the last one is opened by name.
     (0..70).for_each(|n| std::fs::create_dir(world.path(&format!("d{n}"))).expect("made"));
     std::fs::create_dir(world.path("e")).expect("made");
     settle();
@@ -362,7 +364,7 @@ fn name_reused_during_pass() {
     let world = World::new();
     world.write("a", [b'a'; 1000]);
     let mut tracker = world.tracker();
-    // Which of the names is looked at first is chance.
+    // The order of the names is random.
     for round in 0..24_u8 {
         world.write("other", "other");
         settle();
@@ -392,7 +394,7 @@ fn unseen_name_hides_nothing() {
     }
     std::fs::create_dir(world.path("h")).expect("made");
     let mut tracker = world.tracker();
-    // Which of the folders is looked at first is chance.
+    // The order of the folders is random.
     for round in 0..12_u8 {
         (0..FOLDERS).for_each(|n| world.write(&format!("d{n}/other"), "other"));
         settle();
@@ -400,7 +402,7 @@ fn unseen_name_hides_nothing() {
         for n in 0..FOLDERS {
             std::fs::hard_link(world.path(&format!("a{n}")), world.path(&format!("d{n}/t"))).expect("linked");
         }
-        // Away when it is its turn, and there again when it is looked for by its name.
+        // The folder is away when it is scanned, and back when it is looked up by name.
         let away: Once = Box::new(|root| all(root, "d", "away", FOLDERS));
         let back: Once = Box::new(|root| all(root, "away", "d", FOLDERS));
         prepare_while_each(&world, &mut tracker, [("g", away), ("h/g", back)]);
@@ -419,7 +421,7 @@ fn unseen_name_hides_nothing() {
 fn file_moved_during_pass() {
     let world = World::new();
     let mut tracker = world.tracker();
-    // Which of the names is looked at first is chance.
+    // The order of the names is random.
     for round in 0..8_u8 {
         for n in 0..20 {
             world.write(&format!("from{n}"), [round; 1000]);
@@ -456,7 +458,7 @@ fn returning_file_is_reread() {
 
 #[test]
 fn write_by_outside_link() {
-    // What is mapped in memory changes without any time.
+    // Writes through a mapping change no time stamp.
     for world in [World::new(), World::at(Path::new("/dev/shm"))] {
         let outside = world.dir.path().join("outside");
         world.write("f", [b'a'; 4096]);
@@ -467,7 +469,7 @@ fn write_by_outside_link() {
             tracker.capture(&world.store).expect("captured");
             forge(&outside, byte);
             is_what_is_there(&world, &mut tracker);
-            // What is told of the one name says nothing of the other.
+            // A notification for one name says nothing about the other.
             settle();
             tracker.capture(&world.store).expect("captured");
             forge(&outside, byte + 10);
@@ -487,7 +489,8 @@ fn write_by_outside_link() {
     }
 }
 
-/// It may have the number, the length and the times of the file that had this name before; of its bytes nobody told.
+/// A linked temporary file may have the inode number, length and times of its predecessor, without
+/// a notification of its writes.
 #[test]
 fn linked_tmpfile_is_read() {
     use nix::fcntl::{AtFlags, OFlag};
@@ -511,8 +514,8 @@ fn linked_tmpfile_is_read() {
         same_number += u32::from(to.metadata().expect("there").ino() == before.ino());
         is_what_is_there(&world, &mut tracker);
     }
-    // Elsewhere numbers may never be given again: there is nothing to be seen then.
+    // Other file systems may never reuse inode numbers, which leaves this test without effect.
     let is_ext =
         crate::sys::inode::file_system(File::open(world.path("")).expect("opened").as_fd()).expect("known") == 0xef53;
-    assert!(same_number > 0 || !is_ext, "no file had the number of the one before");
+    assert!(same_number > 0 || !is_ext, "no inode number was reused");
 }

@@ -1,5 +1,5 @@
-//! Random trees and random operations: what is captured, and restored or checked out later, is what was there. What was
-//! there is seen without any of this module's code.
+//! Random trees and operations: a restore or checkout of a capture yields the tree that existed at
+//! the capture, as observed without this module's code.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, Permissions};
@@ -17,7 +17,9 @@ use super::tree::TreeId;
 use super::{DriverKind, Durability, Tracker, branch, checkout, diff};
 use crate::sys::inode;
 
-/// What may happen to a workspace, or be asked of its tracker. Numbers choose among what is there.
+/// An operation on a workspace or its tracker.
+///
+/// Numbers select among the existing entries.
 #[derive(Debug, Clone)]
 enum Op {
     Write(usize, usize, Vec<u8>),
@@ -37,7 +39,7 @@ enum Op {
     Attribute(usize, u8, Option<Vec<u8>>),
     Prepare,
     Capture,
-    /// What happens between collection and end is in no tree.
+    /// A capture with operations between collection and end, which are in no tree.
     CaptureBehind(Vec<Op>),
     Restore(usize),
     Reopen(bool),
@@ -77,12 +79,12 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn name(n: usize) -> PathBuf {
-    // One that is not UTF-8, and few enough that the same come again.
+    // Includes a name that is not UTF-8; few enough names that some repeat.
     let names: [&[u8]; 8] = [b"a", b"b", b"c", b"\xff\xfe", b"with space", b"e\ntwo", b"f", b"\xc3\xbc"];
     PathBuf::from(std::ffi::OsString::from_vec(names[n % names.len()].to_vec()))
 }
 
-/// Everything that is there: folders, files, all.
+/// All existing entries: folders, files, everything.
 struct There {
     folders: Vec<PathBuf>,
     files: Vec<PathBuf>,
@@ -125,7 +127,7 @@ impl Run<'_> {
         self.tracker.as_mut().expect("it is open but for a moment")
     }
 
-    /// XFS says of what is not on its device yet that more of it is data than will be.
+    /// XFS overstates the data of files that are not yet on the device.
     fn settle_holes(&mut self) {
         if self.tracker().driver().kind == DriverKind::Reflink {
             nix::unistd::syncfs(File::open(self.world.workspace()).expect("opened")).expect("synced");
@@ -176,11 +178,11 @@ impl Run<'_> {
     }
 }
 
-/// What the host refuses (a folder into itself, a name that is taken) does not happen, here as anywhere.
+/// Applies an operation; `None` if the host refuses it, for example a move of a folder into itself.
 fn change(root: &Path, op: &Op) -> Option<()> {
     let there = there(root);
     let place = |folder: usize, n: usize| pick(&there.folders, folder).map(|folder| folder.join(name(n)));
-    // To write to a pipe is to wait for a reader.
+    // Opening a pipe for writing blocks until there is a reader.
     let free = |folder: usize, n: usize| {
         place(folder, n).filter(|path| path.symlink_metadata().is_err() || path.is_file() && !path.is_symlink())
     };
@@ -199,7 +201,7 @@ fn change(root: &Path, op: &Op) -> Option<()> {
             OpenOptions::new().write(true).open(pick(&there.files, *n)?).ok()?.write_all_at(bytes, *at).ok()
         }
         Op::SneakyOverwrite(n, byte) => {
-            // The same length, and the time set back.
+            // The same length, with the time reset.
             let file = OpenOptions::new().write(true).open(pick(&there.files, *n)?).ok()?;
             let meta = file.metadata().ok()?;
             if meta.len() > 0 {
@@ -226,7 +228,7 @@ fn change(root: &Path, op: &Op) -> Option<()> {
             if path.is_symlink() {
                 return None;
             }
-            // An ordinary user keeps what the test itself needs to look.
+            // An ordinary user keeps the permissions that the test itself needs.
             let least =
                 if nix::unistd::Uid::effective().is_root() { 0 } else { 0o400 | if path.is_dir() { 0o300 } else { 0 } };
             std::fs::set_permissions(path, Permissions::from_mode(mode & 0o777 | least)).ok()
@@ -255,7 +257,7 @@ fn change(root: &Path, op: &Op) -> Option<()> {
     }
 }
 
-/// Runs the operations, then brings back every tree that was captured, in its place and elsewhere.
+/// Runs the operations, then restores every captured tree, in place and elsewhere.
 fn run(world: &World, ops: &[Op]) {
     let mut run = Run { world, tracker: Some(world.tracker()), trees: Vec::new() };
     for op in ops {
@@ -267,7 +269,7 @@ fn run(world: &World, ops: &[Op]) {
         run.tracker().restore(*tree, &world.store, Durability::Process).expect("restored");
         same(&world.observe(), wanted);
         let again = run.tracker().capture(&world.store).expect("captured");
-        assert_eq!(again.tree, *tree, "what was restored is the same tree");
+        assert_eq!(again.tree, *tree, "the restored tree differs");
         if n % 3 == 0 {
             let paths = world.places_of(&format!("elsewhere{n}"));
             std::fs::create_dir(&paths.workspace).expect("made");
@@ -276,23 +278,22 @@ fn run(world: &World, ops: &[Op]) {
         }
     }
     branches(world, &mut run, &trees);
-    // A walk by somebody who knows nothing finds the same.
+    // A full walk without prior knowledge finds the same.
     let (last, _) = trees.first().expect("at least one");
     drop(run);
     let mut fresh = world.tracker_of(super::WorkspacePaths { index: world.dir.path().join("none"), ..world.paths() });
     let walked = fresh.capture(&world.store).expect("captured");
-    assert_eq!(walked.tree, *last, "what was told of changes is what a walk finds");
+    assert_eq!(walked.tree, *last, "the tracked changes match a full walk");
     world.nothing_is_staged();
     for pair in trees.windows(2) {
         differences_are_told(world, &pair[0], &pair[1]);
     }
 }
 
-/// A workspace that is made with the help of the live one is what was asked for: the tree that the live one is at, and
-/// another.
+/// A workspace made from a donor is the requested tree, either the donor's own or another.
 fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
     let kind = run.tracker().driver().kind;
-    let donor = run.tracker().donor().expect("a donor").expect("what is known is sure");
+    let donor = run.tracker().donor().expect("a donor").expect("a donor without unknown changes");
     for (n, (tree, wanted)) in [&trees[0], &trees[trees.len() - 1]].into_iter().enumerate() {
         let paths = world.another(&format!("branch{n}"));
         let mut snapshot = donor.snapshot(&paths).expect("taken");
@@ -304,7 +305,7 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
             branch(donor, *tree, paths.clone(), &world.store, Durability::Process).expect("branched");
         assert_eq!((restored.left, branched.snapshot), (Vec::new(), kind == DriverKind::Btrfs));
         same(&observe(&paths.workspace), wanted);
-        // `observe` opened every file, so each is asked who may write to it, but none is read.
+        // `observe` opened every file, so each is checked for writers, but none is read.
         let first = child.capture(&world.store).expect("captured");
         assert_eq!((first.tree, first.stats.full_scan, first.stats.read), (*tree, None, 0), "{:?}", first.stats);
         std::fs::write(paths.workspace.join("only here"), "x").expect("written");
@@ -325,11 +326,12 @@ fn differences_are_told(world: &World, (a, before): &(TreeId, Observed), (b, aft
     let really: BTreeSet<PathBuf> =
         before.keys().chain(after.keys()).filter(|path| before.get(*path) != after.get(*path)).cloned().collect();
     let unsaid: Vec<_> = really.difference(&told).collect();
-    // Groups change for all names of a file when one of them goes: more may be told than a look at each shows.
+    // A chmod of one name changes all hard links, so more changes may be reported than each name
+    // shows.
     assert!(unsaid.is_empty(), "{unsaid:?}");
 }
 
-/// Where a workspace is made, and which driver it must get.
+/// A constructor for a workspace, and its expected driver.
 type Making<'a> = (&'a dyn Fn() -> World, DriverKind);
 
 fn check((make, kind): Making<'_>, cases: u32) {
@@ -353,7 +355,7 @@ fn tree_round_trips_on_tmpfs() {
     check((&|| World::at(Path::new("/dev/shm")), DriverKind::Tracked), 24);
 }
 
-/// A file system in an image, and on it a place for whoever is not root.
+/// A file system in an image, with a directory for an unprivileged user.
 fn mounted(kind: &str, options: &str) -> Option<(Mounted, PathBuf)> {
     match Mounted::with(kind, &["-q"], options) {
         Ok(mounted) => {
@@ -391,7 +393,7 @@ fn snapshots_round_trip_on_btrfs() {
     as_nobody("workspace::model_tests::snapshots_round_trip_as_user", &theirs);
 }
 
-/// As an ordinary user, for whom Btrfs removes no snapshot at once.
+/// Runs as an ordinary user, for whom Btrfs does not remove a snapshot at once.
 #[test]
 fn btrfs_without_removal_right() {
     let Some((_mounted, theirs)) = mounted("btrfs", "loop") else { return };

@@ -1,5 +1,4 @@
-//! What a capture may not look into: folders that are closed to whoever captures, and mounts. Nothing of it goes
-//! without a word.
+//! Folders that a capture cannot read, and mounts: all of their content is reported as missing.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -11,7 +10,8 @@ use super::meanwhile_tests::{Once, all, is_what_is_there, pass_by, prepare_while
 use super::testing::{World, as_nobody, given_place};
 use super::{Captured, Reason, Tracker};
 
-/// Root is refused nothing: for root, an ordinary user runs the ignored test of this name.
+/// Root is never refused access: as root, this runs the ignored test of this name as an ordinary
+/// user.
 fn unprivileged(name: &str, check: fn(&World)) {
     if nix::unistd::Uid::effective().is_root() {
         let place = tempfile::tempdir().expect("a temporary directory");
@@ -50,12 +50,12 @@ fn reopened_folder_in(world: &World) {
         let captured = tracker.capture(&world.store).expect("captured");
         assert_eq!(missing(&captured), [(name.to_owned(), Reason::Unreadable)]);
     };
-    // Which of the names is looked at first is chance.
+    // The order of the names is random.
     for round in 0..8_u8 {
         closed("n", &mut tracker);
         mode(world, "n", 0o700);
         pass_by(&world.path("a"), &world.path("n/t"), 10 + round);
-        // What is told of it does not mean that all is told.
+        // A notification for the file does not make its state fully known.
         mode(world, "a", 0o640 + u32::from(round % 2));
         settle();
         is_what_is_there(world, &mut tracker);
@@ -85,12 +85,12 @@ fn opened_folder_in(world: &World) {
     std::fs::create_dir(world.path("h")).expect("made");
     world.write("a", [b'a'; 1000]);
     let mut tracker = world.tracker();
-    // Which of the folders is looked at first is chance.
+    // The order of the folders is random.
     for round in 0..40_u8 {
         mode(world, "d0/n", 0);
         tracker.capture(&world.store).expect("captured");
         world.write("d0/told", [round; 1000]);
-        // Away when it is its turn, and looked for by its name when something was done in it.
+        // The folder is away when it is scanned, and is looked up by name after a change in it.
         let away: Once = Box::new(|root| all(root, "d", "away", 1));
         let back: Once = Box::new(move |root| {
             all(root, "d", "away", 1);
@@ -126,7 +126,7 @@ fn unsearchable_folder_in(world: &World) {
     let (deep, shallow) = (open("a/b/c/e/f"), open("a/g"));
     let write = |file: &File, byte: u8| file.write_all_at(&[byte; 1000], 0).expect("written");
     for round in 1..9_u8 {
-        // Its names may be listed, and not looked at.
+        // The folder's names can be listed, but its files cannot be examined.
         mode(world, "a", 0o400);
         write(&deep, round);
         if round % 2 == 0 {
@@ -145,7 +145,7 @@ fn unsearchable_folder_in(world: &World) {
         assert_eq!(missing(&captured), []);
         is_what_is_there(world, &mut tracker);
     }
-    // The workspace itself: that is no capture of nothing, but none.
+    // An unreadable workspace is an error, not an empty capture.
     drop((deep, shallow));
     tracker.capture(&world.store).expect("captured");
     mode(world, "", 0);
@@ -195,7 +195,8 @@ fn hidden_link_as_user() {
     hidden_link_in(&World::at(&given_place()));
 }
 
-/// Who may enter a folder and write to it, and not read it, may give a known file a name in there: of that nobody tells, nor of what is done by it.
+/// A user may create a link to a known file in a folder that it can enter and write, but not read;
+/// neither the link nor writes through it are reported.
 fn hidden_link_in(world: &World) {
     world.write("f", [b'a'; 1000]);
     std::fs::create_dir(world.path("n")).expect("made");
@@ -207,7 +208,7 @@ fn hidden_link_in(world: &World) {
         pass_by(&world.path("f"), &world.path("n/t"), byte);
         is_what_is_there(world, &mut tracker);
     }
-    // It costs nobody the notifications.
+    // Notifications are kept.
     let calm = tracker.capture(&world.store).expect("captured");
     assert_eq!((calm.stats.full_scan, calm.stats.unwatched), (None, None), "{:?}", calm.stats);
 }
@@ -228,7 +229,7 @@ fn unreadable_folder_in(world: &World) {
     world.write("e/f", [b'a'; 1000]);
     let mut tracker = world.tracker();
     tracker.capture(&world.store).expect("captured");
-    // Whoever follows it from here on, as a fork does, cannot watch it.
+    // A tracker that starts now, as in a fork, cannot watch the folder.
     mode(world, "e", 0o300);
     let index = tracker.index.clone().unwatched();
     let mut again = Tracker::seeded(world.paths(), index, Some(Changes::default())).expect("followed");
@@ -239,7 +240,7 @@ fn unreadable_folder_in(world: &World) {
     is_what_is_there(world, &mut again);
 }
 
-/// A part of this file system that is mounted at another place of it, until the end.
+/// A bind mount that is removed on drop.
 struct Bound(PathBuf);
 
 impl Bound {
@@ -279,7 +280,7 @@ fn bind_mounts_are_reported() {
         let captured = tracker.capture(&world.store).expect("captured");
         assert_eq!((missing(&captured), captured.entries), (vec![mount("file"), mount("m")], 4));
     }
-    // On a folder that is known: nobody tells, but of what is written there.
+    // A mount on a known folder: only writes inside are reported.
     let bound = Bound::new(&world.path("d"), &world.path("d"));
     world.write("d/x", [1; 1000]);
     let captured = tracker.capture(&world.store).expect("captured");
@@ -288,7 +289,7 @@ fn bind_mounts_are_reported() {
     mode(&world, "d", 0o755);
     is_what_is_there(&world, &mut tracker);
     tracker.capture(&world.store).expect("captured");
-    // Nor when nothing is told of it, and all files are looked at.
+    // The same without notifications, when all files are examined.
     let bound = Bound::new(&world.path("d"), &world.path("d"));
     world.write("passing", "");
     std::fs::remove_file(world.path("passing")).expect("removed");

@@ -1,4 +1,5 @@
-//! Restores: killed anywhere and begun again; attacked while they run; by an ordinary user.
+//! Restores that are killed at any point and repeated, attacked while they run, or run by an
+//! ordinary user.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -16,7 +17,7 @@ fn mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("set");
 }
 
-/// A tree with something of every kind, in one of two states that differ in every way.
+/// Creates a tree with every kind of entry, in one of two entirely different states.
 fn fill(root: &Path, second: bool) {
     let write = |name: &str, text: &str| std::fs::write(root.join(name), text.repeat(300)).expect("written");
     std::fs::create_dir_all(root.join("both/inner")).expect("made");
@@ -50,7 +51,7 @@ fn paths(dir: &Path) -> WorkspacePaths {
     WorkspacePaths { workspace: dir.join("workspace"), staging: dir.join("staging"), index: dir.join("index") }
 }
 
-/// A folder with both trees in its store and the second one in its workspace.
+/// Creates a folder with both trees in its store and the second one in its workspace.
 fn prepared(dir: &Path) -> [(TreeId, Observed); 2] {
     let paths = paths(dir);
     let store = Store::open(&dir.join("store")).expect("opened");
@@ -102,7 +103,7 @@ fn killed_restore_is_completed() {
             passed += usize::from(hit);
             let paths = paths(dir.path());
             let store = Store::open(&dir.path().join("store")).expect("opened");
-            // Forward to what was asked for, or back: whatever is asked for next.
+            // The next restore may go forward to the requested tree, or back.
             for (tree, wanted) in if pass == 2 { [&second, &first] } else { [&first, &second] } {
                 let mut tracker = Tracker::open(paths.clone()).expect("opened");
                 tracker.restore(*tree, &store, Durability::Process).unwrap_or_else(|e| panic!("{fault}: {e}"));
@@ -112,7 +113,7 @@ fn killed_restore_is_completed() {
             }
         }
     }
-    assert!(passed >= 25, "only {passed} faults were met");
+    assert!(passed >= 25, "only {passed} faults occurred");
 }
 
 #[test]
@@ -136,7 +137,8 @@ fn failed_restore_is_completed() {
     }
 }
 
-/// Whoever owns the workspace puts links in the way while the daemon works in it. Nothing beyond may change.
+/// The workspace's owner places links in the way while the daemon restores. Nothing outside the
+/// workspace may change.
 #[test]
 fn restore_resists_symlink_attacks() {
     let world = World::new();
@@ -156,7 +158,7 @@ fn restore_resists_symlink_attacks() {
     let first = tracker.capture(&world.store).expect("captured").tree;
     build("two");
     let second = tracker.capture(&world.store).expect("captured").tree;
-    // Quiet links first: what they point to is not what is restored.
+    // Static links first: their targets are not restored.
     std::fs::rename(world.path("d0/d1"), world.path("d0/away")).expect("renamed");
     symlink(outside.join("d0/d1"), world.path("d0/d1")).expect("made");
     tracker.restore(first, &world.store, Durability::Process).expect("restored");
@@ -225,7 +227,7 @@ fn restore_keeps_file_owners() {
     std::fs::remove_dir(world.path("d")).expect("removed");
     tracker.restore(tree, &world.store, Durability::Process).expect("restored");
     same(&world.observe(), &wanted);
-    // The workspace's own user is not part of the tree: elsewhere it is another.
+    // The owner of a workspace is not part of the tree: elsewhere it differs.
     let paths = world.places_of("elsewhere");
     std::fs::create_dir(&paths.workspace).expect("made");
     super::checkout(tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
@@ -280,7 +282,7 @@ fn unreadable_entries_are_reported() {
     assert_eq!(restored.left, Vec::<PathBuf>::new());
     assert_eq!(std::fs::read(world.path("open")).expect("there"), b"x");
     mode(&world.path("closed"), 0o700);
-    assert!(world.path("closed/x").exists(), "what could not be captured is left alone");
+    assert!(world.path("closed/x").exists(), "entries that could not be captured are unchanged");
 }
 
 #[test]
@@ -310,7 +312,7 @@ fn restore_reads_needed_only() {
         .expect("whole");
         (contents, counted.read())
     };
-    // Of the whole of a folder that went, and not of what only changed its mode.
+    // Everything of the removed folder, but nothing of the one whose mode changed.
     assert_eq!(needed(second, first).0, 1 + 1 + 1 + 20);
     assert_eq!(needed(first, second).0, 1 + 1 + 1);
     assert_eq!(needed(first, first), (0, 0));

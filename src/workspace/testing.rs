@@ -1,5 +1,4 @@
-//! For the tests of this module: folders to work in, and what is really in them, seen without any of this module's
-//! code.
+//! Test support: workspaces, and observation of their content without this module's code.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,7 +13,7 @@ use crate::store::Store;
 use crate::sys::fault::tests::crash_dir;
 use crate::sys::inode;
 
-/// What one entry is, as anybody sees it.
+/// An observed entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub what: Thing,
@@ -28,9 +27,9 @@ pub(crate) struct Seen {
 pub(crate) enum Thing {
     File {
         bytes: Vec<u8>,
-        /// Where data begins and ends.
+        /// Start and end of each data range.
         data: Vec<(u64, u64)>,
-        /// The first of its names.
+        /// The first of its hard links.
         same_as: PathBuf,
     },
     Folder,
@@ -55,7 +54,7 @@ impl std::fmt::Debug for Thing {
 
 pub(crate) type Observed = BTreeMap<PathBuf, Seen>;
 
-/// Everything in a folder, and the folder itself under an empty path.
+/// Observes everything in a folder, and the folder itself under an empty path.
 pub(crate) fn observe(root: &Path) -> Observed {
     let mut seen = Observed::new();
     let mut links = BTreeMap::new();
@@ -115,12 +114,12 @@ pub(crate) fn observe(root: &Path) -> Observed {
 
 fn data(path: &Path, size: u64) -> Vec<(u64, u64)> {
     use nix::unistd::{Whence, lseek64};
-    // What is small enough to be part of its folder's object has no holes: it comes back as bytes.
+    // A file that is stored inline loses its holes.
     if size <= crate::core::limits::TREE_INLINE_BYTES as u64 {
         return Vec::new();
     }
     let file = std::fs::File::open(path).expect("opened");
-    // XFS says of what surrounds a write to a clone that it is data too, while its pages are in memory.
+    // XFS reports the surroundings of a write to a clone as data while its pages are in memory.
     let is_zero = |at: u64, end: u64| {
         let mut block = vec![0; (end - at) as usize];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut block, at).expect("read");
@@ -147,12 +146,12 @@ fn data(path: &Path, size: u64) -> Vec<(u64, u64)> {
 /// A folder with a workspace, its staging, its index and a store.
 pub(crate) struct World {
     pub dir: tempfile::TempDir,
-    /// In memory if possible: what is tested does not depend on the store's device.
+    /// In memory if possible: the tests do not depend on the store's device.
     _objects: tempfile::TempDir,
     pub store: Store,
-    /// The folder with the workspace: a subvolume, perhaps.
+    /// The folder with the workspace, possibly a subvolume.
     home: PathBuf,
-    /// Clones after which every tracker takes a snapshot; each file is held then.
+    /// If set, drivers hold every file, and take a snapshot after this number of clones.
     hold_all: Option<usize>,
 }
 
@@ -177,7 +176,7 @@ impl World {
         World { dir, _objects: objects, store, home, hold_all: None }
     }
 
-    /// With the workspace in a subvolume, as kernels have it on Btrfs.
+    /// Creates the workspace in a subvolume, like kernels on Btrfs.
     pub(crate) fn in_subvolume(place: &Path) -> World {
         let dir = tempfile::tempdir_in(place).expect("a temporary directory");
         let opened = std::fs::File::open(dir.path()).expect("opened");
@@ -186,7 +185,8 @@ impl World {
         World::within(dir, home)
     }
 
-    /// Every file is held by its driver, however small; after so many clones by a snapshot, where there are such.
+    /// Makes the driver hold every file, and take a snapshot after this many clones where
+    /// supported.
     pub(crate) fn holding_all(self, clones: usize) -> World {
         World { hold_all: Some(clones), ..self }
     }
@@ -216,7 +216,7 @@ impl World {
         }
     }
 
-    /// The places of a new, empty workspace as another kernel beside this one has it.
+    /// Returns the paths of a new, empty workspace, like that of another kernel.
     pub(crate) fn another(&self, name: &str) -> WorkspacePaths {
         let dir = self.dir.path().join(name);
         std::fs::create_dir(&dir).expect("made");
@@ -246,14 +246,14 @@ impl World {
         observe(&self.workspace())
     }
 
-    /// Nothing is left where files are prepared.
+    /// Checks that the staging folder is empty.
     pub(crate) fn nothing_is_staged(&self) {
         becomes_empty(&self.paths().staging);
         assert!(!self.dir.path().join("files.moment").exists(), "a snapshot is left");
     }
 }
 
-/// What a restore left goes after it.
+/// Waits until the leftovers of a restore are deleted.
 #[track_caller]
 pub(crate) fn becomes_empty(staging: &Path) {
     let left = || -> Vec<_> { staging.read_dir().map(|dir| dir.flatten().collect()).unwrap_or_default() };
@@ -277,15 +277,15 @@ pub(crate) fn as_nobody(test: &str, place: &Path) {
     assert!(output.status.success() && said.contains("1 passed"), "{said}\n{errors}");
 }
 
-/// Where a test that [`as_nobody`] runs finds its place.
+/// Environment variable with the place of a test that [`as_nobody`] runs.
 pub(crate) const PLACE: &str = "RYOKAN_TEST_PLACE";
 
-/// That place.
+/// Returns that place.
 pub(crate) fn given_place() -> PathBuf {
     PathBuf::from(std::env::var_os(PLACE).expect("run by another test, which names the place"))
 }
 
-/// Both have the same in them; what differs is named.
+/// Checks that both have the same content; names the differences.
 #[track_caller]
 pub(crate) fn same(now: &Observed, wanted: &Observed) {
     for path in now.keys().chain(wanted.keys()) {
@@ -293,18 +293,18 @@ pub(crate) fn same(now: &Observed, wanted: &Observed) {
     }
 }
 
-/// A file system of its own in an image, unmounted in the end.
+/// A file system in an image, unmounted on drop.
 pub(crate) struct Mounted {
     dir: tempfile::TempDir,
 }
 
 impl Mounted {
-    /// Makes and mounts one, or says why not.
+    /// Creates and mounts a file system, or returns why that is impossible.
     pub(crate) fn new(kind: &str, make: &[&str]) -> Result<Mounted, String> {
         Mounted::with(kind, make, "loop")
     }
 
-    /// With these options of the mount.
+    /// Does the same with mount options.
     pub(crate) fn with(kind: &str, make: &[&str], options: &str) -> Result<Mounted, String> {
         if !nix::unistd::Uid::effective().is_root() {
             return Err("only root may mount".into());
@@ -335,7 +335,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A process that is about to end may still look at it.
+        // An exiting process may still have it open.
         for _ in 0..50 {
             if Command::new("umount").arg(self.path()).stderr(Stdio::null()).status().is_ok_and(|s| s.success()) {
                 return;

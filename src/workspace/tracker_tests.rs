@@ -1,4 +1,4 @@
-//! Captures: what they cost, what they must not trust, what they must not miss.
+//! Captures: their cost, and the changes that they must detect despite misleading metadata.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -41,7 +41,7 @@ fn capture_cost_follows_changes() {
     let third = tracker.capture(&world.store).expect("captured");
     assert_eq!((third.stats.full_scan, third.stats.read), (None, 5));
     assert!(third.stats.examined < 20, "{:?}", third.stats);
-    // Restoring costs the same.
+    // A restore has the same cost.
     let back = tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(back.changed, 5 + 5, "five files and their folders");
     assert_eq!(back.stats.full_scan, None);
@@ -78,7 +78,7 @@ fn large_folder_is_paged() {
     assert_eq!(told.len(), 4, "{told:?}");
     tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
-    // Pages do not depend on the way that led there.
+    // Pages do not depend on the order of the changes.
     std::fs::remove_file(world.path("f050000")).expect("removed");
     let third = tracker.capture(&world.store).expect("captured");
     let mut fresh =
@@ -133,13 +133,13 @@ fn uncaptured_files_are_reported() {
     let named: Vec<_> = captured.not_captured.iter().map(|n| (n.path.display().to_string(), n.reason)).collect();
     assert_eq!(named, [("set-id".to_owned(), Reason::SetId), ("socket".to_owned(), Reason::Socket)]);
     assert_eq!(captured.not_captured_count, 2);
-    // A socket that is there stays; set-uid does not come back.
+    // An existing socket stays; the set-uid bit is not restored.
     world.write("set-id", "y");
     let Restored { left, .. } = tracker.restore(captured.tree, &world.store, Durability::Power).expect("restored");
     assert_eq!(left, Vec::<PathBuf>::new());
     assert!(world.path("socket").exists());
     assert_eq!(world.path("set-id").metadata().expect("there").mode() & 0o7777, 0o755);
-    // In an empty folder it cannot be made, and that is said.
+    // A checkout cannot create the socket and reports it.
     let paths = world.places_of("elsewhere");
     std::fs::create_dir(&paths.workspace).expect("made");
     let (_, restored) = checkout(captured.tree, paths.clone(), &world.store, Durability::Process).expect("checked out");
@@ -158,7 +158,7 @@ fn walk_sees_same_tick_changes() {
         let first = tracker.capture(&world.store).expect("captured").tree;
         tracker.save().expect("saved");
         drop(tracker);
-        // The same length, the same inode, at once; often the same time.
+        // The same length and inode, immediately, and often the same time stamp.
         OpenOptions::new().write(true).open(world.path("f")).expect("opened").write_all(b"two").expect("written");
         File::options()
             .write(true)
@@ -175,7 +175,8 @@ fn walk_sees_same_tick_changes() {
     }
 }
 
-/// A child whose files were young when its parent last looked at them, and are not by now, waits for no clock.
+/// Stamps that were too young at the parent's capture and have aged since need no wait in the
+/// child.
 #[test]
 fn saved_index_trusts_aged_stamps() {
     let world = World::new();
@@ -196,7 +197,7 @@ fn tracker_index_survives_restart() {
     for file in 0..50 {
         world.write(&format!("f{file}"), format!("{file}").repeat(1000));
     }
-    // Whatever time it was given, in the future too.
+    // The modification time does not matter, even if it lies in the future.
     let ahead = std::time::SystemTime::now() + std::time::Duration::from_hours(24);
     File::options().write(true).open(world.path("f8")).and_then(|f| f.set_modified(ahead)).expect("set");
     // Old enough to be trusted.
@@ -210,7 +211,7 @@ fn tracker_index_survives_restart() {
     let second = tracker.capture(&world.store).expect("captured");
     assert_eq!((second.stats.full_scan, second.stats.read), (Some(FullScanReason::Reopened), 1));
     world.write("f7", "7".repeat(1000));
-    // Contents that are not in the store are read again.
+    // Files whose content is missing in the store are read again.
     let folder = tempfile::tempdir().expect("a folder");
     let empty = crate::store::Store::open(&folder.path().join("store")).expect("a store");
     drop(tracker);
@@ -231,8 +232,9 @@ fn tracker_index_survives_restart() {
     }
 }
 
-/// A storm of renames, as many as the host queues notifications: two are told of each. The file has the last number
-/// then.
+/// Renames a file until the notification queue overflows: each rename queues two notifications.
+///
+/// Returns the last number of the file's name.
 fn storm(world: &World) -> usize {
     let most = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").expect("there");
     let most = most.trim().parse().expect("a number");
@@ -245,7 +247,7 @@ fn storm(world: &World) -> usize {
 
 #[test]
 fn reused_inode_is_watched() {
-    // Where nobody else takes the number.
+    // A file system of its own, on which no other process takes the inode number.
     let mounted = match Mounted::new("ext4", &["-q"]) {
         Ok(mounted) => mounted,
         Err(why) => return eprintln!("ignored, because this host cannot mount ext4: {why}"),
@@ -257,10 +259,10 @@ fn reused_inode_is_watched() {
     storm(&world);
     let number = || world.path("d").metadata().expect("there").ino();
     let before = number();
-    // Nobody is told any more that this ends a watch.
+    // The queue is full, so the end of this watch is not reported.
     std::fs::remove_dir(world.path("d")).expect("removed");
     std::fs::create_dir(world.path("d")).expect("made");
-    assert_eq!(number(), before, "ext4 gives the number again");
+    assert_eq!(number(), before, "ext4 reuses the inode number");
     let captured = tracker.capture(&world.store).expect("captured");
     assert_eq!((captured.stats.full_scan, captured.entries), (Some(FullScanReason::Overflow), 2));
     world.write("d/f", "told");
@@ -275,7 +277,7 @@ fn stat_pass_cost_ignores_depth() {
         let mut tracker = world.tracker();
         tracker.capture(&world.store).expect("captured");
         let once = |_| {
-            // A name that came and went.
+            // A short-lived file.
             world.write("passing", "");
             std::fs::remove_file(world.path("passing")).expect("removed");
             let captured = tracker.capture(&world.store).expect("captured");
@@ -297,7 +299,7 @@ fn stat_pass_cost_ignores_depth() {
     (0..FOLDERS).fold(root(&deep), |at, _| make(&at, "d"));
     std::thread::sleep(std::time::Duration::from_millis(120));
     let (flat, within) = (cost(&flat), cost(&deep));
-    // It cannot be removed as others are: too many would be open at once.
+    // The recursive removal of the standard library would keep too many directories open.
     std::process::Command::new("rm").arg("-rf").arg(deep.workspace()).status().expect("removed");
     assert!(within < 4 * flat, "{flat:?} flat, {within:?} deep");
 }
@@ -313,7 +315,7 @@ fn overflow_forces_walk() {
     assert_eq!((captured.stats.full_scan, captured.entries), (Some(FullScanReason::Overflow), 2));
     let calm = tracker.capture(&world.store).expect("captured");
     assert_eq!((calm.stats.full_scan, calm.tree), (None, captured.tree));
-    // Taken in time, there is none.
+    // Notifications that are read in time do not overflow.
     for n in (1..=most).rev() {
         std::fs::rename(world.path(&format!("storm{n}")), world.path(&format!("storm{}", n - 1))).expect("renamed");
         if n % 1000 == 0 {
@@ -343,7 +345,7 @@ fn silent_mapped_write_is_captured() {
     drop(mapping);
     tracker.capture(&world.store).expect("captured");
     let quiet = tracker.capture(&world.store).expect("captured");
-    assert_eq!(quiet.stats.read, 0, "nobody can write to it any more");
+    assert_eq!(quiet.stats.read, 0, "the file has no writers");
 }
 
 #[test]
@@ -356,7 +358,7 @@ fn own_opens_need_no_examination() {
     assert!(prepared.read >= 2_500, "{prepared:?}");
     let captured = tracker.capture(&world.store).expect("captured");
     assert_eq!((captured.stats.full_scan, captured.stats.examined), (None, 0), "{:?}", captured.stats);
-    // Whoever else opened one is not overlooked.
+    // An open by another process is not ignored.
     std::fs::File::open(world.path("d7/f7")).expect("opened");
     tracker.prepare(&world.store).expect("prepared");
     std::fs::File::open(world.path("d8/f8")).expect("opened");
@@ -380,10 +382,10 @@ fn changing_file_is_reported() {
         }
     });
     let mut tracker = world.tracker();
-    // While the kernel runs that is nothing special; frozen, nobody may write.
+    // A running kernel may write; a frozen one must not.
     tracker.prepare(&world.store).expect("prepared");
-    // The writer may be kept from its processor for one of them.
-    let error = (0..100).find_map(|_| tracker.capture(&world.store).err()).expect("it changes");
+    // The scheduler may suspend the writer during one of the attempts.
+    let error = (0..100).find_map(|_| tracker.capture(&world.store).err()).expect("a file that changes");
     assert!(matches!(&error, WorkspaceError::Changing { path } if path == std::path::Path::new("f")), "{error}");
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     writer.join().expect("ended");
@@ -410,7 +412,7 @@ fn next_capture_is_whole() {
         })
         .expect("whole");
     }
-    // A collection that nobody finished.
+    // A capture that was collected but not finished.
     world.write("f", vec![3; 5000]);
     drop(tracker.collect(&world.store).expect("collected"));
     let captured = tracker.capture(&world.store).expect("captured");
@@ -440,7 +442,7 @@ fn paths_beyond_path_max_work() {
     assert_eq!((first.entries, first.not_captured_count), (61, 0));
     std::fs::rename(world.path(&name), world.path("moved")).expect("renamed");
     let second = tracker.capture(&world.store).expect("captured");
-    assert_eq!((second.entries, second.stats.read), (61, 0), "what moved is not read again");
+    assert_eq!((second.entries, second.stats.read), (61, 0), "moved files are not read again");
     tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
     world.nothing_is_staged();
@@ -461,8 +463,8 @@ fn open_clears_stale_staging() {
     assert_eq!((captured.entries, captured.not_captured_count), (1, 0));
 }
 
-/// Through whichever name, in the same length, and with the time set back: what is told of one name is true of the
-/// other, which nobody knew for one before.
+/// A write by either name, with the same length and a reset time, is captured for both, although
+/// the tracker did not know the second link.
 #[test]
 fn second_name_write_is_captured() {
     for (written, settled, prepared) in [("a", true, false), ("b", true, false), ("a", false, true), ("b", false, true)]

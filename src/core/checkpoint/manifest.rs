@@ -1,6 +1,7 @@
-//! What a checkpoint holds: the manifest, one JSON object in the store, written last.
+//! The manifest of a checkpoint: one JSON object in the store, written last.
 //!
-//! It names every part by content address, so it seals them: whoever has the right manifest can check everything else.
+//! It names every part by content address and thereby seals them: a client with the right manifest
+//! can verify everything else.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,84 +17,85 @@ use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 /// Format of the manifests that this release writes.
 pub const FORMAT: u32 = 2;
 
-/// What is in a checkpoint of engine state and workspace.
+/// The content of a checkpoint: engine state, workspace and records.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
-    /// What kind of snapshot it is: `checkpoint`.
+    /// Kind of the snapshot: `checkpoint`.
     pub kind: String,
     /// The release that wrote it.
     pub ryokan: String,
-    /// The machine's architecture. Of no matter to this kind.
+    /// The machine's architecture; irrelevant for this kind.
     pub arch: String,
-    /// Version of the image below the workspace; empty: there is none.
+    /// Version of the image below the workspace; empty: none.
     pub base_image_version: String,
-    /// Where it was taken.
+    /// The host that took the checkpoint.
     pub host: HostId,
-    /// Whose it is.
+    /// The kernel.
     pub kernel: KernelId,
-    /// The kernel's epoch then.
+    /// The kernel's epoch at the checkpoint.
     pub epoch: Epoch,
-    /// Its own identity.
+    /// The checkpoint's id.
     pub id: CheckpointId,
-    /// The checkpoint before.
+    /// The preceding checkpoint.
     pub parent: Option<CheckpointId>,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// The engine whose state this is.
+    /// The engine.
     pub engine: EngineName,
-    /// What the kernel was made from, with its limits.
+    /// The kernel's specification with its limits.
     pub spec: KernelSpec,
-    /// Number of the newest journal entry that it knows of.
+    /// Number of the newest journal entry at the checkpoint.
     pub journal: u64,
-    /// The [`StateParts`].
+    /// Address of the [`StateParts`].
     pub state: Digest,
     /// The file tree.
     pub workspace: WorkspacePart,
-    /// Mounts added since the kernel was made.
+    /// Mounts added since the kernel was created.
     pub mounts: Vec<GivenMount>,
     /// MCP servers.
     pub mcp: Vec<McpPart>,
     /// Steps, agent, decisions, artifacts.
     pub work: WorkflowPart,
-    /// Tools that the servers offered.
+    /// Tools of the MCP servers.
     pub tools: Vec<ToolPart>,
-    /// What it does not hold, by name.
+    /// Parts of the state that it does not hold, by name.
     pub missed: Vec<MissedEntry>,
-    /// The end of the host's audit log when it was taken: a log that was cut or written anew does not have it.
+    /// Head of the host's audit log at the checkpoint, which reveals a later truncation or rewrite
+    /// of the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audit: Option<AuditHead>,
 }
 
-/// The objects that a manifest names: what garbage collection must spare and verification must find.
+/// Objects that a manifest names, for garbage collection and verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
-    /// The [`StateParts`], which names the bodies.
+    /// The [`StateParts`], which names the entries' bodies.
     pub state: Digest,
-    /// The file tree, which names contents.
+    /// The root of the file tree, which names its contents.
     pub tree: Digest,
     /// Objects that name no others.
     pub objects: Vec<Digest>,
 }
 
-/// A tool of an MCP server, as far as a comparison needs it.
+/// A tool of an MCP server, as needed for comparisons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolPart {
     /// Its name.
     pub name: String,
-    /// Where it comes from.
+    /// The tool's server.
     pub source: String,
-    /// Hash of its description and schema.
+    /// Hash of the tool's description and schema.
     pub hash: Digest,
 }
 
 /// The workspace in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkspacePart {
-    /// Address of the topmost folder's object.
+    /// Address of the root folder's object.
     pub tree: Digest,
-    /// Files, folders and links.
+    /// Number of files, folders and links.
     pub files: u64,
 }
 
@@ -102,11 +104,13 @@ pub struct WorkspacePart {
 pub struct McpPart {
     /// The name.
     pub name: String,
-    /// How it is reached.
+    /// Transport to the server.
     pub transport: McpTransport,
 }
 
-/// The engine's state: its entries, keys ascending. An object of its own, for it often stays as it was.
+/// The engine's state: its entries with ascending keys.
+///
+/// A separate object, because it often stays the same between checkpoints.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StateParts {
     /// The entries.
@@ -118,7 +122,7 @@ pub struct StateParts {
 pub struct StatePart {
     /// Its key, `kind/name`.
     pub key: String,
-    /// What people see of it, one JSON object.
+    /// Displayed properties, one JSON object.
     pub meta: serde_json::Value,
     /// Address of the body.
     pub body: Digest,
@@ -126,29 +130,29 @@ pub struct StatePart {
     pub bytes: u64,
 }
 
-/// Why bytes are no manifest that can be used.
+/// Why bytes are not a usable manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// Not what a manifest looks like.
+    /// The bytes are malformed.
     #[error("the manifest cannot be read: {0}")]
     Malformed(String),
-    /// A format of another release.
+    /// The format belongs to another release.
     #[error("the manifest has format {0}; this release reads format {FORMAT} only")]
     UnknownFormat(u32),
     /// Workflow records in a format of another release.
     #[error("its records of the work have format {0}; this release reads format {PART_FORMAT} only")]
     UnknownWorkFormat(u32),
-    /// Of another kind.
+    /// The snapshot is of another kind.
     #[error("it is a snapshot of kind {0:?}, not a checkpoint")]
     Kind(String),
-    /// Too large.
+    /// An object is too large.
     #[error("{what} of {bytes} bytes is larger than {most}")]
     TooLarge {
-        /// What.
+        /// The object.
         what: &'static str,
-        /// How large.
+        /// Its size.
         bytes: usize,
-        /// How large it may be.
+        /// The maximum size.
         most: usize,
     },
 }
@@ -157,18 +161,18 @@ pub enum ManifestError {
 const KIND: &str = "checkpoint";
 
 impl Manifest {
-    /// The kind's name, for who builds one.
+    /// Returns the kind's name, for the construction of a manifest.
     pub fn kind_name() -> String {
         KIND.to_owned()
     }
 
-    /// The objects that it names.
+    /// Returns the objects that the manifest names.
     pub fn names(&self) -> Names {
         let objects = self.work.artifacts.iter().map(|artifact| artifact.hash).collect();
         Names { state: self.state, tree: self.workspace.tree, objects }
     }
 
-    /// The bytes to store.
+    /// Encodes the manifest.
     ///
     /// # Errors
     /// `TooLarge`.
@@ -176,7 +180,7 @@ impl Manifest {
         encode("the manifest", self)
     }
 
-    /// Reads one; refuses what this release does not know.
+    /// Decodes a manifest; refuses formats that this release does not know.
     ///
     /// # Errors
     /// Each of [`ManifestError`].
@@ -192,7 +196,7 @@ impl Manifest {
             format: u32,
         }
         check_size("the manifest", bytes.len())?;
-        // The head first: another format may have other fields.
+        // The head is decoded first, because another format may have other fields.
         let head: Head = serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
         if head.format != FORMAT {
             return Err(ManifestError::UnknownFormat(head.format));
@@ -207,16 +211,16 @@ impl Manifest {
     }
 }
 
-/// What the keys of state entries begin with that hold the state of random generators.
+/// Key prefix of state entries that hold the state of random generators.
 const RANDOM: &str = "random/";
 
 impl StateParts {
-    /// Leaves out what would have two kernels draw the same random numbers.
+    /// Removes the state of random generators, so that two kernels do not draw the same numbers.
     pub fn leave_out_random(&mut self) {
         self.entries.retain(|part| !part.key.starts_with(RANDOM));
     }
 
-    /// The bytes to store.
+    /// Encodes the list.
     ///
     /// # Errors
     /// `TooLarge`.
@@ -224,7 +228,7 @@ impl StateParts {
         encode("the list of engine state", self)
     }
 
-    /// Reads a list.
+    /// Decodes a list.
     ///
     /// # Errors
     /// `Malformed`, `TooLarge`.
@@ -237,7 +241,7 @@ impl StateParts {
         }
     }
 
-    /// Bytes of all bodies.
+    /// Returns the total size of all bodies.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().map(|entry| entry.bytes).sum()
     }
@@ -312,14 +316,14 @@ mod tests {
         assert!(matches!(Manifest::decode(&large), Err(ManifestError::TooLarge { .. })));
     }
 
-    /// An address that is not told would lose its object to garbage collection.
+    /// Garbage collection would remove an object whose address is not listed.
     #[test]
     fn manifest_names_every_digest() {
         fn addresses(json: &serde_json::Value, found: &mut Vec<String>) {
             match json {
                 serde_json::Value::String(text) if text.parse::<Digest>().is_ok() => found.push(text.clone()),
                 serde_json::Value::Array(items) => items.iter().for_each(|item| addresses(item, found)),
-                // The end of the audit log is no object.
+                // The audit head is not an object.
                 serde_json::Value::Object(fields) => {
                     fields.iter().filter(|(key, _)| *key != "audit").for_each(|(_, item)| addresses(item, found));
                 }

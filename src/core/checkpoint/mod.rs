@@ -1,7 +1,7 @@
-//! Checkpoints: what is recorded of one, what it holds, and how people name one.
+//! Checkpoints: their records, their content and their names.
 //!
-//! A [`Checkpoint`] is the row that makes a checkpoint visible; its [`Manifest`], an object of the store, lists what it holds
-//! by content address. Without the row there is no checkpoint.
+//! A [`Checkpoint`] is the database row that makes a checkpoint visible; its [`Manifest`], an
+//! object of the store, lists the content by address. Without the row there is no checkpoint.
 
 mod manifest;
 mod reference;
@@ -22,18 +22,18 @@ pub use reference::{Named, RefError, Reference};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointType {
-    /// By ryokan at a boundary of the work: a step, a hand-over, an idle stop.
+    /// Taken by ryokan at a boundary of the work: a step, a hand-over, an idle stop.
     Auto,
-    /// By somebody, to come back to.
+    /// Taken by a client.
     Manual,
-    /// By ryokan before a restore: what undo goes back to.
+    /// Taken by ryokan before a restore, as the target of undo.
     System,
-    /// Before a conflict is resolved.
+    /// Taken before a conflict is resolved.
     Conflict,
 }
 
 impl CheckpointType {
-    /// Every type, in the order in which the database numbers them.
+    /// Every type, in the order of its number in the database.
     pub const ALL: [CheckpointType; 4] =
         [CheckpointType::Auto, CheckpointType::Manual, CheckpointType::System, CheckpointType::Conflict];
 
@@ -47,59 +47,59 @@ impl CheckpointType {
         }
     }
 
-    /// The type of that word.
+    /// The type with this name.
     pub fn from_name(name: &str) -> Option<CheckpointType> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// One checkpoint as it is recorded and shown.
+/// A checkpoint as it is recorded and shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// Its identity.
     pub id: CheckpointId,
-    /// Counts the kernel's checkpoints from 1, in the order in which they were taken.
+    /// Number of the checkpoint within its kernel, from 1, in the order of creation.
     pub number: u64,
-    /// What its maker called it; empty: nothing.
+    /// The client's name for it; may be empty.
     pub name: String,
-    /// More words about it.
+    /// A longer description.
     pub description: String,
     /// Why it was taken.
     #[serde(rename = "type")]
     pub kind: CheckpointType,
-    /// Who took it.
+    /// The client that took it.
     pub creator: String,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// The checkpoint that the kernel was at before: taken or restored last.
+    /// The kernel's checkpoint before it: the one taken or restored last.
     pub parent: Option<CheckpointId>,
-    /// Never removed by retention.
+    /// Whether retention never removes it.
     pub pinned: bool,
     /// Whether it can be restored.
     pub restore_point: bool,
     /// When it was last restored, milliseconds since 1970.
     pub restored_at_ms: Option<i64>,
-    /// The kernel's version with it.
+    /// The kernel's version at the checkpoint.
     pub version: u64,
-    /// Its [`Manifest`].
+    /// Address of its [`Manifest`].
     pub manifest: Digest,
-    /// Files, folders and links of the workspace.
+    /// Number of files, folders and links of the workspace.
     pub files: u64,
-    /// Bytes of the engine's state.
+    /// Size of the engine's state, bytes.
     pub state_bytes: u64,
-    /// The newest step then; 0: there was none.
+    /// Newest step at the checkpoint; 0: none.
     pub step: u32,
-    /// What that step was.
+    /// Name of that step.
     pub step_name: String,
-    /// Who worked then; empty: nobody was named.
+    /// Agent at the checkpoint; may be empty.
     pub agent: String,
-    /// What the journal shows in place of the messages that it compacted.
+    /// Summary that the journal shows instead of the compacted messages.
     pub summary: String,
-    /// How many those are.
+    /// Number of compacted messages.
     pub compacted: u64,
 }
 
-/// Sequence numbers of a journal, both included.
+/// A range of sequence numbers in a journal, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// The first.
@@ -109,7 +109,7 @@ pub struct Span {
 }
 
 impl Checkpoint {
-    /// What people see of its identity.
+    /// Returns the displayed form of its id.
     pub fn short_id(&self) -> String {
         self.id.short()
     }
@@ -120,26 +120,26 @@ impl Checkpoint {
 pub struct CheckpointRequest {
     /// Its name; empty: none.
     pub name: String,
-    /// More words about it.
+    /// A longer description.
     pub description: String,
-    /// Why.
+    /// Why the checkpoint is taken.
     pub kind: CheckpointType,
-    /// Never to be removed by retention.
+    /// Whether retention must never remove it.
     pub pinned: bool,
-    /// Interrupt what runs now rather than wait for it.
+    /// Interrupt running code instead of waiting for it.
     pub interrupt: bool,
     /// How long to wait for the safe point.
     pub wait: Duration,
-    /// The version that the caller knows; 0: any.
+    /// The kernel version that the client expects; 0: any.
     pub expected_version: u64,
-    /// What the journal is to show in place of the messages that it compacts.
+    /// Summary that the journal shows instead of the compacted messages.
     pub summary: String,
-    /// Those messages.
+    /// The messages to compact.
     pub compact: Vec<Span>,
 }
 
 impl CheckpointRequest {
-    /// A request with defaults: it waits for running code, without a description.
+    /// Creates a request with defaults: it waits for running code and has no description.
     pub fn new(kind: CheckpointType, name: &str) -> CheckpointRequest {
         CheckpointRequest {
             name: name.to_owned(),
@@ -154,13 +154,13 @@ impl CheckpointRequest {
         }
     }
 
-    /// A name that fits, of words that may be longer.
+    /// Shortens a text to a valid name.
     pub fn name_of(words: &str) -> String {
         let end = words.floor_char_boundary(limits::CHECKPOINT_NAME_BYTES);
         words[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
     }
 
-    /// Checks what its maker called it.
+    /// Checks the texts of the request.
     ///
     /// # Errors
     /// `invalidArgument`.
@@ -196,37 +196,37 @@ impl CheckpointRequest {
     }
 }
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Debug, Clone, Serialize)]
 pub struct Restoration {
-    /// What was restored.
+    /// The restored checkpoint.
     pub checkpoint: Checkpoint,
-    /// Taken just before: what undo goes back to.
+    /// The safety checkpoint, taken before the restore: the target of undo.
     pub safety: CheckpointId,
-    /// The kernel's version now.
+    /// The kernel's version after the restore.
     pub version: u64,
-    /// What could not be built again, and what the checkpoint never held.
+    /// Parts that could not be restored, and parts that the checkpoint does not hold.
     pub missed: Vec<MissedEntry>,
-    /// Files and folders that were changed.
+    /// Number of changed files and folders.
     pub files_changed: u64,
-    /// From what the engine was brought back.
+    /// Source of the engine's state.
     #[serde(flatten)]
     pub engine: RestoredFrom,
-    /// Decisions that were marked superseded, or that mark taken back.
+    /// Number of decisions marked superseded, or returned to their former state.
     pub decisions_changed: u32,
-    /// Artifacts that have one more version.
+    /// Number of artifacts with a new version.
     pub artifacts_changed: u32,
 }
 
-/// From what a restore brought the engine back.
+/// The source from which a restore rebuilt the engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "engine_from", rename_all = "lowercase")]
 pub enum RestoredFrom {
-    /// From a copy of its process that stood still since the checkpoint: everything that it held is there.
+    /// A copy of the process, suspended since the checkpoint: its complete state is restored.
     Memory,
-    /// From its saved state.
+    /// The saved state.
     Saved {
-        /// Why not from memory; empty: such an engine never is.
+        /// Why the memory copy was not used; empty for engines without memory copies.
         why_not_memory: String,
     },
 }

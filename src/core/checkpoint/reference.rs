@@ -1,45 +1,45 @@
-//! How people name a checkpoint: `latest`, `~N`, a name, an id or the beginning of one.
+//! References to checkpoints: `latest`, `~N`, a name, an id or a prefix of an id.
 
 use super::Checkpoint;
 use crate::core::ids::CheckpointId;
 
-/// A checkpoint as somebody named it.
+/// A parsed reference to a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reference {
-    /// So many before the newest; 0 is `latest`.
+    /// Number of checkpoints before the newest; 0 is `latest`.
     Back(usize),
-    /// A name, or the beginning of an id.
+    /// A name, or a prefix of an id.
     Text(String),
 }
 
-/// Why a reference names no checkpoint.
+/// Why a reference does not identify a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RefError {
-    /// It cannot name any.
+    /// The reference is malformed.
     #[error("{0:?} names no checkpoint: give a name, an id or its beginning, latest, or ~N")]
     Malformed(String),
-    /// There is none.
+    /// No checkpoint matches.
     #[error("there is no checkpoint {0:?}")]
     Unknown(String),
-    /// There are not so many.
+    /// There are too few checkpoints.
     #[error("{}", too_far(*.there, *.back))]
     TooFar {
-        /// How many there are.
+        /// Number of checkpoints.
         there: usize,
-        /// How far back was asked for.
+        /// The requested distance.
         back: usize,
     },
-    /// It names several.
+    /// Several checkpoints match.
     #[error("{text:?} could be {}", .candidates.join(", "))]
     Ambiguous {
-        /// What was given.
+        /// The reference.
         text: String,
-        /// What it could mean: id and name.
+        /// The matching checkpoints: id and name.
         candidates: Vec<String>,
     },
 }
 
-/// What a reference is looked up in: the parts of a [`Checkpoint`] that name it.
+/// The parts of a [`Checkpoint`] that a reference can name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
     /// The identity.
@@ -54,7 +54,7 @@ impl From<&Checkpoint> for Named {
     }
 }
 
-/// Candidates that an error lists.
+/// Maximum number of candidates that an error lists.
 const CANDIDATES: usize = 8;
 
 impl std::str::FromStr for Reference {
@@ -75,8 +75,10 @@ impl std::str::FromStr for Reference {
 }
 
 impl Reference {
-    /// Finds the checkpoint among all of a kernel's, given oldest first. A name goes before the beginning of an id; the newest
-    /// does not win over an older one of the same name: that is ambiguous.
+    /// Finds the checkpoint among all of a kernel's, oldest first.
+    ///
+    /// A name takes precedence over a prefix of an id. Several checkpoints with the same name are
+    /// ambiguous, even if one is newer.
     ///
     /// # Errors
     /// Each of [`RefError`] but `Malformed`.
@@ -137,7 +139,7 @@ mod tests {
     fn find(text: &str) -> Result<usize, RefError> {
         let all = all();
         let id = text.parse::<Reference>()?.find(&all)?;
-        Ok(all.iter().position(|one| one.id == id).expect("one of them"))
+        Ok(all.iter().position(|one| one.id == id).expect("`id` is from `all`"))
     }
 
     #[test]
@@ -164,7 +166,7 @@ mod tests {
         for text in ["", "  ", "~99999999999999999999999"] {
             assert!(matches!(find(text), Err(RefError::Malformed(_))), "{text:?}");
         }
-        let Err(RefError::Ambiguous { candidates, .. }) = find("twice") else { panic!("two have that name") };
+        let Err(RefError::Ambiguous { candidates, .. }) = find("twice") else { panic!("two have this name") };
         assert!(candidates[0].starts_with("ce04") && candidates[0].ends_with("(twice)"), "{candidates:?}");
         assert!(matches!(find("c"), Err(RefError::Ambiguous { .. })));
         assert_eq!(

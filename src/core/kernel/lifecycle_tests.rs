@@ -33,7 +33,7 @@ fn after(state: State, event: Event) -> (State, Vec<Action>) {
     (life.state, actions)
 }
 
-/// One row for each pair of state (by index in `states`) and event: the name of the state that follows.
+/// One row for each event, with the name of the state that follows each state of `states`.
 fn table() -> Vec<(Event, [&'static str; 10])> {
     let killed = || CrashCause::Killed;
     vec![
@@ -261,7 +261,8 @@ fn any_event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// At most one worker is asked for at a time; whatever is started is ended by an event or an action.
+    /// At most one worker is starting or running, and every started worker is ended by an event or
+    /// an action.
     #[test]
     fn one_worker_at_a_time(events in prop::collection::vec((any_event(), 0i64..20_000), 0..200)) {
         let mut life = Life::default();

@@ -69,7 +69,7 @@ fn steps_have_one_commit_point() {
     }
 }
 
-/// Before the decision nothing is lost by going back; after it nothing by going on.
+/// Before the decision a revert loses nothing; after it, finishing loses nothing.
 #[test]
 fn recovery_follows_record() {
     for intent in intents() {
@@ -93,7 +93,7 @@ fn recovery_follows_record() {
     }
 }
 
-/// The phase that follows each pair, written down once more in the simplest way.
+/// A simple reference model of the phase that follows each pair.
 fn expected(phase: &Phase, event: &Event) -> Option<Phase> {
     let finished = |kind| Some(Phase::Finished { claim: CLAIM, kind });
     match (phase, event) {
@@ -145,7 +145,7 @@ fn every_phase_takes_every_event() {
                 ),
             }
             let mut others = at(phase.clone());
-            assert_eq!(others.apply(Claim(9), event), Err(Refusal::OutOfOrder), "only the owner has a say");
+            assert_eq!(others.apply(Claim(9), event), Err(Refusal::OutOfOrder), "only the owner may apply events");
             assert_eq!(others.phase, phase);
             pairs += 1;
         }
@@ -187,7 +187,7 @@ fn second_transition_is_refused() {
     }
 }
 
-/// A removal that fails leaves the transition beside which it began.
+/// A failed removal keeps the transition beside which it began.
 #[test]
 fn removal_leaves_transition() {
     for phase in phases() {
@@ -234,7 +234,7 @@ fn moves() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// What `state.db` would hold and what the machine believes never differ, whatever comes in whatever order.
+    /// The content of `state.db` and the state of the machine agree after any sequence of events.
     #[test]
     fn memory_agrees_with_storage(moves in proptest::collection::vec(moves(), 0..60)) {
         let mut state = Transitions::default();

@@ -32,8 +32,8 @@ pub const POOL_FAILURES: u32 = 3;
 pub const POOL_BACKOFF_FIRST: Duration = Duration::from_millis(200);
 /// Longest such pause.
 pub const POOL_BACKOFF_MAX: Duration = Duration::from_secs(60);
-/// Time after a failure in which the death of an idle warm worker continues the row of failures, despite
-/// creations in between.
+/// Time after a failure in which the death of an idle warm worker continues the count of failures,
+/// despite creations in between.
 pub const POOL_FAILURE_WINDOW: Duration = Duration::from_secs(60);
 /// Failure reason that a breaker keeps, bytes.
 pub const POOL_REASON_BYTES: usize = 500;

@@ -1,4 +1,4 @@
-//! What keeps an image that fails from being started in a loop.
+//! Circuit breaker that stops a failing image from being started in a loop.
 //!
 //! ```text
 //!  closed ──failed──▶ failing ──3 in a row──▶ open: none ──pause over──▶ open: one at a time
@@ -7,18 +7,18 @@
 //!    └──── succeeded ────┴───────────────────────────── succeeded ───────────────────┘
 //! ```
 //!
-//! A slot that is created, and dies before anybody takes it, is a failure too. For such an image each creation succeeds, so a
-//! death soon after a failure goes on counting where that failure was, whatever succeeded in between.
+//! A slot that dies idle is a failure too. Each creation of such an image succeeds, so a death soon
+//! after a failure continues the count of that failure, regardless of successes in between.
 
 use crate::core::limits;
 
-/// Failures of the creations of one pool.
+/// Consecutive creation failures of one pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Breaker {
     state: State,
-    /// In a row, as of the last failure.
+    /// Consecutive failures, as of the last one.
     failures: u32,
-    /// Until then a death goes on counting from there.
+    /// Until then a death continues the count.
     doubt_until_ms: u64,
 }
 
@@ -27,28 +27,28 @@ enum State {
     /// The last creation succeeded, or there was none.
     #[default]
     Closed,
-    /// The last creations failed; not often enough.
+    /// The last creations failed, but too few to open the breaker.
     Failing { reason: String },
-    /// Too many failed: nothing is created until then, one at a time afterwards.
+    /// Too many creations failed: no creations until `until_ms`, one at a time afterwards.
     Open { until_ms: u64, reason: String },
 }
 
-/// What may be created.
+/// How many creations the breaker permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// As many as are wanted.
+    /// Any number.
     Free,
     /// One at a time.
     Trial,
     /// None.
     Shut {
-        /// Until then.
+        /// When trials begin.
         until_ms: u64,
     },
 }
 
 impl Breaker {
-    /// What may be created now.
+    /// Returns how many creations are permitted now.
     pub fn gate(&self, now_ms: u64) -> Gate {
         match self.state {
             State::Closed | State::Failing { .. } => Gate::Free,
@@ -57,7 +57,7 @@ impl Breaker {
         }
     }
 
-    /// Why the last creation failed, at most [`limits::POOL_REASON_BYTES`]; `None`: it succeeded.
+    /// Why the last creation failed, at most [`limits::POOL_REASON_BYTES`]; `None` after a success.
     pub fn reason(&self) -> Option<&str> {
         match &self.state {
             State::Closed => None,
@@ -65,7 +65,7 @@ impl Breaker {
         }
     }
 
-    /// If it is open: when the next creation is tried, or since when one may be.
+    /// If the breaker is open, when the next creation is or was first permitted.
     pub fn tries_again_at_ms(&self) -> Option<u64> {
         match self.state {
             State::Closed | State::Failing { .. } => None,
@@ -73,12 +73,15 @@ impl Breaker {
         }
     }
 
-    /// A creation succeeded.
+    /// Records a successful creation.
     pub fn succeeded(&mut self) {
         self.state = State::Closed;
     }
 
-    /// A creation failed, or was given up as stuck. Not to be told where the host had no room: that is not the image's fault.
+    /// Records a failed or stuck creation.
+    ///
+    /// A creation refused for lack of room on the host is not reported: it says nothing about the
+    /// image.
     pub fn failed(&mut self, reason: &str, now_ms: u64) {
         let before = match self.state {
             State::Closed => 0,
@@ -87,7 +90,7 @@ impl Breaker {
         self.count(before, reason, now_ms);
     }
 
-    /// An idle slot ended although nobody wanted it.
+    /// Records the death of an idle slot.
     pub fn died(&mut self, reason: &str, now_ms: u64) {
         let before = match self.state {
             State::Closed if now_ms >= self.doubt_until_ms => 0,
@@ -100,7 +103,7 @@ impl Breaker {
         let reason = reason[..reason.floor_char_boundary(limits::POOL_REASON_BYTES)].to_owned();
         let doubt_ms = limits::POOL_FAILURE_WINDOW.as_millis() as u64;
         match &mut self.state {
-            // It was begun before the breaker opened, together with those that opened it.
+            // The creation began before the breaker opened, together with those that opened it.
             State::Open { until_ms, reason: last } if now_ms < *until_ms => *last = reason,
             State::Closed | State::Failing { .. } | State::Open { .. } => {
                 self.failures = before.saturating_add(1);

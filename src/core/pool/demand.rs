@@ -1,7 +1,7 @@
-//! How many come for a slot, and how many at once: what the size of a pool follows.
+//! Tracks the rate and the bursts of requests for slots, which determine the size of a pool.
 //!
-//! Exact, and of bounded memory: of the last two seconds it keeps when somebody came, and of the time before it only those
-//! moments at which more came within two seconds than at any later one.
+//! The counts are exact and their memory is bounded: the times of the last two seconds are kept,
+//! and of the time before only those peaks that are larger than every later peak.
 
 use std::collections::VecDeque;
 
@@ -9,32 +9,36 @@ use crate::core::limits;
 
 const BURST_MS: u64 = limits::POOL_BURST.as_millis() as u64;
 
-/// A moment and how many came within [`limits::POOL_BURST`] before it.
+/// A moment and the number of requests within [`limits::POOL_BURST`] before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Peak {
     at_ms: u64,
     count: u32,
 }
 
-/// Who came for a slot of one pool, and when. More than [`limits::POOL_SLOTS`] at once count as that many.
+/// The recent requests for slots of one pool.
+///
+/// A burst of more than [`limits::POOL_SLOTS`] counts as that many.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Demand {
-    /// When the last one came, or the pool began.
+    /// Time of the last request or, before the first, when the pool began.
     last_ms: u64,
-    /// Who came within the last [`limits::POOL_BURST`], the oldest first.
+    /// Times of the requests within the last [`limits::POOL_BURST`], oldest first.
     recent: VecDeque<u64>,
-    /// Later ones are smaller: the first that is young enough is the largest.
+    /// Peaks in falling order: the first that is recent enough is the largest.
     peaks: VecDeque<Peak>,
 }
 
 impl Demand {
-    /// That of a pool that begins now: nobody came yet, but it counts as used.
+    /// Creates the demand of a new pool, which has no requests but counts as recently used.
     pub fn new(now_ms: u64) -> Demand {
         Demand { last_ms: now_ms, recent: VecDeque::new(), peaks: VecDeque::new() }
     }
 
-    /// Somebody came for a slot. To be told once for each, when he comes, whether there is a slot or he has to wait: what is
-    /// served late would look like less than it is.
+    /// Records a request for a slot.
+    ///
+    /// Called once for each request when it arrives, whether or not it must wait: demand counted at
+    /// the time of service would be too low.
     pub fn came(&mut self, now_ms: u64) {
         self.last_ms = now_ms;
         while self.recent.front().is_some_and(|at_ms| now_ms.saturating_sub(*at_ms) >= BURST_MS) {
@@ -51,22 +55,23 @@ impl Demand {
         self.peaks.push_back(Peak { at_ms: now_ms, count });
     }
 
-    /// When somebody came last, or the pool began, milliseconds.
+    /// Time of the last request or, before the first, when the pool began, milliseconds.
     pub fn last_ms(&self) -> u64 {
         self.last_ms
     }
 
-    /// The most that came within any [`limits::POOL_BURST`] that ended less than `within_ms` ago.
+    /// Returns the size of the largest burst that ended less than `within_ms` ago.
     pub fn peak(&self, now_ms: u64, within_ms: u64) -> u32 {
         self.largest(now_ms, within_ms).map_or(0, |peak| peak.count)
     }
 
-    /// Whether nobody came for `within_ms`.
+    /// Whether no request arrived for `within_ms`.
     pub fn is_quiet(&self, now_ms: u64, within_ms: u64) -> bool {
         now_ms.saturating_sub(self.last_ms) >= within_ms
     }
 
-    /// When [`Demand::peak`] or [`Demand::is_quiet`] will be another if nobody comes; `None`: never.
+    /// Returns when [`Demand::peak`] or [`Demand::is_quiet`] changes without further requests;
+    /// `None`: never.
     pub fn changes_at_ms(&self, now_ms: u64, within_ms: u64) -> Option<u64> {
         let from_ms = self.largest(now_ms, within_ms).map_or(self.last_ms, |peak| peak.at_ms);
         Some(from_ms.saturating_add(within_ms)).filter(|at_ms| *at_ms > now_ms)
@@ -87,7 +92,7 @@ mod tests {
         let mut storm = Demand::new(0);
         (0..10_000).for_each(|_| storm.came(5));
         assert_eq!((storm.recent.len(), storm.peaks.len(), storm.peak(5, 1_000)), (most, 1, limits::POOL_SLOTS));
-        // Ever fewer leave the most peaks.
+        // A slowly falling rate leaves the most peaks.
         let mut ebb = Demand::new(0);
         (0..14_000u64).for_each(|n| ebb.came(n * n / 40));
         assert!((most / 2..=most).contains(&ebb.peaks.len()), "{}", ebb.peaks.len());

@@ -1,4 +1,4 @@
-//! Every small pool in every state, and every short sequence of what can happen to one.
+//! Checks every state of small pools and every short sequence of events.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -11,7 +11,7 @@ const MAX_IDLE_MS: u64 = 2_000;
 const MAX_UPTIME_MS: u64 = 5_000;
 const STUCK_MS: u64 = 30_000;
 
-/// All that can be with at most three slots.
+/// All valid rules with at most three slots.
 fn all_rules() -> Vec<Rules> {
     let mut all = Vec::new();
     for max_pool_size in 0..=3 {
@@ -35,7 +35,7 @@ fn small(min_idle: u32, pool_size: u32, max_pool_size: u32) -> Rules {
     }
 }
 
-/// Every kind of slot there is, as far as a plan can tell.
+/// Every kind of slot that a plan distinguishes.
 fn kinds() -> Vec<Slot> {
     let idle = |for_ms: u64| Slot {
         id: SlotId(0),
@@ -55,7 +55,7 @@ fn kinds() -> Vec<Slot> {
     ]
 }
 
-/// Every choice of at most `most` slots; their order is that of `kinds`, which a plan does not see.
+/// All combinations of at most `most` slots, in the order of `kinds`, which does not affect a plan.
 fn all_slots(most: usize) -> Vec<Vec<Slot>> {
     let kinds = kinds();
     let mut all: Vec<(usize, Vec<Slot>)> = vec![(0, Vec::new())];
@@ -74,14 +74,14 @@ fn all_slots(most: usize) -> Vec<Vec<Slot>> {
     all.into_iter().map(|(_, slots)| slots).collect()
 }
 
-/// Nobody for long; nobody, but the pool is new; three at once.
+/// No requests for long; none, but a new pool; a burst of three.
 fn demands() -> [Demand; 3] {
     let mut burst = Demand::new(0);
     (0..3).for_each(|_| burst.came(NOW_MS - 500));
     [Demand::new(0), Demand::new(NOW_MS - 100), burst]
 }
 
-/// Closed, open, open and its pause over.
+/// Closed; open; open after its pause.
 fn breakers() -> [Breaker; 3] {
     let opened = |at_ms: u64| {
         let mut breaker = Breaker::default();
@@ -101,7 +101,8 @@ fn every_state(slots_most: usize, mut with: impl FnMut(&View<'_>)) {
                         let calm =
                             View { rules, slots, waiting, room, pressure: false, paused: false, demand, breaker };
                         with(&calm);
-                        // Demand plays no part in these, nor what failed in the second: the first of each is enough.
+                        // Neither depends on demand, nor a pause on the breaker: one value of each
+                        // suffices.
                         if std::ptr::eq(demand, &raw const demands[0]) {
                             with(&View { pressure: true, ..calm });
                             if std::ptr::eq(breaker, &raw const breakers[0]) {
@@ -154,7 +155,7 @@ fn next_check_is_due_in_time() {
     every_plan(world::next_check_is_due_in_time);
 }
 
-/// What can happen between two plans.
+/// An event between two plans.
 #[derive(Debug, Clone, Copy)]
 enum Happens {
     SomebodyComes,
@@ -182,12 +183,12 @@ const ALL: [Happens; 11] = [
     Happens::RoomTurns,
 ];
 
-/// Whether it could happen.
+/// Applies an event; returns whether it was possible.
 fn happen(world: &mut World, what: Happens) -> bool {
     match what {
         Happens::SomebodyComes => {
             world.come();
-            // More of them differ in nothing but their number.
+            // More waiting requests differ only in number.
             world.waiting <= 2
         }
         Happens::SomebodyGivesUp => {
@@ -233,7 +234,8 @@ fn key(world: &World) -> impl Hash + Eq + use<> {
     (slots, outside, world.demand.clone(), world.breaker.clone())
 }
 
-/// Every world to which `depth` events lead from a new pool and from a full one, with a plan after each event.
+/// Visits every world reachable by `depth` events from a new and from a full pool, with a plan
+/// after each event.
 fn every_world(rules: Rules, depth: usize, mut with: impl FnMut(&World)) {
     let mut seen = HashSet::new();
     let mut worlds =
@@ -258,7 +260,7 @@ fn every_world(rules: Rules, depth: usize, mut with: impl FnMut(&World)) {
 
 #[test]
 fn event_sequences_keep_rules() {
-    // Each plan on the way is checked.
+    // `step` checks each plan on the way.
     let mut worlds = 0;
     all_rules().into_iter().for_each(|rules| every_world(rules, 3, |_| worlds += 1));
     for rules in [small(0, 0, 1), small(0, 1, 2), small(2, 2, 2), small(3, 3, 3)] {
@@ -278,18 +280,20 @@ fn pool_plan_is_idempotent() {
 #[test]
 fn nothing_due_before_next_check() {
     for mut rules in all_rules() {
-        // So that looking now and then does not hide that something was forgotten.
+        // A short interval would hide a missing due time.
         rules.maintenance_interval_ms = 10 * STUCK_MS;
         every_world(rules, 3, |world| {
             let mut world = world.clone();
             for _ in 0..3 {
                 let mut plan_now = world.step();
                 if plan_now.actions.iter().any(|action| matches!(action, Action::Destroy { why: Why::Stuck, .. })) {
-                    // That was told to the breaker while the plan was performed: an event, which asks for another plan.
+                    // Performing the plan reported the failure to the breaker, an event that
+                    // requires another plan.
                     plan_now = world.step();
                 }
                 let again_ms = plan_now.look_again_at_ms.unwrap_or(world.now_ms + 2 * STUCK_MS);
-                // What is due stays due, so the last moment before tells of all of them.
+                // Due actions stay due, so the last moment before the check covers all earlier
+                // ones.
                 for now_ms in [world.now_ms.midpoint(again_ms), again_ms - 1] {
                     assert_eq!(plan(&world.view(), now_ms).actions, [], "at {now_ms} in {world:#?}");
                 }
@@ -299,7 +303,8 @@ fn nothing_due_before_next_check() {
     }
 }
 
-/// Lets everything end well, and time pass as far as the pool itself asks for it.
+/// Completes all operations and lets time pass as the pool requests; returns how many slots were
+/// created.
 fn calm_down(world: &mut World, until_ms: u64) -> u32 {
     (world.pressure, world.paused, world.room) = (false, false, 9);
     let mut created = 0;
@@ -319,9 +324,9 @@ fn is_as_it_should_be(world: &World) {
     let idle: Vec<&Slot> = world.slots.iter().filter(|slot| matches!(slot.state, SlotState::Idle { .. })).collect();
     let want = world.rules.target(&world.demand, world.now_ms).min(max_pool_size);
     assert!(idle.len() as u32 >= want && idle.len() == world.slots.len(), "{world:#?}");
-    assert!(world.waiting == 0 || max_pool_size == 0, "somebody still waits: {world:#?}");
+    assert!(world.waiting == 0 || max_pool_size == 0, "a request still waits: {world:#?}");
     let stale = idle.iter().any(|slot| slot.stale(&world.rules, world.now_ms).is_some());
-    assert!(!stale || min_idle == max_pool_size, "one was not replaced: {world:#?}");
+    assert!(!stale || min_idle == max_pool_size, "a stale slot was not replaced: {world:#?}");
 }
 
 #[test]
@@ -331,7 +336,7 @@ fn pool_converges_after_events() {
             let mut world = world.clone();
             (world.pressure, world.room) = (false, 9);
             world.settle();
-            // Where the breaker is open, that is as far as it gets for now.
+            // With an open breaker the pool cannot fill yet.
             if world.breaker.tries_again_at_ms().is_none() {
                 is_as_it_should_be(&world);
             }
@@ -347,7 +352,7 @@ fn pool_converges_after_events() {
 fn pool_converges_from_any_state() {
     let mut at = 0u32;
     every_state(3, |view| {
-        // Each seventh: together they meet everything with everything.
+        // Every seventh state still covers each pair of conditions.
         at += 1;
         if at.is_multiple_of(7) {
             let mut world = World::of(view, NOW_MS);
@@ -364,18 +369,18 @@ fn idle_pool_does_not_oscillate() {
     for rules in all_rules() {
         every_world(rules, 2, |world| {
             let mut world = world.clone();
-            // Until nobody came for long, and once more as long: by then only `min_idle` are left.
+            // Twice the time until the pool is quiet: only `min_idle` slots are left.
             let quiet_ms = world.now_ms + 2 * MAX_IDLE_MS + 500;
             calm_down(&mut world, quiet_ms);
             let left = world.idle().count() as u32;
-            assert!(left == rules.min_idle, "{left} are left in {world:#?}");
-            // Then each is replaced when its time is over, and nothing else ever happens.
+            assert!(left == rules.min_idle, "{left} idle slots left in {world:#?}");
+            // From then on each slot is replaced at its maximum age, and nothing else happens.
             let lives = 10;
             let later_ms = world.now_ms + lives * MAX_UPTIME_MS;
             let created = calm_down(&mut world, later_ms);
             let most = if rules.min_idle == rules.max_pool_size { 0 } else { rules.min_idle * lives as u32 };
-            assert!(created <= most, "{created} were created, {most} are enough: {world:#?}");
-            assert!(created + rules.min_idle >= most, "{created} of {most} were replaced: {world:#?}");
+            assert!(created <= most, "{created} slots created, {most} expected: {world:#?}");
+            assert!(created + rules.min_idle >= most, "{created} of {most} slots replaced: {world:#?}");
         });
     }
 }

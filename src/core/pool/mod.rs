@@ -1,17 +1,19 @@
-//! The policy of a warm pool: how many ready workers of one image, engine and shape wait for a kernel, and which of them go.
+//! The policy of a warm pool: how many ready workers of one image, engine and shape are held, and
+//! which of them are destroyed.
 //!
 //! ```text
 //!             Create                       taken
-//!  (nothing) ───────▶ creating ──▶ idle ─────────▶ a kernel's: serves that one and is destroyed, never put back
+//!  (nothing) ───────▶ creating ──▶ idle ─────────▶ granted: serves one kernel, then is destroyed
 //!                        │           │
 //!                  stuck │           │ worn, old, unused, surplus, pressure, stopping
 //!                        ▼           ▼
 //!                        leaving ◀───┘──▶ (nothing)
 //! ```
 //!
-//! Owns the decisions: [`plan`] says what is to be created and destroyed, [`choose`] which slot is given. What happens is told
-//! to [`Demand`], [`Breaker`] and [`Counters`]. Never starts, ends or hands out anything, and never knows a clock: every
-//! `now_ms` is milliseconds of one that only goes forward.
+//! Owns the decisions: [`plan`] returns the slots to create and destroy, [`choose`] the slot to
+//! grant. Events are reported to [`Demand`], [`Breaker`] and [`Counters`]. This module never
+//! starts, ends or grants a worker and never reads a clock: every `now_ms` is milliseconds of a
+//! monotonic clock.
 
 mod breaker;
 mod demand;
@@ -23,22 +25,24 @@ pub use breaker::{Breaker, Gate};
 pub use demand::Demand;
 pub use plan::{Action, Plan, View, Why, plan};
 
-/// What a pool is to be like.
+/// The configured size and lifetimes of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// Idle slots while somebody comes now and then; 0: the pool is off, and slots are created only for who waits for one.
+    /// Idle slots while requests arrive. With 0 the pool is off, and slots are created only for
+    /// waiting requests.
     pub pool_size: u32,
-    /// Idle slots and slots in creation together, at most.
+    /// Maximum of idle slots and slots in creation together.
     pub max_pool_size: u32,
-    /// Idle slots while nobody comes; recycling never leaves fewer.
+    /// Idle slots while no requests arrive; recycling never leaves fewer.
     pub min_idle: u32,
-    /// After so long nobody is expected, milliseconds.
+    /// Milliseconds without a request after which the pool counts as quiet.
     pub max_idle_time_ms: u64,
-    /// An idle slot that ran so many executions is replaced.
+    /// Executions after which an idle slot is replaced.
     pub max_exec_count: u32,
-    /// An idle slot of this age is replaced, milliseconds.
+    /// Age in milliseconds at which an idle slot is replaced.
     pub max_uptime_ms: u64,
-    /// After so long the pool is looked at although nothing happened, and so long a surplus is left alone, milliseconds.
+    /// Longest time between two plans, and the idle time before a surplus slot is destroyed,
+    /// milliseconds.
     pub maintenance_interval_ms: u64,
 }
 
@@ -56,10 +60,10 @@ impl Default for Rules {
     }
 }
 
-/// Rules that cannot be.
+/// Invalid [`Rules`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RulesError {
-    /// More are kept in quiet times than in others.
+    /// The minimum exceeds the normal size.
     #[error("min_idle {min_idle} is more than pool_size {pool_size}")]
     MinIdle {
         /// `min_idle`.
@@ -67,7 +71,7 @@ pub enum RulesError {
         /// `pool_size`.
         pool_size: u32,
     },
-    /// More are kept than may be.
+    /// The normal size exceeds the maximum.
     #[error("pool_size {pool_size} is more than max_pool_size {max_pool_size}")]
     PoolSize {
         /// `pool_size`.
@@ -75,15 +79,15 @@ pub enum RulesError {
         /// `max_pool_size`.
         max_pool_size: u32,
     },
-    /// More than any pool can have.
+    /// A size exceeds [`limits::POOL_SLOTS`].
     #[error("{rule} {slots} is more than {}", limits::POOL_SLOTS)]
     TooMany {
         /// The rule's name in the configuration.
         rule: &'static str,
-        /// What it is.
+        /// The configured value.
         slots: u32,
     },
-    /// Every slot would be worn before its first execution.
+    /// Zero executions would make every slot worn before its first one.
     #[error("max_exec_count is at least 1")]
     MaxExecCount,
     /// A time shorter than [`limits::POOL_TIME_MIN`].
@@ -95,7 +99,7 @@ pub enum RulesError {
 }
 
 impl Rules {
-    /// The rules that are broken; of those that one number breaks, the first.
+    /// Returns the violated rules; a value that violates several is reported once.
     pub fn broken(&self) -> Vec<RulesError> {
         let Rules { pool_size, max_pool_size, min_idle, max_exec_count, .. } = *self;
         let sizes = [("pool_size", pool_size), ("max_pool_size", max_pool_size)];
@@ -121,13 +125,15 @@ impl Rules {
         broken
     }
 
-    /// Whether nothing is kept ready.
+    /// Whether the pool holds no slots ahead of demand.
     pub fn is_off(&self) -> bool {
         self.pool_size == 0
     }
 
-    /// How many idle slots are wanted now, those for who waits not counted: `pool_size`, or as many as lately came at once, up
-    /// to `max_pool_size`; `min_idle` when nobody came for `max_idle_time`.
+    /// Returns how many idle slots are wanted now, beside those for waiting requests.
+    ///
+    /// The target is `pool_size`, or the size of the largest recent burst up to `max_pool_size`;
+    /// `min_idle` once no request arrived for `max_idle_time`.
     pub fn target(&self, demand: &Demand, now_ms: u64) -> u32 {
         if self.is_off() {
             0
@@ -139,42 +145,46 @@ impl Rules {
     }
 }
 
-/// Names a slot. Never used again for another.
+/// Identifies a slot; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u64);
 
-/// A ready worker that nobody owns yet, or one that will be. What was given to a kernel, or died, is none.
+/// A worker of the pool, in creation, ready or leaving, that belongs to no kernel.
+///
+/// Granted and dead workers are not slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
-    /// Its name.
+    /// The slot's identifier.
     pub id: SlotId,
-    /// Where it is in its life.
+    /// The slot's lifecycle state.
     pub state: SlotState,
-    /// From when its age counts, milliseconds: when it became ready; before that, when its creation began.
+    /// Start of the slot's age, milliseconds: when it became ready or, before that, when its
+    /// creation began.
     pub created_ms: u64,
-    /// What it ran. What belongs to its creation does not count.
+    /// Executions so far, without those of its creation.
     pub executions: u32,
 }
 
-/// Where a slot is in its life.
+/// The lifecycle state of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SlotState {
-    /// It is being started.
+    /// The worker is starting.
     Creating {
-        /// When that began, milliseconds.
+        /// When the creation began, milliseconds.
         since_ms: u64,
     },
-    /// It can be given.
+    /// The slot can be granted.
     Idle {
-        /// Since when, milliseconds.
+        /// When the slot became idle, milliseconds.
         since_ms: u64,
     },
-    /// It is being destroyed.
+    /// The worker is being destroyed.
     Leaving,
 }
 
 impl Slot {
-    /// Why it is to be replaced whoever may come: [`Why::Worn`] or [`Why::Old`]; `None`: it is as good as new.
+    /// Returns why the slot must be replaced regardless of demand: [`Why::Worn`], [`Why::Old`] or
+    /// `None`.
     pub fn stale(&self, rules: &Rules, now_ms: u64) -> Option<Why> {
         if self.executions >= rules.max_exec_count {
             Some(Why::Worn)
@@ -186,8 +196,10 @@ impl Slot {
     }
 }
 
-/// Which idle slot to give: of those that are not to be replaced the oldest, so that fewer have to be; else the oldest of all.
-/// `None`: none is idle.
+/// Returns the idle slot to grant, or `None` if none is idle.
+///
+/// Prefers the oldest slot that is not stale, so that fewer reach their maximum age; otherwise the
+/// oldest of all.
 pub fn choose(rules: &Rules, slots: &[Slot], now_ms: u64) -> Option<SlotId> {
     slots
         .iter()
@@ -196,46 +208,46 @@ pub fn choose(rules: &Rules, slots: &[Slot], now_ms: u64) -> Option<SlotId> {
         .map(|slot| slot.id)
 }
 
-/// What happens in a pool, as far as it is counted.
+/// A counted event of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// A slot became ready.
     Created,
     /// A slot did not become ready.
     CreationFailed,
-    /// A slot that had been ready is gone: destroyed, dead, or its kernel no longer needs it.
+    /// A slot that had been ready is gone: destroyed, dead, or no longer used by its kernel.
     Destroyed,
-    /// A slot, or a worker that once was one, ran code.
+    /// A slot, or a worker that once was a slot, ran code.
     Executed,
-    /// A slot was given to a kernel.
+    /// A slot was granted to a kernel.
     Taken,
-    /// Somebody came and there was no slot.
+    /// A request found no ready slot.
     Missed,
-    /// Somebody who waited got none.
+    /// A waiting request ended without a slot.
     Refused,
 }
 
-/// What happened since the pool began. Only ever grows.
+/// Totals since the pool began; they never decrease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Slots that became ready.
     pub total_created: u64,
-    /// Of those, the ones that are gone.
+    /// Slots that were ready and are gone.
     pub total_destroyed: u64,
-    /// Executions of all of them, those of their kernels included.
+    /// Executions of all slots, including those after they were granted.
     pub total_executions: u64,
     /// Slots that did not become ready.
     pub creation_errors: u64,
-    /// Slots that were given to kernels.
+    /// Slots granted to kernels.
     pub taken: u64,
-    /// Those who came when there was none.
+    /// Requests that found no ready slot.
     pub missed: u64,
-    /// Those of them who got none in the end.
+    /// Missed requests that never received a slot.
     pub refused: u64,
 }
 
 impl Counters {
-    /// Counts it.
+    /// Counts `event`.
     pub fn apply(&mut self, event: Event) {
         let counter = match event {
             Event::Created => &mut self.total_created,
@@ -250,29 +262,36 @@ impl Counters {
     }
 }
 
-/// Which of as many pools as may be goes for another: the one that nobody came to for longest, if that is [`limits::POOL_EVICTION_AGE`]. Of each, when
-/// somebody came last; `None`: it stays whatever happens. Without such a pause pools in turn would end each other's slots before anybody comes.
+/// Returns the index of the pool to evict when a new pool exceeds the maximum number.
+///
+/// That is the least recently used pool, provided that it has been unused for
+/// [`limits::POOL_EVICTION_AGE`]. Without this minimum age, pools used in turn would evict each
+/// other before their slots are used. `came_ms` holds the time of each pool's last request; `None`
+/// marks a pool that must not be evicted.
 pub fn gives_way(came_ms: impl IntoIterator<Item = Option<u64>>, now_ms: u64) -> Option<usize> {
     let latest = now_ms.checked_sub(limits::POOL_EVICTION_AGE.as_millis() as u64)?;
     let went = came_ms.into_iter().enumerate().filter_map(|(at, came)| Some((came?, at)));
     went.filter(|(came, _)| *came <= latest).min().map(|(_, at)| at)
 }
 
-/// How a pool is. What there is is looked at, never counted up and down: so it cannot drift from what there is.
+/// The current size and totals of a pool.
+///
+/// The sizes are computed from the slots instead of being counted up and down, so they cannot
+/// drift.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Workers that came or will come from the pool: in creation, idle, given; not those that are being destroyed.
+    /// Workers of the pool: in creation, idle or granted, but not those being destroyed.
     pub total: u32,
-    /// Slots that can be given.
+    /// Slots that can be granted.
     pub idle: u32,
-    /// Given to kernels that live.
+    /// Workers granted to live kernels.
     pub active: u32,
-    /// What happened.
+    /// The totals.
     pub counters: Counters,
 }
 
 impl Stats {
-    /// Those of these slots, beside so many that kernels have.
+    /// Computes the statistics from `slots` and from `active` granted workers.
     pub fn of(slots: &[Slot], active: u32, counters: Counters) -> Stats {
         let (mut idle, mut creating) = (0u32, 0u32);
         for slot in slots {

@@ -1,63 +1,66 @@
-//! What is to be created and destroyed: a pure function of a view of one pool.
+//! Computes the slots to create and destroy as a pure function of a view of one pool.
 //!
-//! In this order: what hangs in creation is given up; what is worn or old is replaced; what is too much goes; what is missing is
-//! created. Whoever performs a plan applies it to the view before the next one is made: a second plan of the same moment has
-//! nothing left to do. Whatever happens then (a failure that is told to the breaker, too) asks for a new plan, and so does
-//! [`Plan::look_again_at_ms`]; that one alone is enough for what depends on time.
+//! The steps run in this order: abandon stuck creations, replace worn and old slots, destroy the
+//! surplus, create missing slots. The caller applies a plan to the view before it makes the next
+//! one: a second plan of the same moment is empty. Every event, including a failure reported to the
+//! breaker, requires a new plan, and so does [`Plan::look_again_at_ms`]; for conditions that depend
+//! on time alone, the latter suffices.
 
 use super::{Breaker, Demand, Gate, Rules, Slot, SlotId, SlotState};
 use crate::core::limits;
 
-/// One pool as it is now.
+/// The current state of one pool.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    /// What it is to be like; checked.
+    /// The pool's validated rules.
     pub rules: &'a Rules,
-    /// Its slots. Neither those that were given to kernels nor dead ones.
+    /// The pool's slots, without granted and dead workers.
     pub slots: &'a [Slot],
-    /// Who waits for a slot.
+    /// Requests that wait for a slot.
     pub waiting: u32,
-    /// How many more workers the host may start at all.
+    /// How many more workers the host may start.
     pub room: u32,
-    /// Memory is short on the host. Whoever says so says it for some time: if it ended as soon as the pool's own slots are gone,
-    /// they would come back and go again.
+    /// The host is short of memory.
+    ///
+    /// The caller must hold this flag for some time: if it were cleared as soon as the pool's slots
+    /// are gone, the pool would refill and drain again.
     pub pressure: bool,
-    /// The daemon stops.
+    /// The daemon is stopping.
     pub paused: bool,
-    /// Who came.
+    /// Recent requests.
     pub demand: &'a Demand,
-    /// What failed.
+    /// Recent failures.
     pub breaker: &'a Breaker,
 }
 
-/// What is to be done.
+/// One step of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Begin the creation of a slot.
     Create,
-    /// Destroy this one; from now on it is [`SlotState::Leaving`].
+    /// Destroy a slot, which is [`SlotState::Leaving`] from then on.
     Destroy {
-        /// Which one.
+        /// The slot to destroy.
         slot: SlotId,
-        /// Why. [`Why::Stuck`] is to be told to the breaker as a failure.
+        /// The reason. The caller reports [`Why::Stuck`] to the breaker as a failure.
         why: Why,
     },
 }
 
-/// Why a slot goes.
+/// Why a slot is destroyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Why {
     /// It ran `max_exec_count` executions.
     Worn,
-    /// It has the age of `max_uptime`.
+    /// Its age reached `max_uptime`.
     Old,
-    /// Nobody came for `max_idle_time`, and so long it was idle.
+    /// It was idle for `max_idle_time`, and no request arrived during that time.
     Unused,
-    /// There are more idle ones than are wanted.
+    /// There are more idle slots than wanted.
     Surplus,
-    /// Memory is short on the host.
+    /// The host is short of memory.
     Pressure,
-    /// The daemon stops.
+    /// The daemon is stopping.
     Stopping,
     /// It was not ready within [`limits::POOL_CREATION`].
     Stuck,
@@ -78,16 +81,16 @@ impl Why {
     }
 }
 
-/// What to do now, and when to ask again.
+/// The actions to perform now, and when to plan again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// In this order.
+    /// The actions, to be performed in this order.
     pub actions: Vec<Action>,
-    /// When there may be something to do although nothing happens, milliseconds; `None`: never.
+    /// When a plan may be needed although no event occurs, milliseconds; `None`: never.
     pub look_again_at_ms: Option<u64>,
 }
 
-/// Says what to do now.
+/// Makes the plan for this moment.
 pub fn plan(view: &View<'_>, now_ms: u64) -> Plan {
     let mut draft = Draft::of(view, now_ms);
     draft.give_up_stuck();
@@ -110,11 +113,11 @@ struct Draft<'a> {
     gate: Gate,
     /// How many slots are wanted, idle or in creation.
     want: u32,
-    /// Those that stay so far, the oldest first.
+    /// Idle slots that are kept so far, oldest first.
     idle: Vec<&'a Slot>,
-    /// When each creation began that still has time.
+    /// Start times of the creations within their deadline.
     creating: Vec<u64>,
-    /// Those whose time is over.
+    /// Creations past their deadline.
     stuck: Vec<SlotId>,
     actions: Vec<Action>,
 }
@@ -153,7 +156,7 @@ impl<'a> Draft<'a> {
         count(self.idle.len())
     }
 
-    /// What counts toward `max_pool_size`.
+    /// Number of slots that count toward `max_pool_size`.
     fn have(&self) -> u32 {
         count(self.idle.len() + self.creating.len())
     }
@@ -162,8 +165,9 @@ impl<'a> Draft<'a> {
         self.actions.extend(self.stuck.iter().map(|slot| Action::Destroy { slot: *slot, why: Why::Stuck }));
     }
 
-    /// Destroys idle slots for which there is a reason, the oldest first, as long as more than `least` are left. The reason may
-    /// depend on how many are left.
+    /// Destroys idle slots for which `why` returns a reason, oldest first, until `least` are left.
+    ///
+    /// The second argument of `why` is the number of idle slots left.
     fn recycle(&mut self, least: u32, why: impl Fn(&Slot, u32) -> Option<Why>) {
         let mut left = self.idle_count();
         let actions = &mut self.actions;
@@ -177,20 +181,23 @@ impl<'a> Draft<'a> {
         });
     }
 
-    /// A worn or old slot goes when its replacement is there. Only where none fits in beside it one goes before, if `min_idle`
-    /// are left.
+    /// Destroys worn and old slots once their replacements are ready.
+    ///
+    /// Only where no replacement fits beside them is one destroyed first, provided that `min_idle`
+    /// slots remain.
     fn replace_stale(&mut self) {
         let fits = self.rules.max_pool_size.min(self.have().saturating_add(self.view.room));
         let least = match self.gate {
             Gate::Free => self.want.min(fits.saturating_sub(1)),
-            // Nobody knows whether there will be a replacement.
+            // A replacement may never become ready.
             Gate::Trial | Gate::Shut { .. } => self.want,
         };
         let (rules, now_ms) = (self.rules, self.now_ms);
         self.recycle(least.max(rules.min_idle), |slot, _| slot.stale(rules, now_ms));
     }
 
-    /// What is more than wanted goes when it was idle for some time: who came once, or gave up waiting, may come again.
+    /// Destroys surplus slots that were idle for some time, because a client may request a slot
+    /// again soon.
     fn shrink(&mut self) {
         let (rules, now_ms, wait_ms) = (self.rules, self.now_ms, self.patience_ms());
         let why = if self.is_quiet() { Why::Unused } else { Why::Surplus };
@@ -207,7 +214,7 @@ impl<'a> Draft<'a> {
         self.view.demand.is_quiet(self.now_ms, self.rules.max_idle_time_ms)
     }
 
-    /// How long a slot must have been idle to go because it is one too many.
+    /// How long a surplus slot must have been idle before it is destroyed.
     fn patience_ms(&self) -> u64 {
         let Rules { max_idle_time_ms, maintenance_interval_ms, .. } = *self.rules;
         if self.is_quiet() { max_idle_time_ms } else { maintenance_interval_ms.min(max_idle_time_ms) }
@@ -215,12 +222,12 @@ impl<'a> Draft<'a> {
 
     fn create(&mut self) {
         let creating = count(self.creating.len());
-        // One that is to be replaced still serves whoever waits, if nothing is created ahead.
+        // Under pressure nothing is created ahead, so a stale slot still serves a waiting request.
         let counts = |slot: &&&Slot| self.view.pressure || slot.stale(self.rules, self.now_ms).is_none();
         let usable = creating.saturating_add(count(self.idle.iter().filter(counts).count()));
         let allowed = match self.gate {
             Gate::Free => u32::MAX,
-            // What is stuck is a trial too, until its failure is told.
+            // A stuck creation is a trial too, until its failure is reported.
             Gate::Trial => 1u32.saturating_sub(creating.saturating_add(count(self.stuck.len()))),
             Gate::Shut { .. } => 0,
         };
@@ -234,7 +241,8 @@ impl<'a> Draft<'a> {
         self.actions.extend((0..missing).map(|_| Action::Create));
     }
 
-    /// The first moment at which something that depends on time alone is due, and no later than after `maintenance_interval`.
+    /// Returns the first moment at which time alone makes an action due, at most
+    /// `maintenance_interval` ahead.
     fn look_again_at_ms(&self) -> Option<u64> {
         let rules = self.rules;
         let mut due: Vec<u64> = self.creating.iter().map(|since_ms| since_ms.saturating_add(creation_ms())).collect();

@@ -1,8 +1,8 @@
-//! What went wrong in the system that the pool's seed comes from, and what users of such pools ask for, as far as a policy can do it
-//! wrong: one test for each.
+//! One test for each known failure of comparable pools, and for requirements of their users, as far
+//! as the policy decides them.
 //!
-//! Not here, because no policy can do them: snapshots that were empty files, a failed refresh that stamped the time, orphans that
-//! nobody reaped.
+//! Failures outside the policy have no test here: snapshots that were empty files, a failed refresh
+//! that stamped the time, and orphans that were never reaped.
 
 use super::world::World;
 use super::*;
@@ -14,7 +14,7 @@ fn creates(plan: &Plan) -> usize {
     plan.actions.iter().filter(|action| **action == Action::Create).count()
 }
 
-/// Theirs refilled with a context that was already cancelled.
+/// Another pool refilled with a cancelled context.
 #[test]
 fn paused_pool_is_not_refilled() {
     let mut world = World::full(Rules::default(), NOW_MS);
@@ -26,7 +26,7 @@ fn paused_pool_is_not_refilled() {
     for (n, id) in under_way.into_iter().enumerate() {
         assert_eq!(creates(&world.step()), 0);
         world.waiting = 0;
-        // What was under way and becomes ready goes too; what fails is not tried again.
+        // Slots that become ready after the stop are destroyed; failed ones are not retried.
         if n % 2 == 0 { world.succeed(id) } else { world.fail(id) }
     }
     world.step();
@@ -39,18 +39,18 @@ fn paused_pool_is_not_refilled() {
     }
 }
 
-/// Theirs panicked when it was closed twice.
+/// Another pool panicked when it was closed twice.
 #[test]
 fn second_pool_stop_is_noop() {
     let mut world = World::full(Rules::default(), NOW_MS);
     world.paused = true;
     assert_eq!(world.step().actions.len(), 3);
-    assert_eq!(world.step().actions, [], "what leaves is not destroyed again");
+    assert_eq!(world.step().actions, [], "a leaving slot is destroyed once");
     world.end_leaving();
     assert_eq!(world.step().actions, []);
 }
 
-/// Theirs recycled whatever was idle for long, down to nothing.
+/// Another pool recycled every slot that was idle for long, and ended up empty.
 #[test]
 fn recycling_idle_slots_leaves_min_idle() {
     let mut world = World::full(Rules::default(), NOW_MS);
@@ -60,11 +60,11 @@ fn recycling_idle_slots_leaves_min_idle() {
         assert!(world.idle().count() >= 2);
     }
     assert_eq!(world.idle().count(), 2);
-    // Two, twice an hour, and the three of the beginning.
+    // Two slots twice an hour, and the three initial ones.
     assert!(world.counters.total_created <= 2 * 48 + 3, "{:?}", world.counters);
 }
 
-/// What is only on its way is nothing that could be given.
+/// A slot in creation cannot be granted.
 #[test]
 fn min_idle_counts_idle_slots_only() {
     let old_ms = NOW_MS - 30 * MINUTE_MS;
@@ -72,14 +72,14 @@ fn min_idle_counts_idle_slots_only() {
     let mut world = World::full(rules, old_ms);
     world.now_ms = NOW_MS;
     assert_eq!(creates(&world.step()), 2);
-    assert_eq!(world.idle().count(), 2, "replacements that are only in creation replace nothing");
-    let id = world.creating().next().expect("two are");
+    assert_eq!(world.idle().count(), 2, "slots are kept until their replacements are ready");
+    let id = world.creating().next().expect("two slots are in creation");
     world.succeed(id);
     world.step();
-    assert_eq!(world.idle().count(), 2, "one for one");
+    assert_eq!(world.idle().count(), 2, "one ready replacement replaces one slot");
 }
 
-/// Theirs raced over the maximum: what was being created did not count.
+/// Another pool exceeded its maximum because slots in creation did not count.
 #[test]
 fn creating_slots_count_to_max() {
     let mut world = World::full(Rules::default(), NOW_MS);
@@ -98,7 +98,7 @@ fn creating_slots_count_to_max() {
     assert!(most == 10 && world.waiting == 0);
 }
 
-/// Theirs only ever grew.
+/// Another pool's totals never decreased.
 #[test]
 fn pool_totals_can_fall() {
     let mut world = World::full(Rules::default(), NOW_MS);
@@ -107,7 +107,7 @@ fn pool_totals_can_fall() {
     world.come();
     assert_eq!(seen(&world), (3, 2, 1));
     world.step();
-    assert_eq!(seen(&world), (4, 2, 1), "the one in creation is there already");
+    assert_eq!(seen(&world), (4, 2, 1), "the slot in creation counts");
     world.settle();
     world.end_kernel(world.given[0]);
     assert_eq!(seen(&world), (3, 3, 0));
@@ -118,7 +118,8 @@ fn pool_totals_can_fall() {
     assert_eq!((total_created, total_destroyed, taken, missed), (4, 4, 1, 0));
 }
 
-/// Theirs put a VM back whose reset had failed. Ours puts none back: each is given once, and then it is in no view any more.
+/// Another pool reused a VM whose reset had failed. Here each slot is granted once and never
+/// returns.
 #[test]
 fn slot_is_assigned_once() {
     let mut world = World::full(Rules::default(), NOW_MS);
@@ -132,10 +133,10 @@ fn slot_is_assigned_once() {
             world.end_kernel(world.given[0]);
         }
     }
-    assert_eq!(given.len(), 500, "each kernel got one of its own");
+    assert_eq!(given.len(), 500, "each kernel has its own slot");
 }
 
-/// Their wait for health fell through as healthy when it had waited long enough.
+/// Another pool treated a timed-out health check as healthy.
 #[test]
 fn stuck_slot_is_abandoned() {
     let mut world = World::new(Rules::default(), NOW_MS);
@@ -152,10 +153,10 @@ fn stuck_slot_is_abandoned() {
         4
     );
     assert_eq!((world.counters.creation_errors, world.counters.taken, world.waiting), (4, 0, 1));
-    assert!(matches!(world.breaker.gate(world.now_ms), Gate::Shut { .. }), "that is a failure like any other");
+    assert!(matches!(world.breaker.gate(world.now_ms), Gate::Shut { .. }), "a stuck creation counts as a failure");
 }
 
-/// An image that fails is tried less and less often, whoever waits.
+/// A failing image is tried at growing intervals, regardless of waiting requests.
 #[test]
 fn failing_image_backs_off() {
     let mut world = World::new(Rules::default(), NOW_MS);
@@ -164,34 +165,34 @@ fn failing_image_backs_off() {
         let plan = world.step();
         let failed: Vec<SlotId> = world.creating().collect();
         if failed.is_empty() {
-            world.now_ms = plan.look_again_at_ms.expect("somebody waits");
+            world.now_ms = plan.look_again_at_ms.expect("a request waits");
         }
         for id in failed {
             world.now_ms += 5;
             world.fail(id);
         }
     }
-    // Four at once, nine on the way to a minute, one a minute then.
+    // Four at once, nine until the pause reaches a minute, then one a minute.
     assert!((60..=75).contains(&world.counters.creation_errors), "{:?}", world.counters);
     assert_eq!(world.breaker.reason(), Some("no such image"));
 }
 
-/// Theirs, and rightly, gave up at the start only if every warm VM failed.
+/// A single failure at start does not stop the pool.
 #[test]
 fn one_failure_spares_others() {
     let mut world = World::new(Rules::default(), NOW_MS);
     world.step();
-    let first = world.creating().next().expect("three are");
+    let first = world.creating().next().expect("three slots are in creation");
     world.fail(first);
     world.settle();
     assert_eq!(world.idle().count(), 3);
 }
 
-/// The seed itself names it as a risk.
+/// The pool adapts to regular bursts.
 #[test]
 fn bursts_do_not_thrash_pool() {
     let mut world = World::full(Rules::default(), NOW_MS);
-    // Six at once, every four minutes, for a day.
+    // Six requests at once, every four minutes, for a day.
     for _ in 0..360 {
         (0..6).for_each(|_| _ = world.come());
         for _ in 0..8 {
@@ -201,15 +202,16 @@ fn bursts_do_not_thrash_pool() {
         world.given.clone().into_iter().for_each(|id| world.end_kernel(id));
     }
     let Counters { taken, missed, total_created, .. } = world.counters;
-    assert_eq!((taken, missed), (6 * 360, 3), "the first burst alone finds too few");
-    assert_eq!(total_created, taken + 6, "not one that nobody took");
+    assert_eq!((taken, missed), (6 * 360, 3), "only the first burst finds too few slots");
+    assert_eq!(total_created, taken + 6, "no slot is created in vain");
 }
 
-/// Theirs counted dead idle slots as idle ones. A view has none, so the next plan replaces each.
+/// Another pool counted dead slots as idle. Here dead slots are in no view, so the next plan
+/// replaces them.
 #[test]
 fn dead_slot_is_replaced() {
     let mut world = World::full(Rules::default(), NOW_MS);
-    let first = world.idle().next().expect("three are");
+    let first = world.idle().next().expect("three slots are idle");
     world.die(first);
     assert_eq!(creates(&world.step()), 1);
 }

@@ -1,5 +1,6 @@
-//! Days of a pool, from a seed: people who come alone, regularly, in bursts and in storms; creations that take their time, fail for
-//! a while or hang; slots that die; a host that is full or short of memory. Each plan is checked.
+//! Simulates days of a pool from a seed: single, regular, burst and storm requests; creations that
+//! take time, fail for a while or hang; dying slots; a host that is full or short of memory. Each
+//! plan is checked.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
@@ -10,12 +11,12 @@ use super::*;
 const SECOND_MS: u64 = 1_000;
 const MINUTE_MS: u64 = 60 * SECOND_MS;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
-/// Workers that the host has room for.
+/// Workers that fit on the host.
 const ROOM: u32 = 120;
-/// How long somebody waits.
+/// How long a request waits.
 const WAIT_MS: u64 = 30 * SECOND_MS;
 
-/// Marsaglia's xorshift64: the same seed, the same days.
+/// Marsaglia's xorshift64; the same seed yields the same days.
 struct Random(u64);
 
 impl Random {
@@ -34,14 +35,14 @@ impl Random {
         self.next().is_multiple_of(many)
     }
 
-    /// A gap of this mean, as between things that know nothing of each other.
+    /// An exponentially distributed gap with this mean, as between independent events.
     fn gap(&mut self, mean_ms: u64) -> u64 {
         let uniform = ((self.next() >> 11) as f64 + 1.0) / (1u64 << 53) as f64;
         (-uniform.ln() * mean_ms as f64) as u64
     }
 }
 
-/// How people come, for some time.
+/// The pattern in which requests arrive for some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
     Nobody,
@@ -71,24 +72,24 @@ enum Happens {
 struct Days {
     world: World,
     random: Random,
-    /// What will happen: when, in which order of those of the same moment, what.
+    /// Scheduled events: time, order among those of the same time, event.
     ahead: BinaryHeap<Reverse<(u64, u64, Happens)>>,
     told: u64,
     load: Load,
-    /// Counts the turns of the load: who was to come under an earlier one does not.
+    /// Number of load changes; arrivals scheduled under an earlier load are dropped.
     loads: u64,
-    /// Since when those wait who do.
+    /// Arrival times of the waiting requests.
     waiting: VecDeque<u64>,
-    /// The newest slot of whose creation it is known when it ends.
+    /// The newest slot whose creation has a scheduled end.
     newest: u64,
     failing: bool,
     episodes: u64,
-    /// When something last was wrong.
+    /// The last time at which failures, pressure or a full host were in effect.
     wrong_ms: u64,
     look_ms: u64,
-    /// The reasons for which slots went.
+    /// The reasons for which slots were destroyed.
     whys: HashSet<Why>,
-    /// Those who came when nothing had been wrong for ten minutes, and those of them for whom there was a slot.
+    /// Requests more than ten minutes after the last fault, and those of them that found a slot.
     fair: (u64, u64),
     came: u64,
 }
@@ -142,7 +143,7 @@ impl Days {
         self.ahead.push(Reverse((self.world.now_ms + after_ms, self.told, what)));
     }
 
-    /// Does as the pool's shell would: performs the plan, and looks again when it says.
+    /// Acts as the pool's driver: performs the plan and schedules the next one.
     fn plan(&mut self) {
         let plan = self.world.step();
         self.whys.extend(plan.actions.iter().filter_map(|action| match action {
@@ -171,11 +172,11 @@ impl Days {
         let (idle, creating) = (self.world.idle().count(), self.world.creating().count());
         assert!(idle + creating <= self.world.rules.max_pool_size as usize, "{:#?}", self.world);
         let Counters { total_created, total_destroyed, .. } = self.world.counters;
-        assert_eq!(total_created - total_destroyed, (idle + self.world.given.len()) as u64, "one was lost");
+        assert_eq!(total_created - total_destroyed, (idle + self.world.given.len()) as u64, "a slot was lost");
         assert_eq!(self.world.room as usize + self.world.slots.len() + self.world.given.len(), ROOM as usize);
     }
 
-    /// Whether it asks for a plan.
+    /// Applies an event; returns whether it requires a new plan.
     fn happens(&mut self, what: Happens) -> bool {
         let given = self.world.given.len();
         match what {
@@ -195,7 +196,7 @@ impl Days {
             }
             Happens::CreationEnds { slot } => {
                 if !self.world.creating().any(|id| id == slot) {
-                    // It was given up.
+                    // The pool abandoned this creation.
                     return false;
                 }
                 if self.failing && !self.random.one_in(10) { self.world.fail(slot) } else { self.world.succeed(slot) }
@@ -235,7 +236,7 @@ impl Days {
             }
             Happens::Look => {}
         }
-        // Who came first was served first.
+        // Requests are served in order of arrival.
         while self.waiting.len() > self.world.waiting as usize {
             self.waiting.pop_front();
         }
@@ -305,25 +306,27 @@ impl Days {
     }
 }
 
-/// Runs three days from each seed, and a stop. How many in a thousand found a slot at once when all was well, at least; and for
-/// how many takes in a thousand a slot may be created, at most.
+/// Runs three days from each seed, then a stop.
+///
+/// At least `found_least` in a thousand requests find a slot at once in fault-free times, and at
+/// most `created_most` slots are created for a thousand grants.
 fn hold(rules: Rules, seeds: [u64; 2], found_least: u64, created_most: u64, whys: &[Why]) {
     for seed in seeds {
         let mut days = days(rules, seed, 72);
         let Counters { total_created, taken, missed, refused, creation_errors, .. } = days.world.counters;
         assert!(
             days.came > 5_000 && days.fair.0 > days.came / 2 && days.episodes > 3,
-            "seed {seed}: not much of a test"
+            "seed {seed}: too few requests or faults"
         );
         let found = days.fair.1 * 1_000 / days.fair.0;
-        assert!(found >= found_least, "seed {seed}: {found} of 1000 found a slot");
+        assert!(found >= found_least, "seed {seed}: {found} of 1000 requests found a slot");
         let created = total_created * 1_000 / taken;
-        assert!(created <= created_most, "seed {seed}: {created} were created for 1000 takes");
+        assert!(created <= created_most, "seed {seed}: {created} slots created for 1000 grants");
         assert!(creation_errors <= 30 * days.episodes, "seed {seed}: {creation_errors} in {} episodes", days.episodes);
-        assert_eq!(taken + refused + u64::from(days.world.waiting), days.came, "seed {seed}: somebody was forgotten");
+        assert_eq!(taken + refused + u64::from(days.world.waiting), days.came, "seed {seed}: a request was lost");
         assert!(missed >= refused, "seed {seed}");
         for why in [Why::Surplus, Why::Pressure, Why::Stuck].iter().chain(whys) {
-            assert!(days.whys.contains(why), "seed {seed}: nothing was {}", why.name());
+            assert!(days.whys.contains(why), "seed {seed}: no slot was {}", why.name());
         }
         days.world.paused = true;
         days.world.step();

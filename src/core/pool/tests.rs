@@ -25,7 +25,7 @@ fn world(slots: &[Slot]) -> World {
     World { slots: slots.to_vec(), ..World::new(Rules::default(), NOW_MS) }
 }
 
-/// What the plan does: how many are created, and which go for what reason.
+/// Returns what the plan does: the number of creations, and the destroyed slots with their reasons.
 fn planned(world: &World) -> (usize, Vec<(u64, Why)>) {
     let plan = plan(&world.view(), world.now_ms);
     world::check(&world.view(), world.now_ms, &plan);
@@ -66,7 +66,7 @@ fn pool_rules_are_validated() {
         assert_eq!(wrong.broken(), [error]);
     }
     let all = Rules { min_idle: 4, max_exec_count: 0, max_uptime_ms: 0, ..rules };
-    assert_eq!(all.broken().len(), 3, "each is named");
+    assert_eq!(all.broken().len(), 3, "every violation is reported");
     assert_eq!(RulesError::MinIdle { min_idle: 4, pool_size: 3 }.to_string(), "min_idle 4 is more than pool_size 3");
     assert_eq!(short("max_uptime").to_string(), "max_uptime is at least a second");
 }
@@ -81,12 +81,12 @@ fn pool_target_follows_demand() {
     };
     let quiet_ms = NOW_MS + rules.max_idle_time_ms;
     for (many, target) in [(1, 3), (3, 3), (4, 4), (10, 10), (11, 10), (1000, 10)] {
-        assert_eq!(rules.target(&came(many), NOW_MS), target, "{many} came");
-        assert_eq!(rules.target(&came(many), quiet_ms - 1), target, "{many} came some time ago");
-        assert_eq!(rules.target(&came(many), quiet_ms), 2, "{many} came long ago");
+        assert_eq!(rules.target(&came(many), NOW_MS), target, "{many} requests now");
+        assert_eq!(rules.target(&came(many), quiet_ms - 1), target, "{many} recent requests");
+        assert_eq!(rules.target(&came(many), quiet_ms), 2, "{many} old requests");
     }
     let new = Demand::new(NOW_MS);
-    assert_eq!((rules.target(&new, NOW_MS), rules.target(&new, quiet_ms)), (3, 2), "of a new pool");
+    assert_eq!((rules.target(&new, NOW_MS), rules.target(&new, quiet_ms)), (3, 2), "target of a new pool");
     let off = Rules { pool_size: 0, min_idle: 0, ..rules };
     assert_eq!(off.target(&came(1000), NOW_MS), 0);
 }
@@ -109,7 +109,7 @@ fn oldest_fresh_slot_is_chosen() {
     }
 }
 
-/// What it shows, the pool, how many are created, and which go for what reason.
+/// Description, pool, number of creations, destroyed slots with their reasons.
 type Case = (&'static str, World, usize, Vec<(u64, Why)>);
 
 #[test]
@@ -121,40 +121,40 @@ fn pool_plan_table() {
     let mut shut = Breaker::default();
     (0..3).for_each(|_| shut.failed("broken", NOW_MS));
     let table: Vec<Case> = vec![
-        ("a new pool is filled", world(&[]), 3, vec![]),
-        ("a full one is left alone", world(&full), 0, vec![]),
-        ("one that is coming counts", world(&[idle(1, 1_000), creating(2, 10)]), 1, vec![]),
-        ("one that leaves does not", world(&[Slot { state: SlotState::Leaving, ..idle(1, 0) }]), 3, vec![]),
-        ("only so many at once", World { demand: burst.clone(), ..world(&full) }, 4, vec![]),
-        ("a burst is expected again", World { demand: burst.clone(), ..world(&[creating(1, 10)]) }, 3, vec![]),
-        ("never more than there is room for", World { room: 1, ..world(&[]) }, 1, vec![]),
-        ("who waits is served beside that", World { waiting: 1, ..world(&full) }, 1, vec![]),
-        ("nothing while the breaker is open", World { breaker: shut.clone(), ..world(&[]) }, 0, vec![]),
-        ("then one", World { breaker: shut.clone(), now_ms: NOW_MS + 200, ..world(&[]) }, 1, vec![]),
-        ("one alone", World { breaker: shut, now_ms: NOW_MS + 200, ..world(&[creating(1, 0)]) }, 0, vec![]),
+        ("new pool is filled", world(&[]), 3, vec![]),
+        ("full pool is unchanged", world(&full), 0, vec![]),
+        ("slot in creation counts", world(&[idle(1, 1_000), creating(2, 10)]), 1, vec![]),
+        ("leaving slot does not count", world(&[Slot { state: SlotState::Leaving, ..idle(1, 0) }]), 3, vec![]),
+        ("concurrent creations are limited", World { demand: burst.clone(), ..world(&full) }, 4, vec![]),
+        ("pool fills to the last burst", World { demand: burst.clone(), ..world(&[creating(1, 10)]) }, 3, vec![]),
+        ("creations fit into the host's room", World { room: 1, ..world(&[]) }, 1, vec![]),
+        ("waiting request adds a slot", World { waiting: 1, ..world(&full) }, 1, vec![]),
+        ("open breaker blocks creation", World { breaker: shut.clone(), ..world(&[]) }, 0, vec![]),
+        ("trial after the pause", World { breaker: shut.clone(), now_ms: NOW_MS + 200, ..world(&[]) }, 1, vec![]),
+        ("a single trial", World { breaker: shut, now_ms: NOW_MS + 200, ..world(&[creating(1, 0)]) }, 0, vec![]),
         (
-            "pressure empties it",
+            "pressure empties the pool",
             World { pressure: true, ..world(&full) },
             0,
             [1, 2, 3].map(|n| (n, Why::Pressure)).into(),
         ),
-        ("but for who waits", World { pressure: true, waiting: 1, ..world(&full[1..]) }, 0, vec![(2, Why::Pressure)]),
-        ("or who would", World { pressure: true, waiting: 2, ..world(&[]) }, 2, vec![]),
-        ("a stop empties it", World { paused: true, ..world(&full) }, 0, [1, 2, 3].map(|n| (n, Why::Stopping)).into()),
-        ("and nobody is served", World { paused: true, waiting: 1, ..world(&[creating(1, 10)]) }, 0, vec![]),
-        ("what hangs is given up", world(&[creating(1, 30_000), creating(2, 29_999)]), 2, vec![(1, Why::Stuck)]),
-        ("a replacement first", world(&[full[0], full[1], idle(3, minutes(30))]), 1, vec![]),
-        ("then the old one goes", world(&[full[0], full[1], full[2], idle(4, minutes(30))]), 0, vec![(4, Why::Old)]),
-        ("or the worn one", world(&[full[0], full[1], full[2], worn(idle(4, 0))]), 0, vec![(4, Why::Worn)]),
+        ("pressure, request", World { pressure: true, waiting: 1, ..world(&full[1..]) }, 0, vec![(2, Why::Pressure)]),
+        ("creation under pressure", World { pressure: true, waiting: 2, ..world(&[]) }, 2, vec![]),
+        ("stopping pool", World { paused: true, ..world(&full) }, 0, [1, 2, 3].map(|n| (n, Why::Stopping)).into()),
+        ("stopping pool, request", World { paused: true, waiting: 1, ..world(&[creating(1, 10)]) }, 0, vec![]),
+        ("stuck creation is abandoned", world(&[creating(1, 30_000), creating(2, 29_999)]), 2, vec![(1, Why::Stuck)]),
+        ("replacement is created first", world(&[full[0], full[1], idle(3, minutes(30))]), 1, vec![]),
+        ("then the old slot", world(&[full[0], full[1], full[2], idle(4, minutes(30))]), 0, vec![(4, Why::Old)]),
+        ("or the worn slot", world(&[full[0], full[1], full[2], worn(idle(4, 0))]), 0, vec![(4, Why::Worn)]),
         (
-            "worn or old ones first, then what is too much, the oldest first",
+            "stale slots first, then the surplus, oldest first",
             world(&[idle(1, 40_000), worn(idle(2, 0)), idle(3, 50_000), idle(4, 0), idle(5, 30_000)]),
             0,
             vec![(2, Why::Worn), (3, Why::Surplus)],
         ),
-        ("too much is too much only after a while", world(&[full[0], full[1], full[2], idle(4, 29_999)]), 0, vec![]),
+        ("recent surplus is kept", world(&[full[0], full[1], full[2], idle(4, 29_999)]), 0, vec![]),
         (
-            "in quiet times only the least stays, the rest when it was long idle",
+            "quiet pool shrinks to min_idle by slots that were idle long enough",
             World {
                 demand: Demand::new(0),
                 ..world(&[idle(1, minutes(5) - 1), idle(2, minutes(6)), idle(3, minutes(7))])
@@ -163,7 +163,7 @@ fn pool_plan_table() {
             vec![(3, Why::Unused)],
         ),
         (
-            "more than may be, because the rules changed, goes at once",
+            "slots beyond a lowered maximum are destroyed at once",
             World {
                 rules: Rules { max_pool_size: 3, ..Rules::default() },
                 ..world(&[full[0], full[1], full[2], idle(4, 1)])
@@ -185,13 +185,13 @@ fn full_pool_drops_old_first() {
         let rules = Rules { pool_size: 3, max_pool_size, min_idle, ..Rules::default() };
         planned(&World { rules, room, ..world(&old) })
     };
-    assert_eq!(at_most(10, 2, 9), (3, vec![]), "three fit in");
-    assert_eq!(at_most(4, 2, 9), (1, vec![]), "one fits in");
-    assert_eq!(at_most(3, 2, 9), (1, vec![(1, Why::Old)]), "none does");
-    assert_eq!(at_most(10, 2, 0), (0, vec![(1, Why::Old)]), "none does on the host");
-    assert_eq!(at_most(10, 3, 0), (0, vec![]), "none does, and so many must stay");
-    assert_eq!(at_most(3, 3, 9), (0, vec![]), "it stays until somebody takes it");
-    // While nobody knows whether there will be a replacement, an old one is better than none.
+    assert_eq!(at_most(10, 2, 9), (3, vec![]), "room for three replacements");
+    assert_eq!(at_most(4, 2, 9), (1, vec![]), "room for one replacement");
+    assert_eq!(at_most(3, 2, 9), (1, vec![(1, Why::Old)]), "no room in the pool");
+    assert_eq!(at_most(10, 2, 0), (0, vec![(1, Why::Old)]), "no room on the host");
+    assert_eq!(at_most(10, 3, 0), (0, vec![]), "no room on the host, min_idle reached");
+    assert_eq!(at_most(3, 3, 9), (0, vec![]), "no room in the pool, min_idle reached");
+    // While the breaker is open, an old slot is better than none.
     let mut breaker = Breaker::default();
     (0..3).for_each(|_| breaker.failed("broken", NOW_MS));
     let mut failing = World { breaker, ..world(&old) };
@@ -212,16 +212,16 @@ fn burst_size_is_remembered() {
     world.now_ms += 4 * MINUTE_MS;
     assert_eq!(burst(&mut world), 8);
     world.settle();
-    // Six minutes without one, but not without anybody.
+    // Six minutes with single requests, but no burst.
     for _ in 0..6 {
         world.now_ms += MINUTE_MS;
         world.come();
         world.settle();
     }
-    assert_eq!(world.idle().count(), 3, "it is forgotten in time");
+    assert_eq!(world.idle().count(), 3, "an old burst no longer counts");
 }
 
-/// The most within any window of two seconds that ends young enough, by looking at all of them.
+/// Reference model: the most requests within any two-second window that ends recently enough.
 fn peak_of(times_ms: &[u64], now_ms: u64, within_ms: u64) -> u32 {
     let ends = times_ms.iter().filter(|at_ms| now_ms - **at_ms < within_ms);
     let count = |end_ms: u64| times_ms.iter().filter(|at_ms| **at_ms <= end_ms && end_ms - **at_ms < 2_000).count();
@@ -246,7 +246,7 @@ proptest! {
         let seen = |at_ms| (demand.peak(at_ms, within_ms), demand.is_quiet(at_ms, within_ms));
         let last_ms = times_ms.last().copied().unwrap_or(NOW_MS);
         prop_assert_eq!(seen(now_ms), (peak_of(&times_ms, now_ms, within_ms), now_ms - last_ms >= within_ms));
-        // It changes when it says, and not before.
+        // The values change exactly at the returned time.
         match demand.changes_at_ms(now_ms, within_ms) {
             Some(at_ms) => prop_assert!(at_ms > now_ms && seen(at_ms - 1) == seen(now_ms) && seen(at_ms) != seen(now_ms)),
             None => prop_assert_eq!(seen(now_ms), (0, true)),
@@ -261,7 +261,7 @@ proptest! {
         for (what, gap_ms) in steps {
             now_ms += gap_ms;
             match (what, breaker.gate(now_ms)) {
-                // Nothing is created, so nothing comes of it.
+                // No creation is permitted, so none has an outcome.
                 (_, Gate::Shut { .. }) => continue,
                 (0, _) => {
                     breaker.succeeded();
@@ -274,7 +274,7 @@ proptest! {
             }
             match breaker.gate(now_ms) {
                 Gate::Free => prop_assert!(in_a_row < 3),
-                Gate::Trial => prop_assert!(false, "without a pause"),
+                Gate::Trial => prop_assert!(false, "trial without a pause"),
                 Gate::Shut { until_ms } => {
                     let pause_ms = (0..in_a_row - 3).fold(200, |ms, _| (2 * ms).min(60_000));
                     prop_assert_eq!(until_ms, now_ms + pause_ms);
@@ -295,19 +295,19 @@ fn breaker_pause_doubles() {
         now_ms = until_ms;
     }
     assert_eq!(pauses_ms, [0, 0, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 51_200, 60_000, 60_000]);
-    // Hours later nothing was created meanwhile: still one at a time.
+    // Without creations for hours: still one trial at a time.
     now_ms += 5 * 60 * MINUTE_MS;
     assert_eq!(breaker.gate(now_ms), Gate::Trial);
     breaker.succeeded();
     assert_eq!((breaker.gate(now_ms), breaker.reason(), breaker.tries_again_at_ms()), (Gate::Free, None, None));
     breaker.failed("broken", now_ms);
-    assert_eq!(breaker.gate(now_ms), Gate::Free, "a row begins with the first failure after a success");
+    assert_eq!(breaker.gate(now_ms), Gate::Free, "a success resets the count");
 }
 
 #[test]
 fn late_failures_keep_pause() {
     let mut breaker = Breaker::default();
-    // Four were begun at once; the fourth fails when the breaker is open.
+    // Four creations began at once; the fourth fails while the breaker is open.
     for (reason, after_ms) in [("one", 0), ("two", 1), ("three", 2), ("four", 50)] {
         breaker.failed(reason, NOW_MS + after_ms);
     }
@@ -346,9 +346,9 @@ fn early_deaths_open_breaker() {
         idle.into_iter().for_each(|id| world.die(id));
         world.end_leaving();
     }
-    // Without a breaker it would be tens of thousands.
+    // Without a breaker there would be tens of thousands.
     assert!((10..100).contains(&created), "{created}");
-    // One that dies now and then opens nothing.
+    // Occasional deaths do not open the breaker.
     let mut breaker = Breaker::default();
     for n in 0..100 {
         let now_ms = NOW_MS + n * 2 * MINUTE_MS;
@@ -392,5 +392,5 @@ fn recent_pool_is_not_evicted() {
     ] {
         assert_eq!(gives_way(came.iter().copied(), now_ms), goes, "{came:?}");
     }
-    assert_eq!(gives_way([Some(0)], stays_ms - 1), None, "a daemon that has just begun");
+    assert_eq!(gives_way([Some(0)], stays_ms - 1), None, "a daemon that just started");
 }

@@ -1,8 +1,9 @@
-//! For the tests: what every plan must keep to, and a pool in which what is planned happens.
+//! Test support: the invariants of every plan, and a model pool that performs plans.
 
 use super::*;
 
-/// Panics unless the plan keeps to all rules. `exhaustive` has a test for each, with its name.
+/// Panics unless the plan satisfies every invariant. `exhaustive` has a test of the same name for
+/// each.
 pub(super) fn check(view: &View<'_>, now_ms: u64, plan: &Plan) {
     only_idle_or_stuck_slots_are_destroyed(view, now_ms, plan);
     never_below_min_idle_by_recycling(view, now_ms, plan);
@@ -13,10 +14,10 @@ pub(super) fn check(view: &View<'_>, now_ms: u64, plan: &Plan) {
     next_check_is_due_in_time(view, now_ms, plan);
 }
 
-/// What a plan leaves.
+/// What remains after a plan.
 struct Left<'a> {
     idle: Vec<&'a Slot>,
-    /// Those in creation before, without those that hang.
+    /// Slots that were in creation before and are not stuck.
     creating: u32,
     stuck: u32,
     created: u32,
@@ -45,14 +46,14 @@ fn destroyed(plan: &Plan) -> impl Iterator<Item = (SlotId, Why)> {
 }
 
 fn find<'a>(view: &View<'a>, id: SlotId) -> &'a Slot {
-    view.slots.iter().find(|slot| slot.id == id).unwrap_or_else(|| panic!("{id:?} is not the pool's: {view:#?}"))
+    view.slots.iter().find(|slot| slot.id == id).unwrap_or_else(|| panic!("{id:?} is not in the pool: {view:#?}"))
 }
 
 fn idle_before(view: &View<'_>) -> u32 {
     view.slots.iter().filter(|slot| matches!(slot.state, SlotState::Idle { .. })).count() as u32
 }
 
-/// A slot that was given is in no view, so naming it is an error too.
+/// Granted slots are in no view, so naming one is an error too.
 pub(super) fn only_idle_or_stuck_slots_are_destroyed(view: &View<'_>, now_ms: u64, plan: &Plan) {
     let mut seen = Vec::new();
     for (id, why) in destroyed(plan) {
@@ -65,7 +66,7 @@ pub(super) fn only_idle_or_stuck_slots_are_destroyed(view: &View<'_>, now_ms: u6
         seen.push(id);
     }
     let stuck = seen.iter().filter(|id| matches!(find(view, **id).state, SlotState::Creating { .. })).count();
-    assert_eq!(left(view, now_ms, plan).stuck, stuck as u32, "what hangs is given up: {view:#?}");
+    assert_eq!(left(view, now_ms, plan).stuck, stuck as u32, "stuck creations are abandoned: {view:#?}");
 }
 
 pub(super) fn never_below_min_idle_by_recycling(view: &View<'_>, now_ms: u64, plan: &Plan) {
@@ -75,7 +76,7 @@ pub(super) fn never_below_min_idle_by_recycling(view: &View<'_>, now_ms: u64, pl
     };
     if destroyed(plan).any(|(_, why)| !forced(why)) {
         let idle = left(view, now_ms, plan).idle.len() as u32;
-        assert!(idle >= view.rules.min_idle, "{idle} idle are left of {view:#?}");
+        assert!(idle >= view.rules.min_idle, "{idle} idle slots left of {view:#?}");
     }
 }
 
@@ -83,9 +84,9 @@ pub(super) fn never_above_max(view: &View<'_>, now_ms: u64, plan: &Plan) {
     let left = left(view, now_ms, plan);
     if left.created > 0 {
         let all = left.idle.len() as u32 + left.creating + left.created;
-        assert!(all <= view.rules.max_pool_size, "{all} in {view:#?}");
-        assert!(left.creating + left.created <= 4, "{} are created at once in {view:#?}", left.created);
-        assert!(left.created <= view.room, "{} are created in {view:#?}", left.created);
+        assert!(all <= view.rules.max_pool_size, "{all} slots in {view:#?}");
+        assert!(left.creating + left.created <= 4, "{} created at once in {view:#?}", left.created);
+        assert!(left.created <= view.room, "{} created in {view:#?}", left.created);
     }
 }
 
@@ -117,9 +118,9 @@ pub(super) fn every_reason_is_true(view: &View<'_>, now_ms: u64, plan: &Plan) {
         assert!(is_true, "{id:?} {why:?} in {view:#?}");
     }
     if view.paused {
-        assert!(idle == 0, "idle ones are left in {view:#?}");
+        assert!(idle == 0, "idle slots left in {view:#?}");
     } else if view.pressure {
-        assert_eq!(idle, idle_before(view).min(view.waiting), "ahead of demand, in {view:#?}");
+        assert_eq!(idle, idle_before(view).min(view.waiting), "idle slots ahead of demand in {view:#?}");
     }
 }
 
@@ -130,12 +131,12 @@ pub(super) fn open_breaker_blocks_creation(view: &View<'_>, now_ms: u64, plan: &
         Gate::Trial => 1u32.saturating_sub(left.creating + left.stuck),
         Gate::Shut { .. } => 0,
     };
-    assert!(left.created <= most, "{} are created in {view:#?}", left.created);
+    assert!(left.created <= most, "{} created in {view:#?}", left.created);
     assert!(left.created == 0 || !view.paused, "created in {view:#?}");
 }
 
-/// Nobody waits for what is not on its way unless a bound forbids it, and the pool is as full as it should be with slots that
-/// are not to be replaced; and never is more created than that.
+/// The pool creates exactly the slots that are wanted: every waiting request has a slot in creation
+/// and the target is met with fresh slots, unless a limit forbids it.
 pub(super) fn creatable_slots_are_not_deferred(view: &View<'_>, now_ms: u64, plan: &Plan) {
     let (rules, left) = (view.rules, left(view, now_ms, plan));
     let coming = left.creating + left.created;
@@ -146,7 +147,7 @@ pub(super) fn creatable_slots_are_not_deferred(view: &View<'_>, now_ms: u64, pla
         left.idle.iter().filter(|slot| slot.stale(rules, now_ms).is_none()).count() as u32 + coming
     };
     let want = if view.pressure { view.waiting } else { rules.target(view.demand, now_ms) + view.waiting };
-    assert!(left.created == 0 || good <= want, "{} are created in {view:#?}", left.created);
+    assert!(left.created == 0 || good <= want, "{} created in {view:#?}", left.created);
     let forbidden = view.paused
         || all >= rules.max_pool_size
         || coming >= 4
@@ -167,12 +168,12 @@ pub(super) fn next_check_is_due_in_time(view: &View<'_>, now_ms: u64, plan: &Pla
         None => {
             let left = left(view, now_ms, plan);
             let nothing = left.idle.is_empty() && left.creating + left.created + view.waiting == 0;
-            assert!(nothing || view.paused || view.rules.max_pool_size == 0, "nobody looks again at {view:#?}");
+            assert!(nothing || view.paused || view.rules.max_pool_size == 0, "no next check for {view:#?}");
         }
     }
 }
 
-/// A pool, its host and its callers.
+/// A pool, its host and its clients.
 #[derive(Debug, Clone)]
 pub(super) struct World {
     pub rules: Rules,
@@ -186,7 +187,7 @@ pub(super) struct World {
     pub demand: Demand,
     pub breaker: Breaker,
     pub counters: Counters,
-    /// The name of the newest slot.
+    /// The number of the newest slot.
     pub last: u64,
 }
 
@@ -208,14 +209,14 @@ impl World {
         }
     }
 
-    /// A pool that has been filled.
+    /// Creates a pool and fills it.
     pub fn full(rules: Rules, now_ms: u64) -> World {
         let mut world = World::new(rules, now_ms);
         world.settle();
         world
     }
 
-    /// The pool of a view.
+    /// Creates the pool of a view.
     pub fn of(view: &View<'_>, now_ms: u64) -> World {
         World {
             slots: view.slots.to_vec(),
@@ -243,7 +244,7 @@ impl World {
         }
     }
 
-    /// Plans, checks, performs.
+    /// Makes a plan, checks it and performs it.
     pub fn step(&mut self) -> Plan {
         let plan = plan(&self.view(), self.now_ms);
         check(&self.view(), self.now_ms, &plan);
@@ -272,7 +273,8 @@ impl World {
         self.slots.push(Slot { id: SlotId(self.last), state, created_ms: self.now_ms, executions: 0 });
     }
 
-    /// Lets all creations succeed and all destructions end until there is nothing to do; how many were created.
+    /// Completes all creations and destructions until no action is left; returns how many slots
+    /// were created.
     pub fn settle(&mut self) -> u32 {
         let before = self.counters.total_created;
         self.serve();
@@ -285,7 +287,7 @@ impl World {
             }
             ready.into_iter().for_each(|id| self.succeed(id));
         }
-        panic!("never at rest: {self:#?}");
+        panic!("the pool does not settle: {self:#?}");
     }
 
     pub fn creating(&self) -> impl Iterator<Item = SlotId> {
@@ -296,7 +298,7 @@ impl World {
         self.slots.iter().filter(|slot| matches!(slot.state, SlotState::Idle { .. })).map(|slot| slot.id)
     }
 
-    /// Somebody comes for a slot; whether there was one.
+    /// Requests a slot; returns whether one was ready.
     pub fn come(&mut self) -> bool {
         self.demand.came(self.now_ms);
         if self.waiting == 0 && self.give() {
@@ -309,7 +311,7 @@ impl World {
 
     fn give(&mut self) -> bool {
         let Some(id) = choose(&self.rules, &self.slots, self.now_ms) else { return false };
-        assert!(self.idle().any(|one| one == id) && !self.given.contains(&id), "{id:?} is given in {self:#?}");
+        assert!(self.idle().any(|one| one == id) && !self.given.contains(&id), "{id:?} is granted in {self:#?}");
         self.slots.retain(|slot| slot.id != id);
         self.given.push(id);
         self.counters.apply(Event::Taken);
@@ -323,7 +325,7 @@ impl World {
         }
     }
 
-    /// Its creation succeeds; who waits gets it.
+    /// Completes the creation; a waiting request receives the slot.
     pub fn succeed(&mut self, id: SlotId) {
         let now_ms = self.now_ms;
         let slot = self.slots.iter_mut().find(|slot| slot.id == id).expect("in creation");
@@ -349,7 +351,7 @@ impl World {
         self.counters.apply(Event::CreationFailed);
     }
 
-    /// An idle slot dies.
+    /// Ends an idle slot unexpectedly.
     pub fn die(&mut self, id: SlotId) {
         self.remove(id);
         self.breaker.died("killed", self.now_ms);
@@ -362,11 +364,11 @@ impl World {
         self.room += (before - self.slots.len()) as u32;
     }
 
-    /// The kernel that got it no longer needs it.
+    /// Ends the kernel that owns the worker.
     pub fn end_kernel(&mut self, id: SlotId) {
         let before = self.given.len();
         self.given.retain(|given| *given != id);
-        assert_eq!(before, self.given.len() + 1, "{id:?} was given once");
+        assert_eq!(before, self.given.len() + 1, "{id:?} was granted once");
         self.room += 1;
         self.counters.apply(Event::Destroyed);
     }

@@ -1,86 +1,88 @@
-//! What can be asked of a kernel's records of its work.
+//! Requests to change a kernel's workflow records.
 
 use super::{Artifact, Decision, Step};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
 
-/// One change. Each has its entry in the journal.
+/// One change of the workflow records.
+///
+/// Each change has an entry in the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A step begins.
+    /// Begins a step.
     BeginStep {
-        /// What is done in it.
+        /// Name of the step.
         name: String,
     },
-    /// The current step is completed; with a checkpoint that holds it completed.
+    /// Completes the current step and takes a checkpoint with it completed.
     CompleteStep,
-    /// Another agent works from now on; with a checkpoint that holds that.
+    /// Hands the work over to another agent and takes a checkpoint of that.
     HandOver {
-        /// Who.
+        /// The agent.
         agent: String,
-        /// What is to be known; empty: nothing.
+        /// A note for the agent; may be empty.
         note: String,
     },
-    /// A decision is put down.
+    /// Records a decision.
     OpenDecision {
-        /// In one line.
+        /// Title in one line.
         title: String,
-        /// In as many as it takes.
+        /// Full text.
         text: String,
     },
-    /// A decision holds from now on; with a checkpoint from just before.
+    /// Locks a decision, after a checkpoint.
     LockDecision {
-        /// Which.
+        /// Number of the decision.
         id: u64,
     },
-    /// A decision no longer holds.
+    /// Supersedes a decision.
     SupersedeDecision {
-        /// Which.
+        /// Number of the decision.
         id: u64,
     },
-    /// An artifact has one more version.
+    /// Adds a version of an artifact.
     PutArtifact {
-        /// Its name.
+        /// Name of the artifact.
         name: String,
-        /// What it is from now on.
+        /// Content of the new version.
         content: Content,
     },
-    /// An artifact has one more version: an earlier one again.
+    /// Adds a version of an artifact with the content of an earlier one.
     RevertArtifact {
-        /// Its name.
+        /// Name of the artifact.
         name: String,
-        /// Which earlier one.
+        /// The earlier version.
         version: u32,
     },
 }
 
-/// What an artifact is.
+/// Content of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
-    /// The bytes, by their address.
+    /// Content address.
     pub hash: Digest,
-    /// How many.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Their media type; empty: nobody said.
+    /// Media type; empty: unknown.
     pub content_type: String,
 }
 
-/// What an artifact is put from.
+/// Source of an artifact's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A blob that the kernel may read.
     Blob(Digest),
-    /// A file of the workspace, by its path there, as it is now.
+    /// The present content of a workspace file, by its path.
     File(Vec<u8>),
 }
 
-/// A change with who asks for it.
+/// A change with its requester.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What.
+    /// The change.
     pub change: Change,
-    /// Who.
+    /// The requester.
     pub actor: String,
     /// Milliseconds since 1970.
     pub at_ms: i64,
@@ -88,21 +90,21 @@ pub struct Request {
     pub key: String,
 }
 
-/// What a change gave.
+/// The result of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The step that was begun or completed.
     Step(Step),
-    /// Who works now.
+    /// The current agent.
     Agent(String),
-    /// The decision as it is now.
+    /// The changed decision.
     Decision(Decision),
-    /// The artifact's newest version.
+    /// The newest version of the artifact.
     Artifact(Artifact),
 }
 
 impl Change {
-    /// Checks what it says, whatever the state.
+    /// Checks the fields that do not depend on the kernel's state.
     ///
     /// # Errors
     /// `invalidArgument`.
@@ -132,7 +134,7 @@ impl Change {
         }
     }
 
-    /// What events and the audit log call it: past tense, and the deed.
+    /// Names of the change: past tense for events, and the action for the audit log.
     pub const fn names(&self) -> (&'static str, &'static str) {
         match self {
             Change::BeginStep { .. } => ("step_begun", "step.begin"),
@@ -147,7 +149,7 @@ impl Change {
     }
 }
 
-/// Checks a name: one line.
+/// Checks that a name is one line.
 fn line(what: &str, name: &str) -> Result<()> {
     let most = limits::RECORD_NAME_BYTES;
     if name.trim().is_empty() || name.len() > most || name.chars().any(char::is_control) {

@@ -1,4 +1,4 @@
-//! A decision's life: open, locked, superseded.
+//! The lifecycle of a decision: open, locked, superseded.
 //!
 //! ```text
 //! open ──lock──▶ locked
@@ -9,31 +9,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::error::{Error, Result};
 
-/// Whether a decision still holds.
+/// The state of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DecisionState {
-    /// It may still be discussed.
+    /// Not yet binding.
     Open,
-    /// It holds.
+    /// Binding.
     Locked,
-    /// It no longer holds.
+    /// No longer binding.
     Superseded,
 }
 
-/// What can happen to a decision.
+/// An event in the life of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DecisionEvent {
-    /// Somebody locks it.
+    /// A client locks the decision.
     Lock,
-    /// Somebody, or a restore that was asked to, supersedes it.
+    /// A client, or a restore with that option, supersedes the decision.
     Supersede,
-    /// The restore that changed it is undone: it is what it was.
+    /// The restore that changed the decision is undone, and its former state returns.
     Return(DecisionState),
 }
 
 impl DecisionState {
-    /// Every state, in the order in which the database numbers them.
+    /// Every state, in the order of its number in the database.
     pub const ALL: [DecisionState; 3] = [DecisionState::Open, DecisionState::Locked, DecisionState::Superseded];
 
     /// The state in one word.
@@ -45,15 +45,15 @@ impl DecisionState {
         }
     }
 
-    /// The state of that word.
+    /// The state with this name.
     pub fn from_name(name: &str) -> Option<DecisionState> {
         Self::ALL.into_iter().find(|state| state.name() == name)
     }
 
-    /// What becomes of decision `id` in this state.
+    /// Applies an event to decision `id` in this state.
     ///
     /// # Errors
-    /// `conflict` with reason `decision_state` if it cannot happen to it.
+    /// `conflict` with reason `decision_state` if the event is not permitted in this state.
     pub fn step(self, id: u64, event: DecisionEvent) -> Result<DecisionState> {
         match (self, event) {
             (DecisionState::Open, DecisionEvent::Lock) => Ok(DecisionState::Locked),
@@ -99,7 +99,8 @@ mod tests {
     }
 
     proptest! {
-        /// Without an undo, a decision only goes forwards, each way once, and a refusal changes nothing.
+        /// Without an undo, a decision never returns to an earlier state, and a refused event
+        /// changes nothing.
         #[test]
         fn decision_states_only_advance(events in proptest::collection::vec(any::<bool>(), 0..20)) {
             let mut state = DecisionState::Open;

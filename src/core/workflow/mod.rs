@@ -1,10 +1,11 @@
-//! The work that goes on in a kernel: steps, the agent who works, decisions, artifacts.
+//! Workflow records of a kernel: steps, the current agent, decisions and artifacts.
 //!
 //! ```text
 //! change ─▶ one entry of the journal and one row; the completed step, the locked decision, the hand-over: a checkpoint too
 //! restore ─▶ steps and agent as they were (part); decisions and artifacts only if asked (restore_effects)
 //! ```
-//! Pure: what is asked for ([`Change`]), what is recorded, and what a checkpoint holds of it ([`WorkflowPart`]).
+//! Pure: requested changes ([`Change`]), records, and their form in a checkpoint
+//! ([`WorkflowPart`]).
 
 mod change;
 mod decision;
@@ -21,58 +22,58 @@ pub use decision::{DecisionEvent, DecisionState};
 pub use part::{ArtifactPart, DecisionPart, PART_FORMAT, WorkflowPart};
 pub use step::{begin, complete, hand_over};
 
-/// One step of the work.
+/// One step of the workflow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Counts the steps from 1.
+    /// Number of the step, from 1.
     pub index: u32,
-    /// What is done in it.
+    /// Name of the step.
     pub name: String,
-    /// Who worked when it was begun; empty: nobody was named.
+    /// Agent at the beginning of the step; may be empty.
     pub agent: String,
     /// Milliseconds since 1970.
     pub begun_at_ms: i64,
-    /// Milliseconds since 1970; none: it is the current step.
+    /// Milliseconds since 1970; `None` for the current step.
     pub completed_at_ms: Option<i64>,
 }
 
-/// Steps and the current agent.
+/// The steps and the current agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Workflow {
-    /// The newest last; at most that one is not completed.
+    /// The steps, newest last; only the newest may be incomplete.
     pub steps: Vec<Step>,
-    /// Who works; empty: nobody was named.
+    /// The current agent; may be empty.
     pub agent: String,
 }
 
-/// A decision: what was decided, and whether it still holds.
+/// A recorded decision and its state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// Counts the kernel's decisions from 1.
+    /// Number of the decision within its kernel, from 1.
     pub id: u64,
-    /// In one line.
+    /// Title in one line.
     pub title: String,
-    /// In as many as it takes.
+    /// Full text.
     pub text: String,
     /// Whether it is open, locked or superseded.
     pub state: DecisionState,
-    /// Who worked when it was opened; empty: nobody was named.
+    /// Agent when the decision was opened; may be empty.
     pub agent: String,
-    /// The newest step then; 0: there was none.
+    /// Newest step when the decision was opened; 0: none.
     pub step: u32,
-    /// Who opened it.
+    /// The client that opened it.
     pub opened_by: String,
     /// Milliseconds since 1970.
     pub opened_at_ms: i64,
-    /// Who locked it; empty: nobody.
+    /// The client that locked it; empty: none.
     pub locked_by: String,
     /// Milliseconds since 1970.
     pub locked_at_ms: Option<i64>,
-    /// Who superseded it; empty: nobody.
+    /// The client that superseded it; empty: none.
     pub superseded_by: String,
     /// Milliseconds since 1970.
     pub superseded_at_ms: Option<i64>,
-    /// The checkpoint that was taken before the restore which last changed it, if one did.
+    /// The safety checkpoint of the restore that last changed the decision, if any.
     #[serde(skip)]
     pub restored: Option<CheckpointId>,
 }
@@ -80,32 +81,32 @@ pub struct Decision {
 /// One version of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// Counts its versions from 1.
+    /// Number of the version, from 1.
     pub version: u32,
-    /// Its content; none: withdrawn, for a restore led to where it did not exist.
+    /// Content address; `None`: withdrawn by a restore to a state without the artifact.
     pub hash: Option<Digest>,
-    /// Of the content.
+    /// Length of the content in bytes.
     pub bytes: u64,
-    /// A media type; empty: nobody said.
+    /// Media type; empty: unknown.
     pub content_type: String,
-    /// Who put it.
+    /// The client that put it.
     pub put_by: String,
     /// Milliseconds since 1970.
     pub at_ms: i64,
-    /// The version whose content it brought back; 0: its content is its own.
+    /// The version whose content it restored; 0: none.
     pub reverts_to: u32,
-    /// The checkpoint that was taken before the restore which made it, if one did.
+    /// The safety checkpoint of the restore that created this version, if any.
     #[serde(skip)]
     pub restored: Option<CheckpointId>,
 }
 
-/// What a restore is asked to do beside bringing back engine state, files, steps and agent.
+/// Optional effects of a restore, beside engine state, files, steps and agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// Mark decisions made after the checkpoint superseded.
     pub supersede_decisions: bool,
-    /// Bring artifacts to their versions at the checkpoint, as new versions.
+    /// Restore the artifacts of the checkpoint, as new versions.
     pub with_artifacts: bool,
 }

@@ -1,4 +1,4 @@
-//! What a checkpoint holds of the work: a part of its manifest, with a format of its own.
+//! Workflow records in a checkpoint: a part of its manifest with its own format.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::core::limits;
 /// Format of the parts that this release writes.
 pub const PART_FORMAT: u32 = 1;
 
-/// The work at a checkpoint.
+/// The workflow records at a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkflowPart {
     /// [`PART_FORMAT`].
@@ -18,20 +18,22 @@ pub struct WorkflowPart {
     /// Steps and agent.
     #[serde(flatten)]
     pub workflow: Workflow,
-    /// The decisions that there were.
+    /// The recorded decisions.
     pub decisions: Vec<DecisionPart>,
-    /// The artifacts that there were, each in its newest version; without those that were withdrawn.
+    /// The newest version of each artifact that is not withdrawn.
     pub artifacts: Vec<ArtifactPart>,
 }
 
-/// A decision at a checkpoint. Its text never changes, so it is not repeated here.
+/// A decision at a checkpoint.
+///
+/// Its text never changes and is not repeated here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionPart {
     /// Its number.
     pub id: u64,
     /// Its title.
     pub title: String,
-    /// Its state then.
+    /// Its state at the checkpoint.
     pub state: DecisionState,
 }
 
@@ -40,18 +42,18 @@ pub struct DecisionPart {
 pub struct ArtifactPart {
     /// Its name.
     pub name: String,
-    /// Its newest version then.
+    /// Its newest version at the checkpoint.
     pub version: u32,
     /// That version's content.
     pub hash: Digest,
-    /// Of the content.
+    /// Length of the content in bytes.
     pub bytes: u64,
     /// Its media type.
     pub content_type: String,
 }
 
 impl Default for WorkflowPart {
-    /// Where nothing was recorded yet.
+    /// The records of a kernel without workflow.
     fn default() -> WorkflowPart {
         WorkflowPart {
             format: PART_FORMAT,
@@ -63,10 +65,10 @@ impl Default for WorkflowPart {
 }
 
 impl WorkflowPart {
-    /// Whether a kernel could have recorded it: a part that comes from elsewhere is not to be more than that.
+    /// Checks the limits that a kernel's own records satisfy, for parts from other hosts.
     ///
     /// # Errors
-    /// `invalidArgument` says what is too many or too long.
+    /// `invalidArgument` names what is too numerous or too long.
     pub fn check(&self) -> Result<()> {
         let too = |what: &str| Err(Error::invalid(format!("the work in it: {what}")));
         if self.format != PART_FORMAT {
@@ -102,7 +104,7 @@ impl WorkflowPart {
         Ok(())
     }
 
-    /// What is recorded now. `artifacts`: the newest version of each.
+    /// Builds the part from the present records; `artifacts` holds the newest version of each.
     pub fn of(workflow: Workflow, decisions: &[Decision], artifacts: &[Artifact]) -> WorkflowPart {
         let decision = |one: &Decision| DecisionPart { id: one.id, title: one.title.clone(), state: one.state };
         let artifact = |one: &Artifact| {
@@ -117,7 +119,7 @@ impl WorkflowPart {
         }
     }
 
-    /// What a checkpoint's row shows: number and name of the newest step, and the agent.
+    /// Returns what a checkpoint's row shows: number and name of the newest step, and the agent.
     pub fn shown(&self) -> (u32, &str, &str) {
         let (number, name) = self.newest_step().map_or((0, ""), |step| (step.index, step.name.as_str()));
         (number, name, &self.workflow.agent)
@@ -128,10 +130,11 @@ impl WorkflowPart {
         self.workflow.steps.last()
     }
 
-    /// The work once `change` is done, where a checkpoint is to hold that: a completed step, a hand-over.
+    /// Returns the records after `change`, for a checkpoint that holds a completed step or a
+    /// hand-over.
     ///
     /// # Errors
-    /// As of the change itself.
+    /// Those of the change itself.
     pub fn after(mut self, change: &Change, at_ms: i64) -> Result<WorkflowPart> {
         match change {
             Change::CompleteStep => {

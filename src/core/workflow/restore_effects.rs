@@ -1,12 +1,14 @@
-//! What a restore does to decisions and artifacts: what it was asked, and taking back what the restore did that it undoes.
+//! Effects of a restore on decisions and artifacts, and their reversal by an undo.
 //!
-//! A restore marks what it changes with its safety checkpoint. Going back to that checkpoint is undoing that restore, so what
-//! bears its mark is again what it was there. Nothing that somebody else did since is touched for that.
+//! A restore marks each changed record with its safety checkpoint. A restore of that checkpoint is
+//! an undo: every record with the mark returns to its state there. Records that a client changed
+//! since are not affected.
 
 use super::{Artifact, Decision, DecisionState, Options, WorkflowPart};
 use crate::core::ids::CheckpointId;
 
-/// The decisions that have another state once the kernel is at checkpoint `target`, which holds `part`.
+/// Returns the decisions whose state changes when checkpoint `target`, which holds `part`, is
+/// restored.
 pub fn decisions(
     part: &WorkflowPart,
     now: &[Decision],
@@ -28,8 +30,10 @@ pub fn decisions(
     now.iter().filter_map(changed).collect()
 }
 
-/// The artifacts that get one more version then, and which earlier version's content that has; none: it is withdrawn.
-/// `now`: the newest version of each.
+/// Returns the artifacts that receive a new version, with the earlier version whose content it has;
+/// `None` withdraws the artifact.
+///
+/// `now` holds the newest version of each artifact.
 pub fn artifacts(
     part: &WorkflowPart,
     now: &[Artifact],
@@ -90,7 +94,7 @@ mod tests {
         }
     }
 
-    /// A kernel as far as this goes: what is recorded, and every version of every artifact.
+    /// Model of a kernel: its records, and every version of every artifact.
     #[derive(Debug, Clone, Default)]
     struct Model {
         decisions: Vec<Decision>,
@@ -160,7 +164,7 @@ mod tests {
             }
         }
 
-        /// Goes back to a checkpoint; gives the safety checkpoint's number.
+        /// Restores a checkpoint; returns the number of the safety checkpoint.
         fn restore(&mut self, target: usize, options: Options) -> usize {
             let safety = self.taken.len();
             self.taken.push(self.part());
@@ -180,8 +184,8 @@ mod tests {
     }
 
     proptest! {
-        /// A restore does what it was asked and no more; an undo brings back exactly what was; a second one goes forwards
-        /// again; and no version is ever lost.
+        /// A restore has only the requested effects, an undo reverts exactly these, a second undo
+        /// repeats them, and no version is lost.
         #[test]
         fn undo_restores_records(
             before in deeds(), after in deeds(), supersede_decisions: bool, with_artifacts: bool,
@@ -205,7 +209,7 @@ mod tests {
             if with_artifacts {
                 for (name, hash) in &restored.1 {
                     let then = then.iter().find(|(there, _)| there == name).and_then(|(_, hash)| *hash);
-                    prop_assert_eq!(*hash, then, "{} is what it was", name);
+                    prop_assert_eq!(*hash, then, "{} has its earlier content", name);
                 }
             } else {
                 prop_assert_eq!(&restored.1, &was.seen().1);
@@ -213,7 +217,7 @@ mod tests {
             prop_assert!(model.artifacts.starts_with(&was.artifacts), "no version is lost");
             let again = model.restore(safety, Options::default());
             prop_assert_eq!(model.seen().0, was.seen().0);
-            // What came by the restore and was not there before is withdrawn, not deleted.
+            // An artifact that the restore created is withdrawn, not deleted.
             let there = |seen: Artifacts| {
                 seen.into_iter().filter(|(_, hash)| hash.is_some()).collect::<std::collections::BTreeSet<_>>()
             };

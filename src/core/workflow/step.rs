@@ -1,13 +1,14 @@
-//! Steps and hand-overs: what may follow what.
+//! Rules for the order of steps and hand-overs.
 
 use super::Step;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 
-/// The step that follows `newest`.
+/// Returns the step that follows `newest`.
 ///
 /// # Errors
-/// `conflict` with reason `step_open` while that one is not completed; `refused` when there are too many.
+/// `conflict` with reason `step_open` while `newest` is not completed; `refused` when there are too
+/// many steps.
 pub fn begin(newest: Option<&Step>, name: &str, agent: &str, at_ms: i64) -> Result<Step> {
     match newest {
         Some(step) if step.completed_at_ms.is_none() => {
@@ -28,10 +29,10 @@ pub fn begin(newest: Option<&Step>, name: &str, agent: &str, at_ms: i64) -> Resu
     }
 }
 
-/// The current step, completed.
+/// Returns the current step, completed.
 ///
 /// # Errors
-/// `conflict` with reason `no_step` if there is none.
+/// `conflict` with reason `no_step` if there is no current step.
 pub fn complete(newest: Option<&Step>, at_ms: i64) -> Result<Step> {
     match newest {
         Some(step) if step.completed_at_ms.is_none() => Ok(Step { completed_at_ms: Some(at_ms), ..step.clone() }),
@@ -41,7 +42,7 @@ pub fn complete(newest: Option<&Step>, at_ms: i64) -> Result<Step> {
     }
 }
 
-/// Whether `to` can take over from `from`.
+/// Checks that `to` can take over from `from`.
 ///
 /// # Errors
 /// `conflict` with reason `same_agent`.
@@ -58,15 +59,15 @@ mod tests {
 
     #[test]
     fn steps_never_overlap() {
-        let first = begin(None, "one", "a", 1).expect("the first");
+        let first = begin(None, "one", "a", 1).expect("first step");
         assert_eq!((first.index, first.agent.as_str()), (1, "a"));
-        assert_eq!(begin(Some(&first), "two", "a", 2).expect_err("one is open").reason, "step_open");
-        let first = complete(Some(&first), 3).expect("it is open");
-        assert_eq!(complete(Some(&first), 4).expect_err("it is completed").reason, "no_step");
-        assert_eq!(complete(None, 4).expect_err("there is none").reason, "no_step");
-        assert_eq!(begin(Some(&first), "two", "b", 5).expect("the second").index, 2);
+        assert_eq!(begin(Some(&first), "two", "a", 2).expect_err("step is open").reason, "step_open");
+        let first = complete(Some(&first), 3).expect("step is open");
+        assert_eq!(complete(Some(&first), 4).expect_err("step is completed").reason, "no_step");
+        assert_eq!(complete(None, 4).expect_err("no step").reason, "no_step");
+        assert_eq!(begin(Some(&first), "two", "b", 5).expect("second step").index, 2);
         let last = Step { index: limits::STEPS, ..first };
-        assert_eq!(begin(Some(&last), "more", "b", 5).expect_err("too many").reason, "steps");
+        assert_eq!(begin(Some(&last), "more", "b", 5).expect_err("too many steps").reason, "steps");
         assert!(hand_over("a", "a").is_err() && hand_over("", "a").is_ok());
     }
 }
