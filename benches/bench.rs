@@ -1,19 +1,19 @@
-//! Measures a daemon of its own against other ways to do the same on the same machine, in the same run.
+//! Measures a daemon of its own beside alternatives on the same machine in the same run.
 //!
 //! ```text
-//! bench.rs     which benchmarks, in what order
+//! bench.rs     benchmarks and their order
 //!  ├ latency.rs   round trips, new kernel to first result, variables
-//!  ├ pool.rs      kernels whose worker was ready, what that costs, many that nobody uses
+//!  ├ pool.rs      kernels with a warm worker, cost of warm workers, many idle kernels
 //!  ├ stream.rs    throughput, a slow client
 //!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
-//!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (restic, borg, rsync, git, Btrfs, cp)
-//!  ├ workspace.rs captures and restores of a folder, beside cp, restic, borg, rsync
-//!  ├ rollback.rs  a Python kernel goes back, in memory and from saved state
-//!  ├ trace.rs     where the time of one execution goes
+//!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (other tools)
+//!  ├ workspace.rs captures and restores of a directory, beside cp, restic, borg, rsync
+//!  ├ rollback.rs  restores of a Python kernel, from memory and from saved state
+//!  ├ trace.rs     time of one execution by step
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, runc, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
 //! ```
-//! `scripts/bench` builds it and brings what it needs.
+//! `scripts/bench` builds it and installs its requirements.
 
 mod checkpoint;
 mod daemon;
@@ -42,44 +42,44 @@ use crate::report::Report;
 /// Measures ryokan on this machine
 #[derive(Debug, Parser)]
 struct Args {
-    /// Fewer repetitions: minutes become seconds, and the figures coarse
+    /// Fewer repetitions: seconds in place of minutes, and coarse figures
     #[arg(long)]
     quick: bool,
-    /// In place of measuring: where the time of one execution goes, into this folder
+    /// Instead of measuring, trace the time of one execution into this folder
     #[arg(long, value_name = "FOLDER")]
     trace: Option<PathBuf>,
-    /// Also as JSON, into this file
+    /// Also write the results as JSON to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Without the other programs that checkpoints and new kernels are measured beside
+    /// Without the other programs that checkpoints and new kernels are compared with
     #[arg(long)]
     alone: bool,
-    /// Of those that go through all engines: this one only
+    /// Run benchmarks of all engines for this engine only
     #[arg(long)]
     engine: Option<EngineName>,
-    /// Names of benchmarks
+    /// List the names of the benchmarks
     #[arg(long)]
     list: bool,
     /// The interpreter of the python engine and of the peers
     #[arg(long, default_value = "/usr/bin/python3")]
     python: PathBuf,
-    /// An interpreter that has ipykernel and jupyter_client; without it those peers are left out
+    /// An interpreter with ipykernel and jupyter_client; without it those peers are left out
     #[arg(long)]
     ipykernel: Option<PathBuf>,
-    /// Another build of the daemon, its worker beside it
+    /// Another build of the daemon, with its worker beside it
     #[arg(long, value_name = "RYOKAND", default_value = env!("CARGO_BIN_EXE_ryokand"))]
     daemon: PathBuf,
-    /// In place of measuring: run this in kaish and end, for the boxes that kaish is measured in
+    /// Instead of measuring, run this code in kaish, for the sandboxes that kaish is measured in
     #[arg(long, hide = true, value_name = "CODE")]
     kaish: Option<String>,
-    /// `cargo bench` says this to every benchmark
+    /// `cargo bench` passes this to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
-    /// What to measure, or the word that several begin with; nothing: everything
+    /// Benchmarks to run, or a common prefix of several; all by default
     names: Vec<String>,
 }
 
-/// What a benchmark is given.
+/// Parameters of a benchmark.
 struct World {
     quick: bool,
     alone: bool,
@@ -90,7 +90,7 @@ struct World {
 }
 
 impl World {
-    /// So many repetitions, or fewer if it is to be quick.
+    /// The number of repetitions, full or quick.
     fn times(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
@@ -124,18 +124,18 @@ const BENCHES: &[(&str, Bench)] = &[
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Ends a benchmark that somebody interrupted, so that whatever it made is removed on the way.
+/// Fails after an interruption, so that temporary files are removed.
 fn go_on() -> anyhow::Result<()> {
     anyhow::ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
     Ok(())
 }
 
-/// An interruption is noted, for [`go_on`].
+/// Records interruptions for [`go_on`].
 fn note_interruptions() -> anyhow::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
     signals.add(Signal::SIGTERM);
-    // Before any other thread is there: each inherits it.
+    // Before any other thread exists: threads inherit the mask.
     signals.thread_block()?;
     std::thread::spawn(move || {
         while signals.wait().is_ok() {

@@ -1,4 +1,5 @@
-//! Checkpoints and restores of a kernel through the public interface, beside other ways to keep the same files.
+//! Checkpoints and restores of a kernel through the public interface, compared with other tools on
+//! the same files.
 
 mod files;
 mod keepers;
@@ -23,7 +24,7 @@ use crate::report::{Report, Samples, Target};
 use crate::{Daemon, World, process};
 
 const TOUCHED: usize = 10;
-/// A pause that is no longer is not one that the code inside would notice, seconds.
+/// Longest pause that counts as none for the code inside, seconds.
 const PAUSE: f64 = 0.0015;
 
 /// 10,000 files of 500 MB.
@@ -39,7 +40,7 @@ pub fn hundred_thousand(world: &World, report: &mut Report) -> anyhow::Result<()
     measure(world, report, files::HUNDRED_THOUSAND)
 }
 
-/// What one kernel needed, medians, milliseconds.
+/// Medians of one kernel, milliseconds.
 struct Ours {
     first: f64,
     again: f64,
@@ -95,7 +96,7 @@ fn tell(report: &mut Report, size: Size, ours: &Ours, kept: &Kept) {
     }
 }
 
-/// Against what is made for keeping folders.
+/// Ratios to tools made for backups.
 fn against(report: &mut Report, size: Size, ours: &Ours, all: &[Kept]) {
     let made_for_it = |name: &str| matches!(name, "restic" | "borg");
     let measured: Vec<&Kept> = all.iter().filter(|kept| kept.lacks.is_none() && made_for_it(kept.name)).collect();
@@ -167,7 +168,7 @@ fn ours(world: &World, report: &mut Report, size: Size, source: &Path) -> anyhow
     })
 }
 
-/// The code inside, which touches files.
+/// Code inside the kernel that touches files.
 const TOUCH: &str = "def touch(paths, line):\n    for path in paths:\n        with open(path, 'a') as file:\n            file.write(line)\n";
 
 async fn touch(kernel: &KernelClient, size: Size, round: u64) -> anyhow::Result<()> {
@@ -223,7 +224,7 @@ impl Rounds {
     }
 }
 
-/// A background job that looks at the clock all the time, and notes when it could not.
+/// A background job that polls the clock and records gaps.
 const WATCH: &str = "import subprocess
 watcher = subprocess.Popen(['python3', '-c', '''
 import time
@@ -239,13 +240,13 @@ with open(\"/tmp/gaps\", \"w\") as gaps:
 import time; time.sleep(0.3)
 ";
 
-/// The clock that the watcher looks at, seconds.
+/// The clock that the job polls, seconds.
 async fn clock(kernel: &KernelClient) -> anyhow::Result<f64> {
     let result = kernel.execute(ExecRequest::code("print(time.monotonic())")).await?;
     Ok(String::from_utf8_lossy(&result.stdout).trim().parse()?)
 }
 
-/// The longest that the watcher stood still in a span of time, milliseconds.
+/// The longest gap that the job recorded in a span of time, milliseconds.
 async fn stood_still(kernel: &KernelClient, from: f64, to: f64) -> anyhow::Result<f64> {
     let result = kernel.execute(ExecRequest::code("print(open('/tmp/gaps').read())")).await?;
     let text = String::from_utf8_lossy(&result.stdout).into_owned();
@@ -274,7 +275,7 @@ async fn pauses(
         let took = begun.elapsed();
         let to = clock(kernel).await?;
         seen.add_ms(stood_still(kernel, from, to).await?);
-        // For as long, with nothing to do: what the machine does by itself.
+        // For comparison, the same time without a checkpoint.
         let from = clock(kernel).await?;
         tokio::time::sleep(took).await;
         idle.add_ms(stood_still(kernel, from, clock(kernel).await?).await?);
@@ -290,7 +291,7 @@ async fn pauses(
     Ok(())
 }
 
-/// Kernels that begin as this one is; milliseconds for one but the first.
+/// Forks of this kernel. Returns the median of all but the first, milliseconds.
 async fn forks(
     world: &World,
     report: &mut Report,
@@ -311,7 +312,7 @@ async fn forks(
         if n == 0 { &mut first } else { &mut next }.add(begun.elapsed());
         forks.children.into_iter().try_for_each(|(_, made)| made.map(drop))?;
         children.push(name);
-        // The copy for the next one, where one is made.
+        // Waits for the prepared copy, if one is made.
         tokio::time::sleep(Duration::from_millis(200)).await;
         while is_making() && spares_made(host).await? <= n {
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -320,7 +321,7 @@ async fn forks(
     report.times(&format!("{}: first fork of the live kernel", size.name), &first, None);
     report.times(&format!("{}: fork, 10 files touched since the one before", size.name), &next, None);
     report.note("where a copy is kept ready, it was made meanwhile");
-    // Not in between: that would be work for the file system while the next one is measured.
+    // Not in between: the file system would be busy during the next measurement.
     for name in children {
         host.remove_kernel(&name, 0).await?;
     }
@@ -335,7 +336,7 @@ async fn spares_made(host: &HostClient) -> anyhow::Result<u64> {
     Ok(made)
 }
 
-/// How long the newest checkpoints stopped everything, as their events say, milliseconds.
+/// Pauses of the newest checkpoints according to their events, milliseconds.
 async fn daemon_pauses(host: &HostClient, count: usize) -> anyhow::Result<Vec<f64>> {
     let mut events = host.events(0).await?;
     let mut pauses = Vec::new();
@@ -350,7 +351,7 @@ async fn daemon_pauses(host: &HostClient, count: usize) -> anyhow::Result<Vec<f6
     Ok(pauses.split_off(pauses.len() - count))
 }
 
-/// 1,000 checkpoints of one kernel: listed, and compared over all of them.
+/// 1,000 checkpoints of one kernel: listing, and comparison over all of them.
 pub fn history(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let count = world.times(1000, 100);
     let daemon = Daemon::start(world)?;

@@ -1,4 +1,4 @@
-//! The daemon under test: its own folders, its own sockets, nobody else's processes.
+//! The daemon under test, with its own directories, sockets and processes.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use ryokan::session::Session as _;
 
 use crate::World;
 
-/// A daemon must answer within this; generous, for a busy machine.
+/// Deadline for an answer of the daemon; generous, for a busy machine.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// A running daemon. Dropping it ends it, its workers and its folders.
+/// A running daemon. Its drop ends the daemon and its workers and removes the directories.
 pub struct Daemon {
     program: PathBuf,
     root: PathBuf,
@@ -30,7 +30,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one with folders of its own and waits until it answers.
+    /// Starts a daemon with directories of its own and waits until it answers.
     pub fn start(world: &World) -> anyhow::Result<Daemon> {
         Daemon::start_with(world, "")
     }
@@ -56,7 +56,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts the daemon on the folders that are there; gives the time until it answered.
+    /// Starts the daemon on the existing directories; returns the time until it answered.
     pub fn start_again(&mut self) -> anyhow::Result<Duration> {
         let log = std::fs::File::options().create(true).append(true).open(self.log())?;
         let begun = Instant::now();
@@ -89,7 +89,7 @@ impl Daemon {
         self.run.path().join("ryokan/ryokand.sock")
     }
 
-    /// Where it keeps everything.
+    /// The data directory.
     pub fn data(&self) -> PathBuf {
         self.root.join("data/ryokan")
     }
@@ -113,7 +113,8 @@ impl Daemon {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// Ends the daemon with a signal and waits. `SIGHUP` leaves its workers to the next one, `SIGINT` ends them too.
+    /// Ends the daemon with a signal and waits. `SIGHUP` leaves its workers to the next daemon,
+    /// `SIGINT` ends them too.
     pub fn end(&mut self, signal: Signal) -> anyhow::Result<Duration> {
         let begun = Instant::now();
         if let Some(mut child) = self.child.take() {
@@ -123,7 +124,7 @@ impl Daemon {
         Ok(begun.elapsed())
     }
 
-    /// Does something with a connection of its own.
+    /// Runs `work` with a connection of its own.
     pub fn with<T>(&self, work: impl AsyncFnOnce(HostClient) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let socket = self.socket();
         ryokan::rpc::client::run_local(async {
@@ -132,7 +133,7 @@ impl Daemon {
         })?
     }
 
-    /// As it logged so far.
+    /// The log so far.
     pub fn log_text(&self) -> String {
         std::fs::read_to_string(self.log()).unwrap_or_default()
     }
@@ -171,13 +172,13 @@ pub async fn run(kernel: &KernelClient, code: &str) -> anyhow::Result<ExecResult
     Ok(result)
 }
 
-/// The process of a kernel's worker, from the event that told of it.
+/// The process of a kernel's worker, from its event.
 pub async fn worker_pid(host: &HostClient, name: &str) -> anyhow::Result<u32> {
     let found = workers(host, |found| found.contains_key(name)).await?;
-    found.get(name).copied().context("no event told of the worker")
+    found.get(name).copied().context("no event names the worker")
 }
 
-/// The processes of so many kernels' workers, from the events that told of them.
+/// The processes of several kernels' workers, from their events.
 pub async fn worker_pids(host: &HostClient, kernels: usize) -> anyhow::Result<HashMap<String, u32>> {
     workers(host, |found| found.len() == kernels).await
 }
@@ -201,6 +202,6 @@ async fn workers(
         }
         Ok::<_, anyhow::Error>(())
     });
-    all.await.context("no event told of a worker")??;
+    all.await.context("no event names a worker")??;
     Ok(found)
 }

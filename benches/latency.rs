@@ -1,4 +1,4 @@
-//! How long one thing takes for one client that waits for it.
+//! Latency of single operations for one client.
 
 use std::time::Instant;
 
@@ -13,10 +13,10 @@ use crate::peers::{Ipykernel, bubblewrap};
 use crate::report::{Report, Samples, Target};
 use crate::{Daemon, World};
 
-/// Rounds in which everything that is compared takes turns, so that what else the machine does hits all alike.
+/// Rounds. In each, everything compared runs one block, so that other load affects all alike.
 const ROUNDS: usize = 8;
 
-/// One execution in a live kernel, asked for and answered.
+/// Round trip of one execution in a live kernel.
 pub fn roundtrip(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let daemon = Daemon::start(world)?;
     let mut ipykernel = Ipykernel::start(world)?;
@@ -81,7 +81,7 @@ async fn several(
     Ok(())
 }
 
-/// From "a new kernel" to its first result, and its removal.
+/// Time from the creation of a kernel to its first result, and its removal.
 pub fn start(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let daemon = Daemon::start(world)?;
     let mut ipykernel = Ipykernel::start(world)?;
@@ -100,7 +100,7 @@ pub fn start(world: &World, report: &mut Report) -> anyhow::Result<()> {
                 let took = begun.elapsed();
                 let ending = Instant::now();
                 kernel.remove(0).await?;
-                // The first round warms caches, for everybody.
+                // The first round warms caches for all of them.
                 if round > 0 {
                     into.add(took);
                     create_only.add(created);

@@ -1,4 +1,4 @@
-//! Other ways to run code in a box on this machine, driven the way their users drive them.
+//! Other ways to run code in a sandbox on this machine, driven as their users drive them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -12,7 +12,9 @@ use nix::unistd::Pid;
 use crate::report::Samples;
 use crate::{World, process};
 
-/// A live ipykernel behind jupyter_client. Between its turns it stands still: its threads wake many times a second.
+/// A live ipykernel behind jupyter_client.
+///
+/// It is stopped between measurements, because its threads wake many times a second.
 pub struct Ipykernel {
     child: Child,
     ask: ChildStdin,
@@ -20,7 +22,7 @@ pub struct Ipykernel {
 }
 
 impl Ipykernel {
-    /// Starts one, warmed up; `None` if this machine has none.
+    /// Starts a warmed-up ipykernel; `None` if it is not installed.
     pub fn start(world: &World) -> anyhow::Result<Option<Ipykernel>> {
         let Some(python) = &world.ipykernel else { return Ok(None) };
         let mut command = Command::new(python);
@@ -55,17 +57,17 @@ impl Ipykernel {
 
     fn signal(&self, signal: Signal) {
         for pid in process::tree(self.child.id()) {
-            // One that has ended meanwhile needs none.
+            // A process that has ended meanwhile needs no signal.
             let _ = kill(Pid::from_raw(pid as i32), signal);
         }
     }
 
-    /// Executes in the live kernel, so many times one after another.
+    /// Executes code in the live kernel the given number of times, one after another.
     pub fn run(&mut self, code: &str, times: usize, into: &mut Samples) -> anyhow::Result<()> {
         self.times(&format!("run {times} {code}"), into)
     }
 
-    /// Starts a fresh kernel, executes once, ends it; the end is not measured.
+    /// Starts a fresh kernel, executes code once, ends it. The end is not measured.
     pub fn start_fresh(&mut self, code: &str, into: &mut Samples) -> anyhow::Result<()> {
         self.times(&format!("start {code}"), into)
     }
@@ -73,7 +75,7 @@ impl Ipykernel {
 
 impl Drop for Ipykernel {
     fn drop(&mut self) {
-        // Its kernel looks whether its parent is there, and goes when it is not.
+        // Its kernel polls for its parent and ends without it.
         self.signal(Signal::SIGCONT);
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -87,7 +89,8 @@ pub fn bubblewrap(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration
     time_of(command.arg(program).args(arguments))
 }
 
-/// Runs code in a fresh kaish of this process, and ends it: what kaish's own command line does, without a line of ryokan.
+/// Runs code in a fresh kaish of this process and ends it, as kaish's own command line does,
+/// without ryokan.
 pub fn run_kaish(code: &str) -> anyhow::Result<i32> {
     use std::io::Write as _;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -101,12 +104,12 @@ pub fn run_kaish(code: &str) -> anyhow::Result<i32> {
     Ok(i32::try_from(result.code).unwrap_or(1))
 }
 
-/// A program without any box: what starting a process takes.
+/// A program without a sandbox: the cost of starting a process.
 pub fn run_alone(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration> {
     time_of(Command::new(program).args(arguments))
 }
 
-/// Runs a program to its end, its output read.
+/// Runs a program to its end and reads its output.
 fn time_of(command: &mut Command) -> anyhow::Result<Duration> {
     let begun = Instant::now();
     let output = command.output().with_context(|| format!("{}", command.get_program().display()))?;
@@ -115,15 +118,15 @@ fn time_of(command: &mut Command) -> anyhow::Result<Duration> {
     Ok(took)
 }
 
-/// runc with a bundle that shows the host's programs, read-only.
+/// runc with a bundle that contains the host's programs, read-only.
 pub struct Runc {
     bundle: tempfile::TempDir,
-    /// Of containers.
+    /// Number of containers so far.
     count: std::cell::Cell<u32>,
 }
 
 impl Runc {
-    /// Makes the bundle; `None` where there is no runc, or none that may be used.
+    /// Makes the bundle; `None` if runc is not installed or may not be used.
     pub fn prepare() -> anyhow::Result<Option<Runc>> {
         let is_there = Command::new("runc").arg("--version").output().is_ok_and(|output| output.status.success());
         if !is_there || !nix::unistd::geteuid().is_root() {
@@ -135,12 +138,13 @@ impl Runc {
         for name in ["bin", "lib", "lib64"] {
             std::os::unix::fs::symlink(Path::new("usr").join(name), root.join(name))?;
         }
-        // What runc itself gives a new container: all namespaces but that of users, its default capabilities and mounts.
+        // runc's defaults for a new container: all namespaces except the user namespace, default
+        // capabilities and mounts.
         anyhow::ensure!(Command::new("runc").arg("spec").current_dir(&runc.bundle).status()?.success(), "runc spec");
         Ok(Some(runc))
     }
 
-    /// Makes a container, runs a program in it, and removes it.
+    /// Creates a container, runs a program in it, and removes it.
     pub fn run(&self, arguments: &[&str]) -> anyhow::Result<Duration> {
         let path = self.bundle.path().join("config.json");
         let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;

@@ -1,5 +1,6 @@
-//! The warm pool: from the wish for a kernel to its first result, beside other ways to a box for code; what it costs to keep ready, and
-//! what many kernels that nobody uses take.
+//! The warm pool: time to a new kernel's first result, compared with other sandboxes.
+//!
+//! Also the cost of warm workers, and the cost of many idle kernels.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,19 +18,20 @@ use crate::peers::{Ipykernel, Runc, bubblewrap, run_alone};
 use crate::report::{Report, Samples, Target};
 use crate::{Daemon, World, go_on, process};
 
-/// A pool must be as it is to be within this.
+/// Deadline for a full pool.
 const FILLED: Duration = Duration::from_secs(60);
 
-/// Before each thing that is measured nothing happens for so long: whoever comes finds processors asleep and caches cold.
+/// Pause before each measurement. Processors are then asleep and caches cold, as for a real
+/// request.
 const REST: Duration = Duration::from_millis(20);
 
-/// Rounds in which everything that is compared takes turns, a block each: what else the machine does hits all alike.
+/// Rounds. In each, everything compared runs one block, so that other load affects all alike.
 const ROUNDS: usize = 8;
 
-/// What is wanted of an engine for a ephemeral and for a durable kernel, milliseconds.
+/// Targets for an ephemeral and a durable kernel of an engine, milliseconds.
 type Wanted = Option<(f64, f64)>;
 
-/// An engine's first words.
+/// The first code of each engine.
 const ENGINES: [(EngineName, &str, Wanted); 4] = [
     (EngineName::Kaish, "echo hi", Some((1.0, 1.5))),
     (EngineName::Python, "print('hi')", Some((2.0, 2.5))),
@@ -37,7 +39,7 @@ const ENGINES: [(EngineName, &str, Wanted); 4] = [
     (EngineName::Node, "console.log('hi')", None),
 ];
 
-/// The same interpreter with the same words, as a program of its own.
+/// The same interpreter with the same code, as a separate program.
 fn alone(world: &World, engine: EngineName, code: &str) -> anyhow::Result<(PathBuf, [String; 2])> {
     let (program, option) = match engine {
         EngineName::Kaish => (std::env::current_exe()?, "--kaish"),
@@ -48,7 +50,7 @@ fn alone(world: &World, engine: EngineName, code: &str) -> anyhow::Result<(PathB
     Ok((program, [option.to_owned(), code.to_owned()]))
 }
 
-/// Waits until an engine's pool is full, and until whatever filled it has come to rest.
+/// Waits until an engine's pool is full and no creation is in progress.
 async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
     let deadline = Instant::now() + FILLED;
     loop {
@@ -64,12 +66,12 @@ async fn filled(host: &HostClient, engine: EngineName) -> anyhow::Result<()> {
     }
 }
 
-/// How a kernel begins.
+/// A way to create a kernel.
 #[derive(Clone, Copy)]
 struct Beginning {
     name: &'static str,
     ephemeral: bool,
-    /// Its first execution is asked for with it, not once it is there.
+    /// The first execution is part of the creation request.
     at_once: bool,
 }
 
@@ -79,7 +81,7 @@ const BEGINNINGS: [Beginning; 3] = [
     Beginning { name: "ephemeral, asked for at once", ephemeral: true, at_once: true },
 ];
 
-/// One kernel's beginning, from a pool that is full: its creation and its first result. Its removal is not counted.
+/// Time to create a kernel and receive its first result, from a full pool. Excludes its removal.
 async fn begin(
     host: &HostClient,
     name: &str,
@@ -93,7 +95,7 @@ async fn begin(
     Ok(took)
 }
 
-/// A kernel from the wish for it to its first result.
+/// Creates a kernel and runs its first code.
 async fn first_words(
     host: &HostClient,
     name: &str,
@@ -116,7 +118,7 @@ async fn first_words(
     Ok((kernel, begun.elapsed()))
 }
 
-/// From the wish for a kernel to its first result.
+/// Time from the request for a kernel to its first result.
 pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let sizes = ENGINES.map(|(engine, ..)| format!("[pool.engines.{engine}]\npool_size = 3\nmin_idle = 2\n")).concat();
     let daemon = Daemon::start_with(world, &sizes)?;
@@ -145,7 +147,7 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
                         let name = format!("k{round}-{engine}-{kind}-{n}");
                         block.add(begin(&host, &name, engine, beginning, code).await?);
                     }
-                    // The first round warms caches, for everybody.
+                    // The first round warms caches for all of them.
                     if round > 0 {
                         times[at][kind].append(block);
                     }
@@ -222,11 +224,15 @@ pub fn first_result(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Kernels that are wanted one right after the other: as many as are ready, while the processors are awake.
+/// Kernels requested one right after the other: as many as are warm, while the processors are
+/// awake.
 const BURST: usize = 8;
 
-/// From the wish for a kernel to its first result where nobody rests before: the next one comes as soon as one has answered, as many as the pool holds,
-/// and so it is for bubblewrap. Beside the later ones the pool makes the next workers already; bubblewrap has the processors for itself.
+/// Time to the first result of kernels requested back to back.
+///
+/// The next request follows each answer at once, up to the pool's size; the same for bubblewrap.
+/// During the later requests the pool already creates the next workers, while bubblewrap has the
+/// processors to itself.
 pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let engines = || ENGINES.into_iter().filter(|(engine, ..)| world.engine.is_none_or(|only| only == *engine));
     let sizes = ENGINES.map(|(engine, ..)| {
@@ -239,7 +245,7 @@ pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
         for round in 0..=world.times(2 * ROUNDS, 3) {
             for (at, (engine, code, _)) in engines().enumerate() {
                 for (kind, beginning) in BEGINNINGS.into_iter().enumerate() {
-                    // What other engines' pools still make would be in the way.
+                    // Wait until no engine's pool creates workers.
                     for (engine, ..) in engines() {
                         filled(&host, engine).await?;
                     }
@@ -248,7 +254,7 @@ pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
                         go_on()?;
                         let name = format!("k{round}-{engine}-{kind}-{n}");
                         let (kernel, took) = first_words(&host, &name, engine, beginning, code).await?;
-                        // Before the first one was a rest.
+                        // The first one followed a pause.
                         if n > 0 {
                             block.add(took);
                         }
@@ -290,7 +296,7 @@ pub fn burst(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What it costs to make a slot: processor time of the whole machine, less what it does when nothing is asked of it.
+/// Processor time of the whole machine for the creation of one warm worker, less the idle load.
 pub fn refill(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let slots = world.times(40, 10) as u32;
     for (engine, ..) in ENGINES {
@@ -307,7 +313,7 @@ pub fn refill(world: &World, report: &mut Report) -> anyhow::Result<()> {
             drop(daemon);
             Ok(took)
         };
-        // What a daemon with one costs is no slot's.
+        // Subtracts the cost of a daemon with one warm worker.
         let (one, many) = (took(1)?, took(slots + 1)?);
         let each = many.saturating_sub(one).as_secs_f64() * 1000.0 / f64::from(slots);
         let most = (engine == EngineName::Kaish).then_some(Target::AtMost(10.0));
@@ -317,7 +323,7 @@ pub fn refill(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Many live kernels that nobody uses.
+/// Many idle live kernels.
 pub fn many_idle(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let kernels = world.times(500, 50);
     let daemon = Daemon::start_with(world, "[pool.engines.python]\npool_size = 0\nmin_idle = 0\nmax_pool_size = 0\n")?;
@@ -355,7 +361,7 @@ pub fn many_idle(world: &World, report: &mut Report) -> anyhow::Result<()> {
     })
 }
 
-/// One kernel does the worst that it can with processes; another one works on.
+/// One kernel runs a fork bomb while another one works.
 pub fn fork_bomb(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let daemon = Daemon::start(world)?;
     let times = world.times(400, 50);
@@ -375,7 +381,7 @@ pub fn fork_bomb(world: &World, report: &mut Report) -> anyhow::Result<()> {
         run(&bomber, "import os, time").await?;
         run(&other, "echo hi").await?;
         let quiet = each().await?;
-        // As many processes as it may have, each of which tries to make more.
+        // The maximum number of processes, each of which tries to fork.
         let bomb = "while True:\n    try:\n        os.fork()\n    except OSError:\n        pass";
         let exploding = bomber.execute(ExecRequest::code(bomb));
         let measured = async {
@@ -394,7 +400,7 @@ pub fn fork_bomb(world: &World, report: &mut Report) -> anyhow::Result<()> {
     })
 }
 
-/// What a daemon holds of its host.
+/// Resources that a daemon holds.
 struct Holdings {
     rss_mib: f64,
     descriptors: usize,
@@ -419,7 +425,8 @@ impl Holdings {
     }
 }
 
-/// Many kernels' lives, one after the other and several at once: what is held at the end is what was held at the beginning.
+/// Creates and removes many kernels, sequentially and concurrently. The resources held at the end
+/// equal those held at the beginning.
 pub fn soak(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let (lives, at_once) = (world.times(10_000, 200), 8);
     let daemon = Daemon::start(world)?;
@@ -455,7 +462,7 @@ pub fn soak(world: &World, report: &mut Report) -> anyhow::Result<()> {
             };
             futures::future::try_join_all((0..at_once).map(|_| one())).await.map(drop)
         };
-        // The first lives fill caches, and make the pools as large as they become.
+        // The first kernels fill caches and grow the pools to their final size.
         let first = (lives / 10).max(100);
         several(0, first).await?;
         let before = settled().await?;

@@ -1,4 +1,4 @@
-//! What `/proc` says of processes and of the machine.
+//! Data of `/proc` about processes and the machine.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -36,7 +36,7 @@ pub fn pss_mib(pid: u32) -> f64 {
     field_kib("smaps_rollup", pid, "Pss").unwrap_or(f64::NAN) / 1024.0
 }
 
-/// Processor time so far, its own and not that of its children.
+/// Processor time of the process so far, without its children.
 pub fn cpu(pid: u32) -> Duration {
     // `USER_HZ` is 100 on every architecture that ryokan runs on.
     const TICK_MS: u64 = 10;
@@ -47,7 +47,7 @@ pub fn cpu(pid: u32) -> Duration {
     Duration::from_millis((ticks(11) + ticks(12)) * TICK_MS)
 }
 
-/// Processor time that all processes of the machine, and the host kernel, have taken so far.
+/// Processor time of all processes and of the host kernel so far.
 pub fn machine_cpu() -> Duration {
     const TICK_MS: u64 = 10;
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -56,7 +56,7 @@ pub fn machine_cpu() -> Duration {
     Duration::from_millis((ticks(1) + ticks(2) + ticks(3) + ticks(6) + ticks(7)) * TICK_MS)
 }
 
-/// Every process below `root`, and itself.
+/// The process `root` and its descendants.
 pub fn tree(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! What was measured, as one table with its conditions.
+//! The measurements as one table with their conditions.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::World;
 use crate::process;
 
-/// Times of one thing, milliseconds.
+/// Times of one operation, milliseconds.
 #[derive(Debug, Default, Clone)]
 pub struct Samples(Vec<f64>);
 
@@ -49,18 +49,18 @@ struct Row {
     p99: Option<f64>,
     samples: usize,
     note: String,
-    /// What it should be, and whether it is.
+    /// The target, and whether the value meets it.
     target: Option<(String, bool)>,
 }
 
-/// The table.
+/// The table of all measurements.
 pub struct Report {
     rows: Vec<Row>,
     section: String,
     conditions: Vec<String>,
 }
 
-/// A bound that a figure should keep.
+/// A bound for a figure.
 #[derive(Debug, Clone, Copy)]
 pub enum Target {
     AtMost(f64),
@@ -104,7 +104,7 @@ impl Report {
             note: String::new(),
             target: None,
         });
-        self.rows.last_mut().expect("it was pushed just now")
+        self.rows.last_mut().expect("a row was just pushed")
     }
 
     /// Times, by median and 99th percentile.
@@ -114,13 +114,13 @@ impl Report {
         row.target = target.map(|target| (target.text(), target.met(p50)));
     }
 
-    /// One figure.
+    /// Adds one figure.
     pub fn figure(&mut self, what: &str, value: f64, unit: &'static str, target: Option<Target>) {
         let row = self.row(what, value, unit, None, 1);
         row.target = target.map(|target| (target.text(), target.met(value)));
     }
 
-    /// Says more about the newest row.
+    /// Adds a note to the newest row.
     pub fn note(&mut self, note: impl Into<String>) {
         if let Some(row) = self.rows.last_mut() {
             row.note = note.into();
@@ -136,7 +136,7 @@ impl Report {
         serde_json::to_string_pretty(&value).unwrap_or_default()
     }
 
-    /// A Markdown table: it is read as it is and pasted as it is.
+    /// The table as Markdown, which is readable as it is.
     pub fn table(&self) -> String {
         let mut out = String::new();
         for condition in &self.conditions {

@@ -1,4 +1,4 @@
-//! A Python kernel goes back to a checkpoint: from a copy of its interpreter in memory, and from its saved state.
+//! Restores of a Python kernel, from a forked snapshot in memory and from saved state.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::World;
 use crate::daemon::{Daemon, run};
 use crate::report::{Report, Samples, Target};
 
-/// A process of a size, by what it holds.
+/// A process size, by its content.
 struct Size {
     name: &'static str,
     megabytes: usize,
@@ -23,7 +23,7 @@ const SIZES: &[Size] = &[
     Size { name: "30 MB process", megabytes: 16, most_ms: 5.0 },
     Size { name: "200 MB of objects", megabytes: 200, most_ms: 15.0 },
 ];
-/// For the copies of the larger one beside it.
+/// Memory limit with room for the snapshots of the larger size.
 const MEMORY_BYTES: u64 = 2 << 30;
 
 pub fn rollback(world: &World, report: &mut Report) -> anyhow::Result<()> {
@@ -50,12 +50,12 @@ async fn measure(world: &World, report: &mut Report, host: &HostClient, size: &S
         last = Some(take(&kernel, CheckpointType::Manual).await?);
         taken.add(begun.elapsed());
     }
-    let last = last.context("none was taken")?;
+    let last = last.context("no checkpoint was taken")?;
     let (mut memory, mut saved) = (Samples::default(), Samples::default());
     for _ in 0..world.times(30, 5) {
         restore(&kernel, &last, &mut memory, true).await?;
     }
-    // They keep no copy.
+    // Automatic checkpoints keep no snapshot.
     let automatic = take(&kernel, CheckpointType::Auto).await?;
     for _ in 0..world.times(5, 2) {
         restore(&kernel, &automatic, &mut saved, false).await?;
@@ -83,14 +83,14 @@ async fn restore(kernel: &KernelClient, to: &Checkpoint, took: &mut Samples, mem
     let begun = Instant::now();
     let done = kernel.restore_checkpoint(&to.id.to_string(), 0).await?;
     took.add(begun.elapsed());
-    anyhow::ensure!((done.engine == RestoredFrom::Memory) == memory, "it came back from {:?}", done.engine);
+    anyhow::ensure!((done.engine == RestoredFrom::Memory) == memory, "restored from {:?}", done.engine);
     let result = run(kernel, "print(n)").await?;
-    anyhow::ensure!(result.stdout == b"0\n", "it is not as it was: {:?}", String::from_utf8_lossy(&result.stdout));
+    anyhow::ensure!(result.stdout == b"0\n", "n is {:?}", String::from_utf8_lossy(&result.stdout));
     Ok(())
 }
 
-/// What the daemon's events say of one kernel's checkpoints and restores: engines brought back from memory and from saved state, copies
-/// made, pauses.
+/// Times from the events of one kernel's checkpoints and restores: engine restores from memory and
+/// from saved state, snapshots, pauses.
 async fn told(host: &HostClient, name: &str, restores: usize) -> anyhow::Result<(Samples, Samples, Samples, Samples)> {
     let (mut memory, mut saved) = (Samples::default(), Samples::default());
     let (mut keeping, mut pause) = (Samples::default(), Samples::default());
@@ -105,7 +105,7 @@ async fn told(host: &HostClient, name: &str, restores: usize) -> anyhow::Result<
         match &*event.kind {
             "checkpoint_restored" => {
                 let of = if detail["engine"]["engine_from"] == "memory" { &mut memory } else { &mut saved };
-                of.add_ms(ms("engine_us").context("no time was told")?);
+                of.add_ms(ms("engine_us").context("the event has no time")?);
             }
             "checkpoint_created" => {
                 ms("copy_us").into_iter().for_each(|ms| keeping.add_ms(ms));

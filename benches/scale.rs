@@ -1,4 +1,4 @@
-//! Many kernels, many clients, and what it costs to do nothing.
+//! Many kernels, many clients, and the cost of idling.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::daemon::{create, run, worker_pid};
 use crate::report::{Report, Samples, Target};
 use crate::{Daemon, World, process};
 
-/// What one idle worker costs: every process of it, pages that are shared counted once.
+/// Memory of one idle worker: all of its processes, shared pages counted once.
 pub fn worker_memory(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let daemon = Daemon::start(world)?;
     report.figure("fresh daemon, RSS", process::rss_mib(daemon.pid()), "MiB", None);
@@ -25,7 +25,7 @@ pub fn worker_memory(world: &World, report: &mut Report) -> anyhow::Result<()> {
             let init = worker_pid(&host, &name).await?;
             let mut parts: Vec<(String, f64)> =
                 process::tree(init).into_iter().map(|pid| (process::name(pid), process::pss_mib(pid))).collect();
-            // The process that started init and waits for it is outside of its tree.
+            // The parent of init, which waits for it, is outside of its tree.
             parts.extend(parent_of(init).map(|pid| (format!("outer {}", process::name(pid)), process::pss_mib(pid))));
             let whole: f64 = parts.iter().map(|(_, mib)| mib).sum();
             report.figure(&format!("one idle {engine} worker, PSS"), whole, "MiB", None);
@@ -36,14 +36,14 @@ pub fn worker_memory(world: &World, report: &mut Report) -> anyhow::Result<()> {
     })
 }
 
-/// The process that started a worker's init, if it is one of the worker's.
+/// The parent of a worker's init, if it belongs to the worker.
 fn parent_of(init: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{init}/status")).ok()?;
     let parent: u32 = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
     process::name(parent).starts_with("ryokan-worker").then_some(parent)
 }
 
-/// Live kernels that nobody uses.
+/// Idle live kernels.
 pub fn idle(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let (kernels, seconds) = (world.times(100, 10), world.times(30, 5) as u64);
     let daemon = Daemon::start(world)?;
@@ -69,7 +69,7 @@ pub fn idle(world: &World, report: &mut Report) -> anyhow::Result<()> {
     })
 }
 
-/// 64 clients at once, each with a connection of its own.
+/// 64 concurrent clients, each with its own connection.
 pub fn clients(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let clients = 64;
     let time = Duration::from_secs(world.times(10, 3) as u64);
@@ -117,7 +117,7 @@ pub fn clients(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A new daemon takes over live workers.
+/// A new daemon adopts live workers.
 pub fn restart(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let kernels = world.times(32, 8);
     let mut daemon = Daemon::start(world)?;
@@ -151,7 +151,7 @@ pub fn restart(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Kernels that exist and have no worker.
+/// Kernels without a worker.
 pub fn kernels(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let (kernels, used) = (world.times(1000, 100), world.times(100, 10));
     let mut daemon = Daemon::start(world)?;

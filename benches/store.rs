@@ -1,7 +1,8 @@
-//! How fast the store is: `cargo bench --bench store [-- FOLDER]`.
+//! Speed of the store: `cargo bench --bench store [-- FOLDER]`.
 //!
-//! Makes a tree of 10,000 files, 500 MB, mixed and the same each time, below FOLDER (or a temporary one), and stores it, stores
-//! it again, and reads it; then opens a store of 1,000,000 objects. With FOLDER the tree stays, for others to store.
+//! Makes a tree of 10,000 mixed files, 500 MB, the same each time, below FOLDER or a temporary
+//! directory. Stores it, stores it again, and reads it; then opens a store of 1,000,000 objects.
+//! With FOLDER the tree is kept for comparison with other tools.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -15,7 +16,7 @@ const FILES: usize = 10_000;
 const BYTES: usize = 500_000_000;
 const OBJECTS: u32 = 1_000_000;
 
-/// The same numbers for the same seed.
+/// A generator: the same numbers for the same seed.
 struct Random(u64);
 
 impl Random {
@@ -31,11 +32,11 @@ impl Random {
     }
 }
 
-/// Lines of words, as source and data have them: about a quarter of it is left after compression.
+/// Lines of words, like source and data. They compress to about a quarter.
 fn text(random: &mut Random, words: &[String], length: usize) -> Vec<u8> {
     let mut text = Vec::with_capacity(length + 64);
     while text.len() < length {
-        // The smaller numbers more often.
+        // Smaller numbers are more frequent.
         let most = 1 + random.below(words.len() as u64);
         text.extend_from_slice(words[random.below(most) as usize].as_bytes());
         text.push(if random.below(9) == 0 { b'\n' } else { b' ' });
@@ -48,7 +49,7 @@ fn noise(random: &mut Random, length: usize) -> Vec<u8> {
     (0..length.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(length).collect()
 }
 
-/// Sizes of a project's tree: most files are small, most bytes are in large ones.
+/// File sizes of a project's tree: most files are small, most bytes are in large ones.
 fn tree(folder: &Path) -> Vec<PathBuf> {
     let mut random = Random(0x5eed);
     let words: Vec<String> = (0..5000)
@@ -69,9 +70,9 @@ fn tree(folder: &Path) -> Vec<PathBuf> {
         if path.metadata().is_ok_and(|meta| meta.len() == size as u64) {
             continue;
         }
-        // A third cannot be compressed: pictures, archives.
+        // A third is incompressible, like pictures and archives.
         let content = if n % 3 == 0 { noise(&mut Random(n as u64 + 1), size) } else { text(&mut random, &words, size) };
-        std::fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+        std::fs::create_dir_all(path.parent().expect("the path has a parent")).expect("made");
         std::fs::write(path, content).expect("written");
     }
     paths
@@ -88,7 +89,7 @@ fn store_tree(store: &Store, paths: &[PathBuf]) -> (Vec<Digest>, Duration) {
     let stored =
         batch.put_parallel::<_, anyhow::Error>(paths.len(), |n| Ok(Some(File::open(&paths[n])?))).expect("stored");
     batch.commit().expect("durable");
-    let digests = stored.into_iter().map(|named| named.expect("all of them").0).collect();
+    let digests = stored.into_iter().map(|named| named.expect("every object was stored").0).collect();
     (digests, began.elapsed())
 }
 

@@ -1,4 +1,4 @@
-//! Output in bulk.
+//! Bulk output.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn event_bytes(event: &OutputEvent) -> u64 {
     }
 }
 
-/// Runs code and takes its output as fast as it comes; bytes and time.
+/// Runs code and reads its output without delay; returns bytes and time.
 async fn drain(kernel: &KernelClient, code: &str) -> anyhow::Result<(u64, Duration)> {
     let begun = Instant::now();
     let execution = kernel.run(&ExecRequest::code(code)).await?;
@@ -45,7 +45,7 @@ fn megabytes_per_second((bytes, took): (u64, Duration)) -> f64 {
     bytes as f64 / 1e6 / took.as_secs_f64()
 }
 
-/// From the code to the client, through init and daemon.
+/// Throughput from the code to the client, through init and daemon.
 pub fn throughput(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mib = world.times(1000, 100);
     let python_code = format!("import sys\nfor _ in range({mib}): sys.stdout.write('x' * 1048576)");
@@ -62,7 +62,7 @@ pub fn throughput(world: &World, report: &mut Report) -> anyhow::Result<()> {
             [("python writes 1 MiB at a time", &py, &*python_code), ("kaish `head -c … /dev/zero`", &shell, &*head)]
         {
             let taken = drain(kernel, code).await?;
-            anyhow::ensure!(taken.0 == (mib as u64) << 20, "{} bytes came of {mib} MiB", taken.0);
+            anyhow::ensure!(taken.0 == (mib as u64) << 20, "{} bytes received of {mib} MiB", taken.0);
             report.figure(what, megabytes_per_second(taken), "MB/s", target);
             report.note(format!("{mib} MiB"));
             let begun = Instant::now();
@@ -84,7 +84,7 @@ pub fn throughput(world: &World, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A reader that takes 1 MB/s of code that writes as fast as it may.
+/// A reader at 1 MB/s of code that writes without delay.
 pub fn slow_client(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let seconds = world.times(5, 2) as u32;
     let daemon = Daemon::start(world)?;

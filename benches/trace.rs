@@ -1,4 +1,5 @@
-//! Where the time of one execution goes: the system calls of daemon and worker with their times, and a profile.
+//! Time of one execution by step: system calls of daemon and worker with their times, and a
+//! profile.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -65,7 +66,7 @@ pub fn trace(world: &World, folder: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// A program that watches others until it is told to stop.
+/// A tracing program, which runs until it is stopped.
 struct Watcher(Child);
 
 impl Watcher {

@@ -1,4 +1,6 @@
-//! Captures and restores of a workspace, beside other ways to keep a folder. The files come from a seed: the same in each run.
+//! Captures and restores of a workspace, compared with other backup tools.
+//!
+//! The files come from a seed and are the same in each run.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
@@ -13,7 +15,7 @@ use ryokan::workspace::{Captured, Durability, Tracker, WorkspacePaths, branch};
 use crate::World;
 use crate::report::{Report, Samples, Target};
 
-/// A folder of files: how many, how large all of them together.
+/// A directory of files: their number and total size.
 struct Size {
     name: &'static str,
     files: usize,
@@ -25,7 +27,7 @@ const SIZES: &[Size] = &[
     Size { name: "100,000 files, 40 MB", files: 100_000, bytes: 40_000_000 },
 ];
 const QUICK: &[Size] = &[Size { name: "2,000 files, 20 MB", files: 2_000, bytes: 20_000_000 }];
-/// Files of one folder.
+/// Files per directory.
 const FOLDER: usize = 100;
 const TOUCHED: usize = 10;
 
@@ -93,7 +95,8 @@ fn measure(world: &World, report: &mut Report, size: &Size) -> anyhow::Result<()
     peers(report, size, &root, dir.path())
 }
 
-/// Where the workspace and its staging are: in a subvolume where there are such, as a kernel has it.
+/// The directory of workspace and staging: a subvolume where the file system supports them, as for
+/// a kernel.
 fn home(dir: &Path) -> anyhow::Result<PathBuf> {
     let opened = std::fs::File::open(dir)?;
     match ryokan::workspace::abilities(dir).subvolumes {
@@ -105,7 +108,7 @@ fn home(dir: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Another workspace from the live one, as a fork makes it, beside copies by `cp`.
+/// A second workspace from the live one, as a fork makes it, compared with `cp`.
 fn forks(
     world: &World,
     report: &mut Report,
@@ -177,7 +180,8 @@ fn forks(
     Ok(())
 }
 
-/// The pause for one open file in which a few bytes changed: it must not grow with the file where files can be cloned.
+/// The pause for one open file in which a few bytes changed. It must not grow with the file where
+/// files can be cloned.
 fn large_file(world: &World, report: &mut Report, store: &Store) -> anyhow::Result<()> {
     for megabytes in [1, 100] {
         let dir =
@@ -248,11 +252,12 @@ fn touched(
     Ok(())
 }
 
-/// A program, how it is prepared, and its runs.
+/// A program, its preparation, and its runs.
 type Peer<'a> = (&'a str, &'a [&'a str], &'a [&'a [&'a str]]);
 
-/// What others need for the same folder, the first time and again after ten files were touched. Who is not installed is left
-/// out, and that is said.
+/// Times of other tools for the same directory, at first and after ten files were touched.
+///
+/// A tool that is not installed is reported as such.
 fn peers(report: &mut Report, size: &Size, root: &Path, dir: &Path) -> anyhow::Result<()> {
     let text = |path: PathBuf| path.display().to_string();
     let (source, copy) = (text(root.to_owned()), text(dir.join("copy")));

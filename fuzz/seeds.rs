@@ -1,6 +1,6 @@
 //! Writes the first inputs of every target into a folder: `seeds FOLDER`.
 
-// Everything is compiled to be counted: what the counts go to must be linked here, too.
+// Every crate is compiled with coverage counters, so libFuzzer must be linked here too.
 extern crate libfuzzer_sys as _;
 
 #[path = "inputs/seeds.rs"]

@@ -1,5 +1,7 @@
-//! Hashes the sources: daemon and worker of one build know each other by it, and those of two builds do not. Packs the
-//! drivers of engines that are source text into one JSON object each.
+//! Hashes the sources and packs the engine drivers.
+//!
+//! Daemon and worker of one build recognise each other by the hash. Each driver in source text
+//! becomes one JSON object.
 
 use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -38,7 +40,7 @@ fn inside(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(inside)
 }
 
-/// `{"module": "source", …}` of every module but those that make the others into a driver.
+/// `{"module": "source", …}` of every module except `bootstrap` and `compile`, which process them.
 fn pack(folder: &Path, extension: &str) -> io::Result<String> {
     let mut modules = Vec::new();
     for path in inside(folder)? {

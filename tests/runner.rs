@@ -1,4 +1,5 @@
-//! The one test crate: a module for each behaviour. `tidy` fails on a folder that is not listed here.
+//! The only test crate: one module per behaviour. `tidy` fails on a directory that is not listed
+//! here.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod checkpoints;

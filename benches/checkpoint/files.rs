@@ -1,9 +1,9 @@
-//! The files that are kept: text, code, and what cannot be compressed, the same in each run.
+//! The measured files: text, code and incompressible data, the same in each run.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// A folder of files: how many, how large all of them together, about.
+/// A directory of files: their number and approximate total size.
 #[derive(Debug, Clone, Copy)]
 pub struct Size {
     pub name: &'static str,
@@ -16,7 +16,7 @@ pub const TEN_THOUSAND: Size = Size { name: "10,000 files", files: 10_000, scale
 pub const HUNDRED_THOUSAND: Size = Size { name: "100,000 files", files: 100_000, scale: 0.1 };
 pub const QUICK: Size = Size { name: "1,000 files", files: 1_000, scale: 1.0 };
 
-/// Files of one folder, and folders of one folder.
+/// Files of one directory, and subdirectories of one directory.
 const FOLDER: usize = 50;
 
 /// xorshift64*: the same numbers for the same seed.
@@ -25,7 +25,7 @@ pub struct Seed(u64);
 
 impl Seed {
     pub fn new(n: u64) -> Seed {
-        // Neighbours are to have nothing in common.
+        // Neighbouring seeds must yield unrelated numbers.
         let mut seed = Seed((n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         seed.next();
         seed
@@ -43,7 +43,7 @@ impl Seed {
     }
 }
 
-/// Words, of which the first are common.
+/// Words, the first of which are common.
 struct Words(Vec<String>);
 
 impl Words {
@@ -72,7 +72,7 @@ fn text(words: &Words, seed: &mut Seed, length: usize) -> Vec<u8> {
     text
 }
 
-/// Functions that look like each other, as they do.
+/// Functions that resemble each other, as in real code.
 fn code(words: &Words, seed: &mut Seed, length: usize) -> Vec<u8> {
     let mut text = Vec::with_capacity(length + 256);
     while text.len() < length {
@@ -97,7 +97,7 @@ fn noise(seed: &mut Seed, length: usize) -> Vec<u8> {
     (0..length.div_ceil(8)).flat_map(|_| seed.next().to_le_bytes()).take(length).collect()
 }
 
-/// Measurements: numbers that move little from one to the next.
+/// Measurements: series of numbers with small steps.
 fn numbers(seed: &mut Seed, length: usize) -> Vec<u8> {
     let mut value = 1_000_000.0f64;
     let mut next = || {
@@ -107,7 +107,7 @@ fn numbers(seed: &mut Seed, length: usize) -> Vec<u8> {
     (0..length.div_ceil(4)).flat_map(|_| next()).take(length).collect()
 }
 
-/// Where the file of a number is, below the folder.
+/// Path of a numbered file, below the directory.
 pub fn path(n: usize) -> PathBuf {
     PathBuf::from(format!("d{:03}/e{:02}/f{n:06}", n / (FOLDER * FOLDER), n / FOLDER % FOLDER))
 }
@@ -121,7 +121,7 @@ fn content(size: Size, words: &Words, n: usize) -> Vec<u8> {
     };
     let length = (length as f64 * size.scale) as usize + seed.below(200);
     match n % 10 {
-        // A fifth cannot be compressed: pictures, archives, models.
+        // A fifth is incompressible, like pictures, archives and models.
         0 if n.is_multiple_of(200) => noise(&mut seed, length),
         1 => noise(&mut seed, length),
         2 => numbers(&mut seed, length),
@@ -130,7 +130,7 @@ fn content(size: Size, words: &Words, n: usize) -> Vec<u8> {
     }
 }
 
-/// Makes the files below a folder that is not there yet; gives their bytes.
+/// Writes the files below a new directory; returns their total size, bytes.
 pub fn make(folder: &Path, size: Size) -> std::io::Result<u64> {
     let (words, mut bytes) = (Words::new(), 0);
     for n in 0..size.files {
@@ -148,13 +148,13 @@ pub fn make(folder: &Path, size: Size) -> std::io::Result<u64> {
     Ok(bytes)
 }
 
-/// Numbers of files that a round touches.
+/// Numbers of the files that a round touches.
 pub fn touched(size: Size, round: u64, count: usize) -> Vec<usize> {
     let mut seed = Seed::new(round ^ 0x70c4);
     (0..count).map(|_| seed.below(size.files)).collect()
 }
 
-/// Touches files as an editor does: a line more at the end.
+/// Touches files as an editor does: one more line at the end.
 pub fn touch(folder: &Path, size: Size, round: u64, count: usize) -> std::io::Result<()> {
     for n in touched(size, round, count) {
         let mut file = std::fs::File::options().append(true).open(folder.join(path(n)))?;
@@ -163,7 +163,7 @@ pub fn touch(folder: &Path, size: Size, round: u64, count: usize) -> std::io::Re
     Ok(())
 }
 
-/// Bytes on the device of everything below a folder.
+/// Bytes on the device of everything below a directory.
 pub fn on_disk(folder: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     let entries = folder.read_dir().into_iter().flatten().flatten();

@@ -1,6 +1,7 @@
-//! Other ways to keep a folder and to bring it back, driven as their users drive them, each on its own copy of the same files.
+//! Other tools that back up and restore a directory, driven as their users drive them.
 //!
-//! Each keeps the folder once, then again after ten files were touched, several times; then brings it back after ten more were.
+//! Each works on its own copy of the same files. It backs up the directory once, then several times
+//! after ten files were touched, and restores it after ten more were.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,31 +14,31 @@ use crate::report::Samples;
 
 const TOUCHED: usize = 10;
 
-/// What one of them needed.
+/// Measurements of one tool.
 #[derive(Debug, Default)]
 pub struct Kept {
     pub name: &'static str,
-    /// Why there are no figures.
+    /// The reason why there are no figures.
     pub lacks: Option<String>,
     pub first: Option<Duration>,
     pub again: Samples,
     pub back: Samples,
-    /// Bytes on the device of what is kept; none for whoever shares blocks with the folder.
+    /// Bytes of the backup on the device; none for tools that share blocks with the directory.
     pub bytes: Option<u64>,
-    /// What a restore is with it.
+    /// The tool's notion of a restore.
     pub note: &'static str,
 }
 
-/// One way, ready to keep a folder.
+/// One tool, ready to back up a directory.
 struct Keeper<'a> {
     name: &'static str,
     note: &'static str,
-    /// The folder, its own to change.
+    /// The directory, which the tool may change.
     folder: PathBuf,
     prepare: Vec<Vec<String>>,
-    /// Of the number of the round; the first is 0.
+    /// The commands for a round's backup; the first round is 0.
     keep: Box<dyn Fn(u64) -> Vec<Vec<String>> + 'a>,
-    /// Of the number of the last round.
+    /// The commands that restore the backup of the last round.
     back: Box<dyn Fn(u64) -> Vec<Vec<String>> + 'a>,
     repository: Option<PathBuf>,
 }
@@ -49,7 +50,7 @@ fn run(arguments: &[String], dir: &Path) -> anyhow::Result<()> {
         .args(arguments)
         .current_dir(dir)
         .env("RESTIC_PASSWORD", "x")
-        // What they remember goes with the rest.
+        // Their caches are part of the measured directory.
         .env("RESTIC_CACHE_DIR", dir.join("remembered"))
         .env("BORG_BASE_DIR", dir.join("remembered"))
         .env("BORG_UNKNOWN_UNENCRYPTED_REPO_ACCESS_IS_OK", "yes")
@@ -74,7 +75,7 @@ fn is_installed(program: &str) -> bool {
     found || Path::new("/usr/sbin").join(program).is_file()
 }
 
-/// What is needed of this machine for a way that is not there, and how to get it.
+/// The packages that a missing tool needs, with a hint.
 fn lacking(programs: &[(&str, &str)]) -> Option<String> {
     let missing: Vec<&str> =
         programs.iter().filter(|(program, _)| !is_installed(program)).map(|(_, package)| *package).collect();
@@ -84,8 +85,8 @@ fn lacking(programs: &[(&str, &str)]) -> Option<String> {
 impl Keeper<'_> {
     fn measure(&self, size: Size, rounds: u64) -> anyhow::Result<Kept> {
         let mut kept = Kept { name: self.name, note: self.note, ..Kept::default() };
-        // Not in the folder: some take it away.
-        let dir = self.folder.parent().context("it is in another")?;
+        // Outside the directory, which some tools replace.
+        let dir = self.folder.parent().context("the directory has a parent")?;
         self.prepare.iter().try_for_each(|command| run(command, dir))?;
         nix::unistd::sync();
         let time = |commands: Vec<Vec<String>>| -> anyhow::Result<Duration> {
@@ -99,7 +100,7 @@ impl Keeper<'_> {
             files::touch(&self.folder, size, round, TOUCHED)?;
             kept.again.add(time((self.keep)(round))?);
         }
-        // Whoever needs as long as the first time is measured once.
+        // One restore: a tool that takes as long as the first time is not repeated.
         files::touch(&self.folder, size, rounds + 1, TOUCHED)?;
         kept.back.add(time((self.back)(rounds))?);
         Ok(kept)
@@ -133,7 +134,7 @@ impl Drop for Loop {
     }
 }
 
-/// Every way. `source` is copied, never changed.
+/// Every tool. `source` is copied, never changed.
 pub fn all(size: Size, source: &Path, dir: &Path, rounds: u64, tell: &mut dyn FnMut(Kept)) -> anyhow::Result<()> {
     let plain: [fn(&Path, &Path) -> Keeper<'static>; 6] = [restic, borg, borg_zstd, rsync, git, copy];
     let needs: [&[(&str, &str)]; 6] = [
@@ -161,7 +162,7 @@ pub fn all(size: Size, source: &Path, dir: &Path, rounds: u64, tell: &mut dyn Fn
     mounted(size, source, dir, rounds, tell)
 }
 
-/// Those that need a file system of their own.
+/// The tools that need a file system of their own.
 fn mounted(size: Size, source: &Path, dir: &Path, rounds: u64, tell: &mut dyn FnMut(Kept)) -> anyhow::Result<()> {
     type Made =
         (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str], fn(&Path) -> Keeper<'static>);
@@ -341,7 +342,7 @@ fn btrfs(at: &Path) -> Keeper<'static> {
         }),
         back: Box::new(move |round| {
             let (mount, kept) = (there.clone(), format!("{there}/{round}"));
-            // From outside: it is the folder itself that goes.
+            // From outside, because the directory itself is replaced.
             let script = format!(
                 "cd '{mount}' && mv '{target}' away && btrfs -q subvolume snapshot '{kept}' '{target}' && btrfs -q subvolume delete away"
             );

@@ -1,4 +1,4 @@
-//! A kernel's file as somebody brings it: as it comes, and as records behind a right frame, compression and digest.
+//! An untrusted bundle: raw, and as records with valid frame, compression and digest.
 #![no_main]
 
 #[path = "../inputs/bundle.rs"]

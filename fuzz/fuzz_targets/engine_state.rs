@@ -1,4 +1,4 @@
-//! A snapshot of engine state as a client gives it back: as it comes, and behind a right checksum.
+//! A snapshot of engine state from a client: raw, and behind a valid checksum.
 #![no_main]
 
 #[path = "../inputs/engine_state.rs"]

@@ -1,4 +1,4 @@
-//! The error inside the text of an exception, which any peer can have written.
+//! The error inside the text of an exception, which any peer may have written.
 #![no_main]
 
 #[path = "../inputs/error_line.rs"]

@@ -1,4 +1,5 @@
-//! Cap'n Proto messages from any bytes, through the readers' limits: the first byte chooses the struct.
+//! Cap'n Proto messages from any bytes, within the readers' limits. The first byte selects the
+//! struct.
 #![no_main]
 
 #[path = "../inputs/messages.rs"]

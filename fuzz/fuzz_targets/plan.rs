@@ -1,4 +1,4 @@
-//! What a daemon hands to a worker's init: the sandbox plan and the document around it.
+//! The launch data of a worker's init: the sandbox plan and the document around it.
 #![no_main]
 
 #[path = "../inputs/plan.rs"]

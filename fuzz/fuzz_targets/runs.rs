@@ -1,4 +1,4 @@
-//! How an execution's two streams interleave, as the journal keeps it.
+//! The interleaving of an execution's two streams, as the journal keeps it.
 #![no_main]
 
 #[path = "../inputs/runs.rs"]

@@ -1,4 +1,4 @@
-//! Every small text that a person or a client gives: names, ids, quantities, paths, patterns.
+//! Every short text from users and clients: names, ids, quantities, paths, patterns.
 #![no_main]
 
 #[path = "../inputs/words.rs"]

@@ -1,4 +1,5 @@
-//! What a worker says to its daemon: a worker that proves itself and then sends whatever its engine wrote.
+//! Messages of a worker to its daemon, from a worker that proves its identity and then sends
+//! arbitrary engine output.
 #![no_main]
 
 #[path = "../inputs/worker_link.rs"]

@@ -1,4 +1,4 @@
-//! A kernel's file as somebody brings it: as it comes, and as records behind a right frame, compression and digest.
+//! An untrusted bundle: raw, and as records with valid frame, compression and digest.
 
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use ryokan::bundle::{MAGIC, VERSION, read};
 use ryokan::store::Store;
 
-/// One store for all inputs: what they store is nobody's.
+/// One store for all inputs; no input depends on its content.
 fn store() -> &'static Store {
     static STORE: OnceLock<Store> = OnceLock::new();
     STORE.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The parts of a checkpoint as they come from a store that anybody may have written to: the first byte chooses which.
+//! The parts of a checkpoint from an untrusted store. The first byte selects the part.
 
 use ryokan::core::checkpoint::{Manifest, StateParts};
 use ryokan::workspace::tree::format::{

@@ -8,12 +8,12 @@ pub fn run(text: &str) {
     let file = Path::new("/etc/ryokan/config.toml");
     match Config::parse(text, file) {
         Ok(config) => {
-            let again = Config::parse(&config.to_toml(), file).expect("what is in effect can be written and read");
+            let again = Config::parse(&config.to_toml(), file).expect("written effective values can be read");
             assert_eq!(config, again);
             let _ = config.sandbox.deny_paths.refusal(Path::new("/home/a/.ssh/id"), Some(Path::new("/home/a")));
         }
         Err(problems) => {
-            assert!(!problems.is_empty(), "a refusal says why");
+            assert!(!problems.is_empty(), "a refusal has a reason");
             let lines = text.lines().count().max(1);
             for problem in problems {
                 assert!(problem.line <= lines + 1, "line {} of {lines}", problem.line);

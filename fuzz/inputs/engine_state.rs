@@ -1,10 +1,10 @@
-//! A snapshot of engine state as a client gives it back: as it comes, and behind a right checksum.
+//! A snapshot of engine state from a client: raw, and behind a valid checksum.
 
 use ryokan::core::state::{EngineState, MAGIC, VERSION};
 
 fn check(bytes: &[u8]) {
     if let Ok(state) = EngineState::unpack(bytes) {
-        let again = state.pack().expect("what was unpacked can be packed");
+        let again = state.pack().expect("an unpacked state can be packed");
         assert_eq!(EngineState::unpack(&again).as_ref(), Ok(&state));
     }
 }

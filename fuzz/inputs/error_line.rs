@@ -1,4 +1,4 @@
-//! The error inside the text of an exception, which any peer can have written.
+//! The error inside the text of an exception, which any peer may have written.
 
 use ryokan::core::error::Error;
 use ryokan::rpc::convert::{from_capnp, to_capnp};

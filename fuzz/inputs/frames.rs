@@ -22,10 +22,10 @@ fn frames<T: DeserializeOwned>(pieces: &[&[u8]]) -> Vec<(T, Vec<u8>)> {
 fn check<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(cut: usize, bytes: &[u8]) {
     let whole = frames::<T>(&[bytes]);
     let pieces: Vec<&[u8]> = bytes.chunks(cut).collect();
-    assert_eq!(whole, frames::<T>(&pieces), "how the bytes were cut must not matter");
+    assert_eq!(whole, frames::<T>(&pieces), "frames depend on the cuts");
     for (frame, tail) in &whole {
         let mut bytes = Vec::new();
-        encode(frame, tail, &mut bytes).expect("what came in within the limits goes out within them");
+        encode(frame, tail, &mut bytes).expect("a decoded frame is within the limits");
         let again = frames::<T>(&[&bytes]);
         assert_eq!(again.first().map(|(frame, tail)| (frame, tail)), Some((frame, tail)));
     }

@@ -1,4 +1,5 @@
-//! Cap'n Proto messages from any bytes, through the readers' limits: the first byte chooses the struct.
+//! Cap'n Proto messages from any bytes, within the readers' limits. The first byte selects the
+//! struct.
 
 use capnp::message::{Builder, Reader, ReaderOptions};
 use capnp::serialize::{OwnedSegments, read_message, write_message};
@@ -9,7 +10,7 @@ use ryokan::rpc::schema::ryokan_capnp as wire;
 
 type Message = Reader<OwnedSegments>;
 
-/// Reads `T`; what can be read can be written, and is the same when it is read again.
+/// Reads `T`; a readable value can be written, and reads back as the same value.
 fn check<T: Owned, X: std::fmt::Debug>(
     message: &Message,
     read: impl for<'a> Fn(T::Reader<'a>) -> Result<X>,
@@ -23,7 +24,7 @@ fn check<T: Owned, X: std::fmt::Debug>(
     }
     let mut bytes = Vec::new();
     write_message(&mut bytes, &builder).expect("memory takes it");
-    // A message that shares its parts may grow when it is written: read it without the limit of its size.
+    // A message that shares its parts may grow when it is written: read it without a size limit.
     let mut options: ReaderOptions = reader_options();
     options.traversal_limit_in_words(None);
     let message = read_message(bytes.as_slice(), options).expect("our own message");

@@ -1,4 +1,5 @@
-//! The first inputs of every target, a few small ones each: so that a short run starts where the interesting code is.
+//! The first inputs of every target: a few small ones each, with which a short run reaches the
+//! interesting code.
 
 use ryokan::core::error::Error;
 use ryokan::core::exec::{ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputData, OutputEvent, OutputNode, Work};
@@ -13,7 +14,7 @@ use ryokan::sandbox::SandboxPlan;
 use ryokan::workspace::tree::entry::{Content, Entry, Meta, Node};
 use ryokan::workspace::tree::format;
 
-/// An input: of which target, its name, its bytes.
+/// An input: its target, its name, its bytes.
 pub type Seed = (&'static str, String, Vec<u8>);
 
 fn put(seeds: &mut Vec<Seed>, target: &'static str, name: &str, bytes: &[u8]) {
@@ -146,7 +147,7 @@ fn checkpoint_parts(seeds: &mut Vec<Seed>) {
     put(seeds, "checkpoint", "map", &[&[4], format::encode_map(&map).as_slice()].concat());
 }
 
-/// All of them.
+/// All inputs.
 pub fn all() -> Vec<Seed> {
     let mut all = Vec::new();
     let seeds = &mut all;

@@ -7,8 +7,8 @@ pub fn run(data: &[u8]) {
     let plain = Value::from_plain_json(&json);
     let _ = (plain.to_plain_json(), plain.to_json());
     if let Ok(value) = Value::from_json(&json) {
-        let again = Value::from_json(&value.to_json()).expect("what was read can be written and read again");
-        // NaN differs from itself, its text does not.
+        let again = Value::from_json(&value.to_json()).expect("a written value can be read");
+        // NaN differs from itself, but its text does not.
         assert_eq!(format!("{value:?}"), format!("{again:?}"));
         let _ = value.to_plain_json();
     }

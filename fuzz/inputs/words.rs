@@ -1,4 +1,4 @@
-//! Every small text that a person or a client gives: names, ids, quantities, paths, patterns.
+//! Every short text from users and clients: names, ids, quantities, paths, patterns.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

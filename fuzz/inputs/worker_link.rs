@@ -1,6 +1,8 @@
-//! What a worker says to its daemon: a worker that proves itself and then sends whatever its engine wrote.
+//! Messages of a worker to its daemon, from a worker that proves its identity and then sends
+//! arbitrary engine output.
 //!
-//! The worker here is real at the protocol's level, so the daemon's decoding is reached the way it is in life.
+//! The worker speaks the real protocol, so the input reaches the daemon's decoding as in
+//! production.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -31,7 +33,8 @@ fn identity() -> WorkerIdentity {
     }
 }
 
-/// The worker: its report's JSON texts are the input's, and it keeps the capability that `attach` brings.
+/// The worker. Its report contains the input as JSON texts; it keeps the capability that `attach`
+/// passes.
 struct Worker {
     text: Rc<Vec<u8>>,
     nonce: RefCell<Vec<u8>>,
@@ -112,16 +115,17 @@ async fn one(listener: &tokio::net::UnixListener, text: Rc<Vec<u8>>) {
         tokio::task::spawn_local(RpcSystem::new(Box::new(network), Some(bootstrap.client)))
     };
     let (attached, serving) = tokio::join!(attaching, accepting);
-    // A report that does not decode is a refusal; that is all that it may be.
+    // A report that does not decode must be refused.
     if let Ok((_link, _report)) = attached {
-        let supervisor = daemon.borrow().clone().expect("attach brought it");
+        let supervisor = daemon.borrow().clone().expect("attach passed the capability");
         say(&supervisor, &text).await;
         assert!(ended.0.get() <= 1, "one end");
     }
     serving.abort();
 }
 
-/// Says everything that carries a text of the engine's. Each call may fail; none may panic or hang.
+/// Sends every message that carries a text of the engine. Each call may fail; none may panic or
+/// hang.
 async fn say(daemon: &supervisor::Client, text: &[u8]) {
     let (json, tail) = text.split_at(text.len() - text.len() / 8);
     let mut event = daemon.event_request();

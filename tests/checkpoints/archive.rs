@@ -84,7 +84,7 @@ fn archive_preconditions() {
         let (held_by, version) = k.archive(0).await.unwrap();
         assert_eq!(k.info().await.unwrap().version, version);
         let removed = k.remove_checkpoint(&held_by.id.to_string(), 0).await.unwrap_err();
-        assert_eq!(removed.code, ErrorCode::Conflict, "it is all that there is of the kernel");
+        assert_eq!(removed.code, ErrorCode::Conflict, "the archive is the only copy of the kernel");
         assert_eq!(k.thread(&"t".parse().unwrap(), None, "").await.err().unwrap().reason, "archived");
         let (child, _) = k.fork(&Forking::of("child")).await.unwrap().children.remove(0).1.unwrap();
         assert_eq!(out(&child, "echo $x $(cat f)").await, "1 one");
@@ -204,6 +204,6 @@ fn daemon_kill_during_archive() {
         "state.transition.commit",
         "state.transition.clear",
     ] {
-        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
+        assert!(killed.contains(&label), "{label} was not reached: {killed:?}");
     }
 }

@@ -69,13 +69,13 @@ fn checkpoint_waits_for_stream() {
             assert_eq!(k.checkpoint(&impatient).await.unwrap_err().code, ErrorCode::Deadline, "{user:?}");
             let (patient, first) = (named("patient"), named("first"));
             let (taken, result) = futures::join!(k.checkpoint(&patient), running.result());
-            let (taken, result) = (taken.expect("taken when its turn came"), result.unwrap());
+            let (taken, result) = (taken.expect("the queued checkpoint was taken"), result.unwrap());
             assert_eq!(result.end.status, ExecStatus::Done, "{user:?}");
             assert_eq!(String::from_utf8_lossy(&result.stdout).lines().count(), 40, "{user:?}: nothing of the stream is lost");
             assert_eq!(log(&host, "k").len(), 1, "{user:?}");
             out(&k, "import os; os.remove('done'); x = None").await;
             k.restore_checkpoint(&taken.id.to_string(), 0).await.unwrap();
-            assert_eq!(out(&k, "print(x, open('done').read())").await, "done yes", "{user:?}: it is of after the execution");
+            assert_eq!(out(&k, "print(x, open('done').read())").await, "done yes", "{user:?}: the state after the execution");
             // An execution requested meanwhile waits for the checkpoint.
             let behind = async {
                 tokio::time::sleep(Duration::from_millis(1)).await;

@@ -44,7 +44,7 @@ fn checkpoint_restore_crash_atomicity() {
     let mut host = Host::prepare(User::Own);
     let killed = killed_at_each_step(&mut host, &FAMILIES);
     for label in ["state.checkpoints.add", "state.transition.begin", "state.restore.finish"] {
-        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
+        assert!(killed.contains(&label), "{label} was not reached: {killed:?}");
     }
     assert!(killed.iter().any(|label| label.starts_with("workspace.")), "{killed:?}");
 }
@@ -56,7 +56,7 @@ fn block_sharing_crash_atomicity() {
         let Some((_mounted, mut host)) = Host::prepare_on(kind, User::Own) else { return };
         let killed = killed_at_each_step(&mut host, &["workspace."]);
         for label in ["workspace.file.read", "workspace.place.rename"] {
-            assert!(killed.contains(&label), "{kind}: nothing came to {label}: {killed:?}");
+            assert!(killed.contains(&label), "{kind}: {label} was not reached: {killed:?}");
         }
         let kernel = host.data().join("kernels").read_dir().unwrap().next().unwrap().unwrap().path();
         let left: Vec<_> = kernel.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -132,7 +132,7 @@ fn failed_restore_rolls_back() {
             let (failed, seen) = futures::join!(k.restore_checkpoint("one", 0), waiting);
             let failed = failed.expect_err("it was to fail");
             assert!(failed.message.ends_with("the kernel is as it was"), "{fault}: {failed:?}");
-            assert_eq!(seen, "two", "{fault}: what waited saw the state that holds");
+            assert_eq!(seen, "two", "{fault}: the queued execution saw the final state");
             assert_eq!(state(&client, fault).await, "two", "{fault}");
             let undone = k.undo(0).await.expect_err("nothing was restored");
             assert_eq!(undone.code, ryokan::core::error::ErrorCode::NotFound, "{fault}: {undone:?}");

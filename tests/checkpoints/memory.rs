@@ -30,7 +30,7 @@ pub(super) async fn rebuilt(k: &KernelClient, name: &str) -> (String, Restoratio
     let done = k.restore_checkpoint(name, 0).await.expect("restored");
     match done.engine.clone() {
         RestoredFrom::Saved { why_not_memory } => (why_not_memory, done),
-        RestoredFrom::Memory => panic!("{name} came from memory"),
+        RestoredFrom::Memory => panic!("{name} was restored from memory"),
     }
 }
 
@@ -149,7 +149,7 @@ fn memory_copies_limited_per_worker() {
         }
         let (why, done) = rebuilt(&k, "one").await;
         assert!(why.contains("replaced it"), "{why}");
-        assert!(keys(&done).contains(&"var/g"), "what is not there again is named: {:?}", done.missed);
+        assert!(keys(&done).contains(&"var/g"), "lost state is reported: {:?}", done.missed);
         assert_eq!(out(&k, "print(x, 'g' in globals())").await, "one False");
         recall(&k, "four").await;
         assert_eq!(out(&k, "print(x, *g)").await, "four f o u r");
@@ -212,7 +212,7 @@ print(os.write(writer, b'x'), os.read(reader, 1))
         );
         assert_eq!(tried.await.lines().last(), Some("1 b'x'"));
         let left = "print([c for p in os.listdir('/proc') if p.isdigit() for c in [open(f'/proc/{p}/comm').read()] if 'cat' in c])";
-        assert_eq!(out(&k, left).await, "[]", "what no restored object knows is gone");
+        assert_eq!(out(&k, left).await, "[]", "unreferenced objects are gone");
     });
 }
 
@@ -328,7 +328,7 @@ del states, stat";
             let done = k.restore_checkpoint("one", 0).await.expect("restored");
             assert_eq!(done.engine, RestoredFrom::Memory, "{round}");
         }
-        eventually("what ended is collected", async || out(&k, look).await == before).await;
+        eventually("ended snapshots are reaped", async || out(&k, look).await == before).await;
         assert_eq!(inits(), descriptors);
     });
 }

@@ -87,7 +87,7 @@ fn workspace_quiesced_during_capture() {
             let before = out(&k, "print(read('b'))").await;
             tokio::time::sleep(Duration::from_millis(200)).await;
             let later = out(&k, "print(read('b'))").await;
-            assert_ne!(before, later, "{user:?}: it goes on afterwards");
+            assert_ne!(before, later, "{user:?}: it continues afterwards");
             out(&k, "child.kill(); child.wait()").await;
             for round in 0..5 {
                 k.restore_checkpoint(&format!("c{round}"), 0).await.unwrap();

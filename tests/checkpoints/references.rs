@@ -37,7 +37,7 @@ fn ambiguous_reference_refused() {
         assert_eq!(code(&host, &["checkpoint", "k", "-m", wrong]).0, Some(2), "{wrong:?}");
     }
     assert_eq!(code(&host, &["checkpoint", "k", "--kind", "teleport"]).0, Some(5));
-    assert_eq!(log(&host, "k").len(), 3, "what was refused left nothing");
+    assert_eq!(log(&host, "k").len(), 3, "a refused request has no effect");
     for reference in [&first[..8], "first", "~2"] {
         host.ok(&["restore", "k", reference, "--yes"]);
         assert!(log(&host, "k").iter().any(|one| one["id"] == first.as_str() && one["is_head"] == true), "{reference}");

@@ -116,7 +116,7 @@ fn restore_keeps_journal_and_audit() {
     let at = version(&host);
     let done: Value = serde_json::from_str(&host.ok(&["restore", "k", "one", "--yes", "--json"])).unwrap();
     let after = entries();
-    assert_eq!(&after[..before.len()], &before[..], "what was is still told");
+    assert_eq!(&after[..before.len()], &before[..], "earlier entries remain in the journal");
     let texts: Vec<&str> = after[before.len()..].iter().map(|entry| entry["text"].as_str().unwrap()).collect();
     assert!(texts[0].starts_with("checkpoint") && texts[1].starts_with("restored"), "{texts:?}");
     assert!(version(&host) > at);
@@ -211,7 +211,7 @@ fn abandoned_restore_cancelled() {
         eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
         let mut restore = host.command("ryokan").args(["restore", "k", "old", "--yes"]).spawn().expect("spawned");
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-        assert!(restore.try_wait().expect("waited").is_none(), "it waits for its turn");
+        assert!(restore.try_wait().expect("waited").is_none(), "the restore is queued");
         restore.kill().expect("killed");
         restore.wait().expect("ended");
         running.result().await.expect("a result");

@@ -1,4 +1,5 @@
-//! Starting the daemon when none answers. The daemon here is a script that counts its starts and lends the fake's socket.
+//! Starting the daemon on demand. Here the daemon is a script that counts its starts and serves the
+//! fake's socket.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,8 @@ use std::process::{Command, Stdio};
 use super::command_line::parts;
 use super::fake::Fake;
 
-/// A folder with the program, a `ryokand` that is `script`, and folders of its own for everything else.
+/// A directory with the program, the script as `ryokand`, and directories of its own for everything
+/// else.
 struct Installed {
     folder: tempfile::TempDir,
 }
@@ -16,8 +18,9 @@ impl Installed {
     fn new(script: &str) -> Installed {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        // Not a symbolic link: it would be resolved to the folder of the real daemon. By `cp`, so that no test that forks meanwhile
-        // holds it open for writing: the program would be "busy".
+        // Not a symbolic link, which would resolve to the directory of the real daemon. Copied by
+        // `cp`, because a fork of another test could hold a copy of our own open for writing ("text
+        // file busy").
         let copied = Command::new("cp").args(["--link", env!("CARGO_BIN_EXE_ryokan")]).arg(at("ryokan")).status();
         let copied = copied.unwrap().success()
             || Command::new("cp").arg(env!("CARGO_BIN_EXE_ryokan")).arg(at("ryokan")).status().unwrap().success();
@@ -85,7 +88,7 @@ fn failed_start_shows_log_tail() {
         "{stderr}"
     );
     assert!(stderr.contains("hint: read the full log "), "{stderr}");
-    // The next start shows its own lines only.
+    // The next start shows only its own lines.
     std::fs::write(installed.path().join("ryokand"), "#!/bin/sh\necho new >&2\nexit 1\n").unwrap();
     let (_, _, stderr) = parts(installed.command(&["ls"]).output().unwrap());
     assert!(stderr.contains("  new") && !stderr.contains("config.toml"), "{stderr}");
@@ -122,7 +125,7 @@ fn config_uses_daemon_binary() {
     assert_eq!(run(&["config", "show", "--json"]), (0, "--show-config --json\n".into(), String::new()));
 }
 
-/// One that is about to end holds its data and listens no more: the command line waits for it.
+/// A daemon that is about to end holds its data and does not listen: the command line retries.
 #[test]
 fn autostart_retries_on_lock() {
     let fake = Fake::start();

@@ -85,11 +85,11 @@ fn slow_client_back_pressure() {
         let flood = execution.output(0, async |_| {
             taken.set(taken.get() + 1);
             if taken.get() == 3 {
-                // Whatever the windows let through is through after this.
+                // Output within the flow-control windows has arrived after this pause.
                 tokio::time::sleep(Duration::from_millis(300)).await;
                 let before = fake.log.lines().len();
                 tokio::time::sleep(Duration::from_millis(300)).await;
-                assert_eq!(fake.log.lines().len(), before, "the daemon went on without its reader");
+                assert_eq!(fake.log.lines().len(), before, "the daemon wrote without a reader");
                 assert!(before < 64, "{before} chunks of 64 KiB were in flight");
                 kernel.interrupt_execution(exec).await?;
             }
@@ -152,7 +152,7 @@ fn lost_connection_fails_every_call() {
     with_kernel(async |kernel, _| {
         let waiting = kernel.run(&ExecRequest::code("wait")).await.unwrap();
         let mut events = kernel.events(3).await.unwrap();
-        // Its answer may or may not have left before the connection goes.
+        // The answer may or may not arrive before the connection closes.
         let _ = kernel.run(&ExecRequest::code("hang up")).await;
         let lost = waiting.result().await.unwrap_err();
         assert_eq!(lost.code, ErrorCode::Unavailable, "{lost:?}");

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use super::fake::Fake;
 
-/// The program with the fake's socket and no other environment that matters.
+/// The program with the fake's socket and a minimal environment.
 pub fn ryokan(fake: &Fake, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ryokan"));
     command.args(args).env("RYOKAN_SOCKET", &fake.socket).env("XDG_STATE_HOME", fake.socket.parent().unwrap());
@@ -59,7 +59,7 @@ fn daemon_ignores_closed_stdout() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
     std::fs::write(&file, "").unwrap();
-    // Whatever the umask is: what others could write is refused.
+    // Independent of the umask: a file writable by others is refused.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
     let file = file.to_str().unwrap();
     for args in [&["--check-config", file, "--json"][..], &["--check-config", file], &["--show-config"]] {
@@ -137,7 +137,7 @@ fn missing_file_exit_code() {
         assert_eq!((exit, stdout.as_str()), (3, ""), "{args:?}: {stderr}");
         assert!(stderr.starts_with("error: ") && stderr.contains("/nowhere/"), "{args:?}: {stderr}");
     }
-    assert_eq!(run(&fake, &["new", "n", "--from-dir", "/dev/null"]).0, 2, "it is there, but no folder");
+    assert_eq!(run(&fake, &["new", "n", "--from-dir", "/dev/null"]).0, 2, "not a folder");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn lost_connection_hint() {
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up later"]);
     assert_eq!(exit, 69);
     assert!(stderr.contains("; attach to it again: ryokan exec demo --attach 1\n"), "{stderr}");
-    // Perhaps lost before the number came.
+    // The connection may be lost before the execution's number arrives.
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up"]);
     assert_eq!(exit, 69);
     let ways = ["; check whether it started: ryokan journal demo --tail 1", "; attach to it again"];

@@ -60,7 +60,7 @@ fn journal_follow_shows_new_entries() {
     assert_eq!(shown.next().unwrap(), "    2  2023-11-14T22:13:20Z  #2 running wait");
     kill(Pid::from_raw(waiting.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(waiting.wait().unwrap().code(), Some(130));
-    // The end of what ran is shown; what had ended is not shown again.
+    // The end of a running execution is shown; ended ones are not repeated.
     assert_eq!(shown.next().unwrap(), "    2  2023-11-14T22:13:20Z  #2 interrupted 0 (1 ms, 3 B) wait");
     kill(Pid::from_raw(follower.id() as i32), Signal::SIGTERM).unwrap();
     assert_eq!(follower.wait().unwrap().code(), Some(143));

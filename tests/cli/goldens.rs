@@ -1,4 +1,4 @@
-//! What the command line prints, kept in `golden/`. `RYOKAN_BLESS=1` writes the files anew.
+//! Golden tests of the command line's output, in `golden/`. `RYOKAN_BLESS=1` rewrites the files.
 
 use std::path::Path;
 
@@ -24,10 +24,11 @@ fn golden(name: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(kept == text, "{name} differs; RYOKAN_BLESS=1 writes it anew. Now:\n{text}");
+    assert!(kept == text, "{name} differs; RYOKAN_BLESS=1 rewrites it. Now:\n{text}");
 }
 
-/// Indented, keys in order of the alphabet: a feature of some dependency decides in which order they are otherwise.
+/// Indented, with keys in alphabetical order: the default order depends on a feature of some
+/// dependency.
 fn sorted(json: &serde_json::Value) -> String {
     fn sort(json: &serde_json::Value) -> serde_json::Value {
         match json {

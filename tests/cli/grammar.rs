@@ -1,4 +1,4 @@
-//! What the command line accepts, what it refuses, and which exit code each error has.
+//! Accepted and refused arguments of the command line, and the exit code of each error.
 
 use clap::{CommandFactory, Parser};
 use ryokan::cli::args::{Cli, Command};

@@ -1,4 +1,4 @@
-//! The loop without a terminal: lines of a pipe.
+//! The `repl` without a terminal: lines from a pipe.
 
 use std::io::Write;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! Signals and readers that leave, against the fake.
+//! Signals and disconnecting readers, against the fake.
 
 use std::io::Read;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -10,12 +10,12 @@ use nix::unistd::Pid;
 use super::command_line::{parts, ryokan};
 use super::fake::Fake;
 
-/// Starts an execution and waits until it has said so.
+/// Starts an execution and waits for its first output.
 fn start(fake: &Fake, args: &[&str]) -> (Child, ChildStdout) {
     start_under(fake, "--default-signal=HUP", args)
 }
 
-/// The same with signals as `env` is told to leave them: whoever runs the tests may ignore some.
+/// The same with the signals that `env` sets, because the tests may run with ignored ones.
 fn start_under(fake: &Fake, signals: &str, args: &[&str]) -> (Child, ChildStdout) {
     let bare = ryokan(fake, args);
     let mut command = Command::new("env");

@@ -1,4 +1,4 @@
-//! `ryokan top` where there is no terminal: what it refuses, and its snapshots.
+//! `ryokan top` without a terminal: refusals and snapshots.
 
 use super::command_line::{parts, ryokan};
 use super::fake::Fake;
@@ -12,7 +12,7 @@ fn top_requires_terminal() {
         stderr,
         "error: top needs a terminal to draw on\nhint: for a list: ryokan ls, ryokan pool, or ryokan top --once\n"
     );
-    assert!(fake.log.lines().is_empty(), "nobody was asked");
+    assert!(fake.log.lines().is_empty(), "the daemon got no request");
 }
 
 #[test]

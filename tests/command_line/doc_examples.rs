@@ -1,11 +1,11 @@
-//! What the documents show is what happens: the examples of `docs/kaish.md`, in a real kernel.
+//! The examples of `docs/kaish.md` in a real kernel.
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecStatus;
 
 use crate::support::{Host, kernel, run};
 
-/// A command after `$ ` with its further lines after `> `, and what it is said to print.
+/// A command after `$ ` with its continuation lines after `> `, and its documented output.
 struct Example {
     code: String,
     prints: String,
@@ -30,7 +30,7 @@ fn examples(document: &str) -> Vec<Example> {
     found
 }
 
-/// Exactly as shown; where something is left out (`…`), what is left is there.
+/// Exact equality; with an ellipsis (`…`), every part must occur.
 fn is_shown(printed: &str, shown: &str) -> bool {
     match shown.contains('…') {
         true => shown.trim_end().split('…').all(|part| printed.contains(part)),

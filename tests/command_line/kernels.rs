@@ -1,4 +1,4 @@
-//! Kernels as the command line shows, follows and removes them.
+//! Listing, following and removing kernels with the command line.
 
 use std::process::{Child, Stdio};
 
@@ -66,7 +66,7 @@ fn ephemeral_removed_with_client() {
         until("it is removed", || listed(&host).len() == 1);
         assert_eq!(listed(&host)[0]["name"], "mine");
         until("its worker is gone", || host.workers().is_empty());
-        // Unlisted first, deleted then.
+        // The kernel is unlisted before its files are deleted.
         until("its files are gone", || std::fs::read_dir(host.data().join("kernels")).unwrap().count() == 1);
     }
 }
@@ -83,7 +83,7 @@ fn ephemeral_removed_on_restart() {
     run.kill().unwrap();
     run.wait().unwrap();
     host.launch();
-    assert_eq!(listed(&host).len(), 1, "only what was made to stay");
+    assert_eq!(listed(&host).len(), 1, "only the durable kernel");
     until("its worker is gone", || host.workers().is_empty());
     assert_eq!(std::fs::read_dir(host.data().join("kernels")).unwrap().count(), 1);
 }
@@ -98,7 +98,7 @@ fn ephemeral_ends_with_connection() {
             let (kernel, info) = client.create_kernel(&wanted, "key").await.expect("made");
             assert!(info.spec.ephemeral);
             assert_eq!(out(&kernel, "echo here").await, "here");
-            // Another connection that comes and goes changes nothing.
+            // A short connection of another client has no effect.
             host.ok(&["exec", "brief", "echo there"]);
             assert_eq!(out(&kernel, "echo here").await, "here");
         };

@@ -1,4 +1,4 @@
-//! The command line with a real daemon and real kernels: what its users meet.
+//! The command line with a real daemon and real kernels.
 
 mod doc_examples;
 mod kernels;

@@ -1,4 +1,4 @@
-//! Output that cannot be written is an error of the command line, and ends nothing of a kernel that stays.
+//! Failed writes of output are errors of the command line and do not end a durable kernel.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -16,10 +16,10 @@ fn write_error_keeps_execution() {
         let said = String::from_utf8(output.stderr).expect("text");
         assert!(said.contains("could not write the output: No space left on device"), "{args:?}: {said}");
         assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-        // Where it goes on, how to see it.
+        // Where the execution continues, the message names the way to attach.
         assert_eq!(said.contains("ryokan exec stays --attach 1"), args[0] == "exec", "{said}");
     }
-    assert_eq!(host.ok(&["exec", "stays", "echo $done"]), "1\n", "it went on to its end");
+    assert_eq!(host.ok(&["exec", "stays", "echo $done"]), "1\n", "the execution ran to its end");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `ryokan pool`: what it tells programs, and what somebody sees who watches.
+//! `ryokan pool`: JSON output, and `--watch` on a terminal.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use ryokan::core::engine::EngineName;
 
 use crate::support::{Host, Terminal, User, eventually, kernel, out};
 
-/// The names of the fields of each, as `docs/cli-json.md` promises them.
+/// The field names that `docs/cli-json.md` promises.
 fn promised() -> BTreeSet<String> {
     let promises = include_str!("../../docs/cli-json.md");
     let line = promises.lines().find_map(|line| line.strip_prefix("| `pool` | array of `{")).expect("a line of pools");
@@ -38,7 +38,7 @@ fn pool_json_matches_daemon() {
         for n in 0..3 {
             out(&k, &format!("x={n}")).await;
         }
-        // Something may change between the two questions.
+        // The pools may change between the two requests.
         eventually("both say the same", async || {
             let (pools, told) = (client.pools().await.expect("pools"), told(&host));
             for one in &told {
@@ -70,11 +70,11 @@ fn pool_watch_updates_until_ctrl_c() {
     terminal.wait_for("kaish");
     let before = terminal.settings();
     assert!(before.local_flags.contains(LocalFlags::ECHO | LocalFlags::ICANON | LocalFlags::ISIG));
-    // A pool that was not there when it began.
+    // A pool that is created meanwhile.
     host.ok(&["new", "odd", "--memory", "300M"]);
     host.ok(&["exec", "odd", "echo well"]);
     terminal.wait_for("300 MiB");
-    // Each time from the top, and what was there is cleared.
+    // Each refresh starts at the top and clears the screen.
     terminal.wait_for_raw("\x1b[H\x1b[J");
     terminal.press("\x03");
     terminal.ended_with(130);

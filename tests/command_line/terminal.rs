@@ -1,4 +1,4 @@
-//! The loop `ryokan repl` on a real terminal: what is typed, key by key, is what runs.
+//! `ryokan repl` on a real terminal, with key-by-key input.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ const UP: &str = "\x1b[A";
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
 
-/// The newest execution's code, as the journal has it.
+/// The newest execution's code, from the journal.
 fn newest(host: &Host, kernel: &str) -> String {
     let line = host.ok(&["journal", kernel, "--json", "-n", "1"]);
     serde_json::from_str::<serde_json::Value>(&line).unwrap()["text"].as_str().unwrap().to_owned()
@@ -87,5 +87,5 @@ fn repl_ctrl_c() {
     terminal.leave("k:kaish> ", CTRL_D);
     let journal = host.ok(&["journal", "k"]);
     assert!(journal.contains("#1 interrupted") && !journal.contains("never"), "{journal}");
-    assert_eq!(host.ok(&["exec", "k", "echo $x"]), "kept\n", "the kernel lives on");
+    assert_eq!(host.ok(&["exec", "k", "echo $x"]), "kept\n", "the kernel survives");
 }

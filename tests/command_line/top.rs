@@ -1,6 +1,7 @@
 //! `ryokan top` on a real terminal, with a real daemon.
 //!
-//! Only cells that change are written, and a blank cell between two words does not: so what is waited for are single words.
+//! Only changed cells are written, and a blank cell between two words is not one: so the tests wait
+//! for single words.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,10 @@ use nix::unistd::Pid;
 
 use crate::support::{Host, Terminal};
 
-/// The other screen, where nothing of what is drawn stays in the shell's.
+/// Leaves the alternate screen.
 const LEFT: &str = "\x1b[?1049l";
 
-/// What the terminal does with keys while somebody types a command: echo, whole lines, signals.
+/// The terminal's line settings: echo, whole lines, signals.
 fn usual() -> LocalFlags {
     LocalFlags::ECHO | LocalFlags::ICANON | LocalFlags::ISIG
 }
@@ -23,7 +24,7 @@ fn state_of(host: &Host, kernel: &str) -> String {
     json["state"].as_str().unwrap().to_owned()
 }
 
-/// What is shown may be the question, and not yet what came of it.
+/// Waits for an effect, because the screen may still show the confirmation prompt.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !is_so() {

@@ -1,4 +1,4 @@
-//! Files that cannot be read are in no checkpoint, fork or export; whoever takes one is told.
+//! Unreadable files are missing from checkpoints, forks and exports, with a warning.
 
 use ryokan::core::engine::EngineName;
 
@@ -6,12 +6,12 @@ use crate::support::{Host, User, kernel, out};
 
 #[test]
 fn unreadable_files_reported() {
-    // Root's daemon reads them all.
+    // A daemon of root reads all of them.
     let Some(user) = crate::support::users().into_iter().find(|user| *user == User::Unprivileged) else { return };
     let host = Host::start_as(user);
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Bash).await;
-        // A socket is of no use without its process: nobody is warned of that.
+        // A socket is useless without its process, so it causes no warning.
         let bind = "import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")";
         out(&k, &format!("echo a > s; echo b > t; chmod 000 s; python3 -c '{bind}'; [ -S socket ]")).await;
         let said = |args: &[&str]| {

@@ -1,4 +1,4 @@
-//! Values, files and the configuration: from the command line to the engine and back.
+//! Values, files and configuration, from the command line to the engine and back.
 
 use crate::support::{Host, User};
 
@@ -18,7 +18,7 @@ fn exact_big_integers() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{said}");
     assert!(said.contains("18446744073709551616"), "{said}");
-    assert_eq!(host.ok(&["vars", "s", "get", "n"]), "9007199254740993\n", "what was refused changed nothing");
+    assert_eq!(host.ok(&["vars", "s", "get", "n"]), "9007199254740993\n", "the refused value changed nothing");
     let journal = host.ok(&["journal", "s"]);
     assert_eq!(journal.matches("set n failed: ").count(), 1, "{journal}");
 }
@@ -44,7 +44,7 @@ fn missing_config_uses_defaults() {
         (&check["defaults"], &problem["line"], &problem["key"]),
         (&false.into(), &2.into(), &"defaults.memroy".into())
     );
-    // What would be read and never be of use.
+    // Values that are valid but cannot work.
     let hidden = host.path("home").join("python3");
     std::fs::copy("/bin/true", &hidden).unwrap();
     let engine = format!("[engines.python]\ncommand = {hidden:?}\n");
@@ -75,7 +75,7 @@ fn limit_errors_use_readable_units() {
     assert_eq!(host.cli(&["mount", "k", "/data", "/nowhere/x"]).status.code(), Some(3));
 }
 
-/// The tour prints what it does so that it can be typed again.
+/// The tour prints commands in a form that can be pasted.
 #[test]
 fn tour_commands_shell_quoted() {
     let tour = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/tour");

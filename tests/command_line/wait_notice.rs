@@ -1,4 +1,4 @@
-//! What somebody at a terminal is told while a command waits for a kernel that is at work.
+//! The notice on a terminal while a command waits for a busy kernel.
 
 use crate::support::{Host, Terminal, until};
 
@@ -17,7 +17,7 @@ fn terminal_shows_wait_reason() {
     for terminal in &mut waits {
         terminal.wait_for("waiting: kernel k is busy with execution 1; see it: ryokan exec k --attach 1");
     }
-    // Of its own execution nobody is told, however long that takes; nor is a program.
+    // No notice about one's own execution, and none without a terminal.
     let quiet = host.command("ryokan").args(["vars", "k"]).stderr(std::process::Stdio::piped()).spawn().expect("runs");
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(runs.shown(), "");

@@ -1,4 +1,4 @@
-//! Who may have how much at once, as clients see it: of one kernel, and each user of a system-wide daemon.
+//! Admission limits as clients see them: of one kernel, and of each user of a system-wide daemon.
 
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, until};
 
 const ONE: u32 = UNPRIVILEGED;
 const OTHER: u32 = UNPRIVILEGED + 1;
-/// What the command line exits with when it is refused.
+/// Exit status of the command line after a refusal.
 const REFUSED: Option<i32> = Some(4);
 
 #[test]
@@ -38,28 +38,29 @@ fn full_queue_rejects_executions() {
                 EngineName::Kaish | EngineName::Bash | EngineName::Node => format!("/bin/sh -c '{waits}'; "),
             };
             let mut asked = vec![k.run(&ExecRequest::code(gate + &code(0))).await.expect("accepted")];
-            eventually("it runs", async || k.info().await.expect("told").state == "busy").await;
+            eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
             for n in 1..=QUEUE {
                 asked.push(k.run(&ExecRequest::code(code(n))).await.expect("accepted"));
             }
-            // Of those nobody comes to an end before the first: whoever waited for room would wait for ever.
+            // None of these ends before the first, so a request that waited for room would never
+            // return.
             for n in [98, 99] {
                 let more = ExecRequest::code(code(n));
                 let asking = tokio::time::timeout(Duration::from_secs(20), k.run(&more)).await;
-                let refused = asking.expect("told at once").err().expect("the queue is full");
+                let refused = asking.expect("refused at once").err().expect("the queue is full");
                 assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
                 assert!(refused.message.contains(&format!("has {QUEUE} pieces of work waiting")), "{refused}");
                 assert!(refused.hint.contains("wait for some of them to end"), "{refused}");
             }
-            assert_eq!(k.info().await.expect("told").executions, 1 + QUEUE as u64, "what was refused has no number");
-            let folder = host.data().join("kernels").join(k.info().await.expect("told").id.to_string());
+            assert_eq!(k.info().await.expect("info").executions, 1 + QUEUE as u64, "a refused execution has no number");
+            let folder = host.data().join("kernels").join(k.info().await.expect("info").id.to_string());
             std::fs::write(folder.join("workspace/go"), "").expect("written");
             for (n, asked) in asked.into_iter().enumerate() {
                 let ended = asked.result().await.expect("a result");
                 assert_eq!(ended.end.status, ExecStatus::Done, "{engine} {n}: {:?}", ended.end);
                 assert_eq!(String::from_utf8_lossy(&ended.stdout), format!("ran {n}\n"), "{engine}");
             }
-            // There is room again, and what was refused never ran.
+            // There is room again, and the refused executions never ran.
             let read = match engine {
                 EngineName::Python => "print(open('order').read().split())",
                 EngineName::Kaish | EngineName::Bash | EngineName::Node => "cat order",
@@ -70,7 +71,7 @@ fn full_queue_rejects_executions() {
     }
 }
 
-/// A system-wide daemon with these limits; none, and said, where only others may start one.
+/// A system-wide daemon with these limits; `None`, with a notice, unless run as root.
 fn system(limits: &str) -> Option<SystemWide> {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("ignored, because only root starts a system-wide daemon");
@@ -90,7 +91,7 @@ fn ok(system: &SystemWide, uid: u32, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// It is refused, and that is said in these words.
+/// Expects a refusal whose message contains these words.
 #[track_caller]
 fn refused(system: &SystemWide, uid: u32, args: &[&str], words: &[&str]) {
     let output = system.cli(uid, args);
@@ -119,7 +120,7 @@ fn per_user_kernel_quota() {
     refused(&system, ONE, &["new", "c"], &["2 kernels already", "hint: remove some"]);
     refused(&system, ONE, &["fork", "a", "c"], &["2 kernels already"]);
     refused(&system, ONE, &["run", "echo never"], &["2 kernels already"]);
-    // It is his own bound, and what he has goes on.
+    // The limit is the user's own, and the existing kernels still work.
     assert_eq!(ok(&system, ONE, &["exec", "a", "echo well"]), "well\n");
     for name in ["a", "b"] {
         ok(&system, OTHER, &["new", name]);
@@ -140,14 +141,14 @@ fn per_user_memory_quota() {
         }
     }
     for uid in [ONE, OTHER] {
-        // It is not the kernel that is promised memory, but its worker.
+        // Memory is reserved for the kernel's worker, not for the kernel.
         for name in ["a", "b"] {
             assert_eq!(ok(&system, uid, &["exec", name, "x=41; echo well"]), "well\n");
         }
         let words = ["promised 600 MiB", "wants 300 MiB", "memory_per_user", "hint: stop one of your kernels"];
         refused(&system, uid, &["exec", "c", "echo never"], &words);
         assert_eq!(ok(&system, uid, &["exec", "small", "echo well"]), "well\n");
-        // Whoever has a worker needs no other.
+        // A kernel with a worker needs no other.
         assert_eq!(ok(&system, uid, &["exec", "a", "echo $x"]), "41\n");
         let words = ["more than 700 MiB", "limits.memory_per_user"];
         refused(&system, uid, &["exec", "large", "echo never"], &words);
@@ -186,9 +187,10 @@ fn per_user_execution_quota() {
     until("the first runs", || shown(&system, ONE, "a", "state") == "busy");
     let mut second = spawn(&system, ONE, &["exec", "b", "echo ran > f; echo second"]);
     until("the second is accepted", || shown(&system, ONE, "b", "executions") == 2);
-    // The other user's comes later and takes its time: whoever could run beside the first would have ended.
+    // The other user's execution is later and takes longer: an execution beside the first would
+    // have ended.
     assert_eq!(ok(&system, OTHER, &["exec", "c", "sleep 1; echo other"]), "other\n");
-    assert_eq!(second.try_wait().expect("asked"), None, "it runs beside the first");
+    assert_eq!(second.try_wait().expect("asked"), None, "the second runs beside the first");
     assert!(ok(&system, ONE, &["journal", "b"]).contains("#2"));
     kill(Pid::from_raw(first.id() as i32), Signal::SIGINT).expect("there");
     assert_eq!(first.wait_with_output().expect("ended").status.code(), Some(130));

@@ -1,4 +1,4 @@
-//! What code leaves running behind its execution, and no engine tells of, is held to the kernel's limits too.
+//! Background processes that no engine reports are bound by the kernel's limits too.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn background_process_limits() {
         host.launch();
         host.with(async |client| {
             let k = kernel(&client, "k", EngineName::Bash).await;
-            // No child of the shell by the time its execution ends, and nothing of it for a while.
+            // Not a child of the shell when its execution ends, and idle at first.
             let flood =
                 "n=0; sleep 3; while [ $n -lt 200 ]; do head -c 4M /dev/zero > flood.$n; n=$((n + 1)); sleep 0.1; done";
             run(&k, &format!("kept=1; (setsid sh -c '{flood}' >/dev/null 2>&1 &)")).await;
@@ -29,7 +29,7 @@ fn background_process_limits() {
             let size = String::from_utf8(size.expect("du runs").stdout).expect("text");
             let mib: u64 = size.split_whitespace().next().and_then(|mib| mib.parse().ok()).expect("a number");
             assert!(mib < 600, "{user:?}: {mib} MiB");
-            // Once there is room again, what it had is there.
+            // With free space again, its state is there.
             for entry in std::fs::read_dir(host.data().join("kernels")).expect("kernels").flatten() {
                 let files = std::fs::read_dir(entry.path().join("workspace")).into_iter().flatten().flatten();
                 for file in files.filter(|file| file.file_name().to_string_lossy().starts_with("flood")) {
@@ -42,7 +42,10 @@ fn background_process_limits() {
     }
 }
 
-/// A worker in which something runs is looked at twice a second or so; one in which nothing does every ten. Now and then the daemon asks, too.
+/// Init polls a worker with running processes about twice a second, and an idle one every ten
+/// seconds.
+///
+/// The daemon's requests wake it occasionally, too.
 #[test]
 fn idle_worker_sleeps() {
     let host = Host::without_pool(User::Own);
@@ -53,7 +56,7 @@ fn idle_worker_sleeps() {
             run(&k, "x=1").await;
             inits.push((engine, worker_of(&host, engine.name())));
         }
-        // What was written is counted until it is known to be all.
+        // Writes are counted until the count is complete.
         tokio::time::sleep(Duration::from_secs(4)).await;
         let before: Vec<u64> = inits.iter().map(|(_, init)| wakes(*init)).collect();
         tokio::time::sleep(Duration::from_secs(11)).await;
@@ -64,7 +67,7 @@ fn idle_worker_sleeps() {
     });
 }
 
-/// How often a process has slept.
+/// Number of times that a process has slept.
 fn wakes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is there");
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));

@@ -1,4 +1,4 @@
-//! Places of clients: nobody takes those of others, and whoever has not said hello takes little.
+//! Client limits: one user cannot take all places, and a client costs little before its hello.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use ryokan::core::limits;
 use super::system_wide::SystemWide;
 use crate::support::{Host, UNPRIVILEGED, User, kernel, run, users};
 
-/// A message of one segment as it begins on the wire.
+/// The header of a message of one segment.
 fn table(words: usize) -> Vec<u8> {
     [0, words as u32].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -27,21 +27,21 @@ fn large_hello_disconnects() {
             stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             stream
         };
-        // What it announces is enough: nothing of it is waited for.
+        // The announced size suffices for a refusal: the body is not awaited.
         let mut large = connect();
         large.write_all(&table(limits::HELLO_WORDS + 1)).unwrap();
         let began = Instant::now();
-        // Perhaps after a word about it.
+        // An error message may precede the end.
         let over = large.read_to_end(&mut Vec::new());
-        assert!(!over.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "it is over");
-        assert!(began.elapsed() < Duration::from_secs(4), "at once, not when the time to say hello is over");
-        // One as large as may be is awaited, as any client's is.
+        assert!(!over.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "the connection is closed");
+        assert!(began.elapsed() < Duration::from_secs(4), "at once, not at the deadline for hello");
+        // A message of the maximum size is awaited, as any client's is.
         let mut small = connect();
         small.write_all(&table(limits::HELLO_WORDS)).unwrap();
         small.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         let waits = small.read(&mut [0; 64]).expect_err("nothing to read yet");
         assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock, "{waits}");
-        // After hello large ones are welcome.
+        // After hello, larger messages are accepted.
         host.with(async |client| {
             let shell = kernel(&client, "k", EngineName::Kaish).await;
             let code = format!("echo large # {}", "x".repeat(limits::HELLO_WORDS * 8 * 4));
@@ -58,7 +58,7 @@ fn client_limit_is_reported() {
     host.launch();
     let mut taken = Vec::new();
     let said = until_refused(|| {
-        // One of those that came before may have been leaving still, and so turned away this one.
+        // An earlier connection may still count, and cause this refusal.
         taken.push(UnixStream::connect(host.socket()).unwrap());
         host.cli(&["ls"])
     });
@@ -67,19 +67,20 @@ fn client_limit_is_reported() {
     until_served(|| host.cli(&["ls"]));
 }
 
-/// Repeats until it fails: a connection counts when the daemon has accepted it. Gives what was said.
+/// Repeats `run` until it fails, because a connection counts only once accepted. Returns its error
+/// output.
 fn until_refused(mut run: impl FnMut() -> Output) -> String {
     let began = Instant::now();
     for tries in 0.. {
         let output = run();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         if !output.status.success() {
-            assert_eq!(output.status.code(), Some(4), "a refusal, as its code says: {said}");
+            assert_eq!(output.status.code(), Some(4), "the exit status of a refusal: {said}");
             return said;
         }
-        assert!(began.elapsed() < Duration::from_secs(8), "it is served still, {tries} times");
+        assert!(began.elapsed() < Duration::from_secs(8), "not refused after {tries} tries");
     }
-    unreachable!("it is refused, or the test fails")
+    unreachable!("a refusal returns, the deadline fails")
 }
 
 fn until_served(mut run: impl FnMut() -> Output) {
@@ -168,7 +169,7 @@ fn memory_limit_evicts_warm_workers() {
         assert!(refused.message.contains("promised 1 GiB") && refused.hint.contains("limits.memory"), "{refused}");
         kernels[0].stop(false).await.expect("stopped");
         assert_eq!(run(&kernels[2], "echo served").await.stdout, b"served\n");
-        // No waiting helps one that is more than all there may be, and no slot goes for it.
+        // A request beyond the total limit is refused, and evicts no warm worker.
         let mut wanted = crate::support::spec("large", EngineName::Kaish);
         wanted.memory_bytes = Some(2 << 30);
         let large = client.create_kernel(&wanted, "").await.expect("made").0;
@@ -177,7 +178,7 @@ fn memory_limit_evicts_warm_workers() {
     });
 }
 
-/// Those who come at the same moment are judged one after the other: nobody slips in between a judgement and what it allows.
+/// Concurrent requests cannot exceed the limit together: check and reservation are atomic.
 #[test]
 fn concurrent_worker_quota() {
     if !nix::unistd::geteuid().is_root() {
@@ -201,7 +202,7 @@ fn concurrent_worker_quota() {
             let said = String::from_utf8_lossy(&refused.stderr);
             assert!(said.contains("you have 2 workers already"), "{said}");
         }
-        // None of them is blamed for a crash.
+        // None of the kernels is marked as crashed.
         let listed = system.cli(UNPRIVILEGED, &["ls", "--json"]);
         assert!(!String::from_utf8_lossy(&listed.stdout).contains("\"crashed\""), "{listed:?}");
     }

@@ -1,4 +1,4 @@
-//! Who may make how many kernels of what kind, and what comes of a request that comes twice.
+//! Creation: quotas, engines, and repeated requests.
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::{ErrorCode, Result};
@@ -31,7 +31,7 @@ fn creation_key_is_idempotent() {
                 (name, made.expect("made").1.id)
             };
             assert_eq!(child(one), child(other));
-            // One that fails leaves the key to the next.
+            // A failed creation releases its key.
             wanted.name = "other".parse().expect("a name");
             wanted.from_dir = Some("/nowhere/at/all".into());
             let (one, other) =

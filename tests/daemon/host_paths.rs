@@ -1,4 +1,4 @@
-//! Paths of the host that kernels are given, and what others put in their place.
+//! Mounted host paths, and attempts to replace them.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn mount_source_rechecked() {
             result.end.err
         };
         std::fs::rename(&given, host.path("aside")).unwrap();
-        // However often: nothing is wrong with the kernel.
+        // Repeated failures do not count as crashes.
         for _ in 0..8 {
             let gone = attempt("gone").await;
             assert!(gone.contains("there is no") && gone.contains("ryokan unmount k /data"), "{gone}");
@@ -42,8 +42,8 @@ fn mount_source_rechecked() {
         assert!(forbidden.contains("may not be given"), "{forbidden}");
         std::fs::remove_file(&given).unwrap();
         std::fs::rename(host.path("aside"), &given).unwrap();
-        assert_eq!(out(&shell, "cat /data/seen").await, "seen", "it is back");
-        // What no kernel is given is refused at once, whether there is a worker or not.
+        assert_eq!(out(&shell, "cat /data/seen").await, "seen", "the path is back");
+        // A forbidden path is refused at once, with or without a worker.
         for _ in 0..2 {
             let refused = shell.mount_at("/host", "/proc", false, 0).await.expect_err("refused");
             assert_eq!(refused.reason, "own_folder", "{refused:?}");
@@ -52,7 +52,7 @@ fn mount_source_rechecked() {
     });
 }
 
-/// A folder that the host's user owns and that others may enter.
+/// A directory that the host's user owns and that others may enter.
 fn folder(user: User, path: &Path, seen: &str) {
     std::fs::create_dir_all(path).unwrap();
     std::fs::write(path.join("seen"), seen).unwrap();
@@ -64,7 +64,8 @@ fn folder(user: User, path: &Path, seen: &str) {
     }
 }
 
-/// Code that may write to the folder above a path that another kernel was given puts a link there.
+/// Code that may write to the parent directory of another kernel's mounted path replaces it with a
+/// link.
 #[test]
 fn symlinked_mount_source_refused() {
     for user in users() {
@@ -104,14 +105,14 @@ fn symlinked_mount_source_refused() {
                         }
                         does(away.clone()).await;
                         if running {
-                            assert_eq!(out(victim, &look).await, "given", "{what}: what is mounted stays");
+                            assert_eq!(out(victim, &look).await, "given", "{what}: the mount stays");
                             victim.stop(false).await.expect("stops");
                         }
                         let refused = run(victim, &look).await;
                         assert_eq!(refused.end.status, ExecStatus::Refused, "{what}: {refused:?}");
                         assert!(refused.end.err.contains("leads elsewhere"), "{what}: {}", refused.end.err);
                         neighbour.stop(false).await.expect("stops");
-                        assert_eq!(out(&neighbour, "cat /free/seen").await, "free", "{what}: others go on");
+                        assert_eq!(out(&neighbour, "cat /free/seen").await, "free", "{what}: other kernels continue");
                         does(back.into()).await;
                         victim.start().await.expect("starts again");
                         assert_eq!(out(victim, &format!("echo $x; {look}")).await, "kept\ngiven", "{what}");
@@ -122,7 +123,8 @@ fn symlinked_mount_source_refused() {
     }
 }
 
-/// A link that is the owner's own is followed once, when the path is given; what it led to is what is mounted from then on.
+/// A link of the owner is resolved once, when the path is mounted. Later starts use the recorded
+/// target.
 #[test]
 fn symlink_resolved_once_at_mount() {
     for user in users() {
@@ -139,7 +141,7 @@ fn symlink_resolved_once_at_mount() {
                     shell.start().await.expect("starts");
                 }
                 shell.mount_at("/data", &source, false, 0).await.expect("mounted");
-                assert_eq!(shell.mounts().await.expect("mounts")[0].source, source, "shown as it was given");
+                assert_eq!(shell.mounts().await.expect("mounts")[0].source, source, "shown as requested");
                 assert_eq!(out(&shell, "cat /data/seen").await, "one");
             });
         }
@@ -148,12 +150,12 @@ fn symlink_resolved_once_at_mount() {
         std::os::unix::fs::symlink(&two, &link).unwrap();
         host.with(async |client| {
             let (shell, _) = client.open_kernel("live").await.expect("there");
-            assert_eq!(out(&shell, "cat /data/seen").await, "one", "what is mounted stays");
+            assert_eq!(out(&shell, "cat /data/seen").await, "one", "the mount stays");
             shell.stop(false).await.expect("stops");
             let refused = run(&shell, "cat /data/seen").await;
             assert!(refused.end.err.contains("leads elsewhere"), "{}", refused.end.err);
             shell.unmount_at("/data", 0).await.expect("unmounted");
-            shell.mount_at("/data", &source, false, 0).await.expect("given anew");
+            shell.mount_at("/data", &source, false, 0).await.expect("mounted again");
             shell.start().await.expect("starts");
             assert_eq!(out(&shell, "cat /data/seen").await, "two");
         });
@@ -174,17 +176,17 @@ fn system_path_kept_while_running() {
             assert_eq!(out(&shell, &look).await, "system");
             let taken = shell.mount_at(&system.display().to_string(), "/usr", false, 0).await;
             assert!(taken.is_err(), "its place is taken");
-            assert!(shell.mounts().await.expect("mounts").is_empty(), "nobody gave it to this kernel");
+            assert!(shell.mounts().await.expect("mounts").is_empty(), "the system path is no mount of the kernel");
         });
         host.kill();
         host.configure("");
         host.launch();
         host.with(async |client| {
             let (shell, info) = client.open_kernel("k").await.expect("there");
-            assert_eq!(info.state, "ready", "it was taken over");
-            assert_eq!(out(&shell, &look).await, "system", "what it was started with");
+            assert_eq!(info.state, "ready", "the worker was adopted");
+            assert_eq!(out(&shell, &look).await, "system", "the path of its start");
             shell.stop(false).await.expect("stops");
-            assert_ne!(run(&shell, &look).await.end.code, 0, "no longer of the configuration");
+            assert_ne!(run(&shell, &look).await.end.code, 0, "no longer configured");
         });
     }
 }

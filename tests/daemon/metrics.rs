@@ -1,4 +1,4 @@
-//! What Prometheus reads, as it reads it.
+//! Metrics as Prometheus reads them.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use ryokan::core::engine::EngineName;
 
 use crate::support::{Host, User, kernel, run, spec};
 
-/// What a daemon tells now.
+/// The daemon's current metrics.
 pub fn told(host: &Host) -> String {
     ask(UnixStream::connect(host.socket().with_file_name("metrics.sock")).expect("connected"), "GET /metrics")
 }
@@ -37,7 +37,7 @@ fn metrics_are_anonymous() {
     let socket = host.socket().with_file_name("metrics.sock");
     let unix = || UnixStream::connect(&socket).expect("connected");
     host.with(async |client| {
-        // It is there once a client is answered.
+        // The socket exists once a client is answered.
         client.ping().await.expect("an answer");
         assert_eq!(socket.metadata().expect("there").permissions().mode() & 0o777, 0o600);
         crate::support::eventually("a worker is ready", async || {
@@ -64,7 +64,7 @@ fn metrics_are_anonymous() {
     assert!(stage("checkpoint") >= 1.0 && stage("checkpoint_pause") >= 1.0 && stage("pool_refill") >= 1.0);
     assert_eq!(value(&text, "ryokan_pool_events_total{engine=\"kaish\",event=\"taken\"}"), 1.0);
     assert!(value(&text, "ryokan_workers") >= 1.0 && value(&text, "ryokan_clients") >= 0.0, "{text}");
-    // Whatever the dashboard asks for is there.
+    // Every series of the dashboard exists.
     let dashboard = include_str!("../../docs/grafana-dashboard.json");
     let shown: std::collections::BTreeSet<&str> = dashboard
         .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
@@ -76,7 +76,8 @@ fn metrics_are_anonymous() {
             text.lines().any(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(['{', ' '])));
         assert!(is_there, "the dashboard shows {series}, which is not there");
     }
-    // The same on the loopback; who asks for something else is told so, and who says nothing sensible hurts nobody.
+    // The same on the loopback. Other requests get an error, and malformed ones affect no other
+    // reader.
     let tcp = || TcpStream::connect(("127.0.0.1", port)).expect("connected");
     assert!(ask(tcp(), "GET /metrics").contains("ryokan_warm_workers{"));
     assert!(ask(tcp(), "GET /").starts_with("HTTP/1.1 404"));
@@ -85,12 +86,12 @@ fn metrics_are_anonymous() {
     nonsense.write_all(&[0xff; 4096]).expect("written");
     let _ = nonsense.read_to_end(&mut Vec::new());
     assert!(ask(unix(), "GET /metrics").starts_with("HTTP/1.1 200"));
-    // Those who connect and say nothing, as many as may: they keep nobody from the socket.
+    // Silent TCP connections up to the limit do not block the socket.
     let _silent: Vec<_> = (0..20).map(|_| tcp()).collect();
     assert!(ask(unix(), "GET /metrics").starts_with("HTTP/1.1 200"));
     host.signal(nix::sys::signal::Signal::SIGTERM);
     host.wait();
-    assert!(!socket.exists(), "the socket is left");
+    assert!(!socket.exists(), "the socket still exists");
 }
 
 #[test]
@@ -136,10 +137,10 @@ fn removed_kernels_free_memory() {
             let (made, _) = client.create_kernel(&wanted, "").await.expect("made");
             made.remove(0).await.expect("removed");
         }
-        // Those whose task has not ended yet are few.
+        // Few are left whose task has not ended yet.
         assert!(remembered() < 60.0, "{} kernels are still in memory", remembered());
     });
     host.with(async |_| {
-        crate::support::eventually("nothing is remembered", async || remembered() == 1.0).await;
+        crate::support::eventually("only one kernel is in memory", async || remembered() == 1.0).await;
     });
 }

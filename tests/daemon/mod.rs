@@ -1,4 +1,4 @@
-//! The daemon as its clients see it: kernels that keep their state, whoever dies.
+//! The daemon as its clients see it: kernels keep their state when any process dies.
 
 mod admission;
 mod background_processes;
@@ -39,7 +39,7 @@ fn kernel_state_survives_stop() {
                 stopped.stop(false).await.expect("stops");
                 assert_eq!(stopped.info().await.expect("info").state, "stopped");
             }
-            assert_eq!(out(&shell, "echo $x").await, "5", "state comes back with the next worker");
+            assert_eq!(out(&shell, "echo $x").await, "5", "the next worker has the state");
             assert_eq!(out(&python, "print(y)").await, "20");
         });
     }
@@ -76,7 +76,7 @@ fn daemon_kill_loses_nothing() {
             (running.exec(), host.workers())
         });
         host.restart();
-        assert_eq!(host.workers(), pid, "the worker lives on");
+        assert_eq!(host.workers(), pid, "the worker survives");
         host.with(async |client| {
             let (shell, info) = client.open_kernel("k").await.expect("it is still there");
             assert_eq!(info.state, "busy", "{}", host.log());
@@ -190,7 +190,7 @@ fn rights_only_shrink() {
         let refused = weak.run(&ExecRequest::code("x=2")).await.err().expect("may not execute");
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Refused, "rights"));
         let again = weak.attenuate(Rights::ALL, "greedy").await.expect("attenuated");
-        assert!(again.put_var("x", &Value::Int(2), 0).await.is_err(), "what is lost does not come back");
+        assert!(again.put_var("x", &Value::Int(2), 0).await.is_err(), "a dropped right stays dropped");
         let path = shell.publish(reader, "window").await.expect("published");
         let window = KernelClient::connect(&path).await.expect("connects");
         assert_eq!(window.var("x").await.expect("may read"), Value::Int(1));
@@ -222,7 +222,8 @@ fn versions_and_idempotency_keys() {
         let two = first.run(&keyed("echo once >> /workspace/log")).await.expect("accepted");
         assert_eq!(one.exec(), two.exec());
         assert_eq!(out(&first, "cat /workspace/log").await, "once");
-        // A key that comes with another request is a mistake of whoever made it: no old answer is given for it.
+        // A key with a different request is the client's error: no earlier answer is returned for
+        // it.
         let with_input = ExecRequest { stdin: b"x".to_vec(), ..keyed("echo once >> /workspace/log") };
         for other in [keyed("echo twice >> /workspace/log"), with_input] {
             let refused = first.run(&other).await.err().expect("another request");
@@ -317,7 +318,7 @@ fn stop_waits_for_earlier_executions() {
                 .unwrap_or_else(|_| panic!("a stop of a kernel that was {before} is answered"));
             assert_eq!(first.result().await.expect("a result").end.status, ExecStatus::Done);
             assert_eq!(second.result().await.expect("a result").stdout, b"2\n");
-            assert_eq!(after.stdout, b"after\n", "what came after the stop starts the kernel again");
+            assert_eq!(after.stdout, b"after\n", "a later execution starts the kernel again");
             let forced = [ask("sleep 30").await, ask("echo never").await];
             tokio::time::timeout(Duration::from_secs(60), shell.stop(true)).await.expect("in time").expect("stops");
             assert_eq!(shell.info().await.expect("info").state, "stopped", "nothing queued starts it again");
@@ -379,7 +380,7 @@ fn unmount_works_for_every_mount() {
                 let (shell, _) = client.open_kernel("k").await.expect("there");
                 shell.unmount_at("/data", 0).await.unwrap_or_else(|error| panic!("{way}: {error}"));
                 let after = run(&shell, "cat /data/seen").await;
-                assert_ne!(after.end.code, 0, "{way}: it is still there");
+                assert_ne!(after.end.code, 0, "{way}: the mount is still there");
                 shell.mount_at("/data", &source, false, 0).await.expect("and once more");
                 assert_eq!(out(&shell, "cat /data/seen").await, "seen", "{way}");
                 shell.unmount_at("/data", 0).await.expect("and away again");
@@ -425,13 +426,13 @@ fn idle_kernel_releases_permit() {
         waiting.cancel().await.expect("taken out of the queue");
         first.result().await.expect("an end");
         let free = tokio::time::timeout(Duration::from_secs(20), run(&three, "echo free")).await;
-        assert_eq!(free.expect("the permit came back").stdout, b"free\n");
+        assert_eq!(free.expect("the permit was returned").stdout, b"free\n");
     });
 }
 
 #[test]
 fn failed_creation_leaves_no_directory() {
-    // Workers that wait have folders of their own.
+    // Warm workers have directories of their own.
     let host = Host::without_pool(User::Own);
     host.with(async |client| {
         let mut wanted = spec("k", EngineName::Kaish);
@@ -493,7 +494,7 @@ fn unknown_config_key_refused() {
     assert!(log.contains("memroy") && log.contains("memory"), "the key and the nearest one: {log}");
 }
 
-/// The log of events is everybody's: a job that writes without end has a place in it once a second, with the number of bytes.
+/// A job that writes without end adds at most one event per second, with the number of bytes.
 #[test]
 fn noisy_job_events_rate_limited() {
     let host = Host::start();
@@ -516,11 +517,11 @@ fn noisy_job_events_rate_limited() {
         }
         let most = began.elapsed().as_secs() + 2;
         assert!((2..=most).contains(&told), "{told} events in {:?}", began.elapsed());
-        assert_eq!(during + bytes, 150_000, "all of it is told of");
+        assert_eq!(during + bytes, 150_000, "all bytes are reported");
     });
 }
 
-/// Whoever starts the daemon may block the signals that end it, and hand that on.
+/// The daemon unblocks the signals that end it, even if it inherits a mask that blocks them.
 #[test]
 fn daemon_unblocks_inherited_signals() {
     use nix::sys::signal::{SigSet, Signal};
@@ -531,10 +532,10 @@ fn daemon_unblocks_inherited_signals() {
     host.launch();
     signals.thread_unblock().unwrap();
     host.signal(Signal::SIGTERM);
-    assert!(host.ends(), "it goes on");
+    assert!(host.ends(), "the daemon still runs");
 }
 
-/// The command line knows it by that: there is one, which answers or is about to end.
+/// The command line recognises a running daemon by this exit status.
 #[test]
 fn second_daemon_exit_status() {
     let host = Host::start();
@@ -547,7 +548,7 @@ fn second_daemon_exit_status() {
     );
 }
 
-/// What a killed daemon was about to start holds its lock until that has begun.
+/// A process that a killed daemon was starting holds its lock until exec.
 #[test]
 fn daemon_start_waits_for_lock() {
     let mut host = Host::start();
@@ -560,7 +561,7 @@ fn daemon_start_waits_for_lock() {
     crate::support::until("it serves", || std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
 }
 
-/// A file that grows beyond what is allowed is an error of whoever writes it, and does not end the engine.
+/// A file beyond the size limit is an error of the writing code and does not end the engine.
 #[test]
 fn file_size_limit() {
     let host = Host::start();

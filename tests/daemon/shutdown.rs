@@ -1,4 +1,4 @@
-//! The ends of kernels' work: by a stop, or with the daemon.
+//! Stops of kernels and of the daemon.
 
 use nix::sys::signal::Signal;
 use ryokan::core::engine::EngineName;
@@ -18,7 +18,7 @@ fn daemon_stop_interrupts_executions() {
         }
     });
     host.signal(Signal::SIGTERM);
-    assert!(host.ends(), "it goes on");
+    assert!(host.ends(), "the daemon still runs");
     host.launch();
     for name in ["k", "p"] {
         let journal = host.ok(&["journal", name, "--json"]);
@@ -29,7 +29,7 @@ fn daemon_stop_interrupts_executions() {
     }
 }
 
-/// Whatever was told to a client is in the events, though the daemon ends at once.
+/// Every change reported to a client is in the events, even if the daemon stops at once.
 #[test]
 fn last_events_survive_daemon_stop() {
     let mut host = Host::start();
@@ -43,7 +43,7 @@ fn last_events_survive_daemon_stop() {
     }
 }
 
-/// Whoever asked for it has left before its turn came.
+/// A queued stop is cancelled if its client disconnects.
 #[test]
 fn queued_stop_cancelled_with_client() {
     let host = Host::start();
@@ -54,7 +54,7 @@ fn queued_stop_cancelled_with_client() {
         let queued = k.run(&ExecRequest::code("x=2")).await.expect("accepted");
         let mut stop = host.command("ryokan").args(["stop", "k"]).spawn().expect("spawned");
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-        assert!(stop.try_wait().expect("waited").is_none(), "it waits for its turn");
+        assert!(stop.try_wait().expect("waited").is_none(), "the stop is queued");
         stop.kill().expect("killed");
         stop.wait().expect("ended");
         running.result().await.expect("a result");

@@ -1,4 +1,4 @@
-//! A system-wide daemon, and that its users see what is theirs.
+//! A system-wide daemon, and the separation of its users.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::UNPRIVILEGED;
 
-/// A system-wide daemon with folders of its own in place of the system's, in a mount namespace.
+/// A system-wide daemon in a mount namespace, with directories of its own in place of the system's.
 pub struct SystemWide {
     dir: tempfile::TempDir,
     bin: PathBuf,
@@ -31,7 +31,8 @@ impl SystemWide {
             let copied = Command::new("cp").arg(built).arg(at.join("bin")).status().unwrap();
             assert!(copied.success());
         }
-        // The system's folders hide nothing that the daemon needs; /etc it needs whole.
+        // Replacing these directories hides nothing from the daemon; /etc is an overlay, because
+        // the daemon needs all of it.
         let script = "set -e; cd \"$0\"; mount -t tmpfs none /run; mkdir /run/ryokan; mount --bind run /run/ryokan
             mount -t tmpfs none /var/lib; mkdir /var/lib/ryokan; mount --bind data /var/lib/ryokan
             mount -t overlay none -o lowerdir=/etc,upperdir=etc/up,workdir=etc/work /etc
@@ -63,7 +64,7 @@ impl SystemWide {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// A command as that user.
+    /// A command of that user.
     pub fn run_as(&self, uid: u32, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         let id = uid.to_string();
@@ -71,7 +72,7 @@ impl SystemWide {
         command
     }
 
-    /// The command line as that user.
+    /// The command line of that user.
     pub fn cli_command(&self, uid: u32, args: &[&str]) -> Command {
         let mut command = self.run_as(uid, self.bin.join("ryokan"));
         command.arg("--no-autostart").arg("--socket").arg(self.socket()).args(args).stdin(Stdio::null());
@@ -118,7 +119,7 @@ fn audit_log_is_filtered_per_user() {
     }
     let (own, others) = (id(one), id(other));
     let short = |id: &str| id[..10].to_owned();
-    // What concerns everybody is not for everybody, and that somebody asked is his to know.
+    // Operations on all kernels are refused, and only the requesting user sees the refusal.
     for what in ["gc", "verify"] {
         let refused = system.cli(one, &[what]);
         assert_eq!(refused.status.code(), Some(4), "{what}: {}", said(&refused));
@@ -135,13 +136,13 @@ fn audit_log_is_filtered_per_user() {
     for guess in [others.clone(), short(&others)] {
         assert_eq!(ok(one, &["audit", &guess]), "");
     }
-    // Of one that is gone, too; and its owner finds it by what the lines show.
+    // A removed kernel stays private, too; its owner finds it by the id in the log.
     ok(other, &["rm", "--yes", "mine"]);
     assert_eq!(ok(one, &["audit", &others]), "");
     assert!(ok(other, &["audit", &short(&others)]).contains("kernel.remove"));
-    // The operator collects everybody's garbage, and takes nothing that is named.
+    // The operator collects the garbage of all users and keeps everything referenced.
     let report = ok(0, &["gc"]);
-    assert!(report.starts_with("0 checkpoints removed, 1 kept\n"), "of the user who kept his kernel: {report}");
+    assert!(report.starts_with("0 checkpoints removed, 1 kept\n"), "of the remaining kernel: {report}");
     assert!(ok(0, &["verify"]).contains("no damage"));
     assert!(ok(one, &["log", "mine"]).contains("kept"));
     ok(one, &["rm", "--yes", "mine"]);

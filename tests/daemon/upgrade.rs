@@ -1,4 +1,4 @@
-//! Programs that are replaced while the daemon runs.
+//! Replacement of the programs while the daemon runs.
 
 use std::os::unix::fs::PermissionsExt as _;
 

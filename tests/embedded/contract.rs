@@ -13,7 +13,7 @@ use ryokan::link::frames::{Decoder, EndStatus, Event, Reply, Request, encode};
 use ryokan::worker::engines::kaish::{Setup, serve};
 use serde_json::{Value as Json, json};
 
-/// An engine on a thread, with init's ends of everything.
+/// An engine on a thread, with init's ends of its pipes and socket.
 pub struct Engine {
     socket: UnixStream,
     decoder: Decoder,
@@ -67,7 +67,7 @@ impl Engine {
             if self.events.is_empty() {
                 let mut buffer = [0; 65536];
                 let n = match self.socket.read(&mut buffer) {
-                    // A child of the engine ended, which is in this very process.
+                    // A child of the engine ended; the engine runs in this process.
                     Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                     read => read.expect("answers in time"),
                 };
@@ -115,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// What standard output holds now; standard error is thrown away.
+    /// The available standard output; standard error is discarded.
     pub fn output(&mut self) -> String {
         if let Some(stderr) = &mut self.stderr {
             drain(stderr);
@@ -195,7 +195,7 @@ fn only_changed_state_sent() {
     assert_eq!(keys(&engine.run("rm /v/blobs/note")), ["-file/v/blobs/note"]);
     let id = engine.id();
     engine.send(&Request::Set { id, name: "s".into(), value: json!("v") }, &[]);
-    assert!(matches!(engine.event(), (Event::Put { key, .. }, _) if key == "var/s"), "state comes before the answer");
+    assert!(matches!(engine.event(), (Event::Put { key, .. }, _) if key == "var/s"), "state precedes the answer");
     assert!(matches!(engine.event(), (Event::Reply(Reply { ok: true, .. }), _)));
 }
 
@@ -227,7 +227,7 @@ fn ambiguous_functions_missed() {
         Event::Missed { entries } => Some(entries.clone()),
         _ => None,
     });
-    let missed = missed.expect("told");
+    let missed = missed.expect("a report of missed entries");
     assert_eq!(missed.len(), 1);
     assert_eq!(missed[0].key, "fn/f");
     assert!(keys(&events).is_empty());
@@ -282,7 +282,7 @@ fn state_save_and_load_frames() {
         reply.fields["missed"].as_array().expect("a list").iter().filter_map(|m| m["key"].as_str()).collect();
     assert_eq!(missed, ["var/future", "socket/x", "cwd"]);
     let events = other.run("f ok; echo $big | wc -c; echo ${n[1][a]}; /bin/echo external");
-    assert_eq!(keys(&events), [""; 0], "what was loaded is not sent again, and what could not be is not reported gone");
+    assert_eq!(keys(&events), [""; 0], "loaded and unloadable entries are not sent");
     assert!(other.output().starts_with("ok\n"), "works");
 }
 
@@ -372,7 +372,7 @@ fn stdin_is_passed_as_descriptor() {
 #[test]
 fn commands_inherit_no_descriptors() {
     let mut engine = Engine::start();
-    // The test's own process may have been started with descriptors of others; none of ours is passed on.
+    // The test process may have inherited descriptors; none of the engine's are passed on.
     for fds in
         ["/bin/ls -l /proc/self/fd", "/bin/ls -l /proc/self/fd | /bin/cat", "x=$(/bin/ls -l /proc/self/fd); echo $x"]
     {
@@ -389,7 +389,7 @@ fn commands_inherit_no_descriptors() {
     assert!(!env.contains("CARGO"), "nothing of the host's: {env}");
 }
 
-/// A reader that stops keeps the code waiting and loses nothing.
+/// A stopped reader blocks the code and loses nothing.
 fn slow_reader(code: &str, expected: u64) {
     let mut engine = Engine::start();
     let id = engine.exec(code);
@@ -410,10 +410,10 @@ fn slow_reader(code: &str, expected: u64) {
                 break;
             }
         }
-        counted.send(sum).expect("somebody waits");
+        counted.send(sum).expect("the receiver is there");
     });
     engine.until_end(id);
-    let sum = count.recv_timeout(Duration::from_secs(60)).expect("everything came");
+    let sum = count.recv_timeout(Duration::from_secs(60)).expect("all output arrived");
     assert_eq!(sum, expected, "{code}");
     assert_eq!(engine.output(), "", "{code}: not a byte more");
 }

@@ -1,4 +1,4 @@
-//! The kernel in this process, and the engine contract as kaish keeps it.
+//! The kernel in this process, and kaish's implementation of the engine contract.
 
 mod contract;
 

@@ -1,64 +1,64 @@
-//! The same things said in the language of each engine.
+//! The same programs in the language of each engine.
 
 use ryokan::core::engine::EngineName;
 
-/// Code that does the same in each language.
+/// Code with the same effect in each language.
 pub struct Dialect {
     pub engine: EngineName,
     /// Writes `hi`.
     pub hi: &'static str,
     /// Fails ...
     pub fails: &'static str,
-    /// ... with this.
+    /// ... with this status.
     pub fails_with: i32,
-    /// Is no program.
+    /// Is not a valid program.
     pub wrong: &'static str,
-    /// Is the beginning of one.
+    /// Is an incomplete program.
     pub begun: &'static str,
-    /// Makes `x` 41.
+    /// Sets `x` to 41.
     pub set: &'static str,
-    /// Makes it something else.
+    /// Changes `x`.
     pub spoils: &'static str,
-    /// Writes it.
+    /// Writes `x`.
     pub show: &'static str,
-    /// Leaves with 3.
+    /// Exits with 3.
     pub leaves: &'static str,
-    /// Writes 1, 2, 3 on lines, with half a second between.
+    /// Writes 1, 2 and 3 on lines, half a second apart.
     pub slowly: &'static str,
-    /// Does nothing for long.
+    /// Sleeps for long.
     pub sleeps: &'static str,
-    /// Is busy for ever.
+    /// Is busy forever.
     pub loops: &'static str,
     /// Writes its standard input.
     pub reads: &'static str,
-    /// What that writes where none was given.
+    /// The output of that without input.
     pub reads_nothing: &'static str,
-    /// Writes the variable ONCE of the environment.
+    /// Writes the environment variable ONCE.
     pub env: &'static str,
-    /// What that writes where there is none.
+    /// The output of that without the variable.
     pub env_absent: &'static str,
-    /// Makes a function.
+    /// Defines a function.
     pub function: &'static str,
-    /// Calls it; writes `called you`.
+    /// Calls the function; writes `called you`.
     pub calls: &'static str,
-    /// Goes to a new folder `sub`.
+    /// Changes to a new directory `sub`.
     pub goes: &'static str,
-    /// Writes where it is.
+    /// Writes the working directory.
     pub where_: &'static str,
     /// Makes a variable `remarkable`.
     pub long_name: &'static str,
-    /// What completes to that.
+    /// Code that completes to that name.
     pub completes: &'static str,
-    /// Leaves `/bin/sleep 86421` running when it has ended.
+    /// Leaves `/bin/sleep 86421` running after its end.
     pub job: &'static str,
-    /// Makes something that cannot be saved ...
+    /// Creates state that cannot be saved ...
     pub unsaved: &'static str,
-    /// ... which is called so.
+    /// ... with this key.
     pub unsaved_key: &'static str,
 }
 
 impl Dialect {
-    /// The language of an engine.
+    /// The dialect of an engine.
     pub const fn of(engine: EngineName) -> Dialect {
         match engine {
             EngineName::Kaish => KAISH,
@@ -94,7 +94,7 @@ const KAISH: Dialect = Dialect {
     long_name: "remarkable=1",
     completes: "echo $remar",
     job: "/bin/sleep 86421 &",
-    // Whatever else a session of kaish has can be saved.
+    // Everything else in a kaish session can be saved.
     unsaved: "for n in 1 2; do /usr/bin/head -c 40000000 /dev/zero > \"/v/blobs/large$n\"; done",
     unsaved_key: "file/v/blobs/large2",
 };

@@ -1,6 +1,7 @@
-//! What every engine keeps, seen through the public interface: one suite, a dialect for each.
+//! The common contract of all engines through the public interface: one suite, with a dialect for
+//! each.
 //!
-//! An engine whose interpreter this host lacks fails here: `scripts/check` installs what is needed.
+//! A missing interpreter is a failure here: `scripts/check` installs the requirements.
 
 mod dialect;
 mod unsaved_state;
@@ -24,7 +25,7 @@ use crate::pool::worker_of;
 use crate::session_suite::Events;
 use crate::support::{Host, eventually, kernel, out, run, spec, users};
 
-/// Each engine, as each kind of user, with a kernel of its own.
+/// Each engine, as each kind of user, with its own kernel.
 fn each(name: &str, test: impl AsyncFn(&Host, &HostClient, &KernelClient, &Dialect)) {
     for user in users() {
         let host = Host::start_as(user);
@@ -83,7 +84,7 @@ fn interrupt_keeps_session_usable() {
             eventually("it runs", || async { k.info().await.expect("info").state == "busy" }).await;
             tokio::time::sleep(Duration::from_millis(200)).await;
             let begun = Instant::now();
-            execution.cancel().await.expect("told");
+            execution.cancel().await.expect("cancelled");
             let result = execution.result().await.expect("ends");
             let ended = (result.end.status, result.end.code);
             assert_eq!(ended, (ExecStatus::Interrupted, 130), "{} {code}: {result:?}", d.engine);
@@ -106,7 +107,7 @@ fn stdin_and_environment_scope() {
         let begun = Instant::now();
         let none = run(k, d.reads).await;
         assert_eq!(String::from_utf8_lossy(&none.stdout).trim_end(), d.reads_nothing, "{}: {none:?}", d.engine);
-        assert!(begun.elapsed() < Duration::from_secs(10), "{}: nobody waits for what never comes", d.engine);
+        assert!(begun.elapsed() < Duration::from_secs(10), "{}: a read without input does not wait", d.engine);
         let env = vec![("ONCE".into(), "it is $HOME".into())];
         let told = k.run_to_end(&ExecRequest { env, ..ExecRequest::code(d.env) }).await.expect("runs");
         assert_eq!(String::from_utf8_lossy(&told.stdout).trim_end(), "it is $HOME", "{}: {told:?}", d.engine);
@@ -149,7 +150,7 @@ fn engine_state_survives_restarts() {
         let name = k.info().await.expect("info").spec.name.to_string();
         let worker = worker_of(host, &name);
         kill(Pid::from_raw(worker as i32), Signal::SIGKILL).expect("there");
-        eventually("it is up again", || async { worker_of(host, &name) != worker }).await;
+        eventually("a new worker is up", || async { worker_of(host, &name) != worker }).await;
         is_whole(k, "after its worker was killed").await;
         k.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, "here")).await.expect("taken");
         run(k, d.spoils).await;
@@ -164,7 +165,7 @@ fn engine_state_survives_restarts() {
     });
 }
 
-/// Node would take its bound from the memory of the host.
+/// Node's default limit follows the memory of the host.
 #[test]
 fn node_heap_fits_memory_limit() {
     for user in users() {

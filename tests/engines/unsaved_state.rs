@@ -9,10 +9,10 @@ use super::each;
 use crate::pool::worker_of;
 use crate::support::{Host, eventually, out, run};
 
-/// What the job of every dialect runs.
+/// The background job of every dialect.
 const JOB: [&str; 2] = ["/bin/sleep", "86421"];
 
-/// Processes of the host that run it.
+/// Processes of the host that run the job.
 fn running() -> usize {
     let is_job = |entry: &std::fs::DirEntry| {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -28,7 +28,7 @@ fn told(host: &Host, kernel: &str, kind: &str) -> Vec<String> {
     all.filter(|event| event["kind"] == kind).map(|event| event["detail"].to_string()).collect()
 }
 
-/// Leaves both behind, and finds them reported.
+/// Leaves both behind, and expects a report of each.
 async fn leave(k: &KernelClient, d: &Dialect) {
     for code in [d.job, d.unsaved] {
         out(k, code).await;
@@ -36,26 +36,26 @@ async fn leave(k: &KernelClient, d: &Dialect) {
     let jobs = k.jobs().await.expect("jobs");
     assert!(jobs.len() == 1 && jobs[0].command.contains(&JOB.join(" ")), "{}: {jobs:?}", d.engine);
     assert_eq!(running(), 1, "{}", d.engine);
-    let missed = k.missed().await.expect("told");
+    let missed = k.missed().await.expect("missed entries");
     let named = missed.iter().find(|entry| entry.key == d.unsaved_key);
     assert!(named.is_some_and(|entry| !entry.reason.is_empty()), "{}: {missed:?}", d.engine);
-    assert!(missed.iter().all(|entry| entry.key != "var/x"), "{}: what is saved is not named: {missed:?}", d.engine);
+    assert!(missed.iter().all(|entry| entry.key != "var/x"), "{}: var/x is saved: {missed:?}", d.engine);
 }
 
 #[test]
 fn jobs_and_unsaved_state_reported() {
     each("left", async |host, _, k, d| {
-        let name = k.info().await.expect("told").spec.name.to_string();
+        let name = k.info().await.expect("info").spec.name.to_string();
         let both = || ["state_not_captured", "jobs_killed"].map(|kind| told(host, &name, kind));
         run(k, d.set).await;
         assert_eq!(
-            (k.jobs().await.expect("jobs").len(), k.missed().await.expect("told").len()),
+            (k.jobs().await.expect("jobs").len(), k.missed().await.expect("missed entries").len()),
             (0, 0),
             "{}",
             d.engine
         );
         k.stop(false).await.expect("stopped");
-        assert_eq!(both(), [const { Vec::<String>::new() }; 2], "{}: where all is saved nothing is told", d.engine);
+        assert_eq!(both(), [const { Vec::<String>::new() }; 2], "{}: nothing is reported if all is saved", d.engine);
         for (times, killed) in [(1, false), (2, true)] {
             leave(k, d).await;
             let worker = worker_of(host, &name);
@@ -63,15 +63,15 @@ fn jobs_and_unsaved_state_reported() {
                 false => k.stop(false).await.expect("stopped"),
                 true => kill(Pid::from_raw(worker as i32), Signal::SIGKILL).expect("there"),
             }
-            eventually("both are told", async || both().iter().all(|told| told.len() == times)).await;
+            eventually("both are reported", async || both().iter().all(|told| told.len() == times)).await;
             let [state, jobs] = both();
             assert!(state[times - 1].contains(d.unsaved_key), "{} {killed}: {state:?}", d.engine);
             assert!(jobs[times - 1].contains(&JOB.join(" ")), "{} {killed}: {jobs:?}", d.engine);
             eventually("its job has ended", async || running() == 0).await;
-            // What is saved comes back, and what ended does not.
+            // Saved state returns; ended jobs do not.
             assert_eq!(out(k, d.show).await, "41", "{} {killed}", d.engine);
             assert!(k.jobs().await.expect("jobs").is_empty(), "{} {killed}", d.engine);
         }
-        assert_eq!(both().map(|told| told.len()), [2, 2], "{}: once each", d.engine);
+        assert_eq!(both().map(|told| told.len()), [2, 2], "{}: one report each", d.engine);
     });
 }

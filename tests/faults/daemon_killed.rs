@@ -1,4 +1,5 @@
-//! `kill -9` of the daemon at every kind of moment: the next one has all that was acknowledged, and nothing more.
+//! `kill -9` of the daemon at many moments: the next daemon has everything acknowledged, and
+//! nothing more.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use ryokan::core::ids::ExecId;
 use super::{Bystander, inits, remove_all};
 use crate::support::{Host, User, eventually, kernel, out, spec, users};
 
-/// A host with a neighbour whose worker is live and has a secret to keep.
+/// A host with a neighbour whose worker is live and holds state.
 fn host(user: User) -> (Host, Vec<u32>) {
     let host = Host::start_as(user);
     let workers = host.with(async |client| {
@@ -21,7 +22,7 @@ fn host(user: User) -> (Host, Vec<u32>) {
 }
 
 fn the_neighbour_is_well(host: &Host, workers: &[u32]) {
-    assert!(workers.iter().all(|pid| Host::is_alive(*pid)), "the neighbour's worker lives on\n{}", host.log());
+    assert!(workers.iter().all(|pid| Host::is_alive(*pid)), "the neighbour's worker survives\n{}", host.log());
     host.with(async |client| {
         let (neighbour, _) = client.open_kernel("neighbour").await.expect("still there");
         assert_eq!(out(&neighbour, "echo $y").await, "mine");
@@ -33,7 +34,7 @@ fn daemon_kill_during_worker_start() {
     for user in users() {
         let (mut host, neighbour) = host(user);
         let bystander = Bystander::new();
-        // From at once to when it is surely ready.
+        // From an immediate kill to one after the kernel is ready.
         for (round, delay_ms) in [0, 5, 20, 60, 120, 250, 1500].into_iter().enumerate() {
             let name = format!("k{round}");
             host.with(async |client| {
@@ -51,7 +52,8 @@ fn daemon_kill_during_worker_start() {
                 assert_eq!(out(&shell, "echo works").await, "works");
                 client.remove_kernel(&name, 0).await.expect("removed");
             });
-            // A worker that the killed daemon never recorded learns that nobody comes, or is ended: none may stay.
+            // A worker that the killed daemon never recorded exits by itself or is ended; none
+            // remains.
             let only = || host.workers().len() == neighbour.len();
             super::until("the end of half-started workers", only);
         }
@@ -86,7 +88,7 @@ fn daemon_kill_during_execution() {
                     Ok(())
                 })
                 .await;
-            assert!(lost.is_err(), "the reader hears of it");
+            assert!(lost.is_err(), "the reader gets an error");
             (busy, streaming.exec())
         });
         host.restart();
@@ -96,7 +98,7 @@ fn daemon_kill_during_execution() {
             let result = shell.execution(busy).await.expect("known").result().await.expect("a result");
             assert_eq!((result.end.status, &result.stdout[..]), (ExecStatus::Done, &b"end\n"[..]), "{result:?}");
             assert_eq!(out(&shell, "echo $x").await, "after");
-            // What waited was acknowledged too: it has an end, whichever.
+            // The queued execution was acknowledged, so it has an end: either status.
             let queued = shell.execution(ExecId(busy.0 + 1)).await.expect("known").result().await.expect("a result");
             assert!([ExecStatus::Done, ExecStatus::Lost].contains(&queued.end.status), "{queued:?}");
             let (shell, _) = client.open_kernel("streaming").await.expect("there");
@@ -112,7 +114,7 @@ fn daemon_kill_during_execution() {
                 .await
                 .expect("the whole of it");
             let lines: Vec<&str> = std::str::from_utf8(&text).unwrap().lines().collect();
-            assert_eq!(lines.len(), 200, "no line is lost, none comes twice");
+            assert_eq!(lines.len(), 200, "no line is lost or repeated");
             assert!(
                 lines.iter().enumerate().all(|(i, line)| line.starts_with(&format!("{i:05} x")) && line.len() == 1000)
             );
@@ -127,7 +129,7 @@ fn daemon_kill_during_execution() {
 fn daemon_kill_during_create_or_remove() {
     let (mut host, neighbour) = host(User::Own);
     let bystander = Bystander::new();
-    // Something to copy, and to delete, for a while.
+    // Files that take a while to copy and to delete.
     let source = host.path("source");
     for folder in 0..20 {
         let folder = source.join(folder.to_string());
@@ -161,7 +163,7 @@ fn daemon_kill_during_create_or_remove() {
                     assert_eq!(
                         out(&shell, "cat /workspace/19/49 /workspace/0/0").await,
                         "contentcontent",
-                        "it is whole"
+                        "the fork is complete"
                     );
                     true
                 }
@@ -170,7 +172,7 @@ fn daemon_kill_during_create_or_remove() {
                     assert_eq!(
                         folders().len(),
                         1,
-                        "nothing of it is left after {delay_ms} ms: {:?}\n{}",
+                        "no trace is left after {delay_ms} ms: {:?}\n{}",
                         folders(),
                         host.log()
                     );
@@ -178,7 +180,7 @@ fn daemon_kill_during_create_or_remove() {
                 }
             };
             assert!(there || !acknowledged, "an acknowledged kernel is there");
-            // The same key once more: that kernel, or now a first one.
+            // The same key again returns that kernel, or creates the first one.
             client.create_kernel(&spec("new", EngineName::Kaish), &key).await.expect("made or found");
             there
         });
@@ -241,12 +243,13 @@ fn repeated_daemon_kills_lose_nothing() {
         };
         shell.each_journal_entry(0, 0, keep).await.expect("the journal");
         assert_eq!(said, (0..5).map(|round| format!("user: round {round}")).collect::<Vec<_>>());
-        eventually("it is at rest", || async { shell.info().await.expect("info").state == "ready" }).await;
+        eventually("the kernel is idle", || async { shell.info().await.expect("info").state == "ready" }).await;
     });
     remove_all(&host);
 }
 
-/// A daemon may die between the end of an execution in its journal and its word to the worker, any number of times.
+/// The daemon may die between the end of an execution in its journal and the acknowledgement to the
+/// worker.
 #[test]
 fn worker_survives_repeated_adoption() {
     let mut host = Host::start();
@@ -270,7 +273,7 @@ fn worker_survives_repeated_adoption() {
             assert_eq!(result.end.status, ExecStatus::Done, "round {round}: {:?}", result.end);
             assert_eq!(out(&shell, "echo $n").await, round.to_string(), "round {round}");
         });
-        assert_eq!(host.workers(), worker, "round {round}: it was taken over");
+        assert_eq!(host.workers(), worker, "round {round}: the worker was adopted");
     }
     remove_all(&host);
 }

@@ -1,4 +1,4 @@
-//! Damaged databases: refused by name, untouched, and of no consequence for anybody else.
+//! Damaged databases are reported by name, left untouched, and do not affect other kernels.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,8 @@ use ryokan::core::exec::ExecRequest;
 
 use crate::support::{Host, eventually, kernel, out, run, users};
 
-/// Overwrites the beginning and some of the middle of a file, whose size stays; gives its new content.
+/// Overwrites the beginning and parts of the middle of a file, keeping its size; returns the new
+/// content.
 fn damage(path: &PathBuf) -> Vec<u8> {
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;
@@ -64,7 +65,7 @@ fn damaged_catalog_stops_daemon() {
         assert_eq!(fs::read(&catalog).unwrap(), damaged, "the damaged file is as it was");
         assert_eq!(fs::read(bad.join("state.db")).unwrap(), state, "other data is untouched");
         assert!(bad.join("workspace/file").exists(), "a kernel of a catalog that cannot be read is no orphan");
-        // The owner's copy put back, everything is there.
+        // With the owner's copy restored, everything is there.
         fs::write(&catalog, whole).unwrap();
         host.launch();
         host.with(async |client| {
@@ -83,7 +84,7 @@ fn damaged_journal_affects_one_kernel() {
         host.with(async |client| {
             let listed = client.list_kernels(&Default::default()).await.expect("the list works");
             assert_eq!(listed.len(), 2);
-            let (shell, info) = client.open_kernel("bad").await.expect("it is known");
+            let (shell, info) = client.open_kernel("bad").await.expect("the kernel is known");
             assert!(info.state == "crashed" && !info.state_reason.is_empty(), "{info:?}");
             let error = shell.run(&ExecRequest::code("echo no")).await.err().expect("it does not run");
             assert!(
@@ -116,7 +117,7 @@ fn damaged_engine_db_reported() {
         let damaged = damage(&bad.join("engine.db"));
         host.launch();
         host.with(async |client| {
-            let (shell, _) = client.open_kernel("bad").await.expect("it is known");
+            let (shell, _) = client.open_kernel("bad").await.expect("the kernel is known");
             let error = shell.start().await.expect_err("its state cannot be loaded");
             assert_eq!(error.code, ErrorCode::Corrupt, "{error:?}\n{}", host.log());
             assert!(error.message.contains("engine.db"), "{error:?}");

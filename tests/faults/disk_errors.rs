@@ -1,4 +1,5 @@
-//! A disk that is full or fails at one step: the client hears it, the kernel and the daemon live on, the next try works.
+//! A full or failing disk at one step: the client gets an error, kernel and daemon survive, a retry
+//! works.
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::{Error, ErrorCode};
@@ -27,7 +28,7 @@ fn is_clear(point: &str, error: &Error) {
     );
 }
 
-/// One operation, twice: the first try meets the fault.
+/// Runs an operation twice: the first try meets the fault.
 async fn twice<T>(point: &str, mut operation: impl AsyncFnMut() -> ryokan::core::error::Result<T>) -> T {
     let error = operation().await.err().unwrap_or_else(|| panic!("{point}: the fault was not met"));
     is_clear(point, &error);
@@ -43,7 +44,7 @@ async fn meet(host: &Host, label: &str, point: &str, k: &KernelClient, client: &
             assert_eq!(running.result().await.expect("a result").stdout, b"ran\n", "{point}");
         }
         "state.exec.end" => {
-            // The journal is offered the end again: nobody notices.
+            // The write is retried, so the client sees no error.
             let result =
                 k.run(&ExecRequest::code("echo ran")).await.expect("accepted").result().await.expect("a result");
             assert_eq!((result.end.status, &result.stdout[..]), (ExecStatus::Done, &b"ran\n"[..]), "{point}");
@@ -70,7 +71,7 @@ async fn meet(host: &Host, label: &str, point: &str, k: &KernelClient, client: &
         }
         "catalog.worker.put" => {
             let (new, _) = client.create_kernel(&spec("new", EngineName::Kaish), "").await.expect("made");
-            // The start is tried again by itself, or fails clearly.
+            // The start is retried automatically, or fails with an error.
             if let Err(error) = new.start().await {
                 is_clear(point, &error);
                 new.start().await.expect("the second try");
@@ -143,7 +144,7 @@ fn disk_errors_survived() {
     remove_all(&host);
 }
 
-/// What does not fit into the journal is lost with a word about it, never in silence, when even the repeated tries fail.
+/// Output that does not fit into the journal is reported as lost, even when the retries fail.
 #[test]
 fn large_output_loss_reported() {
     let mut host = Host::start();

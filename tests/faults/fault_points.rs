@@ -1,5 +1,6 @@
-//! The daemon is killed at each labelled step of a durable operation; the next one has what was acknowledged, and of the
-//! rest all or nothing.
+//! The daemon is killed at each labelled step of a durable operation.
+//!
+//! The next daemon has everything acknowledged; of anything else, all or nothing.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use ryokan::sys::fault::{self, LABELS};
 use super::{remove_all, until};
 use crate::support::{Host, User, kernel, out, spec};
 
-/// Labels that this script does not pass, and why.
+/// Labels that this script does not pass, with the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("engine.info.set", "the worker's"),
     ("engine.state.apply", "the worker's"),
@@ -50,7 +51,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("store.pack.trim", "only where a writer died"),
 ];
 
-/// What only a first start passes.
+/// Labels that only a first start passes.
 const FIRST: &[&str] = &[
     "catalog.data.dir",
     "catalog.database.create",
@@ -60,10 +61,10 @@ const FIRST: &[&str] = &[
     "store.part.dir",
 ];
 
-/// How long a lease lasts that nobody releases.
+/// Duration of a lease that is not released.
 const LEASE: Duration = Duration::from_millis(300);
 
-/// What was acknowledged before the daemon died.
+/// Operations that were acknowledged before the daemon died.
 #[derive(Default, Debug)]
 struct Acknowledged {
     set: bool,
@@ -104,7 +105,7 @@ async fn script(
     k.open_decision(&format!("decision of round {round}"), "", &format!("decided {round}"), 0).await?;
     done.decided = true;
     let lease = k.lease("me", LEASE, &[]).await?;
-    // It may have run out by itself.
+    // The lease may have expired.
     let _ = lease.release().await;
     done.blob = Some(k.put_blob(&blob(round)).await?);
     let large = k.run(&ExecRequest::code(format!("for i in $(seq 1 3000); do echo {round} $i; done"))).await?;
@@ -118,7 +119,7 @@ async fn script(
     }
     client.remove_kernel("new", 0).await?;
     done.removed = true;
-    // Events are written behind: wait for the daemon's death, if it is to come.
+    // Events are written in the background: waits for the daemon's death, if it is expected.
     let late = Instant::now() + Duration::from_millis(if behind { 2000 } else { 0 });
     while Instant::now() < late {
         client.ping().await?;
@@ -138,7 +139,7 @@ async fn check(client: &HostClient, host: &Host, what: &str, round: usize, done:
     let mounts = k.mounts().await.expect("mounts");
     assert!(mounts.is_empty() || !done.unmounted, "{what}: {mounts:?}");
     if !mounts.is_empty() {
-        assert_eq!(out(&k, "cat /given/seen").await, "seen", "{what}: a mount that is told works");
+        assert_eq!(out(&k, "cat /given/seen").await, "seen", "{what}: a listed mount works");
         k.unmount_at("/given", 0).await.expect("unmounted");
     }
     let (mut last, mut unfinished, mut said) = (0, Vec::new(), Vec::new());
@@ -157,7 +158,7 @@ async fn check(client: &HostClient, host: &Host, what: &str, round: usize, done:
     .expect("the journal is readable");
     assert!(unfinished.is_empty(), "{what}: {unfinished:?} have no end");
     assert!(said.contains(&format!("user: round {round}")) || !done.said, "{what}");
-    // Asked again, a key gives what was acknowledged, or it is done now: once in any case.
+    // A repeated key returns the acknowledged result, or does the work now: once in any case.
     let once = format!("once in round {round}");
     let there = said.iter().filter(|text| text.ends_with(&once)).count();
     assert!(there == 1 || (there == 0 && !done.said_once), "{what}: said {there} times");
@@ -184,7 +185,8 @@ async fn check(client: &HostClient, host: &Host, what: &str, round: usize, done:
             assert_eq!(out(&new, "echo whole").await, "whole", "{what}");
             client.remove_kernel("new", 0).await.expect("removed");
         }
-        // Acknowledged, it may be away only if its removal had begun: that is what follows in the script.
+        // After its acknowledgement it may be absent only if its removal, the next step of the
+        // script, had begun.
         Err(error) => assert_eq!(error.code, ryokan::core::error::ErrorCode::NotFound, "{what}"),
     }
     let folders = std::fs::read_dir(host.data().join("kernels")).unwrap().count();
@@ -192,12 +194,12 @@ async fn check(client: &HostClient, host: &Host, what: &str, round: usize, done:
     assert_eq!(client.list_kernels(&Default::default()).await.expect("a list").len(), 1, "{what}");
     assert_eq!(out(&k, &format!("x={round}; echo $x")).await, round.to_string(), "{what}");
     if round.is_multiple_of(4) {
-        // What a worker remembers of many daemons is the matter of another test.
+        // The memory of a worker over many daemons is another test's subject.
         k.stop(true).await.expect("stops");
     }
 }
 
-/// A host that passes every point: without a promise for a loss of power, fewer things are synced.
+/// A host that passes every point: less is synced without durability against power loss.
 fn durable() -> Host {
     let host = Host::prepare(User::Own);
     host.configure("[daemon]\ndurability = \"power\"\n");
@@ -257,13 +259,13 @@ fn daemon_kill_at_every_fault_point() {
         }
         host.with(async |client| check(&client, &host, &format!("{point} ({outcome:?})"), round, &done).await);
     }
-    eprintln!("killed at {} labels in {:?}; never came to {missed:?}", passed.len(), began.elapsed());
+    eprintln!("killed at {} labels in {:?}; never reached {missed:?}", passed.len(), began.elapsed());
     for label in LABELS {
-        // The workspace's own tests and those of checkpoints kill at each of these.
+        // The tests of the workspace and of checkpoints kill at each of these.
         let elsewhere = label.name.starts_with("workspace.")
             || FIRST.contains(&label.name)
             || ELSEWHERE.iter().any(|(name, _)| *name == label.name);
-        assert!(elsewhere || passed.contains(label.name), "nothing came to {}", label.name);
+        assert!(elsewhere || passed.contains(label.name), "{} was not reached", label.name);
     }
     remove_all(&host);
 }
@@ -275,7 +277,7 @@ fn daemon_kill_during_first_start() {
         host.env(fault::VARIABLE, &format!("{point}=kill"));
         host.spawn();
         until("its death", || has_died(&host) || std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
-        assert!(has_died(&host), "nothing came to {point}");
+        assert!(has_died(&host), "{point} was not reached");
         host.wait();
         host.env(fault::VARIABLE, "");
         host.launch();

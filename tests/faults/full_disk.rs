@@ -1,5 +1,7 @@
-//! A disk that is really full: what has happened is written down with what was kept back, or kept and written later; and
-//! nobody is told that it still runs.
+//! A disk that is really full.
+//!
+//! Ends of executions are recorded with the reserve, or kept and written later. No client sees an
+//! ended execution as running.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use ryokan::rpc::client::{ExecutionClient, HostClient, KernelClient};
 use super::{inits, remove_all, strike, until};
 use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, users};
 
-/// A small file system in place of the data folder. Needs root.
+/// A small file system in place of the data directory. Needs root.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -31,7 +33,7 @@ impl SmallDisk {
         self.0.join("filler")
     }
 
-    /// Takes all that is free.
+    /// Takes all free space.
     fn fill(&self) {
         let mut filler = std::fs::File::options().create(true).append(true).open(self.filler()).unwrap();
         let all = [0; 4096];
@@ -49,7 +51,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// A daemon on such a disk, and a folder in which files say when to go on.
+/// A daemon on such a disk, and a directory for files that release waiting code.
 fn small(user: User) -> (Host, SmallDisk, PathBuf) {
     let mut host = Host::prepare(user);
     let disk = SmallDisk::of(&host, user);
@@ -93,7 +95,7 @@ fn full_disk_records_ends() {
     for user in users() {
         let (mut host, disk, go) = small(user);
         let reserve = host.data().join("reserve");
-        assert!(reserve.is_file(), "some of the disk is kept back");
+        assert!(reserve.is_file(), "the reserve exists");
         let start = |name: &str| std::fs::write(go.join(name), "").unwrap();
         let late = host.with(async |client| {
             let [one, two] = ["one", "two"];
@@ -103,28 +105,28 @@ fn full_disk_records_ends() {
             let (first, second) = (waits(&one, "one", &go).await, waits(&two, "two", &go).await);
             disk.fill();
             start("one");
-            let result = first.result().await.expect("journalled: something was kept back");
+            let result = first.result().await.expect("journalled with the reserve");
             assert_eq!((result.end.status, result.stdout.len()), (ExecStatus::Done, 11393), "{user:?}");
-            assert!(!reserve.exists(), "it was let go");
-            // What is left of it is for what has happened.
+            assert!(!reserve.exists(), "the reserve was released");
+            // The rest of the reserve is for records of the past.
             let refused = one.run(&ExecRequest::code("echo more")).await.err().expect("no new work");
             assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "disk_full"), "{refused:?}");
-            // Somebody else takes even that.
+            // Another process takes even the released space.
             disk.fill();
             start("two");
             let told = second.result().await.expect_err("it cannot be journalled");
             assert!(told.message.contains("ended (done)"), "{told:?}");
             let exec = second.exec().0;
-            assert_eq!(status(&two, exec).await, "done", "nobody is told that it runs");
+            assert_eq!(status(&two, exec).await, "done", "the execution is reported as ended");
             assert_eq!(two.info().await.expect("info").state, "ready");
-            assert_eq!(two.var("x").await.expect("it is of use").to_json(), "kept");
+            assert_eq!(two.var("x").await.expect("the kernel works").to_json(), "kept");
             disk.free();
             eventually("the journal takes it", || async {
                 let execution = two.execution(second.exec()).await.expect("known");
                 execution.result().await.is_ok_and(|result| result.stdout.len() == 11393)
             })
             .await;
-            eventually("some is kept back again", || async { reserve.is_file() }).await;
+            eventually("the reserve exists again", || async { reserve.is_file() }).await;
             assert_eq!(out(&one, "echo more").await, "more");
             one.stop(false).await.expect("stops");
             exec
@@ -133,12 +135,12 @@ fn full_disk_records_ends() {
             let kernels = std::fs::read_dir(host.data().join("kernels")).unwrap().flatten();
             kernels.filter(|kernel| kernel.path().join(name).metadata().is_ok_and(|log| log.len() > 0)).count()
         };
-        assert_eq!(logs("state.db-wal"), 1, "a stop gives the log's room back; the other kernel is live");
+        assert_eq!(logs("state.db-wal"), 1, "a stop truncates the log; the other kernel is live");
         host.kill();
         host.launch();
         host.with(async |client| {
             let two = opened(&client, "two").await;
-            assert_eq!(status(&two, late).await, "done", "it is in the journal");
+            assert_eq!(status(&two, late).await, "done", "the end is in the journal");
             assert_eq!(out(&two, "echo $x").await, "kept");
         });
         remove_all(&host);
@@ -162,7 +164,7 @@ fn full_disk_records_lost_execution() {
     host.kill();
     inits(&host).into_iter().for_each(strike);
     until("its worker is gone", || host.workers().is_empty());
-    // Nothing was kept back either.
+    // There is no reserve either.
     std::fs::remove_file(host.data().join("reserve")).unwrap();
     disk.fill();
     host.launch();
@@ -171,7 +173,7 @@ fn full_disk_records_lost_execution() {
         assert_eq!(status(&one, exec).await, "lost");
         disk.free();
         eventually("there is room again", || async {
-            // To its end: nothing is being started when the daemon is killed.
+            // Waits for the end, so that nothing is being started when the daemon is killed.
             match one.run(&ExecRequest::code("echo more")).await {
                 Ok(running) => running.result().await.is_ok_and(|result| result.stdout == b"more\n"),
                 Err(_) => false,
@@ -184,7 +186,7 @@ fn full_disk_records_lost_execution() {
     remove_all(&host);
 }
 
-/// The worker has nowhere to save: whoever stops it hears that, and so does the log of events.
+/// The worker cannot save: the client that stops it gets an error, and an event is recorded.
 #[test]
 fn stop_reports_unsaved_state() {
     if !nix::unistd::geteuid().is_root() {
@@ -197,30 +199,30 @@ fn stop_reports_unsaved_state() {
         host.with(async |client| {
             let python = kernel(&client, "p", EngineName::Python).await;
             out(&python, "import time, threading; x = 'kept'").await;
-            // It changes after the last execution was saved, and is more than what is kept back.
+            // The variable changes after the last save, and is larger than the reserve.
             let late = "def grow():\n    global x\n    time.sleep(1)\n    x = 'lost' * 1_500_000\nthreading.Thread(target=grow).start()";
             out(&python, late).await;
             disk.fill();
             tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
-            let error = python.stop(false).await.expect_err("it cannot be saved");
+            let error = python.stop(false).await.expect_err("the state cannot be saved");
             assert_eq!(error.reason, "disk_full", "{error:?}");
             assert!(error.message.contains("changed since its last execution is lost"), "{user:?}: {error:?}");
-            assert_eq!(python.info().await.expect("info").state, "stopped", "{user:?}: it is stopped nevertheless");
+            assert_eq!(python.info().await.expect("info").state, "stopped", "{user:?}: the kernel is stopped");
             disk.free();
             let mut events = client.events(0).await.expect("events");
-            // The log of events had no room either; when it has, it has this.
+            // The event log had no room either; the event follows once there is room.
             let told = async {
                 while events.next().await.expect("an event").kind != "state_not_saved" {}
             };
-            tokio::time::timeout(std::time::Duration::from_secs(30), told).await.expect("it is told");
+            tokio::time::timeout(std::time::Duration::from_secs(30), told).await.expect("the loss is reported");
             eventually("there is room again", || async { python.start().await.is_ok() }).await;
-            assert_eq!(out(&python, "print(x)").await, "kept", "{user:?}: what was saved last");
+            assert_eq!(out(&python, "print(x)").await, "kept", "{user:?}: the last saved state");
         });
         remove_all(&host);
     }
 }
 
-/// On a disk that is full to the last byte, reserve and all, a kernel can be removed, and with it there is room again.
+/// On a full disk without a reserve a kernel can be removed, which frees space.
 #[test]
 fn full_disk_allows_kernel_removal() {
     if !nix::unistd::geteuid().is_root() {
@@ -234,7 +236,7 @@ fn full_disk_allows_kernel_removal() {
         out(&fills, "head -c 14000000 /dev/urandom > large").await;
         out(&kernel(&client, "other", EngineName::Kaish).await, "x=kept").await;
         disk.fill();
-        // What is kept back is taken too: nothing more can be written of anything.
+        // The reserve is used up too: nothing can be written.
         let _ = std::fs::remove_file(host.data().join("reserve"));
         disk.fill();
         client.remove_kernel("fills", 0).await.expect("removed");
@@ -249,7 +251,7 @@ fn full_disk_allows_kernel_removal() {
     remove_all(&host);
 }
 
-/// A copy that was made for a fork that may never come goes before what is kept back is touched.
+/// A prepared copy is removed before the reserve is used.
 #[test]
 fn full_disk_drops_spares_first() {
     if !nix::unistd::geteuid().is_root() {

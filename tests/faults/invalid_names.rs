@@ -1,4 +1,5 @@
-//! Names that are none: through the client, by hand where its types forbid them, and through the command line.
+//! Invalid names: through the client, as raw requests where its types forbid them, and through the
+//! command line.
 
 use capnp_rpc::{RpcSystem, rpc_twoparty_capnp::Side, twoparty};
 use ryokan::core::engine::EngineName;
@@ -45,7 +46,7 @@ fn interface_rejects_invalid_names() {
                 let shown: String = name.chars().take(20).collect();
                 let mut request = raw.create_kernel_request();
                 request.get().init_spec().set_name(&name);
-                let error = told(&request.send().promise.await.err().unwrap_or_else(|| panic!("{shown:?} was taken")));
+                let error = told(&request.send().promise.await.err().unwrap_or_else(|| panic!("{shown:?} passed")));
                 assert_eq!(error.code, ErrorCode::InvalidArgument, "{shown:?}: {error:?}");
                 assert!(error.message.len() < 500 && !error.message.contains(['\0', '\n', '\u{202e}']), "{error:?}");
                 let mut request = raw.remove_kernel_request();
@@ -68,18 +69,18 @@ fn interface_rejects_invalid_names() {
             let shell = kernel(&client, "k", EngineName::Kaish).await;
             for name in bad_names() {
                 let error =
-                    shell.publish(ryokan::core::rights::Rights::ALL, &name).await.expect_err("no socket's name");
+                    shell.publish(ryokan::core::rights::Rights::ALL, &name).await.expect_err("not a socket name");
                 assert_eq!(error.code, ErrorCode::InvalidArgument, "{error:?}");
-                let error = client.open_kernel(&name).await.err().expect("no kernel's name");
+                let error = client.open_kernel(&name).await.err().expect("not a kernel name");
                 assert!([ErrorCode::InvalidArgument, ErrorCode::NotFound].contains(&error.code), "{error:?}");
             }
             for name in ["a\0b", "", "a b"] {
                 let error =
-                    shell.put_var(name, &ryokan::core::value::Value::Int(1), 0).await.expect_err("no variable's name");
+                    shell.put_var(name, &ryokan::core::value::Value::Int(1), 0).await.expect_err("not a variable name");
                 assert_eq!(error.code, ErrorCode::InvalidArgument, "{name:?}: {error:?}");
             }
             for path in ["/a\0b", "", "relative", "/../etc", "/workspace/../proc", &format!("/{}", "p".repeat(5000))] {
-                let error = shell.mount_at(path, "/tmp", false, 0).await.expect_err("no mount's path");
+                let error = shell.mount_at(path, "/tmp", false, 0).await.expect_err("not a mount path");
                 assert!([ErrorCode::InvalidArgument, ErrorCode::Refused].contains(&error.code), "{path:?}: {error:?}");
             }
             assert_eq!(out(&shell, "echo well").await, "well");
@@ -103,7 +104,7 @@ fn cli_rejects_invalid_names() {
             let output = host.cli(&arguments);
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             let code = output.status.code();
-            // 3, not found, is right too, except for `new`.
+            // 3, not found, is valid too, except for `new`.
             let most = if command[0] == "new" { 2 } else { 3 };
             assert!(code.is_some_and(|code| (1..=most).contains(&code)), "{arguments:?}: {:?} {said}", output.status);
             assert!(!said.trim().is_empty() && !said.contains("panicked"), "{arguments:?}: {said}");

@@ -1,4 +1,4 @@
-//! Many kernels and many clients at once.
+//! Many concurrent kernels and clients.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use ryokan::rpc::client::{HostClient, run_local};
 use super::{Bystander, inits, remove_all, rss};
 use crate::support::{Host, kernel, out, run, spec};
 
-/// Kernels, and clients, at once. The environment's `RYOKAN_TEST_MANY` is another number for one run.
+/// Concurrent kernels and clients. `RYOKAN_TEST_MANY` in the environment overrides the number.
 const MANY: usize = 60;
 
 #[test]
@@ -38,7 +38,7 @@ fn many_kernels_and_clients_at_once() {
         let clients = futures::future::join_all((0..many).map(one)).await;
         eprintln!("{many} kernels with a worker each after {:?}", began.elapsed());
         assert!(host.workers().len() >= many, "all of them live");
-        // One more than may be is told, and hurts nobody.
+        // One request beyond the limit is refused and affects nothing else.
         let error = clients[0].0.create_kernel(&spec("more", EngineName::Kaish), "").await.err().expect("too many");
         assert_eq!(error.code, ErrorCode::Busy, "{error:?}");
         let again = Instant::now();
@@ -61,7 +61,7 @@ fn many_kernels_and_clients_at_once() {
     host.with(async |client| {
         let kernels = client.list_kernels(&Default::default()).await.expect("kernels");
         assert_eq!(kernels.len(), many);
-        assert!(kernels.iter().all(|info| info.state == "ready"), "each was taken over\n{}", host.log());
+        assert!(kernels.iter().all(|info| info.state == "ready"), "every worker was adopted\n{}", host.log());
     });
     bystander.check();
     let removing = Instant::now();
@@ -69,7 +69,8 @@ fn many_kernels_and_clients_at_once() {
     eprintln!("{many} kernels removed in {:?}, all in {:?}", removing.elapsed(), began.elapsed());
 }
 
-/// More kernels than places for workers, all started at once: who finds none is told so, and is not blamed for it.
+/// More kernels than the worker limit, started at once: the refused ones get `busy` and do not
+/// count as crashes.
 #[test]
 fn worker_limit_is_not_a_crash() {
     const PLACES: usize = 3;
@@ -81,7 +82,7 @@ fn worker_limit_is_not_a_crash() {
         for number in 0..12 {
             kernels.push(kernel(&client, &format!("k{number}"), EngineName::Kaish).await);
         }
-        // More often than crashes may be.
+        // More rounds than crashes are allowed.
         for round in 0..5 {
             let started = futures::future::join_all(kernels.iter().map(|k| k.start())).await;
             let inits = inits(&host).len();
@@ -95,7 +96,7 @@ fn worker_limit_is_not_a_crash() {
                 assert_eq!((error.code, error.reason.as_str()), (ErrorCode::Busy, "workers"), "{error:?}");
                 assert!(["created", "stopped"].contains(&state.as_str()), "{round}: {state}");
             }
-            // Others have the next turn.
+            // Other kernels are first in the next round.
             for kernel in &kernels {
                 kernel.stop(true).await.expect("stops");
             }

@@ -1,4 +1,4 @@
-//! Bytes that are no protocol, on the control socket and on a kernel's.
+//! Bytes that are not the protocol, on the control socket and on a kernel's socket.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use ryokan::core::engine::EngineName;
 use super::{remove_all, rss, until};
 use crate::support::{Host, kernel, out};
 
-/// The same bytes in every run.
+/// Random bytes, the same in every run.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -55,7 +55,7 @@ fn attacks() -> Vec<(String, Vec<u8>)> {
         ("ones".to_owned(), vec![0xff; 1 << 20]),
     ];
     all.extend((1..20).map(|seed| (format!("noise {seed}"), noise(seed, 1 << (seed % 17)))));
-    // A whole message whose one segment is noise: it gets as far as the reader of messages.
+    // A complete message whose one segment is noise: it reaches the message reader.
     all.extend((30..60).map(|seed| (format!("framed noise {seed}"), [words(&[0, 64]), noise(seed, 512)].concat())));
     for at in 0..bootstrap().len() {
         let mut flipped = bootstrap();
@@ -65,12 +65,12 @@ fn attacks() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Sends it, ends the sending side or not, and perhaps hears something.
+/// Sends the bytes, optionally ends the sending side, and reads an answer if there is one.
 fn attack(socket: &Path, bytes: &[u8], politely: bool) {
     let mut stream = UnixStream::connect(socket).expect("the daemon accepts");
     stream.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
-    // It may have closed already.
+    // The daemon may have closed the connection already.
     let _ = stream.write_all(bytes);
     if politely {
         let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -110,7 +110,7 @@ fn malformed_messages_are_harmless() {
     remove_all(&host);
 }
 
-/// What a client announces takes no memory before it comes.
+/// Announced sizes take no memory before the data arrive.
 #[test]
 fn announced_size_not_allocated() {
     let host = Host::start();

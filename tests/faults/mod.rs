@@ -1,5 +1,7 @@
-//! What happens when something dies, fills up, is damaged or misbehaves: nothing acknowledged is lost, nothing is left
-//! behind, and nobody else is touched.
+//! Dying processes, full disks, damage and misbehaviour.
+//!
+//! Nothing acknowledged is lost, nothing is left behind, and no other kernel or process is
+//! affected.
 
 mod daemon_killed;
 mod damage;
@@ -54,7 +56,7 @@ fn children(of: u32) -> Vec<u32> {
     processes().into_iter().filter(|pid| parent(*pid) == Some(of)).collect()
 }
 
-/// All below a process, and itself.
+/// A process and its descendants.
 fn tree(of: u32) -> Vec<u32> {
     let parents: BTreeMap<u32, u32> = processes().into_iter().filter_map(|pid| Some((pid, parent(pid)?))).collect();
     let mut found = vec![of];
@@ -67,7 +69,7 @@ fn tree(of: u32) -> Vec<u32> {
     found
 }
 
-/// The inits of this host's workers: those of its processes whose parent is none of them.
+/// The inits of this host's workers: worker processes whose parent is not one of them.
 fn inits(host: &Host) -> Vec<u32> {
     let workers = host.workers();
     workers.iter().copied().filter(|pid| parent(*pid).is_none_or(|parent| !workers.contains(&parent))).collect()
@@ -89,7 +91,7 @@ fn rss(pid: i32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
 }
 
-/// Somebody else's process. Whatever ryokan does, it must live.
+/// A process that does not belong to ryokan and must survive.
 struct Bystander(Child);
 
 impl Bystander {
@@ -102,7 +104,7 @@ impl Bystander {
     }
 
     fn check(&self) {
-        assert!(Host::is_alive(self.0.id()), "a process of somebody else was killed");
+        assert!(Host::is_alive(self.0.id()), "an unrelated process was killed");
     }
 }
 
@@ -113,7 +115,7 @@ impl Drop for Bystander {
     }
 }
 
-/// After all kernels were removed: no process, no folder, no socket is left.
+/// After the removal of all kernels: no process, directory, socket or cgroup is left.
 fn nothing_is_left(host: &Host) {
     until("the end of every worker", || host.workers().is_empty());
     let left: Vec<_> = fs::read_dir(host.data().join("kernels")).unwrap().flatten().map(|e| e.path()).collect();
@@ -132,7 +134,7 @@ fn nothing_is_left(host: &Host) {
     }
 }
 
-/// Removes every kernel and looks at what is left.
+/// Removes every kernel and checks that nothing is left.
 fn remove_all(host: &Host) {
     host.with(async |client| {
         for info in client.list_kernels(&Default::default()).await.expect("kernels") {

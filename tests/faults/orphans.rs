@@ -1,4 +1,5 @@
-//! Processes go with their kernel, however the daemon ends. Names after the tests of kaijutsu that had the same purpose.
+//! Processes end with their kernel, however the daemon ends. The names follow kaijutsu's tests of
+//! the same purpose.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use ryokan::core::exec::ExecRequest;
 use super::{Bystander, inits, marked, marker, nothing_is_left, remove_all, strike, tree, until};
 use crate::support::{Host, User, eventually, kernel, out, run, users};
 
-/// A process that does all it can to leave its kernel: of its own session, its parent gone, deaf to polite signals.
+/// A process that tries to leave its kernel: its own session, no parent, signals ignored.
 fn runaway(marker: &str) -> String {
     format!("/bin/sh -c 'trap \"\" TERM HUP INT; setsid /bin/sleep {marker} >/dev/null 2>&1 & exit 0'")
 }
@@ -133,7 +134,7 @@ fn restart_leaves_no_orphans() {
         let before = inits(&host);
         assert_eq!(before.len(), 2, "round {round}");
         host.kill();
-        // Its worker dies while nobody looks.
+        // Its worker dies while no daemon runs.
         let victim = before[round % 2];
         strike(victim);
         until("its end", || !Host::is_alive(victim));
@@ -146,10 +147,10 @@ fn restart_leaves_no_orphans() {
         });
         let live = said.iter().filter(|(_, state)| state == "ready").count();
         assert_eq!(said.len(), 3, "{said:?}");
-        assert_eq!(live, 1, "what is said to live, lives: {said:?}");
+        assert_eq!(live, 1, "only live kernels are reported as live: {said:?}");
         let now = inits(&host);
         assert_eq!(now.len(), 1, "{said:?}");
-        assert!(before.contains(&now[0]), "the other worker was taken over");
+        assert!(before.contains(&now[0]), "the other worker was adopted");
         host.with(async |client| {
             for name in names {
                 let (shell, _) = client.open_kernel(name).await.expect("there");
@@ -179,9 +180,9 @@ fn background_job_survives_client_disconnect() {
             assert!(jobs.len() == 1 && jobs[0].command.contains(&job), "{jobs:?}");
             assert_eq!(out(&shell, "echo next").await, "next");
         });
-        assert_eq!(marked(&job), pid, "it survived its client");
+        assert_eq!(marked(&job), pid, "the job survived its client");
         host.restart();
-        assert_eq!(marked(&job), pid, "it survived the daemon");
+        assert_eq!(marked(&job), pid, "the job survived the daemon");
         host.with(async |client| {
             let (shell, _) = client.open_kernel("k").await.expect("there");
             assert_eq!(shell.jobs().await.expect("jobs").len(), 1);
@@ -214,7 +215,7 @@ fn stop_during_start_leaves_no_worker() {
             while !gone() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            assert!(gone(), "after {delay_ms} ms: {:?} live on without a kernel\n{}", host.workers(), host.log());
+            assert!(gone(), "after {delay_ms} ms: {:?} survive without a kernel\n{}", host.workers(), host.log());
         }
     }
     bystander.check();

@@ -1,4 +1,5 @@
-//! What a daemon finds when it starts: more kernels than it brings back at once, and records of workers that are none.
+//! Recovery at start: more kernels than are recovered concurrently, and records of workers that do
+//! not exist.
 
 use ryokan::catalog::{Catalog, CatalogConfig, Durability, WorkerRow};
 use ryokan::core::engine::EngineName;
@@ -9,7 +10,7 @@ use ryokan::rpc::client::run_local;
 use super::{Bystander, inits, remove_all};
 use crate::support::{Host, kernel, out, spec, users};
 
-/// Several times as many as are brought back at once.
+/// Several times the number that is recovered concurrently.
 const MANY: usize = 200;
 
 #[test]
@@ -21,14 +22,14 @@ fn recovery_spans_several_batches() {
             let shell = kernel(&client, &name(number), EngineName::Kaish).await;
             shell.message("user", &format!("note {number}")).await.expect("noted");
         }
-        // Some of them live, and are found alive among the others.
+        // Some of them are live among the others.
         for number in [0, 63, 64, MANY - 1] {
             out(&client.open_kernel(&name(number)).await.expect("there").0, &format!("n={number}")).await;
         }
     });
     let live = inits(&host);
     host.restart();
-    assert_eq!(inits(&host), live, "those that lived live on");
+    assert_eq!(inits(&host), live, "live workers survive");
     host.with(async |client| {
         let kernels = client.list_kernels(&Default::default()).await.expect("kernels");
         assert_eq!(kernels.len(), MANY);
@@ -52,7 +53,7 @@ fn recovery_spans_several_batches() {
     remove_all(&host);
 }
 
-/// Opens the databases of a daemon that does not run.
+/// Opens the databases of a stopped daemon.
 fn with_catalog<T>(host: &Host, work: impl AsyncFnOnce(ryokan::catalog::CatalogHandle) -> T) -> T {
     let config = CatalogConfig {
         data: host.data(),
@@ -60,7 +61,7 @@ fn with_catalog<T>(host: &Host, work: impl AsyncFnOnce(ryokan::catalog::CatalogH
         fresh_host_id: HostId::from_bytes([7; 16]),
         now_ms: 1,
     };
-    let catalog = Catalog::open(&config).expect("nobody else has it");
+    let catalog = Catalog::open(&config).expect("the catalog is not in use");
     let handle = catalog.handle();
     let done = run_local(work(handle)).unwrap();
     catalog.stop();
@@ -98,7 +99,8 @@ fn stale_worker_records_removed() {
             .to_string(),
         };
         let leaked = [
-            // Recorded before it had a process; beside one that lives; of a kernel at rest; of one that was removed.
+            // Recorded before it had a process; beside a live one; of a stopped kernel; of a
+            // removed one.
             leak(1, kernels[0], 0),
             leak(2, kernels[1], bystander.pid()),
             leak(3, kernels[1], 0),
@@ -114,7 +116,7 @@ fn stale_worker_records_removed() {
             }
         });
         host.launch();
-        assert_eq!(inits(&host), live, "{user:?}: the one that lives is taken over");
+        assert_eq!(inits(&host), live, "{user:?}: the live worker is adopted");
         host.with(async |client| {
             assert_eq!(out(&client.open_kernel("live").await.expect("there").0, "echo $x").await, "kept");
             assert_eq!(out(&client.open_kernel("idle").await.expect("there").0, "echo up").await, "up");
@@ -126,7 +128,7 @@ fn stale_worker_records_removed() {
         host.kill();
         let left = with_catalog(&host, async |catalog| catalog.workers().await.expect("listed"));
         assert!(left.iter().all(|row| !leaked.contains(row)), "{user:?}: {left:?}");
-        assert_eq!(left.len(), 2, "{user:?}: those that live");
+        assert_eq!(left.len(), 2, "{user:?}: the live kernels");
         host.launch();
         remove_all(&host);
     }

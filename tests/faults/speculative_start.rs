@@ -1,4 +1,4 @@
-//! An execution goes to its worker while its beginning is written: it runs only if that is written.
+//! An execution is sent ahead while its start is written, and runs only after the write succeeds.
 
 use std::time::Duration;
 
@@ -10,10 +10,12 @@ use ryokan::sys::fault;
 use super::until;
 use crate::support::{Host, User, kernel, out, run};
 
-/// Executions before the one that meets the fault: enough for the worker to take others ahead by then.
+/// Executions before the one that meets the fault: enough for the worker to accept executions ahead
+/// by then.
 const BEFORE: usize = 3;
 
-/// A host whose daemon meets the fault as it writes the beginning of `touch ran`; gives what the client was told.
+/// A host whose daemon meets the fault while it writes the start of `touch ran`; returns the
+/// client's result.
 fn interrupted_at(host: &mut Host, engine: EngineName, fault: &str) -> ryokan::core::error::Result<ExecStatus> {
     host.env(fault::VARIABLE, &fault.replace('=', &format!(":{}=", BEFORE + 1)));
     host.launch();
@@ -34,10 +36,10 @@ fn interrupted_at(host: &mut Host, engine: EngineName, fault: &str) -> ryokan::c
     .unwrap()
 }
 
-/// Whether the code ran, as the kernel itself sees it, and the statuses in its journal.
+/// Whether the code ran, according to the kernel, and the statuses in its journal.
 async fn seen(client: &HostClient, engine: EngineName) -> (bool, Vec<String>) {
-    let k = client.open_kernel("k").await.expect("it is there").0;
-    // What was on its way has had its time.
+    let k = client.open_kernel("k").await.expect("the kernel is there").0;
+    // Waits for anything still in transit.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let mut statuses = Vec::new();
     k.each_journal_entry(0, 0, async |entry| {
@@ -67,7 +69,7 @@ fn unjournalled_execution_never_starts() {
             host.launch();
             host.with(async |client| {
                 let (ran, statuses) = seen(&client, engine).await;
-                assert!(!ran, "{engine} {point}: it was not told to begin");
+                assert!(!ran, "{engine} {point}: it was not committed");
                 assert_eq!(statuses.len(), BEFORE + usize::from(journalled), "{engine} {point}: {statuses:?}");
                 let last = statuses.last().map(String::as_str);
                 assert_eq!(last == Some("lost"), journalled, "{engine} {point}: {statuses:?}");
@@ -81,10 +83,10 @@ fn journal_error_cancels_start() {
     for engine in EngineName::ALL {
         let mut host = Host::prepare(User::Own);
         let told = interrupted_at(&mut host, engine, "state.exec.begin.before_commit=eio");
-        assert!(told.is_err(), "{engine}: it is refused");
+        assert!(told.is_err(), "{engine}: the execution is refused");
         host.with(async |client| {
             let (ran, statuses) = seen(&client, engine).await;
-            assert!(!ran, "{engine}: what was refused does not run");
+            assert!(!ran, "{engine}: a refused execution does not run");
             assert_eq!(statuses.len(), BEFORE, "{engine}: {statuses:?}");
         });
     }

@@ -1,4 +1,4 @@
-//! Clients that take no output: they slow their own execution and nothing else.
+//! Clients that read no output slow their own execution and nothing else.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,9 +11,9 @@ use ryokan::rpc::client::{HostClient, run_local};
 use super::{remove_all, rss};
 use crate::support::{Host, eventually, kernel, out};
 
-/// What the code writes.
+/// Bytes that the code writes.
 const FLOOD_BYTES: u64 = 200_000_000;
-/// What the daemon may grow meanwhile, KiB.
+/// Allowed growth of the daemon meanwhile, KiB.
 const GROWTH_KIB: u64 = 32 << 10;
 
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +45,7 @@ fn stalled_client_costs_no_memory() {
                     sender.send(running.exec()).expect("heard");
                     let reading = running.output(0, async |_| {
                         if matches!(deaf, Deaf::Connection) {
-                            // The whole event loop stands still.
+                            // Blocks the whole event loop.
                             while !leave.load(Ordering::Relaxed) {
                                 std::thread::sleep(Duration::from_millis(10));
                             }
@@ -69,7 +69,7 @@ fn stalled_client_costs_no_memory() {
             host.with(async |client| {
                 let (other, _) = client.open_kernel("other").await.expect("there");
                 let (shell, _) = client.open_kernel("k").await.expect("there");
-                // Long enough for all of it to arrive, if nobody held it back.
+                // Long enough for all of it to arrive without back-pressure.
                 for round in 0..20 {
                     assert_eq!(out(&other, &format!("echo {round}")).await, round.to_string());
                     most = most.max(rss(host.pid()));

@@ -1,4 +1,5 @@
-//! `kill -9` of init and of the engine, at rest, at work and while streaming: the kernel keeps its state, its neighbour notices nothing.
+//! `kill -9` of init and of the engine, when idle, busy and streaming: the kernel keeps its state,
+//! and its neighbour is not affected.
 
 use std::time::Duration;
 
@@ -115,7 +116,7 @@ fn worker_kill_keeps_state() {
     }
 }
 
-/// Killed again and again between executions, a kernel loses nothing that was acknowledged.
+/// Killed repeatedly between executions, a kernel loses nothing acknowledged.
 #[test]
 fn variables_survive_worker_kills() {
     let host = Host::start();
@@ -125,7 +126,8 @@ fn variables_survive_worker_kills() {
         for round in 1..=2 {
             out(&shell, "n=$((n + 1))").await;
             strike(inits(&host)[0]);
-            // Perhaps before the daemon has noticed: an execution then is lost, or runs in the next worker.
+            // The daemon may not have noticed: an execution then is lost, or runs in the next
+            // worker.
             let result = run(&shell, "echo $n").await;
             match result.end.status {
                 ExecStatus::Done => assert_eq!(result.stdout, format!("{round}\n").into_bytes()),

@@ -1,6 +1,6 @@
-"""A client that knows ryokan by its schema file alone: calls every method of every interface and checks what comes back.
+"""A client built on the schema file alone: calls every method of every interface and checks the results.
 
-client.py CONTROL_SOCKET KERNEL_SOCKETS FOLDER: the last is a folder of the host that a kernel may be given.
+client.py CONTROL_SOCKET KERNEL_SOCKETS FOLDER: the last is a folder of the host to mount.
 The daemon allows an MCP server `s` (tests/mcp/server.py ok).
 """
 
@@ -15,7 +15,7 @@ import capnp
 capnp.remove_import_hook()
 ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 
-# Interfaces that a client implements, and one without methods.
+# Interfaces that the client implements; the next list is called by it.
 OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink",
         "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease"]
@@ -28,14 +28,14 @@ def methods(interface):
 
 
 def call(interface, capability, method, *args, **kwargs):
-    """Calls a method and notes it."""
+    """Calls a method and records it."""
     assert method in methods(interface), f"{interface} has no {method}"
     called.add((interface, method))
     return getattr(capability, method)(*args, **kwargs)
 
 
 class Caller:
-    """One capability: attributes are its methods, noted when called."""
+    """One capability: attributes are its methods, recorded when called."""
 
     def __init__(self, interface, capability):
         self.interface, self.cap = interface, capability
@@ -45,7 +45,7 @@ class Caller:
 
 
 async def refused(promise, code, reason=None):
-    """The call must fail with that code of the schema's `ErrorCode`; gives the error's fields."""
+    """The call must fail with that code of the schema's `ErrorCode`; returns the error's fields."""
     try:
         answer = await promise
     except capnp.KjException as error:
@@ -66,7 +66,7 @@ async def eventually(what, holds):
         if holds():
             return
         await asyncio.sleep(0.05)
-    raise AssertionError(f"it never came: {what}")
+    raise AssertionError(f"timed out waiting for: {what}")
 
 
 class Output(ryokan.OutputCallback.Server):
@@ -282,7 +282,7 @@ async def executions(kernel):
     assert bytes(result.stdout) == b"first second third" and result.durationUs > 0
     replay = Output()
     await execution.output(6, replay)
-    # What was sent is handled here in tasks of their own.
+    # Received messages are handled by separate tasks.
     await eventually("the last event", lambda: replay.codes)
     assert replay.stdout == b"second third" and replay.codes == [0], (replay.stdout, replay.codes)
     same = await kernel.run({"code": "echo once", "key": "k"})
@@ -378,7 +378,7 @@ async def files(kernel, other, folder):
     await refused(kernel.mount("/gone", str(folder / "nothing"), False, 0), "notFound")
     await kernel.unmount("/given", 0)
     assert not (await kernel.listMounts()).mounts
-    # Blobs: whole, and in pieces; readable by whom they were given to, and by nobody else.
+    # Blobs: whole, and in pieces; readable only by kernels with a reference to them.
     small = (await kernel.writeBlob(b"small")).hash
     assert len(small) == 64 and (await kernel.readBlob(small)).data == b"small"
     writer = Caller("BlobWriter", (await kernel.newBlob()).blob)
@@ -433,7 +433,7 @@ async def tools(kernel, typed):
 
 
 async def holding(host, shell, kernels, folder):
-    # Fewer rights, here and at a socket.
+    # Attenuated rights, in a capability and on a socket.
     weak = Caller("Kernel", (await shell.attenuate(["read"], "reader")).kernel)
     assert [str(right) for right in (await weak.info()).info.rights] == ["read"]
     await refused(weak.execute("echo no"), "refused", "rights")
@@ -447,7 +447,7 @@ async def holding(host, shell, kernels, folder):
     await refused(shell.unpublish("window"), "notFound")
     own = Caller("Kernel", (await connect(kernels / "shell.sock")).bootstrap().cast_as(ryokan.Kernel))
     assert (await own.info()).info.spec.name == "shell"
-    # A lease, taken up again by its token, keeps others out.
+    # A lease, resumed by its token, excludes others.
     held = await shell.lease("me", 60_000, b"")
     lease = Caller("Lease", held.lease)
     mine = Caller("Kernel", (await lease.kernel()).kernel)
@@ -485,14 +485,14 @@ async def history(host, shell):
     before = len(sink.events)
     await shell.stop(False)
     await asyncio.sleep(0.3)
-    assert len(sink.events) == before, "a dropped subscription goes on"
+    assert len(sink.events) == before, "a dropped subscription still delivers"
     assert await out(shell, "echo $x") == "5\n"
 
 
 async def checkpoints(shell):
     await out(shell, "kept=yes; echo one > file")
     first = (await shell.checkpoint({"name": "first", "description": "of many", "pinned": True})).checkpoint
-    # One was taken as the kernel was stopped.
+    # The first checkpoint was taken when the kernel stopped.
     assert (first.name, first.number, str(first.type), first.pinned, first.isHead) == ("first", 2, "manual", True, True)
     await out(shell, "kept=no; rm file")
     await refused(shell.checkpoint({"name": "latest"}), "invalidArgument")
@@ -520,7 +520,7 @@ async def checkpoints(shell):
 
 
 async def work(shell):
-    """Steps, decisions, artifacts, and what a restore does to them."""
+    """Steps, decisions, artifacts, and the effect of a restore on them."""
     begun = (await shell.beginStep("gather")).step
     assert (begun.index, begun.name, begun.completedAtMs) == (1, "gather", 0)
     await refused(shell.beginStep("more"), "conflict", "step_open")
@@ -567,12 +567,12 @@ async def work(shell):
     await refused(shell.artifact("report", 0), "notFound", "withdrawn")
     await shell.undo(0)
     assert (await shell.artifact("report", 0)).artifact.hash == hash_
-    # What differs in the files, as text.
+    # Differences of files as text.
     patches = Patches()
     await shell.diffText(handed.id, "", [b"report.txt"], patches)
     await eventually("patches", lambda: patches.patches)
     assert patches.patches == [(b"report.txt", "added", "", b"@@ -0,0 +1 @@\n+second\n", False)], patches.patches
-    # A summary in the place of messages.
+    # A summary that replaces messages.
     said = (await shell.message("user", "a long story", "story")).sequence
     assert (await shell.message("user", "a long story", "story")).sequence == said
     await shell.checkpoint({"name": "short", "summary": "a story", "compact": [{"first": said, "last": said}]})
@@ -646,7 +646,7 @@ async def archived(shell):
 
 
 def flip(packs, needle):
-    """Flips a bit of the first place where a pack has these bytes."""
+    """Flips a bit of the first occurrence of these bytes in a pack."""
     for pack in packs.iterdir():
         content = bytearray(pack.read_bytes())
         at = content.find(needle)
@@ -693,7 +693,7 @@ async def upkeep(host, shell, packs):
     await host.audit("", 0, 0, log)
     await host.audit("shell", 0, 3, own)
     wanted = {("checkpoint.remove", "done"), ("checkpoint.remove", "conflict"), ("host.gc", "done")}
-    # They come one after the other, also once the call has been answered.
+    # Lines arrive one by one, also after the call was answered.
     await eventually("lines", lambda: wanted <= {(line["action"], line["outcome"]) for line in log.lines})
     await eventually("three lines", lambda: len(own.lines) == 3)
     proof = await host.verifyAudit("")
@@ -733,7 +733,7 @@ async def main():
     wanted = {(interface, method) for interface in THEIRS + OURS for method in methods(interface)}
     missing = sorted(wanted - called)
     assert not missing, f"never called: {missing}"
-    # An interface that this file does not know must not stay untested.
+    # Fails for interfaces that this file does not know.
     known = set(THEIRS + OURS + ["Subscription"])
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}

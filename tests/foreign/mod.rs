@@ -1,4 +1,4 @@
-//! A client in another language, made from the schema file alone, drives every method (`client.py`).
+//! A client in another language, built on the schema file alone, calls every method (`client.py`).
 
 use std::path::Path;
 use std::process::Command;
@@ -25,7 +25,7 @@ fn foreign_client_covers_schema() {
         host.launch();
         let folder = host.path("home").join("given");
         std::fs::create_dir(&folder).unwrap();
-        // The script itself runs as whoever runs the tests, and both write there.
+        // The client runs as the tests' user, and the kernel as another: both write there.
         std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let ran = Command::new(&python)
             .arg(root.join("tests/foreign/client.py"))
@@ -39,7 +39,7 @@ fn foreign_client_covers_schema() {
     }
 }
 
-/// As the configuration's example says: a kernel asks for a server by its name alone.
+/// As documented in the example configuration, a kernel requests a server by name alone.
 #[test]
 fn mcp_server_added_by_name() {
     let mut host = Host::prepare(crate::support::User::Own);
@@ -55,7 +55,7 @@ fn mcp_server_added_by_name() {
     host.ok(&["mcp", "add", "by-cli", "s"]);
 }
 
-/// What `listTools` names, `callTool` calls, with the types that the caller gave, whatever the engine.
+/// `callTool` calls the tools of `listTools` and keeps the argument types, for every engine.
 #[test]
 fn tool_arguments_keep_number_types() {
     let mut host = Host::prepare(crate::support::User::Own);

@@ -50,7 +50,7 @@ fn set_up(host: &Host) {
 async fn look(client: &HostClient, what: &str) -> usize {
     let mut children = 0;
     for info in client.list_kernels(&Default::default()).await.expect("a list") {
-        let kernel = client.open_kernel(info.spec.name.as_str()).await.expect("it is told").0;
+        let kernel = client.open_kernel(info.spec.name.as_str()).await.expect("a listed kernel").0;
         assert_eq!(out(&kernel, SHOW).await, "1\n1\n2\nd\nf", "{what}: {}", info.spec.name);
         if info.spec.name.as_str() != "k" {
             children += 1;
@@ -69,7 +69,7 @@ fn fork_crash_atomicity() {
     let kernels = host.data().join("kernels");
     let killed = killed_at_each_step(&mut host, &kernels, &FAMILIES, fork_twice);
     for label in PASSED {
-        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
+        assert!(killed.contains(&label), "{label} was not reached: {killed:?}");
     }
 }
 
@@ -81,7 +81,7 @@ fn btrfs_fork_crash_atomicity() {
     let families = ["kernel.files.", "workspace."];
     let killed = killed_at_each_step(&mut host, &kernels, &families, fork_twice);
     for label in ["workspace.branch.empty", "workspace.branch.snapshot"] {
-        assert!(killed.contains(&label), "nothing came to {label}: {killed:?}");
+        assert!(killed.contains(&label), "{label} was not reached: {killed:?}");
     }
 }
 
@@ -101,7 +101,7 @@ fn import_crash_atomicity() {
     });
     // Its checkpoints and its first journal entry are written together with the other records.
     for label in PASSED.iter().filter(|label| !["state.journal.append", "state.checkpoints.add"].contains(label)) {
-        assert!(killed.contains(label), "nothing came to {label}: {killed:?}");
+        assert!(killed.contains(label), "{label} was not reached: {killed:?}");
     }
 }
 
@@ -148,7 +148,7 @@ fn killed_at_each_step(
         assert_eq!(folders(), known, "{what}: something is left\n{}", host.log());
         let children = host.with(async |client| look(&client, &what).await);
         if let Ok(made) = answered {
-            assert_eq!(children, made, "{what}: not all of the acknowledged ones are there");
+            assert_eq!(children, made, "{what}: an acknowledged child is missing");
         }
         // Now the fork succeeds.
         host.with(async |client| {
@@ -201,10 +201,10 @@ fn parent_removal_conflicts_with_fork() {
         };
         let forking = Forking { count: 4, ..Forking::of("c") };
         let (forked, removed) = futures::join!(k.fork(&forking), removing);
-        let forked = forked.expect("it came first");
-        let refused = removed.expect_err("it came second");
+        let forked = forked.expect("the fork was first");
+        let refused = removed.expect_err("the removal was second");
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "forking"));
-        k.remove(0).await.expect("now it goes");
+        k.remove(0).await.expect("removable now");
         for (name, made) in forked.children {
             let (child, _) = made.expect("made");
             assert_eq!(out(&child, "import os; print(len(os.listdir('.')))").await, "2000", "{name}");

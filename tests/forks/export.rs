@@ -133,7 +133,7 @@ fn interrupted_export_leaves_no_file() {
     let is_begun =
         || files().iter().any(|name| !before.contains(name) && folder.join(name).metadata().unwrap().len() > 0);
     while !is_begun() {
-        assert!(child.try_wait().unwrap().is_none(), "it was faster");
+        assert!(child.try_wait().unwrap().is_none(), "the export was still running");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();

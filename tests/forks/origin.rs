@@ -32,7 +32,7 @@ fn code_sees_kernel_origin() {
             let workers = host.workers();
             host.ok(&["restore", engine, "one", "--yes"]);
             is(engine, "restored 1");
-            assert_eq!(host.workers(), workers, "{user:?} {engine}: told to the worker that it had");
+            assert_eq!(host.workers(), workers, "{user:?} {engine}: the worker was kept");
             host.ok(&["fork", engine, child]);
             is(child, "forked 2");
             is(engine, "restored 1");

@@ -45,7 +45,7 @@ fn next_fork_uses_spare() {
         host.ok(&["fork", "k", "b"]);
         assert_eq!(made_from(&host), ["copy", "prepared_copy"], "{user:?}");
         assert_eq!(host.ok(&["exec", "b", VIEW]), host.ok(&["exec", "k", VIEW]), "{user:?}: as the parent is");
-        assert_eq!(host.ok(&["exec", "a", VIEW]), before, "{user:?}: who was made before keeps its own");
+        assert_eq!(host.ok(&["exec", "a", VIEW]), before, "{user:?}: an earlier child keeps its own");
         host.ok(&["exec", "b", "open('d0/f0', 'w').write('other')"]);
         assert_eq!(host.ok(&["exec", "k", "open('d0/f0').read()[:4]"]), "'0 0 '\n", "{user:?}: nothing is shared");
         assert!(host.ok(&["diff", "b", "latest"]).contains("d0/f0"), "{user:?}");
@@ -57,7 +57,7 @@ fn next_fork_uses_spare() {
         assert_eq!(host.ok(&["exec", "c", VIEW]), before, "{user:?}");
         until("a third", || events(&host, "copy_prepared").len() == 3);
         host.ok(&["rm", "k", "--yes"]);
-        assert_eq!(prepared(&host), 0, "{user:?}: it goes with its kernel");
+        assert_eq!(prepared(&host), 0, "{user:?}: the copy is removed with its kernel");
     }
 }
 
@@ -85,7 +85,7 @@ fn no_spare_when_disabled_or_small() {
     assert_eq!(made_from(&host), ["copy"; 4]);
     assert_eq!(prepared(&host), 1, "of b");
     host.ok(&["archive", "b", "--yes"]);
-    assert_eq!(prepared(&host), 0, "it goes with what is put away");
+    assert_eq!(prepared(&host), 0, "the copy is removed with the archived kernel");
 }
 
 /// If a user deletes prepared copies by hand, a fork only takes longer.

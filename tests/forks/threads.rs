@@ -105,12 +105,12 @@ fn threads_quiesced_during_capture() {
             })
             .await;
             for round in 0..5 {
-                k.checkpoint(&named(&format!("c{round}"))).await.expect("the thread stands still for it");
+                k.checkpoint(&named(&format!("c{round}"))).await.expect("taken while the thread is frozen");
             }
             let refused = k.restore_checkpoint("c1", 0).await.unwrap_err();
             assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "workspace_busy"), "{user:?}");
             t.interrupt_execution(running.exec()).await.unwrap();
-            assert_eq!(running.result().await.unwrap().end.status, ExecStatus::Interrupted, "{user:?}: it went on");
+            assert_eq!(running.result().await.unwrap().end.status, ExecStatus::Interrupted, "{user:?}: it ran until the interrupt");
             for round in 0..5 {
                 k.restore_checkpoint(&format!("c{round}"), 0).await.unwrap();
                 for session in [&k, &t] {
@@ -237,7 +237,7 @@ fn lease_blocks_mutations() {
         let held = b.lease("me", minute, &[]).await.unwrap();
         let refused = client.remove_with_threads("k", 0).await.unwrap_err();
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "lease"));
-        assert_eq!(out(&a, "echo here").await, "here", "nothing went before all could");
+        assert_eq!(out(&a, "echo here").await, "here", "nothing was removed before all could be");
         held.release().await.unwrap();
         let refused = client.remove_with_threads("k", 1_000).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::Conflict);

@@ -1,4 +1,5 @@
-//! The fuzz targets on their first inputs and on damaged ones, so that none of them goes stale between long runs (`scripts/fuzz`).
+//! Runs the fuzz targets on their first inputs and on damaged ones, so that they stay valid between
+//! runs of `scripts/fuzz`.
 
 use std::path::Path;
 
@@ -37,7 +38,7 @@ targets! {
 #[path = "../../fuzz/inputs/seeds.rs"]
 mod seeds;
 
-/// What a target takes.
+/// The input type of a target.
 trait Input {
     fn give(self, bytes: &[u8]);
 }
@@ -56,7 +57,7 @@ impl Input for fn(&str) {
     }
 }
 
-/// Every input damaged in a few ways, the same ones in each run.
+/// Damaged copies of an input, the same in each run.
 fn damaged(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut all = vec![bytes[..bytes.len() / 2].to_vec(), [bytes, bytes].concat()];
     let mut state = 0x9e37_79b9_7f4a_7c15u64;

@@ -1,5 +1,6 @@
-//! The code generated from `schema/` is checked in, so that building ryokan needs no Cap'n Proto tool; here is the proof
-//! that it is what the schema says. `RYOKAN_BLESS=1` writes it anew.
+//! The checked-in code generated from `schema/` matches the schema.
+//!
+//! Building ryokan therefore needs no Cap'n Proto tool. `RYOKAN_BLESS=1` regenerates the code.
 
 use std::path::Path;
 use std::{env, fs};

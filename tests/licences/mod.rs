@@ -1,7 +1,8 @@
-//! Licences and sources of everything that is linked: the rule of `deny.toml`, checked where cargo-deny is not installed, too.
+//! Licences and sources of all dependencies, by the rules of `deny.toml`, also without cargo-deny.
 //!
-//! `deny.toml` is the one list. A package passes if its licence expression can be met with licences of the list, and if it is
-//! from the registry that its lock file names; nothing comes from a repository.
+//! `deny.toml` is the only list. A package passes if its licence expression can be satisfied with
+//! licences of the list, and if it comes from the registry of its lock file; no package comes from
+//! a repository.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +13,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The strings of `allow = [ … ]` in the part `[licenses]` of `deny.toml`.
+/// The strings of `allow = [ … ]` in the section `[licenses]` of `deny.toml`.
 fn allowed() -> BTreeSet<String> {
     let text = fs::read_to_string(root().join("deny.toml")).expect("deny.toml is there");
     let part = text.split("[licenses]").nth(1).expect("deny.toml has a part [licenses]");
@@ -21,7 +22,8 @@ fn allowed() -> BTreeSet<String> {
     code.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Whether a licence expression (SPDX, or the old form with `/`) can be met: `OR` needs one side, `AND` both.
+/// Whether a licence expression (SPDX, or the old form with `/`) can be satisfied: `OR` needs one
+/// side, `AND` both.
 fn can_be_met(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -52,7 +54,7 @@ fn one(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
     *at += 1;
     if *word == "(" {
         let met = any_of(words, at, allowed);
-        // Whatever stands here in place of the bracket leaves words over, or fails.
+        // Any word other than the bracket is left over, or fails.
         *at += usize::from(words.get(*at) == Some(&")"));
         return met;
     }
@@ -64,7 +66,7 @@ fn one(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
     allowed.contains(*word)
 }
 
-/// One package as far as it matters here.
+/// The fields of a package that matter here.
 #[derive(serde::Deserialize)]
 struct Package {
     name: String,
@@ -97,7 +99,7 @@ fn package_licences_and_sources() {
         .iter()
         .filter_map(|package| package.source.as_deref())
         .find(|source| source.starts_with("registry+"))
-        .expect("something comes from the registry");
+        .expect("some package comes from the registry");
     let mut wrong = Vec::new();
     for package in &packages {
         let what = format!("{} {}", package.name, package.version);
@@ -117,7 +119,7 @@ fn package_licences_and_sources() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What is no longer needed leaves the list: it would let in what nobody looked at.
+/// Unused licences must leave the list, which would otherwise allow unreviewed packages.
 #[test]
 fn allowed_licences_all_used() {
     let allowed = allowed();

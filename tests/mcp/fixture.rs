@@ -1,4 +1,4 @@
-//! A kernel's servers for one test.
+//! The MCP servers of a test kernel.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use ryokan::core::value::Value;
 use ryokan::mcp::allow::{AllowList, ServerEntry};
 use ryokan::mcp::{Launch, McpServers, Timing};
 
-/// A program of this folder.
+/// A program of this directory.
 pub fn program(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp").join(name).display().to_string()
 }
@@ -35,7 +35,7 @@ pub fn by_name() -> McpTransport {
     McpTransport::Stdio { command: String::new(), args: Vec::new(), env: Vec::new() }
 }
 
-/// Impatient where a test waits for the end of patience.
+/// Short timings for tests that wait for a timeout.
 pub fn launch() -> Launch {
     let timing = Timing {
         start: Duration::from_secs(20),
@@ -52,7 +52,7 @@ pub fn servers(entries: impl IntoIterator<Item = ServerEntry>, launch: Launch) -
     McpServers::new("k".parse().expect("a name"), Arc::new(allow), launch)
 }
 
-/// Runs a test on a thread of its own with one `LocalSet`, as the daemon does. No test may take two minutes.
+/// Runs a test on its own thread with a `LocalSet`, as the daemon does, for at most two minutes.
 pub fn run<F: Future>(test: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let local = tokio::task::LocalSet::new();
@@ -67,7 +67,7 @@ pub async fn registered(mode: &[&str]) -> McpServers {
     servers
 }
 
-/// An object.
+/// An object value.
 pub fn args(fields: &[(&str, Value)]) -> Value {
     Value::Object(fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
 }
@@ -77,7 +77,7 @@ pub fn info(servers: &McpServers) -> McpInfo {
     servers.list().into_iter().next().expect("one server")
 }
 
-/// Waits until something is so.
+/// Waits for a condition.
 pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     for _ in 0..1500 {
         if so() {
@@ -96,7 +96,7 @@ pub fn alive(pid: &str) -> bool {
     stat.ok().and_then(state).is_some_and(|state| state != "Z" && state != "X")
 }
 
-/// The words of a file that a server writes, once it is there.
+/// The words of a file that a server writes, once the file exists.
 pub async fn words(path: &Path) -> Vec<String> {
     until("the server wrote its process ids", || std::fs::read_to_string(path).is_ok_and(|text| !text.is_empty()))
         .await;

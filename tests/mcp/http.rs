@@ -139,7 +139,7 @@ fn unreachable_http_server_reported() {
         let gone = error(&servers, "s__echo", &Value::Null).await;
         assert!(gone.code == ErrorCode::Unavailable, "{gone}");
         servers.unregister("s").await.expect("there");
-        let refused = servers.register("s", &by_name()).await.expect_err("nobody listens");
+        let refused = servers.register("s", &by_name()).await.expect_err("no server listens");
         assert!(refused.message.contains("did not start"), "{refused}");
         let unset = Launch { env: std::rc::Rc::new(|_| None), ..launch() };
         let servers = super::fixture::servers([allowed("http://127.0.0.1:1/mcp")], unset);

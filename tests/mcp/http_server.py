@@ -1,8 +1,8 @@
-"""A small MCP server over streamable HTTP, for tests. Writes its port to the file it is given.
+"""A small MCP server over streamable HTTP, for tests. Writes its port to the file named by its argument.
 
 Answers calls of `echo` with plain JSON, of `stream` with a stream of events, of `big` with as many bytes as asked for,
-of `headers` with the request's headers, of `broken` with status 500. A request for GET is refused: there is no stream of
-the server's own.
+of `headers` with the request's headers, of `broken` with status 500. GET is refused: the server has no stream of
+its own.
 """
 
 import json
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Quiet(ThreadingHTTPServer):
     def handle_error(self, request, client_address):
-        """A client that hangs up is no news here."""
+        """A client that disconnects is not reported."""
 
 
 server = Quiet(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-//! How servers start, die, come back and end.
+//! Start, death, restart and end of servers.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -52,15 +52,15 @@ fn server_start_failure_reason() {
         for part in ["did not start", "exited with code 3", "cannot find my data"] {
             assert!(error.message.contains(part), "{part}: {error}");
         }
-        let error = servers.register("missing", &by_name()).await.expect_err("there is none");
+        let error = servers.register("missing", &by_name()).await.expect_err("the program is missing");
         assert!(error.message.contains("/no/such/program") && error.message.contains("No such file"), "{error}");
-        assert!(servers.list().is_empty(), "what could not start is not registered");
+        assert!(servers.list().is_empty(), "a server that did not start is not registered");
 
         // Without waiting it stays registered and is retried, at growing intervals.
         servers.start("s", &by_name()).expect("allowed");
         until("it failed", || info(&servers).state == "failed").await;
         assert!(info(&servers).error.contains("cannot find my data"));
-        let (code, message) = call(&servers, "s__echo").await.expect_err("it is not there");
+        let (code, message) = call(&servers, "s__echo").await.expect_err("the server is not running");
         assert!(code == ErrorCode::Unavailable && message.contains("is not there"), "{message}");
     });
 }
@@ -168,7 +168,7 @@ fn server_restart_during_shutdown() {
         servers.start("s", &by_name()).expect("the name is free at once");
         ending.await;
         assert_eq!(call(&servers, "s__echo").await, Ok("{}".into()));
-        // Nobody awaits this one.
+        // A dropped future unregisters, too.
         drop(servers.unregister("s"));
         assert!(servers.list().is_empty());
     });
@@ -194,7 +194,7 @@ fn unregister_fails_pending_call() {
 fn orphaned_mcp_servers_found() {
     let dir = tempfile::tempdir().expect("a directory");
     let mark = dir.path().display().to_string();
-    // What a daemon leaves behind that was killed: a server with its own session that does not mind its closed input.
+    // A leftover of a killed daemon: a server with its own session that ignores its closed input.
     let mut orphan = std::process::Command::new("setsid")
         .args(["sleep", "1000"])
         .env("RYOKAN_MCP_OF", &mark)
@@ -208,7 +208,7 @@ fn orphaned_mcp_servers_found() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(ryokan::mcp::orphans::end(&mark) >= 1);
     assert!(!orphan.wait().expect("reaped").success());
-    assert!(other.try_wait().expect("known").is_none(), "another daemon's server is not ours to end");
+    assert!(other.try_wait().expect("known").is_none(), "another daemon's server was ended");
     other.kill().expect("killed");
     other.wait().expect("reaped");
     assert_eq!(ryokan::mcp::orphans::end(&mark), 0);

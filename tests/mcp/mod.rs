@@ -1,4 +1,4 @@
-//! MCP servers, real ones: small Python programs that are honest, slow, broken and hostile in turn.
+//! Real MCP servers: small Python programs that are honest, slow, broken and hostile.
 
 mod fixture;
 mod http;

@@ -1,4 +1,4 @@
-"""A small MCP server over standard input and output, for tests: honest, slow, broken and hostile in turn.
+"""A small MCP server over standard input and output, for tests: honest, slow, broken and hostile.
 
 server.py MODE [ARG]
   ok            every tool below
@@ -6,9 +6,9 @@ server.py MODE [ARG]
   garbage       ok, with lines on stdout that are no messages
   flood         ok, with a megabyte on stderr before each answer
   pings         ok, with a thousand requests of its own before each answer to a call
-  die           says why on stderr and exits with code 3
+  die           writes the reason to stderr and exits with code 3
   orphan FILE   ok, with a child that holds its pipes open; writes both process ids to FILE
-  stubborn FILE ok, but goes on when its input is closed and ignores SIGTERM; writes its process id to FILE
+  stubborn FILE ok, but continues when its input is closed and ignores SIGTERM; writes its process id to FILE
   deaf          ok until its first call, then reads no more
   pages         more than 512 tools, on pages of 100
   loop          a page that leads to itself

@@ -94,7 +94,7 @@ fn call_timeout_cancels_at_server() {
         servers.register("s", &by_name()).await.expect("registered");
         let late = error(servers.call("s__slow", &Value::Null).await);
         assert_eq!(late.code, ErrorCode::Deadline);
-        // Another is dropped by its caller.
+        // Another call is dropped by its caller.
         let dropped = tokio::time::timeout(Duration::from_millis(50), async {
             let _ = servers.call("s__slow", &Value::Null).await;
         });
@@ -106,7 +106,7 @@ fn call_timeout_cancels_at_server() {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("the server was not told");
+        panic!("the server got no cancellation");
     });
 }
 
@@ -166,8 +166,8 @@ fn non_reading_server_restarted() {
         for _ in 0..3 {
             assert_eq!(error(servers.call("s__echo", &large).await).code, ErrorCode::Deadline);
         }
-        until("it is taken for dead", || info(&servers).error.contains("did not answer 3 calls in a row")).await;
-        until("it is back", || info(&servers).state == "ready").await;
+        until("the server counts as dead", || info(&servers).error.contains("did not answer 3 calls in a row")).await;
+        until("the server is ready again", || info(&servers).state == "ready").await;
     });
 }
 
@@ -240,7 +240,7 @@ fn server_environment_restricted() {
         let Value::Object(fields) = got else { panic!("{got:?}") };
         let value = |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
         assert_eq!(value("TOKEN"), Some(Value::String("Bearer s3cret".into())));
-        // A launcher script may set variables of its own, but nothing of the daemon's gets through.
+        // A launcher script may set variables of its own, but none of the daemon's are passed on.
         let names: Vec<&str> = fields.iter().map(|(name, _)| name.as_str()).collect();
         assert!(names.contains(&"PATH") && names.contains(&"RYOKAN_MCP_OF"), "{names:?}");
         assert!(!names.iter().any(|name| *name == "SECRET" || name.starts_with("CARGO")), "{names:?}");

@@ -1,7 +1,7 @@
 """Starts the node driver as init does, and speaks the engine contract with it. Every wait has a deadline.
 
-The talking is tests/python_driver/engine.py's; here is what node does otherwise: how it is started, and that an interrupt is a
-frame.
+tests/python_driver/engine.py speaks the protocol; this file holds the differences: the start of node, and interrupts, which are
+frames.
 """
 import functools
 import importlib.util
@@ -16,7 +16,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 DRIVER = os.path.join(HERE, "..", "..", "src", "worker", "engines", "node", "driver")
 NODE = os.environ.get("RYOKAN_TEST_NODE") or shutil.which("node") or "/usr/bin/node"
-# What the daemon starts node with; see the Rust side.
+# The daemon's options for node; see the Rust side.
 FLAGS = ["--no-force-async-hooks-checks", "--expose-internals", "--v8-pool-size=1"]
 
 
@@ -50,7 +50,7 @@ def bootstrap():
 
 
 def driver_image(reserved=b""):
-    """What the engine reads from descriptor 4."""
+    """The data that the engine reads from descriptor 4."""
     return len(reserved).to_bytes(8, "little") + reserved + driver_modules()
 
 

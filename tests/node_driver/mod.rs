@@ -1,4 +1,4 @@
-//! The node engine's driver, tested from the outside: frames, streams, interrupts, state.
+//! Tests of the node engine's driver from the outside: frames, streams, interrupts, state.
 
 use std::path::Path;
 use std::process::Command;

@@ -46,7 +46,7 @@ class Own(unittest.TestCase):
     value_of = Case.value_of
 
     def restored(self, *codes, **more):
-        """Runs codes, loads what was saved into a new engine and goes on with that."""
+        """Runs codes, loads the saved state into a new engine and continues with it."""
         for code in codes:
             self.run_ok(code)
         self.assertEqual(self.engine.missed, [])
@@ -503,7 +503,7 @@ class Streams(Case):
         self.assertEqual(out, b"".join(b"%d\n" % i for i in range(50000)))
 
     def test_nonblocking_output_pipe(self):
-        """A child may make the pipe one that answers EAGAIN: nothing is lost."""
+        """A child may make the pipe non-blocking: nothing is lost."""
         code = "const s_9 = new (require('net').Socket)({fd: 1, readable: false}); process.stdout.write('y'.repeat(5_000_000)); 0"
         self.assertEqual(len(self.run_ok(code, timeout=60).out), 5_000_000)
 

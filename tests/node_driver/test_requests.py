@@ -1,4 +1,4 @@
-"""The node engine's requests and what goes with executions: values, calls, tools, rich forms, completion, jobs.
+"""The node engine's requests and features of executions: values, calls, tools, rich forms, completion, jobs.
 
 Run: python3 -B -m unittest discover -s tests/node_driver
 """

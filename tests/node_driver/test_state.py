@@ -1,4 +1,4 @@
-"""Saving and loading: what is sent, when, what comes back, and what is named as missed.
+"""Saving and loading: the entries sent, the state restored, and the entries reported as missed.
 
 Run: python3 -B -m unittest discover -s tests/node_driver
 """
@@ -135,9 +135,9 @@ class Saving(Own):
         self.assertIn("2 timers", self.missed()["timers/pending"]["reason"])
         self.run_ok("globalThis.server = require('net').createServer().listen(0, '127.0.0.1'); 0")
         self.assertEqual(sorted(self.missed()), ["sockets/servers", "timers/pending", "var/server"])
-        # What user code puts in the way of the list changes nothing.
+        # User code that hides the list changes nothing.
         self.run_ok("process.getActiveResourcesInfo = () => { throw 1 }; await new Promise((done) => server.close(done)); delete globalThis.server; 0")
-        # Node closes it when the loop next turns.
+        # Node closes the server in the next turn of its loop.
         self.run_ok("await new Promise((done) => setTimeout(done, 20)); 0")
         self.assertEqual(sorted(self.missed()), ["timers/pending"])
 
@@ -231,7 +231,7 @@ class Saving(Own):
 
 
 class SavingMuch(Saving):
-    """The same with so much state that the driver finds out what an execution can have changed, and looks at nothing else."""
+    """The same with so much state that the driver only checks what an execution may have changed."""
 
     def setUp(self):
         super().setUp()
@@ -296,7 +296,7 @@ class SavingMuch(Saving):
 
 class Loading(Own):
     def check(self, code):
-        """An expression that gives an array of what has to be true."""
+        """Expects an array of `true` from an expression."""
         value = self.value_of(code)
         self.assertEqual(value, [True] * len(value), code)
 

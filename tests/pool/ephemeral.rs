@@ -36,7 +36,7 @@ fn refused_ephemeral_execution_never_runs() {
     host.with(async |client| {
         ready(&client, "kaish").await;
         let k = throw_away(&client, "k").await;
-        let id = k.info().await.expect("told").id.to_string();
+        let id = k.info().await.expect("info").id.to_string();
         k.run(&ExecRequest::code("echo ran > late")).await.err().expect("it is refused");
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!host.data().join("kernels").join(id).join("workspace/late").exists(), "it did not run");
@@ -67,8 +67,8 @@ fn refused_begin_spares_other_executions() {
                     other => panic!("{n}: {:?}", other.err()),
                 }
             }
-            eventually("the kernel is idle", async || k.info().await.expect("told").state == "ready").await;
-            let (info, journal) = (k.info().await.expect("told"), host.ok(&["journal", "k", "--json"]));
+            eventually("the kernel is idle", async || k.info().await.expect("info").state == "ready").await;
+            let (info, journal) = (k.info().await.expect("info"), host.ok(&["journal", "k", "--json"]));
             assert_eq!(info.executions, 1, "{journal}");
             assert_eq!(info.version, journal.lines().count() as u64 + 1, "{journal}");
             assert!(!host.ok(&["events", "--json"]).contains("journal_failed"));
@@ -86,12 +86,12 @@ fn ephemeral_journal_matches_results() {
             let k = throw_away(&client, "k").await;
             for n in 1..=8_u64 {
                 assert_eq!(out(&k, &format!("echo {n}")).await, n.to_string());
-                assert_eq!(k.info().await.expect("told").version, n + 1, "each makes one");
+                assert_eq!(k.info().await.expect("info").version, n + 1, "each makes one");
             }
             let both = futures::join!(out(&k, "echo a"), out(&k, "sleep 0.01; echo b"));
             assert_eq!(both, ("a".into(), "b".into()));
             let mut more = ExecRequest::code("echo more");
-            more.expected_version = k.info().await.expect("told").version;
+            more.expected_version = k.info().await.expect("info").version;
             assert_eq!(k.execute(more).await.expect("runs").stdout, b"more\n");
             assert_eq!(journalled(&k).await, vec!["done"; 11]);
         });
@@ -155,7 +155,7 @@ fn killed_worker_leaves_no_execution_open() {
         for n in 0..12_u64 {
             ready(&client, "kaish").await;
             let k = throw_away(&client, &format!("k{n}")).await;
-            let id = k.info().await.expect("told").id.to_string();
+            let id = k.info().await.expect("info").id.to_string();
             let worker = standing_on(&host, &id).expect("a worker");
             let kill = async {
                 tokio::time::sleep(Duration::from_micros(n * 300)).await;

@@ -1,5 +1,5 @@
-//! Traces that one kernel leaves in every reachable place are invisible to later kernels, whether it still exists or
-//! not.
+//! Traces that a kernel leaves in any reachable place are invisible to later kernels, during and
+//! after its life.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -92,7 +92,7 @@ fn secrets_never_reach_next_kernel() {
     }
 }
 
-/// Later kernels do not find it: some have a worker that was waiting when it was left, some a later one.
+/// Later kernels do not find it, with a worker that was warm at that time or with a newer one.
 async fn nowhere(host: &Host, client: &ryokan::rpc::client::HostClient, secret: &str, waited: &[u32]) {
     let mut workers = Vec::new();
     let before = ready(client, "python").await;

@@ -1,4 +1,5 @@
-# Leaves SECRET wherever a kernel can, and prints the places where that went well, as looks.py calls them.
+# Leaves SECRET in every place a kernel can reach; prints the places that accepted it, by their
+# names in looks.py.
 import ctypes
 import os
 import socket
@@ -63,7 +64,7 @@ def runs():
 for folder in ["/workspace", "/tmp", "/dev/shm", "/var/tmp", "/run", os.path.expanduser("~/.cache")]:
     if folder.endswith(".cache"):
         os.makedirs(folder)
-    # One may be a link to another.
+    # A directory may be a link to another.
     leave("files " + os.path.realpath(folder) + "/kept", lambda: written(folder + "/kept"))
 leave("names /tmp/", lambda: os.mkdir("/tmp/" + SECRET))
 leave("links /workspace/link", lambda: os.symlink(SECRET, "/workspace/link"))

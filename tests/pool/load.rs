@@ -145,7 +145,7 @@ fn fork_bomb_does_not_block_others() {
         );
         assert_eq!(forks(), 0);
         let working = async {
-            eventually("it is a bomb", async || forks() >= MANY).await;
+            eventually("the bomb has many processes", async || forks() >= MANY).await;
             for n in 0..20 {
                 let code = format!("x={n}; echo $x");
                 let said = tokio::time::timeout(BESIDE_A_BOMB, out(&other, &code)).await;
@@ -154,7 +154,7 @@ fn fork_bomb_does_not_block_others() {
             let made = kernel(&client, "made", EngineName::Kaish).await;
             assert_eq!(out(&made, "echo well").await, "well");
             client.ping().await.expect("the daemon answers");
-            assert!(forks() >= MANY, "it was one all the time: {}", forks());
+            assert!(forks() >= MANY, "the bomb ended early: {}", forks());
             bomber.stop(true).await.expect("stopped");
         };
         let (bombed, ()) = tokio::join!(run(&bomber, &bomb), working);
@@ -246,7 +246,7 @@ fn queued_kernel_can_be_removed() {
         };
         tokio::select! {
             biased;
-            said = begun.result() => panic!("the one that has the turn is first: {said:?}"),
+            said = begun.result() => panic!("the running one is first: {said:?}"),
             () = given_up => {}
         }
         assert_eq!(begun.result().await.expect("a result").stdout, b"1\n");

@@ -1,5 +1,6 @@
-# Looks for a secret wherever code in a kernel can. It is given with each byte one higher, and looked for in what is read raised in the same
-# way: so it is nowhere in this process, unless it was there before. Prints `found PLACE` and `looked KIND TIMES`.
+# Looks for a secret in every place a kernel can reach. The secret is given with each byte
+# incremented, and compared with incremented data, so this process does not contain it itself.
+# Prints `found PLACE` and `looked KIND TIMES`.
 import ctypes
 import os
 import re

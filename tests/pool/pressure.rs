@@ -76,7 +76,7 @@ fn memory_pressure_eviction_order() {
             short.begin();
             let gone = until(&client, "kaish", |pool| pool.idle == 0 && pool.creating == 0).await;
             assert!(gone.trouble.contains("memory is short"), "{gone:?}");
-            crate::support::eventually("nobody uses them: both are stopped", async || {
+            crate::support::eventually("both idle kernels are stopped", async || {
                 let stopped = host.ok(&["ls", "--json"]);
                 stopped.matches("\"stopped\"").count() == 2
             })
@@ -84,7 +84,7 @@ fn memory_pressure_eviction_order() {
             assert_eq!(pool_of(&client, "kaish").await.idle, 0);
             short.end();
         });
-        assert_eq!(String::from_utf8_lossy(&running.expect("ran").stdout), "done\n", "what runs is left alone");
+        assert_eq!(String::from_utf8_lossy(&running.expect("ran").stdout), "done\n", "running code is not affected");
         let events = host.ok(&["events", "--json"]);
         let at = |what: &str, of: &str| {
             let found = events.lines().position(|line| line.contains(what) && line.contains(of));

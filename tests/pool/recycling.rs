@@ -22,7 +22,7 @@ fn with_rules(user: User, rules: &str) -> Host {
 
 /// Waits until the daemon holds its former resources again.
 async fn holds(host: &Host, before: &Holdings) {
-    eventually("nothing of those that are gone is left", async || {
+    eventually("nothing of the removed workers is left", async || {
         let now = Holdings::of(host);
         // One or two files of the daemon may be open or not.
         now.is_but_for_descriptors(before) && now.descriptors <= before.descriptors + 2
@@ -112,7 +112,7 @@ fn idle_kernel_resumes_warm() {
                 run(&k, set).await;
                 for round in 1..=2 {
                     let worker = worker_of(&host, wanted.name.as_str());
-                    let is_stopped = async || k.info().await.expect("told").state == "stopped";
+                    let is_stopped = async || k.info().await.expect("info").state == "stopped";
                     eventually("it stops by itself", is_stopped).await;
                     eventually("its worker ends", async || !Host::is_alive(worker)).await;
                     let mut taken = Vec::new();

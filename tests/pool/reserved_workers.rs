@@ -53,7 +53,7 @@ fn new_kernel_adopts_worker_directory() {
                 let (before, waiting) = (folders(&host), workers(&host));
                 let name = format!("k-{}", engine.name());
                 let k = kernel(&client, &name, engine).await;
-                let id = k.info().await.expect("told").id.to_string();
+                let id = k.info().await.expect("info").id.to_string();
                 assert!(before.contains_key(&id), "{engine}: {id} is none of {before:?}");
                 // No process could write to it before the kernel owned it.
                 assert_eq!((before[&id], folders(&host)[&id]), (0o500, 0o700), "{engine}");
@@ -171,7 +171,7 @@ fn removal_ends_reserved_worker() {
             ready(&client, "python").await;
             let waiting = workers(&host);
             let k = kernel(&client, "k", EngineName::Kaish).await;
-            let id = k.info().await.expect("told").id.to_string();
+            let id = k.info().await.expect("info").id.to_string();
             client.remove_kernel("k", 0).await.expect("removed");
             assert_eq!(alive(&waiting).len(), waiting.len() - 1, "it has ended by then");
             assert!(!folders(&host).contains_key(&id));
@@ -210,8 +210,8 @@ fn reserved_worker_death_is_harmless() {
         ready(&client, "kaish").await;
         let k = kernel(&client, "k", EngineName::Kaish).await;
         ready(&client, "kaish").await;
-        let id = k.info().await.expect("told").id.to_string();
-        let its = standing_on(&host, &id).expect("it stands on the kernel's folder");
+        let id = k.info().await.expect("info").id.to_string();
+        let its = standing_on(&host, &id).expect("a worker in the kernel's directory");
         kill(Pid::from_raw(its as i32), Signal::SIGKILL).expect("killed");
         until(&client, "kaish", |pool| pool.active == 0).await;
         assert_eq!(out(&k, "echo well > f; cat f").await, "well");
@@ -250,13 +250,13 @@ fn mounts_before_first_use_are_kept() {
             ready(&client, "python").await;
             let waiting = workers(&host);
             let k = kernel(&client, "k", EngineName::Kaish).await;
-            let info = k.info().await.expect("told");
-            assert_eq!((info.state.as_str(), info.memory_bytes), ("created", 0), "nobody has used it");
+            let info = k.info().await.expect("info");
+            assert_eq!((info.state.as_str(), info.memory_bytes), ("created", 0), "the kernel is unused");
             host.ok(&["mount", "k", "/later", &given.display().to_string()]);
             host.ok(&["mount", "k", "/gone", &given.display().to_string()]);
             host.ok(&["unmount", "k", "/gone"]);
             assert_eq!(out(&k, "cat /later/file; cat /gone/file || echo none").await, "of the hostnone");
-            assert!(waiting.contains(&worker_of(&host, "k")), "it is the one that was promised");
+            assert!(waiting.contains(&worker_of(&host, "k")), "the reserved worker was used");
             assert_eq!(out(&k, "/usr/bin/printenv RYOKAN_KERNEL; /usr/bin/hostname").await, "k\nk");
             // Nested mounts are visible in either order.
             ready(&client, "kaish").await;
@@ -269,7 +269,7 @@ fn mounts_before_first_use_are_kept() {
             ready(&client, "kaish").await;
             let odd = kernel(&client, "odd", EngineName::Kaish).await;
             // Its mounts identify it, if they are the host's own.
-            let promised = standing_on(&host, &odd.info().await.expect("told").id.to_string());
+            let promised = standing_on(&host, &odd.info().await.expect("info").id.to_string());
             assert!(promised.is_some() || user != User::Own);
             host.ok(&["mount", "odd", "/file", &given.join("file").display().to_string()]);
             host.ok(&["mount", "odd", "/file/below", &given.display().to_string()]);
@@ -277,12 +277,12 @@ fn mounts_before_first_use_are_kept() {
             assert!(format!("{refused:?}").contains("/file"), "{refused:?}");
             host.ok(&["unmount", "odd", "/file/below"]);
             // A start under way may still report the former state.
-            eventually("it is as it is to be", async || {
+            eventually("the expected state", async || {
                 let ran = odd.run(&ExecRequest::code("cat /file")).await.expect("accepted").result().await;
                 ran.expect("a result").stdout == b"of the host"
             })
             .await;
-            assert!(!promised.is_some_and(Host::is_alive), "the one that was promised has ended");
+            assert!(!promised.is_some_and(Host::is_alive), "the reserved worker has ended");
         });
     }
 }
@@ -305,7 +305,7 @@ fn daemon_kill_ends_ephemeral_workers() {
             let (away, _) = client.create_kernel(&away, "").await.expect("made");
             out(&away, "x=1").await;
             let socket = host.kernel_socket("away");
-            eventually("others find it", async || socket.exists()).await;
+            eventually("its socket is published", async || socket.exists()).await;
             let workers = ["stays", "away"].map(|name| worker_of(&host, name));
             // While its client is connected.
             kill(Pid::from_raw(host.pid()), Signal::SIGKILL).expect("killed");
@@ -317,7 +317,7 @@ fn daemon_kill_ends_ephemeral_workers() {
         host.launch();
         assert_eq!(host.ok(&["exec", "stays", "echo $x"]), "41\n");
         let sockets = ["stays", "away"].map(|name| host.kernel_socket(name).exists());
-        assert_eq!(sockets, [true, false], "nobody serves that of a kernel that is gone");
+        assert_eq!(sockets, [true, false], "the socket of a removed kernel is gone");
     }
 }
 
@@ -393,7 +393,7 @@ fn creation_event_comes_first() {
                     }
                 }
             };
-            let first = tokio::time::timeout(Duration::from_secs(20), told).await.expect("it is told");
+            let first = tokio::time::timeout(Duration::from_secs(20), told).await.expect("the event is published");
             assert_eq!(first, "kernel_created", "k{n}");
             client.remove_kernel(wanted.name.as_str(), 0).await.expect("removed");
         }

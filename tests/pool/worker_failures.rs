@@ -49,7 +49,7 @@ fn stopped_warm_workers_replaced() {
             assert!(inits(&host).iter().all(|pid| !stopped.contains(pid)));
             let begun = Instant::now();
             assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
-            assert!(begun.elapsed() < Duration::from_secs(5), "it waited for one that stands still");
+            assert!(begun.elapsed() < Duration::from_secs(5), "it waited for a stopped worker");
             // Healthy workers are left alone.
             tokio::time::sleep(Duration::from_secs(3)).await;
             let pool = pool_of(&client, "kaish").await;
@@ -145,7 +145,7 @@ fn worker_kill_during_binding() {
         assert!(!waiting.contains(&worker_of(&host, "k")));
         let after = until(&client, "kaish", |pool| pool.active == 0 && pool.idle == READY).await;
         assert_eq!((after.taken, after.missed), (0, 1), "{after:?}");
-        let info = first.info().await.expect("told");
+        let info = first.info().await.expect("info");
         assert_eq!((info.executions, info.state.as_str()), (1, "ready"));
         // No crash is reported.
         assert!(!host.ok(&["events", "k", "--json"]).contains("crash"));

@@ -29,14 +29,14 @@ def driver_modules():
 
 @functools.cache
 def compiled_driver(python=PYTHON):
-    """As the daemon makes it."""
+    """The compiled driver, as the daemon makes it."""
     with open(os.path.join(DRIVER, "compile.py"), encoding="utf-8") as file:
         arguments = [python, "-I", "-S", "-c", file.read()]
     return subprocess.run(arguments, input=driver_modules(), stdout=subprocess.PIPE, check=True).stdout
 
 
 def driver_image(compiled):
-    """What the engine reads from descriptor 4."""
+    """The data that the engine reads from descriptor 4."""
     return len(compiled).to_bytes(8, "little") + compiled + driver_modules()
 
 
@@ -161,7 +161,7 @@ class Engine:
             self.sock.sendall(data)
 
     def drain(self, result, wait_s=0.0):
-        """Takes what is on stdout and stderr."""
+        """Reads the available output of stdout and stderr."""
         poll = select.poll()
         for fd in (self.out_fd, self.err_fd):
             poll.register(fd, select.POLLIN)
@@ -210,7 +210,7 @@ class Engine:
                     poll.unregister(fd)
 
     def take(self, frame, tail):
-        """Keeps what init would store."""
+        """Keeps the entries that init would store."""
         kind = frame["ev"]
         if kind == "put":
             key = frame["key"]

@@ -1,4 +1,5 @@
-//! The Python engine's driver, tested from the outside by Python itself: frames, streams, interrupts, state.
+//! Tests of the Python engine's driver from the outside, in Python: frames, streams, interrupts,
+//! state.
 
 use std::path::Path;
 use std::process::Command;

@@ -45,7 +45,7 @@ class Own(unittest.TestCase):
     value_of = Case.value_of
 
     def restored(self, *codes):
-        """Runs codes, loads what was saved into a new engine and goes on with that."""
+        """Runs codes, loads the saved state into a new engine and continues with it."""
         for code in codes:
             self.run_ok(code)
         other = self.engine.reload()
@@ -472,7 +472,8 @@ class Interrupts(Case):
         self.assertEqual(result.out, b"cleaned\n")
 
     def test_interrupt_ignored_between_executions(self):
-        # The driver may still release the memory of the execution before; a signal handler runs only after that.
+        # The driver may still release the memory of the previous execution; a signal handler runs
+        # only after that.
         self.value_of("1 + 1")
         for _ in range(20):
             os.kill(self.engine.pid, signal.SIGINT)
@@ -525,7 +526,8 @@ class Interrupts(Case):
             thread.join()
         self.assertLessEqual(seen, {"done", "interrupted"})
         self.assertIn("interrupted", seen)
-        # The last interrupt may have come between two executions: it is for the next one, and for that one only.
+        # The last interrupt may fall between two executions: it affects the next one, and only the
+        # next one.
         self.assertIn(self.engine.run("1 + 1").end["status"], {"done", "interrupted"})
         self.assertEqual(self.value_of("3 + 3"), 6)
 
@@ -538,7 +540,7 @@ class Interrupts(Case):
         self.run_ok("del slow")
 
     def test_interrupt_of_save_after_missed(self):
-        """A variable that cannot be saved must not end the interruptibility of those after it."""
+        """A variable that cannot be saved must not make the following ones uninterruptible."""
         self.engine.begin("import time\nclass Slow:\n    def __reduce__(self): time.sleep(60)\nlost = iter(int, 1)\nslow = Slow()")
         self.engine.interrupt(0.6)
         self.assertEqual(self.engine.finish(timeout=10).end["status"], "done")
@@ -890,7 +892,7 @@ class Jobs(Own):
     def test_idle_job_end_reported(self):
         self.run_ok("import subprocess; p = subprocess.Popen(['sleep', '0.5'])")
         frame, _ = self.engine.frame(Result(), 10)
-        if frame.get("jobs"):  # where the execution took long, its beginning is told late
+        if frame.get("jobs"):  # after a long execution, the start of the job is reported late
             frame, _ = self.engine.frame(Result(), 10)
         self.assertEqual(frame, {"ev": "jobs", "jobs": []})
 

@@ -1,4 +1,4 @@
-"""Copies of the engine: made at `keep`, still until `wake`."""
+"""Forked snapshots of the engine: made by `keep`, suspended until `wake`."""
 import os
 import signal
 import socket
@@ -8,12 +8,12 @@ import unittest
 from engine import Engine, Result
 
 
-# As on a machine or with an interpreter where a fork can only be a child.
+# As on hosts and interpreters where a fork can only be a child.
 NOT_AS_SIBLING = "from _ryokan import fork_sibling; fork_sibling._calls = ()"
 
 
 class Copy(Engine):
-    """The other end of a copy's control socket."""
+    """The other end of a snapshot's control socket."""
 
     def __init__(self, engine, ours):
         self.__dict__.update(engine.__dict__)
@@ -25,7 +25,7 @@ class Copy(Engine):
 
 
 def keep(engine):
-    """The engine's answer, and the copy if there is one."""
+    """The engine's answer, and the snapshot, if there is one."""
     ours, theirs = socket.socketpair()
     engine.number += 1
     engine.send({"op": "keep", "id": engine.number}, fds=[theirs.fileno()])
@@ -60,7 +60,7 @@ class Copies(unittest.TestCase):
             self.assertEqual(value(engine, "(len(l), os.getpid() == pid)"), [2, True])
             woken = copy.wake()
             self.assertTrue(woken["ok"])
-            # The harness starts the engine with the end of a pipe too many.
+            # The harness passes one pipe end too many to the engine.
             self.assertLessEqual({missed["type"] for missed in woken["missed"]}, {"pipe"})
             self.assertEqual(value(copy, "(len(l), next(g), round(random.random(), 6), os.getpid() == pid)"), [1, 1, 0.622902, False])
 
@@ -127,7 +127,7 @@ class Copies(unittest.TestCase):
             reply, copy = keep(engine)
             self.assertIn("2 threads run", reply["message"])
             engine.run("e.set(); t.join()")
-            # Handlers of the code's that fail while it is made, or take its child away from it.
+            # Signal handlers of the code that fail during the snapshot, or reap its child.
             engine.run("import signal, os\nsignal.signal(signal.SIGCHLD, lambda *_: os.wait())")
             reply, _ = keep(engine)
             self.assertIn(reply["ok"], (True, False))
@@ -145,7 +145,7 @@ class Copies(unittest.TestCase):
             self.assertTrue(copy.wake()["ok"])
             self.assertEqual(value(copy, "2 * 3"), 6)
             self.assertEqual(value(engine, "2 * 4"), 8)
-            # A child that the code itself forks is still none that speaks.
+            # A child that the code forks later still does not speak the protocol.
             self.assertEqual(value(engine, "os.waitpid(os.fork() or os._exit(7), 0)[1] >> 8"), 7)
 
     def test_copy_ends_with_socket(self):
@@ -168,7 +168,7 @@ class Copies(unittest.TestCase):
 
     @staticmethod
     def _others(engine, *known):
-        """Processes in the engine's folder: every engine has one of its own."""
+        """Processes in the engine's folder: every engine has its own."""
         found = []
         for pid in os.listdir("/proc"):
             try:

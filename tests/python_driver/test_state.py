@@ -1,4 +1,4 @@
-"""Saving and loading: what is sent, when, and what comes back.
+"""Saving and loading: the entries sent, and the state restored.
 
 Run: /usr/bin/python3 -m unittest discover -s tests/python_driver
 """
@@ -14,7 +14,7 @@ from test_driver import Own  # noqa: E402
 
 
 def of_another_version(saved):
-    """The entries as an interpreter with another magic number would have made them."""
+    """The entries as an interpreter with another magic number makes them."""
     with Engine() as engine:
         magic = bytes(engine.run("import importlib.util; list(importlib.util.MAGIC_NUMBER)").value)
     return {key: (meta, body.replace(magic, b"\x01\x02\r\n")) for key, (meta, body) in saved.items()}

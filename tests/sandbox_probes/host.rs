@@ -201,7 +201,7 @@ fn kernels_cannot_see_each_other() {
 }
 
 impl super::Ran {
-    /// Whatever came of it, this was not said.
+    /// The output does not contain this text, whatever the result.
     #[track_caller]
     fn never_says(&self, never: &str) {
         assert!(!self.out().contains(never), "{}", self.out());

@@ -32,7 +32,7 @@ pub enum Starter {
 const UID: u32 = 1500;
 
 impl Starter {
-    /// Everybody that these tests can start a probe as, in a sandbox of its own and in one that was ready.
+    /// Every user that these tests can run a probe as, with a new sandbox and with a prepared one.
     pub fn all() -> Vec<Starter> {
         let mut all = Starter::fresh();
         all.extend(all.clone().into_iter().map(|starter| match starter {
@@ -42,7 +42,7 @@ impl Starter {
         all
     }
 
-    /// Everybody, each in a sandbox of its own.
+    /// Every user, each with a new sandbox.
     pub fn fresh() -> Vec<Starter> {
         if nix::unistd::Uid::effective().is_root() { vec![Starter::Own, Starter::Ordinary] } else { vec![Starter::Own] }
     }
@@ -108,7 +108,7 @@ pub fn worker() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_ryokan-worker"))
 }
 
-/// What came of a run.
+/// The result of a run.
 pub struct Ran(Output);
 
 impl Ran {
@@ -210,8 +210,10 @@ pub struct Pair {
     pub says: &'static str,
 }
 
-/// Runs pairs of shell scripts as everybody. A harmless script ends with status 0; a malicious one with another, saying
-/// the expected.
+/// Runs pairs of shell scripts as every user.
+///
+/// A harmless script exits with status 0; a malicious one with another status and the expected
+/// message.
 pub fn run_pairs(pairs: &[Pair], run: impl Fn(Starter, &str) -> Ran) {
     for starter in Starter::all() {
         for pair in pairs {

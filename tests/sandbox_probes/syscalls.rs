@@ -173,7 +173,7 @@ fn control_calls_outside_sandbox() {
         let mut command = Starter::Ordinary.command("/usr/bin/python3");
         let output = command.args(["-c", &script]).output().expect("python runs");
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        assert_ne!(said, row.fails, "{:?} cannot be told from the sandbox's refusal", row.what);
+        assert_ne!(said, row.fails, "{:?} is indistinguishable from the sandbox's refusal", row.what);
     }
 }
 

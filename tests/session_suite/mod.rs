@@ -1,6 +1,7 @@
-//! What every [`Session`] keeps, wherever its kernel runs: one suite, run against each of them.
+//! The contract of [`Session`]: one suite, run against each implementation.
 //!
-//! The language is kaish; `root` is a directory that the kernel sees and may write, `other` makes a second kernel.
+//! The language is kaish. `root` is a directory that the kernel can see and write; `other` creates
+//! a second kernel.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use ryokan::core::ids::{Digest, ExecId};
 use ryokan::core::value::Value;
 use ryokan::session::{OutputSink, Session};
 
-/// Keeps every event with the time of its arrival.
+/// Collects every event with the time of its arrival.
 #[derive(Default)]
 pub struct Events(pub RefCell<Vec<(Instant, OutputEvent)>>, RefCell<Option<ExecId>>);
 
@@ -25,7 +26,7 @@ impl OutputSink for Events {
 }
 
 impl Events {
-    /// All of standard output.
+    /// The whole standard output.
     pub fn stdout(&self) -> Vec<u8> {
         let events = self.0.borrow();
         events
@@ -36,12 +37,12 @@ impl Events {
     }
 }
 
-/// Runs code and gives its result.
+/// Runs code and returns its result.
 pub async fn run(session: &dyn Session, code: &str) -> ExecResult {
     session.execute(ExecRequest::code(code)).await.unwrap_or_else(|error| panic!("{code}: {error}"))
 }
 
-/// Runs code that must end well and gives its standard output.
+/// Runs code that must succeed and returns its standard output.
 pub async fn out(session: &dyn Session, code: &str) -> String {
     let result = run(session, code).await;
     assert_eq!(
@@ -175,7 +176,7 @@ async fn values(session: &dyn Session) {
     assert!(!vars.iter().any(|var| ["PWD", "PIPESTATUS", "PATH"].contains(&var.name.as_str())), "{vars:?}");
 }
 
-/// Equality that tells -0.0 from 0.0; records are without order.
+/// Equality that distinguishes -0.0 from 0.0; records are unordered.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Float(a), Value::Float(b)) => a.to_bits() == b.to_bits(),
@@ -257,7 +258,7 @@ async fn state(session: &dyn Session, other: &dyn Session, root: &str) {
     assert!(snapshot.data.starts_with(b"RYKS"));
     assert_eq!(snapshot.missed, []);
     let again = session.snapshot().await.expect("snapshots");
-    assert_eq!(again.data, snapshot.data, "the same state gives the same bytes");
+    assert_eq!(again.data, snapshot.data, "equal states have equal bytes");
 
     run(other, "only_here=1; alias gone='x'").await;
     let missed = other.restore(&snapshot.data).await.expect("restores");
@@ -271,8 +272,8 @@ async fn state(session: &dyn Session, other: &dyn Session, root: &str) {
     assert!(matches!(other.get_var("nan").await, Ok(Value::Float(f)) if f.is_nan()));
     assert_eq!(other.get_var("l").await, session.get_var("l").await);
     assert_eq!(other.get_var("only_here").await.map_err(|e| e.code), Err(ErrorCode::NotFound));
-    assert_eq!(run(other, "false | true").await.end.code, 1, "pipefail came along");
-    // Not compared whole: looking at it changed nothing but `PIPESTATUS`, which is no entry.
+    assert_eq!(run(other, "false | true").await.end.code, 1, "pipefail is restored");
+    // Not compared whole: reading changed only `PIPESTATUS`, which is not an entry.
     assert_eq!(other.snapshot().await.expect("snapshots").data, snapshot.data);
 
     let mut broken = snapshot.data.clone();
@@ -304,7 +305,7 @@ async fn bounds(session: &dyn Session) {
     assert_eq!(result.stdout.len(), 1000);
 }
 
-/// Everything. `other` is a second, fresh kernel of the same kind; both see `root`.
+/// Runs every test. `other` is a second, fresh kernel of the same kind; both see `root`.
 pub async fn suite(session: &dyn Session, other: &dyn Session, root: &str) {
     statuses(session).await;
     streaming(session).await;

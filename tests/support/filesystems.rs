@@ -1,5 +1,6 @@
-//! File systems of their own in images, for tests of what differs between them. Needs root; unmounted in the end, also after a
-//! panic.
+//! File systems in images, for tests of their differences.
+//!
+//! Needs root. Unmounted by the drop, also after a panic.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +10,7 @@ use std::time::Duration;
 pub struct Mounted(tempfile::TempDir);
 
 impl Mounted {
-    /// Makes and mounts one, or says why this host cannot.
+    /// Makes and mounts an image, or returns the reason why this host cannot.
     pub fn new(kind: &str) -> Result<Mounted, String> {
         if !nix::unistd::Uid::effective().is_root() {
             return Err("only root may mount".into());
@@ -28,13 +29,13 @@ impl Mounted {
         };
         run(&format!("mkfs.{kind}"), &["-q"], &[&image])?;
         run("mount", &["-o", "loop", "-t", kind], &[&image, &at])?;
-        // Whoever is not root passes through.
+        // Other users may pass through.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(dir.path(), open).map_err(|error| error.to_string())?;
         Ok(Mounted(dir))
     }
 
-    /// Where it is.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.0.path().join("mounted")
     }

@@ -1,4 +1,5 @@
-//! A daemon of its own for a test: temporary XDG folders, its own processes, everything gone at the end.
+//! A daemon of its own for a test: temporary XDG directories and separate processes, removed at the
+//! end.
 
 mod filesystems;
 mod terminal;
@@ -17,27 +18,27 @@ use ryokan::rpc::convert::spec::SpecRequest;
 pub use filesystems::Mounted;
 pub use terminal::Terminal;
 
-/// Somebody without any right; no such account needs to exist.
+/// A uid without any rights; no such account needs to exist.
 pub const UNPRIVILEGED: u32 = 1500;
 
-/// Configuration of a daemon that keeps no worker ready.
+/// Configuration of a daemon without warm workers.
 pub const NO_POOL: &str = "[pool]\npool_size = 0\nmin_idle = 0\n";
 
-/// As whom a daemon runs.
+/// The user that a daemon runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
-    /// As whoever runs the tests: root in CI, a person elsewhere.
+    /// The tests' own user: root in CI, a person elsewhere.
     Own,
-    /// As an unprivileged uid (where the tests run as root; otherwise the same as `Own`).
+    /// An unprivileged uid if the tests run as root; otherwise the same as `Own`.
     Unprivileged,
 }
 
-/// Both, where they differ.
+/// Both users, if they differ.
 pub fn users() -> Vec<User> {
     if nix::unistd::geteuid().is_root() { vec![User::Own, User::Unprivileged] } else { vec![User::Own] }
 }
 
-/// One host: folders, and a daemon that can be killed and started again.
+/// One host: directories, and a daemon that can be killed and restarted.
 pub struct Host {
     dir: tempfile::TempDir,
     bin: PathBuf,
@@ -59,7 +60,8 @@ impl Host {
         host
     }
 
-    /// Starts a daemon that keeps no worker ready, also where others do: for tests that count processes.
+    /// Starts a daemon without warm workers, whatever the other tests use: for tests that count
+    /// processes.
     pub fn without_pool(user: User) -> Host {
         let mut host = Host::prepare(user);
         host.configure(NO_POOL);
@@ -67,8 +69,10 @@ impl Host {
         host
     }
 
-    /// As [`Host::prepare`], with its data on a new file system, which must be dropped after the host. None, and said, where this host cannot
-    /// mount such.
+    /// As [`Host::prepare`], with its data on a new file system, which must be dropped after the
+    /// host.
+    ///
+    /// `None`, with a notice, if this host cannot mount such a file system.
     pub fn prepare_on(kind: &str, user: User) -> Option<(Mounted, Host)> {
         let mounted = match Mounted::new(kind) {
             Ok(mounted) => mounted,
@@ -88,9 +92,9 @@ impl Host {
         Some((mounted, host))
     }
 
-    /// Makes folders and binaries, but starts nothing.
+    /// Makes directories and binaries, but starts nothing.
     pub fn prepare(user: User) -> Host {
-        // Short, for socket paths; not below a folder that others cannot enter.
+        // Short, for socket paths; not below a directory that other users cannot enter.
         let dir = tempfile::Builder::new().prefix("ryk").tempdir_in("/tmp").unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let bin = dir.path().join("bin");
@@ -98,10 +102,11 @@ impl Host {
         for built in [env!("CARGO_BIN_EXE_ryokand"), env!("CARGO_BIN_EXE_ryokan"), env!("CARGO_BIN_EXE_ryokan-worker")]
         {
             let built = Path::new(built);
-            // Hard links are quick, but a protected or other file system refuses them.
+            // Hard links are fast, but a protected or other file system refuses them.
             let to = bin.join(built.file_name().unwrap());
             let copy = || Command::new("cp").arg(built).arg(&to).status().map(|status| assert!(status.success()));
-            // By `cp`: a copy of our own would be "busy" for as long as another test's fork holds it open for writing.
+            // Copied by `cp`: a fork of another test could hold a copy of our own open for writing
+            // ("text file busy").
             fs::hard_link(built, &to).or_else(|_| copy()).unwrap();
         }
         for folder in ["run", "config", "data", "state", "home"] {
@@ -117,7 +122,7 @@ impl Host {
         host
     }
 
-    /// Sets a variable for the daemons that are started from now on.
+    /// Sets a variable for daemons started later.
     pub fn env(&mut self, name: &str, value: &str) {
         self.environment.retain(|(n, _)| n != name);
         if !value.is_empty() {
@@ -125,8 +130,10 @@ impl Host {
         }
     }
 
-    /// Writes the configuration. Unless that says something of the pool, there is none: what tests count is kernels' workers, each with
-    /// a start of its own. `RYOKAN_TEST_POOL` in the environment leaves the pool as users have it.
+    /// Writes the configuration, without a pool unless the text configures one.
+    ///
+    /// Tests count kernels' workers and their starts. `RYOKAN_TEST_POOL` in the environment keeps
+    /// the default pool.
     pub fn configure(&self, text: &str) {
         let as_users = text.contains("[pool") || std::env::var_os("RYOKAN_TEST_POOL").is_some();
         let text = if as_users { text.to_owned() } else { format!("{text}\n{NO_POOL}") };
@@ -140,12 +147,12 @@ impl Host {
         }
     }
 
-    /// A folder of this host.
+    /// A path below this host's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A new folder of its user's with a file `file` in it, whose content is `of the host`.
+    /// A new directory of its user with a file `file`, whose content is `of the host`.
     pub fn given(&self, user: User) -> PathBuf {
         let given = self.path("home").join("given");
         fs::create_dir(&given).expect("made");
@@ -172,7 +179,7 @@ impl Host {
         self.path("run").join(format!("ryokan/kernels/{name}.sock"))
     }
 
-    /// A command of this host's user and folders.
+    /// A command with this host's user and directories.
     pub fn command(&self, program: &str) -> Command {
         let program = self.bin.join(program);
         let mut command = if self.user == User::Unprivileged && nix::unistd::geteuid().is_root() {
@@ -205,7 +212,7 @@ impl Host {
             if let Some(status) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().unwrap()) {
                 panic!("the daemon ended with {status}:\n{}", self.log());
             }
-            // By itself: what a killed one was about to start may hold that one's socket for a moment.
+            // By this very daemon: a child of a killed one may hold the old socket for a moment.
             let answers = std::os::unix::net::UnixStream::connect(self.socket()).is_ok_and(|stream| {
                 let peer = nix::sys::socket::getsockopt(&stream, nix::sys::socket::sockopt::PeerCredentials);
                 peer.is_ok_and(|peer| peer.pid() == self.pid())
@@ -226,7 +233,7 @@ impl Host {
         self.daemon = Some(command.spawn().unwrap());
     }
 
-    /// What the daemon said.
+    /// The daemon's log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.path("daemon.log")).unwrap_or_default()
     }
@@ -242,7 +249,7 @@ impl Host {
         self.wait();
     }
 
-    /// Whether the daemon has ended, or does so soon: one that was killed takes a moment.
+    /// Whether the daemon has ended or ends soon; a killed one takes a moment.
     pub fn ends(&self) -> bool {
         let deadline = Instant::now() + Duration::from_secs(2);
         while Host::is_alive(self.pid() as u32) {
@@ -270,12 +277,12 @@ impl Host {
         self.launch();
     }
 
-    /// Runs the command line; no daemon is started by it.
+    /// Runs the command line, without autostart of a daemon.
     pub fn cli(&self, args: &[&str]) -> Output {
         self.command("ryokan").arg("--no-autostart").args(args).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Runs the command line, which must succeed; gives its standard output.
+    /// Runs the command line, which must succeed; returns its standard output.
     pub fn ok(&self, args: &[&str]) -> String {
         let output = self.cli(args);
         assert!(
@@ -289,7 +296,7 @@ impl Host {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs something with a connected client.
+    /// Runs `work` with a connected client.
     pub fn with<T>(&self, work: impl AsyncFnOnce(HostClient) -> T) -> T {
         run_local(async {
             let client = HostClient::connect(&self.socket(), "test").await.expect("the daemon answers");
@@ -298,18 +305,18 @@ impl Host {
         .unwrap()
     }
 
-    /// Whether a process of this number is there and is no zombie.
+    /// Whether the process exists and is not a zombie.
     pub fn is_alive(pid: u32) -> bool {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
     }
 
-    /// Every process that descends from a worker of this host: found by the binary that it runs. The spawner is none.
+    /// Every process of this host's workers, found by its binary, without the spawner.
     pub fn workers(&self) -> Vec<u32> {
         self.of_worker_binary().into_iter().filter(|pid| !is_spawner(*pid)).collect()
     }
 
-    /// The process of which workers are forks, if there is one.
+    /// The spawner, from which workers are forked, if there is one.
     pub fn spawner(&self) -> Option<u32> {
         self.of_worker_binary().into_iter().find(|pid| is_spawner(*pid))
     }
@@ -369,27 +376,27 @@ pub async fn run(kernel: &KernelClient, code: &str) -> ExecResult {
     kernel.run(&ExecRequest::code(code)).await.expect("accepted").result().await.expect("a result")
 }
 
-/// Runs code to its end and gives its trimmed output.
+/// Runs code to its end and returns its trimmed output.
 pub async fn out(kernel: &KernelClient, code: &str) -> String {
     let result = run(kernel, code).await;
     assert!(result.end.code == 0, "{code:?}: {:?}\n{}", result.end, String::from_utf8_lossy(&result.stderr));
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
 }
 
-/// Waits until something holds, on a thread that has no event loop.
+/// Waits for a condition on a thread without an event loop.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
-        assert!(Instant::now() < deadline, "it never came: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Waits until something holds.
+/// Waits for a condition.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let deadline = Instant::now() + Duration::from_secs(90);
     while !holds().await {
-        assert!(Instant::now() < deadline, "it never came: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! A program on a pseudo-terminal: what is typed, key by key, and what is shown.
+//! A program on a pseudo-terminal: key-by-key input, and the screen.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,11 +11,11 @@ use nix::pty::{Winsize, openpty};
 
 use super::Host;
 
-/// A program on a terminal of its own.
+/// A program on its own terminal.
 pub struct Terminal {
     keys: File,
     shown: Receiver<Vec<u8>>,
-    /// What is on the screen since the last look, without the terminal's own commands.
+    /// The screen output since the last look, without escape sequences.
     text: String,
     child: Child,
 }
@@ -25,10 +25,12 @@ impl Terminal {
     pub fn start(host: &Host, args: &[&str]) -> Terminal {
         let size = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).unwrap();
-        // As a terminal's window does it: a session whose controlling terminal this is, so that Ctrl-C is a signal.
+        // As in a terminal window: a session with this controlling terminal, so that Ctrl-C is a
+        // signal.
         let mut command = std::process::Command::new("setsid");
         let ryokan = host.command("ryokan");
-        // Whoever runs the tests in the background of a script, or under nohup, ignores these signals, and hands that down.
+        // Tests run in the background of a script, or under nohup, inherit these signals as
+        // ignored.
         command.args(["--ctty", "/usr/bin/env", "--default-signal=INT,HUP"]);
         command.arg(ryokan.get_program()).args(ryokan.get_args()).arg("--no-autostart").args(args);
         command.env_clear().env("TERM", "xterm");
@@ -40,7 +42,7 @@ impl Terminal {
         let (sender, shown) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // The terminal's other end is closed: an error, on Linux.
+            // On Linux, reading fails once the other end is closed.
             while let Ok(read) = screen.read(&mut bytes) {
                 if read == 0 || sender.send(bytes[..read].to_vec()).is_err() {
                     return;
@@ -50,12 +52,12 @@ impl Terminal {
         Terminal { keys, shown, text: String::new(), child }
     }
 
-    /// Types.
+    /// Types text.
     pub fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until this is on the screen, and looks only at what follows from then on.
+    /// Waits until the screen shows the text; later calls look only at what follows.
     pub fn wait_for(&mut self, wanted: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -68,26 +70,27 @@ impl Terminal {
             match self.shown.recv_timeout(left) {
                 Ok(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    panic!("{wanted:?} never came; there is {plain:?}")
+                    panic!("{wanted:?} did not appear: {plain:?}")
                 }
             }
         }
     }
 
-    /// Waits until the program has written this, the terminal's own commands included; looks at nothing of what it wrote before.
+    /// Waits until the program has written the text, including escape sequences; discards
+    /// everything before.
     pub fn wait_for_raw(&mut self, wanted: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !self.text.contains(wanted) {
             match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    panic!("{wanted:?} never came; there is {:?}", self.text)
+                    panic!("{wanted:?} did not appear: {:?}", self.text)
                 }
             }
         }
     }
 
-    /// What is on the screen since the last look, so far.
+    /// The screen output since the last look.
     pub fn shown(&mut self) -> String {
         while let Ok(bytes) = self.shown.try_recv() {
             self.text.push_str(&String::from_utf8_lossy(&bytes));
@@ -95,21 +98,21 @@ impl Terminal {
         plain(&self.text)
     }
 
-    /// Types a line when the prompt is there.
+    /// Types a line once the prompt is there.
     pub fn enter(&mut self, prompt: &str, line: &str) {
         self.wait_for(prompt);
         self.press(line);
         self.press("\r");
     }
 
-    /// Presses the last key when the prompt is there; the program must end well then.
+    /// Presses the last key once the prompt is there; the program must then succeed.
     pub fn leave(mut self, prompt: &str, key: &str) {
         self.wait_for(prompt);
         self.press(key);
         self.ended();
     }
 
-    /// The settings of the terminal: echo, whole lines, signals from keys.
+    /// The terminal's settings: echo, whole lines, signals from keys.
     pub fn settings(&self) -> nix::sys::termios::Termios {
         nix::sys::termios::tcgetattr(&self.keys).unwrap()
     }
@@ -119,12 +122,13 @@ impl Terminal {
         self.child.id()
     }
 
-    /// Waits until the program has ended well.
+    /// Waits for the program's successful end.
     pub fn ended(&mut self) {
         self.ended_with(0);
     }
 
-    /// Waits until the program has ended with that code, as a shell tells it: 128 and its number for a signal.
+    /// Waits for the program's end with that exit code, as a shell reports it: 128 plus the number
+    /// of a signal.
     pub fn ended_with(&mut self, code: i32) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -141,13 +145,13 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Left already, unless the test has failed.
+        // The program has ended already, unless the test has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Without escape sequences: those of xterm that rustyline uses end with a letter.
+/// Removes escape sequences: those of xterm that rustyline uses end with a letter.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut chars = text.chars();

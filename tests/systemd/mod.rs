@@ -1,4 +1,4 @@
-//! The units that are shipped: systemd understands them, their exposure has a bound, and they agree with the daemon.
+//! The shipped units: valid for systemd, of bounded exposure, and consistent with the daemon.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,9 +7,11 @@ use std::process::{Command, Output};
 
 use ryokan::core::limits;
 
-/// Each kind of unit, what `ExecStart=` begins with, and the exposure that `systemd-analyze security` may give it, in tenths.
+/// Each kind of unit, the start of its `ExecStart=`, and its maximum exposure by `systemd-analyze
+/// security`, in tenths.
 ///
-/// A user's unit is judged as if root ran it, and cannot drop capabilities: its figure says less than the system's.
+/// A user's unit is judged as if root ran it, and cannot drop capabilities: its figure means less
+/// than the system's.
 const KINDS: [(&str, &str, u32); 2] =
     [("user", "%h/.local/bin/ryokand", 78), ("system", "/usr/local/bin/ryokand --system", 60)];
 /// Keys that an older systemd does not know and ignores.
@@ -117,12 +119,12 @@ fn units_match_daemon_settings() {
         };
         assert_eq!(values(&socket, "ListenStream"), [listen]);
         assert_eq!((value(&socket, "SocketMode"), value(&socket, "DirectoryMode")), (mode, folder));
-        // Removed with the service, it would take the workers' sockets along.
+        // If it were removed with the service, the workers' sockets would be lost.
         assert!(values(&service, "RuntimeDirectory").is_empty(), "{kind}");
     }
 }
 
-/// What a worker needs for its sandbox, or what its code may do, must not be taken away by the daemon's unit.
+/// The unit must not take away anything that a worker needs for its sandbox or allows its code.
 #[test]
 fn unit_options_keep_sandbox_layers() {
     let anywhere = [
@@ -139,7 +141,7 @@ fn unit_options_keep_sandbox_layers() {
         "DynamicUser",
         "RootDirectory",
     ];
-    // A user's manager makes a user namespace for these.
+    // A user's service manager creates a user namespace for these.
     let for_users = ["ProtectSystem", "ProtectProc", "PrivateDevices", "ProtectKernelModules", "CapabilityBoundingSet"];
     for (kind, _, _) in KINDS {
         let service = unit(kind, "ryokand.service");

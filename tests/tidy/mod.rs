@@ -48,7 +48,7 @@ fn code_of(path: &Path) -> String {
         .join("\n")
 }
 
-/// Which top-level modules each may use, the lowest first. Nobody uses one that comes later.
+/// Allowed imports between top-level modules, the lowest first. No module uses a later one.
 const LAYERS: &[(&str, &[&str])] = &[
     ("core", &["core"]),
     ("session.rs", &["core"]),
@@ -140,13 +140,14 @@ fn rooms_have_no_circle() {
     assert!(wrong.is_empty(), "against the order of the rooms:\n{}", wrong.join("\n"));
 }
 
-/// How a worker runs is known to its isolation only: the supervisor and the interface could serve any.
+/// Only the isolation knows how a worker runs; the supervisor and the interface are independent of
+/// it.
 #[test]
 fn only_isolation_knows_processes() {
     let words = ["std::process", "tokio::process", "/proc", "sandbox::", "pidfd", "start_ticks", "Pid::", "cgroup"];
     let mut wrong = Vec::new();
     for path in ["src/supervisor", "src/rpc"].iter().flat_map(|folder| files(folder, "rs")) {
-        // The client's way to a socket with a long path is no worker's.
+        // Not about workers: the client's access to a socket with a long path.
         if is_generated(&path) || path.ends_with("rpc/client/connection.rs") {
             continue;
         }
@@ -363,7 +364,7 @@ fn test_names_are_short() {
     assert!(long.is_empty(), "names of more than {TEST_NAME_WORDS} words:\n{}", long.join("\n"));
 }
 
-/// File names that once stood for something with a name in the field.
+/// File names of the past that have a proper name in the field.
 const VAGUE_NAMES: &[&str] = &[
     "bank",
     "begin",
@@ -408,5 +409,5 @@ fn file_names_are_plain() {
         .filter(|path| path.file_stem().is_some_and(|stem| VAGUE_NAMES.contains(&stem.to_string_lossy().as_ref())))
         .map(|path| relative(&path))
         .collect();
-    assert!(vague.is_empty(), "name them for what they hold:\n{}", vague.join("\n"));
+    assert!(vague.is_empty(), "name them after their content:\n{}", vague.join("\n"));
 }

@@ -65,7 +65,7 @@ fn kernel_changes_audited() {
             assert_eq!(found("checkpoint.create", "done").len(), 3, "one of its own, two before restores");
             let restored = found("checkpoint.restore", "done");
             assert_eq!(restored.len(), 2);
-            assert_eq!(restored[0].what.manifest, Some(one.manifest), "it is tied to what was restored");
+            assert_eq!(restored[0].what.manifest, Some(one.manifest), "the line names the restored manifest");
             let (before, after) = (restored[0].what.version_before.unwrap(), restored[0].what.version_after.unwrap());
             assert!(before < after, "{before} {after}");
             assert_eq!(found("checkpoint.create", "busy").len(), 1, "refused for the lease");
@@ -154,10 +154,10 @@ fn audit_truncation_detected() {
     assert_eq!(
         broken_at(&mut host, "DELETE FROM audit WHERE sequence > 6", &[]),
         None,
-        "nobody knows of the last line"
+        "a missing last line is not detected"
     );
     let output = host.cli(&["audit", "--verify", "--known", &head]);
-    assert_eq!(output.status.code(), Some(1), "but whoever kept the end");
+    assert_eq!(output.status.code(), Some(1), "except with a copy of the head");
     // The daemon writes the head to a file when it stops.
     let mut host = super::host(User::Own);
     host.ok(&["new", "k"]);

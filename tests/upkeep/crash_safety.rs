@@ -168,7 +168,7 @@ fn audit_log_survives_daemon_kill() {
         host.env(fault::VARIABLE, &format!("{point}=kill"));
         host.launch();
         host.signal(nix::sys::signal::Signal::SIGTERM);
-        assert!(!host.wait().success(), "nothing came to {point}");
+        assert!(!host.wait().success(), "{point} was not reached");
         host.env(fault::VARIABLE, "");
         host.launch();
         assert!(host.ok(&["audit", "--verify"]).contains("intact"), "{point}");

@@ -31,12 +31,12 @@ fn gc_dry_run_changes_nothing() {
             out(&k, "x = 1").await;
             auto(&k, "one").await;
             auto(&k, "two").await;
-            eventually("the large one goes", async || log(&k).await.len() == 3).await;
+            eventually("the large checkpoint is removed", async || log(&k).await.len() == 3).await;
             let large = bytes_of(&packs(&host));
             let (items, would) = gc(&client, true).await;
             assert!(would.dry_run && would.bytes_removed > 8 << 20, "{would:?}");
             let objects = items.iter().filter(|item| matches!(item.thing, GcThing::Object { .. })).count() as u64;
-            assert_eq!(objects, would.objects_kept + would.objects_removed, "each is told");
+            assert_eq!(objects, would.objects_kept + would.objects_removed, "every object is counted");
             for item in &items {
                 match &item.thing {
                     GcThing::Checkpoint { .. } => assert!(item.stays, "{item:?}"),
@@ -157,7 +157,7 @@ fn gc_runs_periodically() {
         assert!(bytes_of(&packs(&host)) > 6 << 20);
         out(&k, "import os\nfor n in range(6): os.remove(f'noise{n}')").await;
         auto(&k, "small").await;
-        eventually("space comes back", async || bytes_of(&packs(&host)) < 1 << 20).await;
+        eventually("space is freed", async || bytes_of(&packs(&host)) < 1 << 20).await;
     });
     let events = host.ok(&["events", "--json"]);
     assert!(events.contains("\"gc_done\""), "{events}");

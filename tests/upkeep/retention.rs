@@ -70,18 +70,18 @@ fn safety_checkpoint_retained() {
             out(&k, &format!("y={n}")).await;
             auto(&k, &format!("auto {n}")).await;
         }
-        eventually("the others go", async || log(&k).await.len() == 3).await;
+        eventually("the other checkpoints are removed", async || log(&k).await.len() == 3).await;
         let (items, _) = gc(&client, true).await;
         let why = |id| {
             let is = |item: &&ryokan::core::upkeep::GcItem| match &item.thing {
                 ryokan::core::upkeep::GcThing::Checkpoint { checkpoint, .. } => checkpoint.id == id,
                 ryokan::core::upkeep::GcThing::Object { .. } => false,
             };
-            items.iter().find(is).map(|item| (item.stays, item.why.clone())).expect("it is told")
+            items.iter().find(is).map(|item| (item.stays, item.why.clone())).expect("the checkpoint is listed")
         };
         assert_eq!(why(done.safety), (true, "safety checkpoint: undo goes back to it".into()));
         // Removal by request is refused, too.
-        let refused = k.remove_checkpoint(&done.safety.to_string(), 0).await.expect_err("it is needed");
+        let refused = k.remove_checkpoint(&done.safety.to_string(), 0).await.expect_err("undo needs it");
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Conflict, "in_use"));
         gc(&client, false).await;
         k.undo(0).await.expect("undone");
@@ -176,11 +176,11 @@ fn checkpoint_removal_and_unpinning() {
             out(&k, &format!("x={n}")).await;
             auto(&k, &format!("a{n}")).await;
         }
-        eventually("one stays beside it", async || names(&k).await == ["a2", "kept", "m2"]).await;
+        eventually("one other checkpoint stays", async || names(&k).await == ["a2", "kept", "m2"]).await;
     });
     host.ok(&["checkpoint", "k", "--unpin", "kept"]);
     host.with(async |client| {
         let k = client.open_kernel("k").await.expect("there").0;
-        eventually("it goes", async || names(&k).await == ["a2", "m2"]).await;
+        eventually("it is removed", async || names(&k).await == ["a2", "m2"]).await;
     });
 }

@@ -35,7 +35,7 @@ fn idle_stop_checkpoints() {
             assert_eq!(log(&k).await.len(), 2);
             k.restore_checkpoint(&all[0].id.to_string(), 0).await.expect("restored");
             eventually("the idle stop", stopped).await;
-            assert_eq!(log(&k).await.len(), 3, "the safety checkpoint, and none of what a restore brought");
+            assert_eq!(log(&k).await.len(), 3, "the safety checkpoint, and none of the restored state");
             assert_eq!(out(&k, "echo $x; cat file").await, "1\none");
         });
     }
@@ -114,7 +114,7 @@ fn abandoned_wait_leaves_queue() {
         eventually("there is room", waited).await;
         k.interrupt_execution(running.exec()).await.expect("interrupted");
         out(&k, "echo").await;
-        assert_eq!(log(&k).await.len(), 0, "nor do they come later");
+        assert_eq!(log(&k).await.len(), 0, "no later checkpoints either");
     });
 }
 

@@ -61,16 +61,16 @@ fn verify_finds_flipped_bit() {
         assert!(text.contains("affects checkpoint 1 of kernel k"), "{text}");
         host.with(async |client| {
             let k = client.open_kernel("k").await.expect("there").0;
-            assert!(k.restore_checkpoint("first", 0).await.is_err(), "what is damaged is refused");
-            k.restore_checkpoint("second", 0).await.expect("what is not comes back");
+            assert!(k.restore_checkpoint("first", 0).await.is_err(), "a damaged checkpoint is refused");
+            k.restore_checkpoint("second", 0).await.expect("an intact checkpoint is restored");
             assert_eq!(out(&k, "print(open('second', 'rb').read(6))").await, "b'second'");
             let other = client.open_kernel("other").await.expect("there").0;
-            other.restore_checkpoint("others", 0).await.expect("nor has it harmed anybody else");
+            other.restore_checkpoint("others", 0).await.expect("other kernels are unharmed");
         });
         // Once the checkpoint is removed, the damaged object is only garbage.
         host.ok(&["checkpoint", "k", "--delete", "first", "--yes"]);
         host.ok(&["gc"]);
-        sound(&host, "after the damaged one was removed");
+        sound(&host, "after the removal of the damaged one");
     }
 }
 
@@ -122,7 +122,7 @@ fn verify_names_damaged_database() {
     host.ok(&["stop", "k"]);
     let id: String =
         serde_json::from_str::<Value>(&host.ok(&["show", "k", "--json"])).unwrap()["id"].as_str().unwrap().into();
-    sound(&host, "with a kernel at rest and one that lives");
+    sound(&host, "with a stopped kernel and a live one");
     let engine_db = host.data().join("kernels").join(&id).join("engine.db");
     let mut bytes = std::fs::read(&engine_db).unwrap();
     // The first page lists the contents.
@@ -193,6 +193,6 @@ fn archived_kernel_verifies() {
         for engine in ["kaish", "python"] {
             host.ok(&["archive", engine, "--yes"]);
         }
-        super::sound(&host, "what was put away");
+        super::sound(&host, "an archived kernel");
     }
 }

@@ -47,7 +47,7 @@ fn short_execution_in_reply() {
             assert_eq!(seen.seen.borrow().ends[&ExecId(exec)].1, 2);
             link.acknowledge(ExecId(exec)).await.unwrap();
         }
-        assert!(at_once > 0, "no end came with the answer to its start");
+        assert!(at_once > 0, "no end was part of the answer to its start");
         link.start(code(61, "out(b'first')\ntime.sleep(30)")).await.unwrap();
         seen.until("the first output", |seen| seen.out.get(&ExecId(61)).map(|_| ())).await;
         assert!(!seen.seen.borrow().ends.contains_key(&ExecId(61)));
@@ -255,7 +255,7 @@ fn background_work_limited() {
         link.start(code(1, "pass")).await.unwrap();
         assert_eq!(seen.end(1).await.status, ExecStatus::Done);
         let before = fake.notes.borrow().watched;
-        crate::support::eventually("it is looked at again", async || fake.notes.borrow().watched > before + 2).await;
+        crate::support::eventually("it is checked again", async || fake.notes.borrow().watched > before + 2).await;
         fake.notes.borrow_mut().beyond = Some(CrashCause::DiskFull);
         assert_eq!(seen.cause().await, CrashCause::DiskFull);
     });

@@ -96,7 +96,7 @@ fn detached_output_waits() {
         drop(link);
         tokio::time::sleep(Duration::from_millis(800)).await;
         let far: u32 = std::fs::read_to_string(&mark).unwrap_or_default().parse().unwrap_or(0);
-        assert!(far <= 3, "the code wrote {far} MiB that nobody took");
+        assert!(far <= 3, "the code wrote {far} MiB without a reader");
         let second = Recorder::new();
         let (_link, _) = fake.attach(&second).await.unwrap();
         second.end(1).await;

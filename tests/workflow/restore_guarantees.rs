@@ -68,11 +68,11 @@ fn decisions_are_superseded_only_when_asked() {
         k.lock_decision(3, 0).await.unwrap();
         let plain = k.restore_checkpoint("then", 0).await.unwrap();
         assert_eq!(plain.decisions_changed, 0);
-        assert_eq!(states(&k).await, [Locked, Open, Locked], "what nobody asked for is not done");
+        assert_eq!(states(&k).await, [Locked, Open, Locked], "only requested changes are made");
         let asked = Options { supersede_decisions: true, ..Options::default() };
         let done = k.restore_with("then", asked, 0).await.unwrap();
         assert_eq!(done.decisions_changed, 2);
-        assert_eq!(states(&k).await, [Locked, Superseded, Superseded], "what was decided before stays as it is");
+        assert_eq!(states(&k).await, [Locked, Superseded, Superseded], "earlier decisions are unchanged");
         k.undo(0).await.unwrap();
         assert_eq!(states(&k).await, [Locked, Open, Locked], "an undo takes the marks back");
         k.undo(0).await.unwrap();
@@ -100,14 +100,14 @@ fn artifacts_are_reverted_only_when_asked() {
         assert_eq!((plain.artifacts_changed, content(&k, "report").await.as_str()), (0, "second"));
         let asked = Options { with_artifacts: true, ..Options::default() };
         let done = k.restore_with("then", asked, 0).await.unwrap();
-        assert_eq!(done.artifacts_changed, 2, "what is as it was gets no version");
+        assert_eq!(done.artifacts_changed, 2, "an unchanged artifact gets no version");
         assert_eq!(content(&k, "report").await, "first");
         let report = artifacts(&k, "report").await;
         let shown: Vec<_> = report.iter().map(|one| (one.version, one.reverts_to)).collect();
-        assert_eq!(shown, [(3, 1), (2, 0), (1, 0)], "a version more, and none less");
+        assert_eq!(shown, [(3, 1), (2, 0), (1, 0)], "one more version, and none removed");
         let gone = k.artifact("new", 0).await.err().unwrap();
         assert_eq!((gone.code, gone.reason.as_str()), (ErrorCode::NotFound, "withdrawn"));
-        assert!(k.artifact("new", 1).await.is_ok(), "what it was is still there");
+        assert!(k.artifact("new", 1).await.is_ok(), "its former version still exists");
         k.undo(0).await.unwrap();
         assert_eq!((content(&k, "report").await, content(&k, "new").await), ("second".into(), "new".into()));
         assert_eq!(artifacts(&k, "same").await.len(), 1);
@@ -175,7 +175,7 @@ fn safety_checkpoint_is_atomic() {
         assert_eq!(out(&k, "echo $x").await, "3");
         assert_eq!(k.workflow().await.unwrap().steps.len(), 1, "the work is as it was, too");
         k.undo(0).await.unwrap();
-        assert_eq!(out(&k, "echo $x").await, "2", "what undo goes back to is the last restore that was");
+        assert_eq!(out(&k, "echo $x").await, "2", "undo reverts the last completed restore");
         assert!(k.workflow().await.unwrap().steps.is_empty());
     });
 }

@@ -76,7 +76,7 @@ fn abandoned_diff_blocks_nothing() {
         };
         let (told, slowest) = futures::join!(told, aside);
         told.unwrap();
-        assert!(slowest < Duration::from_secs(5), "the daemon stood still for {slowest:?}");
+        assert!(slowest < Duration::from_secs(5), "the daemon was blocked for {slowest:?}");
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     });
 }

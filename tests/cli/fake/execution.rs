@@ -1,4 +1,4 @@
-//! What the fake's code does.
+//! The fake's executions.
 //!
 //! | code | output, end |
 //! |---|---|
@@ -73,7 +73,7 @@ impl FakeExecution {
         self.changed.notify_waiters();
     }
 
-    /// What needs no reader to run runs at once.
+    /// Starts code that needs no reader at once.
     pub fn start(self: &Rc<Self>) {
         let code = self.code();
         self.log.add(format!("exec {code}"));

@@ -305,7 +305,7 @@ impl Drop for FakeSubscription {
     }
 }
 
-/// Three events of the past at once, the end of the past, then one every 50 ms.
+/// Three past events at once, the end of the past, then one every 50 ms.
 pub fn send_events(sink: wire::event_sink::Client, since: u64, log: &Log) -> wire::subscription::Client {
     let task = tokio::task::spawn_local(async move {
         for sequence in since + 1.. {

@@ -1,5 +1,6 @@
-//! A daemon in a thread of the test: the real protocol, no kernels. What code "does" is in `execution`; every call that
-//! changes something is in the log.
+//! A daemon in a thread of the test: the real protocol, no kernels.
+//!
+//! `execution` defines the effects of code; the log holds every call that changes something.
 
 mod execution;
 mod kernel;
@@ -23,7 +24,7 @@ use tokio_util::compat::{TokioAsyncReadCompatExt, TokioAsyncWriteCompatExt};
 
 pub use kernel::FakeKernel;
 
-/// What the fake did, in order.
+/// The fake's actions, in order.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -40,7 +41,7 @@ impl Log {
         self.lines().iter().any(|l| l == line)
     }
 
-    /// Waits until a line that begins so is there.
+    /// Waits for a line with this prefix.
     pub fn wait_for(&self, start: &str) -> String {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
         loop {
@@ -53,7 +54,7 @@ impl Log {
     }
 }
 
-/// A running fake and where it listens.
+/// A running fake and its socket.
 pub struct Fake {
     pub socket: PathBuf,
     pub log: Log,
@@ -77,7 +78,7 @@ impl Fake {
     }
 }
 
-/// Binds also where the path is too long for a socket address.
+/// Binds the socket, even if the path is too long for an address.
 fn bind(socket: &Path) -> std::os::unix::net::UnixListener {
     use std::os::fd::AsRawFd;
     let folder = std::fs::File::open(socket.parent().unwrap()).unwrap();
@@ -254,7 +255,7 @@ impl wire::host::Server for FakeHost {
     }
 }
 
-/// The events that the fake always has: three of them, then one more a little later.
+/// The fake's constant events: three, then one more a little later.
 pub fn past_event(sequence: u64) -> Event {
     Event {
         sequence,
