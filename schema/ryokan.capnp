@@ -1,17 +1,22 @@
 @0xd3a1f0c92b7e4a56;
-# ryokan's public interface: the only contract between `ryokand` and its clients, whatever their language.
+# The public interface of ryokan, and the only contract between `ryokand` and its clients.
 #
-# Bootstrap of `$XDG_RUNTIME_DIR/ryokan/ryokand.sock` is `Host`; bootstrap of `kernels/<name>.sock` is that one `Kernel`.
-# Holding a capability is the permission: there are no tokens and no users in the calls.
+# The bootstrap of `$XDG_RUNTIME_DIR/ryokan/ryokand.sock` is `Host`; the bootstrap of
+# `kernels/<name>.sock` is that `Kernel`.
+# Holding a capability is the permission: calls carry no tokens and no users.
 #
-# - Say `Host.hello` first; every other call of `Host` before it is refused.
-# - Ordinals are permanent. A parameter or field added later has a default that means "as before".
-# - A failure is an exception whose text holds one line `ryokan:{"code":…,"message":…,"hint":…,"reason":…}` (struct `Error`).
-# - Times are milliseconds since 1970-01-01 UTC unless the name says otherwise. Hashes are BLAKE3, 64 hexadecimal digits.
+# - Call `Host.hello` first; `Host` refuses every other call before it.
+# - Ordinals are permanent. A parameter or field added later has a default that preserves the
+#   previous behaviour.
+# - A failure is an exception whose text holds one line
+#   `ryokan:{"code":…,"message":…,"hint":…,"reason":…}` (struct `Error`).
+# - Times are milliseconds since 1970-01-01 UTC unless the name says otherwise. Hashes are BLAKE3,
+#   64 hexadecimal digits.
 # - A message is at most 64 MiB. Chunks of streams are at most 1 MiB.
-# - `expectedVersion`: the kernel's `KernelInfo.version` that the caller knows; 0 means any; another one fails with `conflict`.
+# - `expectedVersion`: the kernel's `KernelInfo.version` known to the caller; 0 means any. A
+#   different version fails with `conflict`.
 
-# This revision of the interface. `hello` with 0 or with an older one than the daemon still speaks is refused.
+# This revision of the interface. `hello` refuses 0 and revisions older than the daemon supports.
 const wireVersion :UInt32 = 1;
 
 interface Host {
@@ -19,8 +24,9 @@ interface Host {
   # `client` is a name for the journal and the audit log, such as "my-agent 1.2".
 
   createKernel @1 (spec :KernelSpec, key :Text) -> (kernel :Kernel, info :KernelInfo);
-  # The same `key` within 24 hours gives the same kernel; without one a taken name fails with `alreadyExists`. No worker is
-  # started: that happens at first use. Pipelines: `createKernel().kernel.run(…)` is one round trip.
+  # Idempotent: the same `key` within 24 hours returns the same kernel. Without a key, a taken name
+  # fails with `alreadyExists`. Starts no worker; the first use does. Pipelines:
+  # `createKernel().kernel.run(…)` is one round trip.
 
   openKernel @2 (name :Text) -> (kernel :Kernel, info :KernelInfo);
   # By name or id.
@@ -29,12 +35,13 @@ interface Host {
   # Streams in order of name; returns when all were sent.
 
   removeKernel @4 (name :Text, expectedVersion :UInt64 = 0, withThreads :Bool = false) -> ();
-  # Ends its worker and deletes its files, journal and sockets. What the kernel was given by mounts is untouched. `conflict` with reason
-  # `threads` if it has threads, unless they go too (`withThreads`).
+  # Ends the kernel's worker and deletes its files, journal and sockets. The host's files behind
+  # mounts are untouched. `conflict` with reason `threads` if the kernel has threads and
+  # `withThreads` is false.
 
   events @5 (since :UInt64, sink :EventSink) -> (subscription :Subscription);
-  # What happened after sequence number `since` and whatever happens until `subscription` is dropped. A gap (the log is
-  # bounded) comes as an event of kind `gap`.
+  # Events after sequence number `since`, then live events until `subscription` is dropped. The log
+  # is bounded: an event of kind `gap` replaces events that are no longer in it.
 
   abilities @6 () -> (abilities :List(Ability));
   # What this host can do.
@@ -43,61 +50,71 @@ interface Host {
   # Takes no locks and touches no disk.
 
   gc @8 (dryRun :Bool, sink :GcSink) -> (report :GcReport);
-  # Removes checkpoints that retention lets go, then every object that nothing names, beside whoever works. `sink` gets each
-  # checkpoint that goes; with `dryRun`, which changes nothing, each checkpoint and object with why it stays or goes. Of a system-wide
-  # daemon its own user only.
+  # Removes the checkpoints that retention expires, then every unreferenced object. Runs
+  # concurrently with executions. `sink` receives each removed checkpoint. With `dryRun`, which
+  # changes nothing, it receives each checkpoint and object with the reason why it stays or is
+  # removed. In a system-wide daemon only the daemon's own user may call it.
   verify @9 (sink :VerifySink) -> (report :VerifyReport);
-  # Reads everything: databases, audit log, packs, and whatever rows and checkpoints name. `sink` gets what is damaged and what
-  # cannot be had because of it. Of a system-wide daemon its own user only.
+  # Reads everything: databases, audit log, packs, and the objects that rows and checkpoints
+  # reference. `sink` receives the damage and what is unavailable because of it. In a system-wide
+  # daemon only the daemon's own user may call it.
   audit @10 (kernel :Text, since :UInt64, limit :UInt32, sink :AuditSink) -> ();
-  # Lines of the audit log after number `since`, oldest first; `limit` 0: all. `kernel` by name or id, also of one that was removed
-  # (by its id, or ten digits and more of the beginning of that); empty: all that you may see.
+  # Lines of the audit log after number `since`, oldest first; `limit` 0: all. `kernel` by name or
+  # id, including removed kernels (by id, or by its first ten digits or more); empty: all lines
+  # visible to the caller.
   verifyAudit @11 (known :Text) -> (head :Text, brokenAt :UInt64, why :Text);
-  # Proves the log's chain. `known`: an end of it, `LINE:HASH`, that you kept; may be empty. `head` is the end now; `brokenAt` the first
-  # line that does not fit, 0: all do.
+  # Verifies the log's hash chain. `known`: an earlier end of it, `LINE:HASH`, that the caller kept;
+  # may be empty. `head` is the current end; `brokenAt` is the first line that does not fit, 0:
+  # none.
   importKernel @12 (name :Text, withoutHost :Bool = false) -> (file :BundleWriter);
-  # A new kernel of a file that `Kernel.export` wrote, here or elsewhere. `name` empty: as it was called. `withoutHost`: without the host's
-  # paths, mounts and MCP servers that it had; otherwise each must be there and allowed here.
+  # Creates a kernel from a file that `Kernel.export` wrote, on any host. `name` empty: the name in
+  # the file. `withoutHost`: drop the kernel's host paths, mounts and MCP servers; otherwise each
+  # must exist and be allowed on this host.
   pools @13 () -> (pools :List(PoolInfo));
-  # The workers that are kept ready, by what they are like. Of a system-wide daemon its own user sees all, others those that are theirs.
+  # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
+  # their own.
 }
 
 interface Kernel {
-  # Where a kernel has no worker, a method that needs one starts it.
+  # A method that needs a worker starts it if the kernel has none.
 
   execute @0 (code :Text) -> (execId :UInt64);
   # Returns once the execution is in the journal and queued. Its result: `execution(execId)`.
 
   executeStreaming @1 (code :Text, callback :OutputCallback) -> (execId :UInt64);
-  # As `execute`; `callback` then gets all of its output. A callback that answers slowly slows the code.
+  # As `execute`; `callback` also receives all of its output. A slow callback slows the code.
 
   interrupt @2 (execId :UInt64) -> ();
-  # A queued execution ends without having run. `notFound` if there is none of that number; nothing if it has ended.
+  # A queued execution ends without having run. `notFound` if the number is unknown; no effect if it
+  # has ended.
 
   getVar @3 (name :Text) -> (value :Value);
   setVar @4 (name :Text, value :Value, expectedVersion :UInt64 = 0) -> ();
   listVars @5 () -> (names :List(Text));
 
   mount @6 (path :Text, source :Text, writable :Bool, expectedVersion :UInt64 = 0) -> ();
-  # Makes the host's folder or file `source` visible inside at `path`, at once and after every restart.
+  # Makes the host's directory or file `source` visible inside at `path`, at once and after every
+  # restart.
   unmount @7 (path :Text, expectedVersion :UInt64 = 0) -> ();
   listMounts @8 () -> (mounts :List(MountInfo));
 
   listTools @9 () -> (tools :List(ToolInfo));
   callTool @10 (name :Text, args :Value) -> (result :ExecResult);
-  # `args` is an object (named arguments) or an array (positional). Runs as an execution and is journalled as one.
+  # `args` is an object (named arguments) or an array (positional). Runs and is journalled as an
+  # execution.
 
   registerMcp @11 (name :Text, transport :McpTransport, expectedVersion :UInt64 = 0) -> ();
   # Only servers in the configuration's allow-list; `refused` otherwise. They run outside the sandbox.
   listMcpServers @12 () -> (servers :List(McpInfo));
 
   snapshot @13 () -> (data :Data, missed :List(MissedEntry));
-  # Engine state alone, opaque and versioned, at most 32 MiB. `missed` names what it does not hold.
+  # Engine state alone, opaque and versioned, at most 32 MiB. `missed` lists values that it does not
+  # hold.
   restore @14 (data :Data, expectedVersion :UInt64 = 0) -> (missed :List(MissedEntry));
-  # All or nothing; `missed` names what was captured and could not be built again.
+  # All or nothing; `missed` lists captured values that could not be rebuilt.
 
   readBlob @15 (hash :Text) -> (data :Data);
-  # At most 32 MiB; larger: `openBlob`. Only what this kernel wrote or was given.
+  # At most 32 MiB; larger: `openBlob`. Only blobs that this kernel wrote or was granted.
   writeBlob @16 (data :Data) -> (hash :Text);
 
   info @17 () -> (info :KernelInfo);
@@ -105,12 +122,13 @@ interface Kernel {
   run @18 (request :ExecRequest) -> (execution :Execution, execId :UInt64);
   # The full form of `execute`.
   execution @19 (execId :UInt64) -> (execution :Execution);
-  # Also after reconnecting, also long after its end.
+  # Also after a reconnect, and for executions that ended long ago.
 
   attenuate @20 (rights :List(Right), label :Text) -> (kernel :Kernel);
   # The same kernel with at most these rights; `label` names the holder in the journal.
   publish @21 (rights :List(Right), name :Text) -> (path :Text);
-  # The same as a Unix socket in `kernels/`, for another program of this user; lives until `unpublish` or removal.
+  # The same, as a Unix socket in `kernels/` for another program of this user; lives until
+  # `unpublish` or removal.
   unpublish @22 (name :Text) -> ();
 
   openBlob @23 (hash :Text) -> (blob :BlobReader);
@@ -121,82 +139,93 @@ interface Kernel {
   start @26 () -> ();
   # Starts the worker now. Also closes an open circuit breaker.
   stop @27 (force :Bool = false) -> ();
-  # Ends the worker; state is kept. Waits for what runs, unless `force` interrupts it.
+  # Ends the worker and keeps the state. Waits for the running execution unless `force` interrupts
+  # it.
   remove @28 (expectedVersion :UInt64 = 0, withThreads :Bool = false) -> ();
 
   journal @29 (since :UInt64, limit :UInt32, sink :JournalSink, compacted :Bool = false, checkpoint :Text) -> ();
-  # Entries after sequence number `since`, oldest first; `limit` 0: all. With `compacted`, messages that a checkpoint compacted are
-  # left out; in the place of the last of them stands an entry of kind `checkpoint` with that checkpoint's summary. With
-  # `checkpoint` (a `ref`), only the messages that this one compacted.
+  # Entries after sequence number `since`, oldest first; `limit` 0: all. With `compacted`, an entry
+  # of kind `checkpoint` with the checkpoint's summary replaces the messages that the checkpoint
+  # compacted, in the place of the last of them. With `checkpoint` (a `ref`), only the messages that
+  # this checkpoint compacted.
   message @30 (role :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (sequence :UInt64);
-  # Appends what an agent or a person said. The same `key` within 24 hours gives the same entry.
+  # Appends a message of an agent or a person. Idempotent: the same `key` within 24 hours returns
+  # the same entry.
   events @31 (since :UInt64, sink :EventSink) -> (subscription :Subscription);
-  # As `Host.events`, of this kernel only.
+  # As `Host.events`, for this kernel only.
 
   lease @32 (holder :Text, ttlMs :UInt64, token :Data) -> (lease :Lease, token :Data, expiresAtMs :Int64);
-  # While it lasts, only its holder changes this kernel or executes in it; others get `busy` with reason `lease`. `token` empty
-  # takes a new lease; the token of one takes it up again, also after a restart of the daemon.
+  # While the lease lasts, only its holder may change this kernel or execute in it; other callers
+  # get `busy` with reason `lease`. An empty `token` takes a new lease; the token of a lease resumes
+  # it, also after a restart of the daemon.
 
   describeVars @33 () -> (vars :List(VarInfo));
   missed @34 () -> (missed :List(MissedEntry));
-  # What the kernel holds now that its saved state does not.
+  # Values that the kernel holds now and its saved state does not.
   complete @35 (code :Text, cursor :UInt32) -> (start :UInt32, matches :List(Text));
   # Completions for the byte offset `cursor`; they replace the text from `start` to `cursor`.
   check @36 (code :Text) -> (status :CodeStatus, indent :Text);
-  # Whether `code` is a whole program: for interactive front ends.
+  # Whether `code` is a complete program; for interactive front ends.
   unregisterMcp @37 (name :Text, expectedVersion :UInt64 = 0) -> ();
   jobs @38 () -> (jobs :List(Job));
-  # Background jobs that run now.
+  # Background jobs that are running.
   runToEnd @39 (request :ExecRequest) -> (result :ExecResult);
-  # `run` and `Execution.result` in one call: the cheapest way to run something short. Dropping the call changes nothing: the
-  # execution goes on, and its `key` or the journal leads back to it.
+  # `run` and `Execution.result` in one call: the cheapest way to run short code. Dropping the call
+  # does not stop the execution; its `key` or the journal finds it again.
 
   checkpoint @40 (request :CheckpointRequest) -> (checkpoint :Checkpoint);
-  # Waits for what runs, then keeps engine state, workspace, mounts and MCP servers as they are. `deadline` if the kernel did not come
-  # to rest in time: then nothing was done.
+  # Waits for the running execution, then captures engine state, workspace, mounts and MCP servers.
+  # `deadline` if the kernel did not quiesce in time; nothing was done then.
   checkpoints @41 (limit :UInt32, sink :CheckpointSink) -> ();
   # Newest first; `limit` 0: all.
   findCheckpoint @42 (ref :Text) -> (checkpoint :Checkpoint);
-  # `ref`: the beginning of an id, a name, `~N` (N before the newest) or `latest`. `conflict` with the candidates if it could be several.
+  # `ref`: the beginning of an id, a name, `~N` (N before the newest) or `latest`. `conflict` with
+  # the candidates if it is ambiguous.
   restoreCheckpoint @43 (ref :Text, expectedVersion :UInt64 = 0, supersedeDecisions :Bool = false, withArtifacts :Bool = false)
       -> (restoration :Restoration);
-  # All or nothing, after a checkpoint of type `system` that `undo` goes back to. Steps and the current agent go back too. Journal,
-  # messages and audit log are never touched; decisions made since are marked superseded and artifacts brought to their versions
-  # then (as new versions) only when asked.
+  # All or nothing, after a checkpoint of type `system` to which `undo` returns. Steps and the
+  # current agent are restored too. Journal, messages and audit log never change. Only on request
+  # are later decisions marked superseded, and artifacts given their old content as new versions.
   undo @44 (expectedVersion :UInt64 = 0) -> (restoration :Restoration);
-  # Back to where the kernel was before its last restore; `notFound` if nothing was restored.
+  # Returns to the state before the kernel's last restore; `notFound` if nothing was restored.
   pinCheckpoint @45 (ref :Text, pinned :Bool) -> ();
   diff @46 (from :Text, to :Text, sink :DifferenceSink) -> ();
-  # What differs from checkpoint `from` to checkpoint `to` (empty: to what is now), area by area; files that were added, removed or
-  # renamed after those that were changed. Of what changed nothing but its time is not told.
+  # Differences from checkpoint `from` to checkpoint `to` (empty: the present state), area by area.
+  # Added, removed and renamed files follow changed ones. Files that differ only in time are
+  # omitted.
 
   fork @47 (request :ForkRequest) -> (checkpoint :Checkpoint, children :List(ForkedKernel));
-  # New kernels that begin as this one is, or was at a checkpoint: engine state, workspace, mounts, MCP servers, limits. All of them
-  # from one safe point. `checkpoint`: the fork point, one of this kernel's. Each child has its own result; it is there whole or not at
-  # all. A child's capability has the rights that this one has.
+  # Creates kernels that start from this kernel's present state or from a checkpoint: engine state,
+  # workspace, mounts, MCP servers, limits. All of them start from one safe point. `checkpoint`: the
+  # fork point, a checkpoint of this kernel. Each child has its own result: it exists completely or
+  # not at all. A child's capability has the rights of this one.
   thread @48 (name :Text, engine :Text = "", key :Text = "") -> (kernel :Kernel, info :KernelInfo);
-  # A new kernel with an engine (empty: as this one) and state of its own, in this kernel's workspace and with its mounts. This kernel
-  # cannot be removed before it, unless both are. The same `key` within 24 hours gives the same thread.
+  # Creates a kernel with its own engine (empty: this kernel's) and its own state, in this kernel's
+  # workspace and with its mounts. This kernel cannot be removed before its threads, only with them.
+  # Idempotent: the same `key` within 24 hours returns the same thread.
 
   removeCheckpoint @49 (ref :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
-  # For good. `conflict` for the one that the kernel is at, and for those that `undo` or a restore under way need. Its children become
-  # those of its parent.
+  # Permanent. `conflict` for the kernel's current checkpoint and for those that `undo` or a pending
+  # restore needs. The removed checkpoint's children get its parent.
   setRetention @50 (retention :Retention, expectedVersion :UInt64 = 0) -> (gone :UInt64);
-  # How long checkpoints are kept that are neither `manual` nor pinned; a bound of 0 stays as it is. `gone`: how many went at once.
+  # How long checkpoints are kept that are neither `manual` nor pinned; a bound of 0 does not
+  # change. `gone`: number of checkpoints removed at once.
   export @51 (refs :List(Text)) -> (file :BundleReader);
-  # This kernel and these of its checkpoints as one file; without any: all, and a new one of what is now. Needs the right `teleport`.
+  # This kernel and the given checkpoints as one file; without `refs`: all of them and a new one of
+  # the present state. Needs the right `teleport`.
 
   workflow @52 () -> (workflow :Workflow);
   # Steps and the current agent.
   beginStep @53 (name :Text, expectedVersion :UInt64 = 0) -> (step :Step);
-  # `conflict` with reason `step_open` while another is not completed.
+  # `conflict` with reason `step_open` while another step is open.
   completeStep @54 (expectedVersion :UInt64 = 0) -> (step :Step, checkpoint :Checkpoint);
-  # With a checkpoint of type `auto`: both or neither. As `checkpoint`, it waits for what runs.
+  # With a checkpoint of type `auto`: both or neither. Waits for the running execution, as
+  # `checkpoint` does.
   handOver @55 (agent :Text, note :Text, expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint);
-  # `agent` works from now on. With a checkpoint of type `auto`: both or neither.
+  # `agent` is the current agent from now on. With a checkpoint of type `auto`: both or neither.
 
   openDecision @56 (title :Text, text :Text, key :Text, expectedVersion :UInt64 = 0) -> (decision :Decision);
-  # The same `key` within 24 hours gives the same decision.
+  # Idempotent: the same `key` within 24 hours returns the same decision.
   lockDecision @57 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision, checkpoint :Checkpoint);
   # With a checkpoint of type `auto` just before: both or neither.
   supersedeDecision @58 (id :UInt64, expectedVersion :UInt64 = 0) -> (decision :Decision);
@@ -205,34 +234,38 @@ interface Kernel {
 
   putArtifact @60 (name :Text, source :ArtifactSource, contentType :Text, key :Text, expectedVersion :UInt64 = 0)
       -> (artifact :Artifact);
-  # One more version, unless the newest is the same already. The same `key` within 24 hours gives the same version.
+  # Adds a version unless the newest has the same content. Idempotent: the same `key` within 24
+  # hours returns the same version.
   revertArtifact @61 (name :Text, version :UInt32, expectedVersion :UInt64 = 0) -> (artifact :Artifact);
-  # One more version, with the content of an earlier one.
+  # Adds a version with the content of an earlier one.
   artifacts @62 (name :Text, sink :ArtifactSink) -> ();
-  # The newest version of each, by name; of one artifact, if `name` is given: every version, newest first.
+  # The newest version of each artifact, by name; with `name`: every version of that artifact,
+  # newest first.
   artifact @63 (name :Text, version :UInt32 = 0) -> (artifact :Artifact, blob :BlobReader);
   # `version` 0: the newest.
 
   diffText @64 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
-  # What differs in the files from checkpoint `from` to checkpoint `to` (empty: to what is now), as unified diffs; `paths` empty:
-  # of all files, else of these and of what is beneath them.
+  # Differences in files from checkpoint `from` to checkpoint `to` (empty: the present state), as
+  # unified diffs. `paths` restricts them to these paths and everything beneath them; empty: all
+  # files.
 
   archive @65 (expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint, version :UInt64);
-  # Stops it and puts it away: its files and its engine's state are in `checkpoint` alone, until `unarchive`. Journal, records and
-  # checkpoints stay readable, and it can be forked and exported; whatever needs a worker is refused with reason `archived`.
+  # Stops the kernel and keeps its files and engine state in `checkpoint` alone, until `unarchive`.
+  # Journal, records and checkpoints stay readable, and the kernel can be forked and exported. Calls
+  # that need a worker are refused with reason `archived`.
   unarchive @66 (expectedVersion :UInt64 = 0) -> (version :UInt64);
 }
 
 interface Execution {
-  # Dropping it changes nothing: the execution goes on. `cancel` stops it.
+  # Dropping it does not stop the execution; `cancel` does.
   result @0 () -> (result :ExecResult);
-  # Resolves when it has ended.
+  # Resolves when the execution has ended.
   output @1 (from :UInt64, callback :OutputCallback) -> ();
-  # Replays from byte `from` of both streams together, then live to the end; returns when all was delivered. What is no
-  # longer there comes as `truncated`.
+  # Replays from byte `from` of both streams together, then continues live until the end; returns
+  # when all output was delivered. `truncated` stands for output that was discarded.
   cancel @2 () -> ();
   stdin @3 (data :Data) -> stream;
-  # Only if the request said `stdinOpen`.
+  # Only if the request set `stdinOpen`.
   closeStdin @4 () -> ();
 }
 
@@ -244,7 +277,7 @@ interface KernelInfoSink { next @0 (info :KernelInfo) -> stream; }
 interface EventSink {
   event @0 (event :Event) -> stream;
   caughtUp @1 () -> ();
-  # Called once: every event that had happened when you subscribed has been told.
+  # Called once, after every event from before the subscription was delivered.
 }
 interface CheckpointSink { next @0 (checkpoint :Checkpoint) -> stream; }
 interface DifferenceSink { next @0 (difference :Difference) -> stream; }
@@ -270,30 +303,31 @@ interface BlobReader {
 interface BlobWriter {
   write @0 (data :Data) -> stream;
   finish @1 () -> (hash :Text, bytes :UInt64);
-  # Without it nothing is kept.
+  # Without `finish` nothing is kept.
 }
 
 interface BundleReader {
   read @0 () -> (data :Data, end :Bool, digest :Text, bytes :UInt64);
-  # The next piece. At the end there is none, and digest and length are those of the whole. A failure means that what was read is no file.
+  # The next chunk. At the end it is empty, and `digest` and `bytes` are those of the whole file.
+  # After a failure the chunks read so far are not a valid file.
 }
 
 interface BundleWriter {
   write @0 (data :Data) -> stream;
-  # Fails as soon as something is wrong with the file.
+  # Fails as soon as the file is found invalid.
   finish @1 () -> (kernel :Kernel, info :KernelInfo);
-  # Without it nothing comes of it; after a failure nothing is visible.
+  # Without `finish` no kernel is created; after a failure nothing is visible.
 }
 
 interface Lease {
   kernel @0 () -> (kernel :Kernel);
-  # The capability that the lease lets through.
+  # The kernel's capability for the lease holder.
   renew @1 (ttlMs :UInt64) -> (expiresAtMs :Int64);
   release @2 () -> ();
 }
 
 struct Value {
-  # No type is lost between an engine and a client.
+  # No type is lost between engine and client.
   union {
     null @0 :Void;
     bool @1 :Bool;
@@ -305,7 +339,7 @@ struct Value {
     blob @7 :BlobRef;
     bytes @8 :Data;
     bigInt @9 :Text;          # decimal digits, perhaps with a minus sign
-    opaque @10 :Opaque;       # a live object that has no value form: named, never silently dropped
+    opaque @10 :Opaque;       # a live object without a value form: named, never silently dropped
   }
 }
 
@@ -320,7 +354,7 @@ struct OutputEvent {
     stderr @1 :Data;
     structured @2 :OutputData;
     exitCode @3 :Int32;       # the last event
-    truncated @4 :UInt64;     # so many bytes of output are no longer there
+    truncated @4 :UInt64;     # number of output bytes that were discarded
     display @5 :Display;
   }
 }
@@ -335,10 +369,10 @@ struct ExecRequest {
   stdinOpen @2 :Bool;         # more input follows through Execution.stdin
   env @3 :List(Pair);         # for this execution only
   timeoutMs @4 :UInt64;       # 0: none
-  outputLimitBytes @5 :UInt64; # kept in the journal; 0: the default
-  key @6 :Text;               # the same key within 24 hours gives the same execution
+  outputLimitBytes @5 :UInt64; # output kept in the journal; 0: the default
+  key @6 :Text;               # idempotency key: the same key within 24 hours returns the same execution
   expectedVersion @7 :UInt64;
-  tool @8 :Text;              # call this tool with `args` in place of running `code`
+  tool @8 :Text;              # call this tool with `args` instead of running `code`
   args @9 :Value;
 }
 
@@ -346,15 +380,15 @@ struct ExecResult {
   code @0 :Int32;
   ok @1 :Bool;
   err @2 :Text;
-  stdout @3 :Data;            # what was kept
+  stdout @3 :Data;            # the kept part
   stderr @4 :Data;
   data @5 :Value;             # value of the last expression
   output @6 :OutputData;
   status @7 :ExecStatus;
   durationUs @8 :UInt64;
   execId @9 :UInt64;
-  truncatedBytes @10 :UInt64; # written beyond what was kept
-  hasData @11 :Bool;          # tells a null value from none
+  truncatedBytes @10 :UInt64; # bytes written beyond the kept part
+  hasData @11 :Bool;          # distinguishes a null value from no value
 }
 
 enum ExecStatus { done @0; failed @1; timeout @2; interrupted @3; lost @4; refused @5; }
@@ -377,7 +411,7 @@ struct KernelSpec {
   engine @1 :Text;
   isolation @2 :Text;
   image @3 :Text;
-  paths @4 :List(MountInfo);  # `source` empty or the same as `path`
+  paths @4 :List(MountInfo);  # `source` empty or equal to `path`
   memoryBytes @5 :UInt64;
   cpuMilli @6 :UInt32;
   pids @7 :UInt32;
@@ -386,16 +420,17 @@ struct KernelSpec {
   net @10 :Text;              # "none" or "host"
   openFiles @11 :UInt32;
   workspaceBytes @12 :UInt64;
-  allowDegraded @13 :List(Text); # sandbox layers to do without if the host lacks them
-  fromDir @14 :Text;          # copy this folder of the host into the new workspace
-  ephemeral @15 :Bool;        # removed when the connection that made it ends, and by a daemon that finds it when it starts
+  allowDegraded @13 :List(Text); # sandbox layers that may be missing on this host
+  fromDir @14 :Text;          # copy this host directory into the new workspace
+  ephemeral @15 :Bool;        # removed when the connection that created it ends, or at the daemon's next start
   retention @16 :Retention;   # of its checkpoints
 }
 
 struct Retention {
-  # Of checkpoints that are neither `manual` nor pinned. 0: the configuration's default; the largest value: without this bound.
-  newest @0 :UInt32;          # so many of the newest stay
-  keepForMs @1 :UInt64;       # and those no longer than this
+  # For checkpoints that are neither `manual` nor pinned. 0: the configuration's default; the
+  # largest value: no bound.
+  newest @0 :UInt32;          # number of newest checkpoints that stay
+  keepForMs @1 :UInt64;       # maximum age of those
 }
 
 struct GcItem {
@@ -414,17 +449,17 @@ struct GcItem {
 }
 
 struct GcReport {
-  dryRun @0 :Bool;            # nothing was changed: the rest says what would be
+  dryRun @0 :Bool;            # nothing was changed; the other fields say what would be
   checkpointsKept @1 :UInt64;
   checkpointsRemoved @2 :UInt64;
   objectsKept @3 :UInt64;
   bytesKept @4 :UInt64;       # before compression
   objectsRemoved @5 :UInt64;
   bytesRemoved @6 :UInt64;
-  objectsRecent @7 :UInt64;   # of those that stay: only because they are young, or in use by what goes on
+  objectsRecent @7 :UInt64;   # of the kept objects: unreferenced, but too young or in use by a current operation
   packsRemoved @8 :UInt64;
   packBytesRemoved @9 :UInt64;
-  bytesCopied @10 :UInt64;    # out of those packs, because they are still needed
+  bytesCopied @10 :UInt64;    # still needed, copied out of the removed packs
 }
 
 struct Damage {
@@ -439,9 +474,9 @@ struct Affected {
   name @2 :Text;              # a checkpoint's or an execution's number, a blob's address
 }
 struct VerifyReport {
-  kernels @0 :UInt64;         # whose databases were checked
-  checkpoints @1 :UInt64;     # of which everything was found
-  objects @2 :UInt64;         # whose content is what their address says
+  kernels @0 :UInt64;         # kernels whose databases were checked
+  checkpoints @1 :UInt64;     # checkpoints that are complete
+  objects @2 :UInt64;         # objects whose content matches their address
   bytes @3 :UInt64;
   damaged @4 :UInt64;
 }
@@ -449,14 +484,14 @@ struct VerifyReport {
 struct AuditLine {
   sequence @0 :UInt64;
   atMs @1 :Int64;
-  uid @2 :UInt32;             # who
-  client @3 :Text;            # what that client called itself, and after a `/` the label of an attenuated capability
+  uid @2 :UInt32;             # the caller
+  client @3 :Text;            # the client's own name, followed by `/` and the label of an attenuated capability
   action @4 :Text;            # such as `checkpoint.restore`
   kernel @5 :Text;            # id; empty: the host
   versionBefore @6 :UInt64;   # 0: none
   versionAfter @7 :UInt64;    # 0: none
   outcome @8 :Text;           # `done`, or an ErrorCode by name
-  manifest @9 :Text;          # of the checkpoint that it is about
+  manifest @9 :Text;          # of the checkpoint concerned
   detail @10 :Text;
   hash @11 :Text;             # over this line and all before it: docs/audit-log.md
 }
@@ -465,13 +500,13 @@ struct CheckpointRequest {
   name @0 :Text;
   description @1 :Text;
   type @2 :CheckpointType = manual;
-  pinned @3 :Bool;            # never removed by retention
-  interrupt @4 :Bool;         # interrupt what runs rather than wait for it
-  waitMs @5 :UInt64;          # for the kernel to come to rest; 0: a minute
+  pinned @3 :Bool;            # exempt from retention
+  interrupt @4 :Bool;         # interrupt the running execution instead of waiting for it
+  waitMs @5 :UInt64;          # time for the kernel to quiesce; 0: one minute
   expectedVersion @6 :UInt64;
-  kind @7 :Text;              # of the snapshot: `checkpoint`, or empty or `auto` for the richest that there is
-  summary @8 :Text;           # what the journal shows in place of the messages that it compacts
-  compact @9 :List(Span);     # those messages; executions and marks among them stay
+  kind @7 :Text;              # of the snapshot: `checkpoint`, or empty or `auto` for the richest available
+  summary @8 :Text;           # shown in the journal in place of the compacted messages
+  compact @9 :List(Span);     # messages to compact; executions and marks in these spans stay
 }
 
 struct Span { first @0 :UInt64; last @1 :UInt64; }
@@ -487,27 +522,27 @@ struct Checkpoint {
   type @4 :CheckpointType;
   creator @5 :Text;
   atMs @6 :Int64;
-  parent @7 :Text;            # where the kernel was before; empty: it is the first
+  parent @7 :Text;            # the kernel's previous checkpoint; empty: none
   pinned @8 :Bool;
   restorePoint @9 :Bool;
   restoredAtMs @10 :Int64;    # 0: never
   version @11 :UInt64;        # the kernel's version with it
   manifest @12 :Text;         # content address
-  files @13 :UInt64;          # files, folders and links of the workspace
+  files @13 :UInt64;          # files, directories and links of the workspace
   stateBytes @14 :UInt64;     # of the engine's state
-  isHead @15 :Bool;           # the kernel is at it: taken or restored last
-  step @16 :UInt32;           # the newest step then; 0: there was none
+  isHead @15 :Bool;           # the kernel's current checkpoint: the last taken or restored
+  step @16 :UInt32;           # the newest step at that time; 0: none
   stepName @17 :Text;
-  agent @18 :Text;            # who worked then; empty: nobody was named
+  agent @18 :Text;            # the current agent at that time; empty: none was named
   summary @19 :Text;
-  compacted @20 :UInt64;      # messages that it compacted
+  compacted @20 :UInt64;      # number of compacted messages
 }
 
 struct Difference {
   area @0 :Area;
   deed @1 :Deed;
   name @2 :Text;              # a state entry's key (`var/x`), a path, a server's name
-  before @3 :Text;            # bounded; of what was renamed: its name before
+  before @3 :Text;            # bounded; of a renamed item: its previous name
   after @4 :Text;             # bounded
   what @5 :List(Text);        # of a file: `content`, `mode`, `owner`, `links`, `time`, `kind`
 }
@@ -518,36 +553,36 @@ enum Area {
 enum Deed { added @0; removed @1; changed @2; renamed @3; }
 
 struct Restoration {
-  checkpoint @0 :Checkpoint;  # what was restored
-  safety @1 :Text;            # the checkpoint that was taken just before
-  version @2 :UInt64;         # the kernel's version now
-  missed @3 :List(MissedEntry); # what the checkpoint never held, and what could not be built again
-  filesChanged @4 :UInt64;    # files and folders that were made, changed or removed; a folder that came or went whole is one
-  fromMemory @5 :Bool;        # the engine came back from a copy in memory, with everything that it held; else from its saved state
-  whyNotMemory @6 :Text;      # empty: it came from memory, or its engine keeps no copies
-  decisionsChanged @7 :UInt32; # marked superseded, or that mark taken back
-  artifactsChanged @8 :UInt32; # that have one more version
+  checkpoint @0 :Checkpoint;  # the restored checkpoint
+  safety @1 :Text;            # the checkpoint taken just before the restore
+  version @2 :UInt64;         # the kernel's new version
+  missed @3 :List(MissedEntry); # values that the checkpoint never held or that could not be rebuilt
+  filesChanged @4 :UInt64;    # files and directories created, changed or removed; a whole created or removed directory counts as one
+  fromMemory @5 :Bool;        # the engine was restored from a complete copy in memory, else from its saved state
+  whyNotMemory @6 :Text;      # empty: restored from memory, or the engine keeps no copies
+  decisionsChanged @7 :UInt32; # marked superseded, or no longer marked
+  artifactsChanged @8 :UInt32; # that got a new version
 }
 
 struct Patch {
-  # One file, or the next part of it.
+  # One file, or the next part of one.
   path @0 :Data;
   deed @1 :Deed;
-  before @2 :Data;            # its name before, if it was renamed
-  note @3 :Text;              # why there is no text: `binary`, `too large`, or what it is instead of a file; empty: there is
-  text @4 :Data;              # of a unified diff, as the files have it: not to be sent to a terminal as it is
+  before @2 :Data;            # its previous name, if it was renamed
+  note @3 :Text;              # the reason for a missing text: `binary`, `too large`, or the kind of a non-file; empty: there is text
+  text @4 :Data;              # of a unified diff, with the file's bytes unescaped: not safe to print to a terminal
   more @5 :Bool;              # more of this file follows
 }
 
 struct Workflow {
   steps @0 :List(Step);       # the newest last
-  agent @1 :Text;             # who works; empty: nobody was named
+  agent @1 :Text;             # the current agent; empty: none was named
 }
 
 struct Step {
   index @0 :UInt32;           # from 1
   name @1 :Text;
-  agent @2 :Text;             # who worked when it was begun
+  agent @2 :Text;             # the agent that began it
   begunAtMs @3 :Int64;
   completedAtMs @4 :Int64;    # 0: it is the current step
 }
@@ -557,14 +592,14 @@ struct Decision {
   title @1 :Text;
   text @2 :Text;
   state @3 :DecisionState;
-  agent @4 :Text;             # who worked when it was opened
-  step @5 :UInt32;            # the newest step then; 0: there was none
+  agent @4 :Text;             # the agent that opened it
+  step @5 :UInt32;            # the newest step at that time; 0: none
   openedBy @6 :Text;
   openedAtMs @7 :Int64;
   lockedBy @8 :Text;
-  lockedAtMs @9 :Int64;       # 0: it was not
+  lockedAtMs @9 :Int64;       # 0: not locked
   supersededBy @10 :Text;
-  supersededAtMs @11 :Int64;  # 0: it is not
+  supersededAtMs @11 :Int64;  # 0: not superseded
 }
 
 enum DecisionState { open @0; locked @1; superseded @2; }
@@ -572,19 +607,19 @@ enum DecisionState { open @0; locked @1; superseded @2; }
 struct ArtifactSource {
   union {
     hash @0 :Text;            # a blob that the kernel may read
-    path @1 :Data;            # a file of the workspace, as it is now
+    path @1 :Data;            # a file of the workspace, with its present content
   }
 }
 
 struct Artifact {
   name @0 :Text;
   version @1 :UInt32;         # from 1
-  hash @2 :Text;              # empty: withdrawn, for a restore led to where it did not exist
+  hash @2 :Text;              # empty: withdrawn by a restore to a state without it
   bytes @3 :UInt64;
   contentType @4 :Text;
   putBy @5 :Text;
   atMs @6 :Int64;
-  revertsTo @7 :UInt32;       # the version whose content it brought back; 0: its content is its own
+  revertsTo @7 :UInt32;       # the version whose content it repeats; 0: none
 }
 
 struct KernelInfo {
@@ -602,29 +637,30 @@ struct KernelInfo {
   sandbox @11 :List(Text);    # layers in force
   uid @12 :UInt32;
   executions @13 :UInt64;
-  rights @14 :List(Right);    # of the capability that was asked
+  rights @14 :List(Right);    # of the capability that was called
   origin @15 :Origin;
-  threadOf @16 :Text;         # id of the kernel whose workspace this one works in; empty: its own
-  capture @17 :Text;          # how its files are captured: the driver, and why no better one
+  threadOf @16 :Text;         # id of the kernel whose workspace this one shares; empty: its own
+  capture @17 :Text;          # the driver that captures its files, and why no better one is used
 }
 
 struct Origin {
-  # How the present state came to be. The code inside finds the kind in RYOKAN_ORIGIN, the generation in RYOKAN_GENERATION.
+  # The origin of the present state. Code inside reads the kind in RYOKAN_ORIGIN and the generation
+  # in RYOKAN_GENERATION.
   kind @0 :Text;              # `original`, `restored`, `forked`
-  kernel @1 :Text;            # id of the kernel that it was forked from; empty: none
-  name @2 :Text;              # what that one was called then
-  checkpoint @3 :Text;        # at which of its checkpoints
-  restored @4 :Text;          # the checkpoint that was restored last; empty: none
+  kernel @1 :Text;            # id of the kernel from which it was forked; empty: none
+  name @2 :Text;              # that kernel's name at the time
+  checkpoint @3 :Text;        # that kernel's checkpoint
+  restored @4 :Text;          # the last restored checkpoint; empty: none
 }
 
 struct ForkRequest {
-  name @0 :Text;              # of the child; of several: what their names begin with, `-1`, `-2` and so on follow
-  from @1 :Text;              # a checkpoint of this kernel; empty: as it is now
+  name @0 :Text;              # of the child; of several: the prefix of their names, followed by `-1`, `-2` and so on
+  from @1 :Text;              # a checkpoint of this kernel; empty: the present state
   count @2 :UInt32 = 1;
-  interrupt @3 :Bool;         # interrupt what runs rather than wait for it
-  waitMs @4 :UInt64;          # for the kernel to come to rest; 0: a minute
+  interrupt @3 :Bool;         # interrupt the running execution instead of waiting for it
+  waitMs @4 :UInt64;          # time for the kernel to quiesce; 0: one minute
   expectedVersion @5 :UInt64;
-  key @6 :Text;               # the same key within 24 hours gives the same children
+  key @6 :Text;               # idempotency key: the same key within 24 hours returns the same children
 }
 
 struct ForkedKernel {
@@ -643,30 +679,30 @@ struct HostInfo { id @0 :Text; name @1 :Text; version @2 :Text; arch @3 :Text; e
 struct Ability { name @0 :Text; present @1 :Bool; detail @2 :Text; hint @3 :Text; required @4 :Bool; }
 
 struct PoolInfo {
-  # Workers of one engine, with the same bounds and rights, that wait for kernels.
+  # Warm workers of one engine with the same limits and rights.
   engine @0 :Text;
   memoryBytes @1 :UInt64;
   net @2 :Text;
-  uid @3 :UInt32;             # whose rights they have on the host
-  poolSize @4 :UInt32;        # how the configuration wants them
+  uid @3 :UInt32;             # the host user with whose rights they run
+  poolSize @4 :UInt32;        # the configured sizes
   maxPoolSize @5 :UInt32;
   minIdle @6 :UInt32;
-  target @7 :UInt32;          # idle ones that are wanted now
-  total @8 :UInt32;           # in creation, idle, and those that kernels have
+  target @7 :UInt32;          # number of idle workers wanted now
+  total @8 :UInt32;           # in creation, idle, or in use by kernels
   idle @9 :UInt32;
   creating @10 :UInt32;
-  active @11 :UInt32;         # kernels have them
-  totalCreated @12 :UInt64;   # since the pool began
+  active @11 :UInt32;         # in use by kernels
+  totalCreated @12 :UInt64;   # since the pool was created
   totalDestroyed @13 :UInt64;
   totalExecutions @14 :UInt64;
   creationErrors @15 :UInt64;
-  taken @16 :UInt64;          # given to kernels
-  missed @17 :UInt64;         # kernels that came when none was ready
-  trouble @18 :Text;          # why the last creation failed; empty: it did not
-  triesAgainInMs @19 :UInt64; # with trouble: when the next creation is tried; 0: as soon as one is wanted
-  refused @20 :UInt64;        # kernels that waited for a worker and got none
-  cpuMilli @21 :UInt32;       # thousandths of a processor that each may use
-  pids @22 :UInt32;           # processes and threads of each
+  taken @16 :UInt64;          # granted to kernels
+  missed @17 :UInt64;         # requests of kernels that found no idle worker
+  trouble @18 :Text;          # the last creation error; empty: none
+  triesAgainInMs @19 :UInt64; # after an error: time until the next attempt; 0: as soon as a worker is wanted
+  refused @20 :UInt64;        # kernels that waited for a worker in vain
+  cpuMilli @21 :UInt32;       # thousandths of a processor, per worker
+  pids @22 :UInt32;           # processes and threads, per worker
 }
 
 struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Text; detailJson @4 :Text; }
@@ -674,22 +710,22 @@ struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Te
 struct JournalEntry {
   sequence @0 :UInt64;
   atMs @1 :Int64;
-  kind @2 :Text;              # execution, message, mark; checkpoint, where one stands for what it compacted
+  kind @2 :Text;              # execution, message, mark; checkpoint for compacted messages
   actor @3 :Text;
-  execId @4 :UInt64;          # 0 if it is no execution
+  execId @4 :UInt64;          # 0 unless it is an execution
   text @5 :Text;              # code, message or mark
   status @6 :Text;            # an ExecStatus by name, or running
   code @7 :Int32;
   err @8 :Text;
   durationUs @9 :UInt64;
-  outputBytes @10 :UInt64;    # kept
+  outputBytes @10 :UInt64;    # kept output
   truncatedBytes @11 :UInt64;
 }
 
 enum Right { read @0; execute @1; write @2; checkpoint @3; restore @4; fork @5; teleport @6; admin @7; }
 
 struct Error { code @0 :ErrorCode; message @1 :Text; hint @2 :Text; reason @3 :Text; }
-# The JSON object in an exception's text has these fields, `code` by its name.
+# The JSON object in an exception's text has these fields, with `code` by name.
 
 enum ErrorCode {
   invalidArgument @0; notFound @1; alreadyExists @2; conflict @3; refused @4; busy @5; unsupported @6; departed @7; lost @8;

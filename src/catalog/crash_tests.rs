@@ -1,6 +1,8 @@
-//! A child runs a script over all three kinds of database and is killed, or meets an error, at each labelled point in
-//! turn. Whatever happened: all that it acknowledged is there, the step that it was in is wholly there or wholly not,
-//! nothing is damaged, and start-up leaves no litter.
+//! A child process runs a script over all three kinds of database, and is killed or gets an error
+//! at each labelled operation.
+//!
+//! Afterwards every acknowledged change exists, the interrupted step is complete or absent, nothing
+//! is damaged, and a restart leaves no leftover files.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -160,7 +162,7 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
     Ok(true)
 }
 
-/// The part of the script that is about the work: alone, with a checkpoint, and taken back by a restore.
+/// The script's part about workflow records: alone, with a checkpoint, and reverted by a restore.
 async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> {
     let asked = |change| Request { change, actor: "me".into(), at_ms: 20, key: format!("k{n}") };
     let (title, text, name) = ("t".to_owned(), "why".to_owned(), "n".to_owned());
@@ -288,7 +290,7 @@ fn engine_step(n: usize, path: &Path) -> Result<(), CatalogError> {
     db.close()
 }
 
-/// Brings a database of "format 0", one without tables, to the present format.
+/// Migrates a database of "format 0", without tables, to the present format.
 fn old_format(dir: &Path) -> Result<(), CatalogError> {
     let path = dir.join("old.db");
     if !path.exists() {
@@ -299,7 +301,7 @@ fn old_format(dir: &Path) -> Result<(), CatalogError> {
     Db::open(Kind::Engine, &path, Durability::Process)?.close()
 }
 
-/// Everything that the databases hold, as text.
+/// The content of all databases, as text.
 async fn observe(h: &CatalogHandle, dir: &Path) -> String {
     let mut seen = String::new();
     let mut note =
@@ -315,7 +317,7 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
     note("audit", &h.audit_after(0, AuditFilter::default(), 100).await.expect("readable"));
     h.verify_audit(Vec::new()).await.expect("readable").expect("the chain is whole");
     h.check().await.expect("sound");
-    // A directory is of use once its kernel is known.
+    // A directory counts only once its kernel is known.
     if known.contains(&FIRST) {
         let state = h.state(FIRST);
         note("journal", &state.journal(Direction::After(0), 100).await.expect("readable"));
@@ -352,7 +354,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time")
 }
 
-/// What the script leaves after each of its steps.
+/// The expected content after each step of the script.
 fn expected() -> Vec<String> {
     let dir = crash_dir();
     let catalog = Catalog::open(&config(dir.path())).expect("opened");

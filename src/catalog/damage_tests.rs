@@ -114,7 +114,7 @@ fn kernel_damage_is_isolated() {
     runtime().block_on(async {
         let error = handle.state(ID).exec_count().await.expect_err("damaged");
         assert_corrupt(error, &paths[1], "state.db");
-        // Both kernels' requests at once, on whatever thread.
+        // Requests of both kernels at once, on any thread.
         let (bad, good) = (handle.state(ID).running_execs(), handle.state(KernelId::from_bytes([2; 16])).exec_count());
         assert!(bad.await.is_err());
         assert_eq!(good.await.expect("unharmed"), 100);
@@ -169,7 +169,8 @@ fn body_digest_detects_damage() {
     assert_eq!(db.entry("var/v0").expect("unharmed"), Some(entry(0)));
 }
 
-/// A child of [`unprivileged_engine_db_open`]: as nobody, it opens what it may through a descriptor and is refused the rest.
+/// The child of [`unprivileged_engine_db_open`]: as user `nobody`, it opens permitted files through
+/// a descriptor and is refused the others.
 #[test]
 fn unprivileged_open_child() {
     use std::os::fd::AsRawFd as _;
@@ -272,7 +273,7 @@ fn full_device_error_is_recoverable() {
     umount2(dir.path(), MntFlags::MNT_DETACH).expect("root may");
 }
 
-/// What is asked for from an offset costs what it is, not what the whole body is; a lost part is told.
+/// A read at an offset costs its own size, not that of the body; a missing part is reported.
 #[test]
 fn body_reads_at_any_offset() {
     const PART: usize = crate::core::limits::FRAME_TAIL_BYTES;

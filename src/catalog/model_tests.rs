@@ -1,4 +1,4 @@
-//! The databases against simple models, and requests against one another.
+//! Property tests of the databases against simple models, and of concurrent requests.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the journal must be: (kind, execution, status) for each entry.
+/// The expected journal: (kind, execution, status) of each entry.
 #[derive(Default)]
 struct Model {
     journal: Vec<(&'static str, u64)>,
@@ -57,7 +57,7 @@ struct Model {
 
 async fn perform(op: &Op, state: &StateHandle, model: &mut Model) -> Result<(), CatalogError> {
     match op {
-        // Key 0 is no key.
+        // Key 0 stands for no key.
         Op::Begin(key) => {
             let text = if *key == 0 { String::new() } else { format!("key {key}") };
             let begun = state.begin_exec(begin(ExecRequest { key: text, ..ExecRequest::code("x") }, 5)).await?;
@@ -150,7 +150,7 @@ proptest! {
             changes.dels.iter().for_each(|key| drop(model.remove(key)));
             changes.puts.iter().for_each(|entry| drop(model.insert(entry.key.clone(), entry.body.clone())));
             let applied = db.apply(&changes).expect("stored");
-            // Something that went and came back the same is written, though nothing differs.
+            // A removed and re-added entry counts as a write, though the content is equal.
             prop_assert!(applied != Applied::default() || before == model);
             prop_assert_eq!(db.apply(&Changes { dels: Vec::new(), ..changes }).expect("stored"), Applied::default());
             if n % 3 == 0 {
@@ -246,7 +246,7 @@ fn execution_record_round_trips() {
             OutputRecord { stdout: Kept::Inline(vec![0; limits::OUTPUT_INLINE_BYTES + 1]), ..OutputRecord::default() };
         let close = ExecClose { end: ExecEnd::lost(""), output: too_much, at_ms: 2 };
         assert!(matches!(state.end_exec(ExecId(1), close).await, Err(CatalogError::Limit { .. })));
-        // A day later the key is free again.
+        // The key expires after a day.
         let later = begin(ExecRequest { key: "k".into(), ..ExecRequest::code("x") }, 24 * 3600 * 1000 + 1);
         assert_eq!(state.begin_exec(later).await.expect("begun"), Begun::New { exec: ExecId(2), journal: 2 });
     });
@@ -255,8 +255,8 @@ fn execution_record_round_trips() {
 #[test]
 fn batched_requests_fail_alone() {
     with_catalog(async |handle, _| {
-        // Queued before the thread can have done the first: they share a transaction, or at least nothing breaks if
-        // not.
+        // Queued before the thread can have completed the first; usually they share a transaction,
+        // and the test also holds if they do not.
         let row = |n: u8| kernel(KernelId::from_bytes([n; 16]), &format!("k{}", n / 2));
         let pending: Vec<_> = (0..40).map(|n| handle.insert_kernel(row(n), None, Notes::default())).collect();
         let mut kept = 0;
@@ -401,7 +401,7 @@ fn open_files_and_queue_bounds() {
             handle.state(id).exec_count().await.expect("readable");
             handle.state(id).close().await.expect("closed");
         }
-        // The last one's files are synced when the thread has nothing else to do.
+        // The last kernel's files are synced when the thread is idle.
         for _ in 0..1000 {
             if open_files() > 0 {
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;

@@ -1,4 +1,4 @@
-//! Records of the work where no daemon is needed: what the database itself keeps, and what comes back into view.
+//! Tests of records that need no daemon.
 
 use super::crash_tests::{config, kernel};
 use super::state::{Begun, Direction, EntryKind, ExecBegin, NewCheckpoint, NewEntry, WORK_CHANGED};
@@ -24,8 +24,8 @@ fn with_state<T>(work: impl AsyncFnOnce(StateHandle, &std::path::Path) -> T) -> 
     })
 }
 
-/// POSIX locks go with any descriptor of the file that its process closes: those by which a new kernel's files are
-/// synced must not be of it.
+/// Closing any descriptor of a file releases the process's POSIX locks on it, so syncing a new
+/// kernel's files must not open the database itself.
 #[test]
 fn sync_keeps_database_lock() {
     use std::os::unix::fs::MetadataExt as _;
@@ -33,11 +33,11 @@ fn sync_keeps_database_lock() {
         state.append_journal(vec![said("once")]).await.expect("written");
         let inode = format!(":{} ", path.metadata().expect("there").ino());
         let listed = || std::fs::read_to_string("/proc/locks").expect("readable").contains(&inode);
-        // The list is read in parts, by number: one that is let go meanwhile, by whatever else runs here, hides
-        // another. A lock that is lost is in none.
+        // /proc/locks is read in parts, by position: a lock released by another test meanwhile
+        // hides another entry. A lost lock is in none of the reads.
         let is_locked = || (0..20).any(|_| listed());
         assert!(is_locked(), "at first");
-        // Longer than that new kernels are left alone.
+        // Longer than the delay before new kernels' files are synced.
         for _ in 0..12 {
             std::thread::sleep(std::time::Duration::from_millis(50));
             assert!(is_locked(), "later");
@@ -45,7 +45,7 @@ fn sync_keeps_database_lock() {
     });
 }
 
-/// Writes whose replies nobody awaits.
+/// Writes whose replies are not awaited.
 #[test]
 fn queued_writes_keep_their_order() {
     let dir = crate::sys::fault::tests::crash_dir();
@@ -56,7 +56,7 @@ fn queued_writes_keep_their_order() {
         let event = |kind: &str| NewEvent { at_ms: 1, kernel: "k".into(), kind: kind.into(), detail_json: "{}".into() };
         let insert = |id, name| handle.insert_kernel(kernel(id, name), None, Notes::default());
         let pending = [handle.append_events(vec![event("first")]), handle.append_events(vec![event("second")])];
-        // Neither is waited for: who reads finds both, and the kernel that was queued behind them.
+        // Neither write is awaited; a read finds both, and the kernel queued behind them.
         let made = insert(ID, "k");
         let found = handle.kernel(ID).await.expect("read").expect("there");
         assert_eq!(found.spec.name.as_str(), "k");
@@ -67,14 +67,14 @@ fn queued_writes_keep_their_order() {
         for pending in pending {
             pending.await.expect("written");
         }
-        // A kernel that cannot be inserted takes no other write with it.
+        // A failed insertion does not fail other writes of the same transaction.
         let (other, event) = (insert(KernelId::from_bytes([2; 16]), "k"), handle.append_events(vec![event("third")]));
         assert!(matches!(other.await, Err(CatalogError::Exists(_))), "the name is taken");
         assert_eq!(event.await.expect("written")[0].kind, "third");
     });
 }
 
-/// Whoever opens it ahead goes the way of an execution in it, of which nothing stays.
+/// Opening a database in advance rehearses an execution and leaves no trace.
 #[test]
 fn preopened_database_is_unchanged() {
     with_state(async |state, path| {
@@ -90,7 +90,7 @@ fn preopened_database_is_unchanged() {
     });
 }
 
-/// So does whoever makes a slot, in the database that its kernel will have.
+/// Preparing a warm worker rehearses in its kernel's future database and leaves no trace.
 #[test]
 fn rehearsal_changes_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -101,7 +101,7 @@ fn rehearsal_changes_nothing() {
     let wal = std::fs::metadata(path.with_file_name("engine.db-wal")).map_or(0, |found| found.len());
     assert_eq!((std::fs::read(&path).expect("readable"), wal), (before, 0));
     assert!(db.heads().expect("read").is_empty());
-    // Nor is anything taken away.
+    // Nor is anything removed.
     let entry = Entry { key: "var/x".into(), meta_json: "{}".into(), body: b"1".to_vec() };
     let missed = vec![MissedEntry { key: "job/1".into(), type_name: "job".into(), reason: "it runs".into() }];
     let jobs = vec![JobRecord { id: "1".into(), command: "sleep 1".into() }];
@@ -230,7 +230,7 @@ fn keys_expire_records_stay() {
     });
 }
 
-/// A decision that is opened while a checkpoint is being made is in the checkpoint or after it, never between the two.
+/// A decision opened while a checkpoint is taken is either in the checkpoint or after it.
 #[test]
 fn stale_work_refuses_checkpoint() {
     with_state(async |state, _| {

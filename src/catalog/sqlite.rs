@@ -126,8 +126,9 @@ pub struct Db {
     wal: PathBuf,
     /// The WAL is empty and newly created, not reused.
     ///
-    /// SQLite syncs the first page of a reused WAL, because frames of the earlier use may reach the device in another
-    /// order. A new one has no such frames: whatever does not arrive is a transaction that has not happened.
+    /// SQLite syncs the first page of a reused WAL, because frames of the earlier use may reach the
+    /// device in another order. A new WAL has no such frames: a lost frame means only that its
+    /// transaction did not happen.
     first: Cell<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! Where code comes from: the command line, a file, or standard input.
+//! Sources of code: the command line, a file, or standard input.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -21,23 +21,23 @@ pub struct CodeArgs {
     pub file: Option<PathBuf>,
 }
 
-/// Code, and what its source says about its language.
+/// Code, and the language that its source indicates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     /// The code.
     pub code: String,
-    /// What its file's name or first line says.
+    /// The language indicated by the file's name or first line.
     pub language: Language,
 }
 
-/// The language of code, as its file's name or first line says it.
+/// The language of code, as indicated by its file's name or first line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Language {
-    /// They say nothing: it is for the kernel's own engine.
+    /// Not indicated: the kernel's own engine executes it.
     Unsaid,
-    /// That of this engine.
+    /// The language of this engine.
     Engine(EngineName),
-    /// One that no engine speaks, in the words that say so.
+    /// A language without an engine, as the file's name or first line writes it.
     Foreign(String),
 }
 
@@ -80,14 +80,15 @@ fn text(from: impl Read, what: &str) -> Result<String, Failure> {
 }
 
 impl Language {
-    /// The extension decides, and without one that is known the first line.
+    /// The language of a file: by its extension, or by its first line if the extension is missing
+    /// or unknown.
     fn of_file(path: &Path, code: &str) -> Language {
         let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
         match extension.as_deref() {
             Some("py" | "pyw") => Language::Engine(EngineName::Python),
             Some("bash") => Language::Engine(EngineName::Bash),
             Some("js" | "mjs" | "cjs") => Language::Engine(EngineName::Node),
-            // Whoever names bash in the first line wants bash.
+            // A first line that names bash overrides the extension.
             Some("sh") if Language::of_first_line(code) == Language::Engine(EngineName::Bash) => {
                 Language::Engine(EngineName::Bash)
             }
@@ -111,10 +112,10 @@ impl Language {
         }
     }
 
-    /// The engine to run it with, where nobody named one.
+    /// The engine to use if the user names none.
     ///
     /// # Errors
-    /// For a language that no engine speaks: to try it with some engine would be a guess.
+    /// For a language without an engine: any choice would be a guess.
     pub fn engine(&self) -> Result<Option<EngineName>, Failure> {
         match self {
             Language::Unsaid => Ok(None),

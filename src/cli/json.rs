@@ -1,4 +1,5 @@
-//! JSON for programs: the shapes of `docs/cli-json.md`. A field may be added; none is renamed or removed.
+//! JSON for programs, in the formats of `docs/cli-json.md`. Fields may be added but never renamed
+//! or removed.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +63,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
     })
 }
 
-/// A kernel, and what the capability that was asked allows.
+/// A kernel, and the rights of the called capability.
 pub fn kernel_with_rights(info: &KernelInfo, rights: Rights) -> Json {
     let mut json = kernel(info);
     json["rights"] = rights.iter().map(|right| right.name()).collect();
@@ -74,7 +75,7 @@ pub fn retention(retention: &Retention) -> Json {
     json!({ "newest": retention.newest, "keep_for_ms": retention.keep_for_ms })
 }
 
-/// What a collection of garbage says of one thing.
+/// A collection's decision about one checkpoint or object.
 pub fn gc_item(item: &GcItem) -> Json {
     let mut json = match &item.thing {
         GcThing::Checkpoint { kernel, checkpoint } => {
@@ -87,17 +88,17 @@ pub fn gc_item(item: &GcItem) -> Json {
     json
 }
 
-/// What a collection of garbage did.
+/// The report of a garbage collection.
 pub fn gc_report(report: &GcReport) -> Json {
     json!(report)
 }
 
-/// Something that is damaged.
+/// A finding of damage.
 pub fn damage(damage: &Damage) -> Json {
     json!(damage)
 }
 
-/// What a verification looked at.
+/// The report of a verification.
 pub fn verify_report(report: &VerifyReport) -> Json {
     json!(report)
 }
@@ -121,7 +122,7 @@ pub fn audit_line(line: &AuditLine) -> Json {
     })
 }
 
-/// Whether the audit log is whole.
+/// The result of verifying the audit log.
 pub fn audit_proof(proved: &Result<AuditHead, AuditBreak>) -> Json {
     match proved {
         Ok(head) => json!({ "whole": true, "lines": head.sequence, "head": head.to_string() }),
@@ -152,7 +153,7 @@ pub fn exec_result(result: &ExecResult) -> Json {
     json
 }
 
-/// Output as text; where it is not UTF-8, its bytes too.
+/// Output as text; if it is not UTF-8, also as bytes.
 fn bytes(json: &mut Json, name: &str, bytes: &[u8]) {
     json[name] = Json::String(String::from_utf8_lossy(bytes).into_owned());
     if std::str::from_utf8(bytes).is_err() {
@@ -165,17 +166,17 @@ pub fn var(name: &str, value: &Value) -> Json {
     json!({ "name": name, "value": value.to_plain_json(), "tagged": value.to_json() })
 }
 
-/// A thing whose fields are its JSON already.
+/// An item that serialises to its JSON directly.
 pub fn of<T: Serialize>(item: &T) -> Json {
     serde_json::to_value(item).unwrap_or_default()
 }
 
-/// Things whose fields are their JSON already.
+/// Items that serialise to their JSON directly.
 pub fn list<T: Serialize>(items: &[T]) -> Json {
     items.iter().map(|item| serde_json::to_value(item).unwrap_or_default()).collect()
 }
 
-/// Tools, their schemas as JSON.
+/// Tools, with their schemas as JSON.
 pub fn tools(tools: &[ToolInfo]) -> Json {
     let tool = |tool: &ToolInfo| {
         json!({
@@ -193,14 +194,14 @@ pub fn blob(hash: Digest, bytes: u64) -> Json {
     json!({ "hash": hash.to_string(), "bytes": bytes })
 }
 
-/// A checkpoint, and whether the kernel is at it.
+/// A checkpoint, and whether it is the kernel's current one.
 pub fn checkpoint(checkpoint: &Checkpoint, is_head: bool) -> Json {
     let mut json = serde_json::to_value(checkpoint).unwrap_or_default();
     json["is_head"] = is_head.into();
     json
 }
 
-/// What became of a fork: each child is a kernel, or the error that it met.
+/// The outcome of a fork: each child is a kernel or an error.
 pub fn forks(forks: &Forks) -> Json {
     let child = |(name, made): &(String, crate::core::error::Result<_>)| match made {
         Ok((_, info)) => json!({ "name": name, "kernel": kernel(info), "error": null }),
@@ -212,7 +213,7 @@ pub fn forks(forks: &Forks) -> Json {
     })
 }
 
-/// What differs in one file, as text.
+/// The differences of one file, as text.
 pub fn patch(patch: &Patch) -> Json {
     let mut json = json!({ "deed": patch.deed, "note": patch.note });
     for (name, held) in [("path", &patch.path), ("before", &patch.before), ("text", &patch.text)] {
@@ -221,7 +222,7 @@ pub fn patch(patch: &Patch) -> Json {
     json
 }
 
-/// How many differences there are, by area and deed.
+/// Numbers of differences, by area and kind.
 pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> Json {
     let mut areas = serde_json::Map::new();
     for area in Area::ALL {
@@ -233,7 +234,7 @@ pub fn difference_counts(counts: &BTreeMap<(Area, Deed), u64>) -> Json {
     Json::Object(areas)
 }
 
-/// What a restore did.
+/// The result of a restore.
 pub fn restoration(done: &Restoration) -> Json {
     let (engine_from, why_not_memory) = match &done.engine {
         RestoredFrom::Memory => ("memory", ""),

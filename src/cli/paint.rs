@@ -16,7 +16,7 @@ pub enum ColorChoice {
     Never,
 }
 
-/// Paints text, or leaves it as it is.
+/// Paints text, or leaves it unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paint {
     on: bool,
@@ -28,7 +28,7 @@ impl Paint {
     /// Colours.
     pub const ON: Paint = Paint { on: true };
 
-    /// Whether to paint what goes to `stream`.
+    /// Decides whether to paint output to `stream`.
     pub fn choose(choice: ColorChoice, stream: &impl IsTerminal) -> Paint {
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -41,7 +41,7 @@ impl Paint {
         }
     }
 
-    /// Whether there are colours.
+    /// Whether colours are on.
     pub fn is_on(self) -> bool {
         self.on
     }
@@ -58,27 +58,27 @@ impl Paint {
         self.with(Style::new().bold(), text)
     }
 
-    /// What went well.
+    /// A success.
     pub fn good(self, text: &str) -> String {
         self.with(AnsiColor::Green.on_default(), text)
     }
 
-    /// What went wrong.
+    /// A failure.
     pub fn bad(self, text: &str) -> String {
         self.with(AnsiColor::Red.on_default().bold(), text)
     }
 
-    /// What to look at.
+    /// Something notable.
     pub fn note(self, text: &str) -> String {
         self.with(AnsiColor::Cyan.on_default(), text)
     }
 
-    /// What to look at with care.
+    /// A warning.
     pub fn warn(self, text: &str) -> String {
         self.with(AnsiColor::Yellow.on_default(), text)
     }
 
-    /// What matters less.
+    /// Less important text.
     pub fn dim(self, text: &str) -> String {
         self.with(Style::new().dimmed(), text)
     }

@@ -1,5 +1,7 @@
-//! The rules for the configuration's values that one value alone does not show. The daemon's start and
-//! `ryokan config check` both come through here, so that what the one accepts the other runs.
+//! Checks of the configuration that span more than one value.
+//!
+//! The daemon's start and `ryokan config check` share them, so a configuration accepted by one is
+//! valid for the other.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -17,12 +19,12 @@ use crate::sandbox::Layer;
 
 /// Longest duration of any setting.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
-/// Entries of any list.
+/// Maximum entries of any list.
 const LIST: usize = 256;
-/// What `log_level` may be without naming a module.
+/// Values of `log_level` that name no module.
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// What is wrong so far.
+/// The faults found so far.
 #[derive(Default)]
 pub(super) struct Faults(pub(super) Vec<Fault>);
 
@@ -45,7 +47,7 @@ impl Faults {
     }
 }
 
-/// Checks everything, and writes out the pool's rules. All that is wrong is reported, not just the first.
+/// Checks everything and resolves the pool's rules. Reports all faults, not just the first.
 pub(super) fn check(mut config: Config) -> Result<Config, Vec<Fault>> {
     let mut faults = Faults::default();
     defaults(&config.defaults, config.sandbox.net_host_allowed, &mut faults);
@@ -60,7 +62,7 @@ pub(super) fn check(mut config: Config) -> Result<Config, Vec<Fault>> {
 }
 
 fn defaults(defaults: &Defaults, net_host_allowed: bool, faults: &mut Faults) {
-    // One limit at a time through the very check that a new kernel's specification passes.
+    // Tests one limit at a time with the check of a new kernel's specification.
     let (limits, usual) = (defaults.limits(), KernelLimits::default());
     for (key, alone) in [
         ("memory", KernelLimits { memory_bytes: limits.memory_bytes, ..usual }),
@@ -161,15 +163,17 @@ fn daemon(daemon: &Daemon, faults: &mut Faults) {
         let hint = "error, warn, info, debug, trace, off, or one per module, for example \"info,ryokan::rpc=debug\"";
         faults.add(Fault::new(&["daemon", "log_level"], why).hint(hint));
     }
-    // Whether there is such a file is the host's matter: where there is none, the daemon says so and looks itself.
+    // A missing file is not a fault here: the daemon reports it and detects one itself.
     if let Some(path) = daemon.pressure_file.as_ref().filter(|path| !path.is_absolute()) {
         let fault = Fault::new(&["daemon", "pressure_file"], format!("{path:?} is no absolute path"));
         faults.add(fault.hint("/proc/pressure/memory, or memory.pressure of a cgroup"));
     }
 }
 
-/// A filter of `tracing`, less what is one only by the letter: a word that is no level would be a module of that name,
-/// with all of its lines.
+/// Checks a filter of `tracing`.
+///
+/// A single word that is no level is refused, although `tracing` would accept it as the name of a
+/// module and log all lines of that module.
 fn check_log_level(text: &str) -> Result<(), String> {
     let is_word = |part: &&str| !part.is_empty() && !part.contains(['=', '[', ']', '{', '}']);
     let mut words = text.split(',').map(str::trim).filter(is_word);
@@ -210,7 +214,7 @@ fn is_module(name: &str) -> bool {
     name.len() <= limits::IDENTIFIER_BYTES && name.split('.').all(is_word)
 }
 
-/// A program: a name to be found on `PATH`, or an absolute path.
+/// Checks a program: a name searched in `PATH`, or an absolute path.
 pub(super) fn check_command(command: &Path) -> Result<(), String> {
     let text = command.to_string_lossy();
     if text.is_empty() || text.len() > limits::PATH_BYTES || text.contains('\0') {

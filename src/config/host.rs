@@ -1,5 +1,7 @@
-//! What a configuration names that this host lacks, and what can be read but never be of use. Only `ryokan config
-//! check` asks for all of it: a daemon starts without an interpreter, and its engine is missing then.
+//! Checks a configuration against this host: missing programs and accounts, and unusable values.
+//!
+//! Only `ryokan config check` performs all of these checks. A daemon starts without an interpreter,
+//! and then lacks its engine.
 
 use nix::unistd::{Uid, User};
 
@@ -8,12 +10,14 @@ use super::problem::Fault;
 use crate::core::quantity;
 use crate::sandbox::{Unfound, find_program};
 
-/// What this host lacks. `names` says whether the file has a key: an interpreter that only the defaults name need not
-/// be there.
+/// The named items that this host lacks.
+///
+/// `names` reports whether the file contains a key: an interpreter that only the defaults name may
+/// be missing.
 pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<Fault> {
     let mut faults = Vec::new();
     let at = ["sandbox", "worker_user"];
-    // Only a daemon that is root needs the account.
+    // Only a daemon that runs as root needs the account.
     if (names(&at) || Uid::effective().is_root())
         && let Err(why) = account(&config.sandbox.worker_user)
     {
@@ -51,7 +55,7 @@ pub(super) fn lacking(config: &Config, names: impl Fn(&[&str]) -> bool) -> Vec<F
 /// User and group of the account that runs workers.
 ///
 /// # Errors
-/// Why it cannot: there is none, or it is root's.
+/// The account does not exist or is root's.
 pub fn account(name: &str) -> Result<(u32, u32), String> {
     let found = User::from_name(name).map_err(|error| format!("account {name:?}: {error}"))?;
     let user = found.ok_or_else(|| format!("there is no account {name:?}"))?;

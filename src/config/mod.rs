@@ -1,9 +1,9 @@
-//! The configuration: one TOML file, every key with a default, unknown keys refused.
+//! The configuration: one TOML file. Every key has a default; unknown keys are refused.
 //!
 //! ```text
-//! text ─ read.rs ─▶ Config, as the file says ─ check.rs ─▶ Config, checked ─▶ daemon, supervisor
+//! text ─ read.rs ─▶ Config, as in the file ─ check.rs ─▶ Config, checked ─▶ daemon, supervisor
 //! ```
-//! `config.example.toml` shows every key; a test keeps it true.
+//! `config.example.toml` shows every key; a test checks that it is complete.
 
 mod check;
 mod host;
@@ -34,7 +34,8 @@ use crate::mcp::allow::AllowList;
 /// Largest configuration file, bytes.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// The whole configuration file. [`Config::load`], [`Config::read`] and [`Config::parse`] give checked ones only.
+/// The whole configuration file. [`Config::load`], [`Config::read`] and [`Config::parse`] return
+/// checked ones only.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -57,10 +58,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the daemon's configuration file; without one, gives the defaults.
+    /// Reads the daemon's configuration file. Without a file, returns the defaults.
     ///
     /// # Errors
-    /// A file that cannot be read, that others could have written, or with anything wrong in it.
+    /// If the file cannot be read, is writable by other users, or has faults.
     pub fn load(file: &Path) -> Result<Config, ConfigError> {
         match Self::read(file) {
             Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
@@ -68,10 +69,10 @@ impl Config {
         }
     }
 
-    /// Reads this very file.
+    /// Reads a configuration file that must exist.
     ///
     /// # Errors
-    /// As [`Config::load`], and a file that is not there.
+    /// As [`Config::load`], and if the file does not exist.
     pub fn read(file: &Path) -> Result<Config, ConfigError> {
         Self::parse(&Self::text_of(file)?, file).map_err(ConfigError::Wrong)
     }
@@ -87,7 +88,7 @@ impl Config {
         if !meta.is_file() {
             return Err(refused("is not a file".into(), ""));
         }
-        // Whoever can write this file can run programs as the daemon's user.
+        // A user who can write this file can run programs as the daemon's user.
         if meta.mode() & 0o022 != 0 {
             return Err(refused(
                 format!("can be written to by others (mode {:04o})", meta.mode() & 0o7777),
@@ -105,17 +106,18 @@ impl Config {
         Ok(text)
     }
 
-    /// Takes the text of `file`.
+    /// Parses the text of `file`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All faults of the text.
     pub fn parse(text: &str, file: &Path) -> Result<Config, Vec<Problem>> {
         let document = Document::parse(text).map_err(|(line, fault)| vec![fault.at(file, line)])?;
         let (config, mut faults) = document.read();
         match check::check(config) {
             Ok(config) if faults.is_empty() => return Ok(config),
             Ok(_) => {}
-            // A key that is wrong in shape was left out, which may make others look wrong: name each key once.
+            // A malformed key was omitted, which may make other values look wrong: report each key
+            // once.
             Err(more) => faults.extend(
                 more.into_iter()
                     .filter(|fault| !faults.iter().any(|f| f.key.starts_with(&fault.key)))
@@ -127,7 +129,7 @@ impl Config {
         Err(problems)
     }
 
-    /// What `text`, which this was taken from, names and this host lacks.
+    /// The items named in `text`, the source of this configuration, that this host lacks.
     fn lacking(&self, text: &str, file: &Path) -> Vec<Problem> {
         let Ok(document) = Document::parse(text) else { return Vec::new() };
         let faults = host::lacking(self, |key| document.has(key));
@@ -144,14 +146,16 @@ impl Config {
         serde_json::to_value(self).expect("tables of plain values are always JSON")
     }
 
-    /// The allow-list for MCP servers; `file` is named in its hints.
+    /// The allow-list of MCP servers; its hints name `file`.
     pub fn allow_list(&self, file: PathBuf) -> AllowList {
         AllowList::new(self.mcp.entries(), file)
     }
 }
 
-/// Everything that is wrong with a configuration file, what it names that this host lacks, and what of it no kernel
-/// could start with; nothing if the daemon would start with it, have all of its engines, and run kernels.
+/// All problems of a configuration file, including items that this host lacks and values that
+/// prevent kernels from starting.
+///
+/// Empty if the daemon would start with it, have all of its engines, and run kernels.
 pub fn check(file: &Path) -> Vec<Problem> {
     let checked = Config::text_of(file).and_then(|text| {
         let config = Config::parse(&text, file).map_err(ConfigError::Wrong)?;

@@ -1,4 +1,4 @@
-//! Host paths that no kernel may ever be given, whoever asks.
+//! Host paths that are never available to a kernel, for any user.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::pattern::Pattern;
 
-/// A checked list of paths. Each refuses what is at it, below it, and what contains it.
+/// A checked list of paths. Each rule refuses the path itself, everything below it and its parents.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct PathRules(Vec<Rule>);
@@ -33,23 +33,26 @@ struct Rule {
 }
 
 impl PathRules {
-    /// Reads rules such as `~/.ssh` or `/srv/*/secrets`: absolute or under `~`; `*` and `?` within one part.
+    /// Parses rules such as `~/.ssh` or `/srv/*/secrets`: absolute or under `~`; `*` and `?` match
+    /// within one component.
     ///
     /// # Errors
-    /// The number of the first rule that is wrong, and why.
+    /// The index of the first invalid rule, and the reason.
     pub fn parse(rules: &[String]) -> Result<PathRules, (usize, String)> {
         let parsed = rules.iter().enumerate().map(|(i, text)| parse_rule(text).map_err(|why| (i, why)));
         parsed.collect::<Result<_, _>>().map(PathRules)
     }
 
-    /// The rules as they were written.
+    /// The rules as written.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|rule| rule.text.as_str())
     }
 
-    /// Why `path` may not be given to a kernel whose owner's home is `home`, with the rule that forbids it, if one
-    /// does. A path that *contains* a forbidden one is forbidden too, or `~` would give away `~/.ssh`. `path` must be
-    /// real: links resolved.
+    /// The reason why `path` is refused to a kernel whose owner's home is `home`, with the rule;
+    /// `None` if it is allowed.
+    ///
+    /// A path that *contains* a forbidden one is refused too: otherwise `~` would expose `~/.ssh`.
+    /// `path` must be resolved, without links.
     pub fn refusal(&self, path: &Path, home: Option<&Path>) -> Option<String> {
         let rule = self.forbids(path, home)?;
         let named = format!("the rule {:?} of sandbox.deny_paths in the configuration", rule.text);
@@ -66,7 +69,7 @@ impl PathRules {
 }
 
 impl Rule {
-    /// What it names, with the home that `~` stands for.
+    /// The path of the rule, with `~` replaced by the home.
     fn place(&self, home: Option<&Path>) -> PathBuf {
         match (self.text.strip_prefix("~/"), home) {
             (Some(below), Some(home)) => home.join(below.trim_start_matches('/')),

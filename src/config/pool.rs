@@ -1,4 +1,4 @@
-//! `[pool]`: how many workers are kept ready, for all engines and for each.
+//! `[pool]`: the number of warm workers, for all engines and for single ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,11 +12,12 @@ use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::pool::{Rules, RulesError};
 
-/// `[pool]`: the rules of every engine, and those of single engines.
+/// `[pool]`: the rules for every engine, and those for single engines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pool {
-    // Where the file has a section without one of these, they follow those that it has, not the defaults.
+    // In a section that omits one of these, it derives from the section's other values, not from
+    // the defaults.
     #[serde(default)]
     pool_size: Option<u32>,
     #[serde(default)]
@@ -50,8 +51,10 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Whether the daemon keeps workers of it from its start on: of kaish, Python, and every engine with a section of
-    /// its own. Workers of the others are kept from their first kernel on.
+    /// Whether the daemon keeps warm workers of an engine from its start.
+    ///
+    /// True for kaish, Python and every engine with its own section. For other engines the first
+    /// kernel starts the pool.
     pub fn stands(&self, engine: EngineName) -> bool {
         matches!(engine, EngineName::Kaish | EngineName::Python) || self.engines.contains_key(&engine)
     }
@@ -62,7 +65,7 @@ impl Pool {
         self.engines.get(&engine).map_or(usual, |own| own.over(&usual))
     }
 
-    /// The rules of every engine that has none of its own.
+    /// The rules of engines without their own section.
     fn usual(&self) -> Rules {
         let said = EnginePool {
             pool_size: self.pool_size,
@@ -77,7 +80,7 @@ impl Pool {
     }
 }
 
-/// What is not said is as in `[pool]`.
+/// Missing values are those of `[pool]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct EnginePool {
@@ -98,7 +101,7 @@ pub(super) struct EnginePool {
 }
 
 impl EnginePool {
-    /// Whether it has that key.
+    /// Whether the section contains that key.
     fn says(&self, key: &str) -> bool {
         match key {
             "pool_size" => self.pool_size.is_some(),
@@ -112,8 +115,10 @@ impl EnginePool {
         }
     }
 
-    /// What is not said is as in `usual`, as far as it fits what is: who keeps fewer ready need not say that so few
-    /// stay in quiet times, and who keeps more need not say that so many may be.
+    /// Missing values are those of `usual`, adapted to the given ones.
+    ///
+    /// A section that lowers `pool_size` need not lower the minimum, and one that raises it need
+    /// not raise the maximum.
     fn over(&self, usual: &Rules) -> Rules {
         let most = self.max_pool_size.unwrap_or(limits::POOL_SLOTS);
         let pool_size = self.pool_size.unwrap_or(usual.pool_size.min(most));
@@ -133,7 +138,7 @@ fn ms(span: Span) -> u64 {
     u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Checks all of them, and writes out what the file leaves open.
+/// Checks all rules, and resolves missing values.
 pub(super) fn check(pool: &mut Pool, faults: &mut Faults) {
     let usual = pool.usual();
     let broken = usual.broken();
@@ -142,14 +147,14 @@ pub(super) fn check(pool: &mut Pool, faults: &mut Faults) {
         (Some(usual.pool_size), Some(usual.max_pool_size), Some(usual.min_idle));
     for (engine, own) in &mut pool.engines {
         let rules = own.over(&usual);
-        // Errors of the section that this one goes back to were reported.
+        // Errors inherited from `[pool]` were reported there.
         let new = rules.broken().into_iter().filter(|error| own.says(key_of(error)) || !broken.contains(error));
         new.for_each(|error| faults.add(fault(&["pool", "engines", engine.name()], error)));
         *own = EnginePool::from(rules);
     }
 }
 
-/// The key that an error is about.
+/// The key that an error concerns.
 fn key_of(error: &RulesError) -> &'static str {
     match error {
         RulesError::MinIdle { .. } => "min_idle",

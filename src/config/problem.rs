@@ -1,10 +1,10 @@
-//! What is wrong with a configuration file: where, which key, why, and what would be right.
+//! Problems of a configuration file: the place, the key, the reason and the remedy.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// One thing that is wrong.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
     /// The file.
@@ -13,9 +13,9 @@ pub struct Problem {
     pub line: usize,
     /// The key with its section, for example `defaults.memory`; may be empty.
     pub key: String,
-    /// What is wrong.
+    /// The reason.
     pub what: String,
-    /// What would be right; may be empty.
+    /// The remedy; may be empty.
     pub hint: String,
 }
 
@@ -33,18 +33,18 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Why there is no configuration.
+/// Why there is no usable configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file is there but cannot be read.
+    /// The file exists but cannot be read.
     #[error("could not read configuration {path:?}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// The file can be read but not used.
+    /// The file can be read but has faults.
     #[error("{}", lines(.0))]
     Wrong(Vec<Problem>),
 }
@@ -53,7 +53,7 @@ fn lines(problems: &[Problem]) -> String {
     problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A problem before it is known which file and line it belongs to.
+/// A problem before its file and line are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) key: Vec<String>,
@@ -71,20 +71,20 @@ impl Fault {
         self
     }
 
-    /// The problem that it is in a line of a file.
+    /// The problem of this fault in a line of a file.
     pub(super) fn at(self, file: &Path, line: usize) -> Problem {
         Problem { file: file.to_owned(), line, key: self.key.join("."), what: self.what, hint: self.hint }
     }
 }
 
-/// The candidate that `word` most likely stands for, if any is close.
+/// The candidate most similar to `word`, if any is close.
 pub(super) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let close = (word.chars().count() / 3).max(1);
     let distances = candidates.iter().map(|candidate| (distance(word, candidate), *candidate));
     distances.min().filter(|(far, _)| *far <= close).map(|(_, candidate)| candidate)
 }
 
-/// Letters to insert, remove, replace or swap with their neighbour to come from one word to the other.
+/// Number of letters to insert, remove, replace or swap with their neighbour between two words.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().take(64).collect());
     let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];

@@ -1,7 +1,7 @@
-//! From text to [`Config`], with every problem of shape at its line.
+//! Deserialises the text to [`Config`] and reports every malformed value with its line.
 //!
-//! Deserialisation stops at the first error. To report all of them, the key at fault is taken out and the rest is read
-//! again, until it is right; each round removes a key, so it ends.
+//! Deserialisation stops at the first error. To report all of them, the faulty key is removed and
+//! the rest is read again until it succeeds. Each round removes a key, so the loop ends.
 
 use std::ops::Range;
 use std::path::Path;
@@ -13,10 +13,10 @@ use toml::de::{DeTable, DeValue, Deserializer};
 use super::Config;
 use super::problem::{Fault, Problem, nearest};
 
-/// Problems that are reported of one file.
+/// Maximum number of reported problems per file.
 const PROBLEMS: usize = 50;
 
-/// A parsed file, from which values and lines are read.
+/// A parsed file with the lines of its values.
 pub(super) struct Document<'t> {
     text: &'t str,
     table: Spanned<DeTable<'t>>,
@@ -26,7 +26,7 @@ impl<'t> Document<'t> {
     /// Parses TOML.
     ///
     /// # Errors
-    /// The line and the message if the text is no TOML.
+    /// The line and the message if the text is not TOML.
     pub(super) fn parse(text: &'t str) -> Result<Self, (usize, Fault)> {
         match DeTable::parse(text) {
             Ok(table) => Ok(Self { text, table }),
@@ -34,7 +34,7 @@ impl<'t> Document<'t> {
         }
     }
 
-    /// Reads the keys; what is wrong is left at its default and reported.
+    /// Deserialises the keys. Faulty ones are reported and keep their defaults.
     pub(super) fn read(&self) -> (Config, Vec<Fault>) {
         let mut table = self.table.clone();
         let mut faults = Vec::new();
@@ -52,7 +52,7 @@ impl<'t> Document<'t> {
         }
     }
 
-    /// Whether the file has the key.
+    /// Whether the file contains the key.
     pub(super) fn has(&self, key: &[&str]) -> bool {
         let Some((last, tables)) = key.split_last() else { return false };
         let mut table = self.table.get_ref();
@@ -65,13 +65,13 @@ impl<'t> Document<'t> {
         table.contains_key(*last)
     }
 
-    /// The problem that a fault is in this file.
+    /// The problem of a fault in this file.
     pub(super) fn place(&self, fault: Fault, file: &Path) -> Problem {
         let line = self.line_of(&fault.key);
         fault.at(file, line)
     }
 
-    /// The line of a key, or of the nearest table around it; 0 if there is none.
+    /// The line of a key, or of the nearest enclosing table; 0 if there is none.
     fn line_of(&self, key: &[String]) -> usize {
         let mut table = self.table.get_ref();
         let mut found = 0;
@@ -91,7 +91,7 @@ fn line(text: &str, span: Option<Range<usize>>) -> usize {
     span.map_or(0, |span| 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count())
 }
 
-/// The innermost key that `span` belongs to: it is the key itself or lies in its value.
+/// The innermost key at `span`, which is the key itself or lies in its value.
 fn locate(table: &DeTable<'_>, span: &Range<usize>) -> Option<Vec<String>> {
     table.iter().find_map(|(name, value)| {
         let below = match value.get_ref() {
@@ -123,7 +123,7 @@ fn remove(table: &mut DeTable<'_>, key: &[String]) {
     }
 }
 
-/// Serde's words into ours: what is allowed and what was probably meant.
+/// Rewords serde's message: the allowed values and the probable intention.
 fn explain(message: &str, key: &[String]) -> Fault {
     let fault = |what: String| Fault { key: key.to_vec(), what, hint: String::new() };
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();

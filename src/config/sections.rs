@@ -1,4 +1,5 @@
-//! The sections of the configuration file, key by key, with their defaults. `check.rs` has the rules for their values.
+//! The sections of the configuration file with their keys and defaults. `check.rs` checks their
+//! values.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use crate::core::name::KernelName;
 use crate::core::retention::Retention;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
 
-/// `[defaults]`: a new kernel, where its creator does not say.
+/// `[defaults]`: values of a new kernel that its creator does not specify.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Defaults {
@@ -38,12 +39,12 @@ pub struct Defaults {
     /// Idle time after which a kernel is stopped; `None`: never.
     #[serde(with = "wait")]
     pub idle_timeout: Option<Duration>,
-    /// Output that the journal keeps of one execution, bytes.
+    /// Output of one execution kept in the journal, bytes.
     #[serde(with = "size")]
     pub output_kept: u64,
     /// The network.
     pub net: Net,
-    /// Automatic checkpoints that stay; 0: all.
+    /// Number of automatic checkpoints to keep; 0: all.
     pub keep_checkpoints: u32,
     /// Age at which an automatic checkpoint is removed; `None`: never.
     #[serde(with = "wait")]
@@ -69,7 +70,7 @@ impl Default for Defaults {
 }
 
 impl Defaults {
-    /// The bounds of one kernel.
+    /// The limits of one kernel.
     pub fn limits(&self) -> KernelLimits {
         KernelLimits {
             memory_bytes: self.memory,
@@ -80,7 +81,7 @@ impl Defaults {
         }
     }
 
-    /// How long checkpoints that ryokan takes by itself are kept.
+    /// The retention of automatic checkpoints.
     pub fn retention(&self) -> Retention {
         let newest = (self.keep_checkpoints > 0).then_some(self.keep_checkpoints);
         Retention { newest, keep_for_ms: self.keep_checkpoints_for.map(ms) }
@@ -103,7 +104,7 @@ fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `[limits]`: bounds of this daemon, within those of `core::limits`.
+/// `[limits]`: limits of this daemon, within those of `core::limits`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
@@ -115,13 +116,13 @@ pub struct Limits {
     pub workers: usize,
     /// Workers of one user of a system-wide daemon.
     pub workers_per_user: usize,
-    /// The sum of all workers' memory limits, bytes; `None`: no bound.
+    /// The sum of all workers' memory limits, bytes; `None`: unlimited.
     #[serde(with = "bound")]
     pub memory: Option<u64>,
     /// The same for one user of a system-wide daemon.
     #[serde(with = "bound")]
     pub memory_per_user: Option<u64>,
-    /// Workers that start at once, those for the pool not counted.
+    /// Workers that start at once, without those for the pool.
     pub worker_starts: usize,
     /// Longest wait for a worker.
     #[serde(with = "span")]
@@ -159,7 +160,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The limits of a daemon that serves one user: no bound is divided.
+    /// The limits of a daemon that serves one user: none is divided between users.
     pub fn of_single_user(self) -> Limits {
         Limits {
             kernels_per_user: self.kernels,
@@ -176,11 +177,11 @@ impl Limits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sandbox {
-    /// More host paths that every kernel sees, read-only, at their own place.
+    /// Additional host paths that every kernel sees read-only, at the same path.
     pub system_paths: Vec<PathBuf>,
-    /// The account that runs the workers of a daemon that was started as root.
+    /// The account that runs the workers of a daemon started as root.
     pub worker_user: String,
-    /// Sandbox layers that kernels may ask to do without.
+    /// Sandbox layers that kernels may waive.
     pub allow_degraded: Vec<String>,
     /// Whether kernels may ask for the host's network.
     pub net_host_allowed: bool,
@@ -206,22 +207,22 @@ impl Default for Sandbox {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Daemon {
-    /// A worker whose daemon is gone lives this long.
+    /// How long a worker survives without a daemon.
     #[serde(with = "span")]
     pub orphan_grace: Duration,
-    /// An orderly stop takes at most this long.
+    /// Time limit of an orderly stop.
     #[serde(with = "span")]
     pub drain: Duration,
-    /// What an acknowledged change survives.
+    /// The failures that an acknowledged change survives.
     pub durability: Durability,
     /// Form of log lines.
     pub log_format: LogFormat,
-    /// Which log lines, in the words of `tracing_subscriber::EnvFilter`.
+    /// The log filter, in the syntax of `tracing_subscriber::EnvFilter`.
     pub log_level: String,
-    /// A daemon that was started on demand ends after this long without work; `None`: never.
+    /// Idle time after which an on-demand daemon ends; `None`: never.
     #[serde(with = "wait")]
     pub idle_exit: Option<Duration>,
-    /// Where metrics are served beside their socket: an address of the loopback.
+    /// A loopback address that serves metrics, in addition to the socket.
     #[serde(with = "loopback")]
     pub metrics_address: Option<SocketAddr>,
     /// The PSI file that shows memory pressure; `None`: memory pressure is ignored.
@@ -245,8 +246,9 @@ impl Default for Daemon {
 }
 
 impl Daemon {
-    /// The filter to log with: `log_level`, and rmcp silent unless it is named, because at `info` and `warn` it writes
-    /// whole messages of MCP servers into the log.
+    /// The effective log filter: `log_level`, with rmcp limited to errors unless it is named.
+    ///
+    /// At `info` and `warn`, rmcp logs whole messages of MCP servers.
     pub fn log_filter(&self) -> String {
         if self.log_level.contains("rmcp") { self.log_level.clone() } else { format!("rmcp=error,{}", self.log_level) }
     }
@@ -266,15 +268,15 @@ pub enum LogFormat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Upkeep {
-    /// How often expired checkpoints and garbage are removed; `None`: only on request.
+    /// Interval at which expired checkpoints and garbage are removed; `None`: only on request.
     #[serde(with = "wait")]
     pub interval: Option<Duration>,
-    /// Most bytes that one run copies.
+    /// Maximum bytes that one run copies.
     #[serde(with = "size")]
     pub copy_limit: u64,
-    /// Copies of kernels' files that are kept ready for their next fork; 0: none.
+    /// Number of prepared copies of kernels' files for their next forks; 0: none.
     pub prepared_copies: usize,
-    /// Age below which nothing in the store is garbage.
+    /// Age below which no object in the store is garbage.
     #[serde(with = "span")]
     pub grace: Duration,
 }
@@ -303,7 +305,7 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// The interpreter of an engine that is a program of the host.
+    /// The interpreter of an engine that is a host program.
     pub fn interpreter(&self, engine: EngineName) -> Option<&Path> {
         match engine {
             EngineName::Kaish => None,
@@ -313,7 +315,7 @@ impl Engines {
         }
     }
 
-    /// All of them.
+    /// The interpreters of all engines that are host programs.
     pub fn interpreters(&self) -> BTreeMap<EngineName, PathBuf> {
         let named = EngineName::ALL.into_iter().map(|engine| (engine, self.interpreter(engine)));
         named.filter_map(|(engine, command)| Some((engine, command?.to_owned()))).collect()
@@ -324,12 +326,12 @@ impl Engines {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Python {
-    /// The interpreter: a name in the system's program folders, or an absolute path.
+    /// The interpreter: a name in the system's program directories, or an absolute path.
     pub command: PathBuf,
-    /// Memory that copies of one kernel's interpreter may take, bytes; 0: none are kept.
+    /// Memory limit for forked snapshots of one kernel's interpreter, bytes; 0 disables them.
     #[serde(with = "size")]
     pub rollback_memory: u64,
-    /// Modules that a warm worker has loaded.
+    /// Modules preloaded in a warm worker.
     pub preload: Vec<String>,
 }
 
@@ -343,7 +345,7 @@ impl Default for Python {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bash {
-    /// The shell, named likewise.
+    /// The shell, as for Python.
     pub command: PathBuf,
 }
 
@@ -357,7 +359,7 @@ impl Default for Bash {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Node {
-    /// The interpreter, named likewise.
+    /// The interpreter, as for Python.
     pub command: PathBuf,
 }
 

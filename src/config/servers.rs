@@ -14,9 +14,9 @@ use crate::core::limits;
 use crate::core::pattern::Pattern;
 use crate::mcp::allow::{DEFAULT_INSTANCES, ServerEntry, check_server_name, references};
 
-/// Entries of the allow-list.
+/// Maximum entries of the allow-list.
 const SERVERS: usize = 256;
-/// Longest time that a call may take.
+/// Upper bound of a call's time limit.
 const LONGEST_CALL: Duration = Duration::from_secs(24 * 3600);
 /// Headers that the protocol itself sets.
 const RESERVED_HEADERS: &[&str] = &[
@@ -46,7 +46,7 @@ impl Mcp {
     }
 }
 
-/// One server: either `command` with its keys, or `url` with its own.
+/// A server: either `command` with its keys, or `url` with its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Server {
@@ -56,19 +56,19 @@ pub struct Server {
     /// Its arguments.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub args: Option<Vec<String>>,
-    /// Where a server is that speaks HTTP.
+    /// The URL of an HTTP server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Variables of the daemon's environment that `${VAR}` may name.
     pub pass_env: Vec<String>,
     /// Patterns of the names of the kernels that may use it.
     pub kernels: Vec<String>,
-    /// Longest time of a call.
+    /// Time limit of a call.
     #[serde(with = "span")]
     pub timeout: Duration,
-    /// Instances at once over all kernels.
+    /// Maximum instances at once, over all kernels.
     pub max_instances: u32,
-    // Tables come after plain keys, as TOML wants them.
+    // Tables come after plain keys, as TOML requires.
     /// The program's environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub env: Option<BTreeMap<String, String>>,
@@ -101,7 +101,7 @@ pub(super) fn check(mcp: &Mcp, faults: &mut Faults) {
     for (name, server) in &mcp.servers {
         for (key, what) in entry(name, server).err().into_iter().flatten() {
             let path = ["mcp", "servers", name.as_str(), key];
-            // A fault without a key of its own concerns the whole entry.
+            // A fault without a key concerns the whole entry.
             faults.add(Fault::new(if key.is_empty() { &path[..3] } else { &path }, what));
         }
     }

@@ -1,4 +1,5 @@
-//! Tables over whole configuration files, and the proof that `config.example.toml` is complete and true.
+//! Tests over whole configuration files, including that `config.example.toml` is complete and
+//! correct.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +32,8 @@ fn example_config_is_default() {
     assert!(defaults.mcp.servers.is_empty());
 }
 
-/// The example with every key switched on: `#key = …` and `#[section]` lose their `#`, prose (`# …`) stays.
+/// The example with every key enabled: `#key = …` and `#[section]` lose their `#`, prose (`# …`)
+/// stays.
 fn activated() -> String {
     let switch = |line: &'static str| match line.strip_prefix('#') {
         Some(rest) if !rest.starts_with(' ') => rest,
@@ -100,7 +102,7 @@ fn example_lists_every_key() {
         .map(|key| key.replace("servers.files.", "servers.x.").replace("servers.search.", "servers.x."))
         .collect();
     assert_eq!(shown, known);
-    // One line why: a comment stands before every key.
+    // Every key is preceded by a comment.
     let lines: Vec<&str> = EXAMPLE.lines().collect();
     for pair in lines.windows(2) {
         let is_key = |line: &str| line.starts_with('#') && !line.starts_with("# ") && line.contains(" = ");
@@ -202,7 +204,7 @@ fn problems_name_line_and_key() {
         ("[engines.python]\ncommand = \"bin/python\"", &[":2: engines.python.command: \"bin/python\" depends on"]),
         ("a = 1\na = 2", &[":2: duplicate key"]),
         ("[defaults\n", &[":1: "]),
-        // All at once, in the file's order.
+        // All problems at once, in the file's order.
         (
             "[limits]\nkernels = 0\n[defaults]\nmemroy = 1\npids = \"many\"\ncpus = 0\nopen_files = 1",
             &[
@@ -303,7 +305,7 @@ fn missing_targets_are_reported() {
         let got: Vec<_> = check(&file).into_iter().map(|problem| (problem.line, problem.key)).collect();
         let wanted: Vec<_> = wanted.map(|key| (2, key.to_owned())).into_iter().collect();
         assert_eq!(got, wanted, "{text}");
-        // The daemon starts with it, or says itself why it does not.
+        // The daemon starts with it, or reports the problem itself.
         assert!(Config::read(&file).is_ok(), "{text}");
     }
 }

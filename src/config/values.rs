@@ -1,5 +1,7 @@
-//! Sizes, durations and processors as the configuration file writes them: checked while they are read, so that an error
-//! knows its line, and written back exactly. Fields have plain types and name their form: `#[serde(with = "size")]`.
+//! Sizes, durations and processor counts in the configuration file's notation.
+//!
+//! Values are checked during deserialisation, so that an error knows its line, and serialise back
+//! exactly. Fields have plain types and name their notation: `#[serde(with = "size")]`.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -27,16 +29,16 @@ pub struct Wait(pub Option<Duration>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpus(pub u32);
 
-/// Bytes; 0 stands for no bound.
+/// Bytes; 0 means unlimited.
 struct Bound(Option<u64>);
 
-/// A path; empty for none.
+/// A path; empty means none.
 struct OptionalPath(Option<PathBuf>);
 
-/// An address of the loopback; empty for none. Anyone who can connect can read what is served there.
+/// A loopback address; empty means none. Every local user who can connect can read the metrics.
 struct Loopback(Option<SocketAddr>);
 
-/// A module for `#[serde(with = …)]`: a field of a plain type in one of the forms above.
+/// A module for `#[serde(with = …)]`: a field of a plain type in one of the notations above.
 macro_rules! with {
     ($module:ident: $plain:ty as $form:ident) => {
         pub(super) mod $module {
@@ -76,7 +78,7 @@ impl<T> Visitor<'_> for Text<T> {
     }
 }
 
-/// The same, where a bare number has a meaning too.
+/// The same for notations in which a bare number is valid too.
 struct TextOrNumber<T>(Text<T>);
 
 impl<T> Visitor<'_> for TextOrNumber<T> {

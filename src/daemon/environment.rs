@@ -1,4 +1,4 @@
-//! What the daemon finds on its host and hands to the supervisor.
+//! Detection of the host's environment for the supervisor.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -18,10 +18,10 @@ use crate::isolation::process::{self, ProcessDriver, ProcessSettings};
 use crate::mcp::{Account, Launch};
 use crate::supervisor::host::environment::Environment;
 
-/// Looks around.
+/// Detects the environment.
 ///
 /// # Errors
-/// If the worker's executable is not there or the configured account does not exist.
+/// If the worker's executable is missing or the configured account does not exist.
 pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyhow::Result<(Environment, Drivers)> {
     let worker_account = worker_account(config)?;
     let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
@@ -55,7 +55,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
     Ok((environment, Drivers::new(vec![Rc::new(process)])))
 }
 
-/// Only a daemon that is root needs another account for its workers.
+/// The account of workers. Only a daemon that runs as root needs another one.
 fn worker_account(config: &Config) -> anyhow::Result<Option<(u32, u32)>> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
@@ -71,7 +71,7 @@ fn worker() -> anyhow::Result<WorkerProgram> {
     WorkerProgram::open(path.clone()).with_context(|| format!("open {}", path.display()))
 }
 
-/// The worker's executable: beside the daemon's own.
+/// Path of the worker's executable, beside the daemon's.
 pub(super) fn worker_binary() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("where this program is")?;
     let worker = own.with_file_name("ryokan-worker");
@@ -79,7 +79,7 @@ pub(super) fn worker_binary() -> anyhow::Result<PathBuf> {
     Ok(worker)
 }
 
-/// The engines that can run here.
+/// The engines that this host can run.
 fn engines(config: &Config) -> Vec<EngineName> {
     let can_run = |engine: &EngineName| {
         let found = |command| crate::sandbox::find_program(command, &config.sandbox.system_paths).is_ok();
@@ -88,7 +88,9 @@ fn engines(config: &Config) -> Vec<EngineName> {
     EngineName::ALL.into_iter().filter(can_run).collect()
 }
 
-/// What a host can do, with the file system of the data folder (or of the nearest folder above it that exists). Blocks.
+/// The abilities of the host and of the file system of the data directory. Blocks.
+///
+/// If the directory does not exist, its nearest existing parent counts.
 pub(super) fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Ability> {
     let mut found = process::abilities(worker, &config.engines.interpreters(), &config.sandbox.system_paths);
     found.extend(crate::workspace::doctor(data));

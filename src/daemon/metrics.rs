@@ -1,4 +1,6 @@
-//! `GET /metrics` over HTTP/1.1: on a Unix socket beside the daemon's own and, if the configuration names one, on an address of the loopback.
+//! `GET /metrics` over HTTP/1.1, on a Unix socket beside the daemon's own.
+//!
+//! If the configuration names a loopback address, metrics are served there too.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -22,9 +24,9 @@ use super::service::make_socket;
 use crate::core::limits;
 use crate::supervisor::registry::Supervisor;
 
-/// What the text is, as OpenMetrics 1.0 names it.
+/// The content type of OpenMetrics 1.0.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// A listener that fails, for want of descriptors for one, is tried again after this.
+/// Delay after a failed accept, for example for lack of descriptors.
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
 
 /// Serves metrics until the daemon ends.
@@ -32,7 +34,8 @@ const AFTER_FAILURE: Duration = Duration::from_millis(200);
 /// # Errors
 /// If the socket cannot be made.
 pub(super) async fn serve(supervisor: &Supervisor, socket: PathBuf, address: Option<SocketAddr>) -> anyhow::Result<()> {
-    // Each has its own readers: those of the loopback keep nobody from the socket.
+    // Each listener has its own limit, so that clients of the loopback address cannot block the
+    // socket.
     let door = || {
         Rc::new(Door { supervisor: supervisor.clone(), open: Arc::new(Semaphore::new(limits::METRICS_CONNECTIONS)) })
     };
@@ -43,7 +46,7 @@ pub(super) async fn serve(supervisor: &Supervisor, socket: PathBuf, address: Opt
                 tracing::info!(%address, "metrics are served");
                 serve_tcp(door(), listener);
             }
-            // Kernels matter more.
+            // Not fatal: kernels are more important than metrics.
             Err(error) => tracing::error!(%address, %error, "daemon.metrics_address: metrics are not served there"),
         }
     }
@@ -81,7 +84,7 @@ struct Door {
 }
 
 impl Door {
-    /// Serves a connection beside the others; one too many is closed.
+    /// Serves a connection in its own task; a connection beyond the limit is closed.
     fn admit(&self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) {
         let Ok(permit) = Arc::clone(&self.open).try_acquire_owned() else { return };
         let supervisor = self.supervisor.clone();
@@ -93,7 +96,7 @@ impl Door {
             });
             let mut server = hyper::server::conn::http1::Builder::new();
             server.timer(TokioTimer::new()).header_read_timeout(limits::METRICS_TIMEOUT).keep_alive(false);
-            // Who goes in the middle is nobody's trouble.
+            // A client that disconnects early is not an error.
             let served =
                 tokio::time::timeout(limits::METRICS_TIMEOUT, server.serve_connection(TokioIo::new(stream), service));
             if let Ok(Err(error)) = served.await {

@@ -1,4 +1,4 @@
-//! The host daemon: arguments, configuration, paths, and the order in which everything starts and ends.
+//! The host daemon: arguments, configuration, paths, and the order of start and shutdown.
 
 mod args;
 mod environment;
@@ -14,20 +14,20 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-/// Status with which a daemon ends that finds another one with the same data: try again (`EX_TEMPFAIL`).
+/// Exit status of a daemon that finds its data in use by another daemon: try again (`EX_TEMPFAIL`).
 pub const EXIT_ANOTHER_RUNS: u8 = 75;
 
 /// The daemon's main function.
 pub fn main() -> ExitCode {
     let args = args::Args::parse();
-    // Whoever starts it may block what it is told to end with, and hand that on.
+    // The parent process may have blocked the termination signals, and a child inherits its mask.
     if let Err(error) = nix::sys::signal::SigSet::empty().thread_set_mask() {
         complain(format_args!("ryokand: signals cannot be unblocked: {error}"));
     }
     match run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The log may not be set up yet: whoever started the daemon reads this.
+            // The log may not be configured yet; the parent process reads stderr.
             complain(format_args!("ryokand: {error:#}"));
             match error.is::<run::AnotherRuns>() {
                 true => ExitCode::from(EXIT_ANOTHER_RUNS),
@@ -37,7 +37,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Writes a line to stderr; nobody who reads it is no reason to panic.
+/// Writes a line to stderr. A closed stderr must not cause a panic.
 fn complain(what: impl Display) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -1,8 +1,8 @@
-//! Where everything of one daemon is: sockets, configuration, data.
+//! The paths of one daemon: sockets, configuration, data.
 //!
-//! [`Paths::resolve`] is pure: the environment and the file system come in as functions, so the same rules serve the
-//! daemon, the command line and the tests. It never creates anything; [`Paths::prepare`] does, once, at the daemon's
-//! start.
+//! [`Paths::resolve`] is pure: environment and file system are passed in as functions, so the same
+//! rules serve the daemon, the command line and the tests. It creates nothing; [`Paths::prepare`]
+//! does, once, at the daemon's start.
 //!
 //! | | per user | system-wide |
 //! |---|---|---|
@@ -19,38 +19,39 @@ use crate::core::ids::{KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
 
-/// Bytes of a socket's path that `sockaddr_un` holds, its final NUL not counted.
+/// Longest path of a socket in `sockaddr_un`, without the final NUL.
 const SOCKET_PATH_BYTES: usize = 107;
 
-/// Whose daemon it is.
+/// The scope of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// One user's own.
+    /// One user's daemon.
     User,
-    /// The host's (`--system`): every user may connect, the peer's uid decides what is seen.
+    /// The host's daemon (`--system`): every user may connect; the peer's uid decides what is
+    /// visible.
     System,
 }
 
-/// What [`Paths::resolve`] must know of a directory.
+/// The properties of a directory that [`Paths::resolve`] needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirStat {
-    /// Its owner.
+    /// The owner.
     pub uid: u32,
-    /// Its permission bits (`st_mode & 0o7777`).
+    /// The permission bits (`st_mode & 0o7777`).
     pub mode: u32,
-    /// Whether it is a directory at all, itself and not through a link.
+    /// Whether the path is a directory, not a link to one.
     pub is_dir: bool,
 }
 
 impl DirStat {
-    /// Asks the file system, without following a link in the last part; `None` if there is nothing.
+    /// Reads the properties without following a final link; `None` if the path does not exist.
     pub fn of(path: &Path) -> Option<DirStat> {
         let meta = std::fs::symlink_metadata(path).ok()?;
         Some(DirStat { uid: meta.uid(), mode: meta.mode() & 0o7777, is_dir: meta.is_dir() })
     }
 }
 
-/// Why there is no place for ryokan's files.
+/// Why there are no usable paths.
 #[derive(Debug, thiserror::Error)]
 pub enum PathsError {
     /// No runtime directory could be found.
@@ -58,23 +59,23 @@ pub enum PathsError {
         "XDG_RUNTIME_DIR is not set and {fallback:?} {why}: set XDG_RUNTIME_DIR to a directory of mode 0700 of your own, for example with `export XDG_RUNTIME_DIR=/run/user/{uid}` after `loginctl enable-linger`"
     )]
     NoRuntimeDir {
-        /// What was tried instead.
+        /// The path tried instead.
         fallback: PathBuf,
-        /// What is wrong with it.
+        /// The path's defect.
         why: &'static str,
-        /// For whom.
+        /// The user.
         uid: u32,
     },
-    /// The runtime directory that was named cannot be trusted.
+    /// The given runtime directory cannot be trusted.
     #[error("{source_of} {path:?} {why}: {hint}")]
     UnsafeDir {
-        /// Where the path came from, for example `XDG_RUNTIME_DIR`.
+        /// The origin of the path, for example `XDG_RUNTIME_DIR`.
         source_of: &'static str,
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The directory's defect.
         why: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
     /// No home directory to derive defaults from.
@@ -88,7 +89,7 @@ pub enum PathsError {
         /// Bytes of the longest socket path.
         need: usize,
     },
-    /// A directory could not be made.
+    /// A directory could not be created.
     #[error("could not create directory {path:?}")]
     Create {
         /// The directory.
@@ -98,7 +99,7 @@ pub enum PathsError {
     },
 }
 
-/// The places of one daemon.
+/// The paths of one daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     mode: Mode,
@@ -108,7 +109,8 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Finds the places for `uid`. `env` gives an environment variable, `stat` describes a directory.
+    /// Resolves the paths for `uid`. `env` reads an environment variable, `stat` describes a
+    /// directory.
     ///
     /// Relative and empty XDG variables count as unset, as the XDG base directory specification says.
     ///
@@ -141,7 +143,8 @@ impl Paths {
         };
         paths.check_socket_length()?;
         if let Some(found) = stat(&paths.runtime) {
-            // In system mode a client is not the owner; /run itself is root's, so nobody else could have put it there.
+            // In system mode a client is not the owner; /run belongs to root, so only root could
+            // have created the directory.
             let owner = if mode == Mode::User { Some(uid) } else { None };
             trusted(found, owner).map_err(|why| PathsError::UnsafeDir {
                 source_of: "runtime directory",
@@ -170,10 +173,11 @@ impl Paths {
         Ok(())
     }
 
-    /// Creates every directory that is missing, with the right mode, and checks again that those of the runtime are ours.
+    /// Creates missing directories with the right mode, and checks again that the runtime
+    /// directories belong to `uid`.
     ///
     /// # Errors
-    /// The first directory that cannot be made, or that somebody else could write to.
+    /// The first directory that cannot be created or is writable by other users.
     pub fn prepare(&self, uid: u32) -> Result<(), PathsError> {
         let open = self.runtime_dir_mode();
         let runtime = [(self.runtime.clone(), open), (self.kernels_runtime(), open), (self.workers_runtime(), 0o700)];
@@ -194,17 +198,17 @@ impl Paths {
         Ok(())
     }
 
-    /// Whose daemon it is.
+    /// The daemon's scope.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The directory of everything that lives only as long as the host runs.
+    /// The directory of everything that ends with the host's uptime.
     pub fn runtime_dir(&self) -> &Path {
         &self.runtime
     }
 
-    /// Mode of the directories on the way to a socket that clients connect to.
+    /// Mode of the parent directories of client sockets.
     pub fn runtime_dir_mode(&self) -> u32 {
         match self.mode {
             Mode::User => 0o700,
@@ -212,7 +216,7 @@ impl Paths {
         }
     }
 
-    /// Mode of the sockets that clients connect to. Workers' sockets are always 0600.
+    /// Mode of client sockets. Workers' sockets are always 0600.
     pub fn socket_mode(&self) -> u32 {
         match self.mode {
             Mode::User => 0o600,
@@ -220,7 +224,7 @@ impl Paths {
         }
     }
 
-    /// Where metrics are served to the daemon's user.
+    /// The socket that serves metrics to the daemon's user.
     pub fn metrics_socket(&self) -> PathBuf {
         self.runtime.join("metrics.sock")
     }
@@ -230,12 +234,12 @@ impl Paths {
         self.runtime.join("ryokand.sock")
     }
 
-    /// The directory of the kernels' own sockets.
+    /// The directory of the kernels' sockets.
     pub fn kernels_runtime(&self) -> PathBuf {
         self.runtime.join("kernels")
     }
 
-    /// The socket whose bootstrap is that one kernel.
+    /// The socket whose bootstrap is that kernel.
     pub fn kernel_socket(&self, name: &KernelName) -> PathBuf {
         self.kernels_runtime().join(format!("{name}.sock"))
     }
@@ -250,12 +254,12 @@ impl Paths {
         self.workers_runtime().join(format!("{worker}.sock"))
     }
 
-    /// The configuration file; it need not exist.
+    /// The configuration file, which need not exist.
     pub fn config_file(&self) -> PathBuf {
         self.config.join("config.toml")
     }
 
-    /// The directory of everything that lasts.
+    /// The directory of all persistent data.
     pub fn data_dir(&self) -> &Path {
         &self.data
     }
@@ -295,7 +299,7 @@ impl Paths {
         self.data.join("templates")
     }
 
-    /// ryokan's own directories, which no kernel may ever be given.
+    /// ryokan's own directories, which are never available to kernels.
     pub fn own_dirs(&self) -> [&Path; 3] {
         [&self.runtime, &self.config, &self.data]
     }
@@ -342,7 +346,9 @@ fn trusted(found: DirStat, owner: Option<u32>) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes `path` with exactly `mode`, whatever the umask; its parents as usual. An existing directory is left as it is.
+/// Creates `path` with exactly `mode`, regardless of the umask, and its parents as usual.
+///
+/// Leaves an existing directory unchanged.
 fn create(path: &Path, mode: u32) -> Result<(), PathsError> {
     let failed = |source| PathsError::Create { path: path.to_owned(), source };
     if let Some(parent) = path.parent() {

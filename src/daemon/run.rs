@@ -1,4 +1,4 @@
-//! From start to end: lock, databases, recovery, sockets, signals, drain.
+//! The daemon's run: lock, databases, recovery, sockets, signals, drain.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -24,12 +24,12 @@ use crate::store::{Store, StoreHandle};
 use crate::supervisor::registry::Supervisor;
 use crate::sys;
 
-/// Does what the arguments say.
+/// Executes the request of the arguments.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let mode = if args.system { Mode::System } else { Mode::User };
     if args.abilities {
         let data = Paths::of_process(mode).map(|paths| paths.data_dir().to_owned()).unwrap_or_default();
-        // Where the configuration is wrong, what it would be without one.
+        // With an invalid configuration, the abilities of the default one.
         let paths = Paths::of_process(mode).ok();
         let config = paths.and_then(|paths| Config::load(&paths.config_file()).ok()).unwrap_or_default();
         let found = environment::abilities(&environment::worker_binary()?, &config, &data);
@@ -52,7 +52,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     LocalSet::new().block_on(&runtime, daemon(args, config, paths))
 }
 
-/// Checks the named file, or the daemon's own, which need not exist: without one the defaults are in force.
+/// Checks the named file, or the daemon's own. If that does not exist, the defaults apply.
 fn check_config(named: Option<PathBuf>, paths: &Paths, json: bool) -> anyhow::Result<()> {
     let file = named.clone().unwrap_or_else(|| paths.config_file());
     let defaults = named.is_none() && !file.try_exists().unwrap_or(true);
@@ -71,7 +71,7 @@ fn check_config(named: Option<PathBuf>, paths: &Paths, json: bool) -> anyhow::Re
     Ok(())
 }
 
-/// Writes to stdout. A reader that left wants no more of it, which is no failure.
+/// Writes to stdout. A closed stdout is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -80,12 +80,12 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Why the daemon ends.
+/// How the daemon ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    /// Wanted: workers end too.
+    /// A requested stop: workers end too.
     Stop,
-    /// A new daemon follows: workers live on.
+    /// A new daemon follows: workers survive.
     Restart,
 }
 
@@ -128,15 +128,17 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     }
     let _ = std::fs::remove_file(paths.metrics_socket());
     if ending == Ending::Stop && socket.own {
-        // Another daemon that starts right now makes its own.
+        // A daemon that starts right now creates its own.
         let _ = std::fs::remove_file(paths.control_socket());
     }
     tokio::task::spawn_blocking(move || catalog.stop()).await?;
     Ok(())
 }
 
-/// Only one daemon may own the data: the lock goes with the process, however it ends; and with what that was just about to start, so one that is
-/// held is tried for a moment.
+/// Locks the data directory: only one daemon may own it.
+///
+/// The lock is released when the process ends, however it ends. A child process that was just about
+/// to start may hold it a moment longer, so a held lock is retried briefly.
 fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
     let path = paths.data_dir().join("lock");
     let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
@@ -145,7 +147,7 @@ fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(mut locked) => {
-                // For whoever finds it held. A full disk leaves it empty.
+                // Names the holder for other daemons. On a full disk the file stays empty.
                 let _ = locked.set_len(0).and_then(|()| writeln!(locked, "{}", std::process::id()));
                 return Ok(locked);
             }
@@ -164,12 +166,12 @@ fn lock(paths: &Paths) -> anyhow::Result<Flock<File>> {
     }
 }
 
-/// Why a daemon did not start: there is one, which answers, or is about to end.
+/// The start failed because another daemon is running or about to end.
 #[derive(Debug, thiserror::Error)]
 #[error("another ryokand runs with this data{holder}: it holds {}", .path.display())]
 pub struct AnotherRuns {
     path: PathBuf,
-    /// Which process that is, in parentheses; empty if it is not known.
+    /// The holder's process id, in parentheses; empty if unknown.
     holder: String,
 }
 
@@ -209,7 +211,7 @@ async fn signals(system: bool) -> anyhow::Result<Ending> {
     }
 }
 
-/// Ends a daemon that was started on demand when nobody has used it for a while.
+/// Ends an on-demand daemon after a period without use.
 async fn idle(supervisor: &Supervisor, most: Option<Duration>) {
     let Some(most) = most else {
         return std::future::pending().await;

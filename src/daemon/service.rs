@@ -1,4 +1,4 @@
-//! The service manager: readiness, watchdog, inherited sockets, and whether a stop is really a restart.
+//! The service manager: readiness, watchdog, inherited sockets, and whether a stop is a restart.
 
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::Path;
@@ -11,10 +11,10 @@ use tokio::net::UnixListener;
 
 use crate::link::connector::unix;
 
-/// The control socket: inherited from the service manager, or made here.
+/// The control socket, inherited from the service manager or created here.
 ///
 /// # Errors
-/// If somebody else has it, or it cannot be made.
+/// If another process serves it, or it cannot be created.
 pub(super) fn control_socket(path: &Path, mode: u32) -> anyhow::Result<ControlSocket> {
     let mut inherited = listenfd::ListenFd::from_env();
     if let Some(listener) = inherited.take_unix_listener(0).context("the service manager's socket")? {
@@ -25,14 +25,15 @@ pub(super) fn control_socket(path: &Path, mode: u32) -> anyhow::Result<ControlSo
     Ok(ControlSocket { listener, own: true })
 }
 
-/// The socket that clients connect to.
+/// The control socket.
 pub(super) struct ControlSocket {
     pub listener: UnixListener,
-    /// Made here; else the service manager's, which keeps it for the next daemon.
+    /// Created here; otherwise it belongs to the service manager, which keeps it for the next
+    /// daemon.
     pub own: bool,
 }
 
-/// A socket of the daemon's at that path, in the place of whatever a former daemon left there.
+/// Creates a socket at `path`, replacing a former daemon's.
 pub(super) fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt as _;
     match std::fs::remove_file(path) {
@@ -45,14 +46,14 @@ pub(super) fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener
     Ok(UnixListener::from_std(listener)?)
 }
 
-/// Tells the service manager, if there is one.
+/// Notifies the service manager, if there is one.
 pub(super) fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "the service manager could not be told");
     }
 }
 
-/// Tells the watchdog that the event loop turns, as often as it wants to know.
+/// Notifies the watchdog, at its interval, that the event loop is alive.
 pub(super) async fn watchdog() {
     let Some(interval) = sd_notify::watchdog_enabled() else {
         return std::future::pending().await;
@@ -64,7 +65,7 @@ pub(super) async fn watchdog() {
     }
 }
 
-/// Whether the service manager stops this unit only to start it again: then workers live on.
+/// Whether the service manager stops this unit for a restart: workers then survive.
 ///
 /// systemd sends the same signal for both, but knows which job it runs.
 pub(super) fn is_restart(system: bool) -> bool {
@@ -81,7 +82,7 @@ pub(super) fn is_restart(system: bool) -> bool {
     })
 }
 
-/// The unit that started this process: only if it says so itself (`INVOCATION_ID`).
+/// The unit that started this process, only if the unit itself says so (`INVOCATION_ID`).
 fn own_unit() -> Option<String> {
     std::env::var_os("INVOCATION_ID")?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -95,7 +96,7 @@ fn unit_of(groups: &str) -> Option<String> {
     path.rsplit('/').find(|part| part.ends_with(".service")).map(str::to_owned)
 }
 
-/// How long the service manager waits for an orderly stop is its own setting; this tells it that more time is needed.
+/// Asks the service manager for more time: its own setting limits an orderly stop.
 pub(super) fn extend(stop: Duration) {
     let usec = u32::try_from(stop.as_micros()).unwrap_or(u32::MAX);
     notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(usec)]);

@@ -166,7 +166,7 @@ pub trait IsolationDriver {
     /// leftovers.
     async fn end_orphan(&self, worker: WorkerId, record: &str);
 
-    /// Whether a recorded worker came to exist: its record is the second one.
+    /// Whether a recorded worker's process was started, as its second record shows.
     fn existed(&self, record: &str) -> bool;
 
     /// Returns a function that opens a kernel's files outside the event loop.

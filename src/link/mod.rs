@@ -6,9 +6,10 @@
 //!                      └─ exec_channel (only where a connector can pass descriptors) ─┘
 //! ```
 //!
-//! Both sides prove that they know the worker's secret ([`handshake`]); then the daemon calls `Worker`, init calls
-//! `Supervisor` (`schema/worker.capnp`). The link knows nothing of kernels' lifecycles, processes or sandboxes: how a worker
-//! came to be is its isolation driver's, what it does its program's.
+//! Both sides prove that they know the worker's secret ([`handshake`]); then the daemon calls
+//! `Worker`, and init calls `Supervisor` (`schema/worker.capnp`). The link knows nothing of
+//! kernels' lifecycles, processes or sandboxes: the isolation driver starts workers, and the
+//! worker's program defines their behaviour.
 
 pub mod binding;
 pub mod bootstrap;

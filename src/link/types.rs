@@ -86,7 +86,7 @@ pub enum CodeCheck {
         /// White space for the next line.
         indent: String,
     },
-    /// Invalid, whatever follows.
+    /// Invalid, regardless of further input.
     Invalid,
 }
 

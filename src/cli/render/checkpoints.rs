@@ -11,9 +11,9 @@ use crate::core::ids::CheckpointId;
 use crate::core::origin::ForkPoint;
 use crate::core::quantity::format_size;
 
-/// Characters of a name that one line shows.
+/// Maximum characters of a name in a line.
 const NAME: usize = 60;
-/// Characters of a reason that one line shows.
+/// Maximum characters of a reason in a line.
 const REASON: usize = 200;
 /// Unrestored entries that are listed individually.
 const NAMED: usize = 8;
@@ -122,7 +122,7 @@ fn join_row(lanes: usize, joins: usize) -> String {
     row
 }
 
-/// What a restore did.
+/// The result of a restore.
 pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
     let mut text = format!("{} is at {}", plain(name), line(&done.checkpoint, false, paint));
     // A thread's files belong to another kernel, as a missed entry says.

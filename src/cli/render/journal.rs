@@ -5,10 +5,10 @@ use crate::cli::paint::Paint;
 use crate::core::info::{Event, JournalEntry};
 use crate::core::quantity::format_size;
 
-/// Characters of an entry's text that one line shows.
+/// Maximum characters of an entry's text in a line.
 const TEXT: usize = 72;
 
-/// An entry of a journal; `full`: with all of its text.
+/// An entry of a journal; `full`: with its whole text.
 pub fn journal_entry(entry: &JournalEntry, full: bool, paint: Paint) -> String {
     let mut line = format!("{:>5}  {}  ", entry.sequence, paint.dim(&stamp(entry.at_ms)));
     match entry.exec {

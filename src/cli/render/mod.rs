@@ -1,6 +1,7 @@
-//! Text for people, made by pure functions: the same data gives the same text. Printing is the caller's.
+//! Text for people, made by pure functions: equal data gives equal text. The caller prints it.
 //!
-//! What kernels, tools and journals hold is not ours: control characters in it are shown, never sent to the terminal.
+//! Data of kernels, tools and journals is untrusted: control characters are escaped, never sent to
+//! the terminal.
 
 mod checkpoints;
 mod journal;
@@ -38,7 +39,8 @@ pub fn plain(text: &str) -> String {
     })
 }
 
-/// Whether a character changes the direction of text: a terminal would show what follows in another order.
+/// Whether a character changes the text direction, which would reorder the following text on a
+/// terminal.
 fn is_directional(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -48,7 +50,7 @@ pub fn counted(number: u64, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// The first line, at most `most` characters, with `…` for what is left out.
+/// The first line, at most `most` characters, with `…` for the rest.
 pub fn first_line(text: &str, most: usize) -> String {
     let line = text.trim_start().lines().next().unwrap_or_default();
     let more = text.trim().lines().nth(1).is_some();

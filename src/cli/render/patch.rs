@@ -1,10 +1,10 @@
-//! Unified diffs of files. Paths and contents are any bytes: what is not printable is shown as an escape.
+//! Unified diffs of files. Paths and contents are arbitrary bytes: unprintable ones are escaped.
 
 use super::plain;
 use crate::cli::paint::Paint;
 use crate::core::diff::{Deed, Patch};
 
-/// Bytes as text of one line: what is no UTF-8 as `\xNN`, control characters as escapes.
+/// Bytes as one line of text: invalid UTF-8 as `\xNN`, control characters as escapes.
 fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -14,7 +14,7 @@ fn shown(bytes: &[u8]) -> String {
     text
 }
 
-/// What differs in one file.
+/// The differences of one file.
 pub fn patch(patch: &Patch, paint: Paint) -> String {
     let path = shown(&patch.path);
     let before = if patch.before.is_empty() { path.clone() } else { shown(&patch.before) };

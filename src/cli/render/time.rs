@@ -1,16 +1,16 @@
-//! Points in time and spans of it.
+//! Times and durations.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since 1970 now.
+/// The current time, milliseconds since 1970.
 pub fn now_ms() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// A point in time, UTC, to the second; empty for 0 and for what no calendar has.
+/// A time in UTC, to the second; empty for 0 and for times beyond the calendar.
 pub fn stamp(at_ms: i64) -> String {
-    /// 9999-12-31, the last day that the format has.
+    /// 9999-12-31, the last representable day.
     const LAST_MS: i64 = 253_402_300_799_000;
     match u64::try_from(at_ms) {
         Ok(ms) if ms > 0 && at_ms <= LAST_MS => {
@@ -20,7 +20,7 @@ pub fn stamp(at_ms: i64) -> String {
     }
 }
 
-/// How long ago, in the largest unit that fits.
+/// The age in the largest unit that fits.
 pub fn ago(at_ms: i64, now_ms: i64) -> String {
     if at_ms <= 0 {
         return "never".into();
@@ -35,7 +35,7 @@ pub fn ago(at_ms: i64, now_ms: i64) -> String {
     }
 }
 
-/// A span of time given in microseconds.
+/// A duration given in microseconds.
 pub fn span_us(us: u64) -> String {
     match us {
         0..1000 => format!("{us} µs"),

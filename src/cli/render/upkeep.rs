@@ -1,4 +1,4 @@
-//! Reports of upkeep, and lines of the audit log.
+//! Reports of maintenance, and lines of the audit log.
 
 use super::time::stamp;
 use super::{counted, first_line, plain};
@@ -7,7 +7,7 @@ use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::quantity::format_size;
 use crate::core::upkeep::{Affected, Damage, GcItem, GcReport, GcThing, VerifyReport};
 
-/// Characters of a detail that one line shows.
+/// Maximum characters of a detail in a line.
 const DETAIL: usize = 120;
 
 /// One item of a garbage collection.

@@ -5,7 +5,8 @@ use crate::core::engine::EngineName;
 use crate::core::exec::{ExecResult, OutputNode};
 use crate::core::value::Value;
 
-/// What to print after an execution's output; nothing for engines that print their results themselves.
+/// The text to print after an execution's output; `None` for engines that print their results
+/// themselves.
 pub fn value_of(result: &ExecResult, engine: EngineName) -> Option<String> {
     match engine {
         EngineName::Kaish | EngineName::Bash => None,
@@ -14,7 +15,7 @@ pub fn value_of(result: &ExecResult, engine: EngineName) -> Option<String> {
     }
 }
 
-/// What the engine says of the value, else one made from it.
+/// The engine's own text of the value, or one derived from it.
 fn repr_or(result: &ExecResult, repr: impl Fn(&Value) -> String) -> Option<String> {
     let repr = match (&result.end.output, &result.end.value) {
         (Some(output), _) if !output.root.is_empty() => lines(&output.root),
@@ -29,7 +30,7 @@ fn lines(nodes: &[OutputNode]) -> String {
     nodes.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A value in Python's words, for results that came without the engine's own.
+/// A value in Python's notation, for results without the engine's own text.
 fn repr(value: &Value) -> String {
     match value {
         Value::Null => "None".into(),

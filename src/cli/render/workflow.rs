@@ -6,7 +6,7 @@ use crate::cli::paint::Paint;
 use crate::core::quantity::format_size;
 use crate::core::workflow::{Artifact, Decision, DecisionState, Step, Workflow};
 
-/// Characters of a name that one line shows.
+/// Maximum characters of a name in a line.
 const NAME: usize = 60;
 
 /// One step.

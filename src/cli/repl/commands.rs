@@ -1,4 +1,4 @@
-//! The loop's own commands.
+//! The session's own commands.
 
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -6,7 +6,7 @@ use crate::cli::render;
 use crate::core::error::Error;
 use crate::rpc::client::KernelClient;
 
-/// What follows a command.
+/// The continuation after a command.
 pub enum Next {
     /// The next prompt.
     Continue,
@@ -26,7 +26,7 @@ const HELP: &str = "\
 :quit      exit; the kernel continues
 ";
 
-/// Runs one of the loop's own commands.
+/// Executes one of the session's own commands.
 pub async fn command(context: &Context, kernel: &KernelClient, words: &str) -> Result<Next, Failure> {
     let paint = context.terminal.paint;
     let text = match words.trim() {

@@ -1,4 +1,5 @@
-//! Where lines come from: a terminal with editing, history and completion, or a pipe. Both block, so each has a thread.
+//! Sources of lines: a terminal with editing, history and completion, or a pipe. Both block, so
+//! each has a thread.
 
 use std::io::BufRead;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,17 +17,17 @@ use tokio::sync::mpsc;
 use crate::core::error::{Error, Result};
 use crate::rpc::client::{Completions, KernelClient};
 
-/// Entries of one kernel's history.
+/// Entries kept in one kernel's history.
 const HISTORY: usize = 10_000;
-/// The longest that a completion keeps the prompt waiting.
+/// Time limit of a completion, during which the prompt is blocked.
 const COMPLETION: Duration = Duration::from_secs(2);
 
-/// What came of asking for a line.
+/// The result of reading a line.
 #[derive(Debug)]
 pub enum Entered {
     /// A line, without its end.
     Line(String),
-    /// Ctrl-C: begin anew.
+    /// Ctrl-C: the input is discarded.
     Cleared,
     /// Ctrl-D, or the end of the pipe.
     End,
@@ -34,21 +35,21 @@ pub enum Entered {
     Failed(String),
 }
 
-/// What the thread is asked for.
+/// A request to the thread.
 enum Ask {
-    /// A line. `before`: the lines of the same program that are there already.
+    /// Read a line. `before`: the earlier lines of the same program.
     Line { prompt: String, initial: String, before: String },
-    /// To be found in the history.
+    /// Add to the history.
     Remember(String),
 }
 
-/// What the thread says.
+/// A message from the thread.
 enum Say {
     Entered(Entered),
     Complete { code: String, cursor: usize, reply: std::sync::mpsc::SyncSender<Completions> },
 }
 
-/// The source of lines. Dropping it puts the terminal back as it was, also under a prompt that still waits.
+/// The source of lines. Dropping it restores the terminal, even during a prompt.
 pub struct Editor {
     ask: std::sync::mpsc::Sender<Ask>,
     said: mpsc::Receiver<Say>,
@@ -59,14 +60,14 @@ pub struct Editor {
 impl Drop for Editor {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // Nothing can be done for a terminal that is gone.
+            // The terminal may be gone; nothing can be done then.
             let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, before);
         }
     }
 }
 
 impl Editor {
-    /// Lines from the terminal, with the history of `kernel` in `folder`.
+    /// Reads from the terminal, with the history of `kernel` in `folder`.
     pub fn terminal(folder: &Path, kernel: &str) -> Result<Editor> {
         let unusable = |e: &dyn std::fmt::Display| Error::internal(format!("the terminal cannot be used: {e}"));
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| unusable(&e))?;
@@ -77,7 +78,7 @@ impl Editor {
         Ok(editor)
     }
 
-    /// Lines from standard input as it is.
+    /// Reads standard input without editing.
     pub fn lines() -> Editor {
         Editor::start(|asked, say| lines(&asked, &say))
     }
@@ -89,7 +90,9 @@ impl Editor {
         Editor { ask, said, waiting: false, before: None }
     }
 
-    /// Asks for a line and answers completions meanwhile. Safe to cancel: the next call takes the line that was asked for.
+    /// Reads a line and answers completions meanwhile.
+    ///
+    /// Cancel safe: the next call returns the line requested by the cancelled one.
     pub async fn read(&mut self, prompt: &str, initial: &str, before: &str, kernel: &KernelClient) -> Entered {
         if !self.waiting {
             let line = Ask::Line { prompt: prompt.into(), initial: initial.into(), before: before.into() };
@@ -107,7 +110,7 @@ impl Editor {
                 Some(Say::Complete { code, cursor, reply }) => {
                     let none = Completions { start: cursor, matches: Vec::new() };
                     let found = tokio::time::timeout(COMPLETION, kernel.complete(&code, cursor)).await;
-                    // A prompt that gave up waiting takes no answer.
+                    // A prompt whose completion timed out accepts no answer.
                     let _ = reply.try_send(found.ok().and_then(Result::ok).unwrap_or(none));
                 }
                 None => return Entered::End,
@@ -115,9 +118,9 @@ impl Editor {
         }
     }
 
-    /// Puts a whole program into the history.
+    /// Adds a whole program to the history.
     pub fn remember(&self, program: &str) {
-        // Without a thread there will be no more lines either.
+        // If the thread has ended, no lines follow either.
         let _ = self.ask.send(Ask::Remember(program.into()));
     }
 }
@@ -173,7 +176,7 @@ fn terminal(history: &PathBuf, asked: &std::sync::mpsc::Receiver<Ask>, say: &mps
                     Ok(line) => Entered::Line(line),
                     Err(ReadlineError::Interrupted) => Entered::Cleared,
                     Err(ReadlineError::Eof) => Entered::End,
-                    // Closed by rustyline, not by us: everything else is a terminal that does not work.
+                    // rustyline's error enum is open; all other errors mean an unusable terminal.
                     Err(e) => Entered::Failed(e.to_string()),
                 };
                 if say.blocking_send(Say::Entered(entered)).is_err() {
@@ -184,7 +187,7 @@ fn terminal(history: &PathBuf, asked: &std::sync::mpsc::Receiver<Ask>, say: &mps
     }
 }
 
-/// What rustyline asks while a line is edited.
+/// The callbacks of rustyline during editing.
 #[derive(Helper, Hinter, Highlighter, Validator)]
 struct Prompt {
     say: mpsc::Sender<Say>,
@@ -209,7 +212,7 @@ impl Completer for Prompt {
         }
         let Ok(found) = replied.recv_timeout(COMPLETION) else { return none };
         match found.start.checked_sub(offset) {
-            // rustyline cuts the line there: it must be between two characters.
+            // rustyline splits the line there, so it must be a character boundary.
             Some(start) if start <= cursor && line.is_char_boundary(start) => Ok((start, found.matches)),
             Some(_) | None => none,
         }

@@ -1,7 +1,7 @@
-//! What the model wants of the daemon, asked: each action is one task, whose answer is an input of the model.
+//! Executes the model's actions on the daemon: each is one task, whose answer is an input of the
+//! model.
 //!
-//! A task lives no longer than the connection that it asks on: when that is lost all of them end, and what they would have
-//! said is not heard any more.
+//! Tasks end with the connection that they use; answers of a lost connection are discarded.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -21,16 +21,16 @@ use crate::rpc::client::{HostClient, JournalSeen, KernelClient};
 
 /// How long an attempt to connect may take.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How long the daemon may be silent before the connection is given up.
+/// Time without an answer after which the connection counts as lost.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Kernels that are asked at once.
+/// Kernels queried in parallel.
 const AT_ONCE: usize = 8;
-/// Entries of a journal that are shown.
+/// Journal entries shown.
 const ENTRIES: u64 = 30;
-/// Answers that wait to be taken in.
+/// Answers that wait for the model.
 const WAITING: usize = 256;
 
-/// The connection, and what is under way on it.
+/// The connection and its pending tasks.
 pub struct Asker {
     socket: PathBuf,
     host: Option<Rc<HostClient>>,
@@ -40,7 +40,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Follows the events of a connected daemon, and asks it.
+    /// Starts to follow the events of a connected daemon.
     pub fn new(socket: PathBuf, host: HostClient) -> Asker {
         let (answers, waiting) = mpsc::channel(WAITING);
         let mut asker = Asker { socket, host: None, tasks: JoinSet::new(), answers, waiting };
@@ -48,7 +48,7 @@ impl Asker {
         asker
     }
 
-    /// Uses this connection from now on; events from the one after `since`.
+    /// Switches to this connection, with events after number `since`.
     fn attach(&mut self, host: HostClient, since: u64) {
         let host = Rc::new(host);
         let (answers, followed) = (self.answers.clone(), Rc::clone(&host));
@@ -62,7 +62,7 @@ impl Asker {
 
     /// The next answer.
     pub async fn answer(&mut self) -> Input {
-        // The sender is ours: the channel does not end.
+        // `self` holds a sender, so the channel does not end.
         let Some(input) = self.waiting.recv().await else { return std::future::pending().await };
         if matches!(input, Input::Lost(_)) {
             self.let_go();
@@ -73,7 +73,7 @@ impl Asker {
     fn let_go(&mut self) {
         self.host = None;
         self.tasks = JoinSet::new();
-        // What the old connection still had to say.
+        // Discard the remaining answers of the old connection.
         while self.waiting.try_recv().is_ok() {}
     }
 
@@ -82,23 +82,23 @@ impl Asker {
         HostClient::connect_within(&socket, CLIENT, CONNECT).await
     }
 
-    /// Where the daemon listens.
+    /// The daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.socket.clone()
     }
 
-    /// Takes a new connection, with events from the one after `since`; gives whose it is.
+    /// Switches to a new connection, with events after number `since`, and returns its host.
     pub fn connected(&mut self, host: HostClient, since: u64) -> HostInfo {
         let info = host.info().clone();
         self.attach(host, since);
         info
     }
 
-    /// Begins to ask. What is none of the daemon's business is not done here.
+    /// Starts an action. Ignores actions that do not concern the daemon.
     pub fn ask(&mut self, action: Action) {
         let Some(host) = self.host.clone() else { return };
         let answers = self.answers.clone();
-        // Those that have answered.
+        // Drop completed tasks.
         while self.tasks.try_join_next().is_some() {}
         self.tasks.spawn_local(async move {
             let input = match action {
@@ -126,7 +126,7 @@ impl Asker {
     }
 }
 
-/// Whether an error says that there is no connection any more; others are about what was asked.
+/// Whether an error means a lost connection. Other errors concern the request alone.
 fn is_lost(error: &Error) -> bool {
     (error.code == ErrorCode::Unavailable && error.reason.is_empty()) || error.code == ErrorCode::Deadline
 }
@@ -192,12 +192,12 @@ async fn inspect(host: &HostClient, id: KernelId) -> Result<Inspection> {
 }
 
 async fn perform(host: &HostClient, id: KernelId, deed: &Deed) -> Result<String> {
-    // By id, so that a kernel of the same name made meanwhile is not taken for the one that was meant.
+    // By id: a new kernel may have the same name meanwhile.
     let (kernel, info) = host.open_kernel(&id.to_string()).await?;
     match deed {
         Deed::Start => kernel.start().await.map(|()| "started".into()),
         Deed::Stop { force } => {
-            // Afterwards there is no engine that could name them.
+            // Must precede the stop, which ends the engine that knows them.
             let missed = kernel.missed().await.unwrap_or_default();
             kernel.stop(*force).await?;
             let missed: Vec<String> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
@@ -215,9 +215,10 @@ async fn perform(host: &HostClient, id: KernelId, deed: &Deed) -> Result<String>
     }
 }
 
-/// Interrupts what runs; what waits behind it runs then.
+/// Interrupts the running execution; the next queued one then runs.
 async fn interrupt(kernel: &KernelClient, version: u64) -> Result<String> {
-    // What runs is mostly among the newest entries; behind a long queue it is further back.
+    // The running execution is usually among the newest entries; behind a long queue it is further
+    // back.
     for newest in [64, 4096, u64::MAX] {
         let since = version.saturating_sub(newest);
         let mut running = Vec::new();

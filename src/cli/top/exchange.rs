@@ -1,4 +1,4 @@
-//! What the model is told, and what it wants done.
+//! The model's inputs and actions.
 
 use super::key::Key;
 use super::layout::Size;
@@ -6,24 +6,24 @@ use crate::core::error::Error;
 use crate::core::ids::KernelId;
 use crate::core::info::{Event, HostInfo, Job, JournalEntry, KernelInfo, PoolInfo};
 
-/// What a kernel can be told to do.
+/// An operation on a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Deed {
     /// Start its worker.
     Start,
     /// End its worker.
     Stop {
-        /// Interrupt what runs.
+        /// Interrupt the running execution.
         force: bool,
     },
-    /// Take a checkpoint of this name; empty: none.
+    /// Take a checkpoint with this name; empty: no name.
     Checkpoint(String),
-    /// Interrupt what runs.
+    /// Interrupt the running execution.
     Interrupt,
 }
 
 impl Deed {
-    /// What is being done.
+    /// The text shown during the operation.
     pub const fn under_way(&self) -> &'static str {
         match self {
             Deed::Start => "starting",
@@ -34,7 +34,7 @@ impl Deed {
     }
 }
 
-/// All there is to know of one kernel.
+/// Details of one kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inspection {
     /// Background jobs.
@@ -43,53 +43,53 @@ pub struct Inspection {
     pub journal: Vec<JournalEntry>,
 }
 
-/// What a look at one kernel showed.
+/// The result of querying one kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Look {
-    /// The kernel as it is.
+    /// The kernel's present state.
     pub info: KernelInfo,
-    /// Its worker was asked what it uses.
+    /// Whether the worker's resource usage is included.
     pub with_usage: bool,
     /// Background jobs.
     pub jobs: usize,
 }
 
-/// What happened.
+/// An input of the model.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
-    /// A second went by.
+    /// One second has passed.
     Ticked,
     /// A key was pressed.
     Pressed(Key),
     /// Text was pasted.
     Pasted(String),
-    /// The terminal has another size.
+    /// The terminal's size has changed.
     Resized(Size),
-    /// The daemon greeted.
+    /// A connection was established.
     Connected(HostInfo),
-    /// No daemon answered.
+    /// A connection attempt failed.
     NotConnected(String),
-    /// The connection is gone.
+    /// The connection was lost.
     Lost(String),
     /// The answer to [`Action::List`].
     Listed(Vec<KernelInfo>),
     /// The answer to [`Action::Pools`].
     PoolsTold(Vec<PoolInfo>),
-    /// The answer to [`Action::Look`]; `gone`: what was asked for and is not there.
+    /// The answer to [`Action::Look`]; `gone`: the requested kernels that do not exist.
     Looked { looks: Vec<Look>, gone: Vec<String> },
     /// The answer to [`Action::Inspect`].
     Inspected(KernelId, Result<Inspection, Error>),
-    /// An event came; or comes again, for it is past.
+    /// An event; `past`: it precedes the subscription.
     Happened { event: Event, past: bool },
-    /// Every event of the past was told.
+    /// All past events were delivered.
     CaughtUp,
-    /// A question that the daemon could not answer.
+    /// A periodic request failed.
     Failed(Question, Error),
-    /// A deed was done, and what is to be said of it.
+    /// An operation has completed; `result` is the text to show.
     Done { id: KernelId, deed: Deed, result: Result<String, Error> },
 }
 
-/// What the daemon is asked again and again.
+/// A request that is repeated periodically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
     /// [`Action::List`].
@@ -100,25 +100,25 @@ pub enum Question {
     Look,
 }
 
-/// What is to be done.
+/// An action that the model requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Try to reach the daemon.
+    /// Connect to the daemon.
     Connect,
-    /// Ask for all kernels.
+    /// List all kernels.
     List,
-    /// Ask for the pools.
+    /// List the pools.
     Pools,
-    /// Ask for these kernels, by id or name; `with_usage`: also what their workers use.
+    /// Query these kernels, by id or name; `with_usage`: with their workers' resource usage.
     Look { kernels: Vec<String>, with_usage: bool },
-    /// Ask for all there is to know of one.
+    /// Query the details of one kernel.
     Inspect(KernelId),
-    /// Tell a kernel to do something.
+    /// Execute an operation on a kernel.
     Do(KernelId, Deed),
-    /// Give the terminal back until somebody wants us again.
+    /// Release the terminal and stop until continued.
     Suspend,
-    /// Draw every cell anew.
+    /// Redraw every cell.
     Redraw,
-    /// Leave.
+    /// End the program.
     Quit,
 }

@@ -1,4 +1,4 @@
-//! What the tests of this folder look at.
+//! Fixtures for the tests of this directory.
 
 use crate::core::engine::EngineName;
 use crate::core::ids::{Epoch, HostId, KernelId};
@@ -7,7 +7,7 @@ use crate::core::spec::KernelSpec;
 
 pub const NOW_MS: i64 = 1_763_762_400_000;
 
-/// A kernel; its id comes from its name.
+/// A kernel with an id derived from its name.
 pub fn kernel(name: &str, state: &str) -> KernelInfo {
     let id = blake3::hash(name.as_bytes());
     let mut bytes = [0; 16];
@@ -32,7 +32,7 @@ pub fn kernel(name: &str, state: &str) -> KernelInfo {
     }
 }
 
-/// An event, so many milliseconds after [`NOW_MS`] as its number says.
+/// An event, `sequence` milliseconds after [`NOW_MS`].
 pub fn event(sequence: u64, kernel: &str, kind: &str, detail_json: &str) -> Event {
     Event {
         sequence,

@@ -1,4 +1,4 @@
-//! Keys, whatever terminal they come from.
+//! Keys, independent of the terminal.
 
 /// A key that was pressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Key {
     Enter,
     /// Escape.
     Escape,
-    /// Deletes what is before the cursor.
+    /// Deletes the character before the cursor.
     Backspace,
     /// A character.
     Char(char),

@@ -1,4 +1,5 @@
-//! What the terminal sends, as inputs of the model. Reading blocks, so it has a thread of its own, which ends with the process.
+//! Terminal events as inputs of the model. Reading blocks, so it has its own thread, which ends
+//! with the process.
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
@@ -7,13 +8,13 @@ use super::key::Key;
 use super::layout::Size;
 use super::model::Input;
 
-/// Inputs that wait: who types faster than they are taken waits, too.
+/// Capacity of the channel; the thread blocks while it is full.
 const WAITING: usize = 64;
 
-/// Begins to read; the channel ends when the terminal does.
+/// Starts to read; the channel closes when the terminal does.
 ///
 /// # Errors
-/// If there is no thread.
+/// If the thread cannot be started.
 pub fn read() -> std::io::Result<mpsc::Receiver<Input>> {
     let (inputs, taken) = mpsc::channel(WAITING);
     std::thread::Builder::new().name("keyboard".into()).spawn(move || {
@@ -33,7 +34,7 @@ fn input_of(event: Event) -> Option<Input> {
         Event::Key(key) => key_of(key).map(Input::Pressed),
         Event::Paste(text) => Some(Input::Pasted(text)),
         Event::Resize(columns, lines) => Some(Input::Resized(Size { columns, lines })),
-        // Never asked for.
+        // Never enabled.
         Event::FocusGained | Event::FocusLost | Event::Mouse(_) => None,
     }
 }
@@ -59,7 +60,7 @@ fn key_of(key: KeyEvent) -> Option<Key> {
         KeyCode::Char(letter) if control => Key::Control(letter.to_ascii_lowercase()),
         KeyCode::Char(_) if key.modifiers.contains(KeyModifiers::ALT) => return None,
         KeyCode::Char(letter) => Key::Char(letter),
-        // Closed by crossterm, not by us: keys that mean nothing here.
+        // Crossterm's enum is open; other keys have no meaning here.
         _ => return None,
     })
 }

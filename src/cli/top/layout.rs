@@ -1,5 +1,4 @@
-//! How many lines each part of the screen has. The list comes first: what is above and below it is left out where there is
-//! little room.
+//! The number of lines of each part of the screen. Small screens omit the parts around the list.
 
 /// A terminal's size in cells.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -10,28 +9,28 @@ pub struct Size {
     pub lines: u16,
 }
 
-/// Pools that are shown at most.
+/// Maximum number of pools shown.
 const POOLS: u16 = 6;
 
-/// Lines of each part, from the top to the bottom.
+/// Lines of each part, from top to bottom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Which daemon.
+    /// The daemon.
     pub title: u16,
     /// Counts and rates.
     pub summary: u16,
-    /// One for each pool.
+    /// One line per pool.
     pub pools: u16,
-    /// The headings of the list.
+    /// The column headings of the list.
     pub headings: u16,
-    /// The list, or what stands in its place.
+    /// The list, or the view that replaces it.
     pub body: u16,
-    /// Keys, questions, what was done.
+    /// Keys, questions, notes.
     pub footer: u16,
 }
 
 impl Layout {
-    /// The parts of a screen with so many lines, where so many pools are known.
+    /// The layout of a screen with `lines` lines and `pools` known pools.
     pub fn of(lines: u16, pools: usize) -> Layout {
         let from = |least: u16, wanted: u16| if lines >= least { wanted } else { 0 };
         let (title, summary, headings, footer) = (from(4, 1), from(6, 1), from(3, 1), from(2, 1));

@@ -1,36 +1,36 @@
-//! Which kernels are shown, in which order, and which of them is selected.
+//! The shown kernels, their order and the selected one.
 //!
-//! The selection is a kernel, not a line: it stays on it when others come, go or change places. Only when the kernel itself is
-//! gone does the selection go to whoever is on its line then.
+//! The selection follows a kernel, not a line. Only when the kernel is gone does the selection move
+//! to the kernel on its line.
 
 use std::cmp::Ordering;
 
 use super::model::Kernel;
 use crate::core::ids::KernelId;
 
-/// What the list can be sorted by.
+/// A sort column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Column {
-    /// By letter.
+    /// Alphabetical.
     Name,
-    /// By letter.
+    /// Alphabetical.
     Engine,
-    /// Those that do something first.
+    /// Active kernels first.
     State,
-    /// The newest change of state first.
+    /// The latest change of state first.
     Since,
-    /// The most first.
+    /// Highest first.
     Executions,
-    /// The most first.
+    /// Highest first.
     Memory,
-    /// The shortest first.
+    /// Shortest first.
     Idle,
-    /// The most first.
+    /// Highest first.
     Jobs,
 }
 
 impl Column {
-    /// All, in the order in which they are shown.
+    /// All columns, in display order.
     pub const ALL: [Column; 8] = [
         Column::Name,
         Column::Engine,
@@ -42,7 +42,7 @@ impl Column {
         Column::Jobs,
     ];
 
-    /// Its heading.
+    /// The column's heading.
     pub const fn heading(self) -> &'static str {
         match self {
             Column::Name => "NAME",
@@ -56,7 +56,7 @@ impl Column {
         }
     }
 
-    /// The one so many places further right, from the last to the first.
+    /// The column `by` places to the right, wrapping around.
     pub fn moved(self, by: isize) -> Column {
         let count = Column::ALL.len() as isize;
         let at = Column::ALL.iter().position(|column| *column == self).unwrap_or(0) as isize;
@@ -78,7 +78,7 @@ impl Column {
     }
 }
 
-/// Those that somebody may wait for come first; a state that this build does not know comes last.
+/// Sort rank of a state: transient and failed states first, states unknown to this build last.
 fn rank(state: &str) -> u8 {
     let order = ["busy", "starting", "stopping", "crashed", "ready", "stopped", "created", "archived"];
     order.iter().position(|known| *known == state).map_or(u8::MAX, |at| at as u8)
@@ -87,11 +87,11 @@ fn rank(state: &str) -> u8 {
 /// The list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List {
-    /// What it is sorted by.
+    /// The sort column.
     pub column: Column,
-    /// The other way round.
+    /// Whether the order is reversed.
     pub reversed: bool,
-    /// Words that a kernel must have.
+    /// Words that a kernel must contain.
     pub filter: String,
     shown: Vec<KernelId>,
     selected: Option<KernelId>,
@@ -106,7 +106,7 @@ impl Default for List {
 }
 
 impl List {
-    /// Makes the list anew of all kernels, for so many lines.
+    /// Rebuilds the list from all kernels, for a view of `lines` lines.
     pub fn arrange<'a>(&mut self, kernels: impl Iterator<Item = &'a Kernel>, lines: usize) {
         let line = self.line();
         let words = self.filter.to_lowercase();
@@ -124,35 +124,35 @@ impl List {
         self.scroll(lines);
     }
 
-    /// The kernels, from the first to the last.
+    /// The shown kernels, in order.
     pub fn shown(&self) -> &[KernelId] {
         &self.shown
     }
 
-    /// Those on the screen if it has so many lines.
+    /// The kernels visible in a view of `lines` lines.
     pub fn on_screen(&self, lines: usize) -> &[KernelId] {
         let end = self.shown.len().min(self.first.saturating_add(lines));
         self.shown.get(self.first..end).unwrap_or_default()
     }
 
-    /// The selected kernel; none if the list is empty.
+    /// The selected kernel; `None` if the list is empty.
     pub fn selected(&self) -> Option<KernelId> {
         self.selected
     }
 
-    /// The place of the selected kernel.
+    /// The line of the selected kernel.
     pub fn line(&self) -> usize {
         self.shown.iter().position(|id| Some(*id) == self.selected).unwrap_or(0)
     }
 
-    /// Moves the selection so many lines, as far as there are any.
+    /// Moves the selection by `by` lines, within the list.
     pub fn select(&mut self, by: isize, lines: usize) {
         let to = self.line().saturating_add_signed(by).min(self.shown.len().saturating_sub(1));
         self.selected = self.shown.get(to).copied();
         self.scroll(lines);
     }
 
-    /// Keeps the selection on the screen, and the screen full where there is enough.
+    /// Scrolls so that the selection is visible and the view is full if possible.
     fn scroll(&mut self, lines: usize) {
         let line = self.line();
         let lines = lines.max(1);
@@ -161,7 +161,7 @@ impl List {
     }
 }
 
-/// Whether each of the words is in the kernel's name, engine, state or one of its labels.
+/// Whether each word occurs in the kernel's name, engine, state or labels.
 fn admits(words: &str, kernel: &Kernel) -> bool {
     let info = &kernel.info;
     words.split_whitespace().all(|word| {
@@ -259,8 +259,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, goes, moves and is resized: the selection is a kernel that is shown and on the screen, and stays on
-        /// its kernel while that is shown.
+        /// After any sequence of changes and resizes, the selection is a shown and visible kernel,
+        /// and stays on its kernel while that is shown.
         #[test]
         fn selection_follows_kernel(
             steps in prop::collection::vec((prop::collection::btree_set(0u8..30, 0..30), -40isize..40, 0usize..12, 0usize..8, any::<bool>()), 1..30)

@@ -1,30 +1,31 @@
-//! Rates from counters that are looked at now and then.
+//! Rates of counters that are sampled irregularly.
 
 use std::collections::VecDeque;
 
-/// Over how long a rate is taken, if there are samples that old.
+/// Window of a rate, if there are samples that old.
 const WINDOW_MS: i64 = 10_000;
 
-/// What a counter was at some times. The two ends of the window make the rate.
+/// Samples of a counter. The first and last sample in the window determine the rate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Meter {
     samples: VecDeque<(i64, u64)>,
 }
 
 impl Meter {
-    /// Notes what the counter is at `at_ms`. One that went back, or a clock that did, begins anew.
+    /// Adds a sample. A decrease of the counter or of the clock resets the meter.
     pub fn add(&mut self, at_ms: i64, total: u64) {
         if self.samples.back().is_some_and(|(last_ms, last)| at_ms < *last_ms || total < *last) {
             self.samples.clear();
         }
         self.samples.push_back((at_ms, total));
-        // The newest two stay however far apart they are: a rate over a longer time is better than none.
+        // The newest two samples stay, however far apart: a rate over a longer time is better than
+        // none.
         while self.samples.len() > 2 && self.samples.front().is_some_and(|(first_ms, _)| at_ms - first_ms > WINDOW_MS) {
             self.samples.pop_front();
         }
     }
 
-    /// So many a second; none before there are two samples.
+    /// The rate per second; `None` with fewer than two samples.
     pub fn per_second(&self) -> Option<f64> {
         let (first, last) = (self.samples.front()?, self.samples.back()?);
         between(*first, *last)

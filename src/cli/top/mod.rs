@@ -1,11 +1,12 @@
-//! `ryokan top`: everything that goes on, on one screen.
+//! `ryokan top`: the activity of a daemon on one screen.
 //!
 //! ```text
 //! keyboard ─┐
 //! asker ────┼─▶ shell ─▶ Model::step(now, input) ─▶ actions ─▶ asker, screen
 //! signals ──┘                     └─▶ view::draw(model) ─▶ cells ─▶ screen
 //! ```
-//! Model and view are pure. The shell owns the clock, the terminal and the connection, and decides nothing.
+//! Model and view are pure. The shell owns the clock, the terminal and the connection, and makes no
+//! decisions.
 
 mod asker;
 mod exchange;
@@ -43,7 +44,7 @@ pub struct TopArgs {
     pub once: bool,
 }
 
-/// Shows kernels and pools until somebody leaves.
+/// Shows kernels and pools until the user quits.
 pub async fn top(context: &Context, args: TopArgs) -> Result<(), Failure> {
     if args.once || context.options.json {
         let snapshot = snapshot::take(&context.host().await?).await?;

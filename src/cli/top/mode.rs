@@ -1,26 +1,27 @@
-//! What keys mean: in the list, in a kernel's details, in a question. Part of the model, and as pure.
+//! The meaning of keys in the list, in a kernel's details and in a question. Part of the model, and
+//! pure.
 
 use super::key::Key;
 use super::model::{Action, Deed, Kernel, Model};
 use crate::core::ids::KernelId;
 
-/// Characters of a filter or a checkpoint's name.
+/// Maximum length of a filter or a checkpoint's name, characters.
 const TEXT: usize = 200;
 
-/// What is on the screen, and so what keys mean.
+/// The view on the screen, which determines the meaning of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mode {
     /// The list of kernels.
     List,
-    /// A filter is typed; `before` is what it was.
+    /// A filter is being entered; `before` is the previous one.
     Filter { before: String },
-    /// All keys.
+    /// The help for all keys.
     Help { back: Box<Mode> },
-    /// One kernel: the first line on the screen, and when it was asked for last.
+    /// One kernel's details: the first visible line, and the time of the last request.
     Inspect { id: KernelId, first: usize, asked_ms: Option<i64> },
-    /// Whether to do something to a kernel.
+    /// A question whether to execute an operation.
     Confirm { id: KernelId, deed: Deed, back: Box<Mode> },
-    /// How a checkpoint is to be called.
+    /// A question for a checkpoint's name.
     Name { id: KernelId, text: String, back: Box<Mode> },
 }
 
@@ -36,7 +37,7 @@ impl Mode {
 }
 
 impl Model {
-    /// The kernel that a question is about.
+    /// The kernel of a question.
     pub fn mode_kernel(&self) -> Option<&Kernel> {
         match &self.mode {
             Mode::Inspect { id, .. } | Mode::Confirm { id, .. } | Mode::Name { id, .. } => self.kernels.get(id),
@@ -44,7 +45,7 @@ impl Model {
         }
     }
 
-    /// Takes a key in.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Vec<Action> {
         let everywhere = [('c', Action::Quit), ('z', Action::Suspend), ('l', Action::Redraw)];
         if let Some((_, action)) = everywhere.into_iter().find(|(letter, _)| key == Key::Control(*letter)) {
@@ -53,7 +54,7 @@ impl Model {
         match std::mem::replace(&mut self.mode, Mode::List) {
             Mode::List => self.in_list(key),
             Mode::Filter { before } => self.in_filter(key, before),
-            // Whatever key: back to where it was asked for.
+            // Any key returns to the previous view.
             Mode::Help { back } => self.back(*back),
             Mode::Inspect { id, first, asked_ms } => self.in_details(key, id, first, asked_ms),
             Mode::Confirm { id, deed, back } => self.in_question(key, id, deed, *back),
@@ -124,12 +125,12 @@ impl Model {
             Key::Char(letter) => return self.deed(letter, Some(id), Mode::Inspect { id, first, asked_ms }),
             Key::Right | Key::Control(_) => first,
         };
-        // As far as there is something: what is there is known to who draws it, and counted there in the same way.
+        // Limited to the content, which is counted as the view counts it.
         let last = super::view::details_of(self, id).len().saturating_sub(self.lines());
         self.back(Mode::Inspect { id, first: first.min(last), asked_ms })
     }
 
-    /// A letter that does something to a kernel; what destroys something asks first.
+    /// A letter that starts an operation on a kernel. Destructive operations ask first.
     fn deed(&mut self, letter: char, id: Option<KernelId>, back: Mode) -> Vec<Action> {
         self.mode = back.clone();
         let Some(id) = id else { return Vec::new() };
@@ -176,7 +177,7 @@ impl Model {
         self.back(Mode::Name { id, text, back: Box::new(back) })
     }
 
-    /// Text that was pasted is text, and no keys: it goes where somebody types, else nowhere.
+    /// Inserts pasted text into an open text field, else ignores it. It never acts as keys.
     pub(super) fn paste(&mut self, pasted: &str) {
         let text = match &mut self.mode {
             Mode::Filter { .. } => &mut self.list.filter,

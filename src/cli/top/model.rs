@@ -1,11 +1,12 @@
-//! What `ryokan top` knows, and what it does about what happens: `Model::step(now, input) -> actions`. Pure: terminal, clock
-//! and daemon are the shell's.
+//! The state of `ryokan top` and its reactions: `Model::step(now, input) -> actions`. Pure: the
+//! shell owns terminal, clock and daemon.
 //!
 //! ```text
-//! Waiting ──Connected──▶ Up ──Lost──▶ Waiting      in Up, at each tick: ask for what is due and not asked for already
+//! Waiting ──Connected──▶ Up ──Lost──▶ Waiting      in Up, at each tick: send every due request that is not pending
 //! ```
-//! A list of all kernels makes the daemon ask every live worker what it uses. So the more kernels live, the rarer it is asked for; those
-//! on the screen, and those that events name, are looked at one by one meanwhile, a bounded number at a time.
+//! A list of all kernels makes the daemon query every live worker. The interval between lists
+//! therefore grows with the number of live kernels. Between lists, the kernels on the screen and
+//! those named by events are queried singly, in batches of bounded size.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,42 +20,42 @@ use crate::core::error::Error;
 use crate::core::ids::{HostId, KernelId};
 use crate::core::info::{Event, HostInfo, KernelInfo, PoolInfo};
 
-/// Live kernels that are listed every second; of more, the list comes more rarely.
+/// Live kernels that can be listed every second; for more, the interval grows.
 const LIVE_EACH_SECOND: usize = 50;
-/// As before, of kernels that are not live: they cost a message each, and no worker's answer.
+/// The same for kernels that are not live: each costs a message, but no worker's answer.
 const KERNELS_EACH_SECOND: usize = 500;
-/// Kernels that are looked at in one request.
+/// Maximum number of kernels in one [`Action::Look`].
 pub const LOOKED_AT: usize = 64;
-/// Kernels that wait to be looked at.
+/// Maximum number of kernels waiting for [`Action::Look`].
 const STALE: usize = 16 * LOOKED_AT;
-/// A tick may come a little early.
+/// Tolerance for early ticks.
 const TICK_SLACK_MS: i64 = 100;
-/// How long a note stays.
+/// Display time of a note.
 const NOTE_MS: i64 = 8_000;
 
 /// One kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kernel {
-    /// As the daemon told last.
+    /// The daemon's latest information.
     pub info: KernelInfo,
-    /// Since when it is in its state, if an event said so.
+    /// Time of the last state change, if an event reported it.
     pub since_ms: Option<i64>,
-    /// Background jobs, if it was looked at.
+    /// Number of background jobs, once queried.
     pub jobs: Option<usize>,
 }
 
 impl Kernel {
-    /// Of what a list tells.
+    /// A kernel from a list.
     pub fn new(info: KernelInfo) -> Kernel {
         Kernel { info, since_ms: None, jobs: None }
     }
 
-    /// What people call it.
+    /// The kernel's name.
     pub fn name(&self) -> String {
         self.info.spec.name.to_string()
     }
 
-    /// Whether it has a worker that can be asked.
+    /// Whether it has a worker.
     pub fn is_live(&self) -> bool {
         is_live(&self.info.state)
     }
@@ -64,26 +65,26 @@ fn is_live(state: &str) -> bool {
     matches!(state, "ready" | "busy" | "stopping")
 }
 
-/// The connection.
+/// The state of the connection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Link {
-    /// There is none.
+    /// Not connected.
     Waiting {
-        /// Since when.
+        /// Start of this state.
         since_ms: i64,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// There is one.
+    /// Connected.
     Up {
-        /// Whose.
+        /// The connected host.
         host: HostInfo,
-        /// When it answered last.
+        /// Time of the last answer.
         answered_ms: i64,
     },
 }
 
-/// What was asked for and not answered yet: never two of a kind.
+/// The pending requests, at most one of each kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Asked {
     connect: bool,
@@ -94,20 +95,20 @@ struct Asked {
     deeds: BTreeSet<(KernelId, Deed)>,
 }
 
-/// A line that says what was done.
+/// A message to the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     at_ms: i64,
-    /// The line.
+    /// The text.
     pub text: String,
-    /// It went wrong.
+    /// Whether it reports a failure.
     pub bad: bool,
 }
 
-/// Everything that is known.
+/// The state of the program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// When it was stepped last.
+    /// Time of the last step.
     pub now_ms: i64,
     /// The terminal.
     pub size: Size,
@@ -117,28 +118,28 @@ pub struct Model {
     pub kernels: BTreeMap<KernelId, Kernel>,
     /// All pools.
     pub pools: Vec<PoolInfo>,
-    /// What events told.
+    /// Information from events.
     pub news: News,
-    /// Which kernels are shown.
+    /// The shown kernels.
     pub list: List,
     host_id: HostId,
-    /// What keys mean now.
+    /// The current view and meaning of keys.
     pub mode: Mode,
-    /// The kernel that is looked at closely, and what was found.
+    /// The kernel in the details view, and its details.
     pub inspected: Option<(KernelId, Inspection)>,
     /// Executions of all kernels.
     pub executions: Meter,
-    /// Kernels made.
+    /// Created kernels.
     pub created: Meter,
-    /// What went wrong.
+    /// Failures.
     pub troubles: Meter,
-    /// Answers yes to every question.
+    /// Whether questions are answered with yes.
     pub assume_yes: bool,
     note: Option<Note>,
     asked: Asked,
-    /// By id or name: what should be looked at.
+    /// Kernels to query, by id or name.
     stale: BTreeSet<String>,
-    /// A second went by since the daemon was asked for its pools, or looked for.
+    /// Whether a second has passed since the last request for pools or attempt to connect.
     is_new_second: bool,
     listed_ms: Option<i64>,
     executed: u64,
@@ -146,7 +147,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Knows nothing yet.
+    /// A model without data.
     pub fn new(now_ms: i64, size: Size, host: HostInfo, assume_yes: bool) -> Model {
         Model {
             now_ms,
@@ -173,31 +174,31 @@ impl Model {
         }
     }
 
-    /// The parts of the screen.
+    /// The current layout.
     pub fn layout(&self) -> Layout {
         Layout::of(self.size.lines, self.pools.len())
     }
 
-    /// Lines of the list.
+    /// Number of lines of the list.
     pub fn lines(&self) -> usize {
         usize::from(self.layout().body)
     }
 
-    /// What was done last, for a while.
+    /// The current note; notes expire.
     pub fn note(&self) -> Option<&Note> {
         self.note.as_ref()
     }
 
-    /// Whether all kernels were listed since there is a connection.
+    /// Whether all kernels were listed on this connection.
     pub fn is_listed(&self) -> bool {
         self.listed_ms.is_some()
     }
 
-    /// Takes in what happened; gives what is to be done.
+    /// Handles an input and returns the resulting actions.
     pub fn step(&mut self, now_ms: i64, input: Input) -> Vec<Action> {
         self.now_ms = now_ms;
         let mut actions = Vec::new();
-        // Thousands of events may come between two frames.
+        // Thousands of events may arrive between two frames.
         let is_event = matches!(input, Input::Happened { .. });
         match input {
             Input::Ticked => self.tick(),
@@ -232,7 +233,7 @@ impl Model {
         actions
     }
 
-    /// Brings the list up to date; to be done before each frame.
+    /// Updates the list; must precede each frame.
     pub fn settle(&mut self) {
         let lines = self.lines();
         self.list.arrange(self.kernels.values(), lines);
@@ -245,14 +246,14 @@ impl Model {
             self.troubles.add(self.now_ms, self.news.troubles);
         }
         self.is_new_second = true;
-        // Those on the screen change without an event, too.
+        // Their usage changes without events.
         let on_screen = self.list.on_screen(self.lines()).iter();
         let live = on_screen.filter(|id| self.kernels.get(*id).is_some_and(Kernel::is_live));
         self.stale.extend(live.take(LOOKED_AT).map(KernelId::to_string));
         self.stale.extend(self.mode.inspects().map(|id| id.to_string()));
     }
 
-    /// What is due and not under way.
+    /// The due requests that are not pending.
     fn ask(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
         if let Link::Waiting { .. } = self.link {
@@ -292,7 +293,7 @@ impl Model {
         self.listed_ms.is_none_or(|at| self.now_ms.saturating_sub(at) >= self.list_interval_ms() - TICK_SLACK_MS)
     }
 
-    /// Up to which event everything is known of that host.
+    /// The number of the last known event of that host.
     pub fn events_known_of(&mut self, host: &HostInfo) -> u64 {
         if self.host_id != host.id {
             (self.news, self.host_id) = (News::default(), host.id);
@@ -301,7 +302,7 @@ impl Model {
         self.news.sequence
     }
 
-    /// The time from one list to the next.
+    /// The interval between two lists.
     pub fn list_interval_ms(&self) -> i64 {
         let live = self.kernels.values().filter(|kernel| kernel.is_live()).count();
         let seconds = live.div_ceil(LIVE_EACH_SECOND).max(self.kernels.len().div_ceil(KERNELS_EACH_SECOND));
@@ -330,7 +331,8 @@ impl Model {
             self.say("the connection was lost: what was asked for may have been done".into(), true);
         }
         self.asked = Asked::default();
-        // The first attempt comes with the next tick: a daemon that hangs up at once must not be called in a circle.
+        // The next tick makes the first attempt: if the daemon disconnects at once, reconnecting
+        // must not loop.
         self.is_new_second = false;
         self.stale.clear();
         (self.executions, self.created, self.troubles) = Default::default();
@@ -348,7 +350,8 @@ impl Model {
             let jobs = old.remove(&info.id).and_then(|kernel| kernel.jobs).filter(|_| is_live(&info.state));
             let known = self.counted.get(&info.id).copied();
             let is_new = before_ms.is_some_and(|before| info.created_at_ms >= before);
-            // What a kernel executed before it was first seen was not executed just now, unless it is new itself.
+            // The executions before a kernel was first seen are not recent, unless the kernel
+            // itself is new.
             let from = known.unwrap_or(if is_new { 0 } else { info.executions });
             self.executed += info.executions.saturating_sub(from);
             let since_ms = self.news.since_ms(&info);
@@ -388,7 +391,7 @@ impl Model {
         match question {
             Question::List => {
                 self.asked.list = false;
-                // Not at once again.
+                // Delays the next attempt.
                 self.listed_ms = Some(self.now_ms);
             }
             Question::Pools => self.asked.pools = false,
@@ -433,7 +436,7 @@ impl Model {
             }
             (Meaning::Removed | Meaning::Nothing, _) => {}
         }
-        // So many are what the list is for.
+        // The next full list covers so many kernels.
         if self.stale.len() > STALE {
             self.stale.clear();
         }
@@ -451,7 +454,7 @@ impl Model {
         }
     }
 
-    /// Tells a kernel to do something, once.
+    /// Starts an operation on a kernel unless the same one is pending.
     pub(super) fn begin(&mut self, id: KernelId, deed: Deed) -> Vec<Action> {
         let Some(kernel) = self.kernels.get(&id) else {
             self.say("that kernel is gone".into(), true);
@@ -470,7 +473,7 @@ impl Model {
         vec![Action::Do(id, deed)]
     }
 
-    /// Shows a line for a while.
+    /// Shows a note.
     pub(super) fn say(&mut self, text: String, bad: bool) {
         self.note = Some(Note { at_ms: self.now_ms, text, bad });
     }

@@ -1,4 +1,4 @@
-//! What the model does about what happens.
+//! Reactions of the model.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn model() -> Model {
     Model::new(NOW_MS, SIZE, host(), false)
 }
 
-/// A model that knows these kernels.
+/// A model that contains these kernels.
 fn knowing(infos: &[KernelInfo]) -> Model {
     let mut model = model();
     model.step(NOW_MS, Input::Ticked);
@@ -150,7 +150,7 @@ fn rates_count_new_executions() {
         |name: &str, executions, created_at_ms| KernelInfo { executions, created_at_ms, ..kernel(name, "ready") };
     let mut model = knowing(&[with("old", 100, 0)]);
     assert_eq!(model.executions.per_second(), None);
-    // One was there before it was seen; one is new, and all that it did is new.
+    // "hidden" existed before it was first seen; "new" is new, so all its executions count.
     let infos = vec![with("old", 104, 0), with("hidden", 50, 0), with("new", 2, NOW_MS + 500)];
     model.step(NOW_MS + 2000, Input::Listed(infos.clone()));
     assert_eq!(model.executions.per_second(), Some(3.0));
@@ -347,7 +347,7 @@ fn control_keys_always_work() {
     }
 }
 
-/// What the daemon has been asked and did not answer yet.
+/// Pending requests to the daemon.
 #[derive(Debug, Default)]
 struct Open(Vec<Action>);
 
@@ -398,7 +398,8 @@ impl Open {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever happens in whatever order: never two requests of a kind under way, and the screen can be drawn.
+    /// For any sequence of inputs: at most one pending request of each kind, and the screen can be
+    /// drawn.
     #[test]
     fn one_pending_request_per_kind(
         steps in prop::collection::vec((0u8..10, 0u8..40, any::<u8>(), 0i64..1500), 1..120)

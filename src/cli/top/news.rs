@@ -1,17 +1,18 @@
-//! What events tell: since when a kernel is in its state, what happened to it lately, what went wrong.
+//! Information from events: time of the last state change, recent events of each kernel, failures.
 //!
-//! Everything is bounded: events come for as long as a daemon runs, and of kernels that come and go.
+//! Everything is bounded: events arrive for the lifetime of the daemon, for kernels that are
+//! created and removed.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::core::info::{Event, KernelInfo};
 
-/// Events kept of each kernel.
+/// Events kept per kernel.
 const OF_KERNEL: usize = 20;
-/// Kernels of which events are kept.
+/// Kernels with kept events.
 const KERNELS: usize = 20_000;
 
-/// What is known of one kernel.
+/// Events of one kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Story {
     state: String,
@@ -19,38 +20,38 @@ struct Story {
     newest: VecDeque<Event>,
 }
 
-/// What an event means for the list.
+/// The effect of an event on the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
-    /// A kernel is new, or changed in a way that only asking shows.
+    /// A kernel is new, or changed in a way that requires a query.
     Changed,
-    /// A kernel is in another state.
+    /// A kernel entered another state.
     Entered {
-        /// By name.
+        /// The state by name.
         state: String,
-        /// Why; may be empty.
+        /// The reason; may be empty.
         reason: String,
     },
-    /// A kernel is no more.
+    /// A kernel was removed.
     Removed,
-    /// Nothing of a kernel that the list shows.
+    /// No effect on the list.
     Nothing,
 }
 
-/// Events, as far as somebody looks at them.
+/// The kept events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct News {
     stories: BTreeMap<String, Story>,
     /// Number of the newest event.
     pub sequence: u64,
-    /// Kernels that were made while we looked.
+    /// Kernels created since the start of the program.
     pub created: u64,
-    /// Things that went wrong while we looked.
+    /// Failures since the start of the program.
     pub troubles: u64,
 }
 
 impl News {
-    /// Takes an event; `past`: it happened before we looked, and is in no rate.
+    /// Adds an event; past events do not count in rates.
     pub fn take(&mut self, event: Event, past: bool) -> Meaning {
         self.sequence = self.sequence.max(event.sequence);
         if !past {
@@ -85,7 +86,9 @@ impl News {
         meaning
     }
 
-    /// Since when a kernel is in its state, if an event said so. Between ready and busy there is none: the worker's start counts.
+    /// Time of the last state change, if an event reported it.
+    ///
+    /// Ready and busy count as one state, which begins with the start of the worker.
     pub fn since_ms(&self, info: &KernelInfo) -> Option<i64> {
         let story = self.story(info)?;
         let state = if info.state == "busy" { "ready" } else { &info.state };
@@ -99,12 +102,12 @@ impl News {
 
     fn story(&self, info: &KernelInfo) -> Option<&Story> {
         let name = info.spec.name.as_str();
-        // A system-wide daemon puts the owner before the name.
+        // A system-wide daemon prefixes the name with the owner.
         self.stories.get(name).or_else(|| self.stories.get(&format!("{}/{name}", info.uid)))
     }
 }
 
-/// Whether an event of `kernel` is about the kernel that `info` tells of.
+/// Whether an event of `kernel` concerns the kernel of `info`.
 pub fn is_about(kernel: &str, info: &KernelInfo) -> bool {
     match kernel.split_once('/') {
         Some((uid, name)) => name == info.spec.name.as_str() && uid == info.uid.to_string(),
@@ -126,7 +129,8 @@ fn is_creation(kind: &str) -> bool {
     matches!(kind, "kernel_created" | "kernel_forked")
 }
 
-/// By the words in which kinds of events are named, so that a daemon's new kinds are counted, too.
+/// Whether an event kind means a failure. Decided by the kind's suffix, which also covers new
+/// kinds.
 pub fn is_trouble(kind: &str) -> bool {
     let ends = ["_failed", "_lost", "_crashed", "_damaged", "_killed", "_unfinished", "_breaker_opened"];
     ends.iter().any(|end| kind.ends_with(end)) || kind.contains("_not_")

@@ -1,11 +1,11 @@
-//! The terminal: taken over, drawn on, and given back as it was, whatever ends us.
+//! The terminal: taken over, drawn on, and restored on every way out.
 //!
-//! | what ends us | who gives the terminal back |
+//! | end or interruption | restored by |
 //! |---|---|
-//! | a key, a failure, SIGTERM, SIGHUP, SIGINT | [`Screen`] when it is dropped |
-//! | a panic | the hook, before the message |
+//! | a key, a failure, SIGTERM, SIGHUP, SIGINT | the drop of [`Screen`] |
+//! | a panic | the panic hook, before the message |
 //! | Ctrl-Z, SIGTSTP | [`Screen::suspend`], until SIGCONT |
-//! | SIGKILL | nobody can: `reset` |
+//! | SIGKILL | not restored; the user runs `reset` |
 
 use std::io::{self, BufWriter, Stdout, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,10 +22,10 @@ use super::layout::Size;
 use super::model::Model;
 use super::view::{self, Theme};
 
-/// Whether the terminal is ours now. One process has one.
+/// Whether this process has taken the terminal over. A process has one terminal.
 static IS_OURS: AtomicBool = AtomicBool::new(false);
 
-/// The terminal while it is ours.
+/// The terminal while it is taken over.
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,
     theme: Theme,
@@ -36,14 +36,14 @@ impl Screen {
     /// Takes the terminal over.
     ///
     /// # Errors
-    /// The operating system's.
+    /// The operating system's errors.
     pub fn take(theme: Theme) -> io::Result<Screen> {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             give_back();
             before(panic);
         }));
-        // The choice was made already, from the same variable and from the command line.
+        // The choice is already made, from the same variable and the command line.
         style::force_color_output(theme.colours);
         take_over()?;
         let drawn = size();
@@ -56,12 +56,13 @@ impl Screen {
         }
     }
 
-    /// Shows what is known.
+    /// Draws the model.
     ///
     /// # Errors
-    /// The terminal's.
+    /// The terminal's errors.
     pub fn draw(&mut self, model: &Model) -> io::Result<()> {
-        // A panic in a task ends that task only, but the terminal was given back for its message.
+        // A panic in a task ends only that task, but the hook has restored the terminal for its
+        // message.
         if !IS_OURS.load(Ordering::SeqCst) {
             return Err(io::Error::other("a part of this program failed, see above"));
         }
@@ -78,40 +79,44 @@ impl Screen {
         drawn.map(drop)
     }
 
-    /// Draws every cell the next time, whatever somebody else wrote there.
+    /// Makes the next draw repaint every cell, over foreign output.
     ///
     /// # Errors
-    /// The terminal's.
+    /// The terminal's errors.
     pub fn forget(&mut self, size: Size) -> io::Result<()> {
         execute!(io::stdout(), terminal::Clear(terminal::ClearType::All))?;
         (self.terminal, self.drawn) = (empty(size)?, size);
         Ok(())
     }
 
-    /// Gives the terminal back and stops this process until somebody continues it. Where nobody would, nothing happens.
+    /// Restores the terminal and stops this process until SIGCONT.
+    ///
+    /// No effect without a shell that would continue the process.
     ///
     /// # Errors
-    /// The terminal's.
+    /// The terminal's errors.
     pub fn suspend(&mut self) -> io::Result<()> {
         if !has_shell() {
             return Ok(());
         }
         give_back();
-        // SIGTSTP is caught; this one cannot be, and means the same to the shell.
+        // SIGTSTP is caught; SIGSTOP cannot be, and means the same to the shell.
         raise(Signal::SIGSTOP)?;
         take_over()?;
         self.forget(self.drawn)
     }
 }
 
-/// How large the terminal is now.
+/// The terminal's current size.
 pub fn size() -> Size {
     let (columns, lines) = terminal::size().unwrap_or_default();
     Size { columns, lines }
 }
 
-/// A blank screen. Of a fixed size, for what a change of it means is said in [`Screen::forget`]; the library's own clearing asks the
-/// terminal where the cursor is, and the keyboard's thread would get the answer.
+/// A blank screen of fixed size.
+///
+/// [`Screen::forget`] handles size changes. The library's own clearing queries the terminal for the
+/// cursor's position, and the keyboard thread would read the answer.
 fn empty(size: Size) -> io::Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>> {
     let viewport = Viewport::Fixed(Rect::new(0, 0, size.columns, size.lines));
     let backend = CrosstermBackend::new(BufWriter::new(io::stdout()));
@@ -124,11 +129,12 @@ impl Drop for Screen {
     }
 }
 
-/// Whether a shell would continue us: the leader of our process group has a parent in another group of the same session.
+/// Whether a shell would continue this process: the leader of its process group has a parent in
+/// another group of the same session.
 fn has_shell() -> bool {
     let group = getpgrp();
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{group}/stat")) else { return false };
-    // After the program's name, which is in parentheses and may hold anything: the state, the parent.
+    // The program's name, in parentheses, may contain anything; state and parent follow it.
     let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
     let Some(parent) = parent.map(Pid::from_raw).filter(|parent| parent.as_raw() > 0) else { return false };
     getsid(Some(parent)).ok() == getsid(None).ok() && getpgid(Some(parent)).is_ok_and(|other| other != group)
@@ -144,7 +150,7 @@ fn take_over() -> io::Result<()> {
     begun
 }
 
-/// Gives the terminal back, if it is ours. What fails here can be told to nobody.
+/// Restores the terminal if it is taken over. Errors cannot be reported here.
 fn give_back() {
     if IS_OURS.swap(false, Ordering::SeqCst) {
         let mut out = io::stdout();

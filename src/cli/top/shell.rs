@@ -1,4 +1,5 @@
-//! The loop around the model: keys, answers, the clock and signals go in; what is to be done comes out and is done.
+//! The loop around the model: passes keys, answers, ticks and signals to it and executes its
+//! actions.
 
 use std::io;
 use std::time::Duration;
@@ -20,12 +21,12 @@ use crate::cli::render::now_ms;
 use crate::core::error::{Error, Result};
 use crate::rpc::client::HostClient;
 
-/// How often the clock tells the model.
+/// Interval of the model's ticks.
 const TICK: Duration = Duration::from_secs(1);
-/// Between two frames at least: events may come by thousands.
+/// Minimum time between two frames: events may arrive by thousands.
 const FRAME: Duration = Duration::from_millis(40);
 
-/// Shows the interface until somebody leaves it.
+/// Shows the interface until the user quits.
 pub async fn run(context: &Context) -> std::result::Result<(), Failure> {
     let mut signals = Signals::catch()?;
     let mut stops = signal(SignalKind::from_raw(libc::SIGTSTP)).map_err(Failure::of_output)?;
@@ -72,12 +73,12 @@ impl Shell {
                 }
                 key = keys.recv() => match key {
                     Some(input) => self.take(input)?,
-                    // The terminal is gone.
+                    // The terminal has closed.
                     None => return Err(Failure::Quiet(exit::READER_GONE)),
                 },
                 () = tokio::time::sleep_until(drawn + FRAME), if is_new => continue,
                 _ = ticks.tick() => {
-                    // A size that changed while nobody could tell.
+                    // The size may have changed while the process was stopped.
                     let size = screen::size();
                     if size != self.model.size {
                         self.take(Input::Resized(size))?;
@@ -98,7 +99,7 @@ impl Shell {
     ) -> std::result::Result<(), Failure> {
         let input = match connected {
             Ok(Ok(host)) => {
-                // Another daemon's events have numbers of their own.
+                // Event numbers are per daemon.
                 let since = self.model.events_known_of(host.info());
                 Input::Connected(self.asker.connected(host, since))
             }
@@ -114,7 +115,8 @@ impl Shell {
                 Action::Connect => {
                     self.connecting.spawn_local(Asker::connect(self.asker.socket()));
                 }
-                // To the whole group, as the terminal itself would do it: a script that called us stops with us.
+                // To the whole process group, as the terminal does it: a calling script stops as
+                // well.
                 Action::Suspend => {
                     nix::sys::signal::kill(nix::unistd::Pid::from_raw(0), nix::sys::signal::Signal::SIGTSTP)
                         .map_err(|error| Failure::of_output(io::Error::from(error)))?

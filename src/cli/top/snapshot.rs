@@ -1,4 +1,4 @@
-//! One look at everything, for programs and for terminals that are none: `--once` and `--json`.
+//! One snapshot of everything, for programs and non-interactive terminals: `--once` and `--json`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use crate::core::info::{HostInfo, Job, KernelFilter, PoolInfo};
 use crate::core::quantity::format_size;
 use crate::rpc::client::HostClient;
 
-/// Kernels that are asked at once.
+/// Kernels queried in parallel.
 const AT_ONCE: usize = 32;
-/// How long past events are read: without them it is not known since when kernels are in their states.
+/// Time limit for reading past events. Without them the times of state changes are unknown.
 const PAST: Duration = Duration::from_secs(10);
 
-/// Everything, once.
+/// The state of a daemon at one time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
-    /// When.
+    /// The time.
     pub at_ms: i64,
-    /// Whose.
+    /// The daemon's host.
     pub host: HostInfo,
     /// All kernels, by name.
     pub kernels: Vec<Kernel>,
-    /// Background jobs of those that have any.
+    /// Background jobs of the kernels that have any.
     pub jobs: BTreeMap<KernelId, Vec<Job>>,
     /// All pools.
     pub pools: Vec<PoolInfo>,
 }
 
-/// Looks at everything.
+/// Takes a snapshot.
 ///
 /// # Errors
-/// The daemon's.
+/// The daemon's errors.
 pub async fn take(host: &HostClient) -> Result<Snapshot> {
     let (past, all) = (tokio::time::timeout(PAST, past(host)), KernelFilter::default());
     let (kernels, pools, news) = futures::join!(host.list_kernels(&all), host.pools(), past);
@@ -49,7 +49,7 @@ pub async fn take(host: &HostClient) -> Result<Snapshot> {
     let mut kernels: Vec<Kernel> = kernels?.into_iter().map(Kernel::new).collect();
     let live: Vec<KernelId> = kernels.iter().filter(|kernel| kernel.is_live()).map(|kernel| kernel.info.id).collect();
     let jobs = live.into_iter().map(|id| async move {
-        // A kernel that is gone meanwhile has none.
+        // A kernel removed meanwhile has none.
         let opened = host.open_kernel(&id.to_string()).await;
         let jobs = match opened {
             Ok((kernel, _)) => kernel.jobs().await,
@@ -91,7 +91,7 @@ impl Snapshot {
         self.kernels.iter().map(|kernel| kernel.info.executions).sum()
     }
 
-    /// For people.
+    /// The snapshot as text for people.
     pub fn text(&self, paint: Paint) -> String {
         let states: String =
             self.states().iter().map(|(state, count)| format!(", {count} {}", render::plain(state))).collect();
@@ -125,7 +125,7 @@ impl Snapshot {
         text
     }
 
-    /// For programs: the shape of `docs/cli-json.md`.
+    /// The snapshot for programs, in the format of `docs/cli-json.md`.
     pub fn json(&self) -> Json {
         let kernel = |kernel: &Kernel| {
             let mut json = json::kernel(&kernel.info);

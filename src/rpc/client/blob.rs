@@ -1,4 +1,4 @@
-//! Blobs in parts, for those that one message cannot hold.
+//! Chunked transfer of blobs that exceed one message.
 
 use std::rc::Rc;
 
@@ -10,7 +10,7 @@ use crate::core::limits;
 use crate::rpc::convert::read_data;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// A blob that is read in parts.
+/// Reads a blob in chunks.
 pub struct BlobDownload {
     cap: wire::blob_reader::Client,
     link: Rc<Link>,
@@ -25,15 +25,15 @@ impl BlobDownload {
         Ok(BlobDownload { cap, link, size, read: 0 })
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The next part, at most [`limits::CHUNK_BYTES`]; `None` at the end.
+    /// The next chunk, at most [`limits::CHUNK_BYTES`]; `None` at the end.
     ///
     /// # Errors
-    /// `corrupt`, and the daemon's.
+    /// `corrupt`, and the daemon's errors.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         if self.read >= self.size {
             return Ok(None);
@@ -48,7 +48,7 @@ impl BlobDownload {
     }
 }
 
-/// A blob that is written in parts. Dropped without [`BlobUpload::finish`], nothing is kept.
+/// Writes a blob in chunks. Without [`BlobUpload::finish`] nothing is stored.
 pub struct BlobUpload {
     cap: wire::blob_writer::Client,
     link: Rc<Link>,
@@ -59,10 +59,10 @@ impl BlobUpload {
         BlobUpload { cap, link }
     }
 
-    /// Appends; returns when the daemon is ready for more.
+    /// Appends data; returns when the daemon is ready for more.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn write(&mut self, data: &[u8]) -> Result<()> {
         for chunk in data.chunks(limits::CHUNK_BYTES) {
             let mut request = self.cap.write_request();
@@ -72,10 +72,10 @@ impl BlobUpload {
         Ok(())
     }
 
-    /// Seals the blob; gives its hash and length.
+    /// Seals the blob and returns its hash and length.
     ///
     /// # Errors
-    /// The daemon's, also of the writes before.
+    /// The daemon's errors, also those of earlier writes.
     pub async fn finish(self) -> Result<(Digest, u64)> {
         let response = self.link.call(self.cap.finish_request().send().promise).await?;
         let response = fields(response.get())?;

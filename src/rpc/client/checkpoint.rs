@@ -15,7 +15,7 @@ impl KernelClient {
     /// Takes a checkpoint at the kernel's next safe point.
     ///
     /// # Errors
-    /// `deadline` if the kernel did not come to rest, and the daemon's.
+    /// `deadline` if the kernel did not quiesce in time; the daemon's errors.
     pub async fn checkpoint(&self, wanted: &CheckpointRequest) -> Result<Checkpoint> {
         let mut call = self.cap.checkpoint_request();
         write_request(call.get().init_request(), wanted);
@@ -23,7 +23,10 @@ impl KernelClient {
         answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?)).map(|(checkpoint, _)| checkpoint)
     }
 
-    /// Gives `take` the checkpoints, newest first, and whether the kernel is at one; `limit` 0: all.
+    /// Passes the checkpoints to `take`, newest first, each with whether it is the kernel's current
+    /// one.
+    ///
+    /// `limit` 0: all.
     ///
     /// # Errors
     /// The daemon's and `take`'s.
@@ -41,7 +44,9 @@ impl KernelClient {
         feed.pump(&self.link, ended, async |(checkpoint, is_head)| take(checkpoint, is_head).await).await
     }
 
-    /// A checkpoint by the beginning of its id, its name, `~N` or `latest`; and whether the kernel is at it.
+    /// Finds a checkpoint by the beginning of its id, its name, `~N` or `latest`.
+    ///
+    /// Also returns whether it is the kernel's current checkpoint.
     ///
     /// # Errors
     /// `notFound`, `conflict` with the candidates.
@@ -52,10 +57,12 @@ impl KernelClient {
         answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?))
     }
 
-    /// Gives `take` what differs from checkpoint `from` to checkpoint `to`; `to` empty: to what is now.
+    /// Passes the differences from checkpoint `from` to checkpoint `to` to `take`.
+    ///
+    /// An empty `to` means the present state.
     ///
     /// # Errors
-    /// `notFound`, `conflict` with the candidates, and `take`'s.
+    /// `notFound`, `conflict` with the candidates, and the errors of `take`.
     pub async fn diff(&self, from: &str, to: &str, mut take: impl AsyncFnMut(Difference) -> Result<()>) -> Result<()> {
         let (inlet, feed) = feed::<Difference>();
         let mut request = self.cap.diff_request();
@@ -67,8 +74,10 @@ impl KernelClient {
         feed.pump(&self.link, ended, async |difference| take(difference).await).await
     }
 
-    /// Gives `take` unified diffs of the files that differ from checkpoint `from` to checkpoint `to` (empty: to what is now);
-    /// `paths` empty: of all files, else of these and of what is beneath them.
+    /// Passes unified diffs of the files that differ between two checkpoints to `take`.
+    ///
+    /// An empty `to` means the present state. `paths` restricts the diffs to these paths and
+    /// everything beneath them; empty: all files.
     ///
     /// # Errors
     /// As [`Self::diff`].
@@ -92,18 +101,18 @@ impl KernelClient {
         feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, take).await
     }
 
-    /// Brings the kernel to a checkpoint, all of it or nothing.
+    /// Restores the kernel to a checkpoint, completely or not at all.
     ///
     /// # Errors
-    /// The daemon's; the kernel is as it was then.
+    /// The daemon's errors; the kernel is then unchanged.
     pub async fn restore_checkpoint(&self, reference: &str, expected_version: u64) -> Result<Restoration> {
         self.restore_with(reference, Options::default(), expected_version).await
     }
 
-    /// As [`Self::restore_checkpoint`], and what else is asked of it.
+    /// As [`Self::restore_checkpoint`], with options.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::restore_checkpoint`].
     pub async fn restore_with(&self, reference: &str, options: Options, expected_version: u64) -> Result<Restoration> {
         let mut request = self.cap.restore_checkpoint_request();
         request.get().set_ref(reference);
@@ -114,10 +123,10 @@ impl KernelClient {
         answer(read_restoration(fields(fields(response.get())?.get_restoration())?))
     }
 
-    /// Back to where the kernel was before its last restore.
+    /// Returns to the state before the kernel's last restore.
     ///
     /// # Errors
-    /// `notFound` if nothing was restored; the daemon's.
+    /// `notFound` if nothing was restored; the daemon's errors.
     pub async fn undo(&self, expected_version: u64) -> Result<Restoration> {
         let mut request = self.cap.undo_request();
         request.get().set_expected_version(expected_version);
@@ -125,7 +134,7 @@ impl KernelClient {
         answer(read_restoration(fields(fields(response.get())?.get_restoration())?))
     }
 
-    /// Keeps a checkpoint from retention, or no longer.
+    /// Exempts a checkpoint from retention, or ends the exemption.
     ///
     /// # Errors
     /// `notFound`, `conflict` with the candidates.
@@ -136,10 +145,10 @@ impl KernelClient {
         self.link.call(request.send().promise).await.map(drop)
     }
 
-    /// Removes a checkpoint for good; gives it.
+    /// Removes a checkpoint permanently and returns it.
     ///
     /// # Errors
-    /// `notFound`, `conflict` with the candidates, or because the kernel needs it.
+    /// `notFound`; `conflict` with the candidates, or because the kernel needs it.
     pub async fn remove_checkpoint(&self, reference: &str, expected_version: u64) -> Result<Checkpoint> {
         let mut request = self.cap.remove_checkpoint_request();
         request.get().set_ref(reference);
@@ -148,10 +157,11 @@ impl KernelClient {
         answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?)).map(|(checkpoint, _)| checkpoint)
     }
 
-    /// Puts the kernel away; gives the checkpoint that holds it and its version.
+    /// Archives the kernel and returns the checkpoint that holds it, and its version.
     ///
     /// # Errors
-    /// `conflict` (version, threads, used meanwhile, archived already), `busy`, `refused`: then nothing was removed.
+    /// `conflict` (version, threads, used meanwhile, archived already), `busy`, `refused`. Nothing
+    /// was removed then.
     pub async fn archive(&self, expected_version: u64) -> Result<(Checkpoint, u64)> {
         let mut request = self.cap.archive_request();
         request.get().set_expected_version(expected_version);
@@ -161,10 +171,10 @@ impl KernelClient {
         Ok((checkpoint, response.get_version()))
     }
 
-    /// Takes the kernel out of the archive; gives its version.
+    /// Restores the kernel from the archive and returns its version.
     ///
     /// # Errors
-    /// `conflict` (version, it is not archived), `busy`, `corrupt`: it is archived still.
+    /// `conflict` (version, not archived), `busy`, `corrupt`. The kernel is still archived then.
     pub async fn unarchive(&self, expected_version: u64) -> Result<u64> {
         let mut request = self.cap.unarchive_request();
         request.get().set_expected_version(expected_version);
@@ -172,7 +182,9 @@ impl KernelClient {
         Ok(fields(response.get())?.get_version())
     }
 
-    /// Says how long checkpoints are kept that are neither manual nor pinned. Gives how many went because of that.
+    /// Sets the retention of checkpoints that are neither manual nor pinned.
+    ///
+    /// Returns how many were removed at once.
     ///
     /// # Errors
     /// `invalidArgument`, `conflict`.

@@ -1,5 +1,5 @@
-//! One connection: reaching the socket within a deadline, driving the protocol, and telling a lost connection from a
-//! failed call.
+//! One connection: connects within a deadline, drives the protocol, and distinguishes a lost
+//! connection from a failed call.
 
 use std::future::Future;
 use std::io;
@@ -19,11 +19,13 @@ use crate::core::limits;
 use crate::link::connector::halves::halves;
 use crate::rpc::convert::{AFTER_A_LOSS, from_capnp, reader_options};
 
-/// Runs a future that uses clients: a runtime of this thread alone and a [`LocalSet`]. Blocking reads that still wait
-/// when the future ends (standard input, for example) are left behind.
+/// Runs a future that uses clients, on a single-threaded runtime with a [`LocalSet`].
+///
+/// Blocking reads that are pending when the future ends (standard input, for example) are
+/// abandoned.
 ///
 /// # Errors
-/// If the operating system gives no runtime.
+/// If the operating system provides no runtime.
 pub fn run_local<F: Future>(future: F) -> io::Result<F::Output> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let output = LocalSet::new().block_on(&runtime, future);
@@ -31,10 +33,11 @@ pub fn run_local<F: Future>(future: F) -> io::Result<F::Output> {
     Ok(output)
 }
 
-/// Connects to a Unix socket within `deadline`, also where its path is longer than the 108 bytes of a socket address.
+/// Connects to a Unix socket within `deadline`, also by a path longer than a socket address holds.
 ///
 /// # Errors
-/// [`ErrorCode::Unavailable`] if nobody answers there; [`ErrorCode::Refused`] if the socket is not the caller's to use.
+/// [`ErrorCode::Unavailable`] if no process answers; [`ErrorCode::Refused`] if the caller may not
+/// use the socket.
 pub async fn connect_stream(path: &Path, deadline: Duration) -> Result<UnixStream> {
     match tokio::time::timeout(deadline, connect_any_length(path)).await {
         Ok(Ok(stream)) => Ok(stream),
@@ -63,7 +66,7 @@ async fn connect_any_length(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(short.join(name)).await
 }
 
-/// Drives one connection's protocol for as long as a client of it lives.
+/// Drives the protocol of one connection while a client uses it.
 pub(super) struct Link {
     driver: JoinHandle<()>,
 }
@@ -75,7 +78,7 @@ impl Drop for Link {
 }
 
 impl Link {
-    /// Starts the protocol on a connected stream; gives the peer's bootstrap capability.
+    /// Starts the protocol on a connected stream and returns the peer's bootstrap capability.
     ///
     /// # Errors
     /// `unavailable` if the socket cannot be watched.
@@ -98,7 +101,7 @@ impl Link {
         Ok((Rc::new(Link { driver }), bootstrap))
     }
 
-    /// Waits for an answer that the daemon gives without waiting for code that runs.
+    /// Waits for an answer that does not depend on running code.
     pub async fn call<T>(&self, promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
         self.call_within(limits::CLIENT_CALL, promise).await
     }
@@ -116,7 +119,7 @@ impl Link {
         }
     }
 
-    /// Waits for an answer as long as it takes: for what lasts as long as code or files make it last.
+    /// Waits for an answer without a deadline: for calls whose duration depends on code or files.
     pub async fn wait<T>(&self, promise: impl Future<Output = capnp::Result<T>>) -> Result<T> {
         promise.await.map_err(|e| self.failure(e))
     }
@@ -126,7 +129,7 @@ impl Link {
         self.driver.is_finished()
     }
 
-    /// The error of a failed call. Whatever a dead connection says means the same: it is dead.
+    /// The error of a failed call. On a dead connection every error means a lost connection.
     pub fn failure(&self, exception: capnp::Error) -> Error {
         let error = from_capnp(exception);
         match error.code {
@@ -148,7 +151,7 @@ impl Link {
     }
 }
 
-/// What every call on a dead connection ends with.
+/// The error of every call on a dead connection.
 pub(super) fn lost_connection(why: &str) -> Error {
     Error::unavailable(format!("the connection to ryokand was lost: {why}")).hint(AFTER_A_LOSS)
 }
@@ -158,7 +161,8 @@ pub(super) fn fields<T>(reader: capnp::Result<T>) -> Result<T> {
     reader.map_err(|e| Error::internal(format!("the daemon's answer is malformed: {e}")))
 }
 
-/// What the daemon said wrongly is its fault, not the caller's argument.
+/// Reports malformed data in an answer as the daemon's fault, not as an invalid argument of the
+/// caller.
 pub(super) fn answer<T>(read: Result<T>) -> Result<T> {
     read.map_err(|error| match error.code {
         ErrorCode::InvalidArgument => Error {

@@ -1,4 +1,4 @@
-//! One execution. Dropping the client changes nothing: the execution goes on.
+//! One execution. Dropping the client does not stop it.
 
 use std::rc::Rc;
 
@@ -11,7 +11,7 @@ use crate::core::limits;
 use crate::rpc::convert::exec::read_exec_result;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// A handle of one execution.
+/// A handle to one execution.
 #[derive(Clone)]
 pub struct ExecutionClient {
     cap: wire::execution::Client,
@@ -24,25 +24,26 @@ impl ExecutionClient {
         ExecutionClient { cap, exec, link }
     }
 
-    /// Its number in the kernel.
+    /// The execution's number in its kernel.
     pub fn exec(&self) -> ExecId {
         self.exec
     }
 
-    /// Waits for its end.
+    /// Waits for the execution's end.
     ///
     /// # Errors
-    /// The daemon's. An execution that failed is a result, not an error.
+    /// The daemon's errors. A failed execution is a result, not an error.
     pub async fn result(&self) -> Result<ExecResult> {
         let response = self.link.wait(self.cap.result_request().send().promise).await?;
         answer(read_exec_result(fields(fields(response.get())?.get_result())?))
     }
 
-    /// Gives `take` the output from byte `from` of both streams together, then live until the end. The execution goes on
-    /// only as fast as `take` does. An error of `take` ends the delivery, not the execution.
+    /// Passes the output from byte `from` of both streams together to `take`, live until the end.
+    ///
+    /// A slow `take` slows the execution. An error of `take` ends the delivery, not the execution.
     ///
     /// # Errors
-    /// The daemon's and `take`'s.
+    /// The errors of the daemon and of `take`.
     pub async fn output(&self, from: u64, mut take: impl AsyncFnMut(OutputEvent) -> Result<()>) -> Result<()> {
         let (inlet, feed) = feed::<(ExecId, OutputEvent)>();
         let mut request = self.cap.output_request();
@@ -53,10 +54,13 @@ impl ExecutionClient {
             .await
     }
 
-    /// Stops it. Waits behind input that the code has not read: then interrupt through the kernel.
+    /// Stops the execution.
+    ///
+    /// The call queues behind input that the code has not read;
+    /// [`KernelClient::interrupt_execution`](super::KernelClient::interrupt_execution) does not.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn cancel(&self) -> Result<()> {
         self.link.call(self.cap.cancel_request().send().promise).await.map(drop)
     }
@@ -74,10 +78,10 @@ impl ExecutionClient {
         Ok(())
     }
 
-    /// Ends standard input, after everything that was fed.
+    /// Ends standard input, after all earlier data.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn close_stdin(&self) -> Result<()> {
         self.link.wait(self.cap.close_stdin_request().send().promise).await.map(drop)
     }

@@ -1,4 +1,5 @@
-//! What the daemon calls back: items through a bounded queue, each acknowledged when it was taken.
+//! Callbacks from the daemon: items pass through a bounded queue, and each is acknowledged when
+//! taken.
 //!
 //! ```text
 //! daemon ── onOutput(event) ─▶ Inlet ── queue ─▶ Feed ─▶ the caller's closure
@@ -31,24 +32,24 @@ struct Item<T> {
     taken: oneshot::Sender<()>,
 }
 
-/// Where the daemon puts items.
+/// The end of the queue that receives items from the daemon.
 pub(super) struct Inlet<T> {
     queue: mpsc::Sender<Item<T>>,
 }
 
-/// Where the caller takes them.
+/// The end of the queue from which the caller takes items.
 pub(super) struct Feed<T> {
     queue: mpsc::Receiver<Item<T>>,
 }
 
-/// A queue and its two ends.
+/// Creates a queue and returns its two ends.
 pub(super) fn feed<T>() -> (Inlet<T>, Feed<T>) {
     let (put, take) = mpsc::channel(limits::EVENT_LAG);
     (Inlet { queue: put }, Feed { queue: take })
 }
 
 impl<T> Inlet<T> {
-    /// Queues an item in order of arrival; the future ends when it was taken.
+    /// Queues an item in order of arrival; the future resolves when the item was taken.
     fn put(&self, what: Result<T>) -> impl Future<Output = capnp::Result<()>> + use<T> {
         let (taken, wait) = oneshot::channel();
         let queued = self.queue.try_send(Item { what, taken });
@@ -67,9 +68,10 @@ fn detached() -> capnp::Error {
 }
 
 impl<T> Feed<T> {
-    /// Gives every item to `take` until `call` has ended and the daemon has let go of the inlet. The answer alone is not
-    /// the end: calls of one stream are dispatched one after another, so it overtakes items that were sent before it.
-    /// An error of `take` ends the feed.
+    /// Passes every item to `take` until `call` has ended and the daemon has released the inlet.
+    ///
+    /// The answer alone is not the end: calls of one stream are dispatched one after another, so
+    /// the answer overtakes items sent before it. An error of `take` ends the feed.
     pub async fn pump<R>(
         mut self,
         link: &Link,
@@ -96,19 +98,20 @@ impl<T> Feed<T> {
 
     async fn give(item: Item<T>, take: &mut impl AsyncFnMut(T) -> Result<()>) -> Result<()> {
         take(answer(item.what)?).await?;
-        // The daemon may have hung up meanwhile: then nobody waits for the answer.
+        // The daemon may have disconnected; then no task waits for the acknowledgement.
         let _ = item.taken.send(());
         Ok(())
     }
 }
 
-/// What a subscriber is told.
+/// An item of a subscription.
 pub(super) enum Told {
     Event(Event),
     CaughtUp,
 }
 
-/// Events of a host or of one kernel: the past first, then as they happen. Dropping it ends the subscription.
+/// Events of a host or of one kernel: past events first, then live ones. Dropping it ends the
+/// subscription.
 pub struct Events {
     feed: Feed<Told>,
     link: Rc<Link>,
@@ -121,8 +124,10 @@ impl Events {
         Events { feed, link, taken: Cell::new(None), _subscription: subscription }
     }
 
-    /// The next event; waits for it. An event of kind `gap` stands for those that the daemon no longer has. Safe to
-    /// cancel: no event is lost.
+    /// Waits for the next event. An event of kind `gap` replaces events that the daemon no longer
+    /// has.
+    ///
+    /// Cancel safe: no event is lost.
     ///
     /// # Errors
     /// [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable) once the connection is lost.
@@ -134,7 +139,7 @@ impl Events {
         }
     }
 
-    /// The next event of those that had happened when the subscription began; `None` once, after the last of them.
+    /// The next event from before the subscription; `None` once, after the last of them.
     ///
     /// # Errors
     /// As [`Self::next`].
@@ -149,7 +154,8 @@ impl Events {
         if let Some(taken) = self.taken.take() {
             let _ = taken.send(());
         }
-        // The queue's other end lives in the protocol's task: it goes with the connection or with the subscription.
+        // The queue's sender belongs to the protocol's task; it ends with the connection or the
+        // subscription.
         let _alive = &self.link;
         match self.feed.queue.recv().await {
             Some(item) => {

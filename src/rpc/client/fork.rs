@@ -1,4 +1,4 @@
-//! Kernels that are made from a kernel: forks and threads.
+//! Kernels created from a kernel: forks and threads.
 
 use super::connection::{answer, fields};
 use super::kernel::KernelClient;
@@ -13,19 +13,19 @@ use crate::rpc::convert::fork::{read_error, write_fork_request};
 use crate::rpc::convert::{info, read_name};
 use crate::rpc::schema::ryokan_capnp::forked_kernel;
 
-/// What became of a fork.
+/// The outcome of a fork.
 pub struct Forks {
-    /// The fork point; none if no child had to be made.
+    /// The fork point; `None` if no child had to be created.
     pub checkpoint: Option<Checkpoint>,
-    /// Each child that was asked for, by name.
+    /// Each requested child, by name.
     pub children: Vec<(String, Result<(KernelClient, KernelInfo)>)>,
 }
 
 impl KernelClient {
-    /// Makes kernels that begin as this one. What fails of one child is that child's result.
+    /// Forks the kernel. The failure of a child is that child's result.
     ///
     /// # Errors
-    /// The daemon's, if no child could be made at all.
+    /// The daemon's errors, if no child could be created at all.
     pub async fn fork(&self, forking: &Forking) -> Result<Forks> {
         let mut call = self.cap.fork_request();
         write_fork_request(call.get().init_request(), forking);
@@ -51,10 +51,12 @@ impl KernelClient {
         Ok(Forks { checkpoint: point, children })
     }
 
-    /// Makes a kernel with an engine and a state of its own in this one's workspace; `engine` none: the same engine.
+    /// Creates a kernel with its own engine and state in this kernel's workspace.
+    ///
+    /// `engine` `None`: the same engine.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn thread(
         &self,
         name: &KernelName,

@@ -21,7 +21,7 @@ use crate::rpc::schema::ryokan_capnp as wire;
 type CreateRequest =
     capnp::capability::Request<wire::host::create_kernel_params::Owned, wire::host::create_kernel_results::Owned>;
 
-/// A daemon, greeted.
+/// A daemon after a completed `hello`.
 pub struct HostClient {
     pub(super) cap: wire::host::Client,
     pub(super) link: Rc<Link>,
@@ -32,8 +32,8 @@ impl HostClient {
     /// Connects to a daemon's socket and says hello as `client`, a name such as `my-agent 1.2`.
     ///
     /// # Errors
-    /// [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable) if no daemon answers within
-    /// [`limits::CLIENT_HELLO`]; what the daemon refuses.
+    /// [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable) if no daemon answers
+    /// within [`limits::CLIENT_HELLO`]; refusals of the daemon.
     pub async fn connect(socket: &Path, client: &str) -> Result<HostClient> {
         HostClient::connect_within(socket, client, limits::CLIENT_HELLO).await
     }
@@ -46,7 +46,7 @@ impl HostClient {
         HostClient::greet(connect_stream(socket, deadline).await?, client, deadline).await
     }
 
-    /// Says hello on a stream that is connected already.
+    /// Says hello on a connected stream.
     ///
     /// # Errors
     /// As [`HostClient::connect`].
@@ -64,29 +64,34 @@ impl HostClient {
         Ok(HostClient { cap, link, info })
     }
 
-    /// How the host introduced itself.
+    /// The host's answer to `hello`.
     pub fn info(&self) -> &HostInfo {
         &self.info
     }
 
-    /// Makes a kernel; its worker starts at first use. The same `key` within 24 hours gives the same kernel; empty: none.
+    /// Creates a kernel; its worker starts at first use.
+    ///
+    /// The same `key` within 24 hours returns the same kernel; empty: no key.
     ///
     /// # Errors
-    /// What the daemon refuses: `alreadyExists`, `invalidArgument`, `unsupported`, `refused`.
+    /// Refusals of the daemon: `alreadyExists`, `invalidArgument`, `unsupported`, `refused`.
     pub async fn create_kernel(&self, spec: &SpecRequest, key: &str) -> Result<(KernelClient, KernelInfo)> {
         let request = self.create_request(spec, key)?;
-        // Copying `fromDir` takes as long as it takes.
+        // Copying `fromDir` has no bound on its duration.
         let response = self.link.wait(request.send().promise).await?;
         let response = fields(response.get())?;
         let (info, _) = answer(info::read_kernel_info(fields(response.get_info())?))?;
         Ok((KernelClient::new(fields(response.get_kernel())?, self.link.clone()), info))
     }
 
-    /// Makes a kernel and runs code in it, in one round trip: the execution is asked for before the kernel's creation is answered. If that
-    /// fails, nothing runs.
+    /// Creates a kernel and runs code in it, in one round trip.
+    ///
+    /// The execution is requested before the creation is answered. If the creation fails, nothing
+    /// runs.
     ///
     /// # Errors
-    /// As [`Self::create_kernel`]. What becomes of the execution is told beside the kernel, which is there in any case.
+    /// As [`Self::create_kernel`]. The outcome of the execution is returned beside the kernel,
+    /// which exists in any case.
     pub async fn create_and_run(
         &self,
         spec: &SpecRequest,
@@ -110,7 +115,7 @@ impl HostClient {
         Ok(request)
     }
 
-    /// A kernel by name or id.
+    /// Opens a kernel by name or id.
     ///
     /// # Errors
     /// `notFound`.
@@ -123,10 +128,10 @@ impl HostClient {
         Ok((KernelClient::new(fields(response.get_kernel())?, self.link.clone()), info))
     }
 
-    /// Gives every kernel that `filter` admits to `each`, in order of name.
+    /// Passes every kernel that matches `filter` to `each`, in order of name.
     ///
     /// # Errors
-    /// The daemon's and `each`'s.
+    /// The errors of the daemon and of `each`.
     pub async fn each_kernel(
         &self,
         filter: &KernelFilter,
@@ -140,10 +145,10 @@ impl HostClient {
         feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, each).await
     }
 
-    /// The kernels that `filter` admits, in order of name.
+    /// The kernels that match `filter`, in order of name.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn list_kernels(&self, filter: &KernelFilter) -> Result<Vec<KernelInfo>> {
         let mut kernels = Vec::new();
         let each = async |info| {
@@ -154,7 +159,7 @@ impl HostClient {
         Ok(kernels)
     }
 
-    /// Removes a kernel by name or id; `expected_version` 0: whatever its version.
+    /// Removes a kernel by name or id; `expected_version` 0: any version.
     ///
     /// # Errors
     /// `notFound`, `conflict`.
@@ -162,10 +167,10 @@ impl HostClient {
         self.remove(name, expected_version, false).await
     }
 
-    /// As [`Self::remove_kernel`], with the threads that work in its workspace.
+    /// As [`Self::remove_kernel`], together with the threads in its workspace.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::remove_kernel`].
     pub async fn remove_with_threads(&self, name: &str, expected_version: u64) -> Result<()> {
         self.remove(name, expected_version, true).await
     }
@@ -178,10 +183,10 @@ impl HostClient {
         self.link.wait(request.send().promise).await.map(drop)
     }
 
-    /// What happened after sequence number `since`, and what will.
+    /// Subscribes to the events after sequence number `since`, past and future.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn events(&self, since: u64) -> Result<Events> {
         let (inlet, feed) = feed();
         let mut request = self.cap.events_request();
@@ -192,19 +197,19 @@ impl HostClient {
         Ok(Events::new(feed, self.link.clone(), subscription))
     }
 
-    /// What this host can do.
+    /// The abilities of the host.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn abilities(&self) -> Result<Vec<Ability>> {
         let response = self.link.call(self.cap.abilities_request().send().promise).await?;
         answer(info::read_abilities(fields(response.get())?.get_abilities()))
     }
 
-    /// The workers that are kept ready.
+    /// The pools of warm workers.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn pools(&self) -> Result<Vec<PoolInfo>> {
         let response = self.link.call(self.cap.pools_request().send().promise).await?;
         answer(read_pools(fields(response.get())?.get_pools()))
@@ -213,7 +218,7 @@ impl HostClient {
     /// The host's id and its clock in milliseconds since 1970.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn ping(&self) -> Result<(String, i64)> {
         let response = self.link.call(self.cap.ping_request().send().promise).await?;
         let response = fields(response.get())?;

@@ -1,4 +1,4 @@
-//! One kernel: executions, life, rights, events and journal. Its state is in `state.rs`.
+//! One kernel: executions, lifecycle, rights, events and journal. `state.rs` has its state.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -20,18 +20,18 @@ use crate::rpc::convert::rights::{rights_len, write_rights};
 use crate::rpc::convert::{info, listing, read_name};
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// How a journal is looked at.
+/// A view of a journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JournalSeen<'a> {
     /// Every entry.
     Whole,
-    /// In the place of messages that a checkpoint compacted, its summary.
+    /// Each checkpoint's summary in place of the messages that it compacted.
     Compacted,
     /// Only the messages that this checkpoint compacted.
     Of(&'a str),
 }
 
-/// A capability of one kernel.
+/// A capability for one kernel.
 #[derive(Clone)]
 pub struct KernelClient {
     pub(super) cap: wire::kernel::Client,
@@ -43,7 +43,7 @@ impl KernelClient {
         KernelClient { cap, link }
     }
 
-    /// Connects to the socket of one kernel: `kernels/<name>.sock` or one that was published.
+    /// Connects to the socket of one kernel: `kernels/<name>.sock` or a published one.
     ///
     /// # Errors
     /// As [`HostClient::connect`](super::HostClient::connect).
@@ -52,10 +52,10 @@ impl KernelClient {
         Ok(KernelClient { cap, link })
     }
 
-    /// Starts an execution of code without more; it is in the journal when this returns.
+    /// Starts an execution of code alone. The execution is in the journal when this returns.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn submit(&self, code: &str) -> Result<ExecId> {
         let mut request = self.cap.execute_request();
         request.get().set_code(code);
@@ -63,10 +63,12 @@ impl KernelClient {
         Ok(ExecId(fields(response.get())?.get_exec_id()))
     }
 
-    /// Starts an execution; it is in the journal when this returns, and goes on whatever becomes of the client.
+    /// Starts an execution, which continues independently of the client.
+    ///
+    /// It is in the journal when this returns.
     ///
     /// # Errors
-    /// The daemon's; `invalidArgument` for a request that breaks a bound.
+    /// The daemon's errors; `invalidArgument` for a request beyond a limit.
     pub async fn run(&self, request: &ExecRequest) -> Result<ExecutionClient> {
         request.check().map_err(|e| Error::invalid(e.to_string()))?;
         let mut call = self.cap.run_request();
@@ -77,7 +79,8 @@ impl KernelClient {
         Ok(ExecutionClient::new(cap, ExecId(response.get_exec_id()), self.link.clone()))
     }
 
-    /// Runs code and waits for its end, in one round trip. Who gives up waiting does not stop it.
+    /// Runs code and waits for its end, in one round trip. Dropping the future does not stop the
+    /// code.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -89,7 +92,7 @@ impl KernelClient {
         answer(read_exec_result(fields(fields(response.get())?.get_result())?))
     }
 
-    /// An execution by its number, also one that ended long ago.
+    /// Opens an execution by its number, also one that ended long ago.
     ///
     /// # Errors
     /// `notFound`.
@@ -101,28 +104,28 @@ impl KernelClient {
         Ok(ExecutionClient::new(cap, exec, self.link.clone()))
     }
 
-    /// Interrupts an execution that runs or waits.
+    /// Interrupts a running or queued execution.
     ///
     /// # Errors
-    /// `notFound` if there is none of that number.
+    /// `notFound` if the number is unknown.
     pub async fn interrupt_execution(&self, exec: ExecId) -> Result<()> {
         let mut request = self.cap.interrupt_request();
         request.get().set_exec_id(exec.0);
         self.link.call(request.send().promise).await.map(drop)
     }
 
-    /// The kernel as it is now.
+    /// The kernel's present state.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn info(&self) -> Result<KernelInfo> {
         self.info_and_rights().await.map(|(info, _)| info)
     }
 
-    /// The kernel as it is now, and what this capability allows.
+    /// The kernel's present state and the rights of this capability.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn info_and_rights(&self) -> Result<(KernelInfo, Rights)> {
         let response = self.link.call(self.cap.info_request().send().promise).await?;
         answer(info::read_kernel_info(fields(fields(response.get())?.get_info())?))
@@ -131,22 +134,23 @@ impl KernelClient {
     /// Starts the worker now; closes an open circuit breaker.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn start(&self) -> Result<()> {
         self.link.wait(self.cap.start_request().send().promise).await.map(drop)
     }
 
-    /// Ends the worker; state is kept. Waits for what runs, unless `force` interrupts it.
+    /// Ends the worker and keeps the state. Waits for the running execution unless `force`
+    /// interrupts it.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn stop(&self, force: bool) -> Result<()> {
         let mut request = self.cap.stop_request();
         request.get().set_force(force);
         self.link.wait(request.send().promise).await.map(drop)
     }
 
-    /// Removes the kernel; `expected_version` 0: whatever its version.
+    /// Removes the kernel; `expected_version` 0: any version.
     ///
     /// # Errors
     /// `conflict`.
@@ -156,10 +160,10 @@ impl KernelClient {
         self.link.wait(request.send().promise).await.map(drop)
     }
 
-    /// The same kernel with at most these rights; `label` names the holder in the journal.
+    /// Returns a capability with at most these rights; `label` names its holder in the journal.
     ///
     /// # Errors
-    /// `refused` without the right to.
+    /// `refused` without the necessary right.
     pub async fn attenuate(&self, rights: Rights, label: &str) -> Result<KernelClient> {
         let mut request = self.cap.attenuate_request();
         write_rights(request.get().init_rights(rights_len(rights)), rights);
@@ -168,7 +172,10 @@ impl KernelClient {
         Ok(KernelClient::new(fields(fields(response.get())?.get_kernel())?, self.link.clone()))
     }
 
-    /// The same kernel with at most these rights as a socket for another program of this user; gives its path.
+    /// Publishes a capability with at most these rights as a socket for another program of this
+    /// user.
+    ///
+    /// Returns the socket's path.
     ///
     /// # Errors
     /// `refused`, `alreadyExists`.
@@ -180,7 +187,7 @@ impl KernelClient {
         answer(read_name(fields(response.get())?.get_path(), "path")).map(PathBuf::from)
     }
 
-    /// Takes a published socket away.
+    /// Removes a published socket.
     ///
     /// # Errors
     /// `notFound`.
@@ -190,10 +197,10 @@ impl KernelClient {
         self.link.call(request.send().promise).await.map(drop)
     }
 
-    /// Opens a blob for reading in parts.
+    /// Opens a blob for reading in chunks.
     ///
     /// # Errors
-    /// `notFound`, also for one that this kernel was never given.
+    /// `notFound`, also for a blob that this kernel may not read.
     pub async fn open_blob(&self, hash: Digest) -> Result<BlobDownload> {
         let mut request = self.cap.open_blob_request();
         request.get().set_hash(hash.to_string());
@@ -201,16 +208,16 @@ impl KernelClient {
         BlobDownload::new(fields(fields(response.get())?.get_blob())?, self.link.clone()).await
     }
 
-    /// Begins a new blob, written in parts.
+    /// Creates a blob, written in chunks.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn new_blob(&self) -> Result<BlobUpload> {
         let response = self.link.call(self.cap.new_blob_request().send().promise).await?;
         Ok(BlobUpload::new(fields(fields(response.get())?.get_blob())?, self.link.clone()))
     }
 
-    /// Lets another kernel read a blob that this one can read. Both from the same connection.
+    /// Lets another kernel of the same connection read a blob that this one can read.
     ///
     /// # Errors
     /// `notFound`.
@@ -221,10 +228,11 @@ impl KernelClient {
         self.link.call(request.send().promise).await.map(drop)
     }
 
-    /// Gives `each` the journal's entries after sequence number `since`, oldest first; `limit` 0: all.
+    /// Passes the journal's entries after sequence number `since` to `each`, oldest first; `limit`
+    /// 0: all.
     ///
     /// # Errors
-    /// The daemon's and `each`'s.
+    /// The errors of the daemon and of `each`.
     pub async fn each_journal_entry(
         &self,
         since: u64,
@@ -234,10 +242,10 @@ impl KernelClient {
         self.each_entry_seen(JournalSeen::Whole, since, limit, each).await
     }
 
-    /// As [`Self::each_journal_entry`], as checkpoints let the journal be seen.
+    /// As [`Self::each_journal_entry`], through a view.
     ///
     /// # Errors
-    /// As there; `notFound` for a checkpoint.
+    /// As [`Self::each_journal_entry`]; `notFound` for an unknown checkpoint.
     pub async fn each_entry_seen(
         &self,
         seen: JournalSeen<'_>,
@@ -259,7 +267,7 @@ impl KernelClient {
         feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, each).await
     }
 
-    /// Appends to the journal what an agent or a person said; gives the entry's sequence number.
+    /// Appends a message of an agent or a person to the journal and returns its sequence number.
     ///
     /// # Errors
     /// `invalidArgument`, `refused`.
@@ -267,10 +275,10 @@ impl KernelClient {
         self.message_once(role, text, "", 0).await
     }
 
-    /// As [`Self::message`]; the same `key` (if any) gives the same entry.
+    /// As [`Self::message`]; the same `key`, if any, returns the same entry.
     ///
     /// # Errors
-    /// As there, and `conflict`.
+    /// As [`Self::message`], and `conflict`.
     pub async fn message_once(&self, role: &str, text: &str, key: &str, expected_version: u64) -> Result<u64> {
         let mut request = self.cap.message_request();
         request.get().set_role(role);
@@ -281,10 +289,10 @@ impl KernelClient {
         Ok(fields(response.get())?.get_sequence())
     }
 
-    /// What happened to this kernel after sequence number `since`, and what will.
+    /// Subscribes to this kernel's events after sequence number `since`, past and future.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn events(&self, since: u64) -> Result<Events> {
         let (inlet, feed) = feed();
         let mut request = self.cap.events_request();
@@ -295,7 +303,9 @@ impl KernelClient {
         Ok(Events::new(feed, self.link.clone(), subscription))
     }
 
-    /// Takes a lease, or takes up again the one of `token`: while it lasts, only its holder changes or executes.
+    /// Takes a lease, or resumes the lease of `token`.
+    ///
+    /// While the lease lasts, only its holder may change the kernel or execute in it.
     ///
     /// # Errors
     /// `busy` while another lease lasts.
@@ -314,10 +324,10 @@ impl KernelClient {
         ))
     }
 
-    /// Background jobs that run now.
+    /// Background jobs that are running.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn jobs(&self) -> Result<Vec<Job>> {
         let response = self.link.call(self.cap.jobs_request().send().promise).await?;
         answer(listing::read_jobs(fields(response.get())?.get_jobs()))

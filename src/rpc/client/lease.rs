@@ -1,4 +1,4 @@
-//! A lease on a kernel: while it lasts, only its holder changes the kernel.
+//! A lease on a kernel: while it lasts, only its holder may change the kernel.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::kernel::KernelClient;
 use crate::core::error::Result;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// A lease that was taken.
+/// A lease held by this client.
 pub struct LeaseClient {
     cap: wire::lease::Client,
     token: Vec<u8>,
@@ -21,29 +21,29 @@ impl LeaseClient {
         LeaseClient { cap, token, expires_at_ms, link }
     }
 
-    /// What takes the lease up again after a lost connection. Secret.
+    /// The secret that resumes the lease after a lost connection.
     pub fn token(&self) -> &[u8] {
         &self.token
     }
 
-    /// When it ends unless renewed, milliseconds since 1970.
+    /// Expiry unless renewed, milliseconds since 1970.
     pub fn expires_at_ms(&self) -> i64 {
         self.expires_at_ms
     }
 
-    /// The capability that the lease lets through.
+    /// The kernel's capability for the lease holder.
     ///
     /// # Errors
-    /// `refused` once it has ended.
+    /// `refused` once the lease has ended.
     pub async fn kernel(&self) -> Result<KernelClient> {
         let response = self.link.call(self.cap.kernel_request().send().promise).await?;
         Ok(KernelClient::new(fields(fields(response.get())?.get_kernel())?, self.link.clone()))
     }
 
-    /// Makes it last `ttl` from now.
+    /// Extends the lease to `ttl` from now.
     ///
     /// # Errors
-    /// `refused` once it has ended.
+    /// `refused` once the lease has ended.
     pub async fn renew(&mut self, ttl: Duration) -> Result<()> {
         let mut request = self.cap.renew_request();
         request.get().set_ttl_ms(millis(ttl));
@@ -52,10 +52,10 @@ impl LeaseClient {
         Ok(())
     }
 
-    /// Ends it now.
+    /// Ends the lease now.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn release(self) -> Result<()> {
         self.link.call(self.cap.release_request().send().promise).await.map(drop)
     }

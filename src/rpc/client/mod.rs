@@ -1,13 +1,14 @@
 //! The client's side of the public interface: plain Rust types outside, Cap'n Proto inside.
 //!
-//! - [`HostClient`]: a connection to a daemon; makes, opens, lists and removes kernels.
+//! - [`HostClient`]: a connection to a daemon; creates, opens, lists and removes kernels.
 //! - [`KernelClient`]: one kernel, every method of the interface; also a [`Session`](crate::session::Session).
 //! - [`ExecutionClient`]: one execution: its output, its result, its input.
 //!
-//! Everything here is `!Send` and runs on a [`tokio::task::LocalSet`]; [`run_local`] makes one. What arrives through a
-//! callback is acknowledged when it was taken, so a slow taker slows the daemon and in the end the code. A connection
-//! that is lost makes every call fail with [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable);
-//! connecting again is the caller's decision, because only the caller knows what may be said twice.
+//! Everything here is `!Send` and runs on a [`tokio::task::LocalSet`]; [`run_local`] creates one.
+//! Data that arrives through a callback is acknowledged when it was taken, so a slow consumer slows
+//! the daemon and, in the end, the code. After a lost connection every call fails with
+//! [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable). Reconnecting is the
+//! caller's decision: only the caller knows which calls may be repeated.
 
 mod blob;
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! Kernels as files.
+//! Export and import of kernels as files.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use crate::core::limits;
 use crate::rpc::convert::{info, read_data};
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// A kernel's file, read in pieces. Dropped before its end, it is not written to its end.
+/// Reads a kernel's file in chunks. Dropping it early ends the export.
 pub struct BundleDownload {
     cap: wire::bundle_reader::Client,
     link: Rc<Link>,
@@ -21,10 +21,10 @@ pub struct BundleDownload {
 }
 
 impl BundleDownload {
-    /// The next piece; `None` at the end.
+    /// The next chunk; `None` at the end.
     ///
     /// # Errors
-    /// The daemon's: what was read so far is no whole file.
+    /// The daemon's errors; the chunks read so far are then not a valid file.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         if self.end.is_some() {
             return Ok(None);
@@ -38,23 +38,23 @@ impl BundleDownload {
         answer(read_data(response.get_data(), "piece of a file", limits::CHUNK_BYTES)).map(Some)
     }
 
-    /// Digest and length of the whole, once it was read to its end.
+    /// Digest and length of the whole file, once it was read to its end.
     pub fn end(&self) -> Option<(Digest, u64)> {
         self.end
     }
 }
 
-/// A kernel's file, given in pieces. Dropped without [`BundleUpload::finish`], nothing comes of it.
+/// Writes a kernel's file in chunks. Without [`BundleUpload::finish`] no kernel is created.
 pub struct BundleUpload {
     cap: wire::bundle_writer::Client,
     link: Rc<Link>,
 }
 
 impl BundleUpload {
-    /// Gives more of it; returns when the daemon is ready for more.
+    /// Sends more of the file; returns when the daemon is ready for more.
     ///
     /// # Errors
-    /// The daemon's: what is wrong with the file.
+    /// The daemon's errors, among them defects of the file.
     pub async fn write(&mut self, data: &[u8]) -> Result<()> {
         for chunk in data.chunks(limits::CHUNK_BYTES) {
             let mut request = self.cap.write_request();
@@ -64,10 +64,10 @@ impl BundleUpload {
         Ok(())
     }
 
-    /// Makes a kernel of it.
+    /// Creates the kernel from the file.
     ///
     /// # Errors
-    /// The daemon's; nothing is visible then.
+    /// The daemon's errors; nothing is visible then.
     pub async fn finish(self) -> Result<(KernelClient, KernelInfo)> {
         let response = self.link.wait(self.cap.finish_request().send().promise).await?;
         let response = fields(response.get())?;
@@ -77,10 +77,12 @@ impl BundleUpload {
 }
 
 impl KernelClient {
-    /// Writes the kernel and these of its checkpoints as a file; none named: all, and a new one of what is now.
+    /// Exports the kernel and the given checkpoints as a file.
+    ///
+    /// Without references: all checkpoints and a new one of the present state.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn export(&self, references: &[String]) -> Result<BundleDownload> {
         let mut request = self.cap.export_request();
         let mut list = request.get().init_refs(references.len() as u32);
@@ -94,10 +96,13 @@ impl KernelClient {
 }
 
 impl HostClient {
-    /// Begins to make a kernel of a file; `name` empty: as it was called. `without_host`: without mounts, paths and MCP servers.
+    /// Starts to create a kernel from a file.
+    ///
+    /// `name` empty: the name in the file. `without_host`: without mounts, host paths and MCP
+    /// servers.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn import_kernel(&self, name: &str, without_host: bool) -> Result<BundleUpload> {
         let mut request = self.cap.import_kernel_request();
         request.get().set_name(name);

@@ -1,4 +1,5 @@
-//! One kernel's state: variables, mounts, tools, MCP servers, blobs, snapshots, and help for interactive front ends.
+//! One kernel's state: variables, mounts, tools, MCP servers, blobs, snapshots, completion and
+//! checks of code.
 
 use super::connection::{answer, fields};
 use super::kernel::KernelClient;
@@ -23,17 +24,17 @@ pub struct Completions {
     pub matches: Vec<String>,
 }
 
-/// Whether code is a whole program.
+/// Whether code is a complete program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedCode {
-    /// What more it needs, if anything.
+    /// Complete, incomplete or invalid.
     pub status: CodeStatus,
-    /// Indentation that the next line should begin with.
+    /// Indentation for the next line.
     pub indent: String,
 }
 
 impl KernelClient {
-    /// A variable.
+    /// Reads a variable.
     ///
     /// # Errors
     /// `notFound`.
@@ -44,7 +45,7 @@ impl KernelClient {
         answer(read_value(fields(fields(response.get())?.get_value())?))
     }
 
-    /// Sets a variable; `expected_version` 0: whatever the kernel's version.
+    /// Sets a variable; `expected_version` 0: any version of the kernel.
     ///
     /// # Errors
     /// `invalidArgument`, `conflict`.
@@ -59,7 +60,7 @@ impl KernelClient {
     /// The names of the user's variables.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn var_names(&self) -> Result<Vec<String>> {
         let response = self.link.call(self.cap.list_vars_request().send().promise).await?;
         answer(read_text_list(fields(response.get())?.get_names(), "variables", limits::VALUE_ITEMS))
@@ -68,13 +69,13 @@ impl KernelClient {
     /// The user's variables with type and summary.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn vars(&self) -> Result<Vec<VarInfo>> {
         let response = self.link.call(self.cap.describe_vars_request().send().promise).await?;
         answer(listing::read_vars(fields(response.get())?.get_vars()))
     }
 
-    /// Makes the host's folder or file `source` visible inside at `path`.
+    /// Mounts the host's directory or file `source` at `path`.
     ///
     /// # Errors
     /// `invalidArgument`, `notFound`, `refused`, `conflict`.
@@ -87,7 +88,7 @@ impl KernelClient {
         self.link.call(request.send().promise).await.map(drop)
     }
 
-    /// Takes a mount away.
+    /// Removes a mount.
     ///
     /// # Errors
     /// `notFound`, `conflict`.
@@ -101,7 +102,7 @@ impl KernelClient {
     /// The mounts.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn mounts(&self) -> Result<Vec<MountInfo>> {
         let response = self.link.call(self.cap.list_mounts_request().send().promise).await?;
         answer(listing::read_mounts(fields(response.get())?.get_mounts()))
@@ -110,13 +111,13 @@ impl KernelClient {
     /// The tools.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn tools(&self) -> Result<Vec<ToolInfo>> {
         let response = self.link.call(self.cap.list_tools_request().send().promise).await?;
         answer(listing::read_tools(fields(response.get())?.get_tools()))
     }
 
-    /// Calls a tool with named (object) or positional (array) arguments; it is an execution like any other.
+    /// Calls a tool with named (object) or positional (array) arguments, as an execution.
     ///
     /// # Errors
     /// `notFound`, `invalidArgument`.
@@ -128,7 +129,7 @@ impl KernelClient {
         answer(read_exec_result(fields(fields(response.get())?.get_result())?))
     }
 
-    /// Gives the kernel an MCP server of the configuration's allow-list.
+    /// Registers an MCP server of the configuration's allow-list.
     ///
     /// # Errors
     /// `refused`, `alreadyExists`, `conflict`.
@@ -140,7 +141,7 @@ impl KernelClient {
         self.link.call(request.send().promise).await.map(drop)
     }
 
-    /// Takes an MCP server away.
+    /// Removes an MCP server.
     ///
     /// # Errors
     /// `notFound`, `conflict`.
@@ -154,16 +155,16 @@ impl KernelClient {
     /// The kernel's MCP servers.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn mcp_servers(&self) -> Result<Vec<McpInfo>> {
         let response = self.link.call(self.cap.list_mcp_servers_request().send().promise).await?;
         answer(mcp::read_mcp_servers(fields(response.get())?.get_servers()))
     }
 
-    /// The engine's state as opaque, versioned bytes, and what they do not hold.
+    /// The engine's state as opaque, versioned bytes, and the values that they do not hold.
     ///
     /// # Errors
-    /// `busy` if it is larger than [`limits::STATE_INLINE_BYTES`].
+    /// `busy` if the state is larger than [`limits::STATE_INLINE_BYTES`].
     pub async fn save_state(&self) -> Result<StateSnapshot> {
         let response = self.link.wait(self.cap.snapshot_request().send().promise).await?;
         let response = fields(response.get())?;
@@ -171,7 +172,8 @@ impl KernelClient {
         Ok(StateSnapshot { data, missed: answer(listing::read_missed(response.get_missed()))? })
     }
 
-    /// Puts an engine's state back, all or nothing; gives what could not be built again.
+    /// Replaces the engine's state, completely or not at all. Returns the values that could not be
+    /// rebuilt.
     ///
     /// # Errors
     /// `invalidArgument`, `corrupt`, `conflict`.
@@ -184,19 +186,19 @@ impl KernelClient {
         answer(listing::read_missed(fields(response.get())?.get_missed()))
     }
 
-    /// What the kernel holds now that its saved state does not.
+    /// Values that the kernel holds now and its saved state does not.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn missed(&self) -> Result<Vec<MissedEntry>> {
         let response = self.link.call(self.cap.missed_request().send().promise).await?;
         answer(listing::read_missed(fields(response.get())?.get_missed()))
     }
 
-    /// A blob of at most [`limits::BLOB_INLINE_BYTES`]; larger: [`KernelClient::open_blob`].
+    /// Reads a blob of at most [`limits::BLOB_INLINE_BYTES`]; larger: [`KernelClient::open_blob`].
     ///
     /// # Errors
-    /// `notFound`, also for one that this kernel was never given.
+    /// `notFound`, also for a blob that this kernel may not read.
     pub async fn blob(&self, hash: Digest) -> Result<Vec<u8>> {
         let mut request = self.cap.read_blob_request();
         request.get().set_hash(hash.to_string());
@@ -207,7 +209,7 @@ impl KernelClient {
     /// Stores a blob of at most [`limits::BLOB_INLINE_BYTES`]; larger: [`KernelClient::new_blob`].
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn put_blob(&self, data: &[u8]) -> Result<Digest> {
         within(data.len(), "blob", limits::BLOB_INLINE_BYTES)?;
         let mut request = self.cap.write_blob_request();
@@ -219,7 +221,7 @@ impl KernelClient {
     /// Completions for the byte offset `cursor` of `code`.
     ///
     /// # Errors
-    /// `unsupported` if the engine has none.
+    /// `unsupported` if the engine offers none.
     pub async fn complete(&self, code: &str, cursor: usize) -> Result<Completions> {
         let mut request = self.cap.complete_request();
         request.get().set_code(code);
@@ -230,10 +232,10 @@ impl KernelClient {
         Ok(Completions { start, matches: answer(read_matches(response.get_matches()))? })
     }
 
-    /// Whether `code` is a whole program.
+    /// Whether `code` is a complete program.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn check(&self, code: &str) -> Result<CheckedCode> {
         let mut request = self.cap.check_request();
         request.get().set_code(code);
@@ -252,7 +254,7 @@ pub(super) fn read_digest(reader: capnp::Result<capnp::text::Reader<'_>>) -> Res
     text.parse().map_err(|e| crate::core::error::Error::invalid(format!("{e}")))
 }
 
-/// Refuses before sending what the daemon would hang up on.
+/// Refuses data so large that the daemon would close the connection.
 fn within(bytes: usize, what: &str, most: usize) -> Result<()> {
     match bytes > most {
         true => Err(crate::core::error::Error::invalid(format!("{what} of {bytes} bytes is larger than {most} bytes"))),

@@ -1,4 +1,4 @@
-//! Upkeep of a host, and its audit log.
+//! Maintenance of a host, and its audit log.
 
 use super::connection::{answer, fields};
 use super::feed::feed;
@@ -10,11 +10,14 @@ use crate::rpc::convert::read_text;
 use crate::rpc::convert::upkeep::{read_gc_report, read_verify_report};
 
 impl HostClient {
-    /// Removes what retention lets go and nothing names. Gives `take` each checkpoint that goes; with `dry_run`, which changes
-    /// nothing, each thing there is.
+    /// Removes the checkpoints that retention expires and unreferenced objects.
+    ///
+    /// Passes each removed checkpoint to `take`. With `dry_run`, which changes nothing, passes
+    /// every checkpoint and object.
     ///
     /// # Errors
-    /// `busy` while another goes on; `corrupt` if what is needed cannot be known; `take`'s.
+    /// `busy` during another collection; `corrupt` if the needed objects cannot be determined; the
+    /// errors of `take`.
     pub async fn gc(&self, dry_run: bool, mut take: impl AsyncFnMut(GcItem) -> Result<()>) -> Result<GcReport> {
         let (inlet, feed) = feed::<GcItem>();
         let mut request = self.cap.gc_request();
@@ -28,10 +31,10 @@ impl HostClient {
         feed.pump(&self.link, ended, async |item| take(item).await).await
     }
 
-    /// Reads everything there is. Gives `take` what is damaged, and how far it is.
+    /// Verifies all stored data. Passes damage and progress to `take`.
     ///
     /// # Errors
-    /// `busy` while another goes on; `take`'s.
+    /// `busy` during another verification; the errors of `take`.
     pub async fn verify(&self, mut take: impl AsyncFnMut(VerifyTold) -> Result<()>) -> Result<VerifyReport> {
         let (inlet, feed) = feed::<VerifyTold>();
         let mut request = self.cap.verify_request();
@@ -44,10 +47,12 @@ impl HostClient {
         feed.pump(&self.link, ended, async |told| take(told).await).await
     }
 
-    /// Gives `take` lines of the audit log after number `since`, oldest first; `limit` 0: all; `kernel` empty: of every kernel.
+    /// Passes lines of the audit log after number `since` to `take`, oldest first.
+    ///
+    /// `limit` 0: all; `kernel` empty: of every kernel.
     ///
     /// # Errors
-    /// `notFound` for a kernel that is not there; `take`'s.
+    /// `notFound` for an unknown kernel; the errors of `take`.
     pub async fn audit(
         &self,
         kernel: &str,
@@ -66,7 +71,9 @@ impl HostClient {
         feed.pump(&self.link, ended, async |line| take(line).await).await
     }
 
-    /// Proves the audit log's chain, against an end of it that was kept too. The inner error names the first line that does not fit.
+    /// Verifies the audit log's hash chain, optionally against an earlier end of it.
+    ///
+    /// The inner error names the first line that does not fit.
     ///
     /// # Errors
     /// `corrupt` if the log cannot be read.

@@ -14,7 +14,7 @@ impl KernelClient {
     /// Steps and the current agent.
     ///
     /// # Errors
-    /// The daemon's.
+    /// The daemon's errors.
     pub async fn workflow(&self) -> Result<Workflow> {
         let response = self.link.call(self.cap.workflow_request().send().promise).await?;
         answer(read_workflow(fields(fields(response.get())?.get_workflow())?))
@@ -23,7 +23,7 @@ impl KernelClient {
     /// Begins a step.
     ///
     /// # Errors
-    /// `conflict` with reason `step_open` while another is not completed.
+    /// `conflict` with reason `step_open` while another step is open.
     pub async fn begin_step(&self, name: &str, expected_version: u64) -> Result<Step> {
         let mut request = self.cap.begin_step_request();
         request.get().set_name(name);
@@ -32,10 +32,10 @@ impl KernelClient {
         answer(read_step(fields(fields(response.get())?.get_step())?))
     }
 
-    /// Completes the current step, with a checkpoint that holds it completed.
+    /// Completes the current step, with a checkpoint that contains the completion.
     ///
     /// # Errors
-    /// `conflict` with reason `no_step`; those of taking a checkpoint.
+    /// `conflict` with reason `no_step`; the errors of taking a checkpoint.
     pub async fn complete_step(&self, expected_version: u64) -> Result<(Step, Checkpoint)> {
         let mut request = self.cap.complete_step_request();
         request.get().set_expected_version(expected_version);
@@ -45,10 +45,10 @@ impl KernelClient {
         Ok((step, answer(read_checkpoint(fields(response.get_checkpoint())?))?.0))
     }
 
-    /// Has another agent work from now on, with a checkpoint that holds that.
+    /// Changes the current agent, with a checkpoint that contains the change.
     ///
     /// # Errors
-    /// `conflict` with reason `same_agent`; those of taking a checkpoint.
+    /// `conflict` with reason `same_agent`; the errors of taking a checkpoint.
     pub async fn hand_over(&self, agent: &str, note: &str, expected_version: u64) -> Result<Checkpoint> {
         let mut request = self.cap.hand_over_request();
         request.get().set_agent(agent);
@@ -58,7 +58,7 @@ impl KernelClient {
         Ok(answer(read_checkpoint(fields(fields(response.get())?.get_checkpoint())?))?.0)
     }
 
-    /// Puts a decision down; the same `key` (if any) gives the same decision.
+    /// Opens a decision; the same `key`, if any, returns the same decision.
     ///
     /// # Errors
     /// `invalidArgument`, `conflict`.
@@ -72,10 +72,10 @@ impl KernelClient {
         answer(read_decision(fields(fields(response.get())?.get_decision())?))
     }
 
-    /// Locks a decision, with a checkpoint from just before.
+    /// Locks a decision, with a checkpoint just before.
     ///
     /// # Errors
-    /// `notFound`, `conflict` with reason `decision_state`; those of taking a checkpoint.
+    /// `notFound`, `conflict` with reason `decision_state`; the errors of taking a checkpoint.
     pub async fn lock_decision(&self, id: u64, expected_version: u64) -> Result<(Decision, Checkpoint)> {
         let mut request = self.cap.lock_decision_request();
         request.get().set_id(id);
@@ -98,10 +98,10 @@ impl KernelClient {
         answer(read_decision(fields(fields(response.get())?.get_decision())?))
     }
 
-    /// Gives `take` the decisions, oldest first.
+    /// Passes the decisions to `take`, oldest first.
     ///
     /// # Errors
-    /// The daemon's and `take`'s.
+    /// The errors of the daemon and of `take`.
     pub async fn decisions(&self, take: impl AsyncFnMut(Decision) -> Result<()>) -> Result<()> {
         let (inlet, feed) = feed::<Decision>();
         let mut request = self.cap.decisions_request();
@@ -110,7 +110,7 @@ impl KernelClient {
         feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, take).await
     }
 
-    /// Gives an artifact one more version; the same `key` (if any) gives the same version.
+    /// Adds a version to an artifact; the same `key`, if any, returns the same version.
     ///
     /// # Errors
     /// `notFound`, `invalidArgument`, `conflict`.
@@ -132,7 +132,7 @@ impl KernelClient {
         answer(read_artifact(fields(fields(response.get())?.get_artifact())?))
     }
 
-    /// Gives an artifact one more version with the content of an earlier one.
+    /// Adds a version to an artifact, with the content of an earlier version.
     ///
     /// # Errors
     /// `notFound`, `conflict`.
@@ -145,10 +145,10 @@ impl KernelClient {
         answer(read_artifact(fields(fields(response.get())?.get_artifact())?))
     }
 
-    /// Gives `take` the newest version of each artifact; or every version of one, newest first.
+    /// Passes the newest version of each artifact to `take`, or every version of one, newest first.
     ///
     /// # Errors
-    /// The daemon's and `take`'s.
+    /// The errors of the daemon and of `take`.
     pub async fn artifacts(&self, name: &str, take: impl AsyncFnMut(Artifact) -> Result<()>) -> Result<()> {
         let (inlet, feed) = feed::<Artifact>();
         let mut request = self.cap.artifacts_request();
@@ -158,10 +158,10 @@ impl KernelClient {
         feed.pump(&self.link, async { self.link.wait(call).await.map(drop) }, take).await
     }
 
-    /// One version of an artifact and its content; `version` 0: the newest.
+    /// Opens a version of an artifact; `version` 0: the newest.
     ///
     /// # Errors
-    /// `notFound`, with reason `withdrawn` for one that a restore withdrew.
+    /// `notFound`, with reason `withdrawn` for a version that a restore withdrew.
     pub async fn artifact(&self, name: &str, version: u32) -> Result<(Artifact, BlobDownload)> {
         let mut request = self.cap.artifact_request();
         request.get().set_name(name);

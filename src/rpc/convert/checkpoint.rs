@@ -1,4 +1,4 @@
-//! Checkpoints: requests, rows and what a restore did.
+//! Checkpoints: requests, rows and results of a restore.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::core::ids::CheckpointId;
 use crate::core::limits;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// The snapshot kinds that a checkpoint may be asked as.
+/// The snapshot kinds that a request may name.
 const KINDS: [&str; 3] = ["", "auto", "checkpoint"];
 
-/// Words that tell what of one thing changed.
+/// Limit of words that say which aspects of an item changed.
 const WHATS: usize = 16;
 
 /// Reads a request.
@@ -71,10 +71,10 @@ pub fn write_request(mut builder: wire::checkpoint_request::Builder<'_>, request
     }
 }
 
-/// Reads a checkpoint, and whether the kernel is at it.
+/// Reads a checkpoint, and whether it is the kernel's current one.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_checkpoint(reader: wire::checkpoint::Reader<'_>) -> Result<(Checkpoint, bool)> {
     let parent = read_text(reader.get_parent(), "parent of a checkpoint")?;
     let restored_at_ms = reader.get_restored_at_ms();
@@ -128,10 +128,10 @@ pub fn write_checkpoint(mut builder: wire::checkpoint::Builder<'_>, checkpoint: 
     builder.set_compacted(checkpoint.compacted);
 }
 
-/// Reads what a restore did.
+/// Reads the result of a restore.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_restoration(reader: wire::restoration::Reader<'_>) -> Result<Restoration> {
     let checkpoint = reader.get_checkpoint().map_err(|e| malformed("checkpoint", e))?;
     Ok(Restoration {
@@ -151,7 +151,7 @@ pub fn read_restoration(reader: wire::restoration::Reader<'_>) -> Result<Restora
     })
 }
 
-/// Writes what a restore did.
+/// Writes the result of a restore.
 pub fn write_restoration(mut builder: wire::restoration::Builder<'_>, done: &Restoration) {
     write_checkpoint(builder.reborrow().init_checkpoint(), &done.checkpoint, true);
     builder.set_safety(done.safety.to_string());
@@ -169,7 +169,7 @@ pub fn write_restoration(mut builder: wire::restoration::Builder<'_>, done: &Res
 /// Reads a difference.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_difference(reader: wire::difference::Reader<'_>) -> Result<Difference> {
     let area = reader.get_area().map_err(|n| unknown("area", n))?;
     let deed = reader.get_deed().map_err(|n| unknown("deed", n))?;
@@ -222,7 +222,7 @@ pub fn write_difference(mut builder: wire::difference::Builder<'_>, difference: 
 /// Reads a part of a unified diff.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_patch(reader: wire::patch::Reader<'_>) -> Result<Patch> {
     Ok(Patch {
         path: read_data(reader.get_path(), "path of a file", limits::PATCH_PATH_BYTES)?,

@@ -1,4 +1,4 @@
-//! Errors over Cap'n Proto: an exception is a kind and a text, and our text holds one parseable line.
+//! Errors over Cap'n Proto: an exception is a kind and a text; ours contains one parseable line.
 
 use capnp::ErrorKind;
 
@@ -8,9 +8,9 @@ use crate::core::error::{Error, ErrorCode};
 pub fn to_capnp(error: Error) -> capnp::Error {
     let line = error.to_line();
     match error.code {
-        // Generic clients read the kind alone: `overloaded` means "later".
+        // Generic clients read the kind alone: `overloaded` means "retry later".
         ErrorCode::Busy | ErrorCode::Deadline => capnp::Error::overloaded(line),
-        // `disconnected` would make generic clients drop a connection that is well.
+        // `disconnected` would make generic clients drop a healthy connection.
         ErrorCode::Unavailable => capnp::Error::overloaded(line),
         ErrorCode::Unsupported => capnp::Error::unimplemented(line),
         ErrorCode::InvalidArgument
@@ -25,11 +25,11 @@ pub fn to_capnp(error: Error) -> capnp::Error {
     }
 }
 
-/// What becomes of what a lost connection was about, and what to do.
+/// The hint of a lost connection: what happens to kernels, and what to do.
 pub(in crate::rpc) const AFTER_A_LOSS: &str =
     "the daemon stopped or restarted; durable kernels continue, ephemeral ones are removed: reconnect";
 
-/// The error that an exception carries; a foreign exception becomes the code that its kind means.
+/// The error that an exception carries. For foreign exceptions the kind determines the code.
 pub fn from_capnp(exception: capnp::Error) -> Error {
     if let Some(error) = Error::from_line(&exception.extra) {
         return error;
@@ -43,7 +43,7 @@ pub fn from_capnp(exception: capnp::Error) -> Error {
         ErrorKind::Unimplemented => {
             Error::unsupported(format!("the daemon does not know this call: {text}")).hint("update ryokand")
         }
-        // Closed by capnp, not by us: everything else is a message that broke the format's rules or a fault.
+        // A `non_exhaustive` enum of capnp: other kinds are malformed messages or internal faults.
         _ => Error::internal(text),
     }
 }

@@ -1,4 +1,4 @@
-//! Executions: what is asked, what comes of it.
+//! Executions: requests and results.
 
 use super::output::{read_output_data, write_output_data};
 use super::text::{bounded, count, malformed, read_data, read_name, read_pairs, read_text, unknown, write_pairs};
@@ -10,10 +10,10 @@ use crate::core::info::CodeStatus;
 use crate::core::limits;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// Reads a request and checks every bound of it.
+/// Reads a request and checks all its limits.
 ///
 /// # Errors
-/// `invalidArgument` that names the bound.
+/// `invalidArgument` that names the exceeded limit.
 pub fn read_exec_request(reader: wire::exec_request::Reader<'_>) -> Result<ExecRequest> {
     let tool = read_name(reader.get_tool(), "tool name")?;
     let code = read_text(reader.get_code(), "code")?;
@@ -64,7 +64,7 @@ pub fn write_exec_request(mut builder: wire::exec_request::Builder<'_>, request:
 /// Reads a result.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_exec_result(reader: wire::exec_result::Reader<'_>) -> Result<ExecResult> {
     let value = match reader.get_has_data() {
         true => Some(read_value(reader.get_data().map_err(|e| malformed("result value", e))?)?),
@@ -152,7 +152,7 @@ pub fn code_status_to_wire(status: CodeStatus) -> wire::CodeStatus {
 /// Reads a code's status.
 ///
 /// # Errors
-/// `invalidArgument` for a status that this build does not know.
+/// `invalidArgument` for a status unknown to this build.
 pub fn read_code_status(status: Result<wire::CodeStatus, capnp::NotInSchema>) -> Result<CodeStatus> {
     Ok(match status.map_err(|n| unknown("code status", n))? {
         wire::CodeStatus::Complete => CodeStatus::Complete,
@@ -161,7 +161,7 @@ pub fn read_code_status(status: Result<wire::CodeStatus, capnp::NotInSchema>) ->
     })
 }
 
-/// Reads completions: the matches and where what they replace starts.
+/// Reads the matches of a completion.
 ///
 /// # Errors
 /// `invalidArgument` for more than [`limits::VALUE_ITEMS`].

@@ -1,4 +1,4 @@
-//! Forks: what is asked for. What became of it holds capabilities, so each side writes and reads that itself.
+//! Fork requests. Results contain capabilities, so client and server convert those themselves.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::rpc::schema::ryokan_capnp as wire;
 /// Reads a request.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_fork_request(reader: wire::fork_request::Reader<'_>) -> Result<Forking> {
     Ok(Forking {
         name: read_name(reader.get_name(), "name of a kernel")?,
@@ -41,7 +41,7 @@ pub fn write_fork_request(mut builder: wire::fork_request::Builder<'_>, forking:
 /// Reads an error that is part of an answer.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_error(reader: wire::error::Reader<'_>) -> Result<Error> {
     let code = reader.get_code().map_err(|n| unknown("code of an error", n))?;
     let code = ErrorCode::ALL.into_iter().nth(code as usize);

@@ -1,4 +1,4 @@
-//! What clients are shown of kernels, the host, its events and journals.
+//! Kernels, the host, events and journal entries, as shown to clients.
 
 use super::rights::{read_rights, rights_len, write_rights};
 use super::spec::{read_spec, write_spec};
@@ -13,10 +13,10 @@ use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::rights::Rights;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// Reads a kernel as it is now, and the rights of the capability that was asked.
+/// Reads a kernel's present state and the rights of the called capability.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(KernelInfo, Rights)> {
     let info = KernelInfo {
         id: parsed(read_name(reader.get_id(), "kernel id")?)?,
@@ -39,7 +39,7 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
     Ok((info, read_rights(reader.get_rights())?))
 }
 
-/// Writes a kernel as it is now, and the rights of the capability that was asked.
+/// Writes a kernel's present state and the rights of the called capability.
 ///
 /// # Errors
 /// As [`write_spec`].
@@ -71,7 +71,7 @@ fn read_origin(reader: wire::origin::Reader<'_>, generation: u32) -> Result<Orig
     let kernel = optional(read_name(reader.get_kernel(), "kernel of an origin")?)?;
     let checkpoint = optional(read_name(reader.get_checkpoint(), "checkpoint of an origin")?)?;
     let kind = match kind.as_str() {
-        // A daemon that does not tell.
+        // An older daemon does not send the kind.
         "" => OriginKind::Original,
         kind => OriginKind::from_name(kind).ok_or_else(|| Error::invalid(format!("{kind:?} is no kind of origin")))?,
     };
@@ -98,10 +98,10 @@ fn optional<T: std::str::FromStr<Err: std::fmt::Display>>(text: String) -> Resul
     if text.is_empty() { Ok(None) } else { parsed(text).map(Some) }
 }
 
-/// Reads which kernels to list.
+/// Reads a filter of kernels.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed or too much.
+/// `invalidArgument` for malformed data or data beyond a limit.
 pub fn read_kernel_filter(reader: wire::kernel_filter::Reader<'_>) -> Result<KernelFilter> {
     Ok(KernelFilter {
         labels: read_pairs(reader.get_labels(), "labels", limits::LABELS)?,
@@ -110,17 +110,17 @@ pub fn read_kernel_filter(reader: wire::kernel_filter::Reader<'_>) -> Result<Ker
     })
 }
 
-/// Writes which kernels to list.
+/// Writes a filter of kernels.
 pub fn write_kernel_filter(mut builder: wire::kernel_filter::Builder<'_>, filter: &KernelFilter) {
     write_pairs(builder.reborrow().init_labels(count(filter.labels.len())), &filter.labels);
     write_text_list(builder.reborrow().init_states(count(filter.states.len())), &filter.states);
     builder.set_prefix(filter.prefix.as_str());
 }
 
-/// Reads how the host introduces itself. Engines that this build does not know are left out: a newer daemon has more.
+/// Reads the host's answer to `hello`. Unknown engines are skipped: a newer daemon may have more.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_host_info(reader: wire::host_info::Reader<'_>) -> Result<HostInfo> {
     let engines = read_text_list(reader.get_engines(), "engines", limits::LABELS)?;
     Ok(HostInfo {
@@ -132,7 +132,7 @@ pub fn read_host_info(reader: wire::host_info::Reader<'_>) -> Result<HostInfo> {
     })
 }
 
-/// Writes how the host introduces itself.
+/// Writes the host's answer to `hello`.
 pub fn write_host_info(mut builder: wire::host_info::Builder<'_>, host: &HostInfo) {
     builder.set_id(host.id.to_string());
     builder.set_name(host.name.as_str());
@@ -142,10 +142,10 @@ pub fn write_host_info(mut builder: wire::host_info::Builder<'_>, host: &HostInf
     write_text_list(builder.init_engines(count(engines.len())), &engines);
 }
 
-/// Reads something that the host can or cannot do.
+/// Reads an ability of the host, present or missing.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_ability(reader: wire::ability::Reader<'_>) -> Result<Ability> {
     Ok(Ability {
         name: read_name(reader.get_name(), "ability name")?,
@@ -156,7 +156,7 @@ pub fn read_ability(reader: wire::ability::Reader<'_>) -> Result<Ability> {
     })
 }
 
-/// Writes something that the host can or cannot do.
+/// Writes an ability of the host.
 pub fn write_ability(mut builder: wire::ability::Builder<'_>, ability: &Ability) {
     builder.set_name(ability.name.as_str());
     builder.set_present(ability.present);
@@ -165,10 +165,10 @@ pub fn write_ability(mut builder: wire::ability::Builder<'_>, ability: &Ability)
     builder.set_hint(ability.hint.as_str());
 }
 
-/// Reads what the host can do.
+/// Reads the host's abilities.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed and for more than [`limits::VALUE_ITEMS`].
+/// `invalidArgument` for malformed data and for more than [`limits::VALUE_ITEMS`].
 pub fn read_abilities(
     reader: capnp::Result<capnp::struct_list::Reader<'_, wire::ability::Owned>>,
 ) -> Result<Vec<Ability>> {
@@ -177,17 +177,17 @@ pub fn read_abilities(
     list.iter().map(read_ability).collect()
 }
 
-/// Writes what the host can do into a builder of the same length.
+/// Writes the host's abilities into a builder of the same length.
 pub fn write_abilities(mut builder: capnp::struct_list::Builder<'_, wire::ability::Owned>, abilities: &[Ability]) {
     for (i, ability) in abilities.iter().enumerate() {
         write_ability(builder.reborrow().get(count(i)), ability);
     }
 }
 
-/// Reads something that happened.
+/// Reads an event.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_event(reader: wire::event::Reader<'_>) -> Result<Event> {
     Ok(Event {
         sequence: reader.get_sequence(),
@@ -198,7 +198,7 @@ pub fn read_event(reader: wire::event::Reader<'_>) -> Result<Event> {
     })
 }
 
-/// Writes something that happened.
+/// Writes an event.
 pub fn write_event(mut builder: wire::event::Builder<'_>, event: &Event) {
     builder.set_sequence(event.sequence);
     builder.set_at_ms(event.at_ms);
@@ -207,10 +207,10 @@ pub fn write_event(mut builder: wire::event::Builder<'_>, event: &Event) {
     builder.set_detail_json(event.detail_json.as_str());
 }
 
-/// Reads a line of a journal.
+/// Reads a journal entry.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_journal_entry(reader: wire::journal_entry::Reader<'_>) -> Result<JournalEntry> {
     Ok(JournalEntry {
         sequence: reader.get_sequence(),
@@ -228,7 +228,7 @@ pub fn read_journal_entry(reader: wire::journal_entry::Reader<'_>) -> Result<Jou
     })
 }
 
-/// Writes a line of a journal.
+/// Writes a journal entry.
 pub fn write_journal_entry(mut builder: wire::journal_entry::Builder<'_>, entry: &JournalEntry) {
     builder.set_sequence(entry.sequence);
     builder.set_at_ms(entry.at_ms);

@@ -1,4 +1,4 @@
-//! What a kernel lists: variables, mounts, tools, jobs and what its saved state lacks.
+//! Lists of a kernel: variables, mounts, tools, jobs and values missing from its saved state.
 
 use capnp::struct_list;
 
@@ -14,7 +14,7 @@ macro_rules! list {
         $(#[$doc])*
         ///
         /// # Errors
-        /// `invalidArgument` for what is malformed and for more than [`limits::VALUE_ITEMS`].
+        /// `invalidArgument` for malformed data and for more than [`limits::VALUE_ITEMS`].
         pub fn $read_list(reader: capnp::Result<struct_list::Reader<'_, $owned>>) -> Result<Vec<$item>> {
             let list = reader.map_err(|e| malformed($what, e))?;
             bounded(list.len(), $what, limits::VALUE_ITEMS)?;
@@ -43,7 +43,7 @@ list!(
     read_vars, write_vars, read_var, write_var, wire::var_info::Owned, VarInfo, "variables"
 );
 list!(
-    /// Reads what saved state lacks.
+    /// Reads the values missing from saved state.
     read_missed, write_missed, read_missed_entry, write_missed_entry, wire::missed_entry::Owned, MissedEntry, "missed"
 );
 list!(

@@ -1,4 +1,4 @@
-//! MCP servers: how to reach one, how it does.
+//! MCP servers: transports and states.
 
 use super::text::{bounded, count, malformed, read_name, read_pairs, read_text, read_text_list, unknown};
 use super::text::{write_pairs, write_text_list};
@@ -7,10 +7,10 @@ use crate::core::info::{McpInfo, McpTransport};
 use crate::core::limits;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// Reads how to reach an MCP server.
+/// Reads the transport of an MCP server.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed, too much or empty.
+/// `invalidArgument` for malformed, oversized or empty data.
 pub fn read_mcp_transport(reader: wire::mcp_transport::Reader<'_>) -> Result<McpTransport> {
     use wire::mcp_transport::Which;
     let wrong = |e| malformed("transport", e);
@@ -21,7 +21,7 @@ pub fn read_mcp_transport(reader: wire::mcp_transport::Reader<'_>) -> Result<Mcp
             if args.iter().any(|arg| arg.contains('\0')) {
                 return Err(Error::invalid("argument of an MCP server holds a NUL byte"));
             }
-            // An empty one asks for the configured server of that name.
+            // An empty command selects the configured server of that name.
             let command = read_name(stdio.get_command(), "command of an MCP server")?;
             Ok(McpTransport::Stdio {
                 command,
@@ -40,7 +40,7 @@ pub fn read_mcp_transport(reader: wire::mcp_transport::Reader<'_>) -> Result<Mcp
     }
 }
 
-/// Writes how to reach an MCP server.
+/// Writes the transport of an MCP server.
 pub fn write_mcp_transport(builder: wire::mcp_transport::Builder<'_>, transport: &McpTransport) {
     match transport {
         McpTransport::Stdio { command, args, env } => {
@@ -60,7 +60,7 @@ pub fn write_mcp_transport(builder: wire::mcp_transport::Builder<'_>, transport:
 /// Reads a kernel's MCP servers.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed and for more than [`limits::MCP_ITEMS`].
+/// `invalidArgument` for malformed data and for more than [`limits::MCP_ITEMS`].
 pub fn read_mcp_servers(
     reader: capnp::Result<capnp::struct_list::Reader<'_, wire::mcp_info::Owned>>,
 ) -> Result<Vec<McpInfo>> {
@@ -76,10 +76,10 @@ pub fn write_mcp_servers(mut builder: capnp::struct_list::Builder<'_, wire::mcp_
     }
 }
 
-/// Reads how an MCP server does.
+/// Reads the state of an MCP server.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_mcp_info(reader: wire::mcp_info::Reader<'_>) -> Result<McpInfo> {
     Ok(McpInfo {
         name: read_name(reader.get_name(), "name of an MCP server")?,
@@ -89,7 +89,7 @@ pub fn read_mcp_info(reader: wire::mcp_info::Reader<'_>) -> Result<McpInfo> {
     })
 }
 
-/// Writes how an MCP server does.
+/// Writes the state of an MCP server.
 pub fn write_mcp_info(mut builder: wire::mcp_info::Builder<'_>, server: &McpInfo) {
     builder.set_name(server.name.as_str());
     builder.set_state(server.state.as_str());

@@ -1,7 +1,9 @@
-//! Between Cap'n Proto's builders and readers and `core`'s types: `read_x` and `write_x` for every struct of the schema.
+//! Conversions between Cap'n Proto and `core`'s types: `read_x` and `write_x` for every struct of
+//! the schema.
 //!
-//! Reading is where outside data becomes a checked type: text is UTF-8, names hold no NUL, lists and nesting are bounded.
-//! What breaks a rule is [`ErrorCode::InvalidArgument`](crate::core::error::ErrorCode::InvalidArgument) and says which
+//! Reading turns outside data into checked types: text is UTF-8, names contain no NUL, lists and
+//! nesting are bounded. A violation is
+//! [`ErrorCode::InvalidArgument`](crate::core::error::ErrorCode::InvalidArgument) and names the
 //! field. Never does I/O and never holds a capability.
 
 pub mod checkpoint;
@@ -29,7 +31,7 @@ use crate::core::limits;
 #[cfg(test)]
 mod testing;
 
-/// What a reader of the public interface's messages allows: their size, and nesting enough for the deepest value.
+/// Limits for readers of the public interface's messages: size, and nesting for the deepest value.
 pub fn reader_options() -> capnp::message::ReaderOptions {
     let mut options = capnp::message::ReaderOptions::new();
     options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));

@@ -9,7 +9,7 @@ use crate::rpc::schema::ryokan_capnp as wire;
 /// Reads an event of a running execution.
 ///
 /// # Errors
-/// `invalidArgument` for a chunk beyond [`limits::CHUNK_BYTES`] and what is malformed.
+/// `invalidArgument` for malformed data or a chunk beyond [`limits::CHUNK_BYTES`].
 pub fn read_output_event(reader: wire::output_event::Reader<'_>) -> Result<OutputEvent> {
     use wire::output_event::Which;
     Ok(match reader.which().map_err(|n| unknown("output event", n))? {
@@ -53,7 +53,7 @@ pub fn write_output_event(mut builder: wire::output_event::Builder<'_>, event: &
 /// Reads a table or tree.
 ///
 /// # Errors
-/// `invalidArgument` for one beyond the bounds of nodes and nesting.
+/// `invalidArgument` beyond the limits of nodes and nesting.
 pub fn read_output_data(reader: wire::output_data::Reader<'_>) -> Result<OutputData> {
     let headers = read_text_list(reader.get_headers(), "headers", limits::OUTPUT_COLUMNS)?;
     let root = reader.get_root().map_err(|e| malformed("rows", e))?;

@@ -1,4 +1,4 @@
-//! The warm pools, as they cross the wire.
+//! The pools of warm workers.
 
 use super::text::{bounded, malformed};
 use super::{read_name, read_text};
@@ -10,7 +10,7 @@ use crate::rpc::schema::ryokan_capnp as wire;
 /// Reads the pools of a host.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed and for more than [`limits::VALUE_ITEMS`].
+/// `invalidArgument` for malformed data and for more than [`limits::VALUE_ITEMS`].
 pub fn read_pools(
     reader: capnp::Result<capnp::struct_list::Reader<'_, wire::pool_info::Owned>>,
 ) -> Result<Vec<PoolInfo>> {
@@ -47,7 +47,7 @@ fn read_pool(reader: wire::pool_info::Reader<'_>) -> Result<PoolInfo> {
     })
 }
 
-/// Writes one.
+/// Writes a pool.
 pub fn write_pool(mut builder: wire::pool_info::Builder<'_>, pool: &PoolInfo) {
     builder.set_engine(pool.engine.as_str());
     builder.set_net(pool.net.as_str());

@@ -36,14 +36,14 @@ fn from_wire(right: wire::Right) -> Right {
 /// Reads a set of rights.
 ///
 /// # Errors
-/// `invalidArgument` for a right that this build does not know: a right must never be lost silently.
+/// `invalidArgument` for a right unknown to this build: a right must never be lost silently.
 pub fn read_rights(reader: capnp::Result<enum_list::Reader<'_, wire::Right>>) -> Result<Rights> {
     let list = reader.map_err(|e| malformed("rights", e))?;
     bounded(list.len(), "rights", Right::ALL.len() * 4)?;
     list.iter().map(|right| right.map(from_wire).map_err(|n| unknown("right", n))).collect()
 }
 
-/// How long the list for `rights` is.
+/// Length of the list for `rights`.
 pub fn rights_len(rights: Rights) -> u32 {
     count(rights.iter().count())
 }

@@ -1,4 +1,5 @@
-//! Specifications: as a client asks for one (0 and empty: the daemon's default) and as a kernel has one.
+//! Specifications: as requested by a client (0 and empty: the daemon's default) and as a kernel has
+//! one.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ use crate::core::retention::Retention;
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// What a client asks a kernel to be. `None`: whatever the daemon's configuration says.
+/// A client's request for a kernel. `None`: the daemon's configuration decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecRequest {
     /// Its name.
@@ -20,9 +21,9 @@ pub struct SpecRequest {
     pub engine: Option<EngineName>,
     /// Process or microVM.
     pub isolation: Option<Isolation>,
-    /// Image and perhaps `@VERSION`.
+    /// Image, optionally with `@VERSION`.
     pub image: Option<String>,
-    /// Paths it is given, at their own places.
+    /// Host paths that it may use, mounted at the same paths inside.
     pub paths: Vec<AllowedPath>,
     /// Its network.
     pub net: Option<Net>,
@@ -40,20 +41,20 @@ pub struct SpecRequest {
     pub idle_timeout_ms: Option<u64>,
     /// Labels.
     pub labels: Vec<(String, String)>,
-    /// Sandbox layers to do without.
+    /// Sandbox layers that may be missing.
     pub degraded: Vec<String>,
-    /// Folder of the host to copy into the new workspace; absolute.
+    /// Host directory to copy into the new workspace; absolute.
     pub from_dir: Option<PathBuf>,
-    /// Whether it goes with the connection that makes it.
+    /// Whether it is removed with the connection that creates it.
     pub ephemeral: bool,
-    /// So many of the newest checkpoints that ryokan takes by itself are kept; the inner `None`: all.
+    /// Number of the newest automatic checkpoints to keep; the inner `None`: all.
     pub keep_checkpoints: Option<Option<u32>>,
-    /// For how long, milliseconds; the inner `None`: for ever.
+    /// Maximum age of automatic checkpoints, milliseconds; the inner `None`: unlimited.
     pub keep_checkpoints_for_ms: Option<Option<u64>>,
 }
 
 impl SpecRequest {
-    /// A request that leaves everything but the name to the daemon.
+    /// A request with the daemon's defaults for everything but the name.
     pub fn new(name: KernelName) -> Self {
         SpecRequest {
             name,
@@ -77,8 +78,10 @@ impl SpecRequest {
         }
     }
 
-    /// The specification: what was asked for, and `defaults` (whose name, paths, labels and degraded layers do not count)
-    /// for the rest. Not checked yet: see [`KernelSpec::check`].
+    /// The specification: the requested values, and `defaults` for the rest.
+    ///
+    /// Ignores the name, paths, labels and degraded layers of `defaults`. The result is not
+    /// checked: see [`KernelSpec::check`].
     pub fn fill(&self, defaults: &KernelSpec) -> KernelSpec {
         KernelSpec {
             name: self.name.clone(),
@@ -105,7 +108,7 @@ impl SpecRequest {
         }
     }
 
-    /// The request that gives exactly `spec`, whatever the defaults.
+    /// The request that results in exactly `spec`, independent of the defaults.
     pub fn exactly(spec: &KernelSpec) -> Self {
         SpecRequest {
             name: spec.name.clone(),
@@ -130,7 +133,7 @@ impl SpecRequest {
     }
 }
 
-/// Reads what a client asks a kernel to be.
+/// Reads a client's request for a kernel.
 ///
 /// # Errors
 /// `invalidArgument` that names the field.
@@ -171,7 +174,7 @@ pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRe
     })
 }
 
-/// What is asked of a retention: how many, how long.
+/// A requested retention: number and age.
 type AskedRetention = (Option<Option<u32>>, Option<Option<u64>>);
 
 fn read_asked_retention(reader: wire::retention::Reader<'_>) -> AskedRetention {
@@ -185,7 +188,7 @@ fn write_asked_retention(mut builder: wire::retention::Builder<'_>, (newest, kee
     builder.set_keep_for_ms(keep_for_ms.map_or(0, |ms| ms.unwrap_or(NEVER)));
 }
 
-/// Reads a retention that is to be; what is left open is as `before`.
+/// Reads a new retention; unset bounds are those of `before`.
 pub fn read_retention(reader: wire::retention::Reader<'_>, before: Retention) -> Retention {
     let (newest, keep_for_ms) = read_asked_retention(reader);
     Retention { newest: newest.unwrap_or(before.newest), keep_for_ms: keep_for_ms.unwrap_or(before.keep_for_ms) }
@@ -196,7 +199,7 @@ pub fn write_retention(builder: wire::retention::Builder<'_>, retention: &Retent
     write_asked_retention(builder, (Some(retention.newest), Some(retention.keep_for_ms)));
 }
 
-/// Writes what a client asks a kernel to be.
+/// Writes a client's request for a kernel.
 ///
 /// # Errors
 /// `invalidArgument` for a path that is not UTF-8.
@@ -231,17 +234,17 @@ pub fn write_spec_request(mut builder: wire::kernel_spec::Builder<'_>, request: 
     Ok(())
 }
 
-/// Reads the specification that a kernel has.
+/// Reads a kernel's specification.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed or lacks its engine.
+/// `invalidArgument` for malformed data or a missing engine.
 pub fn read_spec(reader: wire::kernel_spec::Reader<'_>) -> Result<KernelSpec> {
     let request = read_spec_request(reader)?;
     let engine = request.engine.ok_or_else(|| Error::invalid("specification without an engine"))?;
     Ok(request.fill(&KernelSpec::new(request.name.clone(), engine)))
 }
 
-/// Writes the specification that a kernel has.
+/// Writes a kernel's specification.
 ///
 /// # Errors
 /// As [`write_spec_request`].
@@ -249,7 +252,7 @@ pub fn write_spec(builder: wire::kernel_spec::Builder<'_>, spec: &KernelSpec) ->
     write_spec_request(builder, &SpecRequest::exactly(spec))
 }
 
-/// On the wire, no idle timeout: 0 means the default there.
+/// No idle timeout, on the wire: 0 means the default there.
 const NEVER: u64 = u64::MAX;
 
 fn optional(text: String) -> Option<String> {

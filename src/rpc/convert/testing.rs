@@ -1,4 +1,5 @@
-//! What the property tests of the conversions share: strategies for every type, and the trip through a real message.
+//! Shared parts of the conversions' property tests: strategies for every type, and the round trip
+//! through a real message.
 
 use capnp::message::Builder;
 use capnp::traits::Owned;
@@ -19,13 +20,13 @@ use crate::core::rights::{Right, Rights};
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
 use crate::core::value::{BlobRef, Value};
 
-/// For writers that cannot fail.
+/// Adapts writers that cannot fail.
 #[allow(clippy::unit_arg, reason = "lets a writer without a result stand where one with a result is expected")]
 pub fn infallible(written: ()) -> Result<()> {
     Ok(written)
 }
 
-/// A message as bytes, as a socket would carry it.
+/// A message as bytes, as sent over a socket.
 pub fn round_trip<T: Owned>(write: impl FnOnce(T::Builder<'_>) -> Result<()>) -> Result<Vec<u8>> {
     let mut message = Builder::new_default();
     write(message.init_root::<T::Builder<'_>>())?;
@@ -56,7 +57,7 @@ pub fn check_round_trip<T: Owned, X: std::fmt::Debug + PartialEq>(
     check_round_trip_with::<T, X>(item, write, read, |a, b| a == b)
 }
 
-/// Equality that tells -0.0 from 0.0 and takes NaN for itself.
+/// Equality that distinguishes -0.0 from 0.0 and equates NaN with itself.
 pub fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Float(x), Value::Float(y)) => x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()),

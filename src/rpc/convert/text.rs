@@ -1,4 +1,4 @@
-//! Text, bytes and lists of them: the checks that every other conversion stands on.
+//! Text, bytes and lists of them, with the checks that all other conversions use.
 
 use capnp::{data, struct_list, text, text_list};
 
@@ -6,12 +6,12 @@ use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// A field that the message itself holds wrongly.
+/// The error of a field that is malformed in the message itself.
 pub(super) fn malformed(what: &str, why: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{what} is malformed: {why}"))
 }
 
-/// A union's or an enum's number that this build does not know.
+/// The error of a union's or enum's number unknown to this build.
 pub(super) fn unknown(what: &str, number: capnp::NotInSchema) -> Error {
     Error::invalid(format!("{what} {} is not known to this version of ryokan", number.0))
         .hint("use a client and a daemon of the same wire version")
@@ -27,7 +27,7 @@ pub fn read_text(reader: capnp::Result<text::Reader<'_>>, what: &str) -> Result<
     Ok(text.to_owned())
 }
 
-/// Text that names something or is a path: no NUL.
+/// Text without NUL: names and paths.
 ///
 /// # Errors
 /// `invalidArgument` if it is not UTF-8, holds a NUL byte or is longer than a path may be.
@@ -64,7 +64,8 @@ pub(super) fn bounded(length: u32, what: &str, most: usize) -> Result<usize> {
     Ok(length)
 }
 
-/// A list's length for its builder. Lists beyond the format's own bound cannot be in a message that anyone would read.
+/// A list's length for its builder. Longer lists than the format allows cannot be in a readable
+/// message.
 pub(super) fn count(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }

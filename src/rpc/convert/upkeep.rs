@@ -1,4 +1,4 @@
-//! Upkeep: garbage that is collected, damage that is found, lines of the audit log.
+//! Maintenance: results of garbage collection and verification, and lines of the audit log.
 
 use super::checkpoint::{read_checkpoint, write_checkpoint};
 use super::text::{bounded, count, malformed, read_text};
@@ -12,10 +12,10 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T>
     text.parse().map_err(|error: T::Err| Error::invalid(error.to_string()))
 }
 
-/// Reads what a collection says of one thing.
+/// Reads a collection's decision about one checkpoint or object.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_gc_item(reader: wire::gc_item::Reader<'_>) -> Result<GcItem> {
     let thing = match reader.which().map_err(|error| malformed("item", error))? {
         wire::gc_item::Which::Checkpoint(group) => {
@@ -30,7 +30,7 @@ pub fn read_gc_item(reader: wire::gc_item::Reader<'_>) -> Result<GcItem> {
     Ok(GcItem { thing, stays: reader.get_stays(), why: read_text(reader.get_why(), "why")? })
 }
 
-/// Writes what a collection says of one thing.
+/// Writes a collection's decision about one checkpoint or object.
 pub fn write_gc_item(mut builder: wire::gc_item::Builder<'_>, item: &GcItem) {
     match &item.thing {
         GcThing::Checkpoint { kernel, checkpoint } => {
@@ -48,7 +48,7 @@ pub fn write_gc_item(mut builder: wire::gc_item::Builder<'_>, item: &GcItem) {
     builder.set_why(item.why.as_str());
 }
 
-/// Reads what a collection did.
+/// Reads the report of a collection.
 pub fn read_gc_report(reader: wire::gc_report::Reader<'_>) -> GcReport {
     GcReport {
         dry_run: reader.get_dry_run(),
@@ -65,7 +65,7 @@ pub fn read_gc_report(reader: wire::gc_report::Reader<'_>) -> GcReport {
     }
 }
 
-/// Writes what a collection did.
+/// Writes the report of a collection.
 pub fn write_gc_report(mut builder: wire::gc_report::Builder<'_>, report: &GcReport) {
     builder.set_dry_run(report.dry_run);
     builder.set_checkpoints_kept(report.checkpoints_kept);
@@ -80,10 +80,10 @@ pub fn write_gc_report(mut builder: wire::gc_report::Builder<'_>, report: &GcRep
     builder.set_bytes_copied(report.bytes_copied);
 }
 
-/// Reads what is damaged.
+/// Reads a finding of damage.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed or too much.
+/// `invalidArgument` for malformed data or data beyond a limit.
 pub fn read_damage(reader: wire::damage::Reader<'_>) -> Result<Damage> {
     let list = reader.get_affects().map_err(|error| malformed("affects", error))?;
     bounded(list.len(), "affects", limits::VALUE_ITEMS)?;
@@ -102,7 +102,7 @@ pub fn read_damage(reader: wire::damage::Reader<'_>) -> Result<Damage> {
     })
 }
 
-/// Writes what is damaged.
+/// Writes a finding of damage.
 pub fn write_damage(mut builder: wire::damage::Builder<'_>, damage: &Damage) {
     builder.set_what(damage.what.as_str());
     builder.set_name(damage.name.as_str());
@@ -116,7 +116,7 @@ pub fn write_damage(mut builder: wire::damage::Builder<'_>, damage: &Damage) {
     }
 }
 
-/// Reads what a verification looked at.
+/// Reads the report of a verification.
 pub fn read_verify_report(reader: wire::verify_report::Reader<'_>) -> VerifyReport {
     VerifyReport {
         kernels: reader.get_kernels(),
@@ -127,7 +127,7 @@ pub fn read_verify_report(reader: wire::verify_report::Reader<'_>) -> VerifyRepo
     }
 }
 
-/// Writes what a verification looked at.
+/// Writes the report of a verification.
 pub fn write_verify_report(mut builder: wire::verify_report::Builder<'_>, report: &VerifyReport) {
     builder.set_kernels(report.kernels);
     builder.set_checkpoints(report.checkpoints);
@@ -136,10 +136,10 @@ pub fn write_verify_report(mut builder: wire::verify_report::Builder<'_>, report
     builder.set_damaged(report.damaged);
 }
 
-/// Reads a line of the audit log. Whose kernel it is about is not told, and the format is the present one.
+/// Reads a line of the audit log, in the present format. The kernel's owner is not on the wire.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_audit_line(reader: wire::audit_line::Reader<'_>) -> Result<AuditLine> {
     let manifest = read_text(reader.get_manifest(), "manifest")?;
     let version = |version: u64| (version != 0).then_some(version);

@@ -1,4 +1,4 @@
-//! Values: every type of them, bounded in depth.
+//! Values of every type, with bounded nesting.
 
 use super::text::{bounded, count, malformed, read_text, unknown};
 use crate::core::error::{Error, Result};
@@ -15,7 +15,8 @@ fn too_deep() -> Error {
 /// Reads a value.
 ///
 /// # Errors
-/// `invalidArgument` for one nested deeper than [`limits::VALUE_DEPTH`], of a type unknown to this build, or malformed.
+/// `invalidArgument` for malformed data, nesting beyond [`limits::VALUE_DEPTH`] or a type unknown
+/// to this build.
 pub fn read_value(reader: wire::value::Reader<'_>) -> Result<Value> {
     read(reader, limits::VALUE_DEPTH)
 }
@@ -23,7 +24,7 @@ pub fn read_value(reader: wire::value::Reader<'_>) -> Result<Value> {
 /// Writes a value.
 ///
 /// # Errors
-/// `invalidArgument` for one nested deeper than [`limits::VALUE_DEPTH`].
+/// `invalidArgument` for nesting beyond [`limits::VALUE_DEPTH`].
 pub fn write_value(builder: wire::value::Builder<'_>, value: &Value) -> Result<()> {
     write(builder, value, limits::VALUE_DEPTH)
 }

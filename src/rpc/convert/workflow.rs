@@ -6,10 +6,10 @@ use crate::core::limits;
 use crate::core::workflow::{Artifact, Decision, DecisionState, Source, Step, Workflow};
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// Reads steps and agent.
+/// Reads the steps and the current agent.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_workflow(reader: wire::workflow::Reader<'_>) -> Result<Workflow> {
     let steps = reader.get_steps().map_err(|e| malformed("steps", e))?;
     bounded(steps.len(), "steps", limits::STEPS as usize)?;
@@ -17,7 +17,7 @@ pub fn read_workflow(reader: wire::workflow::Reader<'_>) -> Result<Workflow> {
     Ok(Workflow { steps, agent: read_text(reader.get_agent(), "agent")? })
 }
 
-/// Writes steps and agent.
+/// Writes the steps and the current agent.
 pub fn write_workflow(mut builder: wire::workflow::Builder<'_>, workflow: &Workflow) {
     let mut steps = builder.reborrow().init_steps(count(workflow.steps.len()));
     for (i, step) in workflow.steps.iter().enumerate() {
@@ -29,7 +29,7 @@ pub fn write_workflow(mut builder: wire::workflow::Builder<'_>, workflow: &Workf
 /// Reads a step.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_step(reader: wire::step::Reader<'_>) -> Result<Step> {
     Ok(Step {
         index: reader.get_index(),
@@ -52,7 +52,7 @@ pub fn write_step(mut builder: wire::step::Builder<'_>, step: &Step) {
 /// Reads a decision.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_decision(reader: wire::decision::Reader<'_>) -> Result<Decision> {
     Ok(Decision {
         id: reader.get_id(),
@@ -98,7 +98,7 @@ pub fn write_decision(mut builder: wire::decision::Builder<'_>, decision: &Decis
 /// Reads a version of an artifact.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_artifact(reader: wire::artifact::Reader<'_>) -> Result<Artifact> {
     let hash = read_text(reader.get_hash(), "hash of an artifact")?;
     let hash = match hash.as_str() {
@@ -130,10 +130,10 @@ pub fn write_artifact(mut builder: wire::artifact::Builder<'_>, artifact: &Artif
     builder.set_reverts_to(artifact.reverts_to);
 }
 
-/// Reads what an artifact is put from.
+/// Reads the source of an artifact.
 ///
 /// # Errors
-/// `invalidArgument` for what is malformed.
+/// `invalidArgument` for malformed data.
 pub fn read_source(reader: wire::artifact_source::Reader<'_>) -> Result<Source> {
     use wire::artifact_source::Which;
     match reader.which().map_err(|n| unknown("source of an artifact", n))? {
@@ -148,7 +148,7 @@ pub fn read_source(reader: wire::artifact_source::Reader<'_>) -> Result<Source> 
     }
 }
 
-/// Writes what an artifact is put from.
+/// Writes the source of an artifact.
 pub fn write_source(mut builder: wire::artifact_source::Builder<'_>, source: &Source) {
     match source {
         Source::Blob(hash) => builder.set_hash(hash.to_string()),
@@ -156,7 +156,7 @@ pub fn write_source(mut builder: wire::artifact_source::Builder<'_>, source: &So
     }
 }
 
-/// Where 0 means that it did not happen.
+/// A time on the wire, where 0 means that the event did not happen.
 fn time(ms: i64) -> Option<i64> {
     (ms != 0).then_some(ms)
 }

@@ -1,4 +1,4 @@
-//! Generated from `schema/ryokan.capnp` by capnpc; `tests/generated` proves that it is fresh.
+//! Generated from `schema/ryokan.capnp` by capnpc; `tests/generated` checks that it is up to date.
 #![allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::unimplemented, reason = "generated code")]
 
 #[rustfmt::skip]

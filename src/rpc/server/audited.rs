@@ -1,6 +1,6 @@
-//! What a kernel's capability does that is written down in the audit log: also when it was refused or failed.
+//! Audit of refused and failed calls on a kernel's capability.
 //!
-//! What succeeds is written by whoever does it, with what came of it.
+//! The operation itself records its success, with the outcome.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use crate::rpc::convert::{read_name, to_capnp};
 use crate::rpc::schema::ryokan_capnp::kernel;
 
 impl KernelServer {
-    /// Does something that needs a right; writes down if it is refused or fails.
+    /// Runs an operation that needs a right; records a refusal or failure in the audit log.
     pub(super) async fn audited(
         &self,
         action: &str,

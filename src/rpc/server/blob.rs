@@ -47,7 +47,7 @@ impl blob_reader::Server for BlobReaderServer {
     }
 }
 
-/// Writes one blob; without `finish` nothing is kept.
+/// Writes one blob; without `finish` nothing is stored.
 pub(super) struct BlobWriterServer {
     pub store: StoreHandle,
     pub kernel: Rc<Kernel>,
@@ -78,7 +78,7 @@ impl blob_writer::Server for BlobWriterServer {
         mut results: blob_writer::FinishResults,
     ) -> capnp::Result<()> {
         let writer = self.take()?;
-        // Until the row names it.
+        // Keeps garbage collection away until a row references the blob.
         let _held = self.store.run(|store| Ok(store.guard())).await.map_err(|error| to_capnp(error.into()))?;
         let (digest, bytes) = self.store.finish(writer).await.map_err(|error| to_capnp(error.into()))?;
         self.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;

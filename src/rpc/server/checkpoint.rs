@@ -1,4 +1,4 @@
-//! Checkpoints of a kernel, as its capability gives them.
+//! The checkpoint methods of a kernel's capability.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! `Execution`: one run of code, live or from the journal.
+//! `Execution`: one execution, live or from the journal.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::execution::Execution;
 
-/// A client's door to one execution.
+/// A client's capability for one execution.
 pub(super) struct ExecutionServer {
     pub kernel: Rc<Kernel>,
     pub execution: Rc<Execution>,
@@ -70,7 +70,7 @@ impl execution::Server for ExecutionServer {
 }
 
 impl ExecutionServer {
-    /// Input for an execution that is still queued waits until it runs.
+    /// Waits until the execution has started: input for a queued one is held back.
     async fn started(&self) -> crate::core::error::Result<()> {
         self.execution.started().await;
         Ok(())

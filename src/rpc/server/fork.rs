@@ -1,4 +1,4 @@
-//! Kernels that are made from a kernel: forks and threads.
+//! Kernels created from a kernel: forks and threads.
 
 use super::kernel::KernelServer;
 use crate::core::error::Error;
@@ -31,7 +31,7 @@ impl KernelServer {
             match made {
                 Ok(made) => {
                     let mut forked = child.init_forked();
-                    // No more than the holder has of this one.
+                    // A child's capability has at most the holder's rights on this kernel.
                     write_kernel_info(forked.reborrow().init_info(), &made.info_without_usage(), self.rights)
                         .map_err(to_capnp)?;
                     forked.set_kernel(self.connection.kernel_client(made, self.rights, self.actor_of_another()));
@@ -69,7 +69,7 @@ impl KernelServer {
         Ok(())
     }
 
-    /// The same holder at another kernel, where a lease of this one is none.
+    /// The same actor at another kernel, where a lease on this kernel is not valid.
     fn actor_of_another(&self) -> crate::supervisor::kernel::command::Actor {
         crate::supervisor::kernel::command::Actor { lease: Vec::new(), ..self.actor.clone() }
     }

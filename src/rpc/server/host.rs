@@ -23,12 +23,12 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change};
 use crate::supervisor::registry::bundle_io::Import;
 
-/// One client's door to the host.
+/// One client's `Host` capability.
 pub(super) struct HostServer {
     pub connection: Rc<Connection>,
-    /// What the client calls itself, once it has said hello.
+    /// The client's own name, once it has said hello.
     pub client: RefCell<Option<String>>,
-    /// How large its messages may be: little, until it has.
+    /// Limit of its messages' size: small until it has said hello.
     pub most: MaxWords,
 }
 
@@ -44,7 +44,10 @@ impl HostServer {
 }
 
 impl HostServer {
-    /// Makes a kernel that goes with this connection. In a task of its own: a connection that ends meanwhile takes it with it.
+    /// Creates a kernel that ends with this connection.
+    ///
+    /// Runs in its own task, so that a kernel is also removed if the connection ends during its
+    /// creation.
     async fn create_ephemeral(
         &self,
         spec: KernelSpec,
@@ -135,7 +138,7 @@ impl host::Server for HostServer {
         let sink = params.get_sink()?;
         let mut kernels = self.connection.supervisor.visible(actor.uid);
         kernels.retain(|kernel| filter.admits(&kernel.spec.name, &kernel.spec.labels, kernel.view().state.name()));
-        // Live workers are asked what they use, several at once, for one of them may be slow to answer.
+        // Several live workers are queried at once, since one of them may be slow to answer.
         let infos = kernels.into_iter().map(|kernel| async move { kernel.info().await });
         let mut infos = futures::stream::iter(infos).buffered(limits::USAGE_QUERIES);
         while let Some(info) = infos.next().await {
@@ -194,7 +197,7 @@ impl host::Server for HostServer {
             params.get_sink()?,
             move |kernel| {
                 match &own {
-                    // Events of the host itself are everybody's; a kernel's are its owner's.
+                    // Events of the host are visible to all users, those of a kernel to its owner.
                     Some(own) => kernel.is_empty() || kernel.starts_with(own.as_str()),
                     None => true,
                 }

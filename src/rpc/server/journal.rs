@@ -1,4 +1,4 @@
-//! A kernel's journal and messages, and what an interactive front end asks of its engine.
+//! A kernel's journal and messages, and the engine calls of interactive front ends.
 
 use super::kernel::KernelServer;
 use crate::core::error::Error;

@@ -1,4 +1,4 @@
-//! `Kernel`: the capability of one kernel, perhaps with fewer rights than its owner has.
+//! `Kernel`: the capability of one kernel, possibly with fewer rights than its owner has.
 
 use std::rc::Rc;
 
@@ -28,7 +28,7 @@ use crate::supervisor::kernel::command::{Actor, Change, StopMode};
 use crate::supervisor::kernel::engine_state;
 use crate::supervisor::kernel::execution::Execution;
 
-/// A client's capability of one kernel.
+/// A client's capability for one kernel.
 pub(super) struct KernelServer {
     pub connection: Rc<Connection>,
     pub kernel: Rc<Kernel>,
@@ -59,7 +59,7 @@ impl KernelServer {
     }
 }
 
-/// Methods that only check their right before another file does the work.
+/// Methods that check a right and delegate the work to another file.
 macro_rules! forward {
     ($($right:ident $method:ident($p:ident: $Params:ident, $r:ident: $Results:ident) = $done_by:ident($($given:ident),*);)*) => {$(
         async fn $method(self: Rc<Self>, $p: kernel::$Params, $r: kernel::$Results) -> capnp::Result<()> {
@@ -69,7 +69,7 @@ macro_rules! forward {
     )*};
 }
 
-/// Methods that change something: what of them is refused is in the audit log, too.
+/// Methods that change something: their refusals are audited, too.
 macro_rules! audited {
     ($($deed:literal: $right:ident $method:ident($p:ident: $Params:ident, $r:ident: $Results:ident) = $done_by:ident($($given:ident),*);)*) => {$(
         async fn $method(self: Rc<Self>, $p: kernel::$Params, $r: kernel::$Results) -> capnp::Result<()> {
@@ -461,7 +461,8 @@ impl kernel::Server for KernelServer {
             )
         })?;
         receiver.may(Right::Write)?;
-        // Between the look at one row and the writing of the other, the collection of garbage lists no rows.
+        // Garbage collection must not list rows between the check of one row and the write of the
+        // other.
         let _names = self.host().upkeep.names.read().await;
         self.kernel.records.readable(digest).await.map_err(to_capnp)?;
         receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)

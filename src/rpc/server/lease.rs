@@ -1,4 +1,4 @@
-//! `Lease`: the exclusive right to change a kernel for a time.
+//! `Lease`: the exclusive right to change a kernel for a limited time.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::rpc::schema::ryokan_capnp::{kernel, lease};
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 
-/// A lease that its holder has. Dropping it releases nothing: it ends by its time, or by `release`.
+/// A held lease. Dropping it does not release the lease; expiry or `release` does.
 pub(super) struct LeaseServer {
     pub connection: Rc<Connection>,
     pub kernel: Rc<Kernel>,

@@ -1,7 +1,8 @@
-//! Sockets: who may connect, and what is served to them.
+//! Sockets: admission of clients, and the capabilities served to them.
 //!
-//! The control socket serves `Host`; each kernel has a socket of its own that serves this one `Kernel`; `publish` adds sockets with
-//! fewer rights. The peer's uid is checked on every one of them: a descriptor that leaked to another user opens nothing.
+//! The control socket serves `Host`; each kernel has a socket that serves its `Kernel`; `publish`
+//! adds sockets with fewer rights. The peer's uid is checked on each of them, so a descriptor
+//! leaked to another user is useless.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -31,7 +32,7 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
 
-/// Raises this process's limit on open files as far as it may: every kernel has a socket.
+/// Raises this process's limit on open files to the maximum: every kernel has a socket.
 ///
 /// # Errors
 /// The system's.
@@ -55,13 +56,13 @@ pub async fn serve(listener: UnixListener, supervisor: Supervisor, published: Rc
     }
 }
 
-/// Descriptors may be short: then accepting again at once would only spin.
+/// Pauses after a failed accept: if descriptors are short, an immediate retry would spin.
 async fn pause_after(error: &io::Error) {
     tracing::warn!(%error, "a client could not be accepted");
     tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await;
 }
 
-/// Sockets of a former daemon that was killed: nobody serves them, and those of kernels that are there come anew.
+/// Removes the sockets of a killed daemon. Those of existing kernels are created again later.
 fn sweep(folder: &Path) {
     for entry in folder.read_dir().into_iter().flatten().flatten() {
         let path = entry.path();
@@ -82,7 +83,9 @@ fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// The uid on whose behalf a peer acts. Where only one user may connect, root acts for that user: it could become it anyway.
+/// The uid on whose behalf a peer acts.
+///
+/// Where only one user may connect, root acts for that user: root could become that user anyway.
 fn admit(stream: &UnixStream, allowed: Option<u32>) -> Option<u32> {
     let uid = stream.peer_cred().ok()?.uid();
     match allowed {
@@ -125,14 +128,14 @@ async fn greet(stream: UnixStream, supervisor: Supervisor, published: Rc<Publish
     connection.end();
 }
 
-/// The kernels' own sockets and those that were published.
+/// The kernels' own sockets and the published ones.
 pub struct Published {
     supervisor: Supervisor,
     sockets: RefCell<HashMap<PathBuf, Listening>>,
     turning_away: Cell<usize>,
 }
 
-/// A socket that is being served.
+/// A served socket.
 pub struct Listening {
     kernel: KernelId,
     own: bool,
@@ -146,7 +149,7 @@ impl Drop for Listening {
 }
 
 impl Published {
-    /// Serves each kernel's socket from now on.
+    /// Starts to serve each kernel's socket.
     pub fn start(supervisor: &Supervisor) -> Rc<Self> {
         let published = Rc::new(Published {
             supervisor: supervisor.clone(),
@@ -163,8 +166,10 @@ impl Published {
         published
     }
 
-    /// Answers whatever a client asks for whom there is no place with this error, for a moment. That takes room too, so
-    /// only some are told at a time.
+    /// Answers every call of a surplus client with this error, for a moment.
+    ///
+    /// This takes resources too, so the number of such clients is limited; others are just
+    /// disconnected.
     async fn turn_away(&self, stream: UnixStream, error: Error) {
         tracing::warn!(%error, "a client was refused");
         if self.turning_away.get() >= limits::CLIENT_REFUSALS {
@@ -174,7 +179,7 @@ impl Published {
         let Ok(network) = unix::network_of(stream, Side::Server, most) else { return };
         self.turning_away.set(self.turning_away.get() + 1);
         let rpc = RpcSystem::new(Box::new(network), Some(new_broken_cap(to_capnp(error))));
-        // It has left, or its time is over: nobody else asks.
+        // Ended or timed out; neither needs handling.
         let _ = tokio::time::timeout(limits::CLIENT_REFUSAL, rpc).await;
         self.turning_away.set(self.turning_away.get() - 1);
     }
@@ -207,7 +212,7 @@ impl Published {
                 if let (false, Some(name)) = (listening.own, path.file_stem().and_then(|stem| stem.to_str())) {
                     self.supervisor.registry().published.borrow_mut().remove(&(kernel.uid, name.to_owned()));
                 }
-                // Gone already is as good.
+                // A missing file is fine.
                 let _ = std::fs::remove_file(path);
             }
             keep
@@ -258,7 +263,7 @@ impl Published {
         let own = (kernel.uid, name.to_string());
         let taken = self.sockets.borrow().contains_key(&path)
             || self.supervisor.find(kernel.uid, name.as_str()).is_ok()
-            // Reserved from here on, before anything is awaited.
+            // The name is reserved before the first await.
             || !self.supervisor.registry().published.borrow_mut().insert(own.clone());
         if taken {
             return Err(Error::already_exists(format!("there is a socket {} already", path.display()))
@@ -278,7 +283,7 @@ impl Published {
         Ok(path)
     }
 
-    /// Serves again what was published before the daemon was started.
+    /// Serves again the sockets published before the daemon's start.
     pub fn republish(self: &Rc<Self>, kernel: &Rc<Kernel>, published: &[(String, Rights)]) {
         for (name, rights) in published {
             self.supervisor.registry().published.borrow_mut().insert((kernel.uid, name.clone()));
@@ -289,7 +294,7 @@ impl Published {
         }
     }
 
-    /// Ends a published socket. Connections that it made go on.
+    /// Ends a published socket. Its existing connections continue.
     pub(super) async fn unpublish(&self, kernel: &Rc<Kernel>, name: &str, actor: &Actor) -> Result<()> {
         let path = self.path(kernel.uid, name);
         let published = self.sockets.borrow().get(&path).is_some_and(|l| l.kernel == kernel.id && !l.own);

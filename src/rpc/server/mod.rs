@@ -1,6 +1,7 @@
-//! The daemon's side of the public interface: one server object for each capability that a client holds.
+//! The daemon's side of the public interface: one server object for each capability of a client.
 //!
-//! Owns rights: every method checks its right before anything else. Never decides about kernels: the supervisor does.
+//! Owns rights: every method checks its right before anything else. Decides nothing about kernels:
+//! the supervisor does.
 
 mod audited;
 mod blob;
@@ -32,34 +33,35 @@ use crate::supervisor::registry::Supervisor;
 
 pub use self::listen::{Listening, Published, raise_open_files, serve};
 
-/// After so many kernels were handed out to a connection, what it remembers of kernels that have gone since is forgotten.
+/// After this many handed-out kernels, a connection drops its records of released ones.
 const FORGET_EVERY: usize = 256;
 
-/// What the server objects of one connection share.
+/// State shared by the server objects of one connection.
 pub(super) struct Connection {
     supervisor: Supervisor,
     published: Rc<Published>,
     uid: u32,
-    /// The kernels that were handed out here: so that one can be given back as an argument.
+    /// The kernels handed out on this connection, which recognises them when passed back as
+    /// arguments.
     kernels: RefCell<CapabilityServerSet<KernelServer, wire::kernel::Client>>,
-    /// How many were, since those that have gone were forgotten there.
+    /// Number of kernels handed out since released ones were last dropped.
     handed_out: Cell<usize>,
-    /// The kernels that go when this connection does.
+    /// The kernels that end with this connection.
     ephemeral: RefCell<Ephemeral>,
 }
 
-/// What becomes of kernels that were made to go with a connection.
+/// The ephemeral kernels of a connection.
 enum Ephemeral {
-    /// It is there: they live.
+    /// The connection is open: they live.
     ReadPin(ReadPin<Kernel>),
-    /// It has ended: one whose making ends only now goes at once.
+    /// The connection has ended: a kernel whose creation completes only now is removed at once.
     Ended,
 }
 
-/// Things that may go meanwhile, and who holds them.
+/// Weakly held objects and the actor of each.
 struct ReadPin<T> {
     each: Vec<(Weak<T>, Actor)>,
-    /// Those that have gone are forgotten when there are so many.
+    /// Size at which dropped objects are purged.
     forget_at: usize,
 }
 
@@ -76,7 +78,7 @@ impl<T> ReadPin<T> {
         self.each.push((Rc::downgrade(held), actor));
     }
 
-    /// Those that are there.
+    /// The objects that still exist.
     fn into_present(self) -> impl Iterator<Item = (Rc<T>, Actor)> {
         self.each.into_iter().filter_map(|(held, actor)| Some((held.upgrade()?, actor)))
     }
@@ -97,7 +99,7 @@ impl Connection {
 
     /// Removes the kernel when the connection ends.
     fn hold(&self, kernel: &Rc<Kernel>, actor: Actor) {
-        // Its key may have found a kernel that was made to stay.
+        // An idempotency key may have found a kernel that is not ephemeral.
         if !kernel.spec.ephemeral {
             return;
         }
@@ -113,7 +115,7 @@ impl Connection {
         }
     }
 
-    /// The connection has ended, however it did.
+    /// Handles the end of the connection, whatever its cause.
     fn end(&self) {
         if let Ephemeral::ReadPin(held) = self.ephemeral.replace(Ephemeral::Ended) {
             for (kernel, actor) in held.into_present() {
@@ -132,20 +134,20 @@ impl Connection {
         let mut kernels = self.kernels.borrow_mut();
         self.handed_out.set((self.handed_out.get() + 1) % FORGET_EVERY);
         if self.handed_out.get() == 0 {
-            // A client that stays for months makes and removes kernels without end.
+            // A long-lived client creates and removes kernels without limit.
             kernels.gc();
         }
         kernels.new_client(server)
     }
 
-    /// The kernel behind a capability that came from this connection.
+    /// The kernel behind a capability of this connection.
     async fn local(&self, client: &wire::kernel::Client) -> Option<Rc<KernelServer>> {
         let resolved = capnp::capability::get_resolved_cap(client.clone()).await;
         self.kernels.borrow().get_local_server_of_resolved(&resolved)
     }
 }
 
-/// Refuses what the capability does not allow.
+/// Refuses a call for which the capability lacks the right.
 fn require(rights: Rights, right: Right) -> Result<()> {
     if rights.has(right) {
         return Ok(());
@@ -172,7 +174,7 @@ mod tests {
         assert!(most <= FORGET_EVERY, "{most} are remembered");
         let present: Vec<_> = held.into_present().map(|(held, _)| *held).collect();
         assert_eq!(present, [7]);
-        // Where all of them stay, nothing is looked for again and again.
+        // If no object is dropped, the search must not be repeated at each addition.
         let (all, mut held): (Vec<_>, _) = ((0..1000).map(Rc::new).collect(), ReadPin::new());
         all.iter().for_each(|each| held.add(each, actor()));
         assert!(held.forget_at >= 1000 && held.into_present().count() == 1000);

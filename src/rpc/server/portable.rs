@@ -1,4 +1,4 @@
-//! Kernels as files, in pieces that the client takes or gives when it is ready.
+//! Export and import of kernels, in chunks at the client's pace.
 
 use std::rc::Rc;
 
@@ -32,9 +32,9 @@ impl KernelServer {
     }
 }
 
-/// A file that is being written.
+/// A file being exported.
 struct BundleReaderServer {
-    /// One call reads at a time; another waits for it.
+    /// One call reads at a time; others wait.
     export: Mutex<Export>,
 }
 
@@ -60,13 +60,13 @@ impl bundle_reader::Server for BundleReaderServer {
     }
 }
 
-/// A file that is being read.
+/// A file being imported.
 pub(super) struct BundleWriterServer {
     pub connection: Rc<Connection>,
     pub actor: Actor,
     pub name: String,
     pub without_host: bool,
-    /// One call writes at a time; another waits for it.
+    /// One call writes at a time; others wait.
     pub import: Mutex<Option<Import>>,
 }
 

@@ -1,4 +1,4 @@
-//! What the daemon streams to clients: output, events, journal entries; each as fast as its reader takes it.
+//! Streams to clients: output, events, journal entries, each at its reader's pace.
 
 use tokio::task::JoinHandle;
 
@@ -33,13 +33,13 @@ pub(super) async fn pump(exec: ExecId, mut reader: Reader, callback: output_call
     Ok(())
 }
 
-/// Delivers events that `wanted` admits until the client is gone.
+/// Delivers the events that `wanted` accepts until the client disconnects.
 pub(super) async fn follow(mut follower: Follower, sink: event_sink::Client, wanted: impl Fn(&str) -> bool) {
     loop {
         let page = match follower.next().await {
             Ok(Heard::Page(page)) => page,
             Ok(Heard::CaughtUp) => {
-                // An older client does not know the word and needs not.
+                // An older client does not know the call and does not need it.
                 drop(sink.caught_up_request().send().promise.await);
                 continue;
             }

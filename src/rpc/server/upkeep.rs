@@ -1,4 +1,4 @@
-//! Upkeep of the host and its audit log, as `Host` gives them.
+//! The maintenance and audit methods of `Host`.
 
 use std::rc::Rc;
 
@@ -23,7 +23,7 @@ impl HostServer {
         self.connection.supervisor.host()
     }
 
-    /// What concerns everybody's kernels is for the daemon's own user.
+    /// The caller, if it is the daemon's own user: only that user may act on all users' kernels.
     async fn operator(&self, action: &str) -> Result<Actor> {
         let actor = self.actor()?;
         if !self.host().environment.system_wide || actor.uid == nix::unistd::geteuid().as_raw() {
@@ -36,7 +36,8 @@ impl HostServer {
         Err(error)
     }
 
-    /// The operator sees all pools, others those of workers that have their rights.
+    /// Lists all pools for the operator, and for other users the pools of workers with their
+    /// rights.
     pub(super) fn list_pools(&self, mut results: host::PoolsResults) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let workers = self.connection.supervisor.workers();
@@ -117,7 +118,7 @@ impl HostServer {
             "" => None,
             name => match self.connection.supervisor.find(actor.uid, name) {
                 Ok(kernel) => Some(kernel.id.to_string()),
-                // One that was removed still has its lines.
+                // A removed kernel still has its lines.
                 Err(_) if KernelId::is_beginning(name) => Some(name.to_owned()),
                 Err(error) => {
                     let hint =

@@ -1,4 +1,4 @@
-//! A kernel's steps, decisions and artifacts, as its capability gives them.
+//! The workflow methods of a kernel's capability: steps, decisions and artifacts.
 
 use capnp_rpc::new_client;
 

@@ -4,9 +4,9 @@
 //!  rules (a table, each with its reason) ──▶ ranges over call numbers ──▶ binary search in BPF ──▶ installed
 //! ```
 //!
-//! An allow-list: what no rule names does not exist (`ENOSYS`), so programs fall back as on an older host kernel. Calls
-//! that are known and dangerous are refused (`EPERM`). Calls of a foreign architecture or of the x32 interface end the
-//! process: nothing honest makes them.
+//! An allow-list: calls without a rule fail with `ENOSYS`, so programs fall back as on an older
+//! host kernel. Known dangerous calls fail with `EPERM`. Calls of a foreign architecture or of the
+//! x32 interface kill the process: no legitimate program makes them.
 
 mod arguments;
 mod compile;
@@ -34,52 +34,52 @@ pub(super) enum Decision {
     /// Depends on the low 32 bits of an argument; the host kernel reads no more of the arguments
     /// checked here.
     If {
-        /// Which, from 0.
+        /// The argument's index, from 0.
         argument: u8,
-        /// The bits that matter.
+        /// The compared bits.
         mask: u32,
-        /// What they are compared with.
+        /// The values to compare with.
         values: &'static [u32],
-        /// If they equal one of the values.
+        /// The decision if they equal one of the values.
         then: &'static Decision,
-        /// If not.
+        /// The decision otherwise.
         otherwise: &'static Decision,
     },
 }
 
-/// One call, what becomes of it, and why.
+/// The decision on one call, with its reason.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rule {
     /// Number on this architecture.
     pub number: u32,
     /// Name.
     pub name: &'static str,
-    /// What becomes of it.
+    /// The decision.
     pub decision: Decision,
-    /// Why.
+    /// The reason.
     #[cfg_attr(not(test), allow(dead_code, reason = "for readers of the table; a test insists on it"))]
     pub why: &'static str,
 }
 
-/// What the filter depends on.
+/// The host's properties that the filter depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Conditions {
-    /// A memory cgroup counts all memory, that of anonymous files and System V objects included.
+    /// A memory cgroup accounts for all memory, including anonymous files and System V objects.
     pub memory_cgroup: bool,
-    /// The processor limit is an affinity, which the code must not change then.
+    /// The processor limit is an affinity, so the code must not change the affinity.
     pub affinity_is_limit: bool,
 }
 
 /// The filter as a program.
 ///
-/// Made once: a process that has made it gives it to all that it forks.
+/// Compiled once per process; forked processes inherit it.
 pub(super) fn program(conditions: Conditions) -> &'static BpfProgram {
     static MADE: [OnceLock<BpfProgram>; 4] = [const { OnceLock::new() }; 4];
     let at = usize::from(conditions.memory_cgroup) * 2 + usize::from(conditions.affinity_is_limit);
     MADE[at].get_or_init(|| compile::compile(&rules::rules(conditions)))
 }
 
-/// Makes all of them ahead, for what this process forks.
+/// Compiles all variants in advance, for processes that this one forks.
 pub fn prepare() {
     for conditions in [false, true].into_iter().flat_map(|memory_cgroup| {
         [false, true].map(|affinity_is_limit| Conditions { memory_cgroup, affinity_is_limit })
@@ -88,10 +88,10 @@ pub fn prepare() {
     }
 }
 
-/// Installs the filter on the calling process, which has one thread, for good.
+/// Permanently installs the filter on the calling process, which must have one thread.
 ///
 /// # Errors
-/// What the host kernel says.
+/// The host kernel's errors.
 pub(super) fn install(program: &BpfProgram) -> Result<(), seccompiler::Error> {
     seccompiler::apply_filter(program)
 }

@@ -1,4 +1,5 @@
-//! The table: every call that means something here, what becomes of it, and why. What is not here does not exist inside.
+//! The table of allowed and refused calls, with reasons. Calls without an entry do not exist
+//! inside.
 
 use libc::*;
 
@@ -6,7 +7,7 @@ use super::Decision::{Allow, Fail};
 use super::arguments as arg;
 use super::{Conditions, Rule};
 
-// Newer than the `libc` crate knows on every architecture; from 424 on they share their numbers.
+// Missing in the `libc` crate on some architectures. From 424 on, numbers are the same everywhere.
 const SYS_CACHESTAT: c_long = 451;
 const SYS_FCHMODAT2: c_long = 452;
 const SYS_MAP_SHADOW_STACK: c_long = 453;
@@ -32,7 +33,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
-/// The rules that hold always, on every architecture.
+/// The rules for all conditions and architectures.
 const COMMON: &[Rule] = table! {
     Allow, "reading and writing what is open":
         SYS_read SYS_write SYS_pread64 SYS_pwrite64 SYS_readv SYS_writev SYS_preadv SYS_pwritev SYS_preadv2
@@ -140,7 +141,7 @@ const COMMON: &[Rule] = table! {
         SYS_io_setup;
 };
 
-/// Memory that belongs to no process: nothing but a memory cgroup counts it.
+/// Memory that belongs to no process: only a memory cgroup accounts for it.
 const UNCOUNTED_MEMORY: &[&str] = &["SYS_memfd_create", "SYS_shmget", "SYS_semget", "SYS_msgget"];
 
 /// Objects that outlive their process, inside the IPC namespace.

@@ -1,4 +1,4 @@
-//! The part of the table that x86_64 alone has: mostly calls that later ones replaced.
+//! The table's part for x86_64 alone: mostly calls replaced by later ones.
 
 use libc::*;
 

@@ -1,4 +1,4 @@
-//! What the compiled program decides, compared with what the table says.
+//! Compares the decisions of the compiled program with the table.
 
 use super::compile::{ARCH, RETURN_ALLOW, RETURN_ERRNO, RETURN_KILL, ranges};
 use super::interpret::{Call, run};
@@ -13,7 +13,7 @@ const CONDITIONS: [Conditions; 4] = [
 ];
 const HERE: Conditions = CONDITIONS[1];
 
-/// What the table says of a call: the specification that the program is held to.
+/// The table's decision on a call: the specification of the program.
 fn expected(decision: &Decision, arguments: &[u64; 6]) -> u32 {
     match decision {
         Decision::Allow => RETURN_ALLOW,
@@ -26,7 +26,7 @@ fn expected(decision: &Decision, arguments: &[u64; 6]) -> u32 {
     }
 }
 
-/// Every value that some branch compares with, its neighbours, and high bits that must not matter.
+/// Every compared value, its neighbours, and values that differ only in ignored high bits.
 fn interesting(decision: &Decision, found: &mut Vec<(usize, u64)>) {
     if let Decision::If { argument, mask, values, then, otherwise } = decision {
         for value in values.iter().copied().chain([0, 1, 3, *mask, u32::MAX, 0o4755, 0o2755, 0o755]) {
@@ -79,7 +79,7 @@ fn unlisted_calls_give_enosys() {
 fn foreign_abi_kills_process() {
     let program = program(HERE);
     let decide = |arch, number| run(program, &Call { arch, number, arguments: [0; 6] }).0;
-    // i386, arm, and nothing at all.
+    // i386, arm, and an invalid architecture.
     for arch in [0x4000_0003, 0x4000_0028, 0] {
         assert_eq!(decide(arch, 0), RETURN_KILL);
     }

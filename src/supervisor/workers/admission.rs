@@ -332,7 +332,7 @@ mod tests {
         let (mut own, mut third) = (Box::pin(admission.acquire_exec(7)), Box::pin(admission.acquire_exec(9)));
         assert!(futures::poll!(&mut own).is_pending() && futures::poll!(&mut third).is_pending());
         drop(first);
-        // It came before; the place of the host that became free is the one that 9 asked for first.
+        // 7 queued first, but for its own permit; 9 is ahead of it in the host's queue.
         let std::task::Poll::Ready(third) = futures::poll!(&mut third) else { panic!("it waits still") };
         assert!(futures::poll!(&mut own).is_pending());
         drop((other, third));

@@ -155,7 +155,7 @@ impl Workers {
         self.forget_row(row.id).await;
     }
 
-    /// Whether a recorded worker came to exist.
+    /// Whether a recorded worker's process was started.
     pub(crate) fn existed(&self, row: &WorkerRow) -> bool {
         self.host.drivers.of(row.isolation).is_ok_and(|driver| driver.existed(&row.record))
     }

@@ -21,7 +21,7 @@ use crate::sys::watched::{Watched, watch};
 /// Read size, bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
 
-/// A frame that came from the engine.
+/// A frame from the engine.
 #[derive(Debug, PartialEq)]
 pub struct Frame {
     /// The decoded event.

@@ -58,7 +58,7 @@ impl Worker {
         match call {
             Ok(ExecChannelCall::Start(start)) => self.start(start, StartAnswer::ExecChannel),
             Ok(ExecChannelCall::Prepare(start)) => {
-                // Their ends are journalled, whatever becomes of this execution.
+                // Their ends are journalled, independent of this execution's outcome.
                 self.forget_acknowledged(&start);
                 if let Some(channel) = &mut self.exec_channel {
                     channel.held = Some(start);

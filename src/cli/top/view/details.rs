@@ -1,4 +1,4 @@
-//! Everything about one kernel, as lines.
+//! The details of one kernel, as lines.
 
 use ratatui::style::Style;
 
@@ -12,24 +12,24 @@ use crate::core::info::{Job, JournalEntry};
 use crate::core::quantity::format_size;
 use crate::core::rights::Rights;
 
-/// Events that are shown.
+/// Number of events shown.
 const EVENTS: usize = 5;
 
-/// How a line looks, decided when it is drawn.
+/// The style of a line, resolved when it is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// As it is.
+    /// Unstyled.
     Plain,
     /// A heading.
     Head,
-    /// Of less weight.
+    /// Less important.
     Dim,
-    /// Something went wrong.
+    /// A failure.
     Bad,
 }
 
 impl Look {
-    /// The same as a style.
+    /// The terminal style.
     pub fn style(self, theme: Theme) -> Style {
         match self {
             Look::Plain => Style::new(),
@@ -40,7 +40,7 @@ impl Look {
     }
 }
 
-/// The lines of a kernel's details: first what changes, then what it is.
+/// The lines of a kernel's details: changing values first, then fixed ones.
 pub fn details_of(model: &Model, id: KernelId) -> Vec<(Look, String)> {
     let Some(kernel) = model.kernels.get(&id) else {
         return vec![(Look::Dim, "this kernel is gone; Esc leads back".into())];
@@ -60,7 +60,7 @@ pub fn details_of(model: &Model, id: KernelId) -> Vec<(Look, String)> {
     lines
 }
 
-/// A part with its heading.
+/// Appends a section with its heading.
 fn part(lines: &mut Vec<(Look, String)>, heading: &str, content: impl Iterator<Item = (Look, String)>) {
     lines.push((Look::Plain, String::new()));
     lines.push((Look::Head, heading.into()));

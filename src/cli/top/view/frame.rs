@@ -16,7 +16,7 @@ use crate::cli::top::model::{Deed, Kernel, Link, Model};
 use crate::core::info::PoolInfo;
 use crate::core::quantity::format_size;
 
-/// A daemon that was silent for so long is said to be.
+/// Silence after which a daemon is shown as silent.
 const SILENT_MS: i64 = 5_000;
 
 /// One line of the screen, written from left to right.
@@ -32,7 +32,7 @@ impl<'a> Line<'a> {
         Line { buffer, y, x }
     }
 
-    /// Writes as much as there is room for.
+    /// Writes text, cut to the remaining room.
     fn put(&mut self, text: &str, style: Style) -> &mut Self {
         let room = self.buffer.area.right().saturating_sub(self.x);
         if self.y < self.buffer.area.bottom() && room > 0 {
@@ -42,7 +42,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Draws everything that is known.
+/// Draws the screen.
 pub fn draw(model: &Model, theme: Theme, buffer: &mut Buffer) {
     let layout = model.layout();
     let mut y = buffer.area.top();
@@ -84,7 +84,7 @@ pub fn draw(model: &Model, theme: Theme, buffer: &mut Buffer) {
             None => list(model, theme, buffer, headings, body),
         },
     }
-    // Where there is one line only, a question is more than a kernel.
+    // On a one-line screen a question takes precedence over a kernel.
     let last = buffer.area.bottom().saturating_sub(1);
     if layout.footer > 0 || !matches!(model.mode, Mode::List) {
         let blank = " ".repeat(usize::from(buffer.area.width));
@@ -101,7 +101,7 @@ fn first_of(mode: &Mode) -> usize {
     }
 }
 
-/// Where the cursor stands: after what is typed.
+/// The cursor's position: after the entered text.
 pub fn cursor(model: &Model) -> Option<Position> {
     let typed = match &model.mode {
         Mode::Filter { .. } => filter_line(model),
@@ -223,7 +223,7 @@ fn list(model: &Model, theme: Theme, buffer: &mut Buffer, headings: std::ops::Ra
     }
 }
 
-/// Text in so many cells, cut or filled.
+/// Text in exactly `width` cells, cut or padded.
 fn padded(text: &str, width: usize, right: bool) -> String {
     let count = text.chars().count();
     if count > width {

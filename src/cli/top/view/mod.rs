@@ -1,6 +1,6 @@
-//! From what is known to what is seen: `draw(model, theme, buffer)`. Pure: the same model gives the same cells.
+//! The view: `draw(model, theme, buffer)`. Pure: equal models give equal cells.
 //!
-//! Whatever comes from kernels goes through [`shown`]: no control character reaches a cell.
+//! All text from kernels passes through [`shown`]: no control character reaches a cell.
 
 mod details;
 mod frame;
@@ -15,7 +15,7 @@ pub use theme::Theme;
 
 use crate::cli::render;
 
-/// One line of text that is safe to show: control characters, and those that turn the direction of writing, as escapes.
+/// One line of safe text: control characters and bidirectional controls are escaped.
 pub fn shown(text: &str) -> String {
     let text = render::plain(text);
     text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
@@ -30,7 +30,7 @@ pub fn shown(text: &str) -> String {
     })
 }
 
-/// A span of time in at most four characters: `12s`, `5m`, `3h`, `400d`.
+/// A duration in at most four characters: `12s`, `5m`, `3h`, `400d`.
 pub fn span(ms: i64) -> String {
     let seconds = ms.max(0) / 1000;
     match seconds {

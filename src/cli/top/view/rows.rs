@@ -1,28 +1,28 @@
-//! The list's columns: what each holds, and which of them a narrow screen leaves out.
+//! The list's columns: their content, and which of them a narrow screen omits.
 
 use super::{shown, span};
 use crate::cli::top::list::Column;
 use crate::cli::top::model::Kernel;
 use crate::core::quantity::format_size;
 
-/// A name is cut if it is longer.
+/// Maximum width of a name.
 const NAME: usize = 32;
-/// The narrowest that is still a name.
+/// Minimum width of a name.
 const LEAST_NAME: usize = 8;
-/// What a narrow screen leaves out, first to last.
+/// The columns that a narrow screen omits, first to last.
 const LEFT_OUT: [Column; 7] =
     [Column::Jobs, Column::Since, Column::Engine, Column::Idle, Column::Executions, Column::Memory, Column::State];
 
-/// The columns that are shown, with their widths.
+/// The shown columns with their widths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Columns {
     /// From left to right.
     pub columns: Vec<(Column, usize)>,
-    /// Cells left for why a kernel is in its state.
+    /// Remaining cells, for the reason of a kernel's state.
     pub rest: usize,
 }
 
-/// The cells of a kernel in a column.
+/// The text of a kernel in a column.
 pub fn cell(column: Column, kernel: &Kernel, now_ms: i64) -> String {
     let info = &kernel.info;
     let age = |at_ms: i64| if at_ms <= 0 { "-".into() } else { span(now_ms.saturating_sub(at_ms)) };
@@ -34,14 +34,14 @@ pub fn cell(column: Column, kernel: &Kernel, now_ms: i64) -> String {
         Column::Executions => info.executions.to_string(),
         Column::Memory if info.memory_bytes == 0 => "-".into(),
         Column::Memory => format_size(info.memory_bytes),
-        // What runs now is not idle; of what has no worker, how long nobody used it.
+        // A busy kernel is not idle; a kernel without a worker shows the time since its last use.
         Column::Idle if info.state == "busy" => "-".into(),
         Column::Idle => age(info.last_used_at_ms),
         Column::Jobs => kernel.jobs.filter(|jobs| *jobs > 0).map_or_else(|| "-".into(), |jobs| jobs.to_string()),
     }
 }
 
-/// Whether its cells stand at the right of the column.
+/// Whether the column is right-aligned.
 pub fn is_number(column: Column) -> bool {
     match column {
         Column::Name | Column::Engine | Column::State => false,
@@ -50,7 +50,7 @@ pub fn is_number(column: Column) -> bool {
 }
 
 impl Columns {
-    /// The columns of a screen of this width, where the longest name is so long.
+    /// The columns for a screen of this width and the longest name's length.
     pub fn of(width: usize, longest_name: usize) -> Columns {
         let wanted = longest_name.clamp(LEAST_NAME, NAME);
         let mut shown: Vec<Column> = Column::ALL.to_vec();
@@ -71,7 +71,7 @@ impl Columns {
     }
 }
 
-/// The width of a column that is not the name's. One more than its heading: for the mark of the order.
+/// The width of a column other than the name: one more than its heading, for the sort mark.
 fn fixed(column: Column) -> usize {
     match column {
         Column::Name => 0,

@@ -1,4 +1,4 @@
-//! What is seen, as text.
+//! The drawn screen, as text.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;

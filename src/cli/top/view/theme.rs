@@ -1,8 +1,8 @@
-//! How things look. Without colours there are still bold, dim and reversed.
+//! Styles. Without colours, bold, dim and reversed remain.
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// With colours, or without.
+/// A theme with or without colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Theme {
     /// Whether there are colours.
@@ -19,27 +19,27 @@ impl Theme {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// What went well.
+    /// A success.
     pub fn good(self) -> Style {
         self.colour(Color::Green)
     }
 
-    /// What went wrong.
+    /// A failure.
     pub fn bad(self) -> Style {
         self.colour(Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// What to look at.
+    /// Something notable.
     pub fn note(self) -> Style {
         self.colour(Color::Cyan)
     }
 
-    /// What to look at with care.
+    /// A warning.
     pub fn warn(self) -> Style {
         self.colour(Color::Yellow)
     }
 
-    /// What matters less.
+    /// Less important text.
     pub fn dim(self) -> Style {
         Style::new().add_modifier(Modifier::DIM)
     }
@@ -49,14 +49,14 @@ impl Theme {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// A kernel's state: the daemon's word.
+    /// A kernel's state, by the daemon's name.
     pub fn state(self, state: &str) -> Style {
         match state {
             "ready" | "busy" => self.good(),
             "crashed" => self.bad(),
             "starting" | "stopping" => self.warn(),
             "stopped" | "created" | "archived" => self.dim(),
-            // This build does not know it.
+            // A state unknown to this build.
             _ => Style::new(),
         }
     }

@@ -41,7 +41,8 @@ impl Default for Setup {
     }
 }
 
-/// Time limit of the machinery's own commands, whatever the state; then the shell is given up.
+/// Time limit of the machinery's own commands, in any state of the shell, which is abandoned
+/// afterwards.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A shell with its known state.
@@ -197,7 +198,7 @@ impl Session {
         }
     }
 
-    /// `$?` for the next execution, whatever the shell itself exited with.
+    /// `$?` for the next execution, independent of the shell's own exit status.
     pub fn ended_with(&mut self, status: i32) {
         self.snapshot.status = status;
         self.weigh();

@@ -1,4 +1,4 @@
-//! The requests between executions, and how the engine begins and ends.
+//! Requests between executions, and the engine's start and end.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ fn bash_set_keeps_types() {
         let reply = engine.ask(|id| Request::Set { id, name: name.into(), value: value.clone() });
         assert_eq!((reply.ok, reply.code.as_str()), (false, "invalidArgument"), "{name}");
     }
-    // It is no execution: what the last one left stays.
+    // Not an execution: the effects of the last one remain.
     engine.run("trap 'echo t' USR1; set -x; (exit 4)");
     engine.ask(|id| Request::Set { id, name: "q".into(), value: json!("1") });
     let ran = engine.run("echo $? $q");
@@ -150,7 +150,7 @@ fn announce(engine: &mut Engine, names: &[&str]) {
     engine.send(&Request::DynamicTools { tools: tools.collect() }, &[]);
 }
 
-/// The next call, answered.
+/// Awaits the next tool call and answers it.
 fn answer(engine: &mut Engine, ok: bool, value: Json, text: &str) -> (String, Json) {
     loop {
         if let Event::ToolCall { call, name, args, .. } = engine.event().0 {
@@ -177,18 +177,18 @@ fn mcp_tools_are_functions() {
     answer(&mut engine, false, Json::Null, "no luck");
     let ran = engine.end(id);
     assert_eq!((ran.out.as_str(), ran.stderr.as_str()), ("1\n", "srv__fail: no luck\n"));
-    // Malformed arguments do not reach init; two at once do not meet.
+    // Malformed arguments do not reach init, and concurrent calls do not mix.
     let ran = engine.run("srv__add word; echo $?");
     assert!(ran.stderr.contains("name=value") && ran.out == "1\n", "{ran:?}");
     let id = engine.begin("srv__add n=1 | cat & srv__add n=2; wait");
     answer(&mut engine, true, json!("one"), "");
     answer(&mut engine, true, json!("one"), "");
     assert_eq!(engine.end(id).good(), "one\none\n");
-    // Large, and with zero bytes.
+    // A large result with zero bytes.
     let id = engine.begin("y=$(srv__add); echo ${#y}");
     answer(&mut engine, true, Json::Null, &format!("\0{}", "z".repeat(300_000)));
     assert_eq!(engine.end(id).good(), "300000\n");
-    // They are nobody's state.
+    // Tool functions are not part of the state.
     assert!(!engine.entries.keys().any(|key| key.starts_with("fn/")), "{:?}", engine.entries.keys());
     let id = engine.begin("srv__add n=1");
     while !matches!(engine.event().0, Event::ToolCall { .. }) {}
@@ -258,7 +258,7 @@ fn bash_engine_exit_codes() {
     let id = engine.id();
     engine.send(&Request::Exec { id, exec: id, code: ":".into(), env: Vec::new(), stdin: true }, &[]);
     assert_eq!(engine.joined(), EXIT_PROTOCOL, "no descriptor came");
-    // While code runs, too.
+    // Also while code runs.
     let mut engine = Engine::start();
     engine.begin("sleep 30");
     engine.socket.write_all(b"\x03\0\0\0\0\0\0\0abc").expect("written");

@@ -1,11 +1,11 @@
-//! Code that stands in the machinery's way: it goes on, or says what was lost, and soon.
+//! Hostile code: the session continues, or reports promptly what was lost.
 
 use std::time::{Duration, Instant};
 
 use super::kit::Engine;
 use crate::link::frames::EndStatus;
 
-/// Each of these leaves a session that keeps its state and sees nothing of the machinery.
+/// Each of these leaves a session that keeps its state and hides the engine's internals.
 #[test]
 fn hostile_code_keeps_session() {
     for code in [
@@ -65,7 +65,7 @@ fn hostile_code_keeps_session() {
     }
 }
 
-/// What breaks it for good is noticed; the session goes on from where it was.
+/// Permanent damage is detected; the session continues with its last state.
 #[test]
 fn broken_shell_is_replaced() {
     for code in [

@@ -1,11 +1,11 @@
-//! Interrupts end what runs, soon, and leave the session; background jobs outlive both.
+//! Interrupts end running code promptly and keep the session; background jobs survive both.
 
 use std::time::{Duration, Instant};
 
 use super::kit::Engine;
 use crate::link::frames::{EndStatus, Event, Request};
 
-/// From the interrupt to the end: what is asked for is about a second.
+/// Limit from interrupt to end; the design target is about one second.
 const SOON: Duration = Duration::from_millis(2500);
 
 fn interrupted(engine: &mut Engine, code: &str) {
@@ -82,7 +82,7 @@ fn interrupt_undoes_redirections() {
     let ran = engine.run("{ exit 4; } >file");
     assert_eq!(ran.code, 4);
     assert_eq!(engine.out("echo out"), "out\n");
-    // What is so for good stays so.
+    // Permanent redirections persist.
     engine.out("exec 2>errors");
     interrupted(&mut engine, "echo begun; sleep 30");
     assert_eq!(engine.run("echo err >&2; cat errors").out, "err\n");
@@ -97,7 +97,7 @@ fn stray_interrupt_is_ignored() {
     engine.until_out("begun");
     engine.interrupt(id + 5);
     assert_eq!(engine.end(id).good(), "begun\ndone\n");
-    // Many, at the worst moments.
+    // Many interrupts, at the worst moments.
     for i in 0..30 {
         let id = engine.begin("y=2");
         if i % 3 == 0 {
@@ -127,7 +127,7 @@ fn jobs_outlive_interrupts() {
     let commands: Vec<&str> = jobs.iter().map(|job| job.command.as_str()).collect();
     assert_eq!(commands, ["sleep 31", "sleep 0.4"]);
     assert!(engine.missed.iter().any(|missed| missed.key.starts_with("job/")), "{:?}", engine.missed);
-    // One ends by itself, between executions.
+    // A job that ends by itself, between executions.
     let told = engine.event_within(Duration::from_secs(5)).expect("told");
     assert!(matches!(told, Event::Jobs { ref jobs } if jobs.len() == 1), "{told:?}");
     interrupted(&mut engine, "sleep 32 & echo begun; sleep 30");

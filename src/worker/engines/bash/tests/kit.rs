@@ -1,4 +1,4 @@
-//! An engine on a thread, with init's ends of everything.
+//! An engine on a thread, with init's end of each channel.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
@@ -13,10 +13,10 @@ use super::super::{Setup, serve};
 use crate::link::frames::{Decoder, EndStatus, EntryMeta, Event, InterruptWay, Job, Missed, Reply, Request, encode};
 use crate::sys::socket::send_with_fds;
 
-/// No wait is longer: what takes more hangs.
+/// Limit of every wait: longer means a hang.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What an execution did.
+/// The results of an execution.
 #[derive(Debug, Default, Clone)]
 pub struct Ran {
     pub status: Option<EndStatus>,
@@ -31,7 +31,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Status and output of one that went well.
+    /// Asserts success and returns the output.
     pub fn good(&self) -> &str {
         assert_eq!((self.status, self.code), (Some(EndStatus::Done), 0), "{self:?}");
         assert_eq!(self.stderr, "", "{self:?}");
@@ -48,7 +48,7 @@ pub struct Engine {
     thread: Option<JoinHandle<i32>>,
     next: u64,
     pub dir: tempfile::TempDir,
-    /// State as init has it.
+    /// The state as stored by init.
     pub entries: BTreeMap<String, (EntryMeta, Vec<u8>)>,
     partial: Option<String>,
     pub missed: Vec<Missed>,
@@ -107,7 +107,8 @@ impl Engine {
         engine
     }
 
-    /// Another engine with the state that this one saved; what it could not take back.
+    /// Starts another engine with this one's saved state; also returns the entries that it could
+    /// not restore.
     pub fn restored(&mut self) -> (Engine, Vec<Missed>) {
         let saved = self.save();
         let mut other = Engine::start();
@@ -161,7 +162,7 @@ impl Engine {
             self.drain();
             let mut waiting =
                 [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(&self.socket), nix::poll::PollFlags::POLLIN)];
-            // Short, because output is read meanwhile.
+            // Short, so that output is read in between.
             let _ = nix::poll::poll(&mut waiting, nix::poll::PollTimeout::from(5u8));
             if waiting[0].revents().is_none_or(|events| events.is_empty()) {
                 continue;
@@ -176,7 +177,7 @@ impl Engine {
         }
     }
 
-    /// The next event, if one comes soon.
+    /// The next event within `time`.
     pub fn event_within(&mut self, time: Duration) -> Option<Event> {
         let until = std::time::Instant::now() + time;
         while std::time::Instant::now() < until {
@@ -243,7 +244,7 @@ impl Engine {
         self.end(id)
     }
 
-    /// Everything up to the end of the execution.
+    /// Reads everything up to the end of the execution.
     pub fn end(&mut self, wanted: u64) -> Ran {
         let mut ran = Ran::default();
         loop {
@@ -268,7 +269,7 @@ impl Engine {
         self.end(id)
     }
 
-    /// Runs what must go well; its output.
+    /// Runs code that must succeed, and returns its output.
     pub fn out(&mut self, code: &str) -> String {
         self.run(code).good().to_owned()
     }
@@ -294,7 +295,7 @@ impl Engine {
         reply.fields["value"].clone()
     }
 
-    /// Waits until output holds this.
+    /// Waits until the output contains `wanted`.
     pub fn until_out(&mut self, wanted: &str) {
         let until = std::time::Instant::now() + PATIENCE;
         while !self.out.contains(wanted) {
@@ -313,13 +314,13 @@ impl Engine {
         self.missed.iter().any(|missed| missed.key == key)
     }
 
-    /// Ends it by hanging up; its exit code.
+    /// Closes the socket and returns the engine's exit code.
     pub fn exit(mut self) -> i32 {
         self.socket.shutdown(std::net::Shutdown::Both).expect("shuts down");
         self.joined()
     }
 
-    /// Its exit code, which must come.
+    /// Joins the engine and returns its exit code.
     pub fn joined(&mut self) -> i32 {
         self.thread.take().expect("once").join().expect("serve never panics")
     }

@@ -1,4 +1,4 @@
-//! Code runs as bash runs it.
+//! Code runs as in bash itself.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ fn exit_keeps_session() {
     let ran = engine.run("exit 0");
     assert_eq!((ran.status, ran.code), (Some(EndStatus::Done), 0));
     assert!(engine.missed.is_empty(), "{:?}", engine.missed);
-    // In a function, whose own variables are not the session's.
+    // In a function, whose local variables are not the session's.
     engine.out("x=global; y=(1 2); export z=e; declare -A w=([k]=1)");
     let ran = engine.run(
         "h() { local x=mine y=no z=no q=3; local -A w=([l]=2); i; }; i() { local x=deeper; new=3; kept=5; exit 4; }; h",
@@ -143,13 +143,13 @@ fn user_exit_trap_keeps_state() {
     let ran = engine.run("trap 'echo bye $? $x' EXIT; x=1; exit 5");
     assert_eq!((ran.code, ran.out.as_str(), ran.stderr.as_str()), (5, "bye 5 1\n", ""));
     assert_eq!(engine.out("echo $x"), "1\n");
-    // It is there yet, and can be taken away.
+    // The trap still exists, and can be removed.
     let ran = engine.run("x=2; exit 6");
     assert_eq!((ran.code, ran.out.as_str()), (6, "bye 6 2\n"));
     engine.out("trap - EXIT");
     let ran = engine.run("echo $x; exit 6");
     assert_eq!((ran.code, ran.out.as_str()), (6, "2\n"));
-    // Its own status counts, as in bash.
+    // The trap's status counts, as in bash.
     let ran = engine.run("trap 'exit 8' EXIT; x=3; exit 1");
     assert_eq!((ran.code, ran.out.as_str()), (8, ""));
     assert_eq!(engine.out("trap - EXIT; echo $x"), "3\n");
@@ -161,7 +161,7 @@ fn exec_redirection_persists() {
     engine.out("exec 5>side; echo five >&5");
     assert!(engine.has_missed("descriptor/5"), "{:?}", engine.missed);
     assert_eq!(engine.out("echo more >&5; cat side"), "five\nmore\n");
-    // A shell that exits becomes a new one in the same process, which has its descriptors.
+    // A shell that exits is replaced by a new one in the same process, which keeps its descriptors.
     engine.run("exit 1");
     assert_eq!(engine.out("echo third >&5; cat side"), "five\nmore\nthird\n");
     engine.out("exec 5>&-");
@@ -180,7 +180,7 @@ fn programs_inherit_no_extra_fds() {
     {
         let ran = engine.run(code);
         if ran.code == 0 {
-            // The last is that of the folder itself.
+            // The last one is the descriptor of the directory itself.
             assert_eq!(ran.out, "0\n1\n2\n3\n", "{code}");
         }
     }
@@ -197,13 +197,13 @@ fn bash_stdin_is_per_execution() {
     };
     let id = engine.begin_fed("read first; echo \"[$first]\"; cat", feed(b"one\ntwo\nthree\n").into());
     assert_eq!(engine.end(id).good(), "[one]\ntwo\nthree\n");
-    // What is left over is nobody's.
+    // Unread input does not reach the next execution.
     let id = engine.begin_fed("read x; echo $x", feed(b"a\nb\nc\n").into());
     assert_eq!(engine.end(id).good(), "a\n");
     assert_eq!(engine.run("cat; read x").code, 1);
     let id = engine.begin_fed("cat; read x; echo end", feed(b"").into());
     assert_eq!(engine.end(id).good(), "end\n");
-    // Given bit by bit.
+    // Input in small parts.
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     let id = engine.begin_fed("while read line; do echo \"<$line>\"; done", reader.into());
     writer.write_all(b"x\n").expect("written");
@@ -212,7 +212,7 @@ fn bash_stdin_is_per_execution() {
     engine.until_out("<y>");
     drop(writer);
     assert_eq!(engine.end(id).good(), "<x>\n<y>\n");
-    // Large, and from a file.
+    // Large input, from a file.
     let path = engine.dir.path().join("large");
     std::fs::write(&path, vec![b'x'; 3 << 20]).expect("written");
     let id = engine.begin_fed("wc -c", std::fs::File::open(&path).expect("opens").into());

@@ -1,4 +1,4 @@
-//! What is saved, when, and how it comes back.
+//! The state: its content, the time of saving, and restoring.
 
 use super::kit::Engine;
 use crate::link::frames::EndStatus;
@@ -50,7 +50,7 @@ fn only_changed_state_is_sent() {
     }
 }
 
-/// Everything that is printed of the state by bash itself.
+/// The state as bash itself prints it.
 const EVERYTHING: &str = r#"declare -p | grep -vE '^declare -[a-zA-Z-]+ (_|BASH.*|PPID|RANDOM|SRANDOM|SECONDS|EPOCH.*|LINENO|HOME|__ryokan.*|BASHPID|DIRSTACK|FUNCNAME|GROUPS|PIPESTATUS|HISTCMD|COMP_WORDBREAKS|SHELLOPTS|OLDPWD|PWD)(=|$)'
 declare -f; declare -F; alias -p; shopt -p; set +o; trap -p | grep -v -e ryokan -e builtin -e '^$'; umask; dirs -lp; printf '<%s>' "$@"; echo; enable -n; hash -t dog; complete -p; echo "$OLDPWD $PWD""#;
 
@@ -102,7 +102,7 @@ complete -W 'one two' dog; enable -n kill printf; (exit 3)"#;
         other.run("f x; h-dash b; echo \"$ref\" | od -An -c | head -2; bash -c g").out,
         engine.run("f x; h-dash b; echo \"$ref\" | od -An -c | head -2; bash -c g").out
     );
-    // Nothing is sent again after a load, and saved again it is the same.
+    // Nothing is sent again after a load, and a second save gives the same entries.
     let ran = other.run("(exit 3)");
     assert_eq!(ran.puts, ["status"], "{ran:?}");
 }
@@ -199,7 +199,7 @@ fn heredoc_function_round_trips() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
-    /// Any bytes, in each kind of variable, through bash, entries and another bash.
+    /// Arbitrary bytes in each kind of variable, through bash, entries and another bash.
     #[test]
     fn bash_state_bytes_round_trip(texts in prop::collection::vec(prop::collection::vec(1u8..=255, 0..30), 1..12)) {
         let mut engine = Engine::start();

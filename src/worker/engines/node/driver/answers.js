@@ -129,7 +129,7 @@ exports.handlers = {
   keep: unsupported,
   wake: unsupported,
   preload,
-  interrupt() {}, // the listener hears them; one that names no execution is for nobody
+  interrupt() {}, // handled by the listener thread; an interrupt without an execution has no effect
   dynamic_tools: (frame) => load('tools').announce(frame.tools),
   tool_result: (frame) => load('tools').take(frame),
   load: () => load('restore').begin(),

@@ -14,7 +14,7 @@ const createHook = promiseHooks.createHook;
 const marks = new WeakMap();
 
 let current = null; // the execution whose code runs
-let first = null; // the first promise since it was asked for
+let first = null; // the first promise since `firstOf` began
 let isHooked = false;
 let active = null; // the execution that is not over
 let stray = false; // something of no execution, or of an earlier one, went on

@@ -32,9 +32,9 @@ const TEXTS_MAX = 5000;
 
 const wordsOf = new Map();
 let idle = '';
-let isLater = false; // for good
-let isSoon = false; // something may have been left that runs before the next execution
-let wasQuiet = false; // nothing but the driver's own was waited for when the state was last looked at
+let isLater = false; // permanently
+let isSoon = false; // code may be pending that runs before the next execution
+let wasQuiet = false; // only the driver's own handles were active at the last check of the state
 
 /** Remembers the pending handles of an engine in which no code has run. */
 function install() {

@@ -42,7 +42,7 @@ class Encoder {
     this.pools = [];
     this.sources = []; // of the functions that it holds
     this.isAlways = false; // other threads may change it
-    this.isForeign = false; // it holds what may change elsewhere, or reach what is not seen
+    this.isForeign = false; // it holds values that may change elsewhere or refer to unseen values
     this.needs = new Set(); // top-level functions and classes that it refers to
   }
 
@@ -360,7 +360,7 @@ class Encoder {
     const { out } = this;
     const above = Reflect.getPrototypeOf(value);
     const usual = standard === null ? undefined : prototypes[standard];
-    if (standard === null) out.byte(PROTO.DEFAULT); // a function's comes with its source
+    if (standard === null) out.byte(PROTO.DEFAULT); // a function's prototype follows from its source
     else if (above === null) out.byte(PROTO.NULL);
     else if (above === usual) out.byte(PROTO.DEFAULT);
     else {
@@ -395,11 +395,11 @@ class Encoder {
     }
   }
 
-  /** An object needs its class, and must keep nothing in places that cannot be read. */
+  /** Checks that an object's class is known and that it has no unreadable state. */
   checkChain(value, standard) {
     let above = Reflect.getPrototypeOf(value);
     let asked = false;
-    let known; // the class at the top level that brings what is above it
+    let known; // the top-level class that restores the rest of the chain
     for (let steps = 0; above !== null && above !== prototypes[standard] && above !== prototypes.Object; steps++) {
       if (steps > 100 || types.isProxy(above)) throw new Missed('a prototype that is a Proxy');
       const maker = brief.own(above, 'constructor');

@@ -219,7 +219,7 @@ function stopped() {
   stray = false;
   if (run === null || wasStray) return;
   awaited.abandon(run);
-  run.text = undefined; // what it left in the middle is not known
+  run.text = undefined; // the effects of partly executed code are unknown
   if (run.exit !== null) {
     const code = run.exit;
     finish(code === 0 ? { status: 'done', code: 0, err: '' } : { status: 'failed', code, err: `process.exit(${code})` });

@@ -18,11 +18,11 @@ const STOPPED = 4;
 const EXITING = 5;
 
 const STATE = 0;
-const HANDLED = 2; // the last interrupt that was looked at here
-const SEEN = 3; // the last frame that was taken
+const HANDLED = 2; // the last interrupt handled by the main thread
+const SEEN = 3; // the last frame taken
 const SPAWNING = 4; // inside child_process.spawnSync and its like
-const PAD = 5; // nobody writes here: to wait on
-const ORDERED = 6; // the order to terminate is on its way
+const PAD = 5; // never written: only to wait on
+const ORDERED = 6; // termination was requested
 const CHILDREN = 7; // how many of the following are known children
 const CHILDREN_MAX = 256;
 const EXEC_BYTE = 8 * Math.ceil((4 * (CHILDREN + 1 + CHILDREN_MAX)) / 8);

@@ -48,7 +48,7 @@ function resolve(specifier, base) {
     const path = createRequire(base + '/').resolve(specifier);
     return path.startsWith('/') ? pathToFileURL(path).href : specifier;
   } catch {
-    return specifier; // Node says best what is wrong
+    return specifier; // Node's own error is the best description
   }
 }
 

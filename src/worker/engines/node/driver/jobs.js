@@ -122,7 +122,7 @@ function endAll() {
       try {
         kill(pid, signal);
       } catch {
-        continue; // it is gone
+        continue; // it has ended
       }
     }
     for (let waited = 0; waited < patience && left.some(isAlive); waited += 10) gate.pause(10);

@@ -30,7 +30,7 @@ const decoder = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
 
 // ---- frames
 
-let unsure = []; // passed on, but not known to be taken: sent again after user code was ended
+let unsure = []; // passed on but not confirmed: sent again after user code was terminated
 let number = 0;
 let chunks = [];
 let held = 0;
@@ -110,7 +110,7 @@ function heard(text) {
 
 let session = null;
 let interrupts = 0;
-let wanted = null; // {exec, number, since}: an interrupt that the main thread has not looked at yet
+let wanted = null; // {exec, number, since}: an interrupt not yet handled by the main thread
 
 function interrupt(exec) {
   const watched = wanted !== null;
@@ -152,7 +152,7 @@ function terminate() {
       try {
         process.kill(pid, signal);
       } catch {
-        continue; // it is gone
+        continue; // it has ended
       }
     }
   }, 20);
@@ -193,7 +193,7 @@ function awaited() {
     try {
       tasks = fs.readdirSync(`/proc/${found[at]}/task`);
     } catch {
-      continue; // it is gone
+      continue; // it has ended
     }
     for (const task of tasks) found.push(...childrenOf(found[at], task));
   }
@@ -209,7 +209,7 @@ function childrenOf(pid, task) {
 }
 
 port.on('message', (message) => {
-  if (message === 'exit') terminate(); // the main thread ends what it runs itself
+  if (message === 'exit') terminate(); // the main thread terminates its own code
 });
 
 // ---- the socket

@@ -44,7 +44,7 @@ function prepare() {
   load('settings').install();
   load('globals').install();
   load('effects').install();
-  // Before user code can change what the driver uses of Node.
+  // Before user code can change the parts of Node that the driver uses.
   for (const name of Object.keys(host.sources)) if (name !== 'listener') load(name);
   gate.leave(gate.IDLE);
 }
@@ -87,9 +87,9 @@ function onMessage(message) {
     gate.seen(seen);
   }
   if (gate.enter() === gate.STOPPED) {
-    if (kind !== 'stopped') return; // a frame stays in the inbox until `stopped` comes
+    if (kind !== 'stopped') return; // a frame stays in the inbox until `stopped` arrives
     gate.leave(gate.BUSY);
-    pumping = false; // what was ended may have run from there
+    pumping = false; // the terminated code may have run from the pump
   }
   try {
     if (kind === 'stopped') execute.stopped();

@@ -120,7 +120,7 @@ function withoutHooks(inner) {
 
 const isAtom = (value) => (typeof value !== 'object' || value === null) && typeof value !== 'function' && typeof value !== 'symbol';
 
-/** What to inspect, or null if it cannot have changed. */
+/** The item to inspect, or null if it cannot have changed. */
 function itemOf(name, how) {
   const value = variables.read(name);
   const record = records.get(name);

@@ -26,7 +26,7 @@ function writeAll(fd, bytes) {
     try {
       at += writeSync(fd, bytes, at, Math.min(size - at, PIECE_BYTES));
     } catch (error) {
-      if (error.code !== 'EAGAIN') throw error; // a child may have made the pipe one that does not wait
+      if (error.code !== 'EAGAIN') throw error; // a child may have made the pipe non-blocking
       gate.pause(EAGAIN_PAUSE_MS);
     }
   }

@@ -66,7 +66,7 @@ function take(frame) {
 /** Rejects pending calls at the execution's end. */
 function settle() {
   for (const answer of waiting.values()) {
-    host.user.then(answer.promise, undefined, () => {}); // nobody has to hear it
+    host.user.then(answer.promise, undefined, () => {}); // prevents an unhandled rejection if no code awaits the call
     answer.reject(toolError('the execution ended before the tool answered'));
   }
   waiting.clear();

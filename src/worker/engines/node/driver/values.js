@@ -35,7 +35,7 @@ class BadValue extends Error {}
 
 const foreign = new WeakMap();
 
-/** Stands for a value of another engine or a stored blob: the form is all there is. */
+/** A stand-in for another engine's value or a stored blob, of which only the form is known. */
 function standIn(form, name) {
   const made = makeObject();
   const content = form.O ?? form.b;
@@ -181,13 +181,13 @@ function isExotic(value) {
     || types.isGeneratorObject(value) || types.isArgumentsObject(value) || types.isMapIterator(value) || types.isSetIterator(value);
 }
 
-/** The tagged form. Throws TooLarge as soon as it is known to be beyond its limit. */
+/** The tagged form. Throws TooLarge as soon as it exceeds its limit. */
 const encode = (value) => new Encoder(BYTES_MAX, false).value(value, 1);
 
-/** As `encode`, for the arguments of a tool: what is undefined is left out. */
+/** As `encode`, for the arguments of a tool: undefined values are omitted. */
 const encodeArguments = (value) => new Encoder(BYTES_MAX, true).value(value, 1);
 
-/** As `encode`, but what is too large becomes opaque: for the result of an execution. */
+/** As `encode`, for the result of an execution: a value that is too large becomes opaque. */
 function encodeOrOpaque(value) {
   try {
     return encode(value);

@@ -52,7 +52,7 @@ function read(name) {
     try {
       return accessor(name).get();
     } catch {
-      return undefined; // declared, and never given a value
+      return undefined; // declared but never initialised
     }
   }
   const found = Reflect.getOwnPropertyDescriptor(global, name);
@@ -77,7 +77,7 @@ function kindOf(name) {
 const constness = new Map();
 
 function isConst(name) {
-  // What is const stays so, and what is not does too: a name cannot change from one to the other.
+  // Constness is permanent: a name cannot change between const and not const.
   if (!constness.has(name)) {
     try {
       const { get, set } = accessor(name);
@@ -91,7 +91,7 @@ function isConst(name) {
   return constness.get(name);
 }
 
-/** Declares a name in the given way and gives it a value. Throws what V8 says against it. */
+/** Declares a name in the given way and sets its value. Throws V8's error if that is invalid. */
 function declare(name, kind, value) {
   ghosts.delete(name);
   if (kind === 'property' || !IDENTIFIER.test(String(name))) {

@@ -12,7 +12,7 @@ const HIDDEN = {
   '%TypedArray%': () => Object.getPrototypeOf(host.user.intrinsics.Uint8Array),
 };
 
-const kept = []; // [object, keys, what was at each]
+const kept = []; // [object, keys, the original content of each]
 const paths = new Map();
 const roots = new Map();
 
@@ -24,7 +24,7 @@ function install() {
 
 function enter(name, value) {
   roots.set(name, value);
-  // The global object is one of its own properties; of `process` only itself: what it holds changes.
+  // The global object is one of its own properties. Of `process` only the object itself: its properties change.
   note(value, [name], value === host.user.global || value === host.process || name === 'require' || name === 'module' ? DEPTH_MAX : 1);
 }
 
@@ -42,7 +42,7 @@ function note(value, path, depth) {
   }
 }
 
-/** What is at a property, a getter by itself; data that is no object may change by itself. */
+/** The content of a property; for an accessor, its getter. Primitive data may change by itself and is ignored. */
 function contentOf(object, key) {
   const found = Reflect.getOwnPropertyDescriptor(object, key);
   if (found === undefined) return kept;
@@ -50,7 +50,7 @@ function contentOf(object, key) {
   return typeof content === 'function' || (typeof content === 'object' && content !== null) ? content : undefined;
 }
 
-/** Whether nothing was added to these objects, and nothing replaced. */
+/** Whether these objects have no added and no replaced properties. */
 function isPristine() {
   for (const [object, keys, contents] of kept) {
     if (Reflect.ownKeys(object).length !== keys.length) return false;

@@ -16,7 +16,7 @@ const encoder = new intrinsics.TextEncoder();
 const encodeText = intrinsics.TextEncoder.prototype.encode.bind(encoder);
 const LONE = /[\ud800-\udfff]/gu;
 
-/** A frame that cannot be understood: there is no way to find the next one. */
+/** A malformed frame. The position of the next one is then unknown. */
 class Malformed extends Error {}
 
 let posted = [];
@@ -53,12 +53,12 @@ function writeAll(piece) {
     } catch (error) {
       if (error.code === 'EPIPE') host.exit(0);
       if (error.code !== 'EAGAIN') throw error;
-      gate.pause(0.2); // the listener's side made the socket one that does not wait
+      gate.pause(0.2); // the listener's side made the socket non-blocking
     }
   }
 }
 
-/** Queues a frame; `send` and `flush` send what was queued first. The driver's only. */
+/** Queues a frame; `send` and `flush` send queued frames first. For driver code only. */
 function post(frame, tail) {
   const piece = pieceOf(frame, tail);
   posted.push(piece);
