@@ -28,8 +28,9 @@ CREATE TABLE workers (
     epoch       INTEGER NOT NULL,
     build       TEXT NOT NULL,
     secret      BLOB NOT NULL,
-    isolation   TEXT NOT NULL,               -- core::spec::Isolation by name
-    record      TEXT NOT NULL                -- the isolation driver's own, a JSON object
+    pid         INTEGER NOT NULL,
+    start_ticks INTEGER NOT NULL,            -- field 22 of /proc/PID/stat: tells a reused pid
+    socket      TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE keys (

@@ -24,8 +24,11 @@ CREATE TABLE head (
     undo       BLOB CHECK (length(undo) = 16)
 ) STRICT;
 
--- The transition that has begun to change the kernel. Recovery finishes or reverts it before code runs.
-CREATE TABLE transition (
+-- A restore that has begun to change things: whoever finds it must end it, forwards or backwards.
+CREATE TABLE restoring (
     one    INTEGER PRIMARY KEY CHECK (one = 1),
-    record TEXT NOT NULL                              -- core::kernel::transition::Record as JSON
+    target BLOB NOT NULL CHECK (length(target) = 16), -- the checkpoint to be at
+    safety BLOB NOT NULL CHECK (length(safety) = 16), -- taken just before
+    actor  TEXT NOT NULL,
+    at_ms  INTEGER NOT NULL
 ) STRICT;

@@ -61,6 +61,9 @@ ALTER TABLE checkpoints ADD COLUMN agent TEXT NOT NULL DEFAULT '';
 ALTER TABLE checkpoints ADD COLUMN summary TEXT NOT NULL DEFAULT '';
 ALTER TABLE checkpoints ADD COLUMN compacted INTEGER NOT NULL DEFAULT 0;
 
+ALTER TABLE restoring ADD COLUMN supersede_decisions INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE restoring ADD COLUMN with_artifacts INTEGER NOT NULL DEFAULT 0;
+
 -- Which messages a checkpoint compacted, by its number. They come back into view when it goes.
 CREATE TABLE compacted (
     sequence   INTEGER NOT NULL,

@@ -45,6 +45,8 @@ mod crash_tests;
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]
+mod migration_tests;
+#[cfg(test)]
 mod model_tests;
 #[cfg(test)]
 mod record_tests;

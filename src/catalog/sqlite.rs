@@ -43,7 +43,7 @@ impl Kind {
     }
 
     /// SQLite's `application_id`: "RyC", "RyS", "RyE" and a 1.
-    const fn application_id(self) -> i32 {
+    pub(super) const fn application_id(self) -> i32 {
         let letter = match self {
             Kind::Catalog => b'C',
             Kind::State => b'S',
@@ -53,12 +53,13 @@ impl Kind {
     }
 
     /// The migrations; migration n produces format n.
-    const fn migrations(self) -> &'static [&'static str] {
+    pub(super) const fn migrations(self) -> &'static [&'static str] {
         match self {
             Kind::Catalog => &[
                 include_str!("../../schema/catalog/0001_first.sql"),
                 include_str!("../../schema/catalog/0002_threads.sql"),
                 include_str!("../../schema/catalog/0003_audit.sql"),
+                include_str!("../../schema/catalog/0004_worker_records.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),
@@ -68,6 +69,7 @@ impl Kind {
                 include_str!("../../schema/state/0005_origin.sql"),
                 include_str!("../../schema/state/0006_rest.sql"),
                 include_str!("../../schema/state/0007_workflow.sql"),
+                include_str!("../../schema/state/0008_transition.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

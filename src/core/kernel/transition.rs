@@ -229,18 +229,19 @@ impl Refusal {
             Refusal::UnderWay(kind) => Error::conflict(format!("kernel {kernel} is being {}", kind.participle()))
                 .reason(kind.reason())
                 .hint("wait for that to end, then look at where the kernel is"),
-            Refusal::Interrupted(kind) => {
-                Error::conflict(format!("{} of kernel {kernel} was begun and could not be ended", kind.name()))
-                    .reason(kind.unfinished_reason())
-                    .hint(match kind {
-                        Kind::Restore => format!(
-                            "`ryokan events {kernel}` says why; the next use tries again, and so does `ryokan restore {kernel} REF`"
-                        ),
-                        Kind::Archive | Kind::Unarchive | Kind::Remove => {
-                            format!("`ryokan events {kernel}` says why; the next use tries again")
-                        }
-                    })
-            }
+            Refusal::Interrupted(kind) => Error::conflict(format!(
+                "{} of kernel {kernel} was begun and could not be ended",
+                kind.name()
+            ))
+            .reason(kind.unfinished_reason())
+            .hint(match kind {
+                Kind::Restore => format!(
+                    "`ryokan events {kernel}` says why; it is tried again by itself, and by `ryokan start {kernel}`"
+                ),
+                Kind::Archive | Kind::Unarchive | Kind::Remove => {
+                    format!("`ryokan events {kernel}` says why; the next use tries again")
+                }
+            }),
             Refusal::OutOfOrder => Error::internal(format!("a transition of kernel {kernel} is out of order")),
         }
     }
@@ -326,6 +327,11 @@ impl Transitions {
             | Phase::Preparing { interrupted: Some(record), .. } => Some(record),
             Phase::Idle | Phase::Preparing { interrupted: None, .. } | Phase::Finished { .. } => None,
         }
+    }
+
+    /// Whether this owner's transition is recorded and has not ended.
+    pub fn is_running(&self, claim: Claim) -> bool {
+        matches!(&self.phase, Phase::Running { claim: owner, .. } if *owner == claim)
     }
 
     /// The kind of an interrupted transition without an owner.

@@ -82,6 +82,8 @@ pub const ROLLBACK_BYTES: u64 = 256 << 20;
 pub const BREAKER_CRASHES: usize = 3;
 /// See [`BREAKER_CRASHES`].
 pub const BREAKER_WINDOW: Duration = Duration::from_secs(60);
+/// How long a start-up waits for a kernel's busy database before the kernel counts as damaged.
+pub const LOAD_RETRY: Duration = Duration::from_secs(10);
 /// First pause before a crashed worker is restarted; doubles with each crash in the window.
 pub const RESTART_BACKOFF_FIRST: Duration = Duration::from_millis(100);
 /// Longest such pause.

@@ -107,7 +107,7 @@ async fn to(
                 host.metrics.since(Stage::Restore, kernel.spec.engine, begun);
                 Ok(done)
             }
-            Err(failed) if kernel.is_changing() => Err(revert(&host, &kernel, transition, failed).await),
+            Err(failed) if transition.is_recorded() => Err(revert(&host, &kernel, transition, failed).await),
             Err(failed) => Err(failed),
         }
     });
@@ -132,7 +132,7 @@ async fn revert(host: &Rc<Host>, kernel: &Rc<Kernel>, transition: Rc<ExclusiveTr
         (Some(_), undone) => {
             let why = undone.err().map_or_else(String::new, |error| error.message);
             let message = format!("{}; and going back failed too: {why}", failed.message);
-            Error { message, ..failed }.hint("nothing is lost: the next use tries again")
+            Error { message, ..failed }.hint("nothing is lost: it is tried again by itself")
         }
     }
 }
@@ -234,7 +234,14 @@ async fn perform(
     host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
     let (words, manifest) = (format!("{id}, safety checkpoint {safety}"), target.checkpoint.manifest);
     host.audit_checkpoint(actor, "checkpoint.restore", kernel, (before, version), manifest, words).await;
-    let checkpoint = kernel.records.checkpoint(id).await?.unwrap_or(target.checkpoint);
+    // The restore holds, whatever this read returns.
+    let checkpoint = match kernel.records.checkpoint(id).await {
+        Ok(found) => found.unwrap_or(target.checkpoint),
+        Err(error) => {
+            tracing::warn!(kernel = %kernel.spec.name, %error, "a restored checkpoint could not be read again");
+            target.checkpoint
+        }
+    };
     let Finished { decisions_changed, artifacts_changed, .. } = finished;
     Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed })
 }

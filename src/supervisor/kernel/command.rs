@@ -123,6 +123,8 @@ pub enum Command {
     Settle(Reply<()>),
     /// Check whether this change is allowed now.
     Admit(Change, Reply<()>),
+    /// Check whether the kernel may be removed now.
+    AdmitRemoval(Change, Reply<()>),
     /// Set the retention of automatic checkpoints.
     Retain(Change, Retention, Reply<()>),
     /// A queued caller may have given up.

@@ -78,6 +78,8 @@ pub struct Loaded {
     pub checkpoints: u64,
     /// Origin of the present state.
     pub origin: Origin,
+    /// Why the history could not be loaded. The kernel is then refused every change but its removal.
+    pub damage: Option<Error>,
 }
 
 impl Loaded {
@@ -93,6 +95,7 @@ impl Loaded {
             transition: None,
             checkpoints: 0,
             origin: Origin::default(),
+            damage: None,
         }
     }
 }
@@ -138,6 +141,7 @@ impl Records {
             transition: transition.await?,
             checkpoints: checkpoints.await?,
             origin: origin.await?,
+            damage: None,
         })
     }
 

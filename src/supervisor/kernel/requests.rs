@@ -170,6 +170,15 @@ impl Kernel {
         self.ask(|reply| Command::Admit(change, reply)).await
     }
 
+    /// Checks whether the kernel may be removed now; that needs no history.
+    ///
+    /// # Errors
+    /// `busy` (leased by another client), `conflict` (version).
+    pub(crate) async fn admit_removal(&self, actor: &Actor, expected_version: u64) -> Result<()> {
+        let change = Change { actor: actor.clone(), expected_version };
+        self.ask(|reply| Command::AdmitRemoval(change, reply)).await
+    }
+
     /// Stops worker and task.
     ///
     /// # Errors

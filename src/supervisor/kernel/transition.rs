@@ -52,6 +52,11 @@ impl ExclusiveTransition {
         self.apply(Event::Recorded(record))
     }
 
+    /// Whether this transition is recorded and has not ended.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.kernel.transitions.borrow().is_running(self.claim)
+    }
+
     /// Begins a step.
     ///
     /// # Errors
@@ -87,6 +92,10 @@ impl ExclusiveTransition {
     /// # Errors
     /// Database errors; the decision stays open then.
     pub(crate) async fn abort(&self, host: &Host) -> Result<()> {
+        // Checked first: the database must not hold a decision that this owner cannot take.
+        if !self.is_recorded() {
+            return Err(self.kernel.refused(Refusal::OutOfOrder));
+        }
         let decision = self.kernel.transitions.borrow().record().map(|record| record.decision);
         if decision == Some(Decision::Aborted) {
             return Ok(());

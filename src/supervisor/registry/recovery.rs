@@ -159,7 +159,8 @@ impl Supervisor {
                     done.ended = 1;
                 }
                 record.life.state = damaged(&error);
-                self.open(&row, record, Loaded::empty(), |_| None);
+                let loaded = Loaded { damage: Some(error), ..Loaded::empty() };
+                self.open(&row, record, loaded, |_| None);
                 return done;
             }
         };
@@ -258,11 +259,14 @@ impl Supervisor {
     }
 }
 
-/// Loads the records; a busy database is tried again, since it is not damaged.
+/// Loads the records. A busy database is tried again for a limited time, since it is not damaged.
 async fn load(records: &Records) -> Result<Loaded> {
+    let deadline = tokio::time::Instant::now() + limits::LOAD_RETRY;
     loop {
         match records.load().await {
-            Err(error) if error.code == ErrorCode::Busy => tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await,
+            Err(error) if error.code == ErrorCode::Busy && tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(limits::RESTART_BACKOFF_FIRST).await;
+            }
             loaded => return loaded,
         }
     }

@@ -375,7 +375,7 @@ impl Supervisor {
             None => (None, mpsc::unbounded_channel()),
         };
         let (lease, mounts, unclosed) = (loaded.lease, loaded.mounts, loaded.running);
-        let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed };
+        let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed, damage: loaded.damage };
         let task = Task::new(&self.services, Rc::clone(&kernel), waiting, channel, beginning);
         // The span adds the kernel to each log line of its task, at every level.
         let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
@@ -409,9 +409,9 @@ impl Supervisor {
             let threads = if with_threads { kernel.threads() } else { Vec::new() };
             // All threads are admitted before the first is removed.
             for thread in &threads {
-                thread.admit(&change.actor, 0).await?;
+                thread.admit_removal(&change.actor, 0).await?;
             }
-            kernel.admit(&change.actor, change.expected_version).await?;
+            kernel.admit_removal(&change.actor, change.expected_version).await?;
             // Held until the kernel is removed or the removal fails.
             let _removal = kernel.begin_removal(with_threads)?;
             this.remove_all(&kernel, change).await
@@ -446,6 +446,7 @@ impl Supervisor {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
         kernel.remove(change).await?;
+        self.workers.forget_error(kernel.id);
         self.workers.reserved.release(&self.workers, kernel.id).await;
         host.prepared.discard_of(kernel.id).await;
         self.publish_socket(kernel, false);
@@ -462,10 +463,12 @@ impl Supervisor {
         let forgotten = match host.making_room(forget).await {
             // On a full disk, its files are deleted first to make room: the removal is decided and its worker has
             // ended.
-            Err(error) if error.reason == DISK_FULL => {
-                host.catalog.remove_kernel_files(kernel.id).await?;
-                forget().await
-            }
+            //
+            // If the daemon dies in between, the next one finds a kernel without files, which can only be removed.
+            Err(error) if error.reason == DISK_FULL => match host.catalog.remove_kernel_files(kernel.id).await {
+                Ok(()) => forget().await,
+                Err(error) => Err(error.into()),
+            },
             forgotten => forgotten,
         };
         if let Err(error) = forgotten {

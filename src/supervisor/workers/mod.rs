@@ -119,6 +119,11 @@ impl Workers {
         self.errors.borrow_mut().insert(kernel, error.clone());
     }
 
+    /// Forgets that error: a worker has started, or the kernel is gone.
+    pub(crate) fn forget_error(&self, kernel: KernelId) {
+        self.errors.borrow_mut().remove(&kernel);
+    }
+
     /// Why a kernel's last worker failed to start.
     pub fn last_error(&self, kernel: KernelId) -> Option<Error> {
         self.errors.borrow().get(&kernel).cloned()

@@ -28,7 +28,7 @@ impl Task {
     /// Adds a mount: attached to the live worker first, which may refuse it, then recorded.
     pub(crate) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_in_transition()?;
+        self.not_in_transition().await?;
         check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
         let real = self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
         let mounts = self.all_mounts();
@@ -78,7 +78,7 @@ impl Task {
     /// Removes a mount.
     pub(crate) async fn unmount(&mut self, change: Change, path: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_in_transition()?;
+        self.not_in_transition().await?;
         let Some(at) = self.mounts.added.iter().position(|given| given.mount.path == path) else {
             let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
@@ -105,7 +105,8 @@ impl Task {
     }
 
     /// Refuses changes that a transition would overwrite.
-    pub(crate) fn not_in_transition(&self) -> Result<()> {
+    pub(crate) async fn not_in_transition(&mut self) -> Result<()> {
+        self.settle().await?;
         self.kernel.check_available()?;
         let admitted = self.kernel.not_in_transition();
         if self.kernel.interrupted().is_some() {
@@ -122,7 +123,7 @@ impl Task {
     /// Adds an MCP server: only one that the configuration allows.
     pub(crate) async fn register_mcp(&mut self, change: Change, name: String, transport: McpTransport) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_in_transition()?;
+        self.not_in_transition().await?;
         self.tools.register(&name, &transport)?;
         let text = format!("registered MCP server {name}");
         let written = self.kernel.records.put_mcp(&change.actor, &text, &name, transport, self.host.now_ms()).await;
@@ -142,7 +143,7 @@ impl Task {
     /// Removes an MCP server.
     pub(crate) async fn unregister_mcp(&mut self, change: Change, name: &str) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        self.not_in_transition()?;
+        self.not_in_transition().await?;
         let text = format!("unregistered MCP server {name}");
         let version = self.kernel.records.remove_mcp(&change.actor, &text, name, self.host.now_ms()).await?;
         self.tools.unregister(name);

@@ -112,6 +112,8 @@ pub(crate) struct Task {
     mounts: Mounts,
     lease: Option<Lease>,
     tools: Rc<Tools>,
+    /// Why the history could not be loaded. Nothing is written then: the records on disk stay as they are.
+    damage: Option<Error>,
     /// The task is ending.
     leaving: bool,
 }
@@ -133,6 +135,8 @@ struct WorkerState {
     current: Option<Current>,
     /// Present while the starting worker is wanted.
     wanted: Option<oneshot::Sender<()>>,
+    /// The added mounts with which the worker was started.
+    started_with: Vec<GivenMount>,
     stop_replies: Vec<Reply<()>>,
     /// Whether the stop under way is forced, or the daemon's.
     is_stop_forced: bool,
@@ -212,6 +216,8 @@ pub(crate) struct Beginning {
     pub tools: Rc<Tools>,
     /// Executions without a worker that could not be closed.
     pub unclosed: Vec<ExecId>,
+    /// Why the history could not be loaded.
+    pub damage: Option<Error>,
 }
 
 /// An adopted worker, with its running and unacknowledged executions.
@@ -253,6 +259,7 @@ impl Task {
             mounts: Mounts { added: beginning.mounts, detached: Vec::new() },
             lease: beginning.lease,
             tools: beginning.tools,
+            damage: beginning.damage,
             leaving: false,
         };
         task.resume_unjournalled(beginning.unclosed);
@@ -370,6 +377,9 @@ impl Task {
             Command::Admit(change, reply) => {
                 let _ = reply.send(self.admit(&change.actor, change.expected_version));
             }
+            Command::AdmitRemoval(change, reply) => {
+                let _ = reply.send(self.admit_removal(&change.actor, change.expected_version));
+            }
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);
             }
@@ -430,6 +440,7 @@ impl Task {
         if self.timers.backoff_at.is_some_and(|at| at <= now) {
             self.timers.backoff_at = None;
             self.step(Event::BackoffElapsed).await;
+            self.begin_recovery().await;
         }
         if self.timers.save_at.is_some_and(|at| at <= now) {
             self.save_life().await;
@@ -512,6 +523,9 @@ impl Task {
     /// running executions in their own rows; this record only says what happened last.
     async fn save_life(&mut self) {
         self.timers.save_at = None;
+        if self.damage.is_some() {
+            return;
+        }
         let (version, executions, last_used) = {
             let view = self.kernel.view.borrow();
             (view.version, view.executions, view.last_used_at_ms)
@@ -540,6 +554,17 @@ impl Task {
 
     /// Checks that `actor` may change the kernel now and knows its version.
     fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
+        if let Some(damage) = &self.damage {
+            let message =
+                format!("the history of kernel {} could not be loaded: {}", self.kernel.spec.name, damage.message);
+            return Err(Error { message, ..damage.clone() }
+                .hint("nothing was changed: restart ryokand to load it again, or remove the kernel"));
+        }
+        self.admit_removal(actor, expected_version)
+    }
+
+    /// The same for a removal, which needs no history.
+    fn admit_removal(&self, actor: &Actor, expected_version: u64) -> Result<()> {
         lease::admit(self.lease.as_ref(), &actor.lease, self.host.now_ms())?;
         let version = self.kernel.view.borrow().version;
         if expected_version != 0 && expected_version != version {

@@ -28,7 +28,7 @@ impl Task {
             return Ok(before);
         }
         self.admit(&change.actor, change.expected_version)?;
-        self.not_in_transition()?;
+        self.not_in_transition().await?;
         let done = self.kernel.records.change_workflow(request).await?;
         if let Some(sequence) = done.sequence {
             self.changed(&change.actor, version_after(sequence), names, work_detail(&done.outcome)).await;

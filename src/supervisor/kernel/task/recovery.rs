@@ -5,22 +5,43 @@
 //! no worker ─▶ the next start ───────────────────────────────────────────┴─▶ recovered without one ─▶ a worker starts
 //! ```
 //!
-//! A failed recovery counts as a failed start: the lifecycle's back-off and breaker set the time of the next attempt.
+//! A failed recovery counts as a failed start: the lifecycle's back-off and breaker set the time of the next attempt. An
+//! open breaker only delays it.
 
 use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::{Report, Task};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::transition::Kind;
-use crate::core::kernel::{Event, State};
+use crate::core::kernel::{Event, Restart, State};
+use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 impl Task {
     /// Recovers an interrupted transition, if it needs a start of the worker.
     pub(crate) async fn begin_recovery(&mut self) {
-        if self.is_restore_interrupted() && !self.life.has_worker() && !self.host.is_stopping() {
+        if !self.is_restore_interrupted() || self.life.has_worker() || self.host.is_stopping() {
+            return;
+        }
+        if self.life.breaker_is_open(self.host.now_ms()) {
+            self.arm_recovery();
+        } else {
             self.step(Event::Used).await;
+        }
+    }
+
+    /// Schedules the next attempt for the end of the open breaker.
+    fn arm_recovery(&mut self) {
+        if let State::Crashed { restart: Restart::Breaker { until_ms }, .. } = self.life.state
+            && self.is_restore_interrupted()
+        {
+            let wait_ms = u64::try_from(until_ms.saturating_sub(self.host.now_ms())).unwrap_or(0);
+            let wait = Duration::from_millis(wait_ms).clamp(limits::RESTART_BACKOFF_FIRST, limits::BREAKER_WINDOW);
+            self.timers.backoff_at = Some(Instant::now() + wait);
         }
     }
 
@@ -51,9 +72,15 @@ impl Task {
         if !self.is_restore_interrupted() {
             return false;
         }
-        let Some((transition, record)) = ExclusiveTransition::recover(&self.kernel) else { return false };
-        let recovering = self.checkpoints.recover_restore(&self.kernel, None, transition, record);
         let reporter = self.reporter.clone();
+        let Some((transition, record)) = ExclusiveTransition::recover(&self.kernel) else {
+            // The kernel is being removed: no code may run in a half-restored kernel meanwhile.
+            let outcome = Err(self.kernel.unfinished(Kind::Restore));
+            // The task itself receives the report.
+            let _ = reporter.send(Box::new(Report::Recovered { attempt, outcome }));
+            return true;
+        };
+        let recovering = self.checkpoints.recover_restore(&self.kernel, None, transition, record);
         self.begin_operation(async move {
             let outcome = recovering.await;
             // The task may have ended meanwhile.
@@ -75,6 +102,7 @@ impl Task {
                 let unfinished = self.kernel.unfinished(Kind::Restore);
                 let message = format!("{}: {}", unfinished.message, error.message);
                 self.worker_started(attempt, Err(Error { message, code: error.code, ..unfinished })).await;
+                self.arm_recovery();
             }
         }
     }

@@ -65,7 +65,7 @@ impl Task {
     }
 
     /// Exchanges mounts of the live worker. Mounts that are already as requested stay.
-    async fn exchange(&self, gone: &[GivenMount], new: &[GivenMount]) -> Result<()> {
+    pub(super) async fn exchange(&self, gone: &[GivenMount], new: &[GivenMount]) -> Result<()> {
         use crate::core::error::ErrorCode;
         let (Some(link), Some(current)) = (self.link(), &self.worker.current) else { return Ok(()) };
         // Nested mounts are detached before their parents, and attached after them.

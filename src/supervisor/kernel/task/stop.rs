@@ -52,7 +52,7 @@ impl Task {
     }
 
     pub(crate) async fn remove(&mut self, change: Change, reply: Reply<()>) {
-        if let Err(error) = self.admit(&change.actor, change.expected_version) {
+        if let Err(error) = self.admit_removal(&change.actor, change.expected_version) {
             let _ = reply.send(Err(error));
             return;
         }

@@ -23,6 +23,7 @@ impl Task {
         let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
         let (workers, kernel, reporter) = (Rc::clone(&self.workers), Rc::clone(&self.kernel), self.reporter.clone());
         let mounts = self.all_mounts();
+        self.worker.started_with.clone_from(&self.mounts.added);
         // Dropped when the worker is no longer wanted.
         let (wanted, given_up) = oneshot::channel::<()>();
         self.worker.wanted = Some(wanted);
@@ -46,8 +47,14 @@ impl Task {
         match outcome {
             Ok(started) if attempt == self.life.attempt && self.life.has_worker() => {
                 let wanted = matches!(self.life.state, crate::core::kernel::State::Starting);
+                let mounted = started.report.mounts.clone();
+                self.workers.forget_error(self.kernel.id);
                 self.attach_worker(attempt, started);
                 if wanted {
+                    if let Err(error) = self.catch_up_mounts(mounted).await {
+                        self.end_after_failed_unmount(&error);
+                        return;
+                    }
                     self.tell_tools();
                     self.step(Event::WorkerReady { attempt }).await;
                 } else {
@@ -151,7 +158,26 @@ impl Task {
         }
     }
 
-    /// Attaches mounts that were recorded while the worker started.
+    /// Applies the mounts and unmounts that were recorded while the worker started.
+    async fn catch_up_mounts(&mut self, mut mounted: Vec<String>) -> Result<()> {
+        let started_with = std::mem::take(&mut self.worker.started_with);
+        let gone: Vec<_> = started_with.into_iter().filter(|mount| !self.mounts.added.contains(mount)).collect();
+        self.exchange(&gone, &[]).await?;
+        mounted.retain(|path| !gone.iter().any(|mount| mount.mount.path == *path));
+        self.mount_missing(&mounted).await;
+        Ok(())
+    }
+
+    /// Ends a worker that keeps a revoked mount, before any code of the kernel runs in it.
+    fn end_after_failed_unmount(&mut self, error: &Error) {
+        tracing::error!(%error, "a worker could not detach a removed mount; it is ended");
+        if let Some(current) = &mut self.worker.current {
+            current.cause = Some(CrashCause::NotStarted(format!("a removed mount stayed: {}", error.message)));
+            current.worker.kill();
+        }
+    }
+
+    /// Attaches the recorded mounts that the worker lacks.
     async fn mount_missing(&self, mounted: &[String]) {
         let (Some(link), Some(current)) = (self.link(), &self.worker.current) else { return };
         let mut missing = self.all_mounts();
