@@ -207,3 +207,20 @@ fn daemon_kill_during_archive() {
         assert!(killed.contains(&label), "{label} was not reached: {killed:?}");
     }
 }
+
+/// A change of the kernel ends an interrupted archiving before it takes effect.
+#[test]
+fn change_ends_interrupted_archive() {
+    let mut host = Host::start_as(User::Own);
+    host.ok(&["new", "k"]);
+    host.ok(&["exec", "k", "x=41"]);
+    host.kill();
+    host.env(fault::VARIABLE, "state.transition.commit.before_commit=eio");
+    host.launch();
+    let failed = host.cli(&["archive", "k"]);
+    assert!(!failed.status.success(), "{failed:?}");
+    let given = host.path("given");
+    std::fs::create_dir(&given).unwrap();
+    host.ok(&["mount", "k", "/data", &given.display().to_string()]);
+    assert_eq!(host.ok(&["exec", "k", "echo $x"]), "41\n");
+}

@@ -168,3 +168,48 @@ fn abort_crash_atomicity() {
         assert_eq!(seen.split_whitespace().collect::<Vec<_>>(), states, "{point}");
     }
 }
+
+/// A daemon that starts while the breaker is open recovers when the breaker closes, without a request.
+#[test]
+fn open_breaker_delays_recovery() {
+    let mut host = set_up();
+    interrupt(&mut host, "state.transition.begin.after_commit");
+    end_workers(&host);
+    let catalog = rusqlite::Connection::open(host.data().join("catalog.db")).unwrap();
+    let text: String = catalog.query_row("SELECT state FROM kernels", [], |row| row.get(0)).unwrap();
+    let mut record: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as i64;
+    record["life"]["state"] = serde_json::json!({ "crashed": {
+        "cause": { "kind": "notStarted", "detail": "the disk was full" }, "restart": { "breaker": { "until_ms": now + 3000 } }
+    } });
+    catalog.execute("UPDATE kernels SET state = ?", [record.to_string()]).unwrap();
+    drop(catalog);
+    arm(&mut host, "");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while events(&host, "restore_ended").is_empty() {
+        assert!(std::time::Instant::now() < deadline, "nothing recovers it: {}", host.ok(&["events", "k"]));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    is_at(&host, "1", "recovered");
+}
+
+/// A restore that is refused before it records its intent leaves the interrupted one as it is, on disk too.
+#[test]
+fn refused_restore_keeps_interrupted() {
+    let mut host = set_up();
+    interrupt(&mut host, "state.transition.begin.after_commit");
+    end_workers(&host);
+    // Recovery fails, so the first restore stays interrupted.
+    arm(&mut host, "kernel.engine.recreate=eio");
+    let refused: Result<_, Error> = run_local(async {
+        let client = HostClient::connect(&host.socket(), "test").await?;
+        client.open_kernel("k").await?.0.restore_checkpoint("one", 99).await
+    })
+    .unwrap();
+    assert!(refused.is_err(), "{refused:?}");
+    arm(&mut host, "");
+    let seen = host.ok(&["exec", "k", LOOK]);
+    let ended = events(&host, "restore_ended");
+    let expected = if ended.iter().any(|event| event.contains("reverted")) { "2 2\n" } else { "1 1\n" };
+    assert_eq!(seen, expected, "{ended:?}");
+}

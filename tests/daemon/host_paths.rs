@@ -3,11 +3,13 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecStatus;
 use ryokan::core::spec::AllowedPath;
 
-use crate::support::{Host, UNPRIVILEGED, User, kernel, out, run, spec, users};
+use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, run, spec, users};
 
 #[test]
 fn mount_source_rechecked() {
@@ -187,6 +189,46 @@ fn system_path_kept_while_running() {
             assert_eq!(out(&shell, &look).await, "system", "the path of its start");
             shell.stop(false).await.expect("stops");
             assert_ne!(run(&shell, &look).await.end.code, 0, "no longer configured");
+        });
+    }
+}
+
+/// Mounts and unmounts that arrive while the worker starts reach that worker before any code.
+#[test]
+fn mounts_changed_while_starting() {
+    for user in users() {
+        let host = Host::start_as(user);
+        let [revoked, replaced, added] = ["revoked", "replaced", "added"].map(|name| {
+            let path = host.path(name);
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("seen"), name).unwrap();
+            path.display().to_string()
+        });
+        host.with(async |client| {
+            // The daemon makes its spawner for the first worker.
+            assert_eq!(out(&kernel(&client, "first", EngineName::Kaish).await, "echo up").await, "up");
+            // No warm worker fits, so the start needs the spawner.
+            let mut odd = spec("k", EngineName::Kaish);
+            odd.memory_bytes = Some(290 << 20);
+            let shell = client.create_kernel(&odd, "").await.expect("made").0;
+            shell.mount_at("/gone", &revoked, true, 0).await.expect("mounted");
+            shell.mount_at("/other", &revoked, true, 0).await.expect("mounted");
+            let spawner = Pid::from_raw(host.spawner().expect("a spawner") as i32);
+            kill(spawner, Signal::SIGSTOP).expect("stopped");
+            let change = async {
+                eventually("it starts", || async { shell.info().await.expect("info").state == "starting" }).await;
+                shell.unmount_at("/gone", 0).await.expect("unmounted");
+                shell.unmount_at("/other", 0).await.expect("unmounted");
+                shell.mount_at("/other", &replaced, false, 0).await.expect("mounted");
+                shell.mount_at("/new", &added, false, 0).await.expect("mounted");
+                kill(spawner, Signal::SIGCONT).expect("continued");
+            };
+            tokio::join!(shell.start(), change).0.expect("started");
+            assert_eq!(out(&shell, "cat /other/seen /new/seen").await, "replacedadded");
+            let gone = run(&shell, "cat /gone/seen").await;
+            assert_ne!(gone.end.code, 0, "{gone:?}");
+            let refused = run(&shell, "echo x > /other/file").await;
+            assert_ne!(refused.end.code, 0, "read-only: {refused:?}");
         });
     }
 }

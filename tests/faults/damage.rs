@@ -110,6 +110,33 @@ fn damaged_journal_affects_one_kernel() {
     assert!(!bad.exists());
 }
 
+/// A history that cannot be loaded once, here because it is away, stays as it was: so does the archived kernel.
+#[test]
+fn unreadable_history_is_preserved() {
+    let (mut host, bad, _) = stopped(crate::support::User::Own);
+    host.launch();
+    host.ok(&["archive", "bad"]);
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(host.wait().success());
+    let (state, away) = (bad.join("state.db"), host.path("away"));
+    fs::rename(&state, &away).unwrap();
+    host.launch();
+    for args in [&["start", "bad"][..], &["exec", "bad", "echo no"], &["unarchive", "bad"], &["stop", "bad"]] {
+        let refused = host.cli(args);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("could not be loaded"), "{args:?}: {said}");
+    }
+    // An orderly stop saves each kernel's state.
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    assert!(host.wait().success());
+    fs::rename(&away, &state).unwrap();
+    host.launch();
+    let shown: serde_json::Value = serde_json::from_str(&host.ok(&["show", "bad", "--json"])).unwrap();
+    assert_eq!(shown["state"], "archived");
+    host.ok(&["unarchive", "bad"]);
+    assert_eq!(host.ok(&["exec", "bad", "echo $x"]), "bad\n");
+}
+
 #[test]
 fn damaged_engine_db_reported() {
     for user in users() {
