@@ -1,7 +1,10 @@
 //! Rules of the repository that the compiler does not check.
 //!
-//! Dependencies between modules; the places of `unsafe`, SQL and Cap'n Proto; lengths of files, lines of documents and
-//! names of tests; plain file names; and that documents name existing tests.
+//! Here: lengths of files, lines of documents and names of tests; plain file names; and that documents and `scripts/check`
+//! name existing tests. `imports`: dependencies between modules, and the places of `unsafe`, SQL and Cap'n Proto.
+
+mod imports;
+mod source;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,202 +39,6 @@ fn is_generated(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("_capnp.rs"))
 }
 
-/// Code without comments and doc comments; strings stay.
-fn code_of(path: &Path) -> String {
-    let text = fs::read_to_string(path).unwrap();
-    text.lines()
-        .map(|line| match line.find("//") {
-            Some(at) if !line[..at].contains('"') => &line[..at],
-            _ => line,
-        })
-        .collect::<Vec<_>>()
-        .join("\n")
-}
-
-/// Allowed imports between top-level modules, the lowest first. No module uses a later one.
-const LAYERS: &[(&str, &[&str])] = &[
-    ("core", &["core"]),
-    ("session.rs", &["core"]),
-    ("sys", &["sys", "core"]),
-    ("store", &["store", "sys", "core"]),
-    ("catalog", &["catalog", "sys", "core"]),
-    ("workspace", &["workspace", "store", "sys", "core"]),
-    ("bundle", &["bundle", "workspace", "store", "sys", "core"]),
-    ("sandbox", &["sandbox", "sys", "core"]),
-    ("mcp", &["mcp", "sys", "core"]),
-    ("config", &["config", "mcp", "sandbox", "core"]),
-    ("link", &["link", "sys", "core"]),
-    ("worker", &["worker", "link", "session", "catalog", "sandbox", "sys", "core"]),
-    ("isolation", &["isolation", "worker", "link", "catalog", "sandbox", "workspace", "sys", "core"]),
-    (
-        "supervisor",
-        &[
-            "supervisor",
-            "isolation",
-            "session",
-            "link",
-            "bundle",
-            "catalog",
-            "store",
-            "workspace",
-            "config",
-            "mcp",
-            "sys",
-            "core",
-        ],
-    ),
-    ("rpc", &["rpc", "supervisor", "link", "session", "store", "sys", "core"]),
-    (
-        "daemon",
-        &[
-            "daemon",
-            "rpc",
-            "supervisor",
-            "isolation",
-            "catalog",
-            "store",
-            "workspace",
-            "config",
-            "sandbox",
-            "link",
-            "mcp",
-            "sys",
-            "core",
-        ],
-    ),
-    ("cli", &["cli", "daemon", "rpc", "session", "sys", "core"]),
-];
-
-#[test]
-fn layers_have_no_exception() {
-    let rank = |layer: &str| LAYERS.iter().position(|(name, _)| name.trim_end_matches(".rs") == layer);
-    for (at, (layer, allowed)) in LAYERS.iter().enumerate() {
-        for used in *allowed {
-            assert!(rank(used).is_some_and(|used| used <= at), "{layer} may not use {used}, which comes later");
-        }
-    }
-}
-
-/// The rooms of `supervisor/`, the lowest first: imports lead downwards, so there is no circle between rooms.
-const ROOMS: &[&str] = &["host", "workers", "kernel", "checkpoint", "registry", "maintenance"];
-
-#[test]
-fn rooms_have_no_circle() {
-    let mut wrong = Vec::new();
-    for path in files("src/supervisor", "rs") {
-        let name = relative(&path);
-        let within = name.trim_start_matches("src/supervisor/");
-        let Some((room, _)) = within.split_once('/') else { continue };
-        let own = ROOMS.iter().position(|known| *known == room);
-        let own = own.unwrap_or_else(|| panic!("{name}: room {room:?} has no place in ROOMS"));
-        let code = code_of(&path);
-        for (at, _) in code.match_indices("crate::supervisor::") {
-            let used: String = code[at + "crate::supervisor::".len()..]
-                .chars()
-                .take_while(|c| c.is_alphanumeric() || *c == '_')
-                .collect();
-            match ROOMS.iter().position(|known| *known == used) {
-                Some(used) if used <= own => {}
-                _ => wrong.push(format!("{name} uses {used:?}")),
-            }
-        }
-        assert!(!code.contains("super::super::super::"), "{name}: a path out of its room starts with crate::");
-    }
-    assert!(wrong.is_empty(), "against the order of the rooms:\n{}", wrong.join("\n"));
-}
-
-/// Only the isolation knows how a worker runs; the supervisor and the interface are independent of
-/// it.
-#[test]
-fn only_isolation_knows_processes() {
-    let words = ["std::process", "tokio::process", "/proc", "sandbox::", "pidfd", "start_ticks", "Pid::", "cgroup"];
-    let mut wrong = Vec::new();
-    for path in ["src/supervisor", "src/rpc"].iter().flat_map(|folder| files(folder, "rs")) {
-        // Not about workers: the client's access to a socket with a long path.
-        if is_generated(&path) || path.ends_with("rpc/client/connection.rs") {
-            continue;
-        }
-        let code = code_of(&path);
-        wrong.extend(
-            words.iter().filter(|word| code.contains(**word)).map(|word| format!("{}: {word}", relative(&path))),
-        );
-    }
-    assert!(wrong.is_empty(), "knows processes:\n{}", wrong.join("\n"));
-}
-
-#[test]
-fn layers_point_downwards() {
-    let mut wrong = Vec::new();
-    for path in files("src", "rs") {
-        let name = relative(&path);
-        let module = name.trim_start_matches("src/").split('/').next().unwrap().to_owned();
-        if module == "lib.rs" || is_generated(&path) {
-            continue;
-        }
-        let Some((_, allowed)) = LAYERS.iter().find(|(layer, _)| *layer == module) else {
-            wrong.push(format!("{name}: module {module:?} has no line in LAYERS"));
-            continue;
-        };
-        for (_, rest) in
-            code_of(&path).match_indices("crate::").map(|(at, _)| ((), code_of(&path)[at + 7..].to_owned()))
-        {
-            let used: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            if !used.is_empty() && !allowed.contains(&used.as_str()) {
-                wrong.push(format!("{name} uses {used}"));
-            }
-        }
-    }
-    wrong.dedup();
-    assert!(wrong.is_empty(), "against the layers:\n{}", wrong.join("\n"));
-}
-
-#[test]
-fn restricted_apis_stay_in_modules() {
-    let rules: &[(&[&str], &[&str], &str)] = &[
-        (&["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"], &["src/sys/"], "unsafe code"),
-        (&["capnp::", "capnp_rpc::", "_capnp::"], &["src/rpc/", "src/link/"], "Cap'n Proto"),
-        (&["rusqlite::"], &["src/catalog/", "src/sys/sqlite_vfs.rs"], "SQLite"),
-        (&["\"SELECT ", "\"INSERT ", "\"UPDATE ", "\"DELETE FROM", "\"CREATE TABLE"], &["src/catalog/"], "SQL"),
-        (&["kaish_kernel::"], &["src/worker/"], "kaish"),
-        (&["anyhow::"], &["src/daemon/", "src/cli/", "src/worker/"], "anyhow"),
-    ];
-    let mut wrong = Vec::new();
-    for path in files("src", "rs").into_iter().filter(|path| !is_generated(path)) {
-        let name = relative(&path);
-        let code = code_of(&path);
-        for (words, places, what) in rules {
-            let found = words.iter().any(|word| code.contains(word));
-            if found && !places.iter().any(|place| name.starts_with(place)) {
-                wrong.push(format!("{name}: {what}"));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "out of place:\n{}", wrong.join("\n"));
-}
-
-/// Clock, randomness and I/O would make `core` differ from run to run (invariant 2).
-#[test]
-fn core_is_pure() {
-    let forbidden = [
-        "std::fs",
-        "std::net",
-        "std::process",
-        "std::thread",
-        "std::env",
-        "SystemTime",
-        "Instant::",
-        "tokio",
-        "async fn",
-        "getrandom",
-    ];
-    for path in files("src/core", "rs") {
-        let code = code_of(&path);
-        for word in forbidden {
-            assert!(!code.contains(word), "{} uses {word}", relative(&path));
-        }
-    }
-}
-
 #[test]
 fn files_stay_small() {
     let long: Vec<String> = ["src", "tests"]
@@ -259,33 +66,70 @@ fn every_test_folder_runs() {
     }
 }
 
+/// All tests, including those of the drivers' Python parts.
+fn all_tests() -> BTreeSet<String> {
+    let files = ["src", "tests"].iter().flat_map(|folder| files(folder, "rs").into_iter().chain(files(folder, "py")));
+    files.flat_map(|path| tests_in(&path)).collect()
+}
+
+/// Documents that list tests, with the number of tests that they name at least.
+const DOCUMENTS_OF_TESTS: &[(&str, usize)] = &[("docs/invariants.md", 40), ("docs/threat-model.md", 14)];
+
 #[test]
 fn documented_tests_exist() {
-    let mut names = BTreeSet::new();
-    for path in ["src", "tests"].iter().flat_map(|folder| files(folder, "rs")) {
-        let text = fs::read_to_string(&path).unwrap();
-        for (at, _) in text.match_indices("fn ") {
-            let name: String = text[at + 3..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            names.insert(name);
+    let tests = all_tests();
+    for (document, least) in DOCUMENTS_OF_TESTS {
+        let text = fs::read_to_string(root().join(document)).unwrap();
+        let named: Vec<&str> =
+            text.split('`').skip(1).step_by(2).filter_map(|word| word.strip_prefix("test:")).collect();
+        let missing: Vec<&&str> = named.iter().filter(|name| !tests.contains(**name)).collect();
+        assert!(missing.is_empty(), "{document} names tests that do not exist: {missing:?}");
+        assert!(named.len() >= *least, "{document} names only {} tests", named.len());
+    }
+}
+
+/// A filter that matches nothing passes; so each name in `scripts/check` must exist.
+#[test]
+fn checked_tests_exist() {
+    let script = fs::read_to_string(root().join("scripts/check")).unwrap();
+    let runner = fs::read_to_string(root().join("tests/runner.rs")).unwrap();
+    let mut named = Vec::new();
+    for word in script.split_whitespace().map(|word| word.trim_matches(['(', ')', '"'])).filter(|w| w.contains("::")) {
+        let parts: Vec<&str> = word.split("::").collect();
+        match parts.as_slice() {
+            [module, ""] => assert!(runner.contains(&format!("mod {module};")), "scripts/check: no module {word}"),
+            [modules @ .., test] => {
+                let path = root().join("src").join(modules.join("/")).with_extension("rs");
+                let exists = path.exists() && tests_in(&path).iter().any(|name| name == test);
+                assert!(exists, "scripts/check: no test {word} in {}", relative(&path));
+                named.push(*test);
+            }
+            [] => {}
         }
     }
-    let invariants = fs::read_to_string(root().join("docs/invariants.md")).unwrap();
-    let mut named = 0;
-    for word in invariants.split('`').skip(1).step_by(2).filter(|word| word.starts_with("test:")) {
-        let name = word.trim_start_matches("test:");
-        assert!(names.contains(name), "docs/invariants.md names the test {name}, which does not exist");
-        named += 1;
+    let mut marked = 0;
+    for path in ["src", "tests"].iter().flat_map(|folder| files(folder, "rs")).filter(|path| !is_tidy(path)) {
+        let text = fs::read_to_string(&path).unwrap();
+        for (_, after) in text.split("#[ignore").skip(1).filter_map(|rest| rest.split_once("scripts/check runs it")) {
+            let name = after.split_once("fn ").and_then(|(_, rest)| rest.split_once('(')).map_or("", |(name, _)| name);
+            assert!(named.contains(&name), "{}: scripts/check does not run {name}", relative(&path));
+            marked += 1;
+        }
     }
-    assert!(named >= 8, "only {named} invariants name a test");
+    assert_eq!((marked, named.len()), (2, 2), "ignored tests, and those that scripts/check runs");
+}
+
+fn is_tidy(path: &Path) -> bool {
+    relative(path).starts_with("tests/tidy/")
 }
 
 #[test]
 fn no_unfinished_code() {
     for path in ["src", "tests"].iter().flat_map(|folder| files(folder, "rs")).filter(|path| !is_generated(path)) {
-        if path.ends_with("tidy/mod.rs") {
+        if is_tidy(&path) {
             continue;
         }
-        let code = code_of(&path);
+        let (code, _) = source::scan(&fs::read_to_string(&path).unwrap());
         for word in ["todo!(", "unimplemented!(", "#[ignore]"] {
             assert!(!code.contains(word), "{} holds {word}", relative(&path));
         }
