@@ -4,7 +4,7 @@ CREATE TABLE engine (
     one     INTEGER PRIMARY KEY CHECK (one = 1),
     name    TEXT NOT NULL,
     version TEXT NOT NULL,
-    format  INTEGER NOT NULL                 -- of the entries as a whole; each body has its own in its first byte
+    format  INTEGER NOT NULL                 -- of the entries as a whole; a body's first byte is its own format
 ) STRICT;
 
 CREATE TABLE entries (
@@ -13,7 +13,7 @@ CREATE TABLE entries (
     meta   TEXT NOT NULL,                    -- JSON
     digest BLOB NOT NULL CHECK (length(digest) = 32),
     size   INTEGER NOT NULL,
-    exec   INTEGER NOT NULL,                 -- which execution changed it last; 0: none
+    exec   INTEGER NOT NULL,                 -- the last execution that changed the entry; 0: none
     body   BLOB                              -- NULL: in chunks
 ) STRICT;
 

@@ -1,6 +1,6 @@
--- state.db: one kernel's history and what was granted to it. Written by the daemon only.
+-- state.db: history and grants of one kernel. Only the daemon writes it.
 
--- Append-only. The code of an execution is here and nowhere else.
+-- Append-only. No other table has the code of executions.
 CREATE TABLE journal (
     sequence INTEGER PRIMARY KEY,
     at_ms    INTEGER NOT NULL,
@@ -15,13 +15,13 @@ CREATE TABLE journal (
 CREATE TRIGGER journal_is_not_deleted BEFORE DELETE ON journal BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 CREATE TRIGGER journal_is_not_changed BEFORE UPDATE ON journal BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 
--- Inserted before an execution starts, closed once. Never deleted: numbers are never given twice.
+-- Inserted before the execution starts, closed once, never deleted: no number is reused.
 CREATE TABLE executions (
     id              INTEGER PRIMARY KEY,
     journal         INTEGER NOT NULL,        -- sequence in the journal
     key             TEXT,
     started_at_ms   INTEGER NOT NULL,
-    status          INTEGER,                 -- NULL: running; else the place in ExecStatus::ALL
+    status          INTEGER,                 -- NULL: running; else the index in ExecStatus::ALL
     code            INTEGER,
     err             TEXT,
     duration_us     INTEGER,
@@ -33,12 +33,12 @@ CREATE INDEX executions_by_key ON executions (key, id) WHERE key IS NOT NULL;
 CREATE INDEX executions_running ON executions (id) WHERE status IS NULL;
 CREATE TRIGGER executions_are_not_deleted BEFORE DELETE ON executions BEGIN SELECT RAISE(ABORT, 'executions are kept'); END;
 
--- What an execution gave, if anything. A stream is inline or an object of the store.
+-- Results of executions, if any. A stream is inline or an object of the store.
 CREATE TABLE results (
     exec          INTEGER PRIMARY KEY,
     value         TEXT,
     output        TEXT,
-    runs          BLOB,                      -- how the streams interleave (state::output)
+    runs          BLOB,                      -- order of the streams' parts (state::output)
     stdout_object BLOB CHECK (length(stdout_object) = 32),
     stdout_bytes  INTEGER NOT NULL DEFAULT 0,
     stderr_object BLOB CHECK (length(stderr_object) = 32),

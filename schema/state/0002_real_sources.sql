@@ -1,2 +1,2 @@
--- Where a mount's source led when it was given, symbolic links resolved: what it leads to later is held against it.
+-- The mount's source when it was granted, symbolic links resolved. Later resolutions must give the same path.
 ALTER TABLE mounts ADD COLUMN real TEXT;

@@ -1,2 +1,2 @@
--- How many folders of the workspace a mount had to make for its place, the last perhaps a file: they go with it.
+-- Number of path components created in the workspace for the mountpoint (the last may be a file), removed with the mount.
 ALTER TABLE mounts ADD COLUMN made INTEGER NOT NULL DEFAULT 0;

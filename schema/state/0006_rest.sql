@@ -1,2 +1,2 @@
--- Number of the journal's newest entry when the kernel came to its head: what came later is not in it.
+-- The newest journal entry when the head was set; the head does not include later entries.
 ALTER TABLE head ADD COLUMN journal INTEGER NOT NULL DEFAULT 0;
