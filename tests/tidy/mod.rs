@@ -1,7 +1,8 @@
 //! Rules of the repository that the compiler does not check.
 //!
-//! Here: lengths of files, lines of documents and names of tests; plain file names; and that documents and `scripts/check`
-//! name existing tests. `imports`: dependencies between modules, and the places of `unsafe`, SQL and Cap'n Proto.
+//! Here: lengths of files, lines of documents and names of tests; plain file names; links of documents; and that
+//! documents and `scripts/check` name existing tests. `imports`: dependencies between modules, and the places of
+//! `unsafe`, SQL and Cap'n Proto.
 
 mod imports;
 mod source;
@@ -136,14 +137,61 @@ fn no_unfinished_code() {
     }
 }
 
+/// All documents.
+fn documents() -> Vec<PathBuf> {
+    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "systemd/README.md"];
+    top.iter().map(|name| root().join(name)).chain(files("docs", "md")).collect()
+}
+
+/// Links to files in a document: inline ones, and the definitions of labels such as `[ADR 0013]`.
+fn links_of(text: &str) -> Vec<&str> {
+    let inline = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+    let defined = definitions_of(text).into_iter().map(|(_, target)| target);
+    let files = inline.chain(defined).filter_map(|target| target.split('#').next());
+    files.filter(|target| !target.is_empty() && !target.contains("://")).collect()
+}
+
+/// Labels and targets of the lines `[label]: target`.
+fn definitions_of(text: &str) -> Vec<(&str, &str)> {
+    text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ")).collect()
+}
+
+#[test]
+fn document_links_resolve() {
+    let mut found = 0;
+    let mut wrong = Vec::new();
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for target in links_of(&text) {
+            found += 1;
+            if !path.parent().unwrap().join(target).exists() {
+                wrong.push(format!("{}: no file {target}", relative(&path)));
+            }
+        }
+        let definitions = definitions_of(&text);
+        for (label, after) in text.split("[ADR ").skip(1).filter_map(|rest| rest.split_once(']')) {
+            let label = format!("ADR {label}");
+            if !after.starts_with(['(', ':']) && !definitions.iter().any(|(defined, _)| *defined == label) {
+                wrong.push(format!("{}: [{label}] has no definition", relative(&path)));
+            }
+        }
+        for (label, _) in definitions {
+            if text.matches(&format!("[{label}]")).count() < 2 {
+                wrong.push(format!("{}: [{label}] is defined but not used", relative(&path)));
+            }
+        }
+    }
+    assert!(found > 50, "only {found} links were found");
+    assert!(wrong.is_empty(), "links:\n{}", wrong.join("\n"));
+}
+
 /// Longest line of a document outside tables and code blocks, characters.
 const DOCUMENT_COLUMNS: usize = 100;
 
 #[test]
 fn documents_wrap() {
-    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "systemd/README.md"];
     let mut long = Vec::new();
-    for path in top.iter().map(|name| root().join(name)).chain(files("docs", "md")) {
+    for path in documents() {
         let mut in_code = false;
         for (at, line) in fs::read_to_string(&path).unwrap().lines().enumerate() {
             let start = line.trim_start();
