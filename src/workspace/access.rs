@@ -1,4 +1,4 @@
-//! Access to a kernel's files, on this host or elsewhere, through one trait.
+//! Access to a kernel's files through one trait.
 
 use std::os::fd::BorrowedFd;
 
