@@ -57,6 +57,9 @@ pub const PRESSURE_STALL: Duration = Duration::from_millis(150);
 pub const PRESSURE_WINDOW: Duration = Duration::from_secs(2);
 /// Time for which pressure is assumed after its last report.
 pub const PRESSURE_HOLD: Duration = Duration::from_secs(10);
+/// Available share of the host's memory above which a host-wide stall is no shortage of the host: a control group has
+/// reached its own limit.
+pub const PRESSURE_AMPLE: f64 = 0.25;
 /// Interval at which free memory is polled on hosts without pressure information ...
 pub const PRESSURE_POLL: Duration = Duration::from_secs(5);
 /// ... and the available part of memory below which it is short.

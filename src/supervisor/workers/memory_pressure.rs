@@ -23,6 +23,14 @@ use crate::sys::watched::{Watched, watch};
 /// Priority data: memory is short; an error: the file is gone.
 const INTEREST: Interest = Interest::PRIORITY.add(Interest::ERROR);
 
+/// Counts stalls of the whole host. It includes control groups that reach a memory limit of their own.
+const HOST_WIDE: &str = "/proc/pressure/memory";
+
+/// Whether enough memory is available that a stall has another cause: a control group at its own limit.
+fn has_ample(available: std::io::Result<f64>) -> bool {
+    available.is_ok_and(|available| available >= limits::PRESSURE_AMPLE)
+}
+
 /// Whether memory is short.
 #[derive(Default)]
 pub struct MemoryPressure {
@@ -91,6 +99,7 @@ impl Source {
 pub(crate) fn run(workers: &Rc<Workers>) {
     let Some(file) = workers.host.config.daemon.pressure_file.clone() else { return };
     let mut source = Source::of(&file);
+    let is_host_wide = file == Path::new(HOST_WIDE);
     let kept = Rc::downgrade(workers);
     tokio::task::spawn_local(async move {
         loop {
@@ -107,6 +116,10 @@ pub(crate) fn run(workers: &Rc<Workers>) {
                 }
             }
             let Some(workers) = kept.upgrade().filter(|workers| !workers.host.is_stopping()) else { return };
+            if is_host_wide && has_ample(available()) {
+                tracing::debug!("tasks stall for memory below a limit of their own: the host has enough");
+                continue;
+            }
             relieve(&workers);
         }
     });
@@ -144,4 +157,17 @@ fn report_when_over(workers: &Rc<Workers>) {
             workers.pool.look_soon();
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ample_memory_explains_stalls() {
+        assert!(has_ample(Ok(limits::PRESSURE_AMPLE)));
+        assert!(!has_ample(Ok(limits::PRESSURE_AMPLE - 0.01)));
+        // Unknown is not ample.
+        assert!(!has_ample(Err(std::io::Error::other("no figures"))));
+    }
 }

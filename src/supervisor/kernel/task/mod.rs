@@ -15,6 +15,7 @@ mod change;
 mod checkpoints;
 mod completion;
 mod executions;
+mod lifecycle;
 mod listener;
 mod records;
 mod recovery;
@@ -24,7 +25,6 @@ mod worker_lifecycle;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -37,7 +37,7 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::ExecId;
 use crate::core::info::GivenMount;
-use crate::core::kernel::{Action, CrashCause, Event, Life, State, StopReason};
+use crate::core::kernel::{CrashCause, Event, Life, State, StopReason};
 use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
@@ -464,82 +464,6 @@ impl Task {
     /// Whether the worker serves a client, or works in the background.
     fn is_in_use(&self) -> bool {
         self.work.operating.is_some() || !self.work.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
-    }
-
-    /// Steps the life, persists it where the step matters after a restart, performs the actions.
-    async fn step(&mut self, event: Event) {
-        let mut pending = VecDeque::from([event]);
-        while let Some(event) = pending.pop_front() {
-            let before = std::mem::discriminant(&self.life.state);
-            let was_busy = matches!(self.life.state, State::Busy { .. });
-            let actions = self.life.step(event, self.host.now_ms());
-            let changed = before != std::mem::discriminant(&self.life.state);
-            if changed {
-                self.show_state();
-                // Executions begin and end in the journal; a new daemon only needs to know that the kernel has a
-                // worker.
-                let work = matches!(self.life.state, State::Busy { .. })
-                    || was_busy && matches!(self.life.state, State::Ready);
-                match self.life.state {
-                    // For a starting worker, the worker catalog and the journal hold all relevant state.
-                    State::Starting | State::Ready if !work => {
-                        self.timers.save_at.get_or_insert(Instant::now() + limits::STATE_SAVE_DELAY);
-                    }
-                    _ if !work => self.save_life().await,
-                    _ => {}
-                }
-            }
-            for action in actions {
-                if let Some(next) = self.perform(action).await {
-                    pending.push_back(next);
-                }
-            }
-        }
-    }
-
-    async fn perform(&mut self, action: Action) -> Option<Event> {
-        match action {
-            Action::StartWorker { attempt } => self.start_worker(attempt),
-            Action::StopWorker => return self.stop_worker(),
-            Action::Interrupt { exec } => self.interrupt_worker(exec),
-            Action::EndAsLost { exec, cause } => self.end_as_lost(exec, &cause).await,
-            Action::FailQueued { cause } => self.fail_queued(&cause).await,
-            Action::Dispatch => return self.next_work().await,
-            Action::ArmIdle => self.arm_idle(),
-            Action::DisarmIdle => self.timers.idle_at = None,
-            Action::ArmBackoff { delay_ms } => {
-                self.timers.backoff_at = Some(Instant::now() + Duration::from_millis(delay_ms))
-            }
-            Action::Publish(kind) => self.publish(kind),
-        }
-        None
-    }
-
-    fn show_state(&self) {
-        self.kernel.view.borrow_mut().state = self.life.state.clone();
-    }
-
-    /// Writes the lifecycle state. A failure is reported, and the task continues: a new daemon finds workers and
-    /// running executions in their own rows; this record only says what happened last.
-    async fn save_life(&mut self) {
-        self.timers.save_at = None;
-        if self.damage.is_some() {
-            return;
-        }
-        let (version, executions, last_used) = {
-            let view = self.kernel.view.borrow();
-            (view.version, view.executions, view.last_used_at_ms)
-        };
-        let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
-        if let Err(error) = self.host.making_room(save).await {
-            tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
-        }
-    }
-
-    fn publish(&self, kind: &'static str) {
-        let view = self.kernel.view.borrow();
-        let detail = serde_json::json!({ "state": view.state.name(), "reason": view.state.reason(), "worker_pid": view.worker_pid });
-        self.host.events.publish(&self.kernel.event_name, kind, detail);
     }
 
     fn arm_idle(&mut self) {
