@@ -63,3 +63,19 @@ pub fn worker_of(host: &Host, kernel: &str) -> u32 {
 async fn ready(client: &HostClient, engine: &str) -> PoolInfo {
     until(client, engine, |pool| pool.idle == pool.target && pool.creating == 0).await
 }
+
+/// Waits until the pools of kaish and Python are full; returns the workers.
+async fn both_ready(host: &Host, client: &HostClient) -> Vec<u32> {
+    ready(client, "kaish").await;
+    ready(client, "python").await;
+    worker_failures::inits(host)
+}
+
+/// Runs a test on a daemon with full pools of kaish and Python, with the workers.
+fn with_full_pools(user: User, test: impl AsyncFnOnce(&Host, HostClient, Vec<u32>)) {
+    let host = pooled(user);
+    host.with(async |client| {
+        let workers = both_ready(&host, &client).await;
+        test(&host, client, workers).await;
+    });
+}

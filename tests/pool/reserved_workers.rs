@@ -1,7 +1,7 @@
 //! A new kernel adopts a warm worker and its directory. Reserved workers that stay unused, or no longer suit their
 //! kernel, are replaced.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
@@ -10,9 +10,10 @@ use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::ExecRequest;
+use ryokan::rpc::client::KernelClient;
 
 use super::worker_failures::inits;
-use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
+use super::{READY, both_ready, pool_of, pooled, pooled_with, ready, until, with_full_pools, worker_of};
 use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
 
 /// Directories of kernels, including those of warm workers, and the modes of the workspaces.
@@ -31,16 +32,15 @@ pub(super) fn standing_on(host: &Host, id: &str) -> Option<u32> {
         let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
         mounts.contains(id)
     };
-    workers(host).into_iter().find(|pid| of(pid))
+    inits(host).into_iter().find(|pid| of(pid))
 }
 
-fn alive(workers: &BTreeSet<u32>) -> BTreeSet<u32> {
+fn alive(workers: &[u32]) -> Vec<u32> {
     workers.iter().copied().filter(|pid| Host::is_alive(*pid)).collect()
 }
 
-/// The workers, including warm ones.
-fn workers(host: &Host) -> BTreeSet<u32> {
-    inits(host).into_iter().collect()
+async fn id_of(kernel: &KernelClient) -> String {
+    kernel.info().await.expect("info").id.to_string()
 }
 
 #[test]
@@ -50,10 +50,10 @@ fn new_kernel_adopts_worker_directory() {
         for engine in EngineName::ALL {
             host.with(async |client| {
                 ready(&client, engine.name()).await;
-                let (before, waiting) = (folders(&host), workers(&host));
+                let (before, waiting) = (folders(&host), inits(&host));
                 let name = format!("k-{}", engine.name());
                 let k = kernel(&client, &name, engine).await;
-                let id = k.info().await.expect("info").id.to_string();
+                let id = id_of(&k).await;
                 assert!(before.contains_key(&id), "{engine}: {id} is none of {before:?}");
                 // No process could write to it before the kernel owned it.
                 assert_eq!((before[&id], folders(&host)[&id]), (0o500, 0o700), "{engine}");
@@ -111,11 +111,7 @@ fn new_kernel_adopts_worker_directory() {
 #[test]
 fn unused_reservation_expires() {
     for user in users() {
-        let host = pooled(user);
-        host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
-            let waiting = workers(&host);
+        with_full_pools(user, async |host, client, waiting| {
             let k = kernel(&client, "k", EngineName::Kaish).await;
             assert_eq!((pool_of(&client, "kaish").await.active, alive(&waiting).len()), (1, waiting.len()));
             let after = until(&client, "kaish", |pool| pool.active == 0).await;
@@ -123,7 +119,7 @@ fn unused_reservation_expires() {
             assert_eq!(alive(&waiting).len(), waiting.len() - 1);
             ready(&client, "kaish").await;
             assert_eq!(out(&k, "echo well > f; cat f").await, "well");
-            assert!(Host::is_alive(worker_of(&host, "k")));
+            assert!(Host::is_alive(worker_of(host, "k")));
         });
     }
 }
@@ -136,7 +132,7 @@ fn reserved_workers_evicted() {
     host.with(async |client| {
         ready(&client, "kaish").await;
         let unused = kernel(&client, "unused", EngineName::Kaish).await;
-        let waiting = workers(&host);
+        let waiting = inits(&host);
         // One worker is reserved for its kernel, another is warm; two of another engine need both places.
         let [one, other] =
             [kernel(&client, "one", EngineName::Python).await, kernel(&client, "other", EngineName::Python).await];
@@ -165,16 +161,12 @@ fn reserved_workers_bounded() {
 #[test]
 fn removal_ends_reserved_worker() {
     for user in users() {
-        let host = pooled(user);
-        host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
-            let waiting = workers(&host);
+        with_full_pools(user, async |host, client, waiting| {
             let k = kernel(&client, "k", EngineName::Kaish).await;
-            let id = k.info().await.expect("info").id.to_string();
+            let id = id_of(&k).await;
             client.remove_kernel("k", 0).await.expect("removed");
             assert_eq!(alive(&waiting).len(), waiting.len() - 1, "it has ended by then");
-            assert!(!folders(&host).contains_key(&id));
+            assert!(!folders(host).contains_key(&id));
         });
     }
 }
@@ -184,20 +176,16 @@ fn daemon_kill_before_first_use() {
     for user in users() {
         let mut host = pooled(user);
         let waiting = host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
+            both_ready(&host, &client).await;
             kernel(&client, "k", EngineName::Kaish).await;
-            workers(&host)
+            inits(&host)
         });
         host.kill();
         // The kernel's worker, too: it is still unused.
         crate::support::until("all of them end", || alive(&waiting).is_empty());
         host.launch();
         assert_eq!(host.ok(&["exec", "k", "echo well > f; cat f"]), "well\n");
-        host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
-        });
+        host.with(async |client| drop(both_ready(&host, &client).await));
         // The directories of the former daemon's workers are gone.
         assert_eq!(folders(&host).len(), 1 + 2 * READY as usize);
     }
@@ -210,7 +198,7 @@ fn reserved_worker_death_is_harmless() {
         ready(&client, "kaish").await;
         let k = kernel(&client, "k", EngineName::Kaish).await;
         ready(&client, "kaish").await;
-        let id = k.info().await.expect("info").id.to_string();
+        let id = id_of(&k).await;
         let its = standing_on(&host, &id).expect("a worker in the kernel's directory");
         kill(Pid::from_raw(its as i32), Signal::SIGKILL).expect("killed");
         until(&client, "kaish", |pool| pool.active == 0).await;
@@ -246,9 +234,7 @@ fn mounts_before_first_use_are_kept() {
         let host = pooled(user);
         let given = host.given(user);
         host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
-            let waiting = workers(&host);
+            let waiting = both_ready(&host, &client).await;
             let k = kernel(&client, "k", EngineName::Kaish).await;
             let info = k.info().await.expect("info");
             assert_eq!((info.state.as_str(), info.memory_bytes), ("created", 0), "the kernel is unused");
@@ -269,7 +255,7 @@ fn mounts_before_first_use_are_kept() {
             ready(&client, "kaish").await;
             let odd = kernel(&client, "odd", EngineName::Kaish).await;
             // Its mounts identify it, if they are the host's own.
-            let promised = standing_on(&host, &odd.info().await.expect("info").id.to_string());
+            let promised = standing_on(&host, &id_of(&odd).await);
             assert!(promised.is_some() || user != User::Own);
             host.ok(&["mount", "odd", "/file", &given.join("file").display().to_string()]);
             host.ok(&["mount", "odd", "/file/below", &given.display().to_string()]);
@@ -370,8 +356,7 @@ fn early_mounts_survive_daemon() {
 fn creation_event_comes_first() {
     let host = pooled(User::Own);
     host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
+        both_ready(&host, &client).await;
         let mut events = client.events(0).await.expect("events");
         while events.next_past().await.expect("an event").is_some() {}
         for n in 0..20 {

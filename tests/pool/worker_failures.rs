@@ -7,8 +7,9 @@ use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
 use ryokan::core::info::PoolInfo;
+use ryokan::rpc::client::{ExecutionClient, HostClient, KernelClient};
 
-use super::{READY, pool_of, pooled, pooled_with, ready, until, worker_of};
+use super::{READY, both_ready, pool_of, pooled, pooled_with, ready, until, with_full_pools, worker_of};
 use crate::support::{Host, User, kernel, out, spec, users};
 
 fn send(signal: Signal, to: &[u32]) {
@@ -60,17 +61,13 @@ fn stopped_warm_workers_replaced() {
 
 #[test]
 fn killed_warm_workers_replaced() {
-    let host = pooled(User::Own);
-    host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
-        let killed = inits(&host);
+    with_full_pools(User::Own, async |host, client, killed| {
         assert_eq!(killed.len() as u32, 2 * READY);
         send(Signal::SIGKILL, &killed);
         let pool = until(&client, "kaish", |pool| pool.total_destroyed == u64::from(READY) && pool.idle == READY).await;
         assert_eq!(pool.creation_errors, 0, "{pool:?}");
         ready(&client, "python").await;
-        assert!(inits(&host).iter().all(|pid| !killed.contains(pid)));
+        assert!(inits(host).iter().all(|pid| !killed.contains(pid)));
         assert_eq!(out(&kernel(&client, "k", EngineName::Kaish).await, "echo well").await, "well");
     });
 }
@@ -80,8 +77,7 @@ fn killed_spawner_replaced() {
     for user in users() {
         let mut host = pooled(user);
         let (spawner, before) = host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
+            both_ready(&host, &client).await;
             let k = kernel(&client, "k", EngineName::Kaish).await;
             assert_eq!(out(&k, "x=41; echo well").await, "well");
             ready(&client, "kaish").await;
@@ -111,10 +107,7 @@ fn killed_spawner_replaced() {
 
 #[test]
 fn hanging_spawner_replaced() {
-    let host = pooled(User::Own);
-    host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
+    with_full_pools(User::Own, async |host, client, _| {
         let spawner = host.spawner().expect("a spawner");
         send(Signal::SIGSTOP, &[spawner]);
         // No worker of its kind is ready.
@@ -128,11 +121,7 @@ fn hanging_spawner_replaced() {
 
 #[test]
 fn worker_kill_during_binding() {
-    let host = pooled(User::Own);
-    host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
-        let waiting = inits(&host);
+    with_full_pools(User::Own, async |host, client, waiting| {
         // They accept no calls any more, so the kernel's start blocks half-way.
         send(Signal::SIGSTOP, &waiting);
         let first = kernel(&client, "k", EngineName::Kaish).await;
@@ -142,7 +131,7 @@ fn worker_kill_during_binding() {
             send(Signal::SIGKILL, &waiting);
         });
         assert_eq!(said, "well");
-        assert!(!waiting.contains(&worker_of(&host, "k")));
+        assert!(!waiting.contains(&worker_of(host, "k")));
         let after = until(&client, "kaish", |pool| pool.active == 0 && pool.idle == READY).await;
         assert_eq!((after.taken, after.missed), (0, 1), "{after:?}");
         let info = first.info().await.expect("info");
@@ -158,17 +147,19 @@ fn kill_those_left(pids: &[u32]) {
     }
 }
 
+/// Stops the workers, so that the bind for the first execution of a new kernel never completes.
+async fn start_on_stopped(client: &HostClient, name: &str, workers: &[u32]) -> (KernelClient, ExecutionClient) {
+    send(Signal::SIGSTOP, workers);
+    let k = kernel(client, name, EngineName::Kaish).await;
+    let asked = k.run(&ExecRequest::code("echo ran > f; echo ran")).await.expect("accepted");
+    (k, asked)
+}
+
 /// The execution waits for a worker whose bind never completes.
 #[test]
 fn interrupted_before_binding_never_runs() {
-    let host = pooled(User::Own);
-    host.with(async |client| {
-        ready(&client, "kaish").await;
-        ready(&client, "python").await;
-        let waiting = inits(&host);
-        send(Signal::SIGSTOP, &waiting);
-        let k = kernel(&client, "k", EngineName::Kaish).await;
-        let asked = k.run(&ExecRequest::code("echo ran > f; echo ran")).await.expect("accepted");
+    with_full_pools(User::Own, async |host, client, waiting| {
+        let (k, asked) = start_on_stopped(&client, "k", &waiting).await;
         k.interrupt_execution(asked.exec()).await.expect("asked");
         kill_those_left(&waiting);
         let ended = asked.result().await.expect("a result");
@@ -176,10 +167,8 @@ fn interrupted_before_binding_never_runs() {
         assert_eq!(out(&k, "test -e f || echo nothing").await, "nothing");
         // The same while its kernel is stopped.
         ready(&client, "kaish").await;
-        let waiting = inits(&host);
-        send(Signal::SIGSTOP, &waiting);
-        let k = kernel(&client, "stopped", EngineName::Kaish).await;
-        let asked = k.run(&ExecRequest::code("echo ran > f; echo ran")).await.expect("accepted");
+        let waiting = inits(host);
+        let (k, asked) = start_on_stopped(&client, "stopped", &waiting).await;
         let (stopped, ()) = tokio::join!(k.stop(true), async {
             let ended = asked.result().await.expect("a result").end;
             let never_ran = (ExecStatus::Interrupted, "the kernel was stopped before it ran");
@@ -196,21 +185,27 @@ fn dead_warm_engine_replaced() {
     for (signal, engine, code) in
         [(Signal::SIGKILL, EngineName::Kaish, "echo well"), (Signal::SIGSTOP, EngineName::Python, "print('well')")]
     {
-        let host = pooled(User::Own);
-        host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
-            let inits = inits(&host);
+        with_full_pools(User::Own, async |host, client, inits| {
             let engines: Vec<u32> = inits.iter().flat_map(|init| children(*init)).collect();
             assert_eq!(engines.len() as u32, 2 * READY, "each has one");
             send(signal, &engines);
             // At once, even if the daemon has not noticed yet.
             assert_eq!(out(&kernel(&client, "k", engine).await, code).await, "well");
-            let worker = worker_of(&host, "k");
+            let worker = worker_of(host, "k");
             assert!(!inits.contains(&worker), "{worker} of {inits:?}");
             until(&client, engine.name(), |pool| pool.idle == pool.target && pool.creating == 0).await;
         });
     }
+}
+
+/// Starts the next daemon, whose kernel `k` still has this `x`.
+fn relaunch(host: &mut Host, x: &str) {
+    host.launch();
+    host.with(async |client| {
+        ready(&client, "kaish").await;
+        let k = client.open_kernel("k").await.expect("there").0;
+        assert_eq!(out(&k, "echo $x").await, x);
+    });
 }
 
 #[test]
@@ -218,8 +213,7 @@ fn daemon_kill_during_binding() {
     for user in users() {
         let mut host = pooled(user);
         host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
+            both_ready(&host, &client).await;
             let k = kernel(&client, "k", EngineName::Kaish).await;
             out(&k, "x=41").await;
             k.stop(true).await.expect("stopped");
@@ -236,12 +230,7 @@ fn daemon_kill_during_binding() {
         host.kill();
         send(Signal::SIGCONT, &waiting);
         assert!(!asks.wait().expect("ended").success());
-        host.launch();
-        host.with(async |client| {
-            ready(&client, "kaish").await;
-            let k = client.open_kernel("k").await.expect("there").0;
-            assert_eq!(out(&k, "echo $x").await, "41");
-        });
+        relaunch(&mut host, "41");
         // At most one of them belongs to the kernel by now; it ends with the kernel.
         let left = || waiting.iter().filter(|pid| Host::is_alive(**pid)).count();
         wait_for("workers of the former pool are left", || left() <= 1);
@@ -255,8 +244,7 @@ fn daemon_kill_with_full_pool() {
     for user in users() {
         let mut host = pooled(user);
         host.with(async |client| {
-            ready(&client, "kaish").await;
-            ready(&client, "python").await;
+            both_ready(&host, &client).await;
             out(&kernel(&client, "k", EngineName::Kaish).await, "x=1").await;
         });
         let before = host.workers();
@@ -267,12 +255,7 @@ fn daemon_kill_with_full_pool() {
             let alive = host.workers();
             alive.contains(&kept) && alive.len() <= 2
         });
-        host.launch();
-        host.with(async |client| {
-            ready(&client, "kaish").await;
-            let k = client.open_kernel("k").await.expect("there").0;
-            assert_eq!(out(&k, "echo $x").await, "1");
-        });
+        relaunch(&mut host, "1");
         assert_eq!(worker_of(&host, "k"), kept);
         assert!(before.contains(&kept));
         host.signal(Signal::SIGTERM);

@@ -280,7 +280,8 @@ impl<'a> Paths<'a> {
             match token {
                 Token::Sign('{') => braces.push(false),
                 Token::Sign('}') => {
-                    if braces.pop().unwrap_or_else(|| panic!("{name}: more braces close than open")) {
+                    let was_module = braces.pop().unwrap_or_else(|| panic!("{name}: more braces close than open"));
+                    if was_module {
                         paths.module.pop();
                     }
                 }
