@@ -6,8 +6,10 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::core::error::{Error, ErrorCode};
 use crate::core::exec::OutputData;
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 
 /// A frame from init to the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -158,7 +160,7 @@ pub enum Event {
 }
 
 /// Keeps `"value": null` (the null value) apart from an absent field.
-fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Json>, D::Error> {
+pub(crate) fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Json>, D::Error> {
     Json::deserialize(d).map(Some)
 }
 
@@ -181,6 +183,30 @@ pub struct Reply {
     /// On success: fields that depend on the request.
     #[serde(flatten)]
     pub fields: serde_json::Map<String, Json>,
+}
+
+/// The outcome in a [`Reply`], without the fields that depend on the request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct ReplyHead {
+    /// Whether the request succeeded.
+    pub ok: bool,
+    /// On failure: the wire name of an error code.
+    #[serde(default)]
+    pub code: String,
+    /// On failure: the message.
+    #[serde(default)]
+    pub message: String,
+    /// On failure: a hint.
+    #[serde(default)]
+    pub hint: String,
+}
+
+impl ReplyHead {
+    /// The error of a failed request; `Internal` if its code is unknown.
+    pub fn into_error(self) -> Error {
+        let code = ErrorCode::from_name(&self.code).unwrap_or(ErrorCode::Internal);
+        Error::new(code, self.message).hint(self.hint)
+    }
 }
 
 /// The interrupt method that an engine asks for.
@@ -257,7 +283,13 @@ pub struct Missed {
     pub reason: String,
 }
 
-/// Why bytes are not a frame. The connection then closes: the next frame's beginning is unknown.
+impl From<Missed> for MissedEntry {
+    fn from(missed: Missed) -> MissedEntry {
+        MissedEntry { key: missed.key, type_name: missed.type_name, reason: missed.reason }
+    }
+}
+
+/// Why bytes are not a frame. On a stream the connection then closes: the next frame's beginning is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// JSON part or tail beyond the limits.
@@ -267,6 +299,12 @@ pub enum FrameError {
         json: usize,
         /// Claimed length of the tail.
         tail: usize,
+    },
+    /// The JSON part has more parts than [`limits::FRAME_PARTS`].
+    #[error("{parts} parts exceed the limit of {}", limits::FRAME_PARTS)]
+    TooManyParts {
+        /// Their number.
+        parts: usize,
     },
     /// The JSON part does not match the contract.
     #[error("frame is not of the contract")]
@@ -292,6 +330,33 @@ pub fn encode<T: Serialize>(frame: &T, tail: &[u8], out: &mut Vec<u8>) -> Result
     out[start + 4..start + HEADER].copy_from_slice(&(tail.len() as u32).to_le_bytes());
     out.extend_from_slice(tail);
     Ok(())
+}
+
+/// Decodes JSON text from an engine or from init. The daemon decodes none in any other way: decoded
+/// values take much more memory than their text.
+///
+/// # Errors
+/// [`FrameError::TooManyParts`], [`FrameError::Malformed`].
+pub fn parse_bounded<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, FrameError> {
+    match count_parts(json) {
+        parts if parts > limits::FRAME_PARTS => Err(FrameError::TooManyParts { parts }),
+        _ => Ok(serde_json::from_slice(json)?),
+    }
+}
+
+/// Counts the parts of a JSON text: lists, objects, and separators in them. Allocates nothing.
+pub(crate) fn count_parts(json: &[u8]) -> usize {
+    let (mut parts, mut inside, mut escaped) = (0, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if inside => escaped = true,
+            b'"' => inside = !inside,
+            b',' | b'[' | b'{' if !inside => parts += 1,
+            _ => {}
+        }
+    }
+    parts
 }
 
 /// The JSON part and the tail of a frame.
@@ -381,6 +446,24 @@ mod tests {
             serde_json::from_str(r#"{"ev":"end","id":1,"exec":1,"status":"done","code":0}"#).expect("valid");
         assert!(matches!(with, Event::End { value: Some(Json::Null), .. }));
         assert!(matches!(without, Event::End { value: None, .. }));
+    }
+
+    #[test]
+    fn parts_skip_strings() {
+        let rows = |n: usize| format!("{{\"rows\":[{}]}}", vec!["{}"; n].join(","));
+        assert!(parse_bounded::<Json>(rows(1000).as_bytes()).is_ok());
+        let refused = parse_bounded::<Json>(rows(limits::FRAME_PARTS).as_bytes());
+        assert!(matches!(refused, Err(FrameError::TooManyParts { .. })));
+        let text = format!("{{\"value\":\"{}\\\"[[[,,,\"}}", "{,[".repeat(limits::FRAME_PARTS));
+        assert!(parse_bounded::<Json>(text.as_bytes()).is_ok(), "the contents of a text are no parts");
+    }
+
+    #[test]
+    fn failed_reply_becomes_error() {
+        let head = |json: &str| serde_json::from_str::<ReplyHead>(json).expect("valid").into_error();
+        let error = head(r#"{"id":1,"ok":false,"code":"notFound","message":"none","hint":"vars lists them"}"#);
+        assert_eq!(error, Error::not_found("none").hint("vars lists them"));
+        assert_eq!(head(r#"{"ok":false,"code":"?"}"#).code, ErrorCode::Internal);
     }
 
     #[test]

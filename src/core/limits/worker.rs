@@ -67,6 +67,8 @@ pub const STATE_INLINE_BYTES: usize = 32 << 20;
 pub const STATE_BYTES: u64 = 4 << 30;
 /// State entries of one kernel.
 pub const STATE_ENTRIES: usize = 100_000;
+/// Parts, as in [`FRAME_PARTS`], of the metadata of all of a kernel's state entries.
+pub const STATE_META_PARTS: usize = 20 * STATE_ENTRIES;
 /// Modules that Python preloads in a warm worker.
 pub const PRELOADED_MODULES: usize = 64;
 /// Snapshots of one Python engine in memory, one per checkpoint: the newest and, during a restore, the safety

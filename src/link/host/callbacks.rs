@@ -16,7 +16,7 @@ use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
-use crate::link::frames::Missed;
+use crate::link::frames::{FrameError, Missed, parse_bounded, present};
 use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
 use crate::link::types::{Job, WorkerListener};
 
@@ -97,9 +97,7 @@ impl supervisor::Server for SupervisorServer {
     }
 
     async fn dying(self: Rc<Self>, params: supervisor::DyingParams, _: supervisor::DyingResults) -> Done {
-        let cause = serde_json::from_slice(params.get()?.get_cause_json()?)
-            .unwrap_or_else(|error| CrashCause::Protocol(format!("unreadable cause: {error}")));
-        self.listener.dying(cause);
+        self.listener.dying(decode_cause(params.get()?.get_cause_json()?));
         Ok(())
     }
 }
@@ -156,40 +154,20 @@ fn from_wire_stream(stream: OutputStream) -> Stream {
     }
 }
 
-fn decode_event(json: &[u8], tail: &[u8]) -> Result<OutputEvent, serde_json::Error> {
+fn decode_event(json: &[u8], tail: &[u8]) -> Result<OutputEvent, FrameError> {
     #[derive(Deserialize)]
     #[serde(tag = "ev", rename_all = "snake_case")]
     enum Frame {
         Display { mime: String },
         Structured { output: OutputData },
     }
-    check_parts(json)?;
-    Ok(match serde_json::from_slice(json)? {
+    Ok(match parse_bounded(json)? {
         Frame::Display { mime } if mime.len() > limits::MEDIA_TYPE_BYTES => {
-            return Err(serde::de::Error::custom("the media type is too long"));
+            return Err(FrameError::Malformed(serde::de::Error::custom("the media type is too long")));
         }
         Frame::Display { mime } => OutputEvent::Display { mime, data: tail.to_vec() },
         Frame::Structured { output } => OutputEvent::Structured(output),
     })
-}
-
-/// Refuses a JSON text with more than [`limits::FRAME_PARTS`] parts before allocating memory for
-/// them.
-fn check_parts(json: &[u8]) -> Result<(), serde_json::Error> {
-    let (mut parts, mut inside, mut escaped) = (0, false, false);
-    for byte in json {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if inside => escaped = true,
-            b'"' => inside = !inside,
-            b',' | b'[' | b'{' if !inside => parts += 1,
-            _ => {}
-        }
-    }
-    if parts <= limits::FRAME_PARTS {
-        return Ok(());
-    }
-    Err(serde::de::Error::custom(format_args!("{parts} parts exceed the limit of {}", limits::FRAME_PARTS)))
 }
 
 fn decode_end(end: end::Reader<'_>) -> Result<ExecEnd, capnp::Error> {
@@ -225,16 +203,10 @@ fn decode_end_frame(json: &[u8], end: &mut ExecEnd) -> Result<(), Error> {
     }
     let unreadable =
         |why: &dyn std::fmt::Display| Error::corrupt(format!("the result's value cannot be decoded: {why}"));
-    check_parts(json).map_err(|e| unreadable(&e))?;
-    let frame: Frame = serde_json::from_slice(json).map_err(|e| unreadable(&e))?;
+    let frame: Frame = parse_bounded(json).map_err(|e| unreadable(&e))?;
     end.output = frame.output;
     end.value = frame.value.as_ref().map(Value::from_json).transpose().map_err(|e| unreadable(&e))?;
     Ok(())
-}
-
-/// Keeps `"value": null` (the null value) apart from an absent field.
-fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Json>, D::Error> {
-    Json::deserialize(d).map(Some)
 }
 
 fn decode_tool_call(json: &[u8]) -> Result<(String, Value), Error> {
@@ -243,33 +215,46 @@ fn decode_tool_call(json: &[u8]) -> Result<(String, Value), Error> {
         name: String,
         args: Json,
     }
-    let frame: Frame = serde_json::from_slice(json).map_err(|e| Error::invalid(format!("tool call: {e}")))?;
+    let frame: Frame = parse_bounded(json).map_err(|e| Error::invalid(format!("tool call: {e}")))?;
     let args = Value::from_json(&frame.args).map_err(|e| Error::invalid(format!("arguments of the tool: {e}")))?;
     Ok((frame.name, args))
 }
 
-/// The jobs of a `jobs` frame; none if there was no frame.
+/// The jobs of a `jobs` frame; none if there was no frame, or an invalid one.
 pub(crate) fn decode_jobs(json: &[u8]) -> Vec<Job> {
     #[derive(Deserialize, Default)]
     struct Frame {
         jobs: Vec<Job>,
     }
-    serde_json::from_slice::<Frame>(json).unwrap_or_default().jobs
+    decode_list::<Frame>(json).jobs
 }
 
-/// The entries of a `missed` frame; none if there was no frame.
+/// The entries of a `missed` frame; none if there was no frame, or an invalid one.
 pub(crate) fn decode_missed(json: &[u8]) -> Vec<MissedEntry> {
     #[derive(Deserialize, Default)]
     struct Frame {
         entries: Vec<Missed>,
     }
-    missed_entries(serde_json::from_slice::<Frame>(json).unwrap_or_default().entries)
+    decode_list::<Frame>(json).entries.into_iter().map(MissedEntry::from).collect()
 }
 
-/// Converts the contract's form to `core`'s.
-pub(crate) fn missed_entries(entries: Vec<Missed>) -> Vec<MissedEntry> {
-    let entry = |m: Missed| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason };
-    entries.into_iter().map(entry).collect()
+/// The entries of a list in a report; none if there was no list, or an invalid one.
+pub(crate) fn decode_not_restored(json: &[u8]) -> Vec<MissedEntry> {
+    decode_list::<Vec<Missed>>(json).into_iter().map(MissedEntry::from).collect()
+}
+
+fn decode_list<'a, T: Deserialize<'a> + Default>(json: &'a [u8]) -> T {
+    if json.is_empty() {
+        return T::default();
+    }
+    parse_bounded(json).unwrap_or_else(|error| {
+        tracing::debug!(%error, "a worker's list does not decode");
+        T::default()
+    })
+}
+
+fn decode_cause(json: &[u8]) -> CrashCause {
+    parse_bounded(json).unwrap_or_else(|error| CrashCause::Protocol(format!("unreadable cause: {error}")))
 }
 
 /// JSON nesting that every engine's parser reads.
@@ -312,13 +297,9 @@ fn json_depth(value: &Value) -> usize {
 mod tests {
     use super::*;
 
-    #[test]
-    fn frame_parts_skip_strings() {
-        let rows = |n: usize| format!("{{\"output\":{{\"root\":[{}]}}}}", vec!["{}"; n].join(","));
-        assert!(check_parts(rows(1000).as_bytes()).is_ok());
-        assert!(check_parts(rows(limits::FRAME_PARTS).as_bytes()).is_err());
-        let text = format!("{{\"value\":\"{}\\\"[[[,,,\"}}", "{,[".repeat(limits::FRAME_PARTS));
-        assert!(check_parts(text.as_bytes()).is_ok(), "what stands in a text is no part");
+    /// A valid list of more elements than a frame may have parts.
+    fn many(element: &str) -> String {
+        format!("[{}]", vec![element; limits::FRAME_PARTS + 1].join(","))
     }
 
     #[test]
@@ -328,6 +309,7 @@ mod tests {
             (r#"{"ev":"end"}"#.to_owned(), None),
             (r#"{"ev":"end","value":1}"#.to_owned(), None),
             (format!(r#"{{"ev":"end","value":{}1{}}}"#, "[".repeat(50_000), "]".repeat(50_000)), None),
+            (format!(r#"{{"ev":"end","value":{}}}"#, many("null")), None),
         ] {
             let mut end = ExecEnd::lost("");
             let outcome = decode_end_frame(frame.as_bytes(), &mut end);
@@ -343,6 +325,43 @@ mod tests {
         assert!(encode_value(&nest(40)).is_err());
         let text = encode_value(&nest(39)).unwrap_or_default();
         assert!(serde_json::from_str::<Json>(&text).is_ok());
+    }
+
+    #[test]
+    fn oversized_tool_call_is_refused() {
+        let call = |args: &str| decode_tool_call(format!(r#"{{"name":"t","args":{args}}}"#).as_bytes());
+        assert!(call("[null]").is_ok());
+        assert!(call(&many("null")).is_err_and(|error| error.message.contains("parts")));
+    }
+
+    #[test]
+    fn oversized_event_is_dropped() {
+        let event = |rest: &str| decode_event(format!(r#"{{"ev":"display","mime":"a/b"{rest}}}"#).as_bytes(), b"");
+        assert!(event("").is_ok());
+        assert!(matches!(event(&format!(r#","x":{}"#, many("0"))), Err(FrameError::TooManyParts { .. })));
+    }
+
+    #[test]
+    fn oversized_lists_decode_to_empty() {
+        assert_eq!(decode_jobs(format!(r#"{{"jobs":{}}}"#, many(r#"{"id":""}"#)).as_bytes()).len(), 0);
+        assert_eq!(decode_missed(format!(r#"{{"entries":{}}}"#, many(r#"{"key":""}"#)).as_bytes()).len(), 0);
+        assert_eq!(decode_not_restored(many(r#"{"key":""}"#).as_bytes()).len(), 0);
+    }
+
+    #[test]
+    fn oversized_cause_is_replaced() {
+        let cause = CrashCause::Protocol("a frame".into());
+        let json = serde_json::to_string(&cause).expect("encodes");
+        assert_eq!(decode_cause(json.as_bytes()), cause);
+        let hostile = decode_cause(many("0").as_bytes());
+        assert!(matches!(hostile, CrashCause::Protocol(why) if why.contains("parts")));
+    }
+
+    #[test]
+    fn full_state_fits_the_limit() {
+        let missed = r#"{"key":"var/x","type":"t","reason":"r"}"#;
+        let list = format!(r#"{{"entries":[{}]}}"#, vec![missed; limits::STATE_ENTRIES].join(","));
+        assert_eq!(decode_missed(list.as_bytes()).len(), limits::STATE_ENTRIES);
     }
 
     #[test]

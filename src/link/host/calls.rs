@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::{CodeCheck, Completions, DynamicTool, WorkerExec, WorkerLink, WorkerReport, decode_report};
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{ToolInfo, VarInfo};
@@ -20,6 +20,7 @@ use crate::core::limits;
 use crate::core::value::Value;
 use crate::link::binding::KernelBinding;
 use crate::link::connector::DescriptorNote;
+use crate::link::frames::{FrameError, ReplyHead, parse_bounded};
 use crate::link::handshake::Role;
 use crate::link::host::callbacks::{self, Over, encode_value};
 use crate::link::schema::worker_capnp::exec;
@@ -262,21 +263,17 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// Passes a descriptor and returns its token for the next call.
-    ///
-    /// # Errors
-    /// `Unavailable` or `Deadline` if the worker does not take it.
-    pub async fn hand_over(&self, descriptor: OwnedFd) -> Result<u64> {
-        self.pass_descriptor(descriptor).await
-    }
-
     /// Whether descriptors can be passed to this worker.
     pub fn passes_descriptors(&self) -> bool {
         self.connector.passes_descriptors()
     }
 
-    /// Passes a descriptor under a new token.
-    pub(crate) async fn pass_descriptor(&self, descriptor: OwnedFd) -> Result<u64> {
+    /// Passes a descriptor and returns its token for the next call.
+    ///
+    /// # Errors
+    /// `Unavailable` or `Deadline` if the worker does not take it, `Unsupported` if descriptors
+    /// cannot be passed.
+    pub async fn pass_descriptor(&self, descriptor: OwnedFd) -> Result<u64> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|e| Error::internal(format!("no random bytes: {e}")))?;
         // 0 means no token.
@@ -320,7 +317,7 @@ impl WorkerLink {
             p.to_str().map(str::to_owned).ok_or_else(|| Error::invalid(format!("{} is not UTF-8", p.display())))
         };
         let token = match mount {
-            Some(mount) => self.hand_over(mount).await?,
+            Some(mount) => self.pass_descriptor(mount).await?,
             None => 0,
         };
         let mut request = self.client.bind_request();
@@ -392,13 +389,24 @@ impl WorkerLink {
         request.get().set_json(&to_json(frame)?);
         let answer = answered(request.send().promise).await?;
         let json = answer.get().and_then(|r| r.get_json()).map_err(|e| from_capnp(&e))?;
-        let strange = |e: serde_json::Error| Error::corrupt(format!("the engine's answer cannot be read: {e}"));
-        let outcome: Outcome = serde_json::from_slice(json).map_err(strange)?;
-        if !outcome.ok {
-            let code = ErrorCode::from_name(&outcome.code).unwrap_or(ErrorCode::Internal);
-            return Err(Error::new(code, outcome.message).hint(outcome.hint));
+        decode_reply(json)
+    }
+}
+
+/// Decodes a reply frame.
+fn decode_reply<R: for<'de> Deserialize<'de>>(json: &[u8]) -> Result<R> {
+    let unreadable = |error| match error {
+        FrameError::TooManyParts { parts } => {
+            Error::refused(format!("the engine's answer has {parts} parts, more than {}", limits::FRAME_PARTS))
+                .reason("answer_size")
+                .hint("read it in smaller pieces, or store it in a file")
         }
-        serde_json::from_slice(json).map_err(strange)
+        error => Error::corrupt(format!("the engine's answer cannot be read: {error}")),
+    };
+    let head: ReplyHead = parse_bounded(json).map_err(unreadable)?;
+    match head.ok {
+        true => parse_bounded(json).map_err(unreadable),
+        false => Err(head.into_error()),
     }
 }
 
@@ -477,17 +485,6 @@ impl<'a> ExecFrame<'a> {
 }
 
 #[derive(Deserialize)]
-struct Outcome {
-    ok: bool,
-    #[serde(default)]
-    code: String,
-    #[serde(default)]
-    message: String,
-    #[serde(default)]
-    hint: String,
-}
-
-#[derive(Deserialize)]
 struct Done {}
 
 #[derive(Deserialize)]
@@ -526,4 +523,28 @@ struct CheckReply {
     status: String,
     #[serde(default)]
     indent: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vars(count: usize) -> Result<VarsReply> {
+        let var = r#"{"name":"x","type":"int","summary":"1"}"#;
+        decode_reply(format!(r#"{{"id":1,"ok":true,"vars":[{}]}}"#, vec![var; count].join(",")).as_bytes())
+    }
+
+    #[test]
+    fn largest_state_can_be_listed() {
+        assert_eq!(vars(limits::STATE_ENTRIES).map(|reply| reply.vars.len()), Ok(limits::STATE_ENTRIES));
+    }
+
+    #[test]
+    fn oversized_replies_are_refused() {
+        let refused = vars(limits::FRAME_PARTS).map(drop).expect_err("too many parts");
+        assert_eq!((refused.code, &*refused.reason), (crate::core::error::ErrorCode::Refused, "answer_size"));
+        let failed = format!(r#"{{"ok":false,"message":"no","x":[{}]}}"#, vec!["0"; limits::FRAME_PARTS].join(","));
+        let refused = decode_reply::<Done>(failed.as_bytes()).map(drop).expect_err("too many parts");
+        assert_eq!(refused.reason, "answer_size");
+    }
 }

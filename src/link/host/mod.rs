@@ -28,7 +28,6 @@ use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::connector::{self, Connector};
 use crate::link::exec_channel::ExecChannel;
-use crate::link::frames::Missed;
 use crate::link::handshake::{PROOF_BYTES, Role, SharedIdentity};
 use crate::link::message_limit::MaxWords;
 use crate::link::schema::worker_capnp::{report, worker};
@@ -182,7 +181,6 @@ fn decode_report(report: report::Reader<'_>) -> capnp::Result<WorkerReport> {
     let sandbox = report.get_sandbox()?.iter().map(|line| Ok(line?.to_string()?)).collect::<capnp::Result<_>>()?;
     let mounts = report.get_mounts()?.iter().map(|path| Ok(path?.to_string()?)).collect::<capnp::Result<_>>()?;
     let executions = report.get_executions()?.iter().map(|known| (ExecId(known.get_exec_id()), known.get_running()));
-    let not_restored: Vec<Missed> = serde_json::from_slice(report.get_not_restored_json()?).unwrap_or_default();
     Ok(WorkerReport {
         engine: report.get_engine()?.to_string()?,
         engine_version: report.get_engine_version()?.to_string()?,
@@ -192,6 +190,6 @@ fn decode_report(report: report::Reader<'_>) -> capnp::Result<WorkerReport> {
         missed: callbacks::decode_missed(report.get_missed_json()?),
         mounts,
         restored_entries: report.get_restored_entries(),
-        not_restored: callbacks::missed_entries(not_restored),
+        not_restored: callbacks::decode_not_restored(report.get_not_restored_json()?),
     })
 }

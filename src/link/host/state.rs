@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use capnp::struct_list;
 use futures::{Stream, StreamExt as _};
 
 use super::calls::answered;
@@ -10,7 +11,9 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{CheckpointId, Digest, ExecId};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
+use crate::link::frames::count_parts;
 use crate::link::host::callbacks::decode_missed;
+use crate::link::schema::worker_capnp::state_head;
 use crate::link::types::from_capnp;
 use crate::link::types::{StateChunk, StateHead};
 
@@ -105,25 +108,11 @@ impl WorkerLink {
     /// Lists the entries of `engine.db` by key, without bodies, as of the last execution's end.
     ///
     /// # Errors
-    /// `Corrupt` for a damaged database.
+    /// `Corrupt` for a damaged database, `Refused` with reason `state_size` for too much metadata.
     pub async fn state_heads(&self) -> Result<Vec<StateHead>> {
         let answer = answered(self.client.state_heads_request().send().promise).await?;
-        let decode = || -> capnp::Result<Vec<StateHead>> {
-            let head = |head: crate::link::schema::worker_capnp::state_head::Reader<'_>| {
-                let digest = <[u8; 32]>::try_from(head.get_digest()?);
-                Ok(StateHead {
-                    key: head.get_key()?.to_string()?,
-                    meta_json: String::from_utf8_lossy(head.get_meta_json()?).into_owned(),
-                    digest: Digest::from_bytes(
-                        digest.map_err(|_| capnp::Error::failed("a digest has 32 bytes".into()))?,
-                    ),
-                    size: head.get_size(),
-                    exec: Some(head.get_exec_id()).filter(|exec| *exec != 0).map(ExecId),
-                })
-            };
-            answer.get()?.get_heads()?.iter().map(head).collect()
-        };
-        decode().map_err(|e| from_capnp(&e))
+        let heads = answer.get().and_then(|answer| answer.get_heads()).map_err(|e| from_capnp(&e))?;
+        decode_heads(heads)
     }
 
     /// Reads one entry of `engine.db`.
@@ -139,6 +128,7 @@ impl WorkerLink {
             let answer = answered(request.send().promise).await?;
             let piece = answer.get().map_err(|e| from_capnp(&e))?;
             let meta_json = String::from_utf8_lossy(piece.get_meta_json().map_err(|e| from_capnp(&e))?).into_owned();
+            check_meta(count_parts(meta_json.as_bytes()), limits::FRAME_PARTS)?;
             let data = piece.get_data().map_err(|e| from_capnp(&e))?;
             let (size, first) = (piece.get_size(), entry.body.is_empty());
             if size > limits::STATE_BYTES || (!first && meta_json != entry.meta_json) {
@@ -154,5 +144,68 @@ impl WorkerLink {
                 }
             }
         }
+    }
+}
+
+fn decode_heads(heads: struct_list::Reader<'_, state_head::Owned>) -> Result<Vec<StateHead>> {
+    let mut meta_parts = 0;
+    let decode = |head| {
+        let head = decode_head(head).map_err(|e| from_capnp(&e))?;
+        meta_parts += count_parts(head.meta_json.as_bytes());
+        check_meta(meta_parts, limits::STATE_META_PARTS)?;
+        Ok(head)
+    };
+    heads.iter().map(decode).collect()
+}
+
+fn decode_head(head: state_head::Reader<'_>) -> capnp::Result<StateHead> {
+    let digest = <[u8; 32]>::try_from(head.get_digest()?);
+    Ok(StateHead {
+        key: head.get_key()?.to_string()?,
+        meta_json: String::from_utf8_lossy(head.get_meta_json()?).into_owned(),
+        digest: Digest::from_bytes(digest.map_err(|_| capnp::Error::failed("a digest has 32 bytes".into()))?),
+        size: head.get_size(),
+        exec: Some(head.get_exec_id()).filter(|exec| *exec != 0).map(ExecId),
+    })
+}
+
+/// Bounds metadata before the supervisor decodes it.
+fn check_meta(parts: usize, most: usize) -> Result<()> {
+    match parts <= most {
+        true => Ok(()),
+        false => Err(Error::refused(format!("the metadata of the engine's state has more than {most} parts"))
+            .reason("state_size")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use capnp::message::{Builder, HeapAllocator, ReaderOptions};
+
+    use super::*;
+    use crate::link::schema::worker_capnp::worker::state_heads_results;
+
+    fn heads(metas: &[String]) -> Result<Vec<StateHead>> {
+        let mut message = Builder::<HeapAllocator>::new_default();
+        let mut list = message.init_root::<state_heads_results::Builder<'_>>().init_heads(metas.len() as u32);
+        for (i, meta) in metas.iter().enumerate() {
+            let mut head = list.reborrow().get(i as u32);
+            head.set_key("var/x");
+            head.set_digest(&[0; 32]);
+            head.set_meta_json(meta.as_bytes());
+        }
+        let mut options = ReaderOptions::new();
+        options.traversal_limit_in_words(None);
+        let segments = message.get_segments_for_output();
+        let message = capnp::message::Reader::new(capnp::message::SegmentArray::new(&segments), options);
+        decode_heads(message.get_root::<state_heads_results::Reader<'_>>().and_then(|r| r.get_heads()).expect("a list"))
+    }
+
+    #[test]
+    fn metadata_is_bounded_in_total() {
+        let meta = format!("{{\"x\":[{}]}}", vec!["0"; limits::STATE_META_PARTS / 4].join(","));
+        assert_eq!(heads(&vec![meta.clone(); 3]).map(|heads| heads.len()), Ok(3));
+        let refused = heads(&vec![meta; 4]).expect_err("too many parts");
+        assert_eq!(refused.reason, "state_size");
     }
 }

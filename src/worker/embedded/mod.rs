@@ -27,9 +27,8 @@ use crate::core::exec::{
 };
 use crate::core::ids::{Digest, ExecId};
 use crate::core::limits;
-use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
-use crate::link::frames::{EndStatus, Event, Missed, Reply, Request};
+use crate::link::frames::{EndStatus, Event, Reply, Request};
 use crate::session::OutputSink;
 
 /// A kernel in this process. Belongs to one thread and its tokio runtime; the engine has its own
@@ -55,12 +54,6 @@ struct Pipes {
 impl From<RequestError> for Error {
     fn from(error: RequestError) -> Self {
         Error::invalid(error.to_string())
-    }
-}
-
-impl From<Missed> for MissedEntry {
-    fn from(missed: Missed) -> Self {
-        MissedEntry { key: missed.key, type_name: missed.type_name, reason: missed.reason }
     }
 }
 

@@ -13,10 +13,10 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::sync::{Mutex, oneshot};
 
 use super::{Pipes, READ_BYTES, gone};
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::error::{Error, Result};
 use crate::core::missed::MissedEntry;
 use crate::core::state::StateEntry;
-use crate::link::frames::{Decoder, EntryMeta, Event, Reply, Request, encode};
+use crate::link::frames::{Decoder, EntryMeta, Event, Reply, ReplyHead, Request, encode};
 use crate::worker::engines::kaish::{self, Setup};
 
 /// The connection to the engine.
@@ -81,8 +81,8 @@ impl Peer {
             match answer.try_recv() {
                 Ok(Event::Reply(reply)) if reply.ok => return Ok(reply),
                 Ok(Event::Reply(reply)) => {
-                    let code = ErrorCode::from_name(&reply.code).unwrap_or(ErrorCode::Internal);
-                    return Err(Error::new(code, reply.message).hint(reply.hint));
+                    let Reply { ok, code, message, hint, .. } = reply;
+                    return Err(ReplyHead { ok, code, message, hint }.into_error());
                 }
                 Ok(_) => return Err(Error::internal("the engine answered with something else")),
                 Err(oneshot::error::TryRecvError::Closed) => return Err(gone()),

@@ -202,8 +202,7 @@ impl State {
 
     /// Takes the list of unsaved entries.
     pub fn set_missed(&mut self, missed: Vec<Missed>) {
-        self.missed =
-            missed.into_iter().map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason }).collect();
+        self.missed = missed.into_iter().map(MissedEntry::from).collect();
         self.missed_changed = true;
     }
 
