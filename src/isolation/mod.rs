@@ -159,15 +159,19 @@ pub trait IsolationDriver {
     /// Finds a worker that a former daemon launched.
     ///
     /// # Errors
-    /// `lost` if the worker has ended, `corrupt` for a record of another driver.
+    /// `lost` if the worker has ended, `corrupt` for an unreadable record, `unavailable` if the worker may be running
+    /// but cannot be checked.
     fn adopt(&self, worker: WorkerId, record: &str) -> Result<Launched>;
 
     /// Ends a recorded worker that could not be adopted, if its process is still the recorded one, and removes its
     /// leftovers.
-    async fn end_orphan(&self, worker: WorkerId, record: &str);
+    ///
+    /// # Errors
+    /// If the worker may be running: its row stays in the catalog.
+    async fn end_orphan(&self, worker: WorkerId, record: &str) -> Result<()>;
 
-    /// Whether a recorded worker's process was started, as its second record shows.
-    fn existed(&self, record: &str) -> bool;
+    /// Whether a recorded worker's process is running, or may be.
+    fn may_run(&self, record: &str) -> bool;
 
     /// Returns a function that opens a kernel's files outside the event loop.
     fn workspace(&self, paths: WorkspacePaths) -> OpenWorkspace;

@@ -257,11 +257,15 @@ pub fn ignores(signal: nix::sys::signal::Signal) -> bool {
 
 /// A process's start time, clock ticks since boot (field 22 of `/proc/PID/stat`). With the process
 /// id it identifies a process forever.
-pub fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+///
+/// # Errors
+/// `NotFound` or `ESRCH` if the process does not exist or is hidden, those of the read.
+pub fn start_ticks(pid: u32) -> io::Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is the program's name, which may contain any character; the last ')' ends
     // it.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    let ticks = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse().ok());
+    ticks.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Gives the child of `command` these descriptors, each at its number, and no others beside the

@@ -106,8 +106,11 @@ fn stale_worker_records_removed() {
             leak(3, kernels[1], 0),
             leak(4, KernelId::from_bytes([9; 16]), bystander.pid()),
             leak(5, KernelId::from_bytes([9; 16]), 0),
+            // Of an ended process, beside a live one; the first in the catalog.
+            leak(0, kernels[0], bystander.pid()),
+            WorkerRow { record: "{".into(), ..leak(6, kernels[1], 0) },
         ];
-        for number in 1..=5 {
+        for number in 0..=5 {
             std::fs::write(socket(number), "").unwrap();
         }
         with_catalog(&host, async |catalog| {
@@ -122,7 +125,7 @@ fn stale_worker_records_removed() {
             assert_eq!(out(&client.open_kernel("idle").await.expect("there").0, "echo up").await, "up");
         });
         bystander.check();
-        for number in 1..=5 {
+        for number in 0..=5 {
             assert!(!socket(number).exists(), "{user:?}: worker {number} left its socket");
         }
         host.kill();

@@ -5,19 +5,21 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::cgroups::{Cgroups, remove_cgroup};
 use super::engine_state::EngineDatabase;
 use super::handle::{ProcessHandle, ProcessRecord, Record, Shared};
 use super::interpreters::Interpreters;
-use super::launch::{self, WorkerProcess};
+use super::launch;
 use super::program::WorkerProgram;
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
+use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec};
 use crate::isolation::{
     EngineState, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
@@ -25,7 +27,6 @@ use crate::isolation::{
 use crate::link::bootstrap::LaunchDocument;
 use crate::link::connector::unix::UnixConnector;
 use crate::sandbox::{Layer, Owners, PlannedMount, RunAs, SandboxPlan};
-use crate::sys;
 use crate::workspace::{Tracker, Workspace, WorkspacePaths};
 
 /// The driver's settings, from the host and the configuration.
@@ -85,8 +86,7 @@ impl ProcessDriver {
             return Ok(None);
         }
         if uid != 0 {
-            let user = nix::unistd::User::from_uid(uid.into()).ok().flatten();
-            let gid = user.map_or(uid, |user| user.gid.as_raw());
+            let gid = primary_group(uid)?;
             return Ok(Some(RunAs { uid, gid, map_root: false }));
         }
         let (uid, gid) = self.settings.account.ok_or_else(|| {
@@ -94,6 +94,11 @@ impl ProcessDriver {
                 .hint("name one in sandbox.worker_user of the configuration")
         })?;
         Ok(Some(RunAs { uid, gid, map_root: true }))
+    }
+
+    /// A worker's private socket.
+    fn socket(&self, worker: WorkerId) -> PathBuf {
+        self.settings.sockets.join(format!("{worker}.sock"))
     }
 
     fn plan(&self, new: &NewWorker<'_>, variant: &Variant) -> SandboxPlan {
@@ -211,12 +216,15 @@ impl IsolationDriver for ProcessDriver {
         let (worker, secret) = (new.identity.worker, new.identity.secret);
         let variant: Variant =
             serde_json::from_str(&new.shape.variant).map_err(|error| Error::internal(error.to_string()))?;
-        let socket = self.settings.sockets.join(format!("{worker}.sock"));
+        let socket = self.socket(worker);
         let document = self.document(&new, self.plan(&new, &variant), socket.clone()).await?;
         let mut about = Record { socket: socket.clone(), process: None, run_as: variant.run_as };
         record(about.write()?).await?;
         let started = async |pid| {
-            about.process = Some(ProcessRecord { pid, start_ticks: sys::process::start_ticks(pid).unwrap_or(0) });
+            // A later daemon identifies the worker by these.
+            let process = ProcessRecord::of(pid)
+                .map_err(|error| Error::unavailable(format!("the worker's start time cannot be read: {error}")))?;
+            about.process = Some(process);
             record(about.write()?).await
         };
         let stderr = std::io::stderr();
@@ -244,10 +252,10 @@ impl IsolationDriver for ProcessDriver {
         // A record without a process: the daemon was killed before the worker got its secret, so the worker ends by
         // itself.
         let recorded = about.process.ok_or_else(|| Error::lost("the worker was not started"))?;
-        let process = WorkerProcess::find(recorded.pid).ok();
-        // Checked after the descriptor was opened, so that the descriptor refers to the recorded process.
-        let is_same = |_: &WorkerProcess| sys::process::start_ticks(recorded.pid) == Some(recorded.start_ticks);
-        let process = process.filter(is_same).ok_or_else(|| Error::lost("the worker has ended"))?;
+        let found = recorded.find();
+        let found = found
+            .map_err(|error| Error::unavailable(format!("process {} cannot be checked: {error}", recorded.pid)))?;
+        let process = found.ok_or_else(|| Error::lost("the worker has ended"))?;
         let connector = Rc::new(UnixConnector::new(&about.socket));
         let (written, shared) = (record.to_owned(), Rc::clone(&self.shared));
         Ok(Launched {
@@ -256,24 +264,35 @@ impl IsolationDriver for ProcessDriver {
         })
     }
 
-    async fn end_orphan(&self, worker: WorkerId, record: &str) {
+    async fn end_orphan(&self, worker: WorkerId, record: &str) -> Result<()> {
         match self.adopt(worker, record) {
             Ok(Launched { handle, .. }) => {
                 tracing::info!(%worker, pid = handle.process_id(), "ending a worker that could not be adopted");
                 handle.kill();
-                handle.exited().await;
+                let _ = tokio::time::timeout(limits::WORKER_STOP, handle.exited()).await;
+                if self.may_run(record) {
+                    return Err(Error::deadline("the killed worker has not ended"));
+                }
                 handle.clean_up().await;
             }
-            Err(_) => {
-                if let Ok(about) = Record::read(record) {
-                    self.shared.clean_up(worker, &about.socket).await;
-                }
+            Err(error) if error.code == ErrorCode::Lost => {
+                self.shared.clean_up(worker, &Record::read(record)?.socket).await;
             }
+            Err(error) if error.code == ErrorCode::Corrupt => {
+                tracing::error!(%worker, %error, "the worker's process is unknown");
+                if let Some(cgroups) = &self.shared.cgroups {
+                    crate::sandbox::cgroup::kill(&cgroups.of(worker));
+                }
+                self.shared.clean_up(worker, &self.socket(worker)).await;
+            }
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
-    fn existed(&self, record: &str) -> bool {
-        Record::read(record).is_ok_and(|about| about.process.is_some())
+    fn may_run(&self, record: &str) -> bool {
+        let process = Record::read(record).ok().and_then(|about| about.process);
+        process.is_some_and(|process| !matches!(process.find(), Ok(None)))
     }
 
     fn sweep(&self, known: &[WorkerId]) {
@@ -319,6 +338,16 @@ impl IsolationDriver for ProcessDriver {
         let ProcessSettings { program, interpreters, system_paths, .. } = &self.settings;
         let (worker, interpreters, paths) = (program.path().to_owned(), interpreters.clone(), system_paths.clone());
         Box::new(move || abilities(&worker, &interpreters, &paths))
+    }
+}
+
+/// A user's primary group; for a user without an entry in the user database, the group of the same number.
+fn primary_group(uid: u32) -> Result<u32> {
+    match nix::unistd::User::from_uid(uid.into()) {
+        Ok(user) => Ok(user.map_or(uid, |user| user.gid.as_raw())),
+        // Databases differ in how they report an absent user.
+        Err(Errno::ENOENT | Errno::ESRCH) => Ok(uid),
+        Err(error) => Err(Error::unavailable(format!("user {uid} cannot be looked up: {error}"))),
     }
 }
 

@@ -1,9 +1,11 @@
 //! A handle to a worker that is a process of this host.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::cgroups::{Cgroups, remove_cgroup};
@@ -15,6 +17,7 @@ use crate::link::binding::{BoundFolder, BoundMount, BoundSource};
 use crate::link::connector::unix;
 use crate::link::host::WorkerLink;
 use crate::sandbox::{Owners, RunAs};
+use crate::sys;
 
 /// The record of a worker, for a later daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +36,40 @@ pub(super) struct ProcessRecord {
     pub pid: u32,
     /// Field 22 of `/proc/PID/stat`, clock ticks since boot.
     pub start_ticks: u64,
+}
+
+impl ProcessRecord {
+    /// Records a running process.
+    ///
+    /// # Errors
+    /// If `/proc` does not show the process.
+    pub(super) fn of(pid: u32) -> io::Result<ProcessRecord> {
+        Ok(ProcessRecord { pid, start_ticks: sys::process::start_ticks(pid)? })
+    }
+
+    /// Finds the recorded process; `None` if it has ended.
+    ///
+    /// # Errors
+    /// If the process may be running but cannot be opened or identified.
+    pub(super) fn find(self) -> io::Result<Option<WorkerProcess>> {
+        // Opened before the start time is read, so that the descriptor refers to the recorded process.
+        let opened = WorkerProcess::find(self.pid);
+        let start_ticks = sys::process::start_ticks(self.pid);
+        let running = |process: WorkerProcess| match process.has_ended()? {
+            true => Err(io::Error::from(Errno::ESRCH)),
+            false => Ok(process),
+        };
+        self.identify(opened.and_then(running), start_ticks)
+    }
+
+    fn identify<P>(self, opened: io::Result<P>, start_ticks: io::Result<u64>) -> io::Result<Option<P>> {
+        match (opened, start_ticks) {
+            (Err(error), _) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(None),
+            (_, Ok(ticks)) if ticks != self.start_ticks => Ok(None),
+            (Ok(process), Ok(_)) => Ok(Some(process)),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        }
+    }
 }
 
 impl Record {
@@ -152,5 +189,48 @@ impl WorkerHandle for ProcessHandle {
 
     async fn detach_mount(&self, link: &WorkerLink, inside: &Path) -> Result<()> {
         link.unbind(inside).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORDED: ProcessRecord = ProcessRecord { pid: 7, start_ticks: 100 };
+
+    #[test]
+    fn only_proven_end_counts() {
+        let error = |errno: Errno| io::Error::from(errno);
+        let identify = |opened, ticks| RECORDED.identify(opened, ticks).map_err(|error| error.raw_os_error());
+        assert_eq!(identify(Ok(()), Ok(100)), Ok(Some(())));
+        assert_eq!(identify(Ok(()), Ok(101)), Ok(None), "another process has the number");
+        assert_eq!(identify(Err(error(Errno::ESRCH)), Err(error(Errno::EMFILE))), Ok(None));
+        // The number is now that of a thread.
+        assert_eq!(identify(Err(error(Errno::EINVAL)), Ok(101)), Ok(None));
+        for (opened, ticks) in [
+            (Err(error(Errno::EMFILE)), Ok(100)),
+            (Ok(()), Err(error(Errno::EMFILE))),
+            (Err(error(Errno::EMFILE)), Err(error(Errno::ENOENT))),
+        ] {
+            assert_eq!(identify(opened, ticks), Err(Some(Errno::EMFILE as i32)));
+        }
+        assert!(identify(Ok(()), Err(error(Errno::ENOENT))).is_err(), "a hidden process may be running");
+    }
+
+    #[test]
+    fn unreaped_process_has_ended() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("started");
+        let recorded = ProcessRecord::of(child.id()).expect("shown by /proc");
+        assert_eq!(recorded.find().expect("found").map(|process| process.pid), Some(child.id()));
+        let other = ProcessRecord { start_ticks: recorded.start_ticks + 1, ..recorded };
+        assert!(other.find().expect("known").is_none());
+        let process = WorkerProcess::find(child.id()).expect("running");
+        child.kill().expect("killed");
+        while !process.has_ended().expect("polled") {
+            std::thread::yield_now();
+        }
+        assert!(recorded.find().expect("known").is_none(), "ended, not reaped");
+        child.wait().expect("reaped");
+        assert!(recorded.find().expect("known").is_none());
     }
 }

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
@@ -54,10 +55,19 @@ impl WorkerProcess {
     /// Finds a process by its id. For a process of a former daemon, the caller must then prove its identity.
     ///
     /// # Errors
-    /// If there is no such process.
+    /// `ESRCH` if there is no such process; the kernel's other errors.
     pub fn find(pid: u32) -> io::Result<WorkerProcess> {
         let number = i32::try_from(pid).map_err(|_| io::Error::from(Errno::ESRCH))?;
         Ok(WorkerProcess { pid, pidfd: pidfd::open(Pid::from_raw(number))? })
+    }
+
+    /// Whether the process has ended; also true before its parent reaps it.
+    ///
+    /// # Errors
+    /// The kernel's errors.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        let mut polled = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        Ok(poll(&mut polled, PollTimeout::ZERO)? > 0)
     }
 
     pub(crate) fn of(pid: u32, pidfd: OwnedFd) -> WorkerProcess {

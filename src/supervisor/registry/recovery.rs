@@ -62,8 +62,8 @@ impl Supervisor {
         let mut recorded = host.catalog.workers().await?;
         // Before any kernel gets a new worker.
         self.workers.sweep(&recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
-        // A worker recorded without a process never served; prefer a recorded process of the same kernel.
-        recorded.sort_by_key(|worker| !self.workers.existed(worker));
+        // A kernel may have rows of ended workers beside that of its live one.
+        recorded.sort_by_cached_key(|worker| !self.workers.may_run(worker));
         for worker in recorded {
             if known.contains(&worker.kernel) && !workers.contains_key(&worker.kernel) {
                 workers.insert(worker.kernel, worker);

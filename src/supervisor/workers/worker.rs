@@ -147,17 +147,23 @@ impl Workers {
         Ok(Started { link, report, worker: LiveWorker::new(handle, place), known_origin: None })
     }
 
-    /// Ends a recorded worker that could not be adopted.
+    /// Ends a recorded worker that could not be adopted. If its end is uncertain, its row stays.
     pub(crate) async fn end_orphan(&self, row: &WorkerRow) {
-        if let Ok(driver) = self.host.drivers.of(row.isolation) {
-            driver.end_orphan(row.id, &row.record).await;
+        let ended = match self.host.drivers.of(row.isolation) {
+            Ok(driver) => driver.end_orphan(row.id, &row.record).await,
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) => self.forget_row(row.id).await,
+            Err(error) => {
+                tracing::error!(worker = %row.id, %error, "a worker may be running; the next start tries again");
+            }
         }
-        self.forget_row(row.id).await;
     }
 
-    /// Whether a recorded worker's process was started.
-    pub(crate) fn existed(&self, row: &WorkerRow) -> bool {
-        self.host.drivers.of(row.isolation).is_ok_and(|driver| driver.existed(&row.record))
+    /// Whether a recorded worker's process is running, or may be.
+    pub(crate) fn may_run(&self, row: &WorkerRow) -> bool {
+        self.host.drivers.of(row.isolation).is_ok_and(|driver| driver.may_run(&row.record))
     }
 
     /// Removes leftovers of a former daemon's workers that the catalog does not know.
