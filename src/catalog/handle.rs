@@ -24,7 +24,6 @@ use crate::core::durability::Durability;
 use crate::core::ids::{HostId, KernelId, WorkerId};
 use crate::core::info::Event;
 use crate::core::limits;
-use crate::core::name::KernelName;
 use crate::sys::fs::{self, FsError};
 
 /// Location of the databases, and their guarantees.
@@ -308,14 +307,6 @@ impl CatalogHandle {
     /// Database errors.
     pub fn kernel(&self, id: KernelId) -> Pending<Option<KernelRow>> {
         self.read(move |db| kernels::get(db, id))
-    }
-
-    /// The owner's kernel with this name.
-    ///
-    /// # Errors
-    /// Database errors.
-    pub fn find_kernel(&self, uid: u32, name: KernelName) -> Pending<Option<KernelRow>> {
-        self.read(move |db| kernels::find(db, uid, &name))
     }
 
     /// All kernels, or one owner's, by owner and name.

@@ -8,7 +8,6 @@ use super::row::{bytes, json, signed, to_json, unsigned, unsigned32};
 use super::sqlite::{Db, Result};
 use crate::core::ids::{Epoch, KernelId};
 use crate::core::limits;
-use crate::core::name::KernelName;
 use crate::core::spec::KernelSpec;
 
 /// A kernel's row.
@@ -133,14 +132,6 @@ pub(super) fn get(db: &Db, id: KernelId) -> Result<Option<KernelRow>> {
     db.sql("read kernel", |c| {
         c.prepare_cached(&format!("SELECT {COLUMNS} FROM kernels WHERE id = ?"))?
             .query_row([id.as_bytes()], read)
-            .optional()
-    })
-}
-
-pub(super) fn find(db: &Db, uid: u32, name: &KernelName) -> Result<Option<KernelRow>> {
-    db.sql("find kernel", |c| {
-        c.prepare_cached(&format!("SELECT {COLUMNS} FROM kernels WHERE uid = ? AND name = ?"))?
-            .query_row(params![uid, name.as_str()], read)
             .optional()
     })
 }

@@ -14,7 +14,7 @@ use crate::core::ids::HostId;
 use crate::core::info::Ability;
 use crate::isolation::Drivers;
 use crate::isolation::process::program::WorkerProgram;
-use crate::isolation::process::{self, ProcessDriver, ProcessSettings};
+use crate::isolation::process::{ProcessDriver, ProcessSettings};
 use crate::mcp::{Account, Launch};
 use crate::supervisor::host::environment::Environment;
 
@@ -92,7 +92,8 @@ fn engines(config: &Config) -> Vec<EngineName> {
 ///
 /// If the directory does not exist, its nearest existing parent counts.
 pub(super) fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Ability> {
-    let mut found = process::abilities(worker, &config.engines.interpreters(), &config.sandbox.system_paths);
+    let interpreters = config.engines.interpreters();
+    let mut found = crate::sandbox::abilities::abilities(worker, &interpreters, &config.sandbox.system_paths);
     found.extend(crate::workspace::doctor(data));
     found
 }

@@ -19,7 +19,6 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
-use crate::core::missed::MissedEntry;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 
@@ -154,7 +153,7 @@ pub enum ReportLine {
     Pid(i32),
     /// The engine is ready in a complete sandbox, its state is loaded and the private socket
     /// answers.
-    Ready(Ready),
+    Ready {},
     /// The start failed. Nothing untrusted runs.
     Failed(Error),
 }
@@ -170,21 +169,6 @@ impl ReportLine {
         to.write_all(&line)?;
         to.flush()
     }
-}
-
-/// Init's report once it serves.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
-    /// Engine by name.
-    pub engine: String,
-    /// Its version.
-    pub engine_version: String,
-    /// Layers in force.
-    pub sandbox: Vec<String>,
-    /// Number of state entries given to the engine.
-    pub restored_entries: u32,
-    /// Entries that the engine could not build.
-    pub not_restored: Vec<MissedEntry>,
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Starting an engine: init's side of the exchange with the child (`child.rs` has the other). Runs
 //! in init.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -219,10 +219,5 @@ impl EngineProcess {
     /// If it has ended.
     pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
         pidfd::signal(self.pidfd.as_fd(), signal)
-    }
-
-    /// The descriptors by number, for their watchers.
-    pub fn raw_fds(&self) -> [i32; 4] {
-        [&self.pidfd, &self.control, &self.stdout, &self.stderr].map(AsRawFd::as_raw_fd)
     }
 }

@@ -17,7 +17,6 @@ use ryokan::core::error::{Error, Result};
 use ryokan::core::ids::{Epoch, KernelId, WorkerId};
 use ryokan::core::kernel::CrashCause;
 use ryokan::core::limits;
-use ryokan::link::bootstrap::Ready;
 use ryokan::link::connector::unix::UnixConnector;
 use ryokan::link::handshake::SharedIdentity;
 use ryokan::link::host::{WorkerIdentity, WorkerLink, WorkerReport};
@@ -175,11 +174,11 @@ impl Fake {
     }
 
     pub async fn with(plan: Plan) -> Fake {
-        Fake::within(Rc::new(tempfile::tempdir().unwrap()), plan).await.unwrap().0
+        Fake::within(Rc::new(tempfile::tempdir().unwrap()), plan).await.unwrap()
     }
 
     /// Starts a worker on a folder that may hold the state of one before.
-    pub async fn within(folder: Rc<tempfile::TempDir>, plan: Plan) -> Result<(Fake, Ready)> {
+    pub async fn within(folder: Rc<tempfile::TempDir>, plan: Plan) -> Result<Fake> {
         let notes = Rc::new(RefCell::new(Notes::default()));
         let (enclosure, engine) = spawn(&plan.prelude, notes.clone());
         notes.borrow_mut().pid = engine.pid;
@@ -219,8 +218,8 @@ impl Fake {
         let init = tokio::task::spawn_local(async { run(parts).await.unwrap() });
         let door = tokio::task::spawn_local(async { serve(sockets, door).await.unwrap() });
         let fake = Fake { folder, identity, notes, init, door };
-        let ready = ready.await.unwrap()?;
-        Ok((fake, ready))
+        ready.await.unwrap()?;
+        Ok(fake)
     }
 
     pub async fn attach(&self, listener: &Rc<Recorder>) -> Result<(WorkerLink, WorkerReport)> {

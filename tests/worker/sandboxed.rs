@@ -12,7 +12,7 @@ use ryokan::core::exec::ExecStatus;
 use ryokan::core::ids::{Epoch, ExecId, KernelId, WorkerId};
 use ryokan::core::kernel::CrashCause;
 use ryokan::core::value::Value;
-use ryokan::isolation::process::launch::{Launch, start};
+use ryokan::isolation::process::launch::{WorkerProcess, start};
 use ryokan::isolation::process::program::WorkerProgram;
 use ryokan::link::bootstrap::{BUILD, LaunchDocument};
 use ryokan::link::connector::unix::UnixConnector;
@@ -75,11 +75,11 @@ impl Kernel {
 }
 
 /// A worker that does not outlive its test.
-pub struct Running(pub Launch);
+pub struct Running(pub WorkerProcess);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.process.kill();
+        self.0.kill();
     }
 }
 
@@ -110,9 +110,9 @@ fn kaish_worker_keeps_state() {
         let usage = link.usage().await.unwrap();
         assert!(usage.memory_bytes > 1 << 20 && usage.pids > 0, "{usage:?}");
         // Killed, not stopped: the state of the last end counts.
-        running.0.process.kill();
+        running.0.kill();
         seen.gone().await;
-        running.0.process.ended().await.unwrap();
+        running.0.ended().await.unwrap();
 
         let (running, link, seen, report) = served(&kernel).await;
         assert!(report.restored_entries >= 1, "{report:?}");
@@ -122,7 +122,7 @@ fn kaish_worker_keeps_state() {
         assert_eq!(seen.out(2), "42\n");
         link.stop(Duration::from_secs(5)).await.unwrap();
         seen.gone().await;
-        running.0.process.ended().await.unwrap();
+        running.0.ended().await.unwrap();
         assert!(!kernel.document.socket.exists() || Uid::effective().is_root(), "the socket's name is gone");
     });
 }
@@ -159,7 +159,7 @@ fn python_worker_keeps_state() {
         for exec in 1..=4 {
             link.acknowledge(ExecId(exec)).await.unwrap();
         }
-        running.0.process.ended().await.unwrap();
+        running.0.ended().await.unwrap();
 
         let (_running, link, seen, _) = served(&kernel).await;
         link.start(code(5, "print(x)")).await.unwrap();
@@ -191,7 +191,7 @@ fn orphaned_worker_exits() {
         let mut kernel = Kernel::new(EngineName::Kaish);
         kernel.document.orphan_grace_ms = 200;
         let running = kernel.launch().await.unwrap();
-        running.0.process.ended().await.unwrap();
+        running.0.ended().await.unwrap();
     });
 }
 

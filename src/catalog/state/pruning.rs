@@ -10,7 +10,7 @@ use super::checkpoints::{all, head};
 use super::journal::{self, NewEntry};
 use super::{Head, StateHandle, transition};
 use crate::catalog::error::CatalogError;
-use crate::catalog::row::{signed, unsigned};
+use crate::catalog::row::signed;
 use crate::catalog::sqlite::{Db, Result};
 use crate::catalog::thread::Pending;
 use crate::core::checkpoint::Checkpoint;
@@ -27,19 +27,6 @@ impl StateHandle {
     /// Database errors.
     pub fn standing(&self) -> Pending<Standing> {
         self.read(standing)
-    }
-
-    /// Number of unpinned automatic checkpoints.
-    ///
-    /// # Errors
-    /// Database errors.
-    pub fn automatic_checkpoints(&self) -> Pending<u64> {
-        self.read(|db| {
-            db.sql("count checkpoints", |c| {
-                c.prepare_cached("SELECT count(*) FROM checkpoints WHERE type <> 1 AND pinned = 0")?
-                    .query_row([], |row| unsigned(row, 0))
-            })
-        })
     }
 
     /// Removes the checkpoints selected by `choose` and returns them. `choose` sees all checkpoints as of this

@@ -18,7 +18,6 @@ use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{HostId, WorkerId};
-use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec};
 use crate::isolation::{
@@ -230,10 +229,10 @@ impl IsolationDriver for ProcessDriver {
         let stderr = std::io::stderr();
         let launched = launch::start(&document, &secret, &self.settings.program, stderr.as_fd(), started).await;
         match launched {
-            Ok(launched) => {
+            Ok(process) => {
                 let handle = ProcessHandle {
                     id: worker,
-                    process: launched.process,
+                    process,
                     written: about.write()?,
                     record: about,
                     shared: Rc::clone(&self.shared),
@@ -337,7 +336,7 @@ impl IsolationDriver for ProcessDriver {
     fn probe(&self) -> Probe {
         let ProcessSettings { program, interpreters, system_paths, .. } = &self.settings;
         let (worker, interpreters, paths) = (program.path().to_owned(), interpreters.clone(), system_paths.clone());
-        Box::new(move || abilities(&worker, &interpreters, &paths))
+        Box::new(move || crate::sandbox::abilities::abilities(&worker, &interpreters, &paths))
     }
 }
 
@@ -349,13 +348,4 @@ fn primary_group(uid: u32) -> Result<u32> {
         Err(Errno::ENOENT | Errno::ESRCH) => Ok(uid),
         Err(error) => Err(Error::unavailable(format!("user {uid} cannot be looked up: {error}"))),
     }
-}
-
-/// Probes this host's capabilities for process isolation. Blocks.
-pub fn abilities(
-    worker: &Path,
-    interpreters: &BTreeMap<EngineName, PathBuf>,
-    system_paths: &[PathBuf],
-) -> Vec<Ability> {
-    crate::sandbox::abilities::abilities(worker, interpreters, system_paths)
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  daemon ── stdin: length, document, secret ──▶ outer ──▶ init
-//!  daemon ◀─ stdout: {"pid":N} {"ready":…} or {"failed":…} ─┘
+//!  daemon ◀─ stdout: {"pid":N} {"ready":{}} or {"failed":…} ─┘
 //! ```
 //!
 //! Arguments and environment hold no secret. The secret is sent last, and init reads it after forking the engine's
@@ -23,8 +23,8 @@ use super::program::WorkerProgram;
 use super::spawning::Spawned;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::link::bootstrap::Ready;
 use crate::link::bootstrap::{LaunchDocument, ReportLine};
+use crate::link::frames::parse_bounded;
 use crate::link::handshake::PROOF_BYTES;
 use crate::sandbox::SandboxPlan;
 use crate::sys::pidfd;
@@ -33,15 +33,6 @@ use crate::sys::watched::watch;
 
 /// Longest line of a report, bytes.
 const LINE_BYTES: usize = 4 << 20;
-
-/// A started worker.
-#[derive(Debug)]
-pub struct Launch {
-    /// Its init process.
-    pub process: WorkerProcess,
-    /// Its report of readiness.
-    pub ready: Ready,
-}
 
 /// A worker's init as a process of the host.
 #[derive(Debug)]
@@ -91,7 +82,7 @@ impl WorkerProcess {
     }
 }
 
-/// Starts a worker and waits until it serves. On failure, everything started is killed.
+/// Starts a worker, waits until it serves and returns its init. On failure, everything started is killed.
 ///
 /// `stderr` receives init's own messages. `record` is called with init's process id as soon as it is known. Init gets
 /// its secret only after `record` has succeeded, and ends without it: so every serving worker is recorded.
@@ -105,7 +96,7 @@ pub async fn start(
     program: &WorkerProgram,
     stderr: BorrowedFd<'_>,
     record: impl AsyncFnOnce(u32) -> Result<()>,
-) -> Result<Launch> {
+) -> Result<WorkerProcess> {
     let bytes = document.to_bytes()?;
     // The processes to kill on failure.
     let mut begun = Vec::new();
@@ -116,7 +107,7 @@ pub async fn start(
         let _ = stdin.write_all(secret).await;
         drop(stdin);
         match next_line(&mut lines).await? {
-            Some(ReportLine::Ready(ready)) => Ok(ready),
+            Some(ReportLine::Ready {}) => Ok(()),
             other => unready(other),
         }
     };
@@ -125,12 +116,12 @@ pub async fn start(
         Err(_) => Err(Error::deadline("the worker was not ready in time")),
     };
     match (outcome, begun.pop()) {
-        (Ok(ready), Some(process)) => {
+        (Ok(()), Some(process)) => {
             // The outer process ends by itself after it has started init.
             for outer in begun {
                 let _ = outer.ended().await;
             }
-            Ok(Launch { process, ready })
+            Ok(process)
         }
         (outcome, last) => {
             for process in begun.iter().chain(&last) {
@@ -207,7 +198,7 @@ async fn next_line(lines: &mut Reports) -> Result<Option<ReportLine>> {
     if line.len() > LINE_BYTES {
         return Err(strange(format!("a line of {} bytes", line.len())));
     }
-    serde_json::from_str(&line).map(Some).map_err(|e| strange(e.to_string()))
+    parse_bounded(line.as_bytes()).map(Some).map_err(|e| strange(e.to_string()))
 }
 
 impl std::os::fd::AsRawFd for WorkerProcess {

@@ -10,4 +10,4 @@ pub mod launch;
 pub mod program;
 mod spawning;
 
-pub use driver::{ProcessDriver, ProcessSettings, abilities};
+pub use driver::{ProcessDriver, ProcessSettings};

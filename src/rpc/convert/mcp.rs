@@ -69,13 +69,6 @@ pub fn read_mcp_servers(
     list.iter().map(read_mcp_info).collect()
 }
 
-/// Writes a kernel's MCP servers into a builder of the same length.
-pub fn write_mcp_servers(mut builder: capnp::struct_list::Builder<'_, wire::mcp_info::Owned>, servers: &[McpInfo]) {
-    for (i, server) in servers.iter().enumerate() {
-        write_mcp_info(builder.reborrow().get(count(i)), server);
-    }
-}
-
 /// Reads the state of an MCP server.
 ///
 /// # Errors

@@ -184,18 +184,6 @@ impl Output {
         self.inner.borrow().end.clone()
     }
 
-    /// Waits for the end.
-    pub async fn wait_end(&self) -> ExecEnd {
-        loop {
-            let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
-            if let Some(end) = self.end() {
-                return end;
-            }
-            changed.await;
-        }
-    }
-
     /// Bytes of both streams so far.
     pub fn written(&self) -> u64 {
         self.inner.borrow().written

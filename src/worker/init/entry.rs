@@ -23,7 +23,6 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use super::listener::{self, Descriptors, Door, Sockets};
 use super::sandboxed::Sandboxed;
 use super::{Parts, Settings, run};
-use crate::link::bootstrap::Ready;
 
 use crate::catalog::{Durability, EngineDb};
 use crate::core::error::{Error, Result};
@@ -147,9 +146,9 @@ fn internal<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Error {
 }
 
 /// Reports to the daemon; afterwards stdout is unused.
-fn tell_ready(outcome: Result<Ready>) {
+fn tell_ready(outcome: Result<()>) {
     report(&match outcome {
-        Ok(ready) => ReportLine::Ready(ready),
+        Ok(()) => ReportLine::Ready {},
         Err(error) => ReportLine::Failed(error),
     });
     let null = nix::fcntl::open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty());

@@ -20,8 +20,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
-use crate::link::bootstrap::Ready;
-use crate::link::frames::Missed;
+use crate::link::frames::{Missed, ReplyHead};
 use crate::link::guest::Answer;
 use crate::link::types::StateChunk;
 
@@ -191,16 +190,8 @@ impl Worker {
 
     /// Reports to the daemon that the engine is ready; once.
     pub(super) fn tell_ready(&mut self) {
-        let Some(engine) = &self.engine else { return };
-        let ready = Ready {
-            engine: engine.engine.clone(),
-            engine_version: engine.version.clone(),
-            sandbox: self.enclosure.layers(),
-            restored_entries: self.restored_entries,
-            not_restored: self.not_restored.clone(),
-        };
         if let Some(tell) = self.on_ready.take() {
-            tell(Ok(ready));
+            tell(Ok(()));
         }
     }
 
@@ -312,22 +303,13 @@ pub(super) fn missed_of(json: &[u8]) -> Vec<MissedEntry> {
         missed: Vec<Missed>,
     }
     let missed = serde_json::from_slice::<Reply>(json).unwrap_or_default().missed;
-    missed.into_iter().map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason }).collect()
+    missed.into_iter().map(MissedEntry::from).collect()
 }
 
 pub(super) fn failure(json: &[u8]) -> Error {
-    #[derive(Deserialize, Default)]
-    struct Reply {
-        #[serde(default)]
-        code: String,
-        #[serde(default)]
-        message: String,
-        #[serde(default)]
-        hint: String,
-    }
-    let reply = serde_json::from_slice::<Reply>(json).unwrap_or_default();
-    let code = ErrorCode::from_name(&reply.code).unwrap_or(ErrorCode::Internal);
-    Error::new(code, format!("the engine could not load its state: {}", reply.message)).hint(reply.hint)
+    let mut error = serde_json::from_slice::<ReplyHead>(json).unwrap_or_default().into_error();
+    error.message = format!("the engine could not load its state: {}", error.message);
+    error
 }
 
 #[cfg(test)]

@@ -71,7 +71,6 @@ use crate::core::error::Error;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
-use crate::link::bootstrap::Ready;
 use crate::link::guest::{Answer, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
 use crate::sys::watched::{Watched, watch};
@@ -115,7 +114,7 @@ enum Life {
 }
 
 /// Called once with the result of the start.
-type OnReady = Box<dyn FnOnce(Result<Ready, Error>)>;
+type OnReady = Box<dyn FnOnce(Result<(), Error>)>;
 
 /// Init's event loop.
 pub struct Worker {
@@ -187,7 +186,7 @@ pub struct Parts {
     /// Descriptors from the daemon.
     pub descriptors: listener::Descriptors,
     /// Called once: the worker serves, or why it does not.
-    pub on_ready: Box<dyn FnOnce(Result<Ready, Error>)>,
+    pub on_ready: Box<dyn FnOnce(Result<(), Error>)>,
 }
 
 /// Runs init to its end and returns its exit status.
