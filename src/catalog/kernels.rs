@@ -89,6 +89,7 @@ pub(super) fn insert(db: &Db, kernel: &KernelRow, key: Option<&IdempotencyKey>, 
             let id = before.parse().map_err(|_| CatalogError::field(db.path(), "an idempotency key's result"))?;
             return Ok(Created::Before(id));
         }
+        keys::forget_expired(db, now_ms)?;
         keys::remember(db, key, &kernel.id.to_string())?;
     }
     let count = db.sql("count kernels", |c| {

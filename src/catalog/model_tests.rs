@@ -272,6 +272,24 @@ fn batched_requests_fail_alone() {
 }
 
 #[test]
+fn insert_deletes_expired_keys() {
+    with_catalog(async |handle, _| {
+        let key = |key: &str, expires_at_ms| IdempotencyKey { scope: "s".into(), key: key.into(), expires_at_ms };
+        for (n, used, created_at_ms) in [(1, key("old", 10), 1), (2, key("new", 100), 10)] {
+            let row = kernel(KernelId::from_bytes([n; 16]), used.key.as_str());
+            let row = KernelRow { created_at_ms, ..row };
+            handle.insert_kernel(row, Some(used), Notes::default()).await.expect("inserted");
+        }
+        assert_eq!(
+            handle.forget_expired_keys(50).await.expect("deleted"),
+            0,
+            "the second insert deleted the first key"
+        );
+        assert!(handle.recall_key("s".into(), "new".into(), 50).await.expect("readable").is_some());
+    });
+}
+
+#[test]
 fn stale_kernel_update_conflicts() {
     with_catalog(async |handle, _| {
         let key = |expires_at_ms| IdempotencyKey { scope: "s".into(), key: "k".into(), expires_at_ms };
