@@ -28,6 +28,9 @@ fn record(transition: Transition, decision: Decision) -> Record {
 fn events() -> Vec<Event> {
     let mut events: Vec<Event> = STEPS.into_iter().map(Event::Entered).collect();
     events.extend(intents().map(|one| Event::Recorded(record(one, Decision::Open))));
+    let other_safety = Transition::Restore { target: id(1), safety: id(9), options: Options::default() };
+    events.push(Event::Recorded(record(other_safety, Decision::Open)));
+    events.extend([Decision::Aborted, Decision::Committed].map(|made| Event::Recorded(record(intents()[0], made))));
     events.extend([Event::Committed, Event::Aborted, Event::Cleared, Event::Released]);
     events
 }
@@ -102,8 +105,13 @@ fn expected(phase: &Phase, event: &Event) -> Option<Phase> {
         (Phase::Preparing { interrupted: Some(record), .. } | Phase::Running { record, .. }, Event::Released) => {
             Some(Phase::Interrupted { record: record.clone() })
         }
-        (Phase::Preparing { kind, .. }, Event::Recorded(record)) => (record.transition.kind() == *kind)
-            .then(|| Phase::Running { claim: CLAIM, record: record.clone(), step: Step::Prepare }),
+        (Phase::Preparing { kind, interrupted, .. }, Event::Recorded(record)) => {
+            // In place of an interrupted restore, only one with the same safety checkpoint.
+            let is_safe = interrupted.is_none()
+                || matches!(record.transition, Transition::Restore { safety, .. } if safety == id(2));
+            (record.transition.kind() == *kind && record.decision == Decision::Open && is_safe)
+                .then(|| Phase::Running { claim: CLAIM, record: record.clone(), step: Step::Prepare })
+        }
         (Phase::Preparing { .. } | Phase::Finished { .. }, _) => None,
         (Phase::Running { record, step, .. }, event) => {
             let kind = record.transition.kind();
@@ -220,7 +228,12 @@ fn record_survives_storage() {
 enum Move {
     Begin(Kind),
     Recover,
-    Apply(bool, usize),
+    /// By the newest owner or the oldest; with a crash between the database's write and memory.
+    Apply {
+        newest: bool,
+        event: usize,
+        crash: bool,
+    },
     Crash,
 }
 
@@ -228,9 +241,23 @@ fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
         (0..Kind::ALL.len()).prop_map(|kind| Move::Begin(Kind::ALL[kind])),
         Just(Move::Recover),
-        (any::<bool>(), 0..events().len()).prop_map(|(newest, event)| Move::Apply(newest, event)),
+        (any::<bool>(), 0..events().len(), proptest::bool::weighted(0.1))
+            .prop_map(|(newest, event, crash)| Move::Apply { newest, event, crash }),
         Just(Move::Crash),
     ]
+}
+
+/// The record in the database after an event.
+fn written(stored: Option<Record>, event: Event) -> Option<Record> {
+    match event {
+        Event::Recorded(record) => Some(record),
+        Event::Committed => stored
+            .filter(|record| record.transition.kind() != Kind::Restore)
+            .map(|record| Record { decision: Decision::Committed, ..record }),
+        Event::Aborted => stored.map(|record| Record { decision: Decision::Aborted, ..record }),
+        Event::Cleared => None,
+        Event::Entered(_) | Event::Released => stored,
+    }
 }
 
 proptest! {
@@ -248,22 +275,19 @@ proptest! {
                     state = Transitions::loaded(stored.clone());
                     claims.clear();
                 }
-                Move::Apply(newest, event) => {
+                Move::Apply { newest, event, crash } => {
                     let claim = if newest { claims.last() } else { claims.first() };
                     let (Some(claim), event) = (claim.copied(), events()[event].clone()) else { continue };
-                    if state.apply(claim, event.clone()).is_ok() {
-                        match event {
-                            Event::Recorded(record) => stored = Some(record),
-                            Event::Committed => stored = stored
-                                .filter(|record| record.transition.kind() != Kind::Restore)
-                                .map(|record| Record { decision: Decision::Committed, ..record }),
-                            Event::Aborted => {
-                                stored = stored.map(|record| Record { decision: Decision::Aborted, ..record });
-                            }
-                            Event::Cleared => stored = None,
-                            Event::Entered(_) | Event::Released => {}
-                        }
+                    let mut after = state.clone();
+                    if after.apply(claim, event.clone()).is_err() {
+                        continue;
                     }
+                    stored = written(stored, event);
+                    if crash {
+                        after = Transitions::loaded(stored.clone());
+                        claims.clear();
+                    }
+                    state = after;
                 }
             }
             prop_assert_eq!(state.record(), stored.as_ref());

@@ -48,8 +48,10 @@ impl ExclusiveTransition {
     /// Database errors; nothing is recorded then.
     pub(crate) async fn record(&self, transition: Transition, actor: String, at_ms: i64) -> Result<()> {
         let record = Record::open(transition, actor, at_ms);
-        self.kernel.records.begin_transition(record.clone()).await?;
-        self.apply(Event::Recorded(record))
+        let event = Event::Recorded(record.clone());
+        self.check(&event)?;
+        self.kernel.records.begin_transition(record).await?;
+        self.apply(event)
     }
 
     /// Whether this transition is recorded and has not ended.
@@ -70,6 +72,7 @@ impl ExclusiveTransition {
     /// # Errors
     /// Database errors; the decision stays open then.
     pub(crate) async fn commit(&self, entry: NewEntry) -> Result<u64> {
+        self.check(&Event::Committed)?;
         let sequence = self.kernel.records.commit_transition(entry).await?;
         self.apply(Event::Committed)?;
         Ok(sequence)
@@ -109,8 +112,15 @@ impl ExclusiveTransition {
     /// # Errors
     /// Database errors; recovery retries then.
     pub(crate) async fn clear(&self, host: &Host) -> Result<()> {
+        self.check(&Event::Cleared)?;
         host.making_room(async || self.kernel.records.clear_transition().await).await?;
         self.apply(Event::Cleared)
+    }
+
+    /// Refuses an event out of order before the database stores it.
+    fn check(&self, event: &Event) -> Result<()> {
+        let mut next = self.kernel.transitions.borrow().clone();
+        next.apply(self.claim, event.clone()).map_err(|refusal| self.kernel.refused(refusal))
     }
 
     /// Releases the ownership; recovery ends an unfinished transition. Idempotent.
