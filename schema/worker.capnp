@@ -84,8 +84,9 @@ interface Worker {
   bindKernel @23 (json :Data) -> (report :Report);
   # Binds a warm worker to a kernel, once: its identity in `challenge` is then the kernel's. `json`:
   # a `KernelBinding` (src/link/binding.rs); the descriptors that it names were passed on the
-  # descriptor socket. Answered when the engine has the kernel's state. Until then the worker
-  # accepts no other call, and ends when its daemon disconnects.
+  # descriptor socket. Answered when the engine has the kernel's state. Before this call the worker
+  # accepts only `usage` and `execChannel`, refuses others with reason `unbound`, and ends when its
+  # daemon disconnects.
 }
 
 interface Supervisor {

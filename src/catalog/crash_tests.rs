@@ -285,7 +285,7 @@ fn engine_step(n: usize, path: &Path) -> Result<(), CatalogError> {
             let puts = vec![entry("var/x", vec![1]), entry("var/big", vec![7; (2 << 20) + 1])];
             db.apply(&Changes { puts, exec: 1, ..Changes::default() }).map(drop)?;
         }
-        _ => db.replace_all(&info, [entry("var/y", vec![2])], &[])?,
+        _ => db.replace_all(&info, [Ok(entry("var/y", vec![2]))], &[])?,
     }
     db.close()
 }

@@ -124,8 +124,8 @@ pub trait EngineState: Send {
     /// Replaces all of the state that the kernel's next worker loads.
     ///
     /// # Errors
-    /// Those of writing; the former state is kept then.
-    fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Entry>) -> Result<()>;
+    /// The first of `entries`, and those of writing; the former state is kept then.
+    fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Result<Entry>>) -> Result<()>;
 
     /// Checks the state for damage.
     ///

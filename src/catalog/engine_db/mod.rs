@@ -210,11 +210,11 @@ impl EngineDb {
     /// Replaces every entry and list in one transaction. No background jobs remain.
     ///
     /// # Errors
-    /// As [`Self::apply`].
+    /// As [`Self::apply`]; the first error of `entries`, and then nothing changes.
     pub fn replace_all(
         &self,
         info: &EngineInfo,
-        entries: impl IntoIterator<Item = Entry>,
+        entries: impl IntoIterator<Item = Result<Entry, CatalogError>>,
         missed: &[MissedEntry],
     ) -> Result<(), CatalogError> {
         self.totals.set(None);
@@ -228,6 +228,7 @@ impl EngineDb {
             })?;
             let mut totals = Totals::default();
             for entry in entries {
+                let entry = entry?;
                 totals.entries += 1;
                 totals.bytes = totals.bytes.saturating_add(entry.body.len() as u64);
                 totals.check()?;

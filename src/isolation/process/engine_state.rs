@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::catalog::{EngineDb, EngineInfo, Entry, Inspected};
+use crate::catalog::{CatalogError, EngineDb, EngineInfo, Entry, Inspected};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::isolation::EngineState;
@@ -14,9 +14,10 @@ pub(super) struct EngineDatabase {
 }
 
 impl EngineState for EngineDatabase {
-    fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Entry>) -> Result<()> {
+    fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Result<Entry>>) -> Result<()> {
         let db = EngineDb::open(&self.path, self.durability)?;
-        db.replace_all(info, entries, &[])?;
+        // An error here ends the transaction without a commit.
+        db.replace_all(info, entries.map(|entry| entry.map_err(|error| CatalogError::Refused(Box::new(error)))), &[])?;
         Ok(db.close()?)
     }
 

@@ -141,20 +141,11 @@ pub(crate) async fn load_engine(
     // No manifest records the version of the writer; the engine that reads the state reports its own.
     let info = EngineInfo { name: engine.name().into(), version: String::new(), format: STATE_FORMAT };
     let loaded = host.store.run_beside(move |store| {
-        let mut failed = None;
-        let mut entries = parts.entries.into_iter().map_while(|part| match store.get(part.body, limits::STATE_BYTES) {
-            Ok(body) => Some(Entry { key: part.key, meta_json: part.meta.to_string(), body }),
-            Err(error) => {
-                failed = Some(error);
-                None
-            }
+        let mut entries = parts.entries.into_iter().map(|part| {
+            let body = store.get(part.body, limits::STATE_BYTES)?;
+            Ok::<_, Error>(Entry { key: part.key, meta_json: part.meta.to_string(), body })
         });
-        let replaced = state.replace(&info, &mut entries);
-        drop(entries);
-        Ok(match failed {
-            Some(error) => Err(error.into()),
-            None => replaced,
-        })
+        Ok(state.replace(&info, &mut entries))
     });
     loaded.await?
 }

@@ -63,7 +63,7 @@ impl LiveWorker {
         self.handle.id()
     }
 
-    /// The worker's isolation.
+    /// The worker's handle.
     pub fn handle(&self) -> &Rc<dyn WorkerHandle> {
         &self.handle
     }

@@ -10,10 +10,6 @@ use crate::catalog::Entry;
 use crate::core::limits;
 use crate::link::types::StateChunk;
 
-/// A key that no engine can use: two rows of it violate the table's uniqueness and abort the
-/// transaction.
-const BROKEN: &str = "\0broken";
-
 /// Spooled entries.
 pub struct Spool {
     file: BufWriter<File>,
@@ -66,14 +62,11 @@ impl Spool {
 
     /// The entries in arrival order.
     ///
-    /// The iterator cannot return a read error: it then yields two entries of one key, which no
-    /// database accepts.
-    ///
     /// # Errors
     /// The file system's errors; an incomplete last entry.
-    pub fn into_entries(self) -> Result<impl Iterator<Item = Entry>, CatalogError> {
+    pub fn into_entries(self) -> Result<impl Iterator<Item = Result<Entry, CatalogError>>, CatalogError> {
         let Spool { file, folder, open, entries, .. } = self;
-        let failed = |error: io::Error| {
+        let failed = move |error: io::Error| {
             CatalogError::File(crate::sys::fs::FsError {
                 op: "read spooled state",
                 path: folder.clone(),
@@ -84,30 +77,14 @@ impl Spool {
             return Err(failed(io::Error::from(io::ErrorKind::UnexpectedEof)));
         }
         let mut file = file.into_inner().map_err(|e| failed(e.into_error()))?;
-        file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        file.seek(SeekFrom::Start(0)).map_err(&failed)?;
         let mut file = BufReader::with_capacity(64 << 10, file);
         let mut left = entries;
-        let mut broken = 0;
         Ok(std::iter::from_fn(move || {
-            if broken > 0 {
-                broken -= 1;
-                return Some(broken_entry());
-            }
             left = left.checked_sub(1)?;
-            match read_entry(&mut file) {
-                Ok(entry) => Some(entry),
-                Err(error) => {
-                    tracing::error!(%error, "spooled state cannot be read back");
-                    (left, broken) = (0, 1);
-                    Some(broken_entry())
-                }
-            }
+            Some(read_entry(&mut file).map_err(&failed))
         }))
     }
-}
-
-fn broken_entry() -> Entry {
-    Entry { key: BROKEN.to_owned(), meta_json: String::new(), body: Vec::new() }
 }
 
 fn read_entry(file: &mut impl Read) -> io::Result<Entry> {
@@ -156,7 +133,7 @@ mod tests {
             spool.add(&part).expect("added");
         }
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
-        let entries: Vec<_> = spool.into_entries().expect("readable").collect();
+        let entries: Vec<_> = spool.into_entries().expect("readable").map(|entry| entry.expect("readable")).collect();
         let seen: Vec<_> = entries.iter().map(|e| (e.key.as_str(), &e.body[..])).collect();
         assert_eq!(seen, [("a", &b"1"[..]), ("b", b"23"), ("c", b"")]);
     }
@@ -177,9 +154,13 @@ mod tests {
         let db = EngineDb::open(&folder.path().join("engine.db"), Durability::Process).expect("a database");
         let info = EngineInfo { name: "kaish".into(), version: "1".into(), format: 1 };
         let old = Entry { key: "var/x".into(), meta_json: "{}".into(), body: b"old".to_vec() };
-        db.replace_all(&info, [old], &[]).expect("stored");
-        let broken = [broken_entry(), broken_entry()];
-        assert!(db.replace_all(&info, broken, &[]).is_err());
+        db.replace_all(&info, [Ok(old)], &[]).expect("stored");
+        let mut spool = Spool::create(folder.path()).expect("a spool");
+        spool.add(&chunk("var/x", b"new", false)).expect("added");
+        spool.add(&chunk("var/y", b"new", false)).expect("added");
+        // The second entry is lost.
+        spool.entries += 1;
+        assert!(db.replace_all(&info, spool.into_entries().expect("complete"), &[]).is_err());
         assert_eq!(db.entry("var/x").expect("readable").expect("there").body, b"old");
     }
 }
