@@ -49,7 +49,7 @@ pub(super) fn make_socket(path: &Path, mode: u32) -> anyhow::Result<UnixListener
 /// Notifies the service manager, if there is one.
 pub(super) fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager could not be told");
+        tracing::warn!(%error, "the service manager could not be notified");
     }
 }
 

@@ -142,7 +142,7 @@ async fn timely<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
 
 async fn follow(host: &HostClient, since: u64, answers: &mpsc::Sender<Input>) -> Result<()> {
     let mut events = host.events(since).await?;
-    let gone = |_| Error::unavailable("nobody takes events any more");
+    let gone = |_| Error::unavailable("the receiver of events has ended");
     while let Some(event) = events.next_past().await? {
         answers.send(Input::Happened { event, past: true }).await.map_err(gone)?;
     }

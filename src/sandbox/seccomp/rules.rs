@@ -46,7 +46,7 @@ const COMMON: &[Rule] = table! {
         SYS_faccessat SYS_faccessat2 SYS_newfstatat SYS_fstat SYS_statx SYS_statfs SYS_fstatfs SYS_getdents64
         SYS_getcwd SYS_chdir SYS_fchdir SYS_mkdirat SYS_unlinkat SYS_renameat SYS_renameat2 SYS_linkat SYS_symlinkat
         SYS_readlinkat SYS_utimensat SYS_umask SYS_fchownat SYS_fchown;
-    Allow, "attributes of files; privileged ones need capabilities, which nobody here has":
+    Allow, "attributes of files; privileged ones need capabilities, which kernels lack":
         SYS_setxattr SYS_lsetxattr SYS_fsetxattr SYS_getxattr SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr
         SYS_flistxattr SYS_removexattr SYS_lremovexattr SYS_fremovexattr SYS_SETXATTRAT SYS_GETXATTRAT SYS_LISTXATTRAT
         SYS_REMOVEXATTRAT;

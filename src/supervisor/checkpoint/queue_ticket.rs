@@ -73,7 +73,7 @@ where
     let begins = Rc::clone(&turn);
     let done = kernel.change_with_worker(trace, turn, move |link| async move {
         match begins.replace(Turn::Begun) {
-            Turn::GivenUp => Err(Error::deadline("nobody waits for this any more")),
+            Turn::GivenUp => Err(Error::deadline("the request was given up")),
             Turn::Waits | Turn::Begun => work(link).await,
         }
     });

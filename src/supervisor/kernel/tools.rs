@@ -120,7 +120,7 @@ impl Tools {
                 let Some(link) = link.upgrade() else { return };
                 if tools != sent {
                     if let Err(error) = link.dynamic_tools(&tools).await {
-                        tracing::debug!(%error, "the engine was not told of its tools");
+                        tracing::debug!(%error, "the engine did not get its list of tools");
                     }
                     sent = tools;
                 }

@@ -121,7 +121,7 @@ impl Supervisor {
         match swept {
             Ok(Ok((gone, stuck))) => {
                 for error in stuck {
-                    tracing::warn!(%error, "a folder that nobody knows could not be removed");
+                    tracing::warn!(%error, "a leftover folder could not be removed");
                 }
                 if !gone.is_empty() {
                     tracing::info!(folders = gone.len(), "removed folders of kernels that do not exist");

@@ -111,7 +111,7 @@ pub(crate) fn run(workers: &Rc<Workers>) {
                     continue;
                 }
                 (Err(error), Source::Look) => {
-                    tracing::warn!(%error, "nobody knows when memory is short");
+                    tracing::warn!(%error, "memory pressure cannot be watched");
                     return;
                 }
             }
@@ -130,7 +130,7 @@ fn relieve(workers: &Rc<Workers>) {
     let slots = workers.pool.own() + workers.reserved.count();
     workers.pressure.until.set(Some(Instant::now() + limits::PRESSURE_HOLD));
     if began {
-        tracing::warn!(slots, "memory is short: nothing is kept ready, and kernels that nobody uses are stopped");
+        tracing::warn!(slots, "memory is short: warm workers and idle kernels are stopped");
         workers.host.events.publish("", "memory_pressure_started", serde_json::json!({ "warm_workers": slots }));
         report_when_over(workers);
     }
