@@ -24,6 +24,11 @@ pub fn trigger(file: &Path, stall: Duration, window: Duration) -> io::Result<Own
     Ok(OwnedFd::from(opened))
 }
 
+/// Whether a PSI file counts the stalls of the whole host. These include control groups that reach a limit of their own.
+pub fn is_host_wide(file: &Path) -> bool {
+    file == Path::new("/proc/pressure/memory")
+}
+
 /// The available share of the host's memory, 0 to 1.
 ///
 /// # Errors

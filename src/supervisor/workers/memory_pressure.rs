@@ -17,14 +17,11 @@ use tokio::io::unix::AsyncFd;
 
 use crate::core::limits;
 use crate::supervisor::workers::Workers;
-use crate::sys::pressure::{available, trigger};
+use crate::sys::pressure::{available, is_host_wide, trigger};
 use crate::sys::watched::{Watched, watch};
 
 /// Priority data: memory is short; an error: the file is gone.
 const INTEREST: Interest = Interest::PRIORITY.add(Interest::ERROR);
-
-/// Counts stalls of the whole host. It includes control groups that reach a memory limit of their own.
-const HOST_WIDE: &str = "/proc/pressure/memory";
 
 /// Whether enough memory is available that a stall has another cause: a control group at its own limit.
 fn has_ample(available: std::io::Result<f64>) -> bool {
@@ -99,7 +96,7 @@ impl Source {
 pub(crate) fn run(workers: &Rc<Workers>) {
     let Some(file) = workers.host.config.daemon.pressure_file.clone() else { return };
     let mut source = Source::of(&file);
-    let is_host_wide = file == Path::new(HOST_WIDE);
+    let is_host_wide = is_host_wide(&file);
     let kept = Rc::downgrade(workers);
     tokio::task::spawn_local(async move {
         loop {
