@@ -9,6 +9,7 @@ mod disk_errors;
 mod fault_points;
 mod full_disk;
 mod invalid_names;
+mod kill_loop;
 mod load;
 mod malformed_messages;
 mod orphans;
