@@ -15,6 +15,7 @@ mod fuzz_inputs;
 mod generated;
 mod licences;
 mod mcp;
+mod microvm;
 mod node_driver;
 mod pool;
 mod python_driver;

@@ -12,11 +12,15 @@ use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::ids::HostId;
 use crate::core::info::Ability;
-use crate::isolation::Drivers;
+use crate::isolation::microvm::{self, MicrovmDriver, MicrovmSettings};
 use crate::isolation::process::program::WorkerProgram;
 use crate::isolation::process::{ProcessDriver, ProcessSettings};
+use crate::isolation::{Drivers, IsolationDriver};
 use crate::mcp::{Account, Launch};
 use crate::supervisor::host::environment::Environment;
+
+/// The folder of images, in the data directory.
+const IMAGES: &str = "images";
 
 /// Detects the environment.
 ///
@@ -27,7 +31,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
     let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
     mcp_launch.account = worker_account.map(|(uid, gid)| Account { uid, gid });
     let protected: Vec<PathBuf> = paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect();
-    let process = ProcessDriver::new(ProcessSettings {
+    let process: Rc<dyn IsolationDriver> = Rc::new(ProcessDriver::new(ProcessSettings {
         host,
         program: worker()?,
         account: worker_account,
@@ -40,7 +44,13 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         python_preload: config.engines.python.preload.clone(),
         snapshot_bytes: config.engines.python.rollback_memory,
         power_safe: config.daemon.durability == Durability::Power,
-    });
+    }));
+    let settings = MicrovmSettings {
+        images: paths.data_dir().join(IMAGES),
+        sockets: paths.workers_runtime(),
+        account: worker_account,
+    };
+    let microvm = MicrovmDriver::new(settings, Rc::clone(&process));
     let environment = Environment {
         system_wide: paths.mode() == Mode::System,
         host_name: nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
@@ -52,7 +62,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         kernel_sockets: paths.kernels_runtime(),
         protected,
     };
-    Ok((environment, Drivers::new(vec![Rc::new(process)])))
+    Ok((environment, Drivers::new(vec![process, Rc::new(microvm)])))
 }
 
 /// The account of workers. Only a daemon that runs as root needs another one.
@@ -94,6 +104,7 @@ fn engines(config: &Config) -> Vec<EngineName> {
 pub(super) fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Ability> {
     let interpreters = config.engines.interpreters();
     let mut found = crate::sandbox::abilities::abilities(worker, &interpreters, &config.sandbox.system_paths);
+    found.extend(microvm::abilities(&data.join(IMAGES)));
     found.extend(crate::workspace::doctor(data));
     found
 }

@@ -1,13 +1,14 @@
 //! How workers run: one driver per isolation, one handle per worker.
 //!
 //! ```text
-//!  supervisor ── check, launch, adopt, sweep ──▶ IsolationDriver ── process/    a sandboxed process tree of this host
-//!             ◀── Connector, WorkerHandle ──────┘
+//!  supervisor ── check, launch, adopt, sweep ──▶ IsolationDriver ─┬ process/    a sandboxed process tree of this host
+//!             ◀── Connector, WorkerHandle ──────┘                  └ microvm/    a process tree in a virtual machine
 //! ```
 //!
 //! The supervisor knows kernels, shapes and records; a driver knows processes, folders, mounts and control groups. A
 //! driver never decides which kernel gets a worker, and the supervisor never looks into a record.
 
+pub mod microvm;
 pub mod process;
 
 use std::path::{Path, PathBuf};
@@ -142,6 +143,21 @@ pub type Probe = Box<dyn FnOnce() -> Vec<Ability> + Send>;
 pub trait IsolationDriver {
     /// Which isolation it is.
     fn isolation(&self) -> Isolation;
+
+    /// Whether warm workers of this isolation are kept.
+    fn is_pooled(&self) -> bool {
+        true
+    }
+
+    /// Whether a kernel's files on this host are always up to date.
+    fn has_local_files(&self) -> bool {
+        true
+    }
+
+    /// The version of the image that a kernel runs; empty if there is none.
+    fn image_version(&self, _spec: &KernelSpec) -> String {
+        String::new()
+    }
 
     /// Checks that this host can run such a worker for a user, and returns its shape.
     ///

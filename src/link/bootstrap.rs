@@ -70,6 +70,9 @@ pub struct LaunchDocument<P> {
     /// Whether saved state must survive a loss of power: every save then waits for the disk.
     #[serde(default)]
     pub power_safe: bool,
+    /// Whether the files that an execution wrote must be on the disk before its end is reported.
+    #[serde(default)]
+    pub sync_files: bool,
     /// Memory limit for forked snapshots of the engine, bytes; 0 disables them.
     #[serde(default)]
     pub rollback_bytes: u64,
@@ -94,6 +97,7 @@ impl<P> LaunchDocument<P> {
             orphan_grace_ms: u64::try_from(limits::ORPHAN_GRACE.as_millis()).unwrap_or(u64::MAX),
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
             power_safe: false,
+            sync_files: false,
             rollback_bytes: 0,
             origin: (OriginKind::Original, 0),
         }

@@ -19,6 +19,8 @@ pub mod frames;
 pub mod guest;
 pub mod handshake;
 pub mod host;
+pub mod machine;
 pub mod message_limit;
+pub mod mirror;
 pub mod schema;
 pub mod types;

@@ -170,6 +170,22 @@ pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(),
     sync_dir_step(parent(to), label)
 }
 
+/// Removes a file; succeeds if it does not exist.
+///
+/// # Errors
+/// The operating system's errors.
+pub fn remove_durable(path: &Path, label: &'static str) -> Result<(), FsError> {
+    let remove = || {
+        fault::step(label, ".unlink")?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
+    };
+    remove().map_err(FsError::of("remove", path))?;
+    sync_dir_step(parent(path), label)
+}
+
 fn sync_dir_step(dir: &Path, label: &'static str) -> Result<(), FsError> {
     fault::step(label, ".sync_dir").map_err(FsError::of("sync directory", dir))?;
     sync_dir(dir)

@@ -314,3 +314,24 @@ pub fn unread(pipe: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
     checked(i64::from(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut bytes) }))?;
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
+
+/// Confines the child of `command`, a virtual machine monitor: a session of its own, no core files, no new privileges,
+/// and namespaces without network. The start fails where the kernel refuses one of them.
+pub fn confine_monitor(command: &mut std::process::Command) {
+    use nix::sched::CloneFlags;
+    use nix::sys::resource::{Resource, setrlimit};
+    use std::os::unix::process::CommandExt as _;
+    let prepare = || {
+        nix::unistd::setsid()?;
+        setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+        set_no_new_privileges()?;
+        let apart = CloneFlags::CLONE_NEWUSER
+            | CloneFlags::CLONE_NEWNET
+            | CloneFlags::CLONE_NEWIPC
+            | CloneFlags::CLONE_NEWUTS
+            | CloneFlags::CLONE_NEWCGROUP;
+        Ok(nix::sched::unshare(apart)?)
+    };
+    // SAFETY: between fork and exec only system calls that any thread may make, and no allocation.
+    unsafe { command.pre_exec(prepare) };
+}

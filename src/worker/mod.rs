@@ -4,6 +4,7 @@
 #[cfg(feature = "kaish")]
 pub mod embedded;
 pub mod engines;
+mod guest;
 pub mod init;
 pub mod probe;
 mod probe_exercise;
@@ -17,6 +18,9 @@ pub fn main() {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
         Some(spawner::COMMAND) => spawner::main(),
+        Some("guest") => guest::main(),
+        Some(guest::WORKER_COMMAND) => spawner::main_in_guest(),
+        Some("build") => println!("{}", crate::link::bootstrap::BUILD),
         Some("probe") => probe::main(arguments.collect()),
         _ => {
             eprintln!(

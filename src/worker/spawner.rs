@@ -40,6 +40,27 @@ pub fn main() -> ! {
     })
 }
 
+/// The worker in a virtual machine: it is started alone, by the machine's first process.
+pub fn main_in_guest() -> ! {
+    share_heap();
+    set_name("ryokan-worker");
+    let prepared = prepare().map_err(|error| eprintln!("ryokan-worker: {error}"));
+    if prepared.is_err() || forget_children(false).is_err() {
+        exit_now(STATUS_FAILED);
+    }
+    init::entry::main()
+}
+
+/// Computes what every worker needs, in a thread that ends: its generators of random numbers end with it.
+fn prepare() -> std::io::Result<()> {
+    let prepared = std::thread::spawn(|| {
+        sandbox::prepare();
+        kaish::prepare();
+        EngineDb::prepare()
+    });
+    prepared.join().map_err(|_| std::io::Error::other("a panic"))?.map_err(std::io::Error::other)
+}
+
 fn serve() -> std::io::Result<()> {
     let daemon = adopt(0)?;
     // Terminal input is for the daemon. Fails only for a process group leader.
@@ -52,12 +73,7 @@ fn serve() -> std::io::Result<()> {
     share_heap();
     // No random numbers are drawn here: all forks would share them. The generators of a thread end
     // with it.
-    let prepared = std::thread::spawn(|| {
-        sandbox::prepare();
-        kaish::prepare();
-        EngineDb::prepare()
-    });
-    prepared.join().map_err(|_| std::io::Error::other("a panic"))?.map_err(std::io::Error::other)?;
+    prepare()?;
     loop {
         let mut asked = [0; ONE.len()];
         let (length, fds) = receive_with_fds(&daemon, &mut asked)?;

@@ -13,6 +13,14 @@ type Result<T> = std::result::Result<T, WorkspaceError>;
 ///
 /// [`Tracker`] implements it for a directory of this host.
 pub trait Workspace: Send {
+    /// Brings the files up to date where they are read, if they live elsewhere.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    fn refresh(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Reads changed files while the kernel may still write.
     ///
     /// # Errors

@@ -71,6 +71,9 @@ pub enum WorkspaceError {
         #[source]
         source: io::Error,
     },
+    /// The files are not on this host, and could not be brought here or back.
+    #[error(transparent)]
+    Elsewhere(Error),
     /// A file operation failed.
     #[error(transparent)]
     Io(FsError),
@@ -101,6 +104,7 @@ impl From<WorkspaceError> for Error {
     fn from(error: WorkspaceError) -> Error {
         let (code, hint) = match error {
             WorkspaceError::Store(error) => return error.into(),
+            WorkspaceError::Elsewhere(error) => return error,
             WorkspaceError::Changing { .. } | WorkspaceError::NotRestored { .. } => {
                 (ErrorCode::Busy, "something outside the kernel writes to its workspace")
             }

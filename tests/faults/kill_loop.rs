@@ -141,8 +141,9 @@ impl Model {
         if result.end.status == ExecStatus::Done && result.end.code == 0 {
             self.executions.push(execution.exec());
             self.acknowledge(after);
+            return Ok(());
         }
-        Ok(())
+        Err(Error::new(ErrorCode::Lost, result.end.err))
     }
 
     async fn checkpoint(&mut self, k: &KernelClient) -> Result<()> {

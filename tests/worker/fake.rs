@@ -202,6 +202,7 @@ impl Fake {
                 output_buffer_bytes: plan.output_buffer_bytes,
                 spool_folder: folder.path().to_owned(),
                 rollback_bytes: plan.rollback_bytes,
+                sync_files: false,
                 durability: Durability::Process,
                 unbound: false,
                 preload: Vec::new(),

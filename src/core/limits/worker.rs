@@ -90,3 +90,22 @@ pub const LOAD_RETRY: Duration = Duration::from_secs(10);
 pub const RESTART_BACKOFF_FIRST: Duration = Duration::from_millis(100);
 /// Longest such pause.
 pub const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(10);
+
+/// Time for a virtual machine to boot until its first process answers.
+pub const VM_BOOT: Duration = Duration::from_secs(60);
+/// Time for one request to a virtual machine's first process.
+pub const VM_CALL: Duration = Duration::from_secs(30);
+/// Time for a virtual machine to bring its files and state out after its worker has ended.
+pub const VM_SETTLE: Duration = Duration::from_secs(300);
+/// Pause between two checks that a guest answers.
+pub const VM_HEARTBEAT: Duration = Duration::from_secs(15);
+/// A guest without an answer for this long is ended.
+pub const VM_SILENCE: Duration = Duration::from_secs(60);
+/// Memory of a virtual machine beside that of its kernel, bytes: for the guest's own kernel and init.
+pub const VM_EXTRA_MEMORY_BYTES: u64 = 160 << 20;
+/// Room on a virtual machine's disk beside the workspace, bytes: for the engine's state and the file system.
+pub const VM_EXTRA_DISK_BYTES: u64 = 2 << 30;
+/// Largest description of an image, bytes.
+pub const VM_IMAGE_JSON_BYTES: u64 = 64 << 10;
+/// Largest disk of a virtual machine, bytes.
+pub const VM_DISK_MAX_BYTES: u64 = 8 << 40;

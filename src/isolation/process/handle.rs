@@ -32,7 +32,7 @@ pub(super) struct Record {
 
 /// Identifies a process even if its number is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ProcessRecord {
+pub(in crate::isolation) struct ProcessRecord {
     pub pid: u32,
     /// Field 22 of `/proc/PID/stat`, clock ticks since boot.
     pub start_ticks: u64,
@@ -43,7 +43,7 @@ impl ProcessRecord {
     ///
     /// # Errors
     /// If `/proc` does not show the process.
-    pub(super) fn of(pid: u32) -> io::Result<ProcessRecord> {
+    pub(in crate::isolation) fn of(pid: u32) -> io::Result<ProcessRecord> {
         Ok(ProcessRecord { pid, start_ticks: sys::process::start_ticks(pid)? })
     }
 
@@ -51,7 +51,7 @@ impl ProcessRecord {
     ///
     /// # Errors
     /// If the process may be running but cannot be opened or identified.
-    pub(super) fn find(self) -> io::Result<Option<WorkerProcess>> {
+    pub(in crate::isolation) fn find(self) -> io::Result<Option<WorkerProcess>> {
         // Opened before the start time is read, so that the descriptor refers to the recorded process.
         let opened = WorkerProcess::find(self.pid);
         let start_ticks = sys::process::start_ticks(self.pid);

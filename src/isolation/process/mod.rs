@@ -4,7 +4,7 @@ mod cgroups;
 mod driver;
 mod engine_state;
 mod from_dir;
-mod handle;
+pub(in crate::isolation) mod handle;
 mod interpreters;
 pub mod launch;
 pub mod program;

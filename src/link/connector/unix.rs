@@ -121,6 +121,15 @@ pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(short).await
 }
 
+/// As [`connect`], blocking.
+///
+/// # Errors
+/// Those of `connect`.
+pub fn connect_blocking(path: &Path) -> io::Result<std::os::unix::net::UnixStream> {
+    let (short, _open) = short_path(path)?;
+    std::os::unix::net::UnixStream::connect(short)
+}
+
 /// Listens on a Unix socket whose path may be longer than `sockaddr_un`.
 ///
 /// # Errors

@@ -128,6 +128,14 @@ impl Files {
     }
 }
 
+/// Brings files that live elsewhere up to date on this host.
+///
+/// # Errors
+/// Errors of [`Files::of`], and of reading the files.
+pub(super) async fn refresh(host: &Host, kernel: &Rc<Kernel>) -> Result<()> {
+    Files::of(host, kernel).await?.run(|workspace, _| workspace.refresh()).await
+}
+
 impl Drop for Files {
     fn drop(&mut self) {
         // Lost in a panic: the next use opens another tracker, which scans everything.

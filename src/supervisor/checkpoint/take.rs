@@ -188,7 +188,7 @@ async fn manifest(
         kind: Manifest::kind_name(),
         ryokan: env!("CARGO_PKG_VERSION").into(),
         arch: std::env::consts::ARCH.into(),
-        base_image_version: String::new(),
+        base_image_version: host.drivers.of(kernel.spec.isolation)?.image_version(&kernel.spec),
         host: host.id(),
         kernel: kernel.id,
         epoch: kernel.epoch,

@@ -62,6 +62,11 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
             .reason("ephemeral")
             .hint("make a thread of one that stays"));
     }
+    if !host.drivers.of(owner.spec.isolation)?.has_local_files() {
+        return Err(Error::unsupported("a kernel in a virtual machine shares its workspace with no other")
+            .reason("thread")
+            .hint("fork it, or use --isolation process"));
+    }
     let _source = owner.lock_as_source()?;
     owner.check_available()?;
     kernel.admit(actor, 0).await?;

@@ -50,6 +50,7 @@ pub(crate) struct ReservedWorkers {
 impl ReservedWorker {
     /// Reserves a warm worker for a kernel in creation, if one of its shape is ready.
     pub(crate) fn make(workers: &Rc<Workers>, shape: Shape, epoch: Epoch) -> Option<ReservedWorker> {
+        workers.driver(shape.isolation).ok().filter(|driver| driver.is_pooled())?;
         let (mut warm, active) = workers.pool.take_ahead(&shape)?;
         match warm.adopt_folder(epoch) {
             Ok(kernel) => Some(ReservedWorker { kernel, shape, warm, active }),

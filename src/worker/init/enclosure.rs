@@ -111,6 +111,13 @@ pub trait Enclosure {
     fn stands_still(&self) -> bool {
         false
     }
+    /// Writes the workspace's files to the disk. Blocks for what was written lately only.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn sync_files(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
     /// Current resource usage.
     fn usage(&mut self) -> WorkerUsage;
     /// Adds a mount.

@@ -117,6 +117,7 @@ fn serve(
         spool_folder,
         rollback_bytes: document.rollback_bytes,
         durability,
+        sync_files: document.sync_files,
         unbound,
         preload: document.engine_settings.preload.clone(),
     };

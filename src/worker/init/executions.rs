@@ -291,6 +291,14 @@ impl Worker {
     fn finish(&mut self, mut run: Run, mut finish: Finish) {
         let (ledger, exec) = (&mut self.ledger, run.exec);
         self.pipes.drain(|stream, data| ledger.output(exec, stream, data));
+        if self.settings.sync_files
+            && let Err(error) = self.enclosure.sync_files()
+        {
+            tracing::error!(%exec, %error, "the files after an execution could not be written");
+            if finish.err.is_empty() {
+                finish.err = format!("the files of this execution could not be written to the disk: {error}");
+            }
+        }
         if let Err(error) = self.state.commit(Some(exec)) {
             let error = Error::from(error);
             tracing::error!(%exec, %error, "the state after an execution could not be stored");

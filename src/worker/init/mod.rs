@@ -93,6 +93,8 @@ pub struct Settings {
     pub rollback_bytes: u64,
     /// Durability of the state's database.
     pub durability: Durability,
+    /// Whether the files that an execution wrote are written to the disk before its end is reported.
+    pub sync_files: bool,
     /// Whether this is a warm worker, bound to a kernel later.
     pub unbound: bool,
     /// Modules that the engine preloads meanwhile.

@@ -209,6 +209,10 @@ impl Enclosure for Sandboxed {
         u32::try_from(self.pid).is_ok_and(process::is_stopped)
     }
 
+    fn sync_files(&mut self) -> std::io::Result<()> {
+        Ok(nix::unistd::syncfs(self.init.open_workspace()?)?)
+    }
+
     fn usage(&mut self) -> WorkerUsage {
         let used = self.init.usage();
         WorkerUsage {

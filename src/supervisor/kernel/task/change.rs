@@ -29,6 +29,11 @@ impl Task {
     pub(crate) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         self.not_in_transition().await?;
+        let driver = Rc::clone(self.workers.driver(self.kernel.spec.isolation)?);
+        if !driver.has_local_files() {
+            let message = "a kernel in a virtual machine has no host paths: its files are on a disk of its own";
+            return Err(Error::unsupported(message).reason("mounts").hint("use --isolation process"));
+        }
         check_inside_path(Path::new(&mount.path)).map_err(|error| Error::invalid(error.to_string()))?;
         let real = self.host.check_source(self.kernel.uid, Path::new(&mount.source))?;
         let mounts = self.all_mounts();
@@ -41,7 +46,6 @@ impl Task {
         }
         // Checked before the mount is attached: existing directories stay when the mount is removed.
         let (workspace, inside) = (self.workspace(), Path::new(&mount.path));
-        let driver = Rc::clone(self.workers.driver(self.kernel.spec.isolation)?);
         let made = driver.missing_components(&workspace, inside);
         if let (Some(link), Some(current)) = (self.link(), &self.worker.current) {
             // The checked path, whatever the requested path refers to by now.

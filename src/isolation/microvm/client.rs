@@ -1,0 +1,264 @@
+//! The daemon's end of a machine's ports. Every wait has a deadline; a reply is data of a guest, never trusted.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use futures::AsyncWriteExt as _;
+use futures::io::AsyncReadExt as _;
+
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::link::connector::unix::{channel, connect, connect_blocking};
+use crate::link::connector::{Channel, Connector, DescriptorNote};
+use crate::link::machine::{self, HELLO_BYTES, Reply, Request};
+use crate::link::mirror::{Entry, MOST_ENTRIES, Sink, Source};
+use crate::sys::random;
+
+/// Time for the echo of a hello, before it is said again.
+const HELLO_WAIT: Duration = Duration::from_millis(1500);
+/// Time for QEMU to notice that the former connection closed, and the guest after it.
+const HELLO_PAUSE: Duration = Duration::from_millis(150);
+/// Bytes of an earlier connection that may precede the echo.
+const STALE_BYTES: usize = 16 << 20;
+
+/// A blocking connection to a machine's control port.
+pub(super) struct Client {
+    socket: PathBuf,
+    stream: Option<UnixStream>,
+}
+
+impl Client {
+    pub(super) fn new(socket: PathBuf) -> Client {
+        Client { socket, stream: None }
+    }
+
+    /// Connects, again and again until `within` has passed.
+    ///
+    /// # Errors
+    /// `deadline`.
+    pub(super) fn open(&mut self, within: Duration) -> Result<()> {
+        let until = Instant::now() + within;
+        // A machine that boots answers the first hello as soon as it can.
+        let wait = if within > limits::VM_CALL { within } else { HELLO_WAIT };
+        loop {
+            let failed = match hello(&self.socket, wait) {
+                Ok(stream) => {
+                    self.stream = Some(stream);
+                    return Ok(());
+                }
+                Err(failed) => failed,
+            };
+            if Instant::now() >= until {
+                return Err(Error::deadline(format!("the virtual machine does not answer: {failed}")));
+            }
+            std::thread::sleep(HELLO_PAUSE);
+        }
+    }
+
+    /// Closes the connection.
+    pub(super) fn close(&mut self) {
+        self.stream = None;
+    }
+
+    /// Sends a request and waits for its reply. Connects first if needed.
+    ///
+    /// # Errors
+    /// The guest's; `deadline` and `unavailable` for a guest that does not answer.
+    pub(super) fn call(&mut self, request: &Request, body: &[u8], within: Duration) -> Result<(Reply, Vec<u8>)> {
+        if self.stream.is_none() {
+            self.open(limits::VM_CALL)?;
+        }
+        let Some(stream) = &mut self.stream else { return Err(Error::internal("the connection is gone")) };
+        let answered = (|| {
+            stream.set_write_timeout(Some(limits::VM_CALL))?;
+            stream.set_read_timeout(Some(within))?;
+            machine::write(stream, request, body)?;
+            machine::read::<Reply>(stream)
+        })();
+        match answered {
+            Ok((Reply::Failed(error), _)) => Err(error),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                self.stream = None;
+                Err(match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                        Error::deadline("the virtual machine does not answer in time")
+                    }
+                    io::ErrorKind::InvalidData => Error::unavailable(format!("the guest's answer is invalid: {error}")),
+                    _ => Error::unavailable(format!("the virtual machine cannot be reached: {error}")),
+                })
+            }
+        }
+    }
+
+    /// Sends a request that has no result.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub(super) fn tell(&mut self, request: &Request, body: &[u8]) -> Result<()> {
+        match self.call(request, body, limits::VM_CALL)?.0 {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+pub(super) fn unexpected() -> Error {
+    Error::unavailable("the guest gave another answer than was asked for")
+}
+
+fn hello(socket: &Path, wait: Duration) -> io::Result<UnixStream> {
+    let mut stream = connect_blocking(socket)?;
+    stream.set_read_timeout(Some(wait))?;
+    stream.set_write_timeout(Some(wait))?;
+    let nonce = random::bytes();
+    stream.write_all(&machine::hello(nonce))?;
+    let (ready, mut last, mut stale) = (machine::ready(nonce), Vec::new(), 0);
+    let until = Instant::now() + wait;
+    while stale < STALE_BYTES && Instant::now() < until {
+        // One byte at a time once the echo may have begun: what follows it belongs to the connection.
+        let mut bytes = [0; HELLO_BYTES];
+        let want = HELLO_BYTES - overlap(&last, &ready);
+        let count = stream.read(&mut bytes[..want])?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        stale += count;
+        last.extend_from_slice(&bytes[..count]);
+        if last.ends_with(&ready) {
+            return Ok(stream);
+        }
+        let surplus = last.len().saturating_sub(HELLO_BYTES);
+        last.drain(..surplus);
+    }
+    Err(io::ErrorKind::TimedOut.into())
+}
+
+/// Length of the longest beginning of `ready` with which `bytes` end.
+fn overlap(bytes: &[u8], ready: &[u8]) -> usize {
+    (0..=bytes.len().min(ready.len() - 1)).rev().find(|n| bytes.ends_with(&ready[..*n])).unwrap_or(0)
+}
+
+/// Connects to a worker in a machine, through its link port.
+pub(super) struct PortConnector {
+    pub socket: PathBuf,
+}
+
+#[async_trait::async_trait(?Send)]
+impl Connector for PortConnector {
+    async fn connect(&self) -> io::Result<Channel> {
+        loop {
+            match tokio::time::timeout(HELLO_WAIT, self.try_connect()).await {
+                Ok(Ok(channel)) => return Ok(channel),
+                // QEMU has ended.
+                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => return Err(error),
+                // The caller bounds the attempts.
+                Ok(Err(_)) | Err(_) => tokio::time::sleep(HELLO_PAUSE).await,
+            }
+        }
+    }
+
+    async fn pass_descriptor(&self, _: DescriptorNote, _: std::os::fd::OwnedFd) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn passes_descriptors(&self) -> bool {
+        false
+    }
+}
+
+impl PortConnector {
+    async fn try_connect(&self) -> io::Result<Channel> {
+        let mut channel = channel(connect(&self.socket).await?)?;
+        let nonce = random::bytes();
+        channel.write.write_all(&machine::hello(nonce)).await?;
+        let (ready, mut last) = (machine::ready(nonce), Vec::new());
+        loop {
+            let mut bytes = [0; HELLO_BYTES];
+            let want = HELLO_BYTES - overlap(&last, &ready);
+            let count = channel.read.read(&mut bytes[..want]).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            last.extend_from_slice(&bytes[..count]);
+            if last.ends_with(&ready) {
+                return Ok(channel);
+            }
+            let surplus = last.len().saturating_sub(HELLO_BYTES);
+            last.drain(..surplus);
+        }
+    }
+}
+
+fn as_io(error: Error) -> io::Error {
+    io::Error::other(error)
+}
+
+/// The error within an I/O error of a transfer.
+pub(super) fn from_io(error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::QuotaExceeded => {
+            Error::refused(error.to_string()).reason("workspace_size").hint("remove files in the kernel")
+        }
+        io::ErrorKind::StorageFull => Error::busy("no room for the files of a virtual machine on this host"),
+        _ => match error.downcast::<Error>() {
+            Ok(ours) => ours,
+            Err(error) => Error::internal(format!("the files of a virtual machine: {error}")),
+        },
+    }
+}
+
+impl Source for Client {
+    fn list(&mut self) -> io::Result<Vec<Entry>> {
+        let mut all = Vec::new();
+        loop {
+            let (reply, _) = self.call(&Request::List { from: all.len() }, &[], limits::VM_CALL).map_err(as_io)?;
+            let Reply::Entries { entries, more } = reply else { return Err(as_io(unexpected())) };
+            let is_empty = entries.is_empty();
+            all.extend(entries);
+            if all.len() > MOST_ENTRIES || (more && is_empty) {
+                return Err(as_io(Error::refused("the workspace of the virtual machine has too many files")));
+            }
+            if !more {
+                return Ok(all);
+            }
+        }
+    }
+
+    fn read(&mut self, path: &str, offset: u64) -> io::Result<Vec<u8>> {
+        let request = Request::Read { path: path.to_owned(), offset };
+        match self.call(&request, &[], limits::VM_CALL).map_err(as_io)? {
+            (Reply::Done, data) => Ok(data),
+            (Reply::Gone, _) => Err(io::ErrorKind::NotFound.into()),
+            _ => Err(as_io(unexpected())),
+        }
+    }
+}
+
+impl Sink for Client {
+    fn list(&mut self) -> io::Result<Vec<Entry>> {
+        Source::list(self)
+    }
+
+    fn remove(&mut self, path: &str) -> io::Result<()> {
+        self.tell(&Request::Remove { path: path.to_owned() }, &[]).map_err(as_io)
+    }
+
+    fn folder(&mut self, path: &str) -> io::Result<()> {
+        self.tell(&Request::Folder { path: path.to_owned() }, &[]).map_err(as_io)
+    }
+
+    fn link(&mut self, path: &str, target: &str) -> io::Result<()> {
+        self.tell(&Request::Link { path: path.to_owned(), target: target.to_owned() }, &[]).map_err(as_io)
+    }
+
+    fn write(&mut self, path: &str, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.tell(&Request::Write { path: path.to_owned(), offset }, data).map_err(as_io)
+    }
+
+    fn finish(&mut self, entry: &Entry) -> io::Result<()> {
+        self.tell(&Request::Finish { entry: entry.clone() }, &[]).map_err(as_io)
+    }
+}

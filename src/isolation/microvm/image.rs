@@ -1,0 +1,141 @@
+//! Images: what a machine boots. `scripts/build-image` makes them; a folder's name is the digest of its content.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Deserialize;
+
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::link::bootstrap::BUILD;
+
+/// How an image is made.
+const HINT: &str = "run scripts/build-image of the same version as ryokand";
+/// The format that this build reads.
+const FORMAT: u32 = 1;
+/// The files of an image.
+const FILES: [&str; 3] = ["vmlinux", "initrd.cpio", "rootfs.erofs"];
+
+/// An image of this host.
+#[derive(Debug, Clone)]
+pub(super) struct Image {
+    pub dir: PathBuf,
+    /// The digest of its content: `base_image_version`.
+    pub version: String,
+    pub engines: BTreeMap<EngineName, String>,
+    pub summary: String,
+}
+
+#[derive(Deserialize)]
+struct Description {
+    format: u32,
+    version: String,
+    build: String,
+    arch: String,
+    debian: String,
+    kernel: String,
+    engines: BTreeMap<EngineName, String>,
+    files: BTreeMap<String, Part>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    bytes: u64,
+}
+
+impl Image {
+    fn read(dir: &Path) -> std::result::Result<Image, String> {
+        let mut text = String::new();
+        let file = std::fs::File::open(dir.join("image.json")).map_err(|error| error.to_string())?;
+        file.take(limits::VM_IMAGE_JSON_BYTES).read_to_string(&mut text).map_err(|error| error.to_string())?;
+        let about: Description = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        if about.format != FORMAT || about.arch != std::env::consts::ARCH {
+            return Err(format!("it has format {} for {}", about.format, about.arch));
+        }
+        if about.build != BUILD {
+            return Err(format!("it holds the worker of build {}, and this is {BUILD}", about.build));
+        }
+        if dir.file_name().is_none_or(|name| name != about.version.as_str()) {
+            return Err(String::from("its folder has another name than its content"));
+        }
+        for name in FILES {
+            let found = std::fs::metadata(dir.join(name)).map_err(|error| format!("{name}: {error}"))?;
+            if about.files.get(name).is_none_or(|part| part.bytes != found.len()) {
+                return Err(format!("{name} has another size than was written"));
+            }
+        }
+        let summary = format!("Debian {}, Linux {}", about.debian, about.kernel);
+        Ok(Image { dir: dir.to_owned(), version: about.version, engines: about.engines, summary })
+    }
+}
+
+/// Finds the newest usable image, or the one whose version begins with `wanted`.
+///
+/// # Errors
+/// `unsupported` with what is wrong with the images.
+pub(super) fn find(images: &Path, wanted: &str) -> Result<Image> {
+    let wanted = wanted.rsplit_once('@').map_or(wanted, |(_, version)| version);
+    let (mut best, mut wrong): (Option<(SystemTime, Image)>, Option<String>) = (None, None);
+    for entry in std::fs::read_dir(images).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with('.') || !name.starts_with(wanted) {
+            continue;
+        }
+        match Image::read(&entry.path()) {
+            Ok(image) => {
+                let at = entry.metadata().and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+                if best.as_ref().is_none_or(|(newest, _)| at > *newest) {
+                    best = Some((at, image));
+                }
+            }
+            Err(why) => wrong = Some(format!("image {name} cannot be used: {why}")),
+        }
+    }
+    best.map(|(_, image)| image).ok_or_else(|| {
+        let message = match (wrong, wanted) {
+            (Some(wrong), _) => wrong,
+            (None, "") => format!("there is no image in {}", images.display()),
+            (None, wanted) => format!("there is no image {wanted} in {}", images.display()),
+        };
+        Error::unsupported(message).reason("image").hint(HINT)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(folder: &Path, name: &str, build: &str) {
+        let dir = folder.join(name);
+        std::fs::create_dir_all(&dir).expect("a folder");
+        for file in FILES {
+            std::fs::write(dir.join(file), b"x").expect("a file");
+        }
+        let text = serde_json::json!({
+            "format": 1, "version": "abc", "build": build, "arch": std::env::consts::ARCH, "debian": "d", "kernel": "k",
+            "engines": { "bash": "/usr/bin/bash" },
+            "files": { "vmlinux": { "bytes": 1 }, "initrd.cpio": { "bytes": 1 }, "rootfs.erofs": { "bytes": 1 } },
+        });
+        std::fs::write(dir.join("image.json"), text.to_string()).expect("a description");
+    }
+
+    #[test]
+    fn unusable_images_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let why = |folder: &Path| find(folder, "").expect_err("refused").message;
+        assert!(why(folder.path()).contains("no image"));
+        image(folder.path(), "abc", "other");
+        assert!(why(folder.path()).contains("worker of build other"));
+        image(folder.path(), "abc", BUILD);
+        assert_eq!(find(folder.path(), "ab").expect("found").version, "abc");
+        assert!(find(folder.path(), "x").is_err());
+        std::fs::write(folder.path().join("abc/vmlinux"), b"cut short").expect("written");
+        assert!(why(folder.path()).contains("another size"));
+        image(folder.path(), "other", BUILD);
+        std::fs::remove_dir_all(folder.path().join("abc")).expect("removed");
+        assert!(why(folder.path()).contains("another name"));
+    }
+}

@@ -1,0 +1,220 @@
+//! A live machine's files: brings the mirror on this host up to date, and the guest. Blocks.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::client::{Client, from_io, unexpected};
+use super::{DISK, NEW_DISK};
+use crate::catalog::{EngineDb, EngineInfo, Entry as StateEntry};
+use crate::core::durability::Durability;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::link::machine::{Head, Reply, Request};
+use crate::link::mirror::{Entry, Sink as _, Stamp, Tree, stamps, transfer};
+use crate::sys::fs;
+
+/// A kernel's folder on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Folder {
+    pub dir: PathBuf,
+    pub workspace: PathBuf,
+    pub engine_db: PathBuf,
+}
+
+impl Folder {
+    pub(super) fn disk(&self) -> PathBuf {
+        self.dir.join(DISK)
+    }
+
+    pub(super) fn new_disk(&self) -> PathBuf {
+        self.dir.join(NEW_DISK)
+    }
+
+    /// Whether a machine's disk is the truth, not the mirror.
+    pub(super) fn has_disk(&self) -> bool {
+        self.disk().exists()
+    }
+
+    fn tree(&self) -> Result<Tree> {
+        Tree::open(&self.workspace, !nix::unistd::geteuid().is_root()).map_err(from_io)
+    }
+}
+
+/// What was equal at the last transfer.
+#[derive(Default)]
+struct Known {
+    guest: HashMap<String, Stamp>,
+    host: HashMap<String, Stamp>,
+}
+
+/// A live machine.
+pub(super) struct Machine {
+    pub folder: Folder,
+    most_bytes: u64,
+    client: Mutex<Client>,
+    known: Mutex<Known>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic left is as good as what an error leaves: the next transfer compares anew.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Machine {
+    pub(super) fn new(folder: Folder, most_bytes: u64, control: PathBuf) -> Machine {
+        let client = Mutex::new(Client::new(control));
+        Machine { folder, most_bytes, client, known: Mutex::default() }
+    }
+
+    pub(super) fn client(&self) -> MutexGuard<'_, Client> {
+        lock(&self.client)
+    }
+
+    /// Makes the mirror equal to the guest's files.
+    ///
+    /// # Errors
+    /// `refused` beyond the workspace's limit; those of the guest and of writing.
+    pub(super) fn pull(&self) -> Result<()> {
+        let (mut client, mut known, mut tree) = (self.client(), lock(&self.known), self.folder.tree()?);
+        let before = std::mem::take(&mut *known);
+        let same = |guest: &Entry, host: &Entry| {
+            before.guest.get(&guest.path) == Some(&guest.stamp()) && before.host.get(&host.path) == Some(&host.stamp())
+        };
+        let guest = transfer(&mut *client, &mut tree, self.most_bytes, &same).map_err(from_io)?;
+        *known = Known { guest: stamps(&guest), host: stamps(&tree.list_all().map_err(from_io)?) };
+        Ok(())
+    }
+
+    /// Makes the guest's files equal to the mirror.
+    ///
+    /// # Errors
+    /// Those of the guest and of reading.
+    pub(super) fn push(&self) -> Result<()> {
+        let (mut client, mut known, mut tree) = (self.client(), lock(&self.known), self.folder.tree()?);
+        let before = std::mem::take(&mut *known);
+        let same = |host: &Entry, guest: &Entry| {
+            before.guest.get(&guest.path) == Some(&guest.stamp()) && before.host.get(&host.path) == Some(&host.stamp())
+        };
+        transfer(&mut tree, &mut *client, u64::MAX, &same).map_err(from_io)?;
+        // Reading may have changed a mirrored file's permissions for a moment.
+        let guest = client.list().map_err(from_io)?;
+        *known = Known { guest: stamps(&guest), host: stamps(&tree.list_all().map_err(from_io)?) };
+        client.tell(&Request::Sync, &[])
+    }
+
+    /// Sends the engine's state on this host to a guest whose worker is not started.
+    ///
+    /// # Errors
+    /// Those of the database and of the guest.
+    pub(super) fn push_state(&self) -> Result<()> {
+        if !self.folder.engine_db.exists() {
+            return Ok(());
+        }
+        let mut client = self.client();
+        let db = EngineDb::open(&self.folder.engine_db, Durability::Process)?;
+        let Some(info) = db.info()? else { return Ok(db.close()?) };
+        db.entries(|head, piece, _| {
+            let put = Request::StatePut { key: head.key.clone(), meta_json: head.meta_json.clone() };
+            client.tell(&put, piece)
+        })?;
+        client.tell(&Request::StateCommit { engine: (info.name, info.version, info.format) }, &[])?;
+        Ok(db.close()?)
+    }
+
+    /// Stores the engine's state of a guest whose worker has ended.
+    ///
+    /// # Errors
+    /// Those of the guest and of the database.
+    pub(super) fn pull_state(&self) -> Result<()> {
+        let mut client = self.client();
+        let (mut heads, mut engine) = (Vec::<Head>::new(), None);
+        loop {
+            let (reply, _) = client.call(&Request::StateHeads { from: heads.len() }, &[], limits::VM_CALL)?;
+            let Reply::Heads { engine: info, heads: page, more } = reply else { return Err(unexpected()) };
+            engine = engine.or(info);
+            let is_empty = page.is_empty();
+            heads.extend(page);
+            let bytes = heads.iter().fold(0, |sum: u64, head| sum.saturating_add(head.size));
+            if heads.len() > limits::STATE_ENTRIES || bytes > limits::STATE_BYTES || (more && is_empty) {
+                return Err(Error::refused("the engine's state in the guest is too large"));
+            }
+            if !more {
+                break;
+            }
+        }
+        let Some((name, version, format)) = engine else { return Ok(()) };
+        let mut entries = Vec::with_capacity(heads.len());
+        for head in heads {
+            let mut body = Vec::new();
+            while (body.len() as u64) < head.size {
+                let request = Request::StateBody { key: head.key.clone(), offset: body.len() as u64 };
+                let (reply, data) = client.call(&request, &[], limits::VM_CALL)?;
+                if !matches!(reply, Reply::Done) || data.is_empty() || (body.len() + data.len()) as u64 > head.size {
+                    return Err(unexpected());
+                }
+                body.extend(data);
+            }
+            if blake3::hash(&body).as_bytes() != &head.digest {
+                return Err(Error::corrupt(format!("state entry {:?} of the guest is not what was stored", head.key)));
+            }
+            entries.push(StateEntry { key: head.key, meta_json: head.meta_json, body });
+        }
+        let db = EngineDb::open(&self.folder.engine_db, Durability::Power)?;
+        db.replace_all(&EngineInfo { name, version, format }, entries.into_iter().map(Ok), &[])?;
+        Ok(db.close()?)
+    }
+
+    /// Makes the mirror the truth: files and state are in it, and the disk is removed.
+    ///
+    /// # Errors
+    /// Those of the transfers; the disk remains the truth then.
+    pub(super) fn settle(&self) -> Result<()> {
+        self.pull()?;
+        self.pull_state()?;
+        let synced = std::fs::File::open(&self.folder.dir).and_then(|dir| Ok(nix::unistd::syncfs(dir)?));
+        synced.map_err(|error| Error::internal(format!("write the mirror of a virtual machine: {error}")))?;
+        self.folder.drop_disk()
+    }
+}
+
+impl Folder {
+    /// Removes the disk, so that the mirror is the truth.
+    ///
+    /// # Errors
+    /// Those of removing.
+    pub(super) fn drop_disk(&self) -> Result<()> {
+        fs::remove_durable(&self.disk(), "microvm.disk.remove")
+            .map_err(|error| Error::internal(format!("remove a virtual machine's disk: {error}")))
+    }
+
+    /// Makes the filled disk the truth.
+    ///
+    /// # Errors
+    /// Those of renaming.
+    pub(super) fn keep_disk(&self) -> Result<()> {
+        fs::rename_durable(&self.new_disk(), &self.disk(), "microvm.disk.keep")
+            .map_err(|error| Error::internal(format!("keep a virtual machine's disk: {error}")))
+    }
+}
+
+/// The live machines by their kernel's folder, for captures on other threads.
+#[derive(Clone, Default)]
+pub(super) struct Machines(Arc<Mutex<HashMap<PathBuf, Arc<Machine>>>>);
+
+impl Machines {
+    pub(super) fn add(&self, machine: &Arc<Machine>) {
+        lock(&self.0).insert(machine.folder.dir.clone(), Arc::clone(machine));
+    }
+
+    pub(super) fn find(&self, dir: &Path) -> Option<Arc<Machine>> {
+        lock(&self.0).get(dir).cloned()
+    }
+
+    pub(super) fn remove(&self, machine: &Arc<Machine>) {
+        let mut all = lock(&self.0);
+        if all.get(&machine.folder.dir).is_some_and(|found| Arc::ptr_eq(found, machine)) {
+            all.remove(&machine.folder.dir);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! MicroVM isolation: a worker is a process tree in a QEMU virtual machine of its own.
+//!
+//! ```text
+//!  driver ── launch ─▶ qemu ─ boot ─▶ control: seed, files, state, start ─▶ the worker serves
+//!  disk.ext4        the truth while a machine exists and after its crash: workspace and engine.db
+//!  workspace/,      a mirror on this host, brought up to date before a capture and at the worker's end; the truth
+//!  engine.db        while there is no disk
+//! ```
+//!
+//! No file system of a guest is ever mounted or parsed here: the guest lists and streams files, within limits.
+
+mod client;
+mod driver;
+mod handle;
+mod image;
+mod machine;
+mod qemu;
+mod workspace;
+
+pub use driver::{MicrovmDriver, MicrovmSettings, abilities};
+
+/// A kernel's disk, beside its workspace.
+const DISK: &str = "disk.ext4";
+/// A disk that is being filled.
+const NEW_DISK: &str = "disk.new.ext4";

@@ -1,0 +1,614 @@
+//! Makes one file tree equal to another, beneath a folder that untrusted code may own: lists, reads and writes without
+//! following a link, and never outside it. Used on both sides of a virtual machine's channel.
+//!
+//! ```text
+//!  guest: Tree ◀── machine channel ──▶ Source or Sink ─ transfer ─ Tree: the mirror on this host
+//! ```
+//!
+//! Regular files, folders and links are mirrored, with mode and modification time. Hard links become separate files;
+//! sockets, pipes, devices and attributes are left out.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2, readlinkat};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, UtimensatFlags, fchmodat, fstatat, mkdirat, utimensat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
+use serde::{Deserialize, Serialize};
+
+/// Mode bits that are mirrored: never set-uid or set-gid.
+const MODE_BITS: u32 = 0o1777;
+/// Largest piece of a file in one read, bytes.
+pub const PIECE_BYTES: usize = 1 << 20;
+/// Most entries of a tree.
+pub const MOST_ENTRIES: usize = 1_000_000;
+/// Deepest folder.
+const MOST_DEPTH: usize = 256;
+/// Longest path and longest target of a link, bytes.
+const MOST_PATH: usize = 4095;
+
+const BENEATH: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_SYMLINKS);
+
+/// Type of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// A regular file.
+    #[serde(rename = "f")]
+    File,
+    /// A folder.
+    #[serde(rename = "d")]
+    Folder,
+    /// A symbolic link.
+    #[serde(rename = "l")]
+    Link,
+}
+
+/// An entry of a tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its path below the root, as [`to_text`] writes it.
+    #[serde(rename = "p")]
+    pub path: String,
+    /// Its type.
+    #[serde(rename = "k")]
+    pub kind: Kind,
+    /// Its permissions.
+    #[serde(rename = "m")]
+    pub mode: u32,
+    /// A file's length, bytes.
+    #[serde(rename = "s", default)]
+    pub size: u64,
+    /// Modification time, seconds and nanoseconds.
+    #[serde(rename = "t")]
+    pub modified: (i64, i64),
+    /// Time of the last change, and number of the file.
+    #[serde(rename = "c")]
+    pub identity: (i64, i64, u64),
+    /// A link's target.
+    #[serde(rename = "l", default, skip_serializing_if = "String::is_empty")]
+    pub target: String,
+}
+
+/// What changes whenever a file's content does.
+pub type Stamp = (u64, (i64, i64), (i64, i64, u64));
+
+impl Entry {
+    /// What changes whenever the file's content does.
+    pub fn stamp(&self) -> Stamp {
+        (self.size, self.modified, self.identity)
+    }
+}
+
+/// The stamps of a tree's files by path.
+pub fn stamps(entries: &[Entry]) -> HashMap<String, Stamp> {
+    entries.iter().filter(|entry| entry.kind == Kind::File).map(|e| (e.path.clone(), e.stamp())).collect()
+}
+
+/// Bytes of a path as text: everything but UTF-8 is escaped, so that nothing is lost.
+pub fn to_text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for part in chunk.valid().split_inclusive('%') {
+            text.push_str(part);
+            if part.ends_with('%') {
+                text.push_str("25");
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("%{byte:02x}")));
+    }
+    text
+}
+
+/// The inverse of [`to_text`]; `None` if the text is not of its form.
+pub fn from_text(text: &str) -> Option<OsString> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        if *first != b'%' {
+            bytes.push(*first);
+            rest = after;
+            continue;
+        }
+        let digits = std::str::from_utf8(after.get(..2)?).ok()?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = &after[2..];
+    }
+    (!bytes.contains(&0)).then(|| OsString::from_vec(bytes))
+}
+
+/// A checked path below a root: it has only ordinary names.
+///
+/// # Errors
+/// `InvalidInput`.
+pub fn inside(path: &str) -> io::Result<PathBuf> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{path:?} is no path inside"));
+    let path = PathBuf::from(from_text(path).ok_or_else(wrong)?);
+    let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
+    let length = path.as_os_str().len();
+    if plain && (1..=MOST_PATH).contains(&length) && !path.as_os_str().as_bytes().ends_with(b"/") {
+        Ok(path)
+    } else {
+        Err(wrong())
+    }
+}
+
+/// Where a tree comes from.
+pub trait Source {
+    /// Every entry, folders before their content.
+    ///
+    /// # Errors
+    /// Those of reading.
+    fn list(&mut self) -> io::Result<Vec<Entry>>;
+
+    /// A piece of a file from an offset, at most [`PIECE_BYTES`]; empty at the end.
+    ///
+    /// # Errors
+    /// `NotFound` if it is gone.
+    fn read(&mut self, path: &str, offset: u64) -> io::Result<Vec<u8>>;
+}
+
+/// Where a tree goes.
+pub trait Sink {
+    /// Every entry, folders before their content.
+    ///
+    /// # Errors
+    /// Those of reading.
+    fn list(&mut self) -> io::Result<Vec<Entry>>;
+
+    /// Removes an entry with everything in it.
+    ///
+    /// # Errors
+    /// Those of removing.
+    fn remove(&mut self, path: &str) -> io::Result<()>;
+
+    /// Makes a folder that only its owner may use.
+    ///
+    /// # Errors
+    /// Those of creating.
+    fn folder(&mut self, path: &str) -> io::Result<()>;
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// Those of creating.
+    fn link(&mut self, path: &str, target: &str) -> io::Result<()>;
+
+    /// Writes a piece of a file; the first one, at offset 0, makes a new file.
+    ///
+    /// # Errors
+    /// Those of writing.
+    fn write(&mut self, path: &str, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// Sets a file's length, or leaves a folder as it is, then sets permissions and modification time.
+    ///
+    /// # Errors
+    /// Those of changing them.
+    fn finish(&mut self, entry: &Entry) -> io::Result<()>;
+}
+
+/// Makes `sink` equal to `source`. Files for which `unchanged` holds, with the entry of the source and that of the
+/// sink, are not read. Returns the source's entries.
+///
+/// # Errors
+/// The first failure; the call may be repeated.
+pub fn transfer(
+    source: &mut dyn Source,
+    sink: &mut dyn Sink,
+    most_bytes: u64,
+    unchanged: &dyn Fn(&Entry, &Entry) -> bool,
+) -> io::Result<Vec<Entry>> {
+    let want = source.list()?;
+    check(&want, most_bytes)?;
+    let have = sink.list()?;
+    let wanted: HashMap<&str, &Entry> = want.iter().map(|entry| (&*entry.path, entry)).collect();
+    let there: HashMap<&str, &Entry> = have.iter().map(|entry| (&*entry.path, entry)).collect();
+    let mut touched: HashSet<&str> = HashSet::new();
+    for entry in have.iter().rev() {
+        if wanted.get(&*entry.path).is_none_or(|wanted| wanted.kind != entry.kind) {
+            sink.remove(&entry.path)?;
+            touched.insert(above(&entry.path));
+        }
+    }
+    let mut lost = HashSet::new();
+    for entry in &want {
+        let before = there.get(&*entry.path).filter(|before| before.kind == entry.kind);
+        match (entry.kind, before) {
+            (Kind::Folder, Some(_)) => continue,
+            (Kind::Folder, None) => sink.folder(&entry.path)?,
+            (Kind::Link, Some(before)) if before.target == entry.target => continue,
+            (Kind::Link, before) => {
+                before.map_or(Ok(()), |_| sink.remove(&entry.path))?;
+                sink.link(&entry.path, &entry.target)?;
+            }
+            (Kind::File, Some(before)) if unchanged(entry, before) => continue,
+            (Kind::File, _) => {
+                if !copy(source, sink, entry)? {
+                    lost.insert(&*entry.path);
+                }
+            }
+        }
+        touched.insert(&entry.path);
+        touched.insert(above(&entry.path));
+    }
+    for entry in want.iter().rev().filter(|entry| entry.kind != Kind::Link && !lost.contains(&*entry.path)) {
+        let same = there
+            .get(&*entry.path)
+            .is_some_and(|before| (before.mode, before.modified) == (entry.mode, entry.modified));
+        if !same || touched.contains(&*entry.path) {
+            sink.finish(entry)?;
+        }
+    }
+    Ok(want)
+}
+
+/// Copies a file's content; `false` if it is gone.
+fn copy(source: &mut dyn Source, sink: &mut dyn Sink, entry: &Entry) -> io::Result<bool> {
+    let mut offset = 0;
+    loop {
+        let piece = match source.read(&entry.path, offset) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && offset == 0 => return Ok(false),
+            read => read?,
+        };
+        if piece.len() > PIECE_BYTES {
+            return Err(invalid("a piece of a file is too large"));
+        }
+        let is_hole = offset > 0 && piece.iter().all(|byte| *byte == 0);
+        if !is_hole {
+            sink.write(&entry.path, offset, &piece)?;
+        }
+        offset += piece.len() as u64;
+        // A file that grows meanwhile is read again later, for its stamp changed.
+        if piece.is_empty() || offset >= entry.size {
+            return Ok(true);
+        }
+    }
+}
+
+fn above(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(above, _)| above)
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Checks a list: limits, paths, and that folders come before their content.
+fn check(entries: &[Entry], most_bytes: u64) -> io::Result<()> {
+    if entries.len() > MOST_ENTRIES {
+        return Err(invalid("the workspace has too many files"));
+    }
+    let (mut folders, mut seen, mut bytes) = (HashSet::from([""]), HashSet::new(), 0u64);
+    for entry in entries {
+        let path = inside(&entry.path)?;
+        if path.components().count() > MOST_DEPTH || !seen.insert(&*entry.path) {
+            return Err(invalid("the workspace's list is not a tree"));
+        }
+        if !folders.contains(above(&entry.path)) {
+            return Err(invalid("the workspace's list has a file outside its folders"));
+        }
+        match entry.kind {
+            Kind::Folder => drop(folders.insert(&entry.path)),
+            Kind::File => bytes = bytes.saturating_add(entry.size),
+            Kind::Link => {
+                let target = from_text(&entry.target).ok_or_else(|| invalid("a link's target is invalid"))?;
+                if target.is_empty() || target.len() > MOST_PATH {
+                    return Err(invalid("a link's target is invalid"));
+                }
+            }
+        }
+    }
+    if bytes > most_bytes {
+        return Err(io::Error::new(
+            io::ErrorKind::QuotaExceeded,
+            format!("the files of the workspace have {bytes} bytes, more than its limit of {most_bytes}"),
+        ));
+    }
+    Ok(())
+}
+
+/// A file tree of this system.
+pub struct Tree {
+    root: OwnedFd,
+    /// Whether permissions that keep the owner out are widened; [`Sink::finish`] sets them again.
+    unlocks: bool,
+}
+
+impl Tree {
+    /// Opens the tree. `unlocks`: nothing else uses it, and this process owns the files without being root.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn open(root: &Path, unlocks: bool) -> io::Result<Tree> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        Ok(Tree { root: open(root, flags, Mode::empty())?, unlocks })
+    }
+
+    fn parent<'p>(&self, path: &'p Path) -> io::Result<(OwnedFd, &'p OsStr)> {
+        let name = path.file_name().ok_or_else(|| invalid("a path without a name"))?;
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC).resolve(BENEATH);
+        Ok((openat2(&self.root, above, how)?, name))
+    }
+
+    fn walk(&self, at: BorrowedFd<'_>, above: &Path, into: &mut Vec<Entry>) -> io::Result<()> {
+        if above.components().count() >= MOST_DEPTH {
+            return Err(invalid("the workspace has folders too deep"));
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut dir = Dir::openat(at, ".", flags, Mode::empty())?;
+        let mut names = Vec::new();
+        for entry in dir.iter() {
+            let name = entry?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(name);
+            }
+        }
+        for name in names {
+            let (name, path) = (OsStr::from_bytes(&name), above.join(OsStr::from_bytes(&name)));
+            if into.len() >= MOST_ENTRIES || path.as_os_str().len() > MOST_PATH {
+                return Err(invalid("the workspace has too many files, or too long paths"));
+            }
+            let found = match fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+                Err(Errno::ENOENT) => continue,
+                found => found?,
+            };
+            match found.st_mode & libc::S_IFMT {
+                libc::S_IFREG => into.push(entry(&path, Kind::File, &found)),
+                libc::S_IFDIR => {
+                    let how = OpenHow::new().flags(flags).resolve(BENEATH | ResolveFlag::RESOLVE_NO_XDEV);
+                    if self.unlocks && found.st_mode & 0o700 != 0o700 {
+                        let mode = Mode::from_bits_truncate(found.st_mode & MODE_BITS | 0o700);
+                        fchmodat(at, name, mode, FchmodatFlags::NoFollowSymlink)
+                            .or_else(|_| fchmodat(at, name, mode, FchmodatFlags::FollowSymlink))?;
+                    }
+                    let child = match openat2(at, name, how) {
+                        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EXDEV | Errno::ELOOP) => continue,
+                        child => child?,
+                    };
+                    into.push(entry(&path, Kind::Folder, &found));
+                    self.walk(child.as_fd(), &path, into)?;
+                }
+                libc::S_IFLNK => {
+                    let target = match readlinkat(at, name) {
+                        Err(Errno::ENOENT | Errno::EINVAL) => continue,
+                        target => target?,
+                    };
+                    let target = to_text(target.as_bytes());
+                    into.push(Entry { target, ..entry(&path, Kind::Link, &found) });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn open_file(&self, path: &Path) -> io::Result<File> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let open = || openat2(&self.root, path, OpenHow::new().flags(flags).resolve(BENEATH));
+        let opened = match open() {
+            Err(Errno::EACCES) if self.unlocks => {
+                let (dir, name) = self.parent(path)?;
+                let found = fstatat(&dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+                let mode = |bits| Mode::from_bits_truncate(bits & MODE_BITS);
+                fchmodat(&dir, name, mode(found.st_mode | 0o400), FchmodatFlags::FollowSymlink)?;
+                let opened = open();
+                fchmodat(&dir, name, mode(found.st_mode), FchmodatFlags::FollowSymlink)?;
+                opened?
+            }
+            opened => opened?,
+        };
+        let file = File::from(opened);
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(io::Error::from(io::ErrorKind::NotFound)),
+        }
+    }
+
+    fn remove_in(&self, dir: BorrowedFd<'_>, name: &OsStr, depth: usize) -> io::Result<()> {
+        match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => return Ok(()),
+            Err(Errno::EISDIR | Errno::EPERM) if depth < MOST_DEPTH => {}
+            Err(error) => return Err(error.into()),
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut folder = Dir::from_fd(openat(dir, name, flags, Mode::empty())?)?;
+        let mut names = Vec::new();
+        for entry in folder.iter() {
+            let name = entry?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(name);
+            }
+        }
+        for name in names {
+            self.remove_in(folder.as_fd(), OsStr::from_bytes(&name), depth + 1)?;
+        }
+        Ok(unlinkat(dir, name, UnlinkatFlags::RemoveDir)?)
+    }
+
+    /// Every entry, folders before their content.
+    ///
+    /// # Errors
+    /// Those of reading, and `InvalidData` beyond a limit.
+    pub fn list_all(&self) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        self.walk(self.root.as_fd(), Path::new(""), &mut entries)?;
+        Ok(entries)
+    }
+}
+
+fn entry(path: &Path, kind: Kind, found: &FileStat) -> Entry {
+    Entry {
+        path: to_text(path.as_os_str().as_bytes()),
+        kind,
+        mode: found.st_mode & MODE_BITS,
+        size: if kind == Kind::File { found.st_size.cast_unsigned() } else { 0 },
+        modified: (found.st_mtime, found.st_mtime_nsec),
+        identity: (found.st_ctime, found.st_ctime_nsec, found.st_ino),
+        target: String::new(),
+    }
+}
+
+impl Source for Tree {
+    fn list(&mut self) -> io::Result<Vec<Entry>> {
+        self.list_all()
+    }
+
+    fn read(&mut self, path: &str, offset: u64) -> io::Result<Vec<u8>> {
+        let file = self.open_file(&inside(path)?)?;
+        let left = file.metadata()?.len().saturating_sub(offset);
+        let mut data = vec![0; usize::try_from(left).unwrap_or(PIECE_BYTES).min(PIECE_BYTES)];
+        let mut filled = 0;
+        while filled < data.len() {
+            match file.read_at(&mut data[filled..], offset + filled as u64) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        data.truncate(filled);
+        Ok(data)
+    }
+}
+
+impl Sink for Tree {
+    fn list(&mut self) -> io::Result<Vec<Entry>> {
+        self.list_all()
+    }
+
+    fn remove(&mut self, path: &str) -> io::Result<()> {
+        let path = inside(path)?;
+        let (dir, name) = self.parent(&path)?;
+        self.remove_in(dir.as_fd(), name, 0)
+    }
+
+    fn folder(&mut self, path: &str) -> io::Result<()> {
+        let path = inside(path)?;
+        let (dir, name) = self.parent(&path)?;
+        Ok(mkdirat(&dir, name, Mode::from_bits_truncate(0o700))?)
+    }
+
+    fn link(&mut self, path: &str, target: &str) -> io::Result<()> {
+        let path = inside(path)?;
+        let target = from_text(target).ok_or_else(|| invalid("a link's target is invalid"))?;
+        let (dir, name) = self.parent(&path)?;
+        Ok(symlinkat(target.as_os_str(), &dir, name)?)
+    }
+
+    fn write(&mut self, path: &str, offset: u64, data: &[u8]) -> io::Result<()> {
+        let path = inside(path)?;
+        let (dir, name) = self.parent(&path)?;
+        let mut flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        if offset == 0 {
+            self.remove_in(dir.as_fd(), name, 0)?;
+            flags |= OFlag::O_CREAT | OFlag::O_EXCL;
+        }
+        let file = File::from(openat(&dir, name, flags, Mode::from_bits_truncate(0o600))?);
+        file.write_all_at(data, offset)
+    }
+
+    fn finish(&mut self, entry: &Entry) -> io::Result<()> {
+        let path = inside(&entry.path)?;
+        let (dir, name) = self.parent(&path)?;
+        if entry.kind == Kind::File {
+            let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+            // A hole at the end was not written.
+            if let Ok(file) = openat(&dir, name, flags, Mode::empty()).map(File::from)
+                && file.metadata()?.len() < entry.size
+            {
+                file.set_len(entry.size)?;
+            }
+        }
+        let mode = Mode::from_bits_truncate(entry.mode & MODE_BITS);
+        fchmodat(&dir, name, mode, FchmodatFlags::NoFollowSymlink)
+            .or_else(|_| fchmodat(&dir, name, mode, FchmodatFlags::FollowSymlink))?;
+        let (secs, nanos) = entry.modified;
+        let modified = TimeSpec::new(secs, nanos.clamp(0, 999_999_999));
+        Ok(utimensat(&dir, name, &TimeSpec::UTIME_OMIT, &modified, UtimensatFlags::NoFollowSymlink)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn transfer_makes_trees_equal() -> io::Result<()> {
+        let (from, to) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        fs::create_dir(from.path().join("d"))?;
+        fs::write(from.path().join("d/f"), vec![7; PIECE_BYTES + 5])?;
+        fs::write(from.path().join(OsStr::from_bytes(b"odd%\xff")), b"x")?;
+        std::os::unix::fs::symlink("/etc/passwd", from.path().join("l"))?;
+        fs::set_permissions(from.path().join("d"), fs::Permissions::from_mode(0o500))?;
+        fs::create_dir(to.path().join("l"))?;
+        fs::write(to.path().join("l/stale"), b"")?;
+        let (mut source, mut sink) = (Tree::open(from.path(), true)?, Tree::open(to.path(), true)?);
+        let want = transfer(&mut source, &mut sink, 10 << 20, &|_, _| false)?;
+        let have = sink.list_all()?;
+        let plain = |entries: &[Entry]| -> Vec<_> {
+            let mut plain: Vec<_> = entries
+                .iter()
+                .map(|e| {
+                    (e.path.clone(), e.kind, e.size, e.target.clone(), if e.kind == Kind::Link { 0 } else { e.mode })
+                })
+                .collect();
+            plain.sort_by(|one, other| one.0.cmp(&other.0));
+            plain
+        };
+        assert_eq!(plain(&want).len(), 4);
+        assert_eq!(fs::read(to.path().join("d/f"))?.len(), PIECE_BYTES + 5);
+        assert_eq!(fs::read_link(to.path().join("l"))?, Path::new("/etc/passwd"));
+        assert_eq!(plain(&want), plain(&have));
+        let (known, own) = (stamps(&want), stamps(&have));
+        fs::write(from.path().join("d/f"), b"new")?;
+        let same =
+            |a: &Entry, b: &Entry| known.get(&a.path) == Some(&a.stamp()) && own.get(&b.path) == Some(&b.stamp());
+        transfer(&mut source, &mut sink, 10 << 20, &same)?;
+        assert_eq!(fs::read(to.path().join("d/f"))?, b"new");
+        Ok(())
+    }
+
+    #[test]
+    fn hostile_lists_are_refused() {
+        let entry = |path: &str, kind| Entry {
+            path: path.into(),
+            kind,
+            mode: 0o644,
+            size: 1,
+            modified: (0, 0),
+            identity: (0, 0, 0),
+            target: String::new(),
+        };
+        for bad in ["", "/etc/x", "../x", "a/../b", "%00", "a/", "%zz", "a/b"] {
+            assert!(check(&[entry(bad, Kind::File)], 10).is_err(), "{bad}");
+        }
+        assert!(check(&[entry("l", Kind::Link)], 10).is_err());
+        assert!(check(&[entry("f", Kind::File), entry("f", Kind::File)], 10).is_err());
+        assert!(check(&[entry("f", Kind::File)], 0).is_err());
+        assert!(check(&[entry("d", Kind::Folder), entry("d/f", Kind::File)], 10).is_ok());
+    }
+
+    #[test]
+    fn links_are_never_followed() -> io::Result<()> {
+        let (outside, root) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        fs::write(outside.path().join("secret"), b"x")?;
+        std::os::unix::fs::symlink(outside.path(), root.path().join("d"))?;
+        let mut tree = Tree::open(root.path(), true)?;
+        assert!(Source::read(&mut tree, "d/secret", 0).is_err());
+        assert!(tree.write("d/new", 0, b"x").is_err());
+        assert!(tree.remove("d/secret").is_err());
+        assert!(outside.path().join("secret").exists() && !outside.path().join("new").exists());
+        Ok(())
+    }
+}

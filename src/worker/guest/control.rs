@@ -1,0 +1,171 @@
+//! Answers the daemon's requests, one at a time.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nix::time::{ClockId, clock_settime};
+
+use super::port::Port;
+use super::{DATA, KERNEL, Machine, start};
+use crate::catalog::{Durability, EngineDb, EngineInfo, Entry as StateEntry};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::link::machine::{self, Head, Reply, Request};
+use crate::link::mirror::{Entry, Sink as _, Source as _, Tree};
+
+/// Entries in one answer, at most.
+const PAGE: usize = 2000;
+/// Bytes of paths or metadata in one answer, at most.
+const PAGE_BYTES: usize = 512 << 10;
+
+/// The control port's server.
+pub(super) struct Control {
+    machine: Arc<Machine>,
+    tree: Tree,
+    listed: Vec<Entry>,
+    heads: Vec<Head>,
+    put: Vec<StateEntry>,
+    put_bytes: u64,
+}
+
+impl Control {
+    pub(super) fn new(machine: Arc<Machine>) -> io::Result<Control> {
+        let tree = Tree::open(&Path::new(KERNEL).join("workspace"), false)?;
+        Ok(Control { machine, tree, listed: Vec::new(), heads: Vec::new(), put: Vec::new(), put_bytes: 0 })
+    }
+
+    /// Serves one connection after the other.
+    pub(super) fn run(&mut self, port: &Port) {
+        loop {
+            let nonce = port.await_hello();
+            self.put.clear();
+            self.put_bytes = 0;
+            if (&*port).write_all(&machine::ready(nonce)).is_err() {
+                continue;
+            }
+            while let Ok((request, body)) = machine::read::<Request>(&mut &*port) {
+                self.machine.is_used.store(true, Ordering::Release);
+                let (reply, data) = match self.answer(request, body) {
+                    Ok(answer) => answer,
+                    Err(error) => (Reply::Failed(error), Vec::new()),
+                };
+                if machine::write(&mut &*port, &reply, &data).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, request: Request, body: Vec<u8>) -> Result<(Reply, Vec<u8>)> {
+        let done = |done: io::Result<()>| match done {
+            Ok(()) => Ok((Reply::Done, Vec::new())),
+            Err(error) => Err(failed(&error)),
+        };
+        match request {
+            Request::Seed { entropy, now_ns } => done(seed(&entropy, now_ns)),
+            Request::Start => match self.machine.init.load(Ordering::Acquire) {
+                0 => Ok((Reply::Started(start::start(&self.machine, &body)?), Vec::new())),
+                _ => Err(Error::refused("the machine has a worker already")),
+            },
+            Request::List { from } => {
+                if from == 0 {
+                    self.listed = self.tree.list_all().map_err(|error| failed(&error))?;
+                }
+                let (entries, more) = page(&self.listed, from, |entry| entry.path.len() + entry.target.len());
+                Ok((Reply::Entries { entries, more }, Vec::new()))
+            }
+            Request::Read { path, offset } => match self.tree.read(&path, offset) {
+                Ok(data) => Ok((Reply::Done, data)),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => Ok((Reply::Gone, Vec::new())),
+                    None if error.kind() == io::ErrorKind::NotFound => Ok((Reply::Gone, Vec::new())),
+                    _ => Err(failed(&error)),
+                },
+            },
+            Request::Remove { path } => done(self.tree.remove(&path)),
+            Request::Folder { path } => done(self.tree.folder(&path)),
+            Request::Link { path, target } => done(self.tree.link(&path, &target)),
+            Request::Write { path, offset } => done(self.tree.write(&path, offset, &body)),
+            Request::Finish { entry } => done(self.tree.finish(&entry)),
+            Request::StateHeads { from } => self.state_heads(from),
+            Request::StateBody { key, offset } => {
+                let found = database()?.piece(&key, offset)?;
+                let (_, data) = found.ok_or_else(|| Error::not_found("there is no state entry of that key"))?;
+                Ok((Reply::Done, data))
+            }
+            Request::StatePut { key, meta_json } => self.state_put(key, meta_json, body),
+            Request::StateCommit { engine: (name, version, format) } => {
+                let db = database()?;
+                db.replace_all(
+                    &EngineInfo { name, version, format },
+                    std::mem::take(&mut self.put).into_iter().map(Ok),
+                    &[],
+                )?;
+                self.put_bytes = 0;
+                db.close()?;
+                Ok((Reply::Done, Vec::new()))
+            }
+            Request::Sync => done(std::fs::File::open(DATA).and_then(|disk| Ok(nix::unistd::syncfs(disk)?))),
+        }
+    }
+
+    fn state_heads(&mut self, from: usize) -> Result<(Reply, Vec<u8>)> {
+        let mut engine = None;
+        if from == 0 {
+            let db = database()?;
+            engine = db.info()?.map(|info| (info.name, info.version, info.format));
+            let heads = db.heads()?.into_iter().map(|head| Head {
+                key: head.key,
+                meta_json: head.meta_json,
+                size: head.size,
+                digest: *head.digest.as_bytes(),
+            });
+            self.heads = heads.collect();
+        }
+        let (heads, more) = page(&self.heads, from, |head| head.key.len() + head.meta_json.len());
+        Ok((Reply::Heads { engine, heads, more }, Vec::new()))
+    }
+
+    fn state_put(&mut self, key: String, meta_json: String, body: Vec<u8>) -> Result<(Reply, Vec<u8>)> {
+        self.put_bytes += body.len() as u64;
+        if self.put_bytes > limits::STATE_BYTES || self.put.len() > limits::STATE_ENTRIES {
+            return Err(Error::invalid("the engine's state is too large"));
+        }
+        match self.put.last_mut().filter(|last| last.key == key) {
+            Some(last) => last.body.extend_from_slice(&body),
+            None => self.put.push(StateEntry { key, meta_json, body }),
+        }
+        Ok((Reply::Done, Vec::new()))
+    }
+}
+
+/// The kernel's engine state; no worker may have it open.
+fn database() -> Result<EngineDb> {
+    Ok(EngineDb::open(&Path::new(KERNEL).join("engine.db"), Durability::Power)?)
+}
+
+fn page<T: Clone>(all: &[T], from: usize, bytes_of: impl Fn(&T) -> usize) -> (Vec<T>, bool) {
+    let rest = all.get(from..).unwrap_or_default();
+    let mut bytes = 0;
+    let fits = |item: &&T| {
+        bytes += bytes_of(item);
+        bytes <= PAGE_BYTES
+    };
+    let count = rest.iter().take(PAGE).take_while(fits).count().max(usize::from(!rest.is_empty()));
+    (rest[..count].to_vec(), count < rest.len())
+}
+
+fn failed(error: &io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => Error::busy("the virtual machine's disk is full"),
+        _ => Error::internal(format!("in the guest: {error}")),
+    }
+}
+
+fn seed(entropy: &[u8; 32], now_ns: i64) -> io::Result<()> {
+    crate::sys::random::seed(entropy)?;
+    let time = nix::sys::time::TimeSpec::new(now_ns.div_euclid(1_000_000_000), now_ns.rem_euclid(1_000_000_000));
+    Ok(clock_settime(ClockId::CLOCK_REALTIME, time)?)
+}

@@ -1,0 +1,144 @@
+//! The first process of a virtual machine: mounts, reaps, and serves the daemon's ports. Runs as root in the guest.
+//!
+//! ```text
+//!  daemon ── ryokan.control ──▶ control ─ exec ─▶ the worker: init, engine (as in process isolation)
+//!         ── ryokan.link ─────▶ relay ──────────▶ its private socket
+//!         ◀─ ryokan.events ──── events ◀──────── its end, seen by the loop that reaps
+//! ```
+//!
+//! The worker builds the same sandbox as on a host: the engine is unprivileged in the guest, too. The machine's disk
+//! holds the kernel's folder. Nothing here is told a secret but the worker's, which it passes on.
+
+mod control;
+mod events;
+mod port;
+mod relay;
+mod start;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::wait::{WaitStatus, waitpid};
+
+use crate::link::machine;
+use crate::sys::process::exit_now;
+
+/// The argument of the worker inside.
+pub(super) const WORKER_COMMAND: &str = "guest-worker";
+/// Where the machine's disk is mounted.
+const DATA: &str = "/data";
+/// The kernel's folder.
+const KERNEL: &str = "/data/kernel";
+/// The worker's private socket.
+const SOCKET: &str = "/run/ryokan/worker.sock";
+/// How long the machine waits for a daemon after its worker has ended.
+const LINGER: Duration = Duration::from_secs(60);
+/// How long it waits for its first worker.
+const FIRST_START: Duration = Duration::from_secs(300);
+
+/// State of the machine, shared by its threads.
+#[derive(Default)]
+struct Machine {
+    /// Init's process id; 0: not started.
+    init: AtomicI32,
+    has_ended: AtomicBool,
+    /// Whether the daemon is using the control port.
+    is_used: AtomicBool,
+}
+
+/// The command's entry point.
+pub(super) fn main() -> ! {
+    if std::process::id() != 1 {
+        eprintln!("ryokan-worker guest: runs as the first process of a virtual machine only");
+        exit_now(2);
+    }
+    if let Err(error) = run() {
+        eprintln!("ryokan-worker: the machine ends: {error}");
+    }
+    nix::unistd::sync();
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+    exit_now(1)
+}
+
+fn run() -> std::io::Result<()> {
+    prepare()?;
+    let machine = Arc::new(Machine::default());
+    let [link, requests, states] =
+        [machine::LINK_PORT, machine::CONTROL_PORT, machine::EVENT_PORT].map(port::Port::find);
+    let (link, requests, states) = (link?, requests?, states?);
+    let (mut control, shared) = (control::Control::new(Arc::clone(&machine))?, Arc::clone(&machine));
+    std::thread::spawn(move || relay::run(&link));
+    std::thread::spawn(move || control.run(&requests));
+    std::thread::spawn(move || events::run(&states, &shared));
+    reap(&machine);
+    Ok(())
+}
+
+/// Reaps every process; returns when the machine is not needed any more.
+fn reap(machine: &Machine) {
+    let mut idle_since = Instant::now();
+    loop {
+        let init = machine.init.load(Ordering::Acquire);
+        match waitpid(None, None) {
+            Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) => {
+                // The worker's outer process ends by itself; init's end is the worker's.
+                let init = machine.init.load(Ordering::Acquire);
+                if init == pid.as_raw() {
+                    machine.has_ended.store(true, Ordering::Release);
+                }
+            }
+            Err(Errno::ECHILD) => {
+                // Its id may have been reported after its end.
+                if init != 0 {
+                    machine.has_ended.store(true, Ordering::Release);
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Ok(_) | Err(_) => {}
+        }
+        let most = if machine.has_ended.load(Ordering::Acquire) { LINGER } else { FIRST_START };
+        if machine.is_used.swap(false, Ordering::AcqRel) || (init != 0 && !machine.has_ended.load(Ordering::Acquire)) {
+            idle_since = Instant::now();
+        }
+        if idle_since.elapsed() > most {
+            return;
+        }
+    }
+}
+
+fn prepare() -> std::io::Result<()> {
+    let mounts = [
+        ("proc", "/proc", "proc", MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC, None),
+        ("sysfs", "/sys", "sysfs", MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC, None),
+        ("tmpfs", "/run", "tmpfs", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755,size=16m")),
+        ("tmpfs", "/tmp", "tmpfs", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=1777,size=16m")),
+        (
+            "/dev/vdb",
+            DATA,
+            "ext4",
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME,
+            Some("errors=remount-ro"),
+        ),
+    ];
+    for (source, at, kind, flags, options) in mounts {
+        mount(Some(source), at, Some(kind), flags, options)
+            .map_err(|error| std::io::Error::other(format!("mount {source} at {at}: {error}")))?;
+    }
+    // What is written goes to the disk soon: an execution's end waits for it.
+    for (setting, value) in [("vm/dirty_bytes", "33554432"), ("vm/dirty_background_bytes", "4194304")] {
+        std::fs::write(Path::new("/proc/sys").join(setting), value)?;
+    }
+    nix::unistd::sethostname("kernel")?;
+    for folder in [KERNEL, "/data/kernel/workspace", "/run/ryokan"] {
+        match std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! Ends of daemon and machine at any moment: nothing acknowledged is lost, and nothing is left.
+
+use super::Machines;
+use crate::support::{User, until};
+
+#[test]
+fn machine_survives_daemon() {
+    let mut host = Machines::start(User::Own);
+    host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    host.run("lab", "x = 41; open('f', 'w').write('kept')");
+    let before = host.machines();
+    host.restart();
+    assert_eq!(host.run("lab", "x += 1; print(x, open('f').read())"), "42 kept");
+    assert_eq!(host.machines(), before, "the machine was adopted");
+    host.ok(&["checkpoint", "lab", "one"]);
+    host.run("lab", "open('f', 'w').write('other')");
+    host.ok(&["restore", "lab", "one", "--yes"]);
+    assert_eq!(host.run("lab", "print(x, open('f').read())"), "42 kept");
+    host.ok(&["rm", "lab", "--yes"]);
+    until("the machine's end", || host.machines().is_empty());
+}
+
+#[test]
+fn killed_machine_loses_nothing_acknowledged() {
+    let host = Machines::start(User::Own);
+    host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    for round in 0..2 {
+        host.run("lab", &format!("x = {round}; open('f', 'w').write('round {round}' * 1000)"));
+        host.kill_machines();
+        until("the machine's end", || host.machines().is_empty());
+        assert_eq!(host.run("lab", "print(x, len(open('f').read()))"), format!("{round} 7000"), "{}", host.log());
+    }
+    let seen = host.ok(&["checkpoint", "lab", "one"]);
+    assert!(!seen.is_empty());
+}

@@ -1,0 +1,57 @@
+//! The life of a kernel in a virtual machine: executions, checkpoints, restore, stop, start, fork, removal.
+
+use super::Machines;
+use crate::support::{until, users};
+
+const SET_UP: &str = "import os\nx = {'n': [1, 2.5]}\ndef greet(who): return 'hello ' + who\nos.makedirs('src/deep')\nopen('src/deep/a.txt', 'w').write('one\\n')\nopen('big', 'wb').write(os.urandom(3 << 20))\nos.symlink('deep/a.txt', 'src/link')\nos.chmod('src/deep', 0o500)";
+const BREAK: &str = "x = 'after'\ngreet = None\nos.chmod('src/deep', 0o700); os.remove('src/deep/a.txt'); open('big', 'ab').write(b'more'); open('new', 'w').close()";
+const SHOW: &str = "import hashlib\nprint(x, greet and greet('you'), sorted(os.listdir('.')), os.path.exists('src/link') and open('src/link').read(), hashlib.sha256(open('big', 'rb').read()).hexdigest(), oct(os.stat('src/deep').st_mode))";
+
+#[test]
+fn machine_kernel_lives() {
+    for user in users() {
+        let host = Machines::start(user);
+        host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+        let seen =
+            host.run("lab", "import os; print(os.uname().release, os.uname().nodename, os.getuid(), os.getcwd())");
+        let here = nix::sys::utsname::uname().expect("a name").release().to_string_lossy().into_owned();
+        assert!(seen.ends_with(" lab 1000 /workspace") && !seen.starts_with(&here), "{user:?}: {seen}");
+        assert_eq!(host.machines().len(), 1, "{user:?}: one machine");
+        host.run("lab", SET_UP);
+        let before = host.run("lab", SHOW);
+        host.ok(&["checkpoint", "lab", "one"]);
+        host.run("lab", BREAK);
+        let after = host.run("lab", SHOW);
+        assert_ne!(before, after);
+        let diff = host.ok(&["diff", "lab", "one"]);
+        assert!(diff.contains("new") && diff.contains("src/deep/a.txt"), "{diff}");
+        host.ok(&["restore", "lab", "one", "--yes"]);
+        assert_eq!(host.run("lab", SHOW), before, "{user:?}: restored");
+        host.ok(&["undo", "lab", "--yes"]);
+        assert_eq!(host.run("lab", SHOW), after, "{user:?}: undone");
+        host.ok(&["stop", "lab"]);
+        until("the machine's end", || host.machines().is_empty());
+        let folders = std::fs::read_dir(host.data().join("kernels")).expect("a folder").flatten();
+        let disks = folders.filter(|entry| entry.path().join("disk.ext4").exists()).count();
+        assert_eq!(disks, 0, "{user:?}: files and state are on the host\n{}", host.log());
+        assert_eq!(host.run("lab", SHOW), after, "{user:?}: started again\n{}", host.log());
+        host.ok(&["fork", "lab", "twin"]);
+        assert_eq!(host.run("twin", SHOW), after, "{user:?}: forked");
+        host.run("twin", "x = 'own'");
+        assert_eq!(host.run("lab", SHOW), after);
+        host.ok(&["rm", "twin", "--yes"]);
+        host.ok(&["rm", "lab", "--yes"]);
+        until("the machines' end", || host.machines().is_empty());
+    }
+}
+
+#[test]
+fn machine_runs_bash() {
+    let host = Machines::start(crate::support::User::Own);
+    host.ok(&["new", "sh", "--isolation", "microvm", "--engine", "bash"]);
+    assert_eq!(host.run("sh", "x=1; echo $((x + 1)) $(ls /workspace | wc -l) $(id -u)"), "2 0 1000");
+    let shown = host.ok(&["show", "sh", "--json"]);
+    assert!(shown.contains("\"isolation\": \"microvm\"") || shown.contains("\"isolation\":\"microvm\""), "{shown}");
+    let doctor = host.cli(&["doctor"]);
+    assert!(String::from_utf8_lossy(&doctor.stdout).contains("microvm"), "{doctor:?}");
+}
