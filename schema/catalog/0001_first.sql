@@ -1,4 +1,4 @@
--- catalog.db: the host and all its kernels. One process owns the database; one thread writes it.
+-- catalog.db: what the host knows of itself and of all its kernels. One process owns it; one thread writes it.
 
 CREATE TABLE host (
     one           INTEGER PRIMARY KEY CHECK (one = 1),
@@ -20,26 +20,21 @@ CREATE TABLE kernels (
     UNIQUE (uid, name)
 ) STRICT, WITHOUT ROWID;
 
--- For finding, authenticating and adopting the workers of a former daemon. A worker may outlive its kernel's row
--- (removal during a crash of the daemon), so there is no foreign key: an orphan's row stays until its worker has ended.
+-- What a new daemon needs to find, prove and adopt the workers of the former one. A worker may outlive its kernel's row
+-- (removed while the daemon died), so there is no reference: an orphan must stay known until it is gone.
 CREATE TABLE workers (
     id          BLOB PRIMARY KEY CHECK (length(id) = 16),
     kernel      BLOB NOT NULL CHECK (length(kernel) = 16),
     epoch       INTEGER NOT NULL,
     build       TEXT NOT NULL,
     secret      BLOB NOT NULL,
-<<<<<<< HEAD
     pid         INTEGER NOT NULL,
     start_ticks INTEGER NOT NULL,            -- field 22 of /proc/PID/stat: tells a reused pid
     socket      TEXT NOT NULL
-=======
-    isolation   TEXT NOT NULL,               -- core::spec::Isolation by name
-    record      TEXT NOT NULL                -- private to the isolation driver, a JSON object
->>>>>>> 3c7c0fe (Reword the comments of the database schemas)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE keys (
-    scope         TEXT NOT NULL,             -- operation and user, for example 'create/1000'
+    scope         TEXT NOT NULL,             -- who and for what, for example 'create/1000'
     key           TEXT NOT NULL,
     result        TEXT NOT NULL,
     expires_at_ms INTEGER NOT NULL,
@@ -47,7 +42,7 @@ CREATE TABLE keys (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX keys_by_expiry ON keys (expires_at_ms);
 
--- Numbered without gaps. The oldest rows are deleted, the newest never, so no number is reused.
+-- Numbered without holes; the oldest go. The newest never goes, so a number is never given twice.
 CREATE TABLE events (
     sequence INTEGER PRIMARY KEY,
     at_ms    INTEGER NOT NULL,
@@ -56,7 +51,7 @@ CREATE TABLE events (
     detail   TEXT NOT NULL
 ) STRICT;
 
--- Append-only. Each line contains the hash of the previous line (encoding: core::audit).
+-- Append-only; each line holds the hash of the one before (catalog::audit has the encoding).
 CREATE TABLE audit (
     sequence       INTEGER PRIMARY KEY,
     at_ms          INTEGER NOT NULL,
