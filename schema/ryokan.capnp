@@ -64,8 +64,9 @@ interface Host {
   # visible to the caller.
   verifyAudit @11 (known :Text) -> (head :Text, brokenAt :UInt64, why :Text);
   # Verifies the log's hash chain. `known`: an earlier end of it, `LINE:HASH`, that the caller kept;
-  # may be empty. `head` is the current end; `brokenAt` is the first line that does not fit, 0:
-  # none.
+  # may be empty. `head` is the current end; `brokenAt` is the first line that does not fit, or
+  # that records lost lines (action `audit.gap`); 0: none. In a system-wide daemon only the daemon's
+  # own user may call it.
   importKernel @12 (name :Text, withoutHost :Bool = false) -> (file :BundleWriter);
   # Creates a kernel from a file that `Kernel.export` wrote, on any host. `name` empty: the name in
   # the file. The kernel has no resources of the host (`HostResource`) unless `BundleWriter.finish`

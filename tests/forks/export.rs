@@ -4,8 +4,8 @@ use std::io::Write as _;
 use std::process::Stdio;
 
 use super::{folders, log, show};
-use ryokan::core::error::ErrorCode;
 use crate::support::{Host, users};
+use ryokan::core::error::ErrorCode;
 
 fn names(host: &Host, kernel: &str) -> Vec<String> {
     log(host, kernel).iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()

@@ -79,7 +79,11 @@ impl ProcessDriver {
         let cgroups = settings.cgroup_base.clone().map(|base| Cgroups { base, prefix });
         let interpreters = Interpreters::new(settings.interpreters.clone(), settings.system_paths.clone());
         let mapped_paths = settings.mapped_paths.clone();
-        ProcessDriver { settings, interpreters, shared: Rc::new(Shared { cgroups, owners: Owners::default(), mapped_paths }) }
+        ProcessDriver {
+            settings,
+            interpreters,
+            shared: Rc::new(Shared { cgroups, owners: Owners::default(), mapped_paths }),
+        }
     }
 
     /// The account of a user's workers: `None` in a daemon that is not root.

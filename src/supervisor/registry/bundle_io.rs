@@ -412,6 +412,7 @@ fn client_error(error: BundleError) -> Error {
         BundleError::Version(_) => ErrorCode::Unsupported,
         BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,
         BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Tree(_) => ErrorCode::Corrupt,
+        BundleError::Owners(_) => ErrorCode::Refused,
         BundleError::Store(_) => {
             let BundleError::Store(error) = error else { return Error::internal("an error changed") };
             return error.into();
@@ -420,6 +421,7 @@ fn client_error(error: BundleError) -> Error {
     };
     let hint = match code {
         ErrorCode::Unsupported => "use the release that wrote it, or a later one",
+        ErrorCode::Refused => "give the files to the kernel's user where it was exported, and export it again",
         ErrorCode::Corrupt => "get the file again from where it was written",
         _ => "",
     };
