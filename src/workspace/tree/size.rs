@@ -150,7 +150,7 @@ mod tests {
         std::fs::hard_link(world.path("a/in/file"), world.path("a/name")).expect("linked");
         let tree = world.tracker().capture(&world.store).expect("captured").tree;
         let size = Sizes::default().of(&world.store, tree).expect("whole");
-        assert_eq!(size, Size { entries: 8, bytes: 200_000 + 4096, depth: 2 });
+        assert_eq!(size, Size { entries: 8, bytes: 200_000 + 4096, depth: 2, is_foreign: false });
         assert!(size.is_possible());
     }
 }
