@@ -64,12 +64,13 @@ interface Host {
   # visible to the caller.
   verifyAudit @11 (known :Text) -> (head :Text, brokenAt :UInt64, why :Text);
   # Verifies the log's hash chain. `known`: an earlier end of it, `LINE:HASH`, that the caller kept;
-  # may be empty. `head` is the current end; `brokenAt` is the first line that does not fit, 0:
-  # none.
+  # may be empty. `head` is the current end; `brokenAt` is the first line that does not fit, or
+  # that records lost lines (action `audit.gap`); 0: none. In a system-wide daemon only the daemon's
+  # own user may call it.
   importKernel @12 (name :Text, withoutHost :Bool = false) -> (file :BundleWriter);
   # Creates a kernel from a file that `Kernel.export` wrote, on any host. `name` empty: the name in
-  # the file. `withoutHost`: drop the kernel's host paths, mounts and MCP servers; otherwise each
-  # must exist and be allowed on this host.
+  # the file. The kernel has no resources of the host (`HostResource`) unless `BundleWriter.finish`
+  # grants them. `withoutHost`: `finish` refuses to grant any.
   pools @13 () -> (pools :List(PoolInfo));
   # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
   # their own.
@@ -315,8 +316,14 @@ interface BundleReader {
 interface BundleWriter {
   write @0 (data :Data) -> stream;
   # Fails as soon as the file is found invalid.
-  finish @1 () -> (kernel :Kernel, info :KernelInfo);
-  # Without `finish` no kernel is created; after a failure nothing is visible.
+  finish @1 (grant :List(HostResource))
+      -> (kernel :Kernel, info :KernelInfo, granted :List(HostResource), withheld :List(HostResource));
+  # Without `finish` no kernel is created; after a failure nothing is visible. `grant`: the resources
+  # of the host that the kernel and its checkpoints keep, out of those that `review` returns; each
+  # must exist and be allowed on this host. All others are removed from the kernel and from every
+  # checkpoint, and are in `withheld`.
+  review @2 () -> (requested :List(HostResource));
+  # Ends the file and returns the resources of the host that it requests, up to 1000.
 }
 
 interface Lease {
@@ -393,6 +400,14 @@ struct ExecResult {
 
 enum ExecStatus { done @0; failed @1; timeout @2; interrupted @3; lost @4; refused @5; }
 enum CodeStatus { complete @0; incomplete @1; invalid @2; }
+
+struct HostResource {
+  # A resource of the host that an imported file requests.
+  kind @0 :Text;              # `path`, `mount`, `net`, `mcp` or `layer` (a sandbox layer that may be missing)
+  name @1 :Text;              # path inside, `host`, or the name of the server or layer
+  source @2 :Text;            # the host path; a server's command line or URL
+  writable @3 :Bool;
+}
 
 struct MountInfo { path @0 :Text; source @1 :Text; writable @2 :Bool; }
 struct ToolInfo { name @0 :Text; description @1 :Text; source @2 :Text; schemaJson @3 :Text; }

@@ -10,7 +10,7 @@ pub fn run(text: &str) {
         Ok(config) => {
             let again = Config::parse(&config.to_toml(), file).expect("written effective values can be read");
             assert_eq!(config, again);
-            let _ = config.sandbox.deny_paths.refusal(Path::new("/home/a/.ssh/id"), Some(Path::new("/home/a")));
+            let _ = config.sandbox.deny_paths.refusal("deny_paths", Path::new("/home/a/.ssh/id"), Some(Path::new("/home/a")));
         }
         Err(problems) => {
             assert!(!problems.is_empty(), "a refusal has a reason");
@@ -24,8 +24,8 @@ pub fn run(text: &str) {
     let rules: Vec<String> = text.lines().take(16).map(str::to_owned).collect();
     if let Ok(rules) = PathRules::parse(&rules) {
         for path in ["/", "/home/a", "/home/a/.ssh", "/srv/x/y"] {
-            let _ = rules.refusal(Path::new(path), Some(Path::new("/home/a")));
-            let _ = rules.refusal(Path::new(path), None);
+            let _ = rules.refusal("deny_paths", Path::new(path), Some(Path::new("/home/a")));
+            let _ = rules.refusal("deny_paths", Path::new(path), None);
         }
     }
 }

@@ -213,6 +213,7 @@ pub fn all() -> Vec<Seed> {
         source: "/opt/a".into(),
         writable: true,
         system: false,
+        is_mapped: false,
     });
     plan.protected.push("/data".into());
     put(seeds, "plan", "plan", &serde_json::to_vec(&plan).expect("a plan has a JSON form"));

@@ -105,6 +105,9 @@ pub enum BundleError {
         /// The limit.
         most: u64,
     },
+    /// A file would belong to another user of the importing host.
+    #[error("checkpoint {0} has files of other users than the kernel's")]
+    Owners(CheckpointId),
     /// A store error.
     #[error("the store cannot do its part: {0}")]
     Store(#[from] StoreError),

@@ -319,6 +319,9 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
         if !size.is_possible() {
             return Err(wrong(&format!("{} entries in folders {} deep", size.entries, size.depth)));
         }
+        if size.is_foreign {
+            return Err(BundleError::Owners(packed.id));
+        }
         if begins_here {
             (begins, bytes) = (parts, size.bytes);
         }

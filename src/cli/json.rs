@@ -18,7 +18,7 @@ use crate::core::retention::Retention;
 use crate::core::rights::Rights;
 use crate::core::upkeep::{Damage, GcItem, GcReport, GcThing, VerifyReport};
 use crate::core::value::Value;
-use crate::rpc::client::Forks;
+use crate::rpc::client::{Forks, ImportedKernel};
 
 /// A kernel.
 pub fn kernel(info: &KernelInfo) -> Json {
@@ -61,6 +61,14 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "executions": info.executions,
         "capture": info.capture,
     })
+}
+
+/// An imported kernel: KERNEL, with the resources of the host that its file requests.
+pub fn imported(imported: &ImportedKernel) -> Json {
+    let mut json = kernel(&imported.info);
+    json["granted"] = json!(imported.granted);
+    json["withheld"] = json!(imported.withheld);
+    json
 }
 
 /// A kernel, and the rights of the called capability.

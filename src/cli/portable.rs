@@ -8,11 +8,14 @@ use super::blobs::{self, Progress, Target};
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::tell_unreadable;
+use super::spec::{parse_allowed, parse_net};
 use super::{json, render};
 use crate::core::error::{Error, ErrorCode};
-use crate::core::info::KernelInfo;
+use crate::core::host_resource::{HostResource, ResourceKind};
 use crate::core::name::KernelName;
 use crate::core::quantity::format_size;
+use crate::core::spec::{AllowedPath, Net};
+use crate::rpc::client::ImportedKernel;
 
 /// `ryokan export`
 #[derive(Debug, Args)]
@@ -36,9 +39,62 @@ pub struct ImportArgs {
     /// Name of the new kernel; its former name by default
     #[arg(long = "as", value_name = "NAME", value_parser = super::kernels::parse_name)]
     pub name: Option<KernelName>,
-    /// Omit its host paths, mounts and MCP servers
-    #[arg(long)]
-    pub without_host: bool,
+    /// Grant all host paths, servers and network that the file requests
+    #[arg(long, conflicts_with_all = ["allow_path", "mcp", "net", "allow_degraded"])]
+    pub with_host: bool,
+    /// Grant this requested host path; repeatable
+    #[arg(long = "allow-path", value_name = "P:ro|rw", value_parser = parse_allowed)]
+    pub allow_path: Vec<AllowedPath>,
+    /// Grant this requested MCP server; repeatable
+    #[arg(long, value_name = "SERVER")]
+    pub mcp: Vec<String>,
+    /// Network, if the file requests it: none or host
+    #[arg(long, value_name = "NET", value_parser = parse_net)]
+    pub net: Option<Net>,
+    /// Waive a requested sandbox layer that this host lacks; repeatable
+    #[arg(long, value_name = "LAYER")]
+    pub allow_degraded: Vec<String>,
+}
+
+impl ImportArgs {
+    /// Selects the resources that the options name.
+    ///
+    /// # Errors
+    /// An option that names what the file does not request.
+    fn named(&self, requested: &[HostResource]) -> Result<Vec<HostResource>, Failure> {
+        let mut granted = Vec::new();
+        let mut select = |what: String, fits: &dyn Fn(&HostResource) -> bool| {
+            let found: Vec<_> = requested.iter().filter(|resource| fits(resource)).cloned().collect();
+            if found.is_empty() {
+                let hint = "import the file without options to see what it requests";
+                return Err(Failure::usage(format!("the file does not request {what}"), hint));
+            }
+            granted.extend(found);
+            Ok(())
+        };
+        for allowed in &self.allow_path {
+            let source = super::paths::for_daemon(&allowed.path)?;
+            let access = if allowed.writable { "rw" } else { "ro" };
+            select(format!("{source}:{access}"), &|resource| {
+                let is_path = matches!(resource.kind, ResourceKind::Path | ResourceKind::Mount);
+                is_path && resource.source == source && resource.writable == allowed.writable
+            })?;
+        }
+        if let Some(net) = self.net.filter(|net| *net != Net::None) {
+            select(format!("network {}", net.name()), &|resource| resource.kind == ResourceKind::Net)?;
+        }
+        for server in &self.mcp {
+            select(format!("MCP server {server}"), &|resource| {
+                resource.kind == ResourceKind::Mcp && resource.name == *server
+            })?;
+        }
+        for layer in &self.allow_degraded {
+            select(format!("to lack {layer}"), &|resource| {
+                resource.kind == ResourceKind::Layer && resource.name == *layer
+            })?;
+        }
+        Ok(granted)
+    }
 }
 
 /// Writes a kernel to a file.
@@ -77,23 +133,29 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
 
 /// Creates a kernel from an exported file.
 pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> {
-    let info = imported(context, &args).await.map_err(|failure| match failure {
+    let imported = imported(context, &args).await.map_err(|failure| match failure {
         Failure::Error(error) if error.code == ErrorCode::AlreadyExists => {
             error.hint("choose another name with --as").into()
         }
         other => other,
     })?;
-    context.show(
-        || json::kernel(&info),
-        || format!("imported {} ({})\n", info.spec.name, render::counted(u64::from(info.checkpoints), "checkpoint")),
-    )
+    context.show(|| json::imported(&imported), || render::imported(&imported))
 }
 
-async fn imported(context: &Context, args: &ImportArgs) -> Result<KernelInfo, Failure> {
+async fn imported(context: &Context, args: &ImportArgs) -> Result<ImportedKernel, Failure> {
     let from = blobs::open(&args.file)?;
     let name = args.name.as_ref().map(KernelName::as_str).unwrap_or_default();
-    let mut upload = context.host().await?.import_kernel(name, args.without_host).await?;
+    let mut upload = context.host().await?.import_kernel(name).await?;
     blobs::each_piece(context, "read", &args.file, from, async |piece| upload.write(piece).await).await?;
-    let (_, info) = upload.finish().await?;
-    Ok(info)
+    let requested = upload.review().await?;
+    let granted = match args.with_host {
+        true if requested.is_empty() => Vec::new(),
+        true => {
+            context.say(&format!("the file requests of this host:\n{}", render::host_resources(&requested)));
+            context.confirm("grant all of it")?;
+            requested
+        }
+        false => args.named(&requested)?,
+    };
+    Ok(upload.finish(&granted).await?)
 }

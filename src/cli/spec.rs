@@ -116,7 +116,11 @@ fn parse_isolation(text: &str) -> Result<Isolation, String> {
     Isolation::from_name(text).ok_or_else(|| "process or microvm".into())
 }
 
-fn parse_net(text: &str) -> Result<Net, String> {
+/// Parses the name of a network.
+///
+/// # Errors
+/// The names.
+pub fn parse_net(text: &str) -> Result<Net, String> {
     Net::from_name(text).ok_or_else(|| "none or host".into())
 }
 

@@ -130,6 +130,8 @@ fn sandbox(sandbox: &Sandbox, faults: &mut Faults) {
         ("system_paths", sandbox.system_paths.len()),
         ("allow_degraded", sandbox.allow_degraded.len()),
         ("deny_paths", sandbox.deny_paths.texts().count()),
+        ("root_deny_paths", sandbox.root_deny_paths.texts().count()),
+        ("map_owner", sandbox.map_owner.len()),
     ] {
         faults.range("sandbox", key, length as u64, 0..=LIST as u64);
     }
@@ -137,6 +139,13 @@ fn sandbox(sandbox: &Sandbox, faults: &mut Faults) {
         if let Err(e) = check_inside_path(path) {
             faults.add(Fault::new(&["sandbox", "system_paths"], e.to_string()));
         }
+    }
+    for path in &sandbox.map_owner {
+        let is_plain = path.components().skip(1).all(|part| matches!(part, std::path::Component::Normal(_)));
+        faults.unless(path.is_absolute() && is_plain && path.components().count() > 1, || {
+            let what = format!("path {path:?} must be absolute, without '..', and not the root");
+            Fault::new(&["sandbox", "map_owner"], what)
+        });
     }
     let user = sandbox.worker_user.as_str();
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');

@@ -51,11 +51,11 @@ impl PathRules {
     /// The reason why `path` is refused to a kernel whose owner's home is `home`, with the rule;
     /// `None` if it is allowed.
     ///
-    /// A path that *contains* a forbidden one is refused too: otherwise `~` would expose `~/.ssh`.
+    /// `key` names the list in the configuration. A path that *contains* a forbidden one is refused too: otherwise `~` would expose `~/.ssh`.
     /// `path` must be resolved, without links.
-    pub fn refusal(&self, path: &Path, home: Option<&Path>) -> Option<String> {
+    pub fn refusal(&self, key: &str, path: &Path, home: Option<&Path>) -> Option<String> {
         let rule = self.forbids(path, home)?;
-        let named = format!("the rule {:?} of sandbox.deny_paths in the configuration", rule.text);
+        let named = format!("the rule {:?} of sandbox.{key} in the configuration", rule.text);
         let place = rule.place(home);
         Some(match names(&place).count() > names(path).count() {
             true => format!("{} lies in it, which {named} forbids", place.display()),
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn deny_refusal_names_rule() {
         let rules = rules(&["~/.ssh", "/srv/*/secret?"]).expect("valid rules");
-        let refusal = |path: &str| rules.refusal(Path::new(path), Some(Path::new("/home/amy")));
+        let refusal = |path: &str| rules.refusal("deny_paths", Path::new(path), Some(Path::new("/home/amy")));
         let (ssh, secret) = ("the rule \"~/.ssh\" of sandbox", "the rule \"/srv/*/secret?\" of sandbox");
         for (path, start) in [
             ("/home/amy/.ssh/id", format!("{ssh}.deny_paths in the configuration forbids it")),

@@ -187,18 +187,62 @@ pub struct Sandbox {
     pub net_host_allowed: bool,
     /// Host paths that are never mounted in a kernel.
     pub deny_paths: PathRules,
+    /// Further such paths if the daemon is root.
+    pub root_deny_paths: PathRules,
+    /// Host paths whose owner a root daemon maps to the user of its own kernels.
+    pub map_owner: Vec<PathBuf>,
 }
+
+/// Credentials, and sockets that control the host.
+const DENIED: [&str; 28] = [
+    "~/.ssh",
+    "~/.gnupg",
+    "~/.aws",
+    "~/.azure",
+    "~/.config/gcloud",
+    "~/.kube",
+    "~/.docker",
+    "~/.netrc",
+    "~/.cargo/credentials",
+    "~/.cargo/credentials.toml",
+    "~/.npmrc",
+    "~/.yarnrc.yml",
+    "~/.pypirc",
+    "~/.config/pip",
+    "~/.git-credentials",
+    "~/.config/git/credentials",
+    "~/.config/gh",
+    "~/.config/hub",
+    "~/.config/containers",
+    "~/.local/share/keyrings",
+    "~/.password-store",
+    "~/.local/state/ryokan",
+    "/run/user",
+    "/run/systemd",
+    "/run/dbus",
+    "/run/docker.sock",
+    "/run/containerd",
+    "/run/podman",
+];
+
+/// System folders.
+const ROOT_DENIED: [&str; 10] =
+    ["/bin", "/boot", "/etc", "/lib", "/lib64", "/run", "/sbin", "/usr", "/var/lib", "/var/spool"];
 
 impl Default for Sandbox {
     fn default() -> Self {
-        let secrets =
-            ["~/.ssh", "~/.gnupg", "~/.aws", "~/.azure", "~/.config/gcloud", "~/.kube", "~/.docker", "~/.netrc"];
+        let rules = |texts: &[&str]| {
+            let texts: Vec<_> = texts.iter().map(|text| String::from(*text)).collect();
+            PathRules::parse(&texts).expect("they are absolute or under ~")
+        };
         Self {
             system_paths: Vec::new(),
             worker_user: "nobody".into(),
             allow_degraded: Vec::new(),
             net_host_allowed: true,
-            deny_paths: PathRules::parse(&secrets.map(String::from)).expect("they are absolute or under ~"),
+            deny_paths: rules(&DENIED),
+            root_deny_paths: rules(&ROOT_DENIED),
+            map_owner: Vec::new(),
         }
     }
 }

@@ -190,6 +190,7 @@ fn problems_name_line_and_key() {
         ),
         ("[sandbox]\nworker_user = \"root\"", &[":2: sandbox.worker_user: root cannot run workers"]),
         ("[sandbox]\nsystem_paths = [\"/nix\", \"opt\"]", &[":2: sandbox.system_paths: path \"opt\" must be absolute"]),
+        ("[sandbox]\nmap_owner = [\"/\"]", &[":2: sandbox.map_owner: path \"/\" must be absolute"]),
         ("[sandbox]\ndeny_paths = [\".ssh\"]", &[":2: sandbox.deny_paths: \".ssh\" must start with"]),
         ("[sandbox]\nallow_degraded = [\"Land Lock\"]", &[":2: sandbox.allow_degraded: no layer \"Land Lock\" can be"]),
         ("[sandbox]\nallow_degraded = [\"memory\", \"foo\"]", &[":2: sandbox.allow_degraded: no layer \"foo\" can be"]),

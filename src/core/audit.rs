@@ -15,6 +15,9 @@ use super::ids::Digest;
 /// Format of the lines that this release writes.
 pub const FORMAT: u32 = 2;
 
+/// The action of a line that stands for lines that could not be written.
+pub const GAP: &str = "audit.gap";
+
 /// BLAKE3 contexts, one for each format.
 const CONTEXTS: [&str; FORMAT as usize] = ["ryokan 2026 audit log line", "ryokan 2026-11 audit log line, format 2"];
 
@@ -122,6 +125,8 @@ pub struct Walk {
     passed: usize,
     /// Format of the previous line.
     format: u32,
+    /// The first line that records lost lines.
+    gap: Option<AuditBreak>,
 }
 
 impl Walk {
@@ -129,7 +134,7 @@ impl Walk {
     pub fn new(mut known: Vec<(AuditHead, String)>) -> Walk {
         known.sort_by_key(|(head, _)| head.sequence);
         let passed = known.iter().take_while(|(head, _)| head.sequence == 0).count();
-        Walk { head: AuditHead::EMPTY, known, passed, format: 1 }
+        Walk { head: AuditHead::EMPTY, known, passed, format: 1, gap: None }
     }
 
     /// Verifies the next line.
@@ -161,6 +166,10 @@ impl Walk {
             }
             self.passed += 1;
         }
+        if line.what.action == GAP && self.gap.is_none() {
+            let why = format!("the chain fits, but lines are missing before it: {}", line.what.detail);
+            self.gap = Some(AuditBreak { sequence: due, why });
+        }
         (self.head, self.format) = (head, line.format);
         Ok(())
     }
@@ -168,10 +177,10 @@ impl Walk {
     /// Ends the verification after the last line.
     ///
     /// # Errors
-    /// A head stored elsewhere lies beyond the last line.
+    /// A head stored elsewhere lies beyond the last line, or a line records lost lines.
     pub fn end(&self) -> Result<AuditHead, AuditBreak> {
         match self.known.get(self.passed) {
-            None => Ok(self.head),
+            None => self.gap.clone().map_or(Ok(self.head), Err),
             Some((known, kept)) => Err(AuditBreak {
                 sequence: self.head.sequence + 1,
                 why: format!("it is missing: {kept} knows lines up to {}", known.sequence),

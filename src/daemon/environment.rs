@@ -40,6 +40,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         protected: protected.clone(),
         cache: paths.data_dir().join("cache"),
         system_paths: config.sandbox.system_paths.clone(),
+        mapped_paths: config.sandbox.map_owner.clone(),
         interpreters: config.engines.interpreters(),
         python_preload: config.engines.python.preload.clone(),
         snapshot_bytes: config.engines.python.rollback_memory,

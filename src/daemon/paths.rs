@@ -135,7 +135,7 @@ impl Paths {
                 let base = |name: &str, part: &str| absolute(name).map_or_else(|| under_home(part), Ok);
                 Paths {
                     mode,
-                    runtime: runtime_base(absolute("XDG_RUNTIME_DIR"), uid, &stat)?.join("ryokan"),
+                    runtime: runtime_of(absolute("XDG_RUNTIME_DIR"), uid, &stat)?,
                     config: base("XDG_CONFIG_HOME", ".config")?.join("ryokan"),
                     data: base("XDG_DATA_HOME", ".local/share")?.join("ryokan"),
                 }
@@ -305,7 +305,9 @@ impl Paths {
     }
 }
 
-fn runtime_base(
+/// The daemon's directory in the user's runtime directory. Without one, as in containers, a private
+/// directory in `/tmp`, where other users can take its name but not replace it.
+fn runtime_of(
     named: Option<PathBuf>,
     uid: u32,
     stat: &impl Fn(&Path) -> Option<DirStat>,
@@ -313,9 +315,9 @@ fn runtime_base(
     let Some(path) = named else {
         let fallback = PathBuf::from(format!("/run/user/{uid}"));
         return match stat(&fallback).map(|found| trusted(found, Some(uid))) {
-            Some(Ok(())) => Ok(fallback),
+            Some(Ok(())) => Ok(fallback.join("ryokan")),
             Some(Err(_)) => Err(PathsError::NoRuntimeDir { fallback, why: "cannot be trusted", uid }),
-            None => Err(PathsError::NoRuntimeDir { fallback, why: "does not exist", uid }),
+            None => private_in_tmp(uid, stat),
         };
     };
     let refused = |why: String| PathsError::UnsafeDir {
@@ -327,8 +329,31 @@ fn runtime_base(
     match stat(&path) {
         None => Err(refused("does not exist".into())),
         Some(found) => match trusted(found, Some(uid)) {
-            Ok(()) => Ok(path),
+            Ok(()) => Ok(path.join("ryokan")),
             Err(why) => Err(refused(why)),
+        },
+    }
+}
+
+fn private_in_tmp(uid: u32, stat: &impl Fn(&Path) -> Option<DirStat>) -> Result<PathBuf, PathsError> {
+    let path = PathBuf::from(format!("/tmp/ryokan-{uid}"));
+    let refused = |path: &Path, why: String| PathsError::UnsafeDir {
+        source_of: "XDG_RUNTIME_DIR is not set, and the directory in its place",
+        path: path.to_owned(),
+        why,
+        hint: "set XDG_RUNTIME_DIR to a directory of your own with mode 0700".into(),
+    };
+    let parent = Path::new("/tmp");
+    let is_sticky = |found: DirStat| found.is_dir && found.uid == 0 && found.mode & 0o1000 != 0;
+    if !stat(parent).is_some_and(is_sticky) {
+        return Err(refused(parent, "is no directory of root with the sticky bit".into()));
+    }
+    match stat(&path) {
+        None => Ok(path),
+        Some(found) => match trusted(found, Some(uid)) {
+            Ok(()) if found.mode & 0o077 == 0 => Ok(path),
+            Ok(()) => Err(refused(&path, format!("is open to others (mode {:04o})", found.mode))),
+            Err(why) => Err(refused(&path, why)),
         },
     }
 }

@@ -95,6 +95,18 @@ pub(super) struct Process {
 /// Both ends of a server's standard streams.
 pub(super) type Pipes = (ChildStdout, ChildStdin);
 
+/// Why a server did not start. An account that may not execute it is named.
+fn could_not_start(command: &str, account: Option<Account>, error: &std::io::Error) -> String {
+    let failed = format!("could not start {command:?}: {error}");
+    match account.filter(|_| error.kind() == std::io::ErrorKind::PermissionDenied) {
+        None => failed,
+        Some(Account { uid, gid }) => format!(
+            "{failed}: it runs as sandbox.worker_user (uid {uid}, gid {gid}); let that account execute the program, enter \
+             every directory above it and read its interpreter, or configure another account"
+        ),
+    }
+}
+
 impl Process {
     /// Starts a program with only `PATH`, `HOME` and `LANG` of the daemon's environment.
     pub(super) fn start(
@@ -117,7 +129,7 @@ impl Process {
         if let Some(account) = launch.account {
             program.uid(account.uid).gid(account.gid).env("HOME", "/");
         }
-        let mut child = program.spawn().map_err(|e| format!("could not start {command:?}: {e}"))?;
+        let mut child = program.spawn().map_err(|error| could_not_start(command, launch.account, &error))?;
         let pipes = child.stdout.take().zip(child.stdin.take());
         let (pid, pipes, stderr) = match (child.id(), pipes, child.stderr.take()) {
             (Some(pid), Some(pipes), Some(stderr)) => (pid, pipes, stderr),
@@ -180,5 +192,21 @@ async fn drain(mut stderr: ChildStderr, tail: Arc<Mutex<VecDeque<u8>>>) {
         tail.extend(&chunk[..read]);
         let beyond = tail.len().saturating_sub(limits::STDERR_TAIL_BYTES);
         tail.drain(..beyond);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denied_server_names_account() {
+        let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let absent = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let account = Some(Account { uid: 65534, gid: 65533 });
+        let said = could_not_start("/root/server", account, &denied);
+        assert!(said.contains("sandbox.worker_user (uid 65534, gid 65533)"), "{said}");
+        assert!(!could_not_start("/root/server", account, &absent).contains("worker_user"));
+        assert!(!could_not_start("/root/server", None, &denied).contains("worker_user"));
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct LiveBind {
 impl LiveBind {
     pub(super) fn planned(&self) -> PlannedMount {
         let (inside, source) = (self.inside.clone(), self.shows.clone());
-        PlannedMount { inside, source, writable: self.writable, system: false }
+        PlannedMount { inside, source, writable: self.writable, system: false, is_mapped: self.staged.is_some() }
     }
 
     pub(super) fn wanted(&self, staging: Option<&OwnedFd>) -> Wanted {

@@ -31,6 +31,10 @@ pub struct PlannedMount {
     /// Whether the host's configuration gives it to every kernel; it cannot be unmounted then.
     #[serde(default)]
     pub system: bool,
+    /// Whether the owner of its files is mapped to the user that runs the kernel. Otherwise that
+    /// user opens the source with its own rights.
+    #[serde(default)]
+    pub is_mapped: bool,
 }
 
 /// The unprivileged user that runs a kernel when the daemon is root.
@@ -40,8 +44,7 @@ pub struct RunAs {
     pub uid: u32,
     /// Group id; never 0.
     pub gid: u32,
-    /// Whether root requested the planned mounts and may give away files of others: then their
-    /// owner is mapped to this user. Otherwise they are opened with this user's rights.
+    /// Whether the kernel is root's, so that the configuration may map owners of mounts.
     pub map_root: bool,
 }
 
@@ -207,7 +210,7 @@ mod tests {
     use super::*;
 
     fn mount(inside: &str, writable: bool) -> PlannedMount {
-        PlannedMount { inside: inside.into(), source: inside.into(), writable, system: false }
+        PlannedMount { inside: inside.into(), source: inside.into(), writable, system: false, is_mapped: false }
     }
 
     #[test]

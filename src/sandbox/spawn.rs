@@ -148,14 +148,13 @@ impl Init {
             source: Source::Own(self.workspace_path()),
             writable: true,
         }];
-        let staged = self.staging.as_ref().filter(|_| self.plan.run_as.is_some_and(|user| user.map_root));
         for (i, mount) in self.plan.mounts.iter().enumerate() {
-            let source = match staged {
-                Some(staging) => {
+            let source = match &self.staging {
+                Some(staging) if mount.is_mapped => {
                     let at = staging::through(staging, &i.to_string());
                     Source::Staged { at, shows: mount.source.clone() }
                 }
-                None => Source::Given(mount.source.clone()),
+                Some(_) | None => Source::Given(mount.source.clone()),
             };
             wanted.push(Wanted { inside: mount.inside.clone(), source, writable: mount.writable });
         }

@@ -1,5 +1,5 @@
 //! The staging tree: mounts that a root daemon's worker prepares before it changes its user. They
-//! show the kernel's folder and paths granted by root with mapped owners.
+//! show the kernel's folder, and paths for which the configuration asks for it, with mapped owners.
 //!
 //! They are attached in a small tmpfs on top of the kernel's folder (for a warm worker, whose
 //! folder may change, on its parent), in a mount namespace of our own. The working directory is in
@@ -8,7 +8,7 @@
 //! ```text
 //!  <kernel_dir> = tmpfs ┬ kernel   the kernel's folder, owner mapped
 //!                       ├ shared   another kernel's workspace, if shared, owner mapped
-//!                       ├ 0, 1, …  the planned mounts, in the plan's order, owners mapped (files and folders)
+//!                       ├ 0, 1, …  mapped mounts, by their number in the plan (files and folders)
 //!                       └ live-N   mounts sent later
 //! ```
 
@@ -48,10 +48,8 @@ pub(super) fn stage(plan: &SandboxPlan, run_as: RunAs) -> Result<(), SandboxErro
     if let Some(workspace) = &plan.workspace {
         trees.push((String::from(SHARED), owners.mapped(workspace, run_as)?));
     }
-    if run_as.map_root {
-        for (i, planned) in plan.mounts.iter().enumerate() {
-            trees.push((i.to_string(), owners.mapped(&planned.source, run_as)?));
-        }
+    for (i, planned) in plan.mounts.iter().enumerate().filter(|(_, planned)| planned.is_mapped) {
+        trees.push((i.to_string(), owners.mapped(&planned.source, run_as)?));
     }
     unshare(CloneFlags::CLONE_NEWNS).map_err(failed(Layer::MountNs, "cannot make a mount namespace"))?;
     // Mounts of the host still propagate here, ours do not propagate back.

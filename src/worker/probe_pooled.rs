@@ -39,7 +39,7 @@ pub(super) fn part(plan: &SandboxPlan, stand_in: &Path) -> Result<(SandboxPlan, 
     };
     let mut mounts = Vec::with_capacity(own.len());
     for mount in own {
-        let source = source(&mount.source, run_as.filter(|run_as| run_as.map_root))?;
+        let source = source(&mount.source, run_as.filter(|_| mount.is_mapped))?;
         mounts.push((mount, source));
     }
     mounts.sort_by_key(|(mount, _)| mount.inside.components().count());

@@ -232,3 +232,46 @@ fn mounts_changed_while_starting() {
         });
     }
 }
+
+/// Code of root's kernels has no rights of root on a host path, unless the configuration names it.
+#[test]
+fn root_files_need_named_mapping() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut host = Host::prepare(User::Own);
+    let [plain, mapped] = ["plain", "mapped"].map(|name| host.path(name));
+    host.configure(&format!("[sandbox]\nmap_owner = [{mapped:?}]\n"));
+    host.launch();
+    for at in [&plain, &mapped] {
+        folder(User::Own, at, "seen");
+        std::fs::write(at.join("secret"), "secret").unwrap();
+        std::fs::set_permissions(at.join("secret"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    host.with(async |client| {
+        let mut wanted = spec("k", EngineName::Kaish);
+        wanted.paths = vec![AllowedPath::new(&plain, true)];
+        let (born, _) = client.create_kernel(&wanted, "").await.expect("made");
+        let source = |at: &Path| at.display().to_string();
+        for started in [false, true] {
+            if started {
+                born.mount_at("/plain", &source(&plain), true, 0).await.expect("mounted");
+                born.mount_at("/mapped", &source(&mapped), true, 0).await.expect("mounted");
+            }
+            let at = if started { "/plain".into() } else { source(&plain) };
+            assert_eq!(out(&born, &format!("cat {at}/seen")).await, "seen");
+            for refused in [format!("cat {at}/secret"), format!("echo x > {at}/new"), format!("echo x > {at}/seen")] {
+                assert_ne!(run(&born, &refused).await.end.code, 0, "{refused}");
+            }
+        }
+        assert_eq!(out(&born, "cat /mapped/secret; echo new > /mapped/new").await, "secret");
+        for system in ["/etc", "/usr/bin", "/", "/run"] {
+            let refused = born.mount_at("/system", system, true, 0).await.expect_err("a system folder");
+            assert_eq!(refused.reason, "deny_paths", "{system}: {refused:?}");
+        }
+    });
+    let audit = host.ok(&["audit"]);
+    let line = |action: &str, what: &str| audit.lines().any(|line| line.contains(action) && line.contains(what));
+    assert!(line("kernel.mount", "\"owner_mapped\":true"), "{audit}");
+    assert!(line("kernel.create", &format!("path {} (rw)", plain.display())), "{audit}");
+}

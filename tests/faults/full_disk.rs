@@ -285,3 +285,39 @@ fn full_disk_drops_spares_first() {
         remove_all(&host);
     }
 }
+
+/// Audit lines that find no room are a gap that the chain records.
+#[test]
+fn full_disk_leaves_audit_gap() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (mut host, disk, _) = small(User::Own);
+    let rights = [ryokan::core::rights::Right::Read];
+    let is_lost = |host: &Host| host.log().contains("the audit log could not be written");
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Kaish).await;
+        for attempt in 0..2000 {
+            disk.fill();
+            k.attenuate(rights.into_iter().collect(), &format!("{attempt}")).await.expect("attenuated");
+            if is_lost(&host) {
+                return;
+            }
+        }
+        panic!("every line found room");
+    });
+    let broken = |host: &Host| {
+        let said = host.cli(&["audit", "--verify"]);
+        assert_eq!(said.status.code(), Some(1), "{said:?}");
+        let said = [said.stdout, said.stderr].concat();
+        assert!(String::from_utf8_lossy(&said).contains("could not be written"), "{said:?}");
+    };
+    broken(&host);
+    host.kill();
+    disk.free();
+    host.launch();
+    broken(&host);
+    host.ok(&["stop", "k"]);
+    broken(&host);
+    assert!(host.ok(&["audit"]).contains("audit.gap"));
+}

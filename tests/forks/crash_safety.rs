@@ -95,9 +95,9 @@ fn import_crash_atomicity() {
     let mut host = Host::prepare(User::Own);
     let kernels = host.data().join("kernels");
     let killed = killed_at_each_step(&mut host, &kernels, &FAMILIES, async |client, round| {
-        let mut upload = client.import_kernel(&format!("c{round}"), false).await?;
+        let mut upload = client.import_kernel(&format!("c{round}")).await?;
         upload.write(&file).await?;
-        upload.finish().await.map(|_| 1)
+        upload.finish(&[]).await.map(|_| 1)
     });
     // Its checkpoints and its first journal entry are written together with the other records.
     for label in PASSED.iter().filter(|label| !["state.journal.append", "state.checkpoints.add"].contains(label)) {

@@ -5,6 +5,7 @@ use std::process::Stdio;
 
 use super::{folders, log, show};
 use crate::support::{Host, users};
+use ryokan::core::error::ErrorCode;
 
 fn names(host: &Host, kernel: &str) -> Vec<String> {
     log(host, kernel).iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
@@ -97,24 +98,99 @@ fn truncated_import_leaves_nothing() {
     assert_eq!(there.ok(&["exec", "k", "cat f"]), "one\n");
 }
 
-/// Host resources are validated at import, and can be omitted.
+/// A file, of a kernel with a mount and the host's network.
+fn file_with_mount(here: &Host, given: &std::path::Path) -> Vec<u8> {
+    here.ok(&["new", "k", "--net", "host"]);
+    here.ok(&["mount", "k", "/given", given.to_str().unwrap(), "--rw"]);
+    here.cli(&["export", "k", "-"]).stdout
+}
+
+/// What the last line about an import in the audit log says.
+fn audited_import(host: &Host) -> String {
+    let lines = host.ok(&["audit", "--json"]);
+    let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let imports = lines.filter(|line| line["action"].as_str().unwrap().starts_with("kernel.import"));
+    imports.last().unwrap()["detail"].as_str().unwrap().to_owned()
+}
+
 #[test]
-fn import_checks_host_paths() {
+fn import_withholds_host_resources() {
     let (here, there) = (Host::start(), Host::start());
     let given = here.path("given");
     std::fs::create_dir(&given).unwrap();
-    here.ok(&["new", "k"]);
-    here.ok(&["mount", "k", "/given", given.to_str().unwrap()]);
     let at = there.path("home").join("file");
-    std::fs::write(&at, here.cli(&["export", "k", "-"]).stdout).unwrap();
-    std::fs::remove_dir(&given).unwrap();
-    let refused = there.cli(&["import", at.to_str().unwrap()]);
-    assert_eq!(refused.status.code(), Some(3), "{refused:?}");
-    assert_eq!(folders(&there), 0);
-    there.ok(&["import", at.to_str().unwrap(), "--without-host"]);
+    std::fs::write(&at, file_with_mount(&here, &given)).unwrap();
+    let file = at.to_str().unwrap();
+    let said = there.ok(&["import", file]);
+    let mount = format!("mount {} at /given (rw)", given.display());
+    assert!(said.contains("withheld") && said.contains(&mount) && said.contains("net host"), "{said}");
     assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]");
+    assert_eq!(show(&there, "k")["net"], "none");
     there.ok(&["restore", "k", "latest", "--yes"]);
-    assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]", "no checkpoint of it has the mount");
+    assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]", "a checkpoint has the mount");
+    let line = audited_import(&there);
+    assert!(line.contains("granted 0; withheld 2: ") && line.contains(&mount), "{line}");
+    there.ok(&["rm", "k", "--yes"]);
+    let told: serde_json::Value = serde_json::from_str(&there.ok(&["import", file, "--json"])).unwrap();
+    assert_eq!(told["granted"], serde_json::json!([]));
+    assert_eq!(told["withheld"][0]["source"], given.to_str().unwrap(), "{told}");
+    assert_eq!(told["withheld"][1]["kind"], "net", "{told}");
+}
+
+#[test]
+fn import_grants_named_resources() {
+    let (here, there) = (Host::start(), Host::start());
+    let given = here.path("given");
+    std::fs::create_dir(&given).unwrap();
+    let source = given.to_str().unwrap();
+    let at = there.path("home").join("file");
+    std::fs::write(&at, file_with_mount(&here, &given)).unwrap();
+    let file = at.to_str().unwrap();
+    for refused in [&["--with-host"][..], &["--allow-path", source], &["--mcp", "x"], &["--allow-degraded", "seccomp"]]
+    {
+        let refused = there.cli(&[&["import", file][..], refused].concat());
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    }
+    assert_eq!(folders(&there), 0);
+    there.ok(&["import", file, "--as", "some", "--allow-path", &format!("{source}:rw")]);
+    assert!(there.ok(&["mounts", "some"]).contains("/given"));
+    assert_eq!(show(&there, "some")["net"], "none");
+    let line = audited_import(&there);
+    assert!(line.contains("granted 1: mount ") && line.contains("withheld 1: net host"), "{line}");
+    let all = there.cli(&["import", file, "--as", "all", "--with-host", "--yes"]);
+    assert!(String::from_utf8_lossy(&all.stderr).contains(source), "it was not shown: {all:?}");
+    assert_eq!(show(&there, "all")["net"], "host");
+    assert!(there.ok(&["mounts", "all"]).contains("/given"));
+    // What is granted must be allowed and there.
+    std::fs::remove_dir(&given).unwrap();
+    let refused = there.cli(&["import", file, "--as", "gone", "--with-host", "--yes"]);
+    assert_eq!(refused.status.code(), Some(3), "{refused:?}");
+    assert_eq!(folders(&there), 2);
+}
+
+/// The rule holds at the interface: what a file does not request cannot be granted with it.
+#[test]
+fn import_refuses_unrequested_grants() {
+    let (here, there) = (Host::start(), Host::start());
+    let given = here.path("given");
+    std::fs::create_dir(&given).unwrap();
+    let file = file_with_mount(&here, &given);
+    there.with(async |client| {
+        let upload = async || {
+            let mut upload = client.import_kernel("").await.unwrap();
+            upload.write(&file).await.unwrap();
+            upload
+        };
+        let begun = upload().await;
+        let mut wanted = begun.review().await.unwrap();
+        assert_eq!(wanted, begun.review().await.unwrap());
+        wanted[0].source = "/".into();
+        let error = begun.finish(&wanted).await.err().unwrap();
+        assert_eq!((error.code, error.reason.as_str()), (ErrorCode::InvalidArgument, "grant"));
+        let made = upload().await.finish(&[]).await.unwrap();
+        assert_eq!((made.granted.len(), made.withheld.len()), (0, 2));
+        assert_eq!(made.kernel.mounts().await.unwrap(), []);
+    });
 }
 
 /// Ctrl-C during an export leaves no file, complete or partial.

@@ -192,6 +192,10 @@ impl Home {
         let mut json = serde_json::to_value(plan).expect("a plan is JSON");
         let object = json.as_object_mut().expect("a plan is an object");
         object.extend(more.as_object().cloned().unwrap_or_default());
+        let is_mapped = object["run_as"]["map_root"] == true;
+        for mount in object["mounts"].as_array_mut().into_iter().flatten() {
+            mount["is_mapped"] = is_mapped.into();
+        }
         json.to_string()
     }
 

@@ -137,6 +137,13 @@ impl Host {
     pub fn configure(&self, text: &str) {
         let as_users = text.contains("[pool") || std::env::var_os("RYOKAN_TEST_POOL").is_some();
         let text = if as_users { text.to_owned() } else { format!("{text}\n{NO_POOL}") };
+        // Mounts of tests are writable for kernels, whoever runs the tests.
+        let mapped = format!("[sandbox]\nmap_owner = [{:?}]\n", self.dir.path());
+        let text = match text.contains("[sandbox]\n") || text.contains("map_owner") {
+            true if text.contains("map_owner") => text,
+            true => text.replacen("[sandbox]\n", &mapped, 1),
+            false => format!("{text}\n{mapped}"),
+        };
         let folder = self.path("config").join("ryokan");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("config.toml"), text).unwrap();

@@ -2,8 +2,11 @@
 
 use ryokan::core::audit::AuditLine;
 use ryokan::core::engine::EngineName;
+use ryokan::core::exec::ExecRequest;
 use ryokan::core::rights::Right;
+use ryokan::core::value::Value;
 use ryokan::rpc::client::HostClient;
+use ryokan::session::Session as _;
 
 use super::{edit, gc, host, manual};
 use crate::support::{Host, User, kernel, out, users};
@@ -16,6 +19,40 @@ async fn lines(client: &HostClient, kernel: &str) -> Vec<AuditLine> {
     });
     told.await.expect("the log");
     lines
+}
+
+/// Operations on state and rights, and their refusals.
+#[test]
+fn state_operations_audited() {
+    let host = host(User::Own);
+    host.with(async |client| {
+        let (k, other) = (kernel(&client, "k", EngineName::Kaish).await, kernel(&client, "o", EngineName::Kaish).await);
+        k.start().await.expect("started");
+        k.set_var("x", Value::Int(1)).await.expect("set");
+        let state = k.snapshot().await.expect("taken");
+        k.restore(&state.data).await.expect("restored");
+        let blob = k.write_blob(b"blob").await.expect("written");
+        k.grant_blob(blob, &other).await.expect("granted");
+        k.stop(false).await.expect("stopped");
+        let weak = k.attenuate([Right::Read].into_iter().collect(), "watcher").await.expect("a weaker one");
+        assert!(weak.run(&ExecRequest::code("x=2")).await.is_err());
+        assert!(weak.set_var("x", Value::Int(2)).await.is_err());
+        assert!(weak.snapshot().await.is_err());
+        assert!(weak.restore(&state.data).await.is_err());
+        assert!(weak.stop(false).await.is_err());
+        let all = lines(&client, "k").await;
+        let count = |action: &str, outcome: &str| {
+            all.iter().filter(|line| line.what.action == action && line.what.outcome == outcome).count()
+        };
+        for action in ["start", "set_var", "snapshot", "restore_state", "grant_blob", "stop", "attenuate"] {
+            assert_eq!(count(&format!("kernel.{action}"), "done"), 1, "{action} in {all:#?}");
+        }
+        for action in ["run", "set_var", "snapshot", "restore_state", "stop"] {
+            assert_eq!(count(&format!("kernel.{action}"), "refused"), 1, "{action} in {all:#?}");
+        }
+        let set = all.iter().find(|line| line.what.action == "kernel.set_var").unwrap();
+        assert!(set.what.version_before < set.what.version_after, "{set:?}");
+    });
 }
 
 #[test]

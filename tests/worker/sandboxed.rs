@@ -233,8 +233,13 @@ fn launch_reports_failed_layer() {
     local(async {
         let mut kernel = Kernel::new(EngineName::Kaish);
         let nowhere = PathBuf::from("/nowhere/at/all");
-        kernel.document.plan.mounts =
-            vec![PlannedMount { inside: "/data".into(), source: nowhere, writable: false, system: false }];
+        kernel.document.plan.mounts = vec![PlannedMount {
+            inside: "/data".into(),
+            source: nowhere,
+            writable: false,
+            system: false,
+            is_mapped: false,
+        }];
         let error = kernel.launch().await.map(drop).unwrap_err();
         assert_eq!(error.code, ErrorCode::Refused, "{error}");
         assert!(error.reason.starts_with("sandbox-") && !error.hint.is_empty(), "{error:?}");

@@ -2,12 +2,34 @@
 
 use super::{Table, ago, plain, stamp};
 use crate::cli::paint::Paint;
+use crate::core::host_resource::HostResource;
 use crate::core::ids::CheckpointId;
 use crate::core::info::KernelInfo;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::quantity::format_size;
 use crate::core::rights::Rights;
-use crate::rpc::client::Forks;
+use crate::rpc::client::{Forks, ImportedKernel};
+
+/// An imported kernel, with the resources of the host that its file requests.
+pub fn imported(imported: &ImportedKernel) -> String {
+    let ImportedKernel { info, granted, withheld, .. } = imported;
+    let mut text =
+        format!("imported {} ({})\n", info.spec.name, super::counted(u64::from(info.checkpoints), "checkpoint"));
+    if !granted.is_empty() {
+        text.push_str(&format!("granted from this host:\n{}", host_resources(granted)));
+    }
+    if !withheld.is_empty() {
+        text.push_str(&format!("withheld, although the file requests it:\n{}", host_resources(withheld)));
+        text.push_str("import again with --with-host to grant all of it, or with --allow-path, --mcp and --net\n");
+    }
+    text
+}
+
+/// Resources of the host, one per line.
+pub fn host_resources(resources: &[HostResource]) -> String {
+    let line = |resource: &HostResource| format!("  {}\n", plain(&resource.to_string()).replace(['\n', '\t'], " "));
+    resources.iter().map(line).collect()
+}
 
 /// A list of kernels, or `none` if it is empty.
 pub fn kernels(kernels: &[KernelInfo], none: &str, now_ms: i64, paint: Paint) -> String {

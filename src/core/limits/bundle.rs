@@ -20,3 +20,5 @@ pub const BUNDLE_OBJECTS: u64 = 20_000_000;
 pub const BUNDLE_BYTES: u64 = 1 << 40;
 /// Bundles written or read concurrently.
 pub const BUNDLES_CONCURRENT: usize = 4;
+/// Resources of the host that one bundle lists and that its import can grant.
+pub const BUNDLE_HOST_RESOURCES: usize = 1000;

@@ -58,6 +58,29 @@ fn relative_xdg_paths_ignored() {
     }
 }
 
+/// Without a runtime directory, a private one in `/tmp`, which no other user may have made.
+#[test]
+fn runtime_falls_back_to_tmp() {
+    let home = [("HOME", "/home/amy")];
+    let tmp = ("/tmp", DirStat { uid: 0, mode: 0o1777, is_dir: true });
+    let paths = resolve(&home, Mode::User, &[tmp]).expect("valid");
+    assert_eq!(paths.control_socket(), Path::new("/tmp/ryokan-1000/ryokand.sock"));
+    let own = DirStat { mode: 0o700, ..OURS };
+    assert_eq!(resolve(&home, Mode::User, &[tmp, ("/tmp/ryokan-1000", own)]).expect("valid"), paths);
+    for found in [
+        DirStat { uid: 7, ..own },
+        DirStat { mode: 0o755, ..own },
+        DirStat { mode: 0o770, ..own },
+        DirStat { is_dir: false, ..own },
+    ] {
+        let text = message(resolve(&home, Mode::User, &[tmp, ("/tmp/ryokan-1000", found)]));
+        assert!(text.contains("/tmp/ryokan-1000") && text.contains("set XDG_RUNTIME_DIR to"), "{text}");
+    }
+    for open in [DirStat { mode: 0o777, ..tmp.1 }, DirStat { uid: 7, ..tmp.1 }] {
+        assert!(message(resolve(&home, Mode::User, &[("/tmp", open)])).contains("sticky"));
+    }
+}
+
 #[test]
 fn home_is_needed_only_for_defaults() {
     let run = [("/run/user/1000", OURS)];
@@ -86,8 +109,6 @@ fn foreign_runtime_dir_is_refused() {
     }
     let text = message(resolve(&named, Mode::User, &[]));
     assert!(text.contains("XDG_RUNTIME_DIR \"/x\" does not exist"), "{text}");
-    let text = message(resolve(&[home], Mode::User, &[]));
-    assert!(text.contains("XDG_RUNTIME_DIR is not set") && text.contains("set XDG_RUNTIME_DIR to"), "{text}");
     assert!(resolve(&named, Mode::User, &[("/x", DirStat { mode: 0o755, ..OURS })]).is_ok());
 }
 

@@ -46,6 +46,8 @@ pub struct ProcessSettings {
     pub cache: PathBuf,
     /// Paths that every kernel sees read-only.
     pub system_paths: Vec<PathBuf>,
+    /// Paths whose owner a root daemon maps to the user of its kernels.
+    pub mapped_paths: Vec<PathBuf>,
     /// The configured interpreters of engines.
     pub interpreters: BTreeMap<EngineName, PathBuf>,
     /// Modules that a warm Python preloads.
@@ -76,7 +78,12 @@ impl ProcessDriver {
         let prefix = format!("worker-{}-", settings.host);
         let cgroups = settings.cgroup_base.clone().map(|base| Cgroups { base, prefix });
         let interpreters = Interpreters::new(settings.interpreters.clone(), settings.system_paths.clone());
-        ProcessDriver { settings, interpreters, shared: Rc::new(Shared { cgroups, owners: Owners::default() }) }
+        let mapped_paths = settings.mapped_paths.clone();
+        ProcessDriver {
+            settings,
+            interpreters,
+            shared: Rc::new(Shared { cgroups, owners: Owners::default(), mapped_paths }),
+        }
     }
 
     /// The account of a user's workers: `None` in a daemon that is not root.
@@ -123,6 +130,7 @@ impl ProcessDriver {
             source: path.canonicalize().unwrap_or_else(|_| path.clone()),
             writable: false,
             system: true,
+            is_mapped: false,
         });
         plan.mounts = system.collect();
         plan.mounts.extend(new.mounts.iter().map(|mount| PlannedMount {
@@ -130,6 +138,7 @@ impl ProcessDriver {
             source: mount.source.clone(),
             writable: mount.writable,
             system: false,
+            is_mapped: self.shared.mapping(variant.run_as, &mount.source).is_some(),
         }));
         plan
     }

@@ -86,9 +86,17 @@ impl Record {
 pub(super) struct Shared {
     pub cgroups: Option<Cgroups>,
     pub owners: Owners,
+    /// Paths whose owner is mapped to the user of root's kernels.
+    pub mapped_paths: Vec<PathBuf>,
 }
 
 impl Shared {
+    /// The account to which the owner of a host path is mapped; `None` if the worker opens it with its own rights.
+    pub(super) fn mapping(&self, run_as: Option<RunAs>, source: &Path) -> Option<RunAs> {
+        let is_named = self.mapped_paths.iter().any(|path| source.starts_with(path));
+        run_as.filter(|run_as| run_as.map_root && is_named)
+    }
+
     /// Removes leftovers of an ended worker. A worker unlinks its sockets itself, unless it was killed.
     pub(super) async fn clean_up(&self, worker: WorkerId, socket: &Path) {
         for path in [socket.to_owned(), unix::descriptor_path(socket)] {
@@ -116,9 +124,8 @@ impl ProcessHandle {
         Ok(self.shared.owners.mapped(path, run_as)?)
     }
 
-    /// The account to which host paths are mapped; `None` if the worker opens them with its own rights.
-    fn mapped_for(&self) -> Option<RunAs> {
-        self.record.run_as.filter(|run_as| run_as.map_root)
+    fn mapping(&self, source: &Path) -> Option<RunAs> {
+        self.shared.mapping(self.record.run_as, source)
     }
 
     async fn source(&self, link: &WorkerLink, path: &Path, run_as: Option<RunAs>) -> Result<BoundSource> {
@@ -176,14 +183,14 @@ impl WorkerHandle for ProcessHandle {
             bound.folder = Some(BoundFolder { dir, own_workspace: own_workspace.clone(), workspace });
         }
         for mount in mounts {
-            let source = self.source(link, &mount.source, self.mapped_for()).await?;
+            let source = self.source(link, &mount.source, self.mapping(&mount.source)).await?;
             bound.mounts.push(BoundMount { inside: mount.inside.clone(), source, writable: mount.writable });
         }
         Ok(bound)
     }
 
     async fn attach_mount(&self, link: &WorkerLink, mount: &HostMount) -> Result<()> {
-        let detached = self.mapped_for().map(|run_as| self.mapped(&mount.source, run_as)).transpose()?;
+        let detached = self.mapping(&mount.source).map(|run_as| self.mapped(&mount.source, run_as)).transpose()?;
         link.bind(&mount.inside, &mount.source, mount.writable, detached).await
     }
 

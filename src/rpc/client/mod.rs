@@ -33,5 +33,5 @@ pub use fork::Forks;
 pub use host::HostClient;
 pub use kernel::{JournalSeen, KernelClient};
 pub use lease::LeaseClient;
-pub use portable::{BundleDownload, BundleUpload};
+pub use portable::{BundleDownload, BundleUpload, ImportedKernel};
 pub use state::{CheckedCode, Completions};

@@ -7,9 +7,11 @@ use super::host::HostClient;
 use super::kernel::KernelClient;
 use super::state::read_digest;
 use crate::core::error::Result;
+use crate::core::host_resource::HostResource;
 use crate::core::ids::Digest;
 use crate::core::info::KernelInfo;
 use crate::core::limits;
+use crate::rpc::convert::listing::{read_host_resources, write_host_resources};
 use crate::rpc::convert::{info, read_data};
 use crate::rpc::schema::ryokan_capnp as wire;
 
@@ -64,16 +66,44 @@ impl BundleUpload {
         Ok(())
     }
 
-    /// Creates the kernel from the file.
+    /// Ends the file and returns the resources of the host that it requests.
+    ///
+    /// # Errors
+    /// The daemon's errors, among them defects of the file.
+    pub async fn review(&self) -> Result<Vec<HostResource>> {
+        let response = self.link.wait(self.cap.review_request().send().promise).await?;
+        answer(read_host_resources(fields(response.get())?.get_requested()))
+    }
+
+    /// Creates the kernel from the file, with the granted resources of the host.
     ///
     /// # Errors
     /// The daemon's errors; nothing is visible then.
-    pub async fn finish(self) -> Result<(KernelClient, KernelInfo)> {
-        let response = self.link.wait(self.cap.finish_request().send().promise).await?;
+    pub async fn finish(self, grant: &[HostResource]) -> Result<ImportedKernel> {
+        let mut request = self.cap.finish_request();
+        write_host_resources(request.get().init_grant(grant.len() as u32), grant);
+        let response = self.link.wait(request.send().promise).await?;
         let response = fields(response.get())?;
         let (info, _) = answer(info::read_kernel_info(fields(response.get_info())?))?;
-        Ok((KernelClient::new(fields(response.get_kernel())?, self.link.clone()), info))
+        Ok(ImportedKernel {
+            kernel: KernelClient::new(fields(response.get_kernel())?, self.link.clone()),
+            info,
+            granted: answer(read_host_resources(response.get_granted()))?,
+            withheld: answer(read_host_resources(response.get_withheld()))?,
+        })
     }
+}
+
+/// A kernel created from a file.
+pub struct ImportedKernel {
+    /// The kernel.
+    pub kernel: KernelClient,
+    /// Its description.
+    pub info: KernelInfo,
+    /// The resources of the host that it has.
+    pub granted: Vec<HostResource>,
+    /// The resources that the file requests and the kernel does not have.
+    pub withheld: Vec<HostResource>,
 }
 
 impl KernelClient {
@@ -98,15 +128,13 @@ impl KernelClient {
 impl HostClient {
     /// Starts to create a kernel from a file.
     ///
-    /// `name` empty: the name in the file. `without_host`: without mounts, host paths and MCP
-    /// servers.
+    /// `name` empty: the name in the file.
     ///
     /// # Errors
     /// The daemon's errors.
-    pub async fn import_kernel(&self, name: &str, without_host: bool) -> Result<BundleUpload> {
+    pub async fn import_kernel(&self, name: &str) -> Result<BundleUpload> {
         let mut request = self.cap.import_kernel_request();
         request.get().set_name(name);
-        request.get().set_without_host(without_host);
         let response = self.link.call(request.send().promise).await?;
         Ok(BundleUpload { cap: fields(fields(response.get())?.get_file())?, link: self.link.clone() })
     }

@@ -3,7 +3,8 @@
 use capnp::struct_list;
 
 use super::text::{bounded, count, malformed, read_name, read_text};
-use crate::core::error::Result;
+use crate::core::error::{Error, Result};
+use crate::core::host_resource::{HostResource, ResourceKind};
 use crate::core::info::{Job, MountInfo, ToolInfo, VarInfo};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
@@ -47,6 +48,11 @@ list!(
     read_missed, write_missed, read_missed_entry, write_missed_entry, wire::missed_entry::Owned, MissedEntry, "missed"
 );
 list!(
+    /// Reads resources of the host.
+    read_host_resources, write_host_resources, read_host_resource, write_host_resource,
+    wire::host_resource::Owned, HostResource, "resources of the host"
+);
+list!(
     /// Reads background jobs.
     read_jobs, write_jobs, read_job, write_job, wire::job::Owned, Job, "jobs"
 );
@@ -63,6 +69,24 @@ fn write_mount(mut builder: wire::mount_info::Builder<'_>, mount: &MountInfo) {
     builder.set_path(mount.path.as_str());
     builder.set_source(mount.source.as_str());
     builder.set_writable(mount.writable);
+}
+
+fn read_host_resource(reader: wire::host_resource::Reader<'_>) -> Result<HostResource> {
+    let kind = read_name(reader.get_kind(), "kind of a resource")?;
+    let unknown = || Error::invalid(format!("{kind:?} is no kind of resource"));
+    Ok(HostResource {
+        kind: ResourceKind::from_name(&kind).ok_or_else(unknown)?,
+        name: read_name(reader.get_name(), "name of a resource")?,
+        source: read_name(reader.get_source(), "source of a resource")?,
+        writable: reader.get_writable(),
+    })
+}
+
+fn write_host_resource(mut builder: wire::host_resource::Builder<'_>, resource: &HostResource) {
+    builder.set_kind(resource.kind.name());
+    builder.set_name(resource.name.as_str());
+    builder.set_source(resource.source.as_str());
+    builder.set_writable(resource.writable);
 }
 
 fn read_tool(reader: wire::tool_info::Reader<'_>) -> Result<ToolInfo> {

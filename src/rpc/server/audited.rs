@@ -32,6 +32,12 @@ impl KernelServer {
         done
     }
 
+    /// Records a completed operation in the audit log, with the kernel's version before it.
+    pub(super) async fn audit_done(&self, action: &str, before: u64, detail: impl Into<String>) {
+        let versions = (Some(before), Some(self.kernel.view().version));
+        self.host().audit(&self.actor, action, &self.kernel, versions, detail).await;
+    }
+
     pub(super) async fn add_mount(&self, params: kernel::MountParams) -> capnp::Result<()> {
         let params = params.get()?;
         let mount = MountInfo {

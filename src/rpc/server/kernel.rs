@@ -120,10 +120,12 @@ impl kernel::Server for KernelServer {
         params: kernel::ExecuteParams,
         mut results: kernel::ExecuteResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Execute)?;
-        let code = read_text(params.get()?.get_code(), "code").map_err(to_capnp)?;
-        results.get().set_exec_id(self.run_code(ExecRequest::code(code)).await?.id.0);
-        Ok(())
+        self.audited("kernel.run", Right::Execute, async {
+            let code = read_text(params.get()?.get_code(), "code").map_err(to_capnp)?;
+            results.get().set_exec_id(self.run_code(ExecRequest::code(code)).await?.id.0);
+            Ok(())
+        })
+        .await
     }
 
     async fn execute_streaming(
@@ -131,19 +133,21 @@ impl kernel::Server for KernelServer {
         params: kernel::ExecuteStreamingParams,
         mut results: kernel::ExecuteStreamingResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Execute)?;
-        let params = params.get()?;
-        let code = read_text(params.get_code(), "code").map_err(to_capnp)?;
-        let callback = params.get_callback()?;
-        let execution = self.run_code(ExecRequest::code(code)).await?;
-        results.get().set_exec_id(execution.id.0);
-        let reader = execution.output.reader(0);
-        tokio::task::spawn_local(async move {
-            if let Err(error) = pump(execution.id, reader, callback).await {
-                tracing::debug!(exec = %execution.id, %error, "a client stopped listening");
-            }
-        });
-        Ok(())
+        self.audited("kernel.run", Right::Execute, async {
+            let params = params.get()?;
+            let code = read_text(params.get_code(), "code").map_err(to_capnp)?;
+            let callback = params.get_callback()?;
+            let execution = self.run_code(ExecRequest::code(code)).await?;
+            results.get().set_exec_id(execution.id.0);
+            let reader = execution.output.reader(0);
+            tokio::task::spawn_local(async move {
+                if let Err(error) = pump(execution.id, reader, callback).await {
+                    tracing::debug!(exec = %execution.id, %error, "a client stopped listening");
+                }
+            });
+            Ok(())
+        })
+        .await
     }
 
     async fn interrupt(
@@ -171,13 +175,19 @@ impl kernel::Server for KernelServer {
         params: kernel::SetVarParams,
         _results: kernel::SetVarResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Write)?;
-        let params = params.get()?;
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let value = read_value(params.get_value()?).map_err(to_capnp)?;
-        let change = Some((self.change(params.get_expected_version()), format!("set {name}")));
-        let set = self.kernel.with_worker(change, move |link| async move { link.set_var(&name, &value).await });
-        set.await.map_err(to_capnp)
+        self.audited("kernel.set_var", Right::Write, async {
+            let before = self.kernel.view().version;
+            let params = params.get()?;
+            let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+            let named = name.clone();
+            let value = read_value(params.get_value()?).map_err(to_capnp)?;
+            let change = Some((self.change(params.get_expected_version()), format!("set {name}")));
+            let set = self.kernel.with_worker(change, move |link| async move { link.set_var(&name, &value).await });
+            set.await.map_err(to_capnp)?;
+            self.audit_done("kernel.set_var", before, named).await;
+            Ok(())
+        })
+        .await
     }
 
     async fn list_vars(
@@ -234,13 +244,15 @@ impl kernel::Server for KernelServer {
         params: kernel::CallToolParams,
         mut results: kernel::CallToolResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Execute)?;
-        let params = params.get()?;
-        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let args = read_value(params.get_args()?).map_err(to_capnp)?;
-        let request = ExecRequest { what: Work::Call { name, args }, ..ExecRequest::default() };
-        let result = self.run_code(request).await?.result().await.map_err(to_capnp)?;
-        write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
+        self.audited("kernel.run", Right::Execute, async {
+            let params = params.get()?;
+            let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+            let args = read_value(params.get_args()?).map_err(to_capnp)?;
+            let request = ExecRequest { what: Work::Call { name, args }, ..ExecRequest::default() };
+            let result = self.run_code(request).await?.result().await.map_err(to_capnp)?;
+            write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
+        })
+        .await
     }
 
     async fn register_mcp(
@@ -278,12 +290,17 @@ impl kernel::Server for KernelServer {
         _params: kernel::SnapshotParams,
         mut results: kernel::SnapshotResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Checkpoint)?;
-        let taken = engine_state::take(&self.kernel).await.map_err(to_capnp)?;
-        let mut results = results.get();
-        results.set_data(&taken.data);
-        write_missed(results.init_missed(taken.missed.len() as u32), &taken.missed);
-        Ok(())
+        self.audited("kernel.snapshot", Right::Checkpoint, async {
+            let before = self.kernel.view().version;
+            let taken = engine_state::take(&self.kernel).await.map_err(to_capnp)?;
+            let mut results = results.get();
+            let bytes = taken.data.len();
+            results.set_data(&taken.data);
+            write_missed(results.init_missed(taken.missed.len() as u32), &taken.missed);
+            self.audit_done("kernel.snapshot", before, format!("{bytes} bytes")).await;
+            Ok(())
+        })
+        .await
     }
 
     async fn restore(
@@ -291,13 +308,17 @@ impl kernel::Server for KernelServer {
         params: kernel::RestoreParams,
         mut results: kernel::RestoreResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Restore)?;
-        let params = params.get()?;
-        let data = read_data(params.get_data(), "data", limits::STATE_INLINE_BYTES).map_err(to_capnp)?;
-        let change = self.change(params.get_expected_version());
-        let missed = engine_state::put_back(&self.kernel, change, &data).await.map_err(to_capnp)?;
-        write_missed(results.get().init_missed(missed.len() as u32), &missed);
-        Ok(())
+        self.audited("kernel.restore_state", Right::Restore, async {
+            let before = self.kernel.view().version;
+            let params = params.get()?;
+            let data = read_data(params.get_data(), "data", limits::STATE_INLINE_BYTES).map_err(to_capnp)?;
+            let change = self.change(params.get_expected_version());
+            let missed = engine_state::put_back(&self.kernel, change, &data).await.map_err(to_capnp)?;
+            write_missed(results.get().init_missed(missed.len() as u32), &missed);
+            self.audit_done("kernel.restore_state", before, blake3::hash(&data).to_string()).await;
+            Ok(())
+        })
+        .await
     }
 
     async fn read_blob(
@@ -334,13 +355,15 @@ impl kernel::Server for KernelServer {
     }
 
     async fn run(self: Rc<Self>, params: kernel::RunParams, mut results: kernel::RunResults) -> capnp::Result<()> {
-        self.may(Right::Execute)?;
-        let request = read_exec_request(params.get()?.get_request()?).map_err(to_capnp)?;
-        let execution = self.run_code(request).await?;
-        let mut results = results.get();
-        results.set_exec_id(execution.id.0);
-        results.set_execution(self.execution_client(execution));
-        Ok(())
+        self.audited("kernel.run", Right::Execute, async {
+            let request = read_exec_request(params.get()?.get_request()?).map_err(to_capnp)?;
+            let execution = self.run_code(request).await?;
+            let mut results = results.get();
+            results.set_exec_id(execution.id.0);
+            results.set_execution(self.execution_client(execution));
+            Ok(())
+        })
+        .await
     }
 
     async fn run_to_end(
@@ -348,10 +371,12 @@ impl kernel::Server for KernelServer {
         params: kernel::RunToEndParams,
         mut results: kernel::RunToEndResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Execute)?;
-        let request = read_exec_request(params.get()?.get_request()?).map_err(to_capnp)?;
-        let result = self.run_code(request).await?.result().await.map_err(to_capnp)?;
-        write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
+        self.audited("kernel.run", Right::Execute, async {
+            let request = read_exec_request(params.get()?.get_request()?).map_err(to_capnp)?;
+            let result = self.run_code(request).await?.result().await.map_err(to_capnp)?;
+            write_exec_result(results.get().init_result(), &result).map_err(to_capnp)
+        })
+        .await
     }
 
     async fn checkpoints(
@@ -399,6 +424,9 @@ impl kernel::Server for KernelServer {
         let client =
             if label.is_empty() { self.actor.client.clone() } else { format!("{}/{label}", self.actor.client) };
         let actor = Actor { client, ..self.actor.clone() };
+        let version = Some(self.kernel.view().version);
+        let detail = rights.iter().map(Right::name).collect::<Vec<_>>().join(", ");
+        self.host().audit(&actor, "kernel.attenuate", &self.kernel, (version, version), detail).await;
         results.get().set_kernel(self.connection.kernel_client(&self.kernel, rights, actor));
         Ok(())
     }
@@ -450,33 +478,49 @@ impl kernel::Server for KernelServer {
         params: kernel::GrantBlobParams,
         _results: kernel::GrantBlobResults,
     ) -> capnp::Result<()> {
-        self.may(Right::Read)?;
-        let params = params.get()?;
-        let digest = Self::digest(params.get_hash()).map_err(to_capnp)?;
-        let receiver = self.connection.local(&params.get_to()?).await;
-        let receiver = receiver.ok_or_else(|| {
-            to_capnp(
-                Error::invalid("`to` is no kernel of this connection")
-                    .hint("open both kernels over the same connection"),
-            )
-        })?;
-        receiver.may(Right::Write)?;
-        // Garbage collection must not list rows between the check of one row and the write of the
-        // other.
-        let _names = self.host().upkeep.names.read().await;
-        self.kernel.records.readable(digest).await.map_err(to_capnp)?;
-        receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)
+        self.audited("kernel.grant_blob", Right::Read, async {
+            let before = self.kernel.view().version;
+            let params = params.get()?;
+            let digest = Self::digest(params.get_hash()).map_err(to_capnp)?;
+            let receiver = self.connection.local(&params.get_to()?).await;
+            let receiver = receiver.ok_or_else(|| {
+                to_capnp(
+                    Error::invalid("`to` is no kernel of this connection")
+                        .hint("open both kernels over the same connection"),
+                )
+            })?;
+            receiver.may(Right::Write)?;
+            // Garbage collection must not list rows between the check of one row and the write of the
+            // other.
+            let _names = self.host().upkeep.names.read().await;
+            self.kernel.records.readable(digest).await.map_err(to_capnp)?;
+            receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
+            self.audit_done("kernel.grant_blob", before, format!("{digest} to {}", receiver.kernel.id)).await;
+            Ok(())
+        })
+        .await
     }
 
     async fn start(self: Rc<Self>, _params: kernel::StartParams, _results: kernel::StartResults) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        self.kernel.start(self.actor.clone()).await.map_err(to_capnp)
+        self.audited("kernel.start", Right::Admin, async {
+            let before = self.kernel.view().version;
+            self.kernel.start(self.actor.clone()).await.map_err(to_capnp)?;
+            self.audit_done("kernel.start", before, "").await;
+            Ok(())
+        })
+        .await
     }
 
     async fn stop(self: Rc<Self>, params: kernel::StopParams, _results: kernel::StopResults) -> capnp::Result<()> {
-        self.may(Right::Admin)?;
-        let mode = if params.get()?.get_force() { StopMode::Force } else { StopMode::WhenIdle };
-        self.kernel.stop(self.actor.clone(), mode).await.map_err(to_capnp)
+        self.audited("kernel.stop", Right::Admin, async {
+            let before = self.kernel.view().version;
+            let force = params.get()?.get_force();
+            let mode = if force { StopMode::Force } else { StopMode::WhenIdle };
+            self.kernel.stop(self.actor.clone(), mode).await.map_err(to_capnp)?;
+            self.audit_done("kernel.stop", before, if force { "at once" } else { "" }).await;
+            Ok(())
+        })
+        .await
     }
 
     async fn remove(

@@ -7,14 +7,15 @@ use tokio::sync::Mutex;
 
 use super::Connection;
 use super::kernel::KernelServer;
-use crate::core::error::Error;
+use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::rpc::convert::info::write_kernel_info;
+use crate::rpc::convert::listing::{read_host_resources, write_host_resources};
 use crate::rpc::convert::{read_data, read_text_list, to_capnp};
-use crate::rpc::schema::ryokan_capnp::{bundle_reader, bundle_writer, kernel};
+use crate::rpc::schema::ryokan_capnp::{bundle_reader, bundle_writer, host_resource, kernel};
 use crate::supervisor::kernel::command::Actor;
-use crate::supervisor::registry::bundle_io::{self, Export, Import};
+use crate::supervisor::registry::bundle_io::{self, Export, Import, Imported};
 
 impl KernelServer {
     pub(super) async fn export_file(
@@ -75,29 +76,61 @@ impl bundle_writer::Server for BundleWriterServer {
         let data = read_data(params.get()?.get_data(), "data", limits::CHUNK_BYTES).map_err(to_capnp)?;
         match &mut *self.import.lock().await {
             Some(import) => import.write(data).await.map_err(to_capnp),
-            None => Err(to_capnp(Error::conflict("this import is over"))),
+            None => Err(to_capnp(over())),
         }
     }
 
     async fn finish(
         self: Rc<Self>,
-        _params: bundle_writer::FinishParams,
+        params: bundle_writer::FinishParams,
         mut results: bundle_writer::FinishResults,
     ) -> capnp::Result<()> {
-        let import = self.import.lock().await.take();
-        let import = import.ok_or_else(|| to_capnp(Error::conflict("this import is over")))?;
-        let name = (!self.name.is_empty()).then_some(self.name.as_str());
         let supervisor = &self.connection.supervisor;
-        let made = match import.finish(supervisor, name, self.without_host, &self.actor).await {
-            Ok(made) => made,
+        let imported = match self.create(params.get()?.get_grant()).await {
+            Ok(imported) => imported,
             Err(error) => {
                 supervisor.host().audit_refusal(&self.actor, "kernel.import", None, &error).await;
                 return Err(to_capnp(error));
             }
         };
+        let made = &imported.kernel;
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), Rights::ALL).map_err(to_capnp)?;
-        results.set_kernel(self.connection.kernel_client(&made, Rights::ALL, self.actor.clone()));
+        results.set_kernel(self.connection.kernel_client(made, Rights::ALL, self.actor.clone()));
+        let granted = results.reborrow().init_granted(imported.granted.len() as u32);
+        write_host_resources(granted, &imported.granted);
+        write_host_resources(results.init_withheld(imported.withheld.len() as u32), &imported.withheld);
         Ok(())
     }
+
+    async fn review(
+        self: Rc<Self>,
+        _params: bundle_writer::ReviewParams,
+        mut results: bundle_writer::ReviewResults,
+    ) -> capnp::Result<()> {
+        let mut import = self.import.lock().await;
+        let import = import.as_mut().ok_or_else(|| to_capnp(over()))?;
+        let requested = import.review().await.map_err(to_capnp)?;
+        write_host_resources(results.get().init_requested(requested.len() as u32), requested);
+        Ok(())
+    }
+}
+
+impl BundleWriterServer {
+    async fn create(
+        &self,
+        grant: capnp::Result<capnp::struct_list::Reader<'_, host_resource::Owned>>,
+    ) -> Result<Imported> {
+        let granted = read_host_resources(grant)?;
+        if self.without_host && !granted.is_empty() {
+            return Err(Error::invalid("the import began without resources of the host").reason("grant"));
+        }
+        let import = self.import.lock().await.take().ok_or_else(over)?;
+        let name = (!self.name.is_empty()).then_some(self.name.as_str());
+        import.finish(&self.connection.supervisor, name, granted, &self.actor).await
+    }
+}
+
+fn over() -> Error {
+    Error::conflict("this import is over")
 }

@@ -148,7 +148,7 @@ impl HostServer {
         params: host::VerifyAuditParams,
         mut results: host::VerifyAuditResults,
     ) -> capnp::Result<()> {
-        self.actor().map_err(to_capnp)?;
+        self.operator("host.verify_audit").await.map_err(to_capnp)?;
         let known = read_text(params.get()?.get_known(), "known").map_err(to_capnp)?;
         let known: Option<AuditHead> = match known.as_str() {
             "" => None,

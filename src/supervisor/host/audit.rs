@@ -1,14 +1,16 @@
 //! Writes the supervisor's audit log: who changed which kernel, refusals included; keeps the log's head in a file.
 //!
-//! A line that cannot be written is reported in the daemon's own log: the operation is already done and is not undone.
+//! A line that cannot be written is reported in the daemon's own log, and the next line of the chain records the gap: the
+//! operation is already done and is not undone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::rc::Rc;
 
 use crate::catalog::AuditFilter;
-use crate::core::audit::{AuditHead, AuditLine, NewAudit};
+use crate::core::audit::{AuditHead, AuditLine, GAP, NewAudit};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
@@ -16,6 +18,8 @@ use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
 use crate::sys::fs;
 
+/// The file with the number of lost lines.
+const LOST: &str = "audit.lost";
 /// How long a refusal counts against its user, milliseconds.
 const MINUTE_MS: i64 = 60_000;
 
@@ -28,6 +32,8 @@ pub(crate) struct Auditing {
     kept: Cell<Option<AuditHead>>,
     /// Whether the loss of the kept head was reported.
     is_missed: Cell<bool>,
+    /// Lines that could not be written and that no line records yet; `None` before the file was read.
+    lost: Cell<Option<u64>>,
 }
 
 /// Truncates text to the size of a line's detail.
@@ -78,12 +84,58 @@ impl Host {
         }
     }
 
-    /// Writes a line.
+    /// Writes a line, after one that records the lines that could not be written before.
     pub async fn write_audit(&self, line: NewAudit) {
+        let lost = self.lost_audit_lines();
+        self.auditing.lost.set(Some(0));
+        let gap = (lost > 0).then(|| NewAudit {
+            at_ms: line.at_ms,
+            uid: nix::unistd::geteuid().as_raw(),
+            client: "ryokand".into(),
+            action: GAP.into(),
+            outcome: "lost".into(),
+            detail: format!("{lost} lines could not be written"),
+            ..NewAudit::default()
+        });
         let action = line.action.clone();
-        let write = async || Ok(self.catalog.append_audit(vec![line.clone()]).await?);
-        if let Err(error) = self.making_room(write).await {
+        let lines: Vec<NewAudit> = gap.into_iter().chain([line]).collect();
+        let write = async || Ok(self.catalog.append_audit(lines.clone()).await?);
+        let written = self.making_room(write).await;
+        if let Err(error) = &written {
             tracing::error!(%error, action, "the audit log could not be written");
+            self.auditing.lost.set(Some(self.lost_audit_lines() + lost + 1));
+        }
+        if written.is_err() || lost > 0 {
+            self.keep_lost_audit_lines();
+        }
+    }
+
+    /// Lines of the log that could not be written and that no line records yet.
+    pub(crate) fn lost_audit_lines(&self) -> u64 {
+        let lost = self.auditing.lost.get().unwrap_or_else(|| {
+            let path = self.environment.data.join(LOST);
+            let kept = std::fs::read_to_string(&path).ok();
+            if kept.is_none() {
+                // Made while there is room: on a full disk its bytes are only overwritten.
+                self.keep_lost(0);
+            }
+            kept.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        });
+        self.auditing.lost.set(Some(lost));
+        lost
+    }
+
+    /// Keeps the number of lost lines for the next daemon.
+    fn keep_lost_audit_lines(&self) {
+        self.keep_lost(self.auditing.lost.get().unwrap_or(0));
+    }
+
+    fn keep_lost(&self, lost: u64) {
+        let path = self.environment.data.join(LOST);
+        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let kept = file.and_then(|file| file.write_all_at(format!("{lost:020}\n").as_bytes(), 0));
+        if let Err(error) = kept {
+            tracing::warn!(%error, "the number of lost audit lines could not be kept");
         }
     }
 

@@ -296,11 +296,23 @@ impl Host {
         Ok(real)
     }
 
+    /// Whether code of this user's kernels has the rights of a resolved host path's owner.
+    pub(crate) fn maps_owner(&self, uid: u32, real: &Path) -> bool {
+        let is_roots = uid == 0 && nix::unistd::geteuid().is_root();
+        is_roots && self.config.sandbox.map_owner.iter().any(|path| real.starts_with(path))
+    }
+
     /// Why a kernel of this user may not use this resolved host path; `None` if it may.
     pub(crate) fn path_refusal(&self, real: &Path, uid: u32) -> Option<String> {
         let is_own = uid == nix::unistd::geteuid().as_raw();
         let home = if is_own { self.environment.home.clone() } else { home_of(uid) };
-        self.config.sandbox.deny_paths.refusal(real, home.as_deref())
+        let sandbox = &self.config.sandbox;
+        let denied = sandbox.deny_paths.refusal("deny_paths", real, home.as_deref());
+        let is_root = nix::unistd::geteuid().is_root();
+        denied.or_else(|| {
+            let rules = &sandbox.root_deny_paths;
+            is_root.then(|| rules.refusal("root_deny_paths", real, home.as_deref())).flatten()
+        })
     }
 
     /// The first configured system path inside the workspace.

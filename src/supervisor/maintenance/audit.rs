@@ -20,7 +20,15 @@ impl Supervisor {
         for kernel in self.kernels() {
             ends.extend(self.sealed_heads(&kernel).await);
         }
-        Ok(self.host().catalog.verify_audit(ends).await?)
+        let proved = self.host().catalog.verify_audit(ends).await?;
+        let lost = self.host().lost_audit_lines();
+        Ok(proved.and_then(|head| match lost {
+            0 => Ok(head),
+            _ => {
+                let why = format!("{lost} lines could not be written after the last line");
+                Err(AuditBreak { sequence: head.sequence + 1, why })
+            }
+        }))
     }
 
     /// The heads sealed in a kernel's checkpoints. Unreadable checkpoints are skipped here and reported by `verify`.

@@ -3,6 +3,8 @@
 //! Blocking threads write and read the file, a few at once. Its pieces go through bounded channels, so that a slow
 //! client delays the thread and costs no memory.
 
+use std::collections::HashSet;
+use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::rc::Rc;
 
@@ -12,6 +14,7 @@ use tokio::task::JoinHandle;
 use crate::bundle::{self, BundleError, Contents, Head, Packed};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
+use crate::core::host_resource::{self, HostResource};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
@@ -179,7 +182,24 @@ impl Write for Outlet {
 pub struct Import {
     pieces: Option<mpsc::Sender<Vec<u8>>>,
     reading: JoinHandle<Result<Contents>>,
+    reviewed: Option<Reviewed>,
     _held: crate::store::GcGuard,
+}
+
+/// A whole file, and the resources of the host that it requests.
+struct Reviewed {
+    contents: Contents,
+    requested: Vec<HostResource>,
+}
+
+/// The result of an import.
+pub struct Imported {
+    /// The new kernel.
+    pub kernel: Rc<Kernel>,
+    /// The resources of the host that it has.
+    pub granted: Vec<HostResource>,
+    /// The resources that the file requests and the kernel does not have.
+    pub withheld: Vec<HostResource>,
 }
 
 impl Import {
@@ -201,7 +221,7 @@ impl Import {
             });
             read.await?.map_err(client_error)
         });
-        Ok(Import { pieces: Some(to), reading, _held: held })
+        Ok(Import { pieces: Some(to), reading, reviewed: None, _held: held })
     }
 
     /// Accepts the next piece; waits until there is room for it.
@@ -224,27 +244,48 @@ impl Import {
         (&mut self.reading).await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Creates a kernel from the file. Without `name`, the kernel keeps the file's name. `without_host` drops host
-    /// paths, mounts and MCP servers.
+    /// Ends the file and returns the resources of the host that it requests.
     ///
     /// # Errors
-    /// The defect of the file; `alreadyExists`, `refused`, `notFound` (mounts): no kernel is visible then.
+    /// The defect of the file.
+    pub async fn review(&mut self) -> Result<&[HostResource]> {
+        if self.reviewed.is_none() {
+            if self.pieces.is_none() {
+                return Err(over());
+            }
+            let contents = self.read().await?;
+            let requested = host_resource::requested(&contents.manifests);
+            self.reviewed = Some(Reviewed { contents, requested });
+        }
+        Ok(self.reviewed.as_ref().map(|reviewed| reviewed.requested.as_slice()).unwrap_or_default())
+    }
+
+    /// Creates a kernel from the file. Without `name`, the kernel keeps the file's name. The kernel has only those
+    /// resources of the host that are granted.
+    ///
+    /// # Errors
+    /// The defect of the file; `invalidArgument` for a grant that the file does not request; `alreadyExists`,
+    /// `refused`, `notFound` (mounts): no kernel is visible then.
     pub async fn finish(
         mut self,
         supervisor: &Supervisor,
         name: Option<&str>,
-        without_host: bool,
+        granted: Vec<HostResource>,
         actor: &Actor,
-    ) -> Result<Rc<Kernel>> {
-        if self.pieces.is_none() {
-            return Err(over());
+    ) -> Result<Imported> {
+        self.review().await?;
+        let Some(Reviewed { contents, requested }) = self.reviewed.take() else { return Err(over()) };
+        let unknown = granted.iter().find(|wanted| !requested.contains(wanted));
+        if let Some(unknown) = unknown {
+            return Err(Error::invalid(format!("the file does not request {unknown}")).reason("grant"));
         }
-        let contents = self.read().await?;
+        let granted: HashSet<HostResource> = granted.into_iter().collect();
+        let (granted, withheld) = requested.into_iter().partition(|resource| granted.contains(resource));
         let name = name.unwrap_or(&contents.head.name).to_owned();
         let (supervisor, actor) = (supervisor.clone(), actor.clone());
         // A separate task, so that a client's disconnect leaves nothing half done.
         let making = tokio::task::spawn_local(async move {
-            let made = make(&supervisor, contents, &name, without_host, &actor).await;
+            let made = make(&supervisor, contents, &name, granted, withheld, &actor).await;
             drop(self);
             made
         });
@@ -285,18 +326,16 @@ async fn make(
     supervisor: &Supervisor,
     contents: Contents,
     name: &str,
-    without_host: bool,
+    granted: Vec<HostResource>,
+    withheld: Vec<HostResource>,
     actor: &Actor,
-) -> Result<Rc<Kernel>> {
+) -> Result<Imported> {
     let Contents { head, mut manifests, mut parts, bytes, digest } = contents;
     let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
     let reserved = supervisor.reserve(actor.uid, name)?;
+    let kept: HashSet<HostResource> = granted.iter().cloned().collect();
     for manifest in &mut manifests {
-        if without_host {
-            manifest.spec.paths.clear();
-            manifest.mounts.clear();
-            manifest.mcp.clear();
-        }
+        host_resource::keep_granted(manifest, &kept);
         // Resolved paths of another host do not apply here.
         manifest.spec.paths.iter_mut().for_each(|path| path.real = None);
         manifest.mounts.iter_mut().for_each(|mount| mount.real = None);
@@ -313,10 +352,14 @@ async fn make(
         from: Some(from),
         restored: Some(head.begin),
     };
+    let mut outcome = format!("{} of host {}; file {digest}", head.kernel, head.host);
+    for (what, resources) in [("granted", &granted), ("withheld", &withheld)] {
+        let _ = write!(outcome, "; {what} {}", listed(resources));
+    }
     let words = CreationRecord {
         mark: format!("imported {} of host {}", head.name, head.host),
         action: "kernel.import",
-        outcome: format!("{} of host {}; file {digest}", head.kernel, head.host),
+        outcome,
         detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
     };
     let seed = KernelSource {
@@ -332,7 +375,17 @@ async fn make(
         made: Default::default(),
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
-    supervisor.create_imported(&reserved, &seed, checkpoints, words, actor).await
+    let kernel = supervisor.create_imported(&reserved, &seed, checkpoints, words, actor).await?;
+    Ok(Imported { kernel, granted, withheld })
+}
+
+/// Describes resources for the audit log, first their number, because the text may be cut.
+fn listed(resources: &[HostResource]) -> String {
+    let mut text = resources.len().to_string();
+    for (i, resource) in resources.iter().enumerate() {
+        let _ = write!(text, "{}{resource}", if i == 0 { ": " } else { ", " });
+    }
+    text
 }
 
 /// Checks that the files of the imported checkpoint fit the workspace limit and the disk.
@@ -359,6 +412,7 @@ fn client_error(error: BundleError) -> Error {
         BundleError::Version(_) => ErrorCode::Unsupported,
         BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,
         BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Tree(_) => ErrorCode::Corrupt,
+        BundleError::Owners(_) => ErrorCode::Refused,
         BundleError::Store(_) => {
             let BundleError::Store(error) = error else { return Error::internal("an error changed") };
             return error.into();
@@ -367,6 +421,7 @@ fn client_error(error: BundleError) -> Error {
     };
     let hint = match code {
         ErrorCode::Unsupported => "use the release that wrote it, or a later one",
+        ErrorCode::Refused => "give the files to the kernel's user where it was exported, and export it again",
         ErrorCode::Corrupt => "get the file again from where it was written",
         _ => "",
     };

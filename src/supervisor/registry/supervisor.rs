@@ -275,6 +275,12 @@ impl Supervisor {
         if weaker {
             words.push_str(&format!(": network {}, without {:?}", spec.net.name(), spec.degraded));
         }
+        for path in &spec.paths {
+            let access = if path.writable { "rw" } else { "ro" };
+            let is_mapped = path.real.as_deref().is_some_and(|real| host.maps_owner(actor.uid, real));
+            let mapped = if is_mapped { ", owner mapped" } else { "" };
+            words.push_str(&format!("; path {} ({access}{mapped})", path.path.display()));
+        }
         let audit = NewAudit {
             kernel: id.to_string(),
             owner: Some(actor.uid),

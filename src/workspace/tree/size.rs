@@ -20,6 +20,8 @@ pub struct Size {
     pub bytes: u64,
     /// Depth of nested folders.
     pub depth: u32,
+    /// Whether an entry has another owner than the workspace.
+    pub is_foreign: bool,
 }
 
 impl Size {
@@ -27,6 +29,7 @@ impl Size {
         self.entries = self.entries.saturating_add(other.entries);
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.depth = self.depth.max(other.depth);
+        self.is_foreign |= other.is_foreign;
     }
 
     /// Whether a workspace may have this size.
@@ -86,6 +89,7 @@ impl Sizes {
             }
             Folder::Page(entries) => {
                 for entry in entries {
+                    let is_foreign = entry.meta.owner.is_some();
                     let bytes = match entry.node {
                         Node::Folder { digest } => {
                             match self.folders.get(&digest) {
@@ -105,7 +109,7 @@ impl Sizes {
                         }
                         Node::Symlink { .. } | Node::Fifo | Node::Missing { .. } => 0,
                     };
-                    size.add(Size { entries: 1, bytes, depth: 0 });
+                    size.add(Size { entries: 1, bytes, depth: 0, is_foreign });
                 }
             }
         }
@@ -146,7 +150,7 @@ mod tests {
         std::fs::hard_link(world.path("a/in/file"), world.path("a/name")).expect("linked");
         let tree = world.tracker().capture(&world.store).expect("captured").tree;
         let size = Sizes::default().of(&world.store, tree).expect("whole");
-        assert_eq!(size, Size { entries: 8, bytes: 200_000 + 4096, depth: 2 });
+        assert_eq!(size, Size { entries: 8, bytes: 200_000 + 4096, depth: 2, is_foreign: false });
         assert!(size.is_possible());
     }
 }

@@ -73,7 +73,10 @@ impl Task {
                 return Err(error);
             }
         };
-        let detail = serde_json::json!({ "path": mount.path, "source": mount.source, "writable": mount.writable });
+        let mut detail = serde_json::json!({ "path": mount.path, "source": mount.source, "writable": mount.writable });
+        if given.real.as_deref().is_some_and(|real| self.host.maps_owner(self.kernel.uid, Path::new(real))) {
+            detail["owner_mapped"] = true.into();
+        }
         self.changed(&change.actor, version, ("kernel_mounted", "kernel.mount"), detail).await;
         self.mounts.added.push(given);
         Ok(())
