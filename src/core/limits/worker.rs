@@ -67,6 +67,17 @@ pub const STATE_INLINE_BYTES: usize = 32 << 20;
 pub const STATE_BYTES: u64 = 4 << 30;
 /// State entries of one kernel.
 pub const STATE_ENTRIES: usize = 100_000;
+/// Init's memory for the changed state of one execution, bytes, for a kernel's memory limit.
+/// A quarter: the engine holds the value, and its saved form while it sends it.
+pub const fn pending_state_bytes(memory_bytes: u64) -> usize {
+    let quarter = memory_bytes / 4;
+    if quarter > PENDING_STATE_MAX { PENDING_STATE_MAX as usize } else { quarter as usize }
+}
+
+/// Largest value of [`pending_state_bytes`].
+const PENDING_STATE_MAX: u64 = 512 << 20;
+/// Init's memory for the differences that a restore from memory writes into the database, bytes.
+pub const RESTORED_STATE_BYTES: usize = PENDING_STATE_MAX as usize;
 /// Modules that Python preloads in a warm worker.
 pub const PRELOADED_MODULES: usize = 64;
 /// Snapshots of one Python engine in memory, one per checkpoint: the newest and, during a restore, the safety

@@ -117,6 +117,7 @@ fn serve(
         output_buffer_bytes: document.output_buffer_bytes,
         spool_folder,
         rollback_bytes: document.rollback_bytes,
+        state_bytes: limits::pending_state_bytes(document.plan.limits.memory_bytes),
         durability,
         unbound,
         preload: document.engine_settings.preload.clone(),

@@ -387,7 +387,7 @@ impl Worker {
             let taken = match (key.is_empty(), gone) {
                 (true, _) => Ok(()),
                 (false, true) => self.state.del(key),
-                (false, false) => self.state.put(key, meta, &data, more),
+                (false, false) => self.state.put_restored(key, meta, &data, more),
             };
             taken.map_err(Error::invalid)
         });
