@@ -34,5 +34,11 @@ pub const VALUE_ITEMS: usize = 1_000_000;
 pub const BLOB_INLINE_BYTES: usize = 32 << 20;
 /// One blob, bytes.
 pub const BLOB_BYTES: u64 = 64 << 30;
+/// Event subscriptions of one connection.
+pub const SUBSCRIPTIONS: usize = 32;
+/// Event subscriptions of one user.
+pub const SUBSCRIPTIONS_PER_USER: usize = 1_000;
+/// Events of one subscription on their way to the client; the next are read once it has taken these.
+pub const EVENTS_IN_FLIGHT: usize = 8;
 /// Events by which one subscriber may lag before it receives a gap.
 pub const EVENT_LAG: usize = 4096;
