@@ -80,9 +80,10 @@ const PENDING_STATE_MAX: u64 = 512 << 20;
 pub const RESTORED_STATE_BYTES: usize = PENDING_STATE_MAX as usize;
 /// Modules that Python preloads in a warm worker.
 pub const PRELOADED_MODULES: usize = 64;
-/// Snapshots of one Python engine in memory, one per checkpoint: the newest and, during a restore, the safety
-/// checkpoint's.
+/// Snapshots of one Python engine in memory for requested checkpoints, one per checkpoint.
 pub const FORKED_SNAPSHOTS: usize = 3;
+/// Further snapshots for safety checkpoints: during an undo, the restored one's and the new one's.
+pub const TRANSIENT_SNAPSHOTS: usize = 2;
 /// Lost snapshots of which a worker remembers the reason.
 pub const LOST_SNAPSHOTS: usize = 64;
 /// Deadline for a snapshot's wake-up; then the saved state is used.

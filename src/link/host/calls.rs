@@ -215,10 +215,11 @@ impl WorkerLink {
     ///
     /// # Errors
     /// `Busy` while an execution runs.
-    pub async fn keep(&self, checkpoint: CheckpointId, spare: Option<CheckpointId>) -> Result<String> {
+    pub async fn keep(&self, checkpoint: CheckpointId, spare: Option<CheckpointId>, transient: bool) -> Result<String> {
         let mut request = self.client.keep_request();
         request.get().set_checkpoint(checkpoint.to_string());
         request.get().set_spare(spare.map(|id| id.to_string()).unwrap_or_default());
+        request.get().set_transient(transient);
         let answer = answered(request.send().promise).await?;
         let why = answer.get().and_then(|r| Ok(r.get_why_not()?.to_string()?));
         why.map_err(|e| from_capnp(&e))
