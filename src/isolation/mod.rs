@@ -127,6 +127,12 @@ pub trait EngineState: Send {
     /// Those of writing; the former state is kept then.
     fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Entry>) -> Result<()>;
 
+    /// Passes every entry of the state to `each`.
+    ///
+    /// # Errors
+    /// Those of reading and of `each`; an error if a worker has it open.
+    fn read(&self, each: &mut dyn FnMut(Entry) -> Result<()>) -> Result<()>;
+
     /// Checks the state for damage.
     ///
     /// # Errors

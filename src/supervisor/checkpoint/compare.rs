@@ -105,7 +105,7 @@ async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
 pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Digest> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut gathered = gather(&of, &own, &link, None).await?;
+        let mut gathered = gather(&of, &own, Some(&link), None).await?;
         gathered.objects.settle(&of, None).await?;
         Ok(gathered.files.part.tree)
     });
@@ -116,7 +116,7 @@ pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Dig
 async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut gathered = gather(&of, &own, &link, None).await?;
+        let mut gathered = gather(&of, &own, Some(&link), None).await?;
         gathered.objects.settle(&of, None).await?;
         Ok((gathered.parts, gathered.files.part))
     });

@@ -76,7 +76,7 @@ pub(super) async fn capture(
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
-    let gathered = gather(host, kernel, link, Some(Keep { kind: taking.kind, spare: None })).await?;
+    let gathered = gather(host, kernel, Some(link), Some(Keep { kind: taking.kind, spare: None })).await?;
     seal(host, kernel, gathered, taking, actor, with).await
 }
 

@@ -13,6 +13,7 @@ use super::command::{Actor, Change, Command, Operation, Reply, Trace, Waiting};
 use super::execution::Execution;
 use super::tools::Tools;
 use crate::catalog::state::{Finished, Restored};
+use crate::core::checkpoint::Restoration;
 use crate::core::error::{Error, Result};
 use crate::core::exec::ExecRequest;
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
@@ -89,6 +90,8 @@ pub struct Kernel {
     pub(crate) sessions: Sharing,
     /// Capture method of the workspace, and why no faster one is available.
     pub(crate) capture: RefCell<String>,
+    /// The restore that recovery finished last, for its caller.
+    pub(crate) finished_restore: RefCell<Option<Restoration>>,
     /// The tree on which the workspace tracker is based: its objects are in use.
     pub(crate) base: Cell<Option<Digest>>,
     /// Retention of automatic checkpoints.
