@@ -14,6 +14,7 @@ use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::ExecResult;
 use crate::core::ids::Digest;
 use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
+use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
 use crate::core::upkeep::{Damage, GcItem, GcReport, GcThing, VerifyReport};
@@ -63,9 +64,10 @@ pub fn kernel(info: &KernelInfo) -> Json {
     })
 }
 
-/// A kernel, and the rights of the called capability.
-pub fn kernel_with_rights(info: &KernelInfo, rights: Rights) -> Json {
+/// A kernel, the rights of the called capability, and what is not saved.
+pub fn kernel_with_missed(info: &KernelInfo, rights: Rights, missed: &[MissedEntry]) -> Json {
     let mut json = kernel(info);
+    json["missed"] = json!(missed);
     json["rights"] = rights.iter().map(|right| right.name()).collect();
     json
 }

@@ -176,6 +176,8 @@ async fn manifest(
     };
     let view = kernel.view();
     let mut missed = view.missed;
+    // Not part of the present state any more.
+    missed.retain(|entry| !entry.has_ended());
     missed.extend(files.missed.iter().cloned());
     missed.extend(view.jobs.iter().map(|job| MissedEntry {
         key: format!("job/{}", job.id),

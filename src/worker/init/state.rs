@@ -57,6 +57,8 @@ pub struct State {
     /// Entries that were too large, by key.
     dropped: BTreeMap<String, MissedEntry>,
     missed: Vec<MissedEntry>,
+    /// Entries that ended with a former worker, by key, until their names are bound again.
+    ended: BTreeMap<String, MissedEntry>,
     missed_changed: bool,
     jobs: Vec<Job>,
     jobs_changed: bool,
@@ -86,6 +88,7 @@ impl State {
             partial: None,
             dropped: BTreeMap::new(),
             missed: Vec::new(),
+            ended: BTreeMap::new(),
             missed_changed: false,
             jobs: Vec::new(),
             jobs_changed: false,
@@ -119,6 +122,23 @@ impl State {
             self.db.apply(&Changes { jobs: Some(Vec::new()), ..Changes::default() })?;
         }
         Ok(lost)
+    }
+
+    /// Reads the entries that ended with the former worker.
+    ///
+    /// # Errors
+    /// The database's errors.
+    pub fn read_ended(&mut self) -> Result<(), CatalogError> {
+        let ended = self.db.missed()?.into_iter().map(MissedEntry::into_ended);
+        self.ended = ended.map(|entry| (entry.key.clone(), entry)).collect();
+        self.recount();
+        Ok(())
+    }
+
+    /// The entry that ended with a former worker under one of these names, if the text has it as a word.
+    pub fn ended_named(&self, text: &str) -> Option<&MissedEntry> {
+        let is_of_name = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
+        text.split(|c| !is_of_name(c)).find_map(|word| self.ended.get(&format!("var/{word}")))
     }
 
     /// Every stored entry without its body.
@@ -212,6 +232,13 @@ impl State {
         self.change(key, Change::Put(partial.entry))
     }
 
+    fn forget_ended(&mut self, key: &str) {
+        if let Some(ended) = self.ended.remove(key) {
+            self.head_bytes -= missed_cost(&ended);
+            self.missed_changed = true;
+        }
+    }
+
     /// Counts memory beside the bodies.
     fn charge(&mut self, bytes: usize) -> Result<(), String> {
         self.head_bytes += bytes;
@@ -223,6 +250,7 @@ impl State {
 
     /// Forgets that an entry was too large.
     fn undrop(&mut self, key: &str) {
+        self.forget_ended(key);
         if let Some(missed) = self.dropped.remove(key) {
             self.head_bytes -= missed_cost(&missed);
             self.missed_changed = true;
@@ -268,6 +296,8 @@ impl State {
         self.missed =
             missed.into_iter().map(|m| MissedEntry { key: m.key, type_name: m.type_name, reason: m.reason }).collect();
         self.missed_changed = true;
+        let bound: Vec<String> = self.missed.iter().map(|entry| entry.key.clone()).collect();
+        bound.iter().for_each(|key| self.forget_ended(key));
         self.charge(self.missed.iter().map(missed_cost).sum())
     }
 
@@ -289,7 +319,7 @@ impl State {
 
     /// The unsaved entries.
     pub fn missed(&self) -> Vec<MissedEntry> {
-        self.missed.iter().chain(self.dropped.values()).cloned().collect()
+        self.missed.iter().chain(self.dropped.values()).chain(self.ended.values()).cloned().collect()
     }
 
     /// Whether there are changes to store.
@@ -337,10 +367,15 @@ impl State {
         self.restores = false;
         let before = self.body_bytes + self.head_bytes;
         self.body_bytes = 0;
-        self.head_bytes = self.missed.iter().chain(self.dropped.values()).map(missed_cost).sum::<usize>()
-            + self.jobs.iter().map(job_cost).sum::<usize>()
-            + self.partial.iter().map(|partial| put_cost(&partial.entry.key, &partial.entry.meta_json)).sum::<usize>();
-        if before - self.head_bytes >= RELEASED_BYTES {
+        self.head_bytes =
+            self.missed.iter().chain(self.dropped.values()).chain(self.ended.values()).map(missed_cost).sum::<usize>()
+                + self.jobs.iter().map(job_cost).sum::<usize>()
+                + self
+                    .partial
+                    .iter()
+                    .map(|partial| put_cost(&partial.entry.key, &partial.entry.meta_json))
+                    .sum::<usize>();
+        if before.saturating_sub(self.head_bytes) >= RELEASED_BYTES {
             crate::sys::heap::trim();
         }
     }
@@ -360,6 +395,7 @@ impl State {
     pub fn replace(&mut self, spool: Spool) -> Result<(), CatalogError> {
         let info = self.info.clone().ok_or_else(|| CatalogError::Conflict("no engine has started".into()))?;
         self.dropped.clear();
+        self.ended.clear();
         self.discard();
         let entries = spool.into_entries()?;
         self.db.replace_all(&info, entries, &self.missed)?;
