@@ -147,9 +147,10 @@ impl Host {
 
     /// The error for [`disk_is_full`](Self::disk_is_full).
     pub(crate) fn full() -> Error {
-        Error::busy("no room on the disk that holds ryokan's data")
-            .reason(DISK_FULL)
-            .hint("free space on the device or raise the quota, then try again")
+        Error::busy("no room on the disk that holds ryokan's data").reason(DISK_FULL).hint(
+            "free space on the device or raise the quota; `ryokan rm` and `ryokan gc` free space, and an idle kernel \
+                 can run code that deletes its files; `du -s` of the folder `kernels` names the largest",
+        )
     }
 
     /// Milliseconds since 1970.
