@@ -179,8 +179,8 @@ fn unused_memory_returns_to_system() {
         let before = rss(host.pid());
         let mut most = before;
         for round in 0..4 {
-            let request = ExecRequest::code(format!("echo {round} # {}", "x".repeat(6 << 20)));
-            let pending = (0..8).map(|_| shell.run(&request));
+            let request = ExecRequest::code(format!("echo {round} # {}", "x".repeat(1_000_000)));
+            let pending = (0..48).map(|_| shell.run(&request));
             for run in futures::future::join_all(pending).await {
                 run.expect("accepted").result().await.expect("a result");
             }

@@ -28,6 +28,9 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 pub const VALUE_BYTES: usize = 8 << 20;
 /// Nesting of a value.
 pub const VALUE_DEPTH: usize = 100;
+/// Parts of one value: values, and names of fields. They are converted on the event loop, where all kernels wait for it;
+/// more goes through a file or a blob.
+pub const VALUE_PARTS: usize = 50_000;
 /// Items of one list in a message that has no narrower bound: an array, an object, rows, variables.
 pub const VALUE_ITEMS: usize = 1_000_000;
 /// Blob in one message (`readBlob`, `writeBlob`), bytes; larger ones stream.

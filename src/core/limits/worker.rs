@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::client::VALUE_PARTS;
 use super::kernel::MOUNTS;
 
 /// Deadline for a worker's report of a complete sandbox and a ready engine.
@@ -56,9 +57,9 @@ pub const ENGINE_EXIT: Duration = Duration::from_secs(3);
 pub const TOOL_CALLS: usize = 64;
 /// JSON part of a frame between init and engine, bytes.
 pub const FRAME_JSON_BYTES: usize = 16 << 20;
-/// Values, rows, cells and fields in the JSON part of one frame.
-/// A text of 16 MiB could hold enough of them to take hundreds of MiB.
-pub const FRAME_PARTS: usize = 500_000;
+/// Values, rows, cells and fields in the JSON part of one frame that the daemon decodes.
+/// A text of 16 MiB could hold enough of them to take hundreds of MiB, and to delay all kernels.
+pub const FRAME_PARTS: usize = 2 * VALUE_PARTS;
 /// Tail of a frame between init and engine, bytes.
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// Engine state as one message (`snapshot`, `restore`), bytes.

@@ -175,7 +175,7 @@ fn decode_event(json: &[u8], tail: &[u8]) -> Result<OutputEvent, serde_json::Err
 
 /// Refuses a JSON text with more than [`limits::FRAME_PARTS`] parts before allocating memory for
 /// them.
-fn check_parts(json: &[u8]) -> Result<(), serde_json::Error> {
+pub(super) fn check_parts(json: &[u8]) -> Result<(), serde_json::Error> {
     let (mut parts, mut inside, mut escaped) = (0, false, false);
     for byte in json {
         match byte {

@@ -394,6 +394,11 @@ impl WorkerLink {
         let answer = answered(request.send().promise).await?;
         let json = answer.get().and_then(|r| r.get_json()).map_err(|e| from_capnp(&e))?;
         let strange = |e: serde_json::Error| Error::corrupt(format!("the engine's answer cannot be read: {e}"));
+        callbacks::check_parts(json).map_err(|error| {
+            Error::refused(format!("the engine's answer is too large: {error}"))
+                .reason("value_parts")
+                .hint("have the code write it to a file in the workspace")
+        })?;
         let outcome: Outcome = serde_json::from_slice(json).map_err(strange)?;
         if !outcome.ok {
             let code = ErrorCode::from_name(&outcome.code).unwrap_or(ErrorCode::Internal);
