@@ -201,6 +201,7 @@ fn golden_results() {
         stdout: b"text\n".to_vec(),
         stderr: vec![0xff, b'x'],
         truncated_bytes: 0,
+        displays: Vec::new(),
     };
     golden("result.json", &sorted(&json::exec_result(&result(Some(Value::Int(42))))));
     for (value, text) in [

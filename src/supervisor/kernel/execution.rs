@@ -144,7 +144,7 @@ impl Execution {
                 false => whole.extend_from_slice(&data),
             }
         }
-        Ok(ExecResult { exec: self.id, end, stdout, stderr, truncated_bytes: kept.truncated_bytes })
+        Ok(ExecResult { exec: self.id, end, stdout, stderr, truncated_bytes: kept.truncated_bytes, displays: kept.displays })
     }
 }
 
