@@ -396,6 +396,7 @@ struct ExecResult {
   execId @9 :UInt64;
   truncatedBytes @10 :UInt64; # bytes written beyond the kept part
   hasData @11 :Bool;          # distinguishes a null value from no value
+  displays @12 :List(Display); # the kept rich forms, in order
 }
 
 enum ExecStatus { done @0; failed @1; timeout @2; interrupted @3; lost @4; refused @5; }

@@ -68,10 +68,10 @@ interface Worker {
   # From now on it carries `ExecChannelCall`s and their `ExecChannelAnswer`s, one message per
   # packet. It belongs to this attachment and ends with it.
 
-  keep @20 (checkpoint :Text, spare :Text) -> (whyNot :Text);
+  keep @20 (checkpoint :Text, spare :Text, transient :Bool) -> (whyNot :Text);
   # The engine forks a snapshot of itself in memory, under that checkpoint's id. The answer is empty
-  # if the snapshot exists, else the reason. The oldest snapshot beyond three is evicted, but not
-  # that of `spare`.
+  # if the snapshot exists, else the reason. The oldest snapshot beyond three, or of `transient`
+  # ones beyond two, is evicted, but not that of `spare`.
   wake @21 (checkpoint :Text) -> (missedJson :Data);
   # Makes that snapshot the engine; every other process inside ends. `NotFound` with reason
   # `no_copy` if there is none; nothing has changed then. engine.db does not change: `revise`

@@ -82,6 +82,7 @@ fn messages(seeds: &mut Vec<Seed>) {
         stdout: b"out".to_vec(),
         stderr: b"err".to_vec(),
         truncated_bytes: 9,
+        displays: Vec::new(),
     };
     message::<wire::exec_result::Owned>(seeds, 3, "result", |b| exec::write_exec_result(b, &result).expect("plain"));
     message::<wire::value::Owned>(seeds, 4, "value", |b| value::write_value(b, &everything()).expect("plain"));

@@ -70,6 +70,7 @@ impl Kind {
                 include_str!("../../schema/state/0006_rest.sql"),
                 include_str!("../../schema/state/0007_workflow.sql"),
                 include_str!("../../schema/state/0008_transition.sql"),
+                include_str!("../../schema/state/0009_displays.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

@@ -1,5 +1,6 @@
 //! `exec` and `run`: code in, output and exit code out.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -11,7 +12,7 @@ use super::exit;
 use super::failure::Failure;
 use super::paint::Paint;
 use super::spec::{SpecArgs, parse_millis, parse_pair};
-use super::{failure, json, render, waiting};
+use super::{displays, failure, json, render, waiting};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, ExecResult, ExecStatus, Work};
@@ -38,6 +39,9 @@ pub struct HowArgs {
     /// Environment variable for this execution; repeatable
     #[arg(long = "env", value_name = "K=V", value_parser = parse_pair)]
     pub env: Vec<(String, String)>,
+    /// Write the rich forms of results (images, pages) into this folder
+    #[arg(long, value_name = "DIR")]
+    pub save_display: Option<PathBuf>,
 }
 
 /// `ryokan exec`
@@ -128,7 +132,14 @@ pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
         }
         None => kernel.execution(ExecId(args.attach.unwrap_or_default())).await?,
     };
-    let shown = Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, ephemeral: false };
+    let shown = Shown {
+        context,
+        kernel: &kernel,
+        name: &args.name,
+        engine: info.spec.engine,
+        ephemeral: false,
+        save_display: args.how.save_display.as_deref(),
+    };
     shown.execution(&execution, args.how.stdin, &mut signals).await
 }
 
@@ -144,6 +155,8 @@ pub struct Shown<'a> {
     pub engine: EngineName,
     /// Whether the kernel is removed when the command line exits.
     pub ephemeral: bool,
+    /// Folder for the rich forms.
+    pub save_display: Option<&'a Path>,
 }
 
 impl Shown<'_> {
@@ -204,12 +217,16 @@ impl Shown<'_> {
     }
 
     fn end(&self, result: &ExecResult, wrote_stderr: bool) -> Result<(), Failure> {
+        if let Some(folder) = self.save_display {
+            displays::save(folder, result.exec, &result.displays)?;
+        }
         if self.context.options.json {
             self.context.print_json(&json::exec_result(result))?;
         } else {
             if let Some(text) = render::value_of(result, self.engine) {
                 self.context.print(&text)?;
             }
+            displays::tell(self.context, &result.displays);
             let paint = self.context.terminal.paint_stderr;
             let text = match result.end.status {
                 ExecStatus::Lost if self.ephemeral => end_error(self.name, result, wrote_stderr).map(|error| {
@@ -298,7 +315,8 @@ pub async fn run(context: &Context, args: RunArgs) -> Result<(), Failure> {
     let mut signals = Signals::catch()?;
     let host = context.host().await?;
     let request = args.how.request(Work::Code(source.code));
-    let shown = create_and_show(context, &host, &spec, request, &mut signals).await;
+    let save_display = args.how.save_display.as_deref();
+    let shown = create_and_show(context, &host, &spec, request, save_display, &mut signals).await;
     // The kernel may exist even after a failure. A further signal skips the wait for its removal.
     tokio::select! {
         () = remove(context, host, spec.name.as_str()) => {}
@@ -312,6 +330,7 @@ async fn create_and_show(
     host: &HostClient,
     spec: &SpecRequest,
     request: ExecRequest,
+    save_display: Option<&Path>,
     signals: &mut Signals,
 ) -> Result<(), Failure> {
     let start = async {
@@ -325,7 +344,7 @@ async fn create_and_show(
         code = signals.any() => return Err(Failure::Quiet(code)),
     };
     let name = spec.name.as_str();
-    let shown = Shown { context, kernel: &kernel, name, engine: info.spec.engine, ephemeral: true };
+    let shown = Shown { context, kernel: &kernel, name, engine: info.spec.engine, ephemeral: true, save_display };
     shown.execution(&execution, request.stdin_open, signals).await
 }
 

@@ -11,9 +11,10 @@ use serde_json::{Value as Json, json};
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
-use crate::core::exec::ExecResult;
+use crate::core::exec::{Display, ExecResult};
 use crate::core::ids::Digest;
 use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
+use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
 use crate::core::upkeep::{Damage, GcItem, GcReport, GcThing, VerifyReport};
@@ -71,9 +72,10 @@ pub fn imported(imported: &ImportedKernel) -> Json {
     json
 }
 
-/// A kernel, and the rights of the called capability.
-pub fn kernel_with_rights(info: &KernelInfo, rights: Rights) -> Json {
+/// A kernel, the rights of the called capability, and what is not saved.
+pub fn kernel_with_missed(info: &KernelInfo, rights: Rights, missed: &[MissedEntry]) -> Json {
     let mut json = kernel(info);
+    json["missed"] = json!(missed);
     json["rights"] = rights.iter().map(|right| right.name()).collect();
     json
 }
@@ -155,10 +157,19 @@ pub fn exec_result(result: &ExecResult) -> Json {
         "output": end.output,
         "duration_us": end.duration_us,
         "truncated_bytes": result.truncated_bytes,
+        "displays": result.displays.iter().map(display).collect::<Json>(),
     });
     bytes(&mut json, "stdout", &result.stdout);
     bytes(&mut json, "stderr", &result.stderr);
     json
+}
+
+/// A rich form: text as it is, other content in Base64.
+fn display(display: &Display) -> Json {
+    match std::str::from_utf8(&display.data) {
+        Ok(text) => json!({ "mime": display.mime, "data": text }),
+        Err(_) => json!({ "mime": display.mime, "data_base64": BASE64.encode(&display.data) }),
+    }
 }
 
 /// Output as text; if it is not UTF-8, also as bytes.

@@ -141,15 +141,14 @@ pub async fn ls(context: &Context, args: LsArgs) -> Result<(), Failure> {
 pub async fn show(context: &Context, args: NameArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     let (info, rights) = kernel.info_and_rights().await?;
+    let missed = kernel.missed().await.unwrap_or_default();
     context.show(
-        || json::kernel_with_rights(&info, rights),
-        || render::kernel(&info, rights, render::now_ms(), context.terminal.paint),
-    )?;
-    // A busy engine would delay the answer.
-    if info.state == State::Ready.name() {
-        tell_missed(context, &kernel.missed().await.unwrap_or_default());
-    }
-    Ok(())
+        || json::kernel_with_missed(&info, rights, &missed),
+        || {
+            let shown = render::kernel(&info, rights, render::now_ms(), context.terminal.paint);
+            shown + &render::missed(&missed, context.terminal.paint)
+        },
+    )
 }
 
 /// Starts a kernel's worker.

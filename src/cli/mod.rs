@@ -14,6 +14,7 @@ mod code;
 mod completions;
 mod confirm;
 mod context;
+mod displays;
 mod doctor;
 mod drive;
 mod exec;

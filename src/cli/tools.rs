@@ -65,8 +65,14 @@ pub async fn tools(context: &Context, args: ToolsArgs) -> Result<(), Failure> {
             let mut signals = Signals::catch()?;
             let (kernel, info) = context.kernel(&args.name).await?;
             let execution = kernel.run(&request).await?;
-            let shown =
-                Shown { context, kernel: &kernel, name: &args.name, engine: info.spec.engine, ephemeral: false };
+            let shown = Shown {
+                context,
+                kernel: &kernel,
+                name: &args.name,
+                engine: info.spec.engine,
+                ephemeral: false,
+                save_display: None,
+            };
             shown.execution(&execution, false, &mut signals).await
         }
     }

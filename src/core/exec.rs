@@ -161,6 +161,15 @@ impl ExecEnd {
     }
 }
 
+/// A rich form of a result: an image, a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Display {
+    /// Media type.
+    pub mime: String,
+    /// Its content.
+    pub data: Vec<u8>,
+}
+
 /// The result of an execution with its output.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecResult {
@@ -174,6 +183,8 @@ pub struct ExecResult {
     pub stderr: Vec<u8>,
     /// Bytes of output beyond those kept.
     pub truncated_bytes: u64,
+    /// Kept rich forms, in order.
+    pub displays: Vec<Display>,
 }
 
 /// One of the two output streams.

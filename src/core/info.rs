@@ -207,7 +207,7 @@ pub struct JournalEntry {
     pub exec: u64,
     /// The code, the message's text, the mark's text.
     pub text: String,
-    /// For an execution: its status, or `running`.
+    /// For an execution: its status, or `running` or `queued`.
     pub status: String,
     /// For an execution: its exit code.
     pub code: i32,

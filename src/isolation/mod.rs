@@ -128,6 +128,12 @@ pub trait EngineState: Send {
     /// The first of `entries`, and those of writing; the former state is kept then.
     fn replace(&self, info: &EngineInfo, entries: &mut dyn Iterator<Item = Result<Entry>>) -> Result<()>;
 
+    /// Passes every entry of the state to `each`.
+    ///
+    /// # Errors
+    /// Those of reading and of `each`; an error if a worker has it open.
+    fn read(&self, each: &mut dyn FnMut(Entry) -> Result<()>) -> Result<()>;
+
     /// Checks the state for damage.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ pub(super) struct Cgroup {
 }
 
 /// Creates a kernel's cgroup with its limits at `path`. Init stays in the daemon's cgroup, so no
-/// limit ends the watching process.
+/// limit ends the watching process; the memory watch counts its memory.
 ///
 /// # Errors
 /// If the parent cgroup does not allow children; nothing is left behind then. A missing controller
@@ -140,6 +140,13 @@ impl Cgroup {
         file.read_to_string(&mut text).ok()?;
         text.trim().parse().ok()
     }
+
+    /// Memory in use without cached files, bytes.
+    pub(super) fn held_bytes(&self) -> Option<u64> {
+        let text = std::fs::read_to_string(self.path.join("engine/memory.stat")).ok()?;
+        let bytes = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        Some(bytes("anon ")? + bytes("shmem ")?)
+    }
 }
 
 #[cfg(test)]
@@ -161,6 +168,7 @@ mod tests {
             }
             std::fs::write(folder.join("cgroup.controllers"), controllers).expect("written");
             std::fs::write(folder.join("memory.current"), "4096\n").expect("written");
+            std::fs::write(folder.join("memory.stat"), "anon 2000\nfile 900\nshmem 48\n").expect("written");
         }
         base
     }
@@ -182,7 +190,7 @@ mod tests {
         assert_eq!(read(&base, "k/engine/cpu.max"), "150000 100000");
         cgroup.take(Pid::from_raw(42)).expect("taken");
         assert_eq!(read(&base, "k/engine/cgroup.procs"), "42");
-        assert_eq!(cgroup.memory_bytes(), Some(4096));
+        assert_eq!((cgroup.memory_bytes(), cgroup.held_bytes()), (Some(4096), Some(2048)));
         assert!(cgroup.kill());
         assert_eq!(read(&base, "k/engine/cgroup.kill"), "1");
     }

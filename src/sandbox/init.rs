@@ -224,6 +224,11 @@ impl Init {
         self.cgroup.as_ref().map(|cgroup| cgroup.path.as_path())
     }
 
+    /// Whether a cgroup limits memory.
+    pub fn has_memory_cgroup(&self) -> bool {
+        self.by_cgroup().memory
+    }
+
     /// Reaps every ended process, including the engine's orphans.
     pub fn reap(&self) -> Vec<(i32, Exit)> {
         let mut ended = Vec::new();

@@ -1,4 +1,4 @@
-//! Current resource usage of the engine's processes, read from init's `/proc`. Runs in init.
+//! Current resource usage of a worker, read from init's `/proc`. Runs in init.
 
 use std::os::fd::OwnedFd;
 
@@ -9,11 +9,11 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use super::init::{Init, proc_file};
 
-/// Usage of a kernel's processes without init.
+/// Usage of a kernel's processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory with each shared page counted once, `/tmp` and `/dev/shm` included. The cgroup's own
-    /// figure where there is one.
+    /// Memory with each shared page counted once, `/tmp`, `/dev/shm` and init's own memory included.
+    /// Where there is a cgroup, its figure and init's memory.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub tasks: u32,
@@ -89,13 +89,26 @@ pub(super) fn anonymous_bytes(pid: i32) -> Option<Anonymous> {
     Some(Anonymous { resident: bytes("Anonymous:")?, share: bytes("Pss_Anon:")? })
 }
 
+/// This process's anonymous memory, an upper bound: pages shared with the spawner count in full.
+pub(super) fn own_rough_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+}
+
+/// This process's anonymous memory, its share of shared pages.
+pub(super) fn own_bytes() -> u64 {
+    let own = i32::try_from(std::process::id()).ok().and_then(anonymous_bytes);
+    own.map_or_else(own_rough_bytes, |own| own.share)
+}
+
 /// Used bytes of a tmpfs.
 pub(super) fn scratch_bytes(scratch: &OwnedFd) -> u64 {
     fstatvfs(scratch).map_or(0, |found| (found.blocks() - found.blocks_free()) * found.fragment_size())
 }
 
 impl Init {
-    /// The current usage of the engine's processes.
+    /// The current usage.
     pub fn usage(&self) -> Usage {
         let ticks_per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100).max(1) as u64;
         let processes = processes();
@@ -107,6 +120,7 @@ impl Init {
             Some(bytes) => bytes,
             None => processes.iter().map(proportional_bytes).sum::<u64>() + self.scratch_used(),
         };
+        let memory_bytes = memory_bytes + own_bytes();
         Usage { memory_bytes, tasks: processes.iter().map(|process| process.tasks).sum(), cpu_us: live_us + ended_us }
     }
 
@@ -138,5 +152,6 @@ mod tests {
         assert!(proportional_bytes(this) > 0);
         let anonymous = anonymous_bytes(own).expect("the host kernel tells");
         assert!(anonymous.share > 0 && anonymous.share <= anonymous.resident);
+        assert!(own_bytes() > 0 && own_bytes() <= own_rough_bytes() + (8 << 20));
     }
 }

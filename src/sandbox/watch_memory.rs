@@ -1,9 +1,11 @@
-//! The memory limit without a cgroup: polls the processes while an execution runs, more often
-//! closer to the limit. Costs nothing without ticks. Runs in init.
+//! The memory limit by polling while an execution runs, more often closer to the limit. Without a
+//! cgroup it measures every process; with one, the cgroup and init, which is outside the cgroup.
+//! Costs nothing without ticks. Runs in init.
 
 use super::Verdict;
+use super::cgroup::Cgroup;
 use super::init::Init;
-use super::usage::{processes, proportional_bytes};
+use super::usage::{own_bytes, own_rough_bytes, processes, proportional_bytes};
 
 /// Shortest interval, close to the limit.
 const FASTEST_MS: u64 = 20;
@@ -17,22 +19,26 @@ pub struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Creates a watch, unless a cgroup sets the limit.
-    pub fn new(init: &Init) -> Option<MemoryWatch> {
-        let by_cgroup = init.by_cgroup().memory;
-        (!by_cgroup).then_some(MemoryWatch { limit_bytes: init.plan.limits.memory_bytes })
+    /// Creates a watch.
+    pub fn new(init: &Init) -> MemoryWatch {
+        MemoryWatch { limit_bytes: init.plan.limits.memory_bytes }
     }
 
     /// Measures once. The cheap figure counts shared pages once per process; the exact one is read
     /// only if that exceeds the limit.
     pub fn tick(&self, init: &Init) -> Verdict {
+        // Without files: the host kernel drops their pages at the limit.
+        if let Some(bytes) = init.cgroup.as_ref().filter(|cgroup| cgroup.memory).and_then(Cgroup::held_bytes) {
+            return self.judge(bytes + own_bytes());
+        }
         let processes = processes();
         let scratch = init.scratch_used();
-        let rough: u64 = processes.iter().map(|process| process.resident_bytes).sum::<u64>() + scratch;
+        let rough: u64 =
+            processes.iter().map(|process| process.resident_bytes).sum::<u64>() + scratch + own_rough_bytes();
         if rough <= self.limit_bytes {
             return self.judge(rough);
         }
-        self.judge(processes.iter().map(proportional_bytes).sum::<u64>() + scratch)
+        self.judge(processes.iter().map(proportional_bytes).sum::<u64>() + scratch + own_bytes())
     }
 
     fn judge(&self, used: u64) -> Verdict {

@@ -11,6 +11,7 @@ pub mod caps;
 pub mod clock;
 pub mod fault;
 pub mod fs;
+pub mod heap;
 pub mod inode;
 pub mod landlock;
 pub mod mount;

@@ -299,7 +299,7 @@ impl Session {
             json: options.json,
             pid,
             deadline: Instant::now() + options.timeout,
-            memory: MemoryWatch::new(init),
+            memory: Some(MemoryWatch::new(init)),
             workspace: init.open_workspace().ok().map(|root| WorkspaceWatch::new(root, limit)),
             kept: [Vec::new(), Vec::new()],
         }

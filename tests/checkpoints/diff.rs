@@ -66,3 +66,28 @@ fn diff_reports_each_kind_of_change() {
         assert_eq!(host.cli(&["diff", "k", "nothing"]).status.code(), Some(3));
     }
 }
+
+/// A value whose pickle differs each time is not reported as certainly changed.
+#[test]
+fn unsteady_pickles_are_perhaps_changed() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "python"]);
+    let code = "
+class Unsteady:
+    def __getstate__(self):
+        import os
+        return {'noise': os.urandom(8)}
+u = Unsteady(); steady = [1]
+";
+    host.ok(&["exec", "k", code]);
+    checkpoint(&host, "k", "a");
+    let what = |name: &str| {
+        let text = host.ok(&["diff", "--json", "k", "a"]);
+        let all: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        all.into_iter().find(|one| one["name"] == name).map(|one| one["what"].to_string())
+    };
+    assert!(what("var/u").is_none_or(|what| what.contains("perhaps")), "{:?}", what("var/u"));
+    host.ok(&["exec", "k", "steady.append(2); u.other = 1"]);
+    assert!(what("var/steady").is_some_and(|what| !what.contains("perhaps")), "{:?}", what("var/steady"));
+    assert!(host.ok(&["diff", "k", "a"]).contains("perhaps"), "{}", host.ok(&["diff", "k", "a"]));
+}

@@ -332,3 +332,21 @@ del states, stat";
         assert_eq!(inits(), descriptors);
     });
 }
+
+/// Safety checkpoints of restores and undos never evict the copy of a requested checkpoint.
+#[test]
+fn undo_keeps_named_copy() {
+    let host = Host::start();
+    host.with(async |client| {
+        let k = python(&client).await;
+        out(&k, "x = 1").await;
+        take(&k, "named").await;
+        out(&k, "x = 2").await;
+        recall(&k, "named").await;
+        for _ in 0..4 {
+            k.undo(0).await.expect("undone");
+        }
+        recall(&k, "named").await;
+        assert_eq!(out(&k, "print(x)").await, "1");
+    });
+}

@@ -125,6 +125,34 @@ fn recovery_needs_no_worker() {
     }
 }
 
+/// The daemon is killed at any moment of a restore, in every other round with the worker: the kernel works at once.
+#[test]
+fn killed_restores_recover() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[engines.python]\nrollback_memory = \"0\"\n");
+    host.launch();
+    host.ok(&["new", "k", "--engine", "python"]);
+    host.ok(&["exec", "k", "x = 1; _ = open('f', 'w').write('1')"]);
+    super::checkpoint(&host, "k", "one");
+    host.ok(&["exec", "k", "x = 2; y = list(range(200_000)); _ = open('f', 'w').write('2')"]);
+    super::checkpoint(&host, "k", "two");
+    for round in 0..12_u64 {
+        let reference = if round % 2 == 0 { "one" } else { "two" };
+        let mut restoring = host.command("ryokan");
+        restoring.args(["--no-autostart", "restore", "k", reference, "--yes"]).stdin(std::process::Stdio::null());
+        let mut restoring =
+            restoring.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(15 + 11 * round));
+        if round % 4 < 2 {
+            end_workers(&host);
+        }
+        arm(&mut host, "");
+        restoring.wait().unwrap();
+        let seen = host.ok(&["exec", "k", LOOK]);
+        assert!(["1 1\n", "2 2\n"].contains(&seen.as_str()), "round {round}: {seen}");
+    }
+}
+
 /// A recovery that cannot finish the restore reverts it; if neither is possible, it is retried.
 #[test]
 fn failed_recovery_is_retried() {
@@ -212,4 +240,36 @@ fn refused_restore_keeps_interrupted() {
     let ended = events(&host, "restore_ended");
     let expected = if ended.iter().any(|event| event.contains("reverted")) { "2 2\n" } else { "1 1\n" };
     assert_eq!(seen, expected, "{ended:?}");
+}
+
+/// A variable that ends the engine when it is loaded does not keep a good checkpoint from being restored.
+#[test]
+fn restore_needs_no_present_state() {
+    const DIES: &str = "
+class Dies:
+    def __setstate__(self, state):
+        import os
+        os._exit(9)
+d = Dies()
+d.kept = 1
+x = 2
+_ = open('f', 'w').write('2')
+";
+    for is_breaker_open in [false, true] {
+        let host = Host::start();
+        host.ok(&["new", "k", "--engine", "python"]);
+        host.ok(&["exec", "k", "x = 1; _ = open('f', 'w').write('1')"]);
+        super::checkpoint(&host, "k", "one");
+        host.ok(&["exec", "k", DIES]);
+        host.ok(&["stop", "k"]);
+        if is_breaker_open {
+            for _ in 0..4 {
+                assert!(!host.cli(&["exec", "k", LOOK]).status.success(), "its state does not load");
+            }
+        }
+        let restored = host.ok(&["restore", "k", "one", "--yes", "--json"]);
+        assert!(restored.contains("files_changed"), "{restored}");
+        is_at(&host, "1", "restored");
+        assert!(host.ok(&["log", "k"]).contains("before restore of"), "the former state is kept");
+    }
 }

@@ -114,10 +114,10 @@ fn code_from_argument_file_or_stdin() {
     let (_, _, stderr) = run_with_input(&fake, &["exec", "demo", "-"], &[b'#', 0xff]);
     assert!(stderr.contains("hint: code is UTF-8 text"), "{stderr}");
     let large = fake.socket.with_file_name("large.py");
-    std::fs::write(&large, vec![b'#'; (8 << 20) + 1]).unwrap();
+    std::fs::write(&large, vec![b'#'; (1 << 20) + 1]).unwrap();
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "-f", large.to_str().unwrap()]);
     assert_eq!(exit, 2);
-    assert!(stderr.contains("more than 8 MiB") && stderr.contains("workspace"), "{stderr}");
+    assert!(stderr.contains("more than 1 MiB") && stderr.contains("workspace"), "{stderr}");
 }
 
 #[test]

@@ -33,6 +33,20 @@ fn repl_runs_typed_input() {
     terminal.leave("k:kaish> ", CTRL_D);
 }
 
+/// Lines that arrive while an earlier one is read or runs: pasted text, type-ahead.
+#[test]
+fn repl_keeps_input_of_burst() {
+    let host = Host::start();
+    host.ok(&["new", "p", "--engine", "python"]);
+    let mut terminal = Terminal::start(&host, &["repl", "p"]);
+    terminal.wait_for("p:python> ");
+    terminal.press("print(1 + 1)\rprint(2 + 2)\rprint(40 + 2)\r");
+    for shown in ["\n2\r\n", "\n4\r\n", "\n42\r\n"] {
+        terminal.wait_for(shown);
+    }
+    terminal.leave("p:python> ", CTRL_D);
+}
+
 #[test]
 fn repl_indents_only_blocks() {
     let host = Host::start();

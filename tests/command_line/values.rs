@@ -85,3 +85,28 @@ fn tour_commands_shell_quoted() {
     let expected: String = words.iter().map(|word| format!("<{word}>")).collect();
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+/// Rich forms of results are in the result and in the journal, named on stderr, and written on request.
+#[test]
+fn rich_results_are_kept() {
+    let mut host = Host::start();
+    host.ok(&["new", "k", "--engine", "python"]);
+    let code = "
+class Figure:
+    def _repr_png_(self): return b'\\x89PNG' + bytes(range(256)) * 32
+    def _repr_html_(self): return '<b>figure</b>'
+display(Figure()); print('text')
+";
+    let folder = host.path("home").join("figures");
+    let shown = host.cli(&["exec", "k", "--save-display", folder.to_str().unwrap(), code]);
+    let said = String::from_utf8_lossy(&shown.stderr).into_owned();
+    assert_eq!(String::from_utf8_lossy(&shown.stdout), "text\n");
+    assert!(said.contains(" image/png (8 KiB)") && said.contains(" text/html (13 B)"), "{said}");
+    let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
+    let png = files.iter().find(|path| path.extension().is_some_and(|end| end == "png")).expect("an image");
+    assert_eq!(std::fs::read(png).unwrap().len(), 4 + 8192);
+    host.restart();
+    let json: serde_json::Value = serde_json::from_str(&host.ok(&["exec", "k", "--attach", "1", "--json"])).unwrap();
+    let mimes: Vec<_> = json["displays"].as_array().unwrap().iter().map(|one| one["mime"].as_str().unwrap()).collect();
+    assert!(mimes.contains(&"image/png") && mimes.contains(&"text/html"), "{json}");
+}

@@ -1,6 +1,9 @@
 //! The notice on a terminal while a command waits for a busy kernel.
 
-use crate::support::{Host, Terminal, until};
+use ryokan::core::exec::ExecRequest;
+use ryokan::core::ids::ExecId;
+
+use crate::support::{Host, Terminal, eventually, until};
 
 const CTRL_C: &str = "\x03";
 
@@ -25,4 +28,33 @@ fn terminal_shows_wait_reason() {
     runs.wait_for("interrupting");
     let quiet = quiet.wait_with_output().expect("ended");
     assert_eq!((quiet.status.success(), String::from_utf8_lossy(&quiet.stderr).as_ref()), (true, ""));
+}
+
+/// An execution that waits for another one is not shown as running.
+#[test]
+fn queued_executions_name_predecessor() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    host.with(async |client| {
+        let (k, _) = client.open_kernel("k").await.expect("opened");
+        let first = k.run(&ExecRequest::code("sleep 600")).await.expect("accepted");
+        let second = k.run(&ExecRequest::code("echo second")).await.expect("accepted");
+        let third = k.run(&ExecRequest::code("echo third")).await.expect("accepted");
+        eventually("the first one runs", || async { k.info().await.expect("info").state == "busy" }).await;
+        let lines = host.ok(&["journal", "k", "--json"]);
+        let entries: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        let of = |exec: ExecId| entries.iter().find(|entry| entry["exec"] == exec.0).expect("an entry").clone();
+        assert_eq!(of(first.exec())["status"], "running");
+        assert_eq!(
+            (of(second.exec())["status"].clone(), of(second.exec())["err"].clone()),
+            ("queued".into(), "queued behind #1".into())
+        );
+        assert_eq!(of(third.exec())["err"], "queued behind #2");
+        assert!(host.ok(&["journal", "k"]).contains("queued behind #2"));
+        k.interrupt_execution(first.exec()).await.expect("interrupted");
+        assert_eq!(third.result().await.expect("a result").stdout, b"third\n");
+        let after = host.ok(&["journal", "k"]);
+        assert!(!after.contains("queued"), "{after}");
+    });
 }

@@ -75,3 +75,34 @@ fn jobs_and_unsaved_state_reported() {
         assert_eq!(both().map(|told| told.len()), [2, 2], "{}: one report each", d.engine);
     });
 }
+
+/// A value that ended with its worker stays listed until its name is bound again.
+#[test]
+fn ended_names_stay_listed() {
+    let mut host = Host::start();
+    host.ok(&["new", "k", "--engine", "python"]);
+    host.ok(&["exec", "k", "g = (i for i in range(9)); x = 1"]);
+    host.ok(&["stop", "k"]);
+    let is_listed = |host: &Host| {
+        let json: serde_json::Value = serde_json::from_str(&host.ok(&["show", "k", "--json"])).expect("JSON");
+        let keys: Vec<_> =
+            json["missed"].as_array().expect("a list").iter().map(|entry| entry["key"].clone()).collect();
+        assert_eq!(host.ok(&["show", "k"]).contains("var/g"), keys.contains(&"var/g".into()), "{json}");
+        !keys.is_empty()
+    };
+    assert!(is_listed(&host), "stopped");
+    let failed = host.cli(&["exec", "k", "next(g)"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(said.contains("NameError") && said.contains("note: \"g\" was not saved"), "{said}");
+    assert!(host.ok(&["journal", "k", "--full"]).contains("\"g\" was not saved"), "the journal has it too");
+    assert!(!String::from_utf8_lossy(&host.cli(&["exec", "k", "other"]).stderr).contains("note:"));
+    assert!(is_listed(&host), "started");
+    host.ok(&["stop", "k"]);
+    host.restart();
+    host.ok(&["exec", "k", "x"]);
+    assert!(is_listed(&host), "after a restart of the daemon");
+    host.ok(&["exec", "k", "g = 5"]);
+    assert!(!is_listed(&host), "bound again");
+    host.ok(&["stop", "k"]);
+    assert_eq!(told(&host, "k", "state_not_captured").len(), 1);
+}

@@ -13,6 +13,7 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
 use ryokan::core::fork::Forking;
 use ryokan::rpc::client::{ExecutionClient, HostClient, KernelClient};
+use ryokan::sys::fault;
 
 use super::{inits, remove_all, strike, until};
 use crate::support::{Host, UNPRIVILEGED, User, eventually, kernel, out, users};
@@ -108,11 +109,14 @@ fn full_disk_records_ends() {
             let result = first.result().await.expect("journalled with the reserve");
             assert_eq!((result.end.status, result.stdout.len()), (ExecStatus::Done, 11393), "{user:?}");
             assert!(!reserve.exists(), "the reserve was released");
-            // The rest of the reserve is for records of the past.
-            let refused = one.run(&ExecRequest::code("echo more")).await.err().expect("no new work");
-            assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "disk_full"), "{refused:?}");
+            // The rest of the reserve is for records of the past, and for code that deletes.
+            assert_eq!(out(&one, "echo more").await, "more");
             // Another process takes even the released space.
             disk.fill();
+            let refused = one.run(&ExecRequest::code(format!("echo {}", "x".repeat(1_000_000)))).await;
+            let refused = refused.err().expect("no room for its record");
+            assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "disk_full"), "{refused:?}");
+            assert!(refused.hint.contains("ryokan gc"), "{refused:?}");
             start("two");
             let told = second.result().await.expect_err("it cannot be journalled");
             assert!(told.message.contains("ended (done)"), "{told:?}");
@@ -249,6 +253,67 @@ fn full_disk_allows_kernel_removal() {
         assert_eq!(out(&opened(&client, "other").await, "echo $x").await, "kept");
     });
     remove_all(&host);
+}
+
+/// On a full disk code can still delete files, which makes room.
+#[test]
+fn full_disk_allows_deletion() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (host, disk, _) = small(User::Own);
+    host.with(async |client| {
+        let k = kernel(&client, "k", EngineName::Python).await;
+        out(&k, "import os; _ = open('fill', 'wb').write(os.urandom(12_000_000))").await;
+        disk.fill();
+        assert_eq!(out(&k, "os.remove('fill'); print('gone')").await, "gone");
+        eventually("there is room", || async { host.data().join("reserve").is_file() }).await;
+        assert_eq!(out(&k, "print(1)").await, "1");
+    });
+    remove_all(&host);
+}
+
+/// A restore that the disk has no room for ends by itself: finished or reverted, once there is room.
+#[test]
+fn interrupted_restore_ends_after_full_disk() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (mut host, disk, _) = small(User::Own);
+    host.ok(&["new", "k"]);
+    host.ok(&["exec", "k", "x=1; echo 1 > f; /usr/bin/head -c 3000000 /dev/urandom > large"]);
+    host.ok(&["checkpoint", "k", "-m", "one"]);
+    host.ok(&["exec", "k", "x=2; echo 2 > f; /bin/rm large"]);
+    host.kill();
+    host.env(fault::VARIABLE, "state.transition.begin.after_commit=kill");
+    host.launch();
+    let killed = host.cli(&["restore", "k", "one", "--yes"]);
+    assert!(!killed.status.success() && host.ends(), "killed in the restore");
+    host.kill();
+    inits(&host).into_iter().for_each(strike);
+    disk.fill();
+    host.env(fault::VARIABLE, "");
+    host.launch();
+    let full = host.cli(&["exec", "k", "echo $x; cat f"]);
+    disk.free();
+    let seen = until_done(&host, &["exec", "k", "echo $x; cat f"]);
+    assert!(["1\n1\n", "2\n2\n"].contains(&seen.as_str()), "{seen:?}, before: {full:?}");
+    host.ok(&["exec", "k", "x=3"]);
+    remove_all(&host);
+}
+
+/// Repeats a command until it succeeds.
+fn until_done(host: &Host, args: &[&str]) -> String {
+    let mut last = None;
+    for _ in 0..150 {
+        let output = host.cli(args);
+        if output.status.success() {
+            return String::from_utf8(output.stdout).unwrap();
+        }
+        last = Some(output);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    panic!("it does not recover: {last:?}\n{}", host.log())
 }
 
 /// A prepared copy is removed before the reserve is used.

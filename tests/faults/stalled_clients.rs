@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecResult, ExecStatus};
 use ryokan::core::ids::ExecId;
+use ryokan::core::limits;
 use ryokan::rpc::client::{HostClient, run_local};
 
 use super::{remove_all, rss};
@@ -98,5 +100,94 @@ fn stalled_client_costs_no_memory() {
             assert_eq!(out(&shell, "echo next").await, "next");
         });
     }
+    remove_all(&host);
+}
+
+#[test]
+fn subscriptions_are_bounded() {
+    let host = Host::start();
+    host.with(async |client| {
+        let mut held = Vec::new();
+        for _ in 0..limits::SUBSCRIPTIONS {
+            held.push(client.events(0).await.expect("accepted"));
+        }
+        let refused = client.events(0).await.map(drop).expect_err("one too many");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "subscriptions"));
+        drop(held);
+        eventually("a place is free", || async { client.events(0).await.is_ok() }).await;
+    });
+}
+
+/// Writes events as an earlier daemon left them.
+fn store_events(host: &mut Host, count: usize) {
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    host.wait();
+    let mut catalog = rusqlite::Connection::open(host.data().join("catalog.db")).unwrap();
+    let detail = serde_json::json!({ "text": "x".repeat(200) }).to_string();
+    let written = catalog.transaction().unwrap();
+    for _ in 0..count {
+        written
+            .execute("INSERT INTO events (at_ms, kernel, kind, detail) VALUES (1, '', 'test', ?)", [&detail])
+            .unwrap();
+    }
+    written.commit().unwrap();
+    drop(catalog);
+    host.launch();
+}
+
+/// Clients that follow events and take none: each subscription costs little, and the daemon returns
+/// the memory afterwards.
+#[test]
+fn unread_subscriptions_return_memory() {
+    let mut host = Host::start();
+    store_events(&mut host, 20_000);
+    host.ok(&["ls"]);
+    let before = rss(host.pid());
+    let most = host.with(async |_| {
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            let client = HostClient::connect(&host.socket(), "unread").await.expect("connects");
+            let mut held = Vec::new();
+            for _ in 0..limits::SUBSCRIPTIONS {
+                held.push(client.events(0).await.expect("accepted"));
+            }
+            clients.push((client, held));
+        }
+        // Everything that the daemon would send without back-pressure arrives.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        rss(host.pid())
+    });
+    // The clients are gone with their event loop.
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let mut after = rss(host.pid());
+    while after > before + (20 << 10) && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(500));
+        after = rss(host.pid());
+    }
+    eprintln!("640 subscriptions: {before} KiB before, {most} KiB at most, {after} KiB after");
+    assert!(most < before + (80 << 10), "memory grew from {before} to {most} KiB");
+    assert!(after <= before + (20 << 10), "memory stayed at {after} KiB after {before} KiB");
+}
+
+/// A large answer leaves free memory in the allocator; it is returned without a client's doing.
+#[test]
+fn unused_memory_returns_to_system() {
+    let host = Host::start();
+    host.with(async |client| {
+        let shell = kernel(&client, "k", EngineName::Kaish).await;
+        out(&shell, "x=1").await;
+        let before = rss(host.pid());
+        let mut most = before;
+        for round in 0..4 {
+            let request = ExecRequest::code(format!("echo {round} # {}", "x".repeat(1_000_000)));
+            let pending = (0..48).map(|_| shell.run(&request));
+            for run in futures::future::join_all(pending).await {
+                run.expect("accepted").result().await.expect("a result");
+            }
+            most = most.max(rss(host.pid()));
+        }
+        eventually("memory is back", || async { rss(host.pid()) < before + (40 << 10) }).await;
+        eprintln!("{before} KiB before, {most} KiB at most, {} KiB after", rss(host.pid()));
+    });
     remove_all(&host);
 }

@@ -128,6 +128,7 @@ pub struct Plan {
     pub output_buffer_bytes: usize,
     pub daemon_uid: u32,
     pub rollback_bytes: u64,
+    pub state_bytes: usize,
 }
 
 impl Default for Plan {
@@ -138,6 +139,7 @@ impl Default for Plan {
             output_buffer_bytes: limits::OUTPUT_BUFFER_BYTES,
             daemon_uid: Uid::effective().as_raw(),
             rollback_bytes: limits::ROLLBACK_BYTES,
+            state_bytes: 512 << 20,
         }
     }
 }
@@ -203,6 +205,7 @@ impl Fake {
                 spool_folder: folder.path().to_owned(),
                 rollback_bytes: plan.rollback_bytes,
                 sync_files: false,
+                state_bytes: plan.state_bytes,
                 durability: Durability::Process,
                 unbound: false,
                 preload: Vec::new(),

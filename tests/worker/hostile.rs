@@ -24,12 +24,21 @@ fn resident_mib() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// Runs hostile code and expects the worker to end with cause `protocol`; returns the detail.
+/// As [`breaks_the_contract`], with a small bound of state.
+fn exceeds_state_bound(program: &str) -> String {
+    contract_broken_by(Plan { state_bytes: 4 << 20, ..Plan::default() }, program)
+}
+
 fn breaks_the_contract(program: &str) -> String {
+    contract_broken_by(Plan::default(), program)
+}
+
+/// Runs hostile code and expects the worker to end with cause `protocol`; returns the detail.
+fn contract_broken_by(plan: Plan, program: &str) -> String {
     let said = std::rc::Rc::new(std::cell::RefCell::new(String::new()));
     let (program, heard) = (program.to_owned(), said.clone());
     local(async move {
-        let mut fake = Fake::start().await;
+        let mut fake = Fake::with(plan).await;
         let seen = Recorder::new();
         let (link, _) = fake.attach(&seen).await.unwrap();
         link.start(code(1, &program)).await.unwrap();
@@ -173,6 +182,53 @@ for i in range(700): send({'ev': 'put', 'key': 'var/huge', 'meta': {}, 'more': i
 fn excess_state_entries_end_worker() {
     let why = breaks_the_contract("for i in range(101_000): send({'ev': 'put', 'key': str(i)})\ntime.sleep(30)");
     assert!(why.contains("state entries"), "{why}");
+}
+
+#[test]
+fn state_heads_share_one_bound() {
+    let _turn = alone();
+    let before = resident_mib();
+    for program in [
+        "for i in range(1000): send({'ev': 'put', 'key': str(i), 'meta': {'m': 'x' * 60_000}})\ntime.sleep(30)",
+        "for i in range(50_000): send({'ev': 'put', 'key': 'k' * 900 + str(i)})\ntime.sleep(30)",
+        "for i in range(50_000): send({'ev': 'del', 'key': 'k' * 900 + str(i)})\ntime.sleep(30)",
+        "send({'ev': 'missed', 'entries': [{'key': str(i)} for i in range(100_000)]})\ntime.sleep(30)",
+        "send({'ev': 'jobs', 'jobs': [{'id': str(i), 'command': ''} for i in range(100_000)]})\ntime.sleep(30)",
+    ] {
+        let why = exceeds_state_bound(program);
+        assert!(why.contains("quarter of the kernel's memory limit"), "{program}: {why}");
+    }
+    let why = breaks_the_contract("send({'ev': 'put', 'key': 'a', 'meta': {'m': 'x' * 300_000}})\ntime.sleep(30)");
+    assert!(why.contains("frame"), "{why}");
+    assert!(resident_mib().saturating_sub(before) < 60, "{before} MiB before, {} MiB after", resident_mib());
+}
+
+#[test]
+fn dropped_entries_count_across_executions() {
+    let _turn = alone();
+    local(async {
+        let fake = Fake::with(Plan { state_bytes: 4 << 20, ..Plan::default() }).await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        let program = |exec: u64| {
+            format!(
+                "for i in range(200):\n for p in range(5): send({{'ev': 'put', 'key': 'k' * 900 + '{exec}.%d' % i, 'more': p < 4}}, b'x' * 900_000)"
+            )
+        };
+        link.start(code(1, &program(1))).await.unwrap();
+        assert_eq!(seen.end(1).await.status, ExecStatus::Done);
+        link.acknowledge(ExecId(1)).await.unwrap();
+        for exec in 2..100 {
+            if link.start(code(exec, &program(exec))).await.is_err() {
+                break;
+            }
+            if seen.end(exec).await.status == ExecStatus::Lost {
+                break;
+            }
+            link.acknowledge(ExecId(exec)).await.unwrap();
+        }
+        assert!(matches!(seen.cause().await, CrashCause::Protocol(why) if why.contains("memory limit")));
+    });
 }
 
 #[test]

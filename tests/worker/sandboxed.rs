@@ -127,6 +127,48 @@ fn kaish_worker_keeps_state() {
     });
 }
 
+/// Frames that code inside writes itself: metadata without bodies, 40 MB of them.
+const FORGED: &str = r#"
+import json, os, struct
+def link(fd):
+    try: return os.readlink('/proc/self/fd/' + fd)
+    except OSError: return ''
+fd = max(int(fd) for fd in os.listdir('/proc/self/fd') if link(fd).startswith('socket:'))
+def forge(count, size):
+    for i in range(count):
+        body = json.dumps({'ev': 'put', 'key': 'var/f%d' % i, 'meta': {'m': 'x' * size}}).encode()
+        frame = struct.pack('<II', len(body), 0) + body
+        while frame:
+            try: frame = frame[os.write(fd, frame):]
+            except BlockingIOError: pass
+"#;
+
+#[test]
+fn init_memory_belongs_to_kernel_limit() {
+    local(async {
+        let mut kernel = Kernel::new(EngineName::Python);
+        kernel.document.plan.limits.memory_bytes = 64 << 20;
+        let (_running, link, seen, _) = served(&kernel).await;
+        let before = link.usage().await.unwrap().memory_bytes;
+        let program = format!("{FORGED}\nforge(200, 60_000)\nprint('held', flush=True)\nimport time; time.sleep(5)");
+        link.start(code(1, &program)).await.unwrap();
+        seen.until("the frames are written", |seen| {
+            let is_held = |out: &[Vec<u8>; 2]| out[0].windows(4).any(|four| four == b"held");
+            (seen.out.values().any(is_held) || !seen.ends.is_empty()).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let held = link.usage().await.unwrap().memory_bytes.saturating_sub(before);
+        let end = seen.end(1).await;
+        assert_eq!(end.status, ExecStatus::Done, "{}: {}", end.err, seen.err(1));
+        assert!(held > 10 << 20, "usage counts {held} bytes more");
+        link.acknowledge(ExecId(1)).await.unwrap();
+        link.start(code(2, &format!("{FORGED}\nforge(2000, 60_000)"))).await.unwrap();
+        let cause = seen.cause().await;
+        assert!(matches!(&cause, CrashCause::Protocol(why) if why.contains("memory limit")), "{cause:?}");
+    });
+}
+
 #[test]
 fn python_worker_keeps_state() {
     local(async {

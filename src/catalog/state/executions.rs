@@ -1,5 +1,7 @@
 //! Executions: recorded before they start, closed once.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use rusqlite::{OptionalExtension as _, Row, params};
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +9,7 @@ use super::output::{Kept, OutputRecord, Runs};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, to_json, unsigned, wrong};
 use crate::catalog::sqlite::{Db, Result};
-use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, Stream, Work};
+use crate::core::exec::{Display, ExecEnd, ExecRequest, ExecStatus, Stream, Work};
 use crate::core::ids::{Digest, ExecId};
 use crate::core::limits;
 use crate::core::value::Value;
@@ -180,7 +182,7 @@ pub(super) fn end(db: &Db, exec: ExecId, close: &ExecClose) -> Result<()> {
             None => CatalogError::NotFound(format!("execution {exec}")),
         });
     }
-    if end.value.is_none() && end.output.is_none() && output_bytes == 0 {
+    if end.value.is_none() && end.output.is_none() && output_bytes == 0 && output.displays.is_empty() {
         return Ok(());
     }
     insert_results(db, exec, end, output)
@@ -190,6 +192,10 @@ fn insert_results(db: &Db, exec: ExecId, end: &ExecEnd, output: &OutputRecord) -
     let value = end.value.as_ref().map(|value| value.to_json().to_string());
     let structured = end.output.as_ref().map(|data| to_json(db.path(), "structured output", data)).transpose()?;
     let runs = output.runs.to_bytes();
+    let displays = match output.displays.is_empty() {
+        true => None,
+        false => Some(to_json(db.path(), "displays", &output.displays.iter().map(Stored::of).collect::<Vec<_>>())?),
+    };
     let object = |kept: &Kept| match kept {
         Kept::Object { digest, .. } => Some(*digest.as_bytes()),
         Kept::Inline(_) => None,
@@ -203,7 +209,7 @@ fn insert_results(db: &Db, exec: ExecId, end: &ExecEnd, output: &OutputRecord) -
     db.sql("record results", |c| {
         c.prepare_cached(
             "INSERT INTO results (exec, value, output, runs, stdout_object, stdout_bytes, stderr_object, stderr_bytes,
-             stdout, stderr) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             stdout, stderr, displays) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )?
         .execute(params![
             signed(exec.0),
@@ -216,6 +222,7 @@ fn insert_results(db: &Db, exec: ExecId, end: &ExecEnd, output: &OutputRecord) -
             signed(output.stderr.bytes()),
             inline(&output.stdout),
             inline(&output.stderr),
+            displays,
         ])
         .map(drop)
     })
@@ -302,7 +309,7 @@ pub(super) fn output(db: &Db, exec: ExecId) -> Result<Option<OutputRecord>> {
     db.sql("read output", |c| {
         c.prepare_cached(
             "SELECT e.truncated_bytes, r.runs, r.stdout_object, r.stdout_bytes, r.stderr_object, r.stderr_bytes, r.stdout,
-             r.stderr FROM executions e LEFT JOIN results r ON r.exec = e.id WHERE e.id = ?",
+             r.stderr, r.displays FROM executions e LEFT JOIN results r ON r.exec = e.id WHERE e.id = ?",
         )?
         .query_row([signed(exec.0)], |row| {
             let runs = row.get_ref(1)?.as_blob_or_null()?.unwrap_or_default();
@@ -312,10 +319,34 @@ pub(super) fn output(db: &Db, exec: ExecId) -> Result<Option<OutputRecord>> {
                 stderr: read_kept(row, 4, 5, 7)?,
                 runs: Runs::from_bytes(runs).ok_or_else(no_order)?,
                 truncated_bytes: unsigned(row, 0)?,
+                displays: read_displays(row, 8)?,
             })
         })
         .optional()
     })
+}
+
+/// A display in its column.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    mime: String,
+    /// Base64.
+    data: String,
+}
+
+impl Stored {
+    fn of(display: &Display) -> Stored {
+        Stored { mime: display.mime.clone(), data: BASE64.encode(&display.data) }
+    }
+}
+
+fn read_displays(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<Display>> {
+    let stored: Vec<Stored> = read_json(row, column)?.unwrap_or_default();
+    let display = |Stored { mime, data }: Stored| {
+        let data = BASE64.decode(data).map_err(|e| wrong(column, rusqlite::types::Type::Text, e.to_string()))?;
+        Ok(Display { mime, data })
+    };
+    stored.into_iter().map(display).collect()
 }
 
 fn read_kept(row: &Row<'_>, object: usize, length: usize, inline: usize) -> rusqlite::Result<Kept> {

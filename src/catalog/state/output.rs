@@ -3,7 +3,7 @@
 //! [`Runs`] encodes the order: run lengths as LEB128 numbers, of stdout and stderr in turn, stdout first (perhaps 0).
 //! Output of one stream only, the usual case, is one number.
 
-use crate::core::exec::Stream;
+use crate::core::exec::{Display, Stream};
 use crate::core::ids::Digest;
 
 /// The order in which bytes of two streams were written.
@@ -143,12 +143,14 @@ pub struct OutputRecord {
     pub runs: Runs,
     /// Bytes discarded.
     pub truncated_bytes: u64,
+    /// Rich forms, in order.
+    pub displays: Vec<Display>,
 }
 
 impl Default for OutputRecord {
     fn default() -> Self {
         let none = || Kept::Inline(Vec::new());
-        OutputRecord { stdout: none(), stderr: none(), runs: Runs::default(), truncated_bytes: 0 }
+        OutputRecord { stdout: none(), stderr: none(), runs: Runs::default(), truncated_bytes: 0, displays: Vec::new() }
     }
 }
 
@@ -156,7 +158,8 @@ impl OutputRecord {
     /// Bytes in the row itself.
     pub(super) fn inline_bytes(&self) -> usize {
         let inline = |kept: &Kept| if let Kept::Inline(bytes) = kept { bytes.len() } else { 0 };
-        inline(&self.stdout) + inline(&self.stderr)
+        let displays: usize = self.displays.iter().map(|display| display.mime.len() + display.data.len()).sum();
+        inline(&self.stdout) + inline(&self.stderr) + displays
     }
 
     /// Whether the runs cover exactly the kept bytes.

@@ -26,7 +26,9 @@ pub fn journal_entry(entry: &JournalEntry, full: bool, paint: Paint) -> String {
         return line;
     }
     line.push_str(&first_line(&entry.text, TEXT));
-    if !entry.err.is_empty() {
+    if entry.status == "queued" {
+        line.push_str(&format!("  {}", paint.note(&plain(&entry.err))));
+    } else if !entry.err.is_empty() {
         line.push_str(&format!("  {}", paint.bad(&first_line(&entry.err, TEXT))));
     }
     line.push('\n');

@@ -5,6 +5,7 @@ use crate::cli::paint::Paint;
 use crate::core::host_resource::HostResource;
 use crate::core::ids::CheckpointId;
 use crate::core::info::KernelInfo;
+use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::quantity::format_size;
 use crate::core::rights::Rights;
@@ -108,6 +109,16 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("owner", format!("uid {}", info.uid));
     if rights != Rights::ALL {
         field("rights", rights.iter().map(|right| right.name()).collect::<Vec<_>>().join(" "));
+    }
+    text
+}
+
+/// What no checkpoint holds and no restart keeps, as further lines of [`kernel`].
+pub fn missed(missed: &[MissedEntry], paint: Paint) -> String {
+    let mut text = String::new();
+    for (i, entry) in missed.iter().enumerate() {
+        let name = if i == 0 { paint.head("not saved") } else { " ".repeat(9) };
+        text.push_str(&format!("{name}     {}\n", plain(&format!("{} ({})", entry.key, entry.reason))));
     }
     text
 }

@@ -17,7 +17,7 @@ use super::context::Context;
 use super::drive::{Driven, Signals, Streams, drive};
 use super::exec::{end_text, interrupt_note};
 use super::failure::Failure;
-use super::{exit, failure, paths, render};
+use super::{displays, exit, failure, paths, render};
 use crate::core::error::{Error, ErrorCode};
 use crate::core::exec::ExecRequest;
 use crate::core::info::KernelInfo;
@@ -106,6 +106,7 @@ impl Session<'_> {
                 if let Some(text) = render::value_of(&result, self.info.spec.engine) {
                     self.context.print(&text)?;
                 }
+                displays::tell(self.context, &result.displays);
                 if let Some(text) = end_text(&self.name, &result, wrote_stderr, self.context.terminal.paint_stderr) {
                     self.context.say(text.trim_end());
                 }

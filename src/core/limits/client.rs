@@ -28,11 +28,20 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 pub const VALUE_BYTES: usize = 8 << 20;
 /// Nesting of a value.
 pub const VALUE_DEPTH: usize = 100;
+/// Parts of one value: values, and names of fields. They are converted on the event loop, where all kernels wait for it;
+/// more goes through a file or a blob.
+pub const VALUE_PARTS: usize = 50_000;
 /// Items of one list in a message that has no narrower bound: an array, an object, rows, variables.
 pub const VALUE_ITEMS: usize = 1_000_000;
 /// Blob in one message (`readBlob`, `writeBlob`), bytes; larger ones stream.
 pub const BLOB_INLINE_BYTES: usize = 32 << 20;
 /// One blob, bytes.
 pub const BLOB_BYTES: u64 = 64 << 30;
+/// Event subscriptions of one connection.
+pub const SUBSCRIPTIONS: usize = 32;
+/// Event subscriptions of one user.
+pub const SUBSCRIPTIONS_PER_USER: usize = 1_000;
+/// Events of one subscription on their way to the client; the next are read once it has taken these.
+pub const EVENTS_IN_FLIGHT: usize = 8;
 /// Events by which one subscriber may lag before it receives a gap.
 pub const EVENT_LAG: usize = 4096;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Code of one execution, bytes.
-pub const CODE_BYTES: usize = 8 << 20;
+/// Code of one execution, bytes. More goes through a file in the workspace.
+pub const CODE_BYTES: usize = 1 << 20;
 /// Environment of one execution, bytes in total.
 pub const ENV_BYTES: usize = 256 << 10;
 /// Standard input inside a request; more goes through `Execution.stdin`.

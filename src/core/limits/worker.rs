@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::client::VALUE_PARTS;
 use super::kernel::MOUNTS;
 
 /// Deadline for a worker's report of a complete sandbox and a ready engine.
@@ -56,9 +57,9 @@ pub const ENGINE_EXIT: Duration = Duration::from_secs(3);
 pub const TOOL_CALLS: usize = 64;
 /// JSON part of a frame between init and engine, bytes.
 pub const FRAME_JSON_BYTES: usize = 16 << 20;
-/// Values, rows, cells and fields in the JSON part of one frame.
-/// A text of 16 MiB could hold enough of them to take hundreds of MiB.
-pub const FRAME_PARTS: usize = 500_000;
+/// Values, rows, cells and fields in the JSON part of one frame that the daemon decodes.
+/// A text of 16 MiB could hold enough of them to take hundreds of MiB, and to delay all kernels.
+pub const FRAME_PARTS: usize = 2 * VALUE_PARTS;
 /// Tail of a frame between init and engine, bytes.
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// Engine state as one message (`snapshot`, `restore`), bytes.
@@ -69,11 +70,23 @@ pub const STATE_BYTES: u64 = 4 << 30;
 pub const STATE_ENTRIES: usize = 100_000;
 /// Parts, as in [`FRAME_PARTS`], of the metadata of all of a kernel's state entries.
 pub const STATE_META_PARTS: usize = 20 * STATE_ENTRIES;
+/// Init's memory for the changed state of one execution, bytes, for a kernel's memory limit.
+/// A quarter: the engine holds the value, and its saved form while it sends it.
+pub const fn pending_state_bytes(memory_bytes: u64) -> usize {
+    let quarter = memory_bytes / 4;
+    if quarter > PENDING_STATE_MAX { PENDING_STATE_MAX as usize } else { quarter as usize }
+}
+
+/// Largest value of [`pending_state_bytes`].
+const PENDING_STATE_MAX: u64 = 512 << 20;
+/// Init's memory for the differences that a restore from memory writes into the database, bytes.
+pub const RESTORED_STATE_BYTES: usize = PENDING_STATE_MAX as usize;
 /// Modules that Python preloads in a warm worker.
 pub const PRELOADED_MODULES: usize = 64;
-/// Snapshots of one Python engine in memory, one per checkpoint: the newest and, during a restore, the safety
-/// checkpoint's.
+/// Snapshots of one Python engine in memory for requested checkpoints, one per checkpoint.
 pub const FORKED_SNAPSHOTS: usize = 3;
+/// Further snapshots for safety checkpoints: during an undo, the restored one's and the new one's.
+pub const TRANSIENT_SNAPSHOTS: usize = 2;
 /// Lost snapshots of which a worker remembers the reason.
 pub const LOST_SNAPSHOTS: usize = 64;
 /// Deadline for a snapshot's wake-up; then the saved state is used.

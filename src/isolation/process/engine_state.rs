@@ -21,6 +21,16 @@ impl EngineState for EngineDatabase {
         Ok(db.close()?)
     }
 
+    fn read(&self, each: &mut dyn FnMut(Entry) -> Result<()>) -> Result<()> {
+        let db = EngineDb::open(&self.path, self.durability)?;
+        for head in db.heads()? {
+            if let Some(entry) = db.entry(&head.key)? {
+                each(entry)?;
+            }
+        }
+        Ok(db.close()?)
+    }
+
     fn inspect(&self) -> Result<Inspected> {
         let scratch = scratch_beside(&self.path)?;
         let inspected = EngineDb::inspect(&self.path, &scratch);

@@ -89,6 +89,8 @@ pub enum Call {
         of: String,
         /// The checkpoint whose snapshot must not be evicted for the new one.
         spare: String,
+        /// Whether it may only evict other transient snapshots.
+        transient: bool,
         /// Where the answer goes.
         answer: Answer<String>,
     },

@@ -234,7 +234,8 @@ impl worker::Server for WorkerServer {
     async fn keep(self: Rc<Self>, params: worker::KeepParams, mut results: worker::KeepResults) -> Done {
         let params = params.get()?;
         let (of, spare) = (params.get_checkpoint()?.to_string()?, params.get_spare()?.to_string()?);
-        let why = self.call(|answer| Call::Keep { of, spare, answer }).await?;
+        let transient = params.get_transient();
+        let why = self.call(|answer| Call::Keep { of, spare, transient, answer }).await?;
         results.get().set_why_not(&why);
         Ok(())
     }

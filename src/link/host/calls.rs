@@ -216,10 +216,11 @@ impl WorkerLink {
     ///
     /// # Errors
     /// `Busy` while an execution runs.
-    pub async fn keep(&self, checkpoint: CheckpointId, spare: Option<CheckpointId>) -> Result<String> {
+    pub async fn keep(&self, checkpoint: CheckpointId, spare: Option<CheckpointId>, transient: bool) -> Result<String> {
         let mut request = self.client.keep_request();
         request.get().set_checkpoint(checkpoint.to_string());
         request.get().set_spare(spare.map(|id| id.to_string()).unwrap_or_default());
+        request.get().set_transient(transient);
         let answer = answered(request.send().promise).await?;
         let why = answer.get().and_then(|r| Ok(r.get_why_not()?.to_string()?));
         why.map_err(|e| from_capnp(&e))
@@ -398,8 +399,8 @@ fn decode_reply<R: for<'de> Deserialize<'de>>(json: &[u8]) -> Result<R> {
     let unreadable = |error| match error {
         FrameError::TooManyParts { parts } => {
             Error::refused(format!("the engine's answer has {parts} parts, more than {}", limits::FRAME_PARTS))
-                .reason("answer_size")
-                .hint("read it in smaller pieces, or store it in a file")
+                .reason("value_parts")
+                .hint("have the code write it to a file in the workspace")
         }
         error => Error::corrupt(format!("the engine's answer cannot be read: {error}")),
     };
@@ -542,9 +543,9 @@ mod tests {
     #[test]
     fn oversized_replies_are_refused() {
         let refused = vars(limits::FRAME_PARTS).map(drop).expect_err("too many parts");
-        assert_eq!((refused.code, &*refused.reason), (crate::core::error::ErrorCode::Refused, "answer_size"));
+        assert_eq!((refused.code, &*refused.reason), (crate::core::error::ErrorCode::Refused, "value_parts"));
         let failed = format!(r#"{{"ok":false,"message":"no","x":[{}]}}"#, vec!["0"; limits::FRAME_PARTS].join(","));
         let refused = decode_reply::<Done>(failed.as_bytes()).map(drop).expect_err("too many parts");
-        assert_eq!(refused.reason, "answer_size");
+        assert_eq!(refused.reason, "value_parts");
     }
 }

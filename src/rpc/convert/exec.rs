@@ -4,7 +4,7 @@ use super::output::{read_output_data, write_output_data};
 use super::text::{bounded, count, malformed, read_data, read_name, read_pairs, read_text, unknown, write_pairs};
 use super::value::{read_value, write_value};
 use crate::core::error::{Error, Result};
-use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, ExecStatus, Work};
+use crate::core::exec::{Display, ExecEnd, ExecRequest, ExecResult, ExecStatus, Work};
 use crate::core::ids::ExecId;
 use crate::core::info::CodeStatus;
 use crate::core::limits;
@@ -90,6 +90,7 @@ pub fn read_exec_result(reader: wire::exec_result::Reader<'_>) -> Result<ExecRes
         stdout: kept(reader.get_stdout(), "stdout")?,
         stderr: kept(reader.get_stderr(), "stderr")?,
         truncated_bytes: reader.get_truncated_bytes(),
+        displays: read_displays(reader.get_displays().map_err(|e| malformed("displays", e))?)?,
     })
 }
 
@@ -115,7 +116,24 @@ pub fn write_exec_result(mut builder: wire::exec_result::Builder<'_>, result: &E
     builder.set_duration_us(end.duration_us);
     builder.set_exec_id(result.exec.0);
     builder.set_truncated_bytes(result.truncated_bytes);
+    if !result.displays.is_empty() {
+        let mut list = builder.init_displays(count(result.displays.len()));
+        for (i, display) in result.displays.iter().enumerate() {
+            let mut out = list.reborrow().get(count(i));
+            out.set_mime(display.mime.as_str());
+            out.set_data(&display.data);
+        }
+    }
     Ok(())
+}
+
+fn read_displays(list: capnp::struct_list::Reader<'_, wire::display::Owned>) -> Result<Vec<Display>> {
+    bounded(list.len(), "displays", limits::OUTPUT_KEPT_ITEMS)?;
+    let display = |reader: wire::display::Reader<'_>| {
+        let data = reader.get_data().map_err(|e| malformed("display", e))?.to_vec();
+        Ok(Display { mime: read_text(reader.get_mime(), "media type")?, data })
+    };
+    list.iter().map(display).collect()
 }
 
 fn status_to_wire(status: ExecStatus) -> wire::ExecStatus {

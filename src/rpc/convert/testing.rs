@@ -10,7 +10,9 @@ use super::reader_options;
 use super::spec::SpecRequest;
 use crate::core::engine::EngineName;
 use crate::core::error::Result;
-use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputData, OutputEvent, OutputNode, Work};
+use crate::core::exec::{
+    Display, ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputData, OutputEvent, OutputNode, Work,
+};
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId};
 use crate::core::info::{Ability, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo, McpTransport};
 use crate::core::name::KernelName;
@@ -168,9 +170,18 @@ pub fn any_result() -> impl Strategy<Value = ExecResult> {
             output,
             duration_us,
         });
-    (any::<u64>(), end, bytes(), bytes(), any::<u64>()).prop_map(|(exec, end, stdout, stderr, truncated_bytes)| {
-        ExecResult { exec: ExecId(exec), end, stdout, stderr, truncated_bytes }
-    })
+    let display = ("[a-z/]{0,20}", bytes()).prop_map(|(mime, data)| Display { mime, data });
+    let displays = prop::collection::vec(display, 0..3);
+    (any::<u64>(), end, bytes(), bytes(), any::<u64>(), displays).prop_map(
+        |(exec, end, stdout, stderr, truncated_bytes, displays)| ExecResult {
+            exec: ExecId(exec),
+            end,
+            stdout,
+            stderr,
+            truncated_bytes,
+            displays,
+        },
+    )
 }
 
 fn any_name() -> impl Strategy<Value = KernelName> {

@@ -1,6 +1,6 @@
 //! Values of every type, with bounded nesting.
 
-use super::text::{bounded, count, malformed, read_text, unknown};
+use super::text::{count, malformed, read_text, unknown};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
@@ -12,26 +12,39 @@ fn too_deep() -> Error {
         .hint("store it as a blob and pass its hash")
 }
 
+fn too_many() -> Error {
+    Error::invalid(format!("value of more than {} parts", limits::VALUE_PARTS))
+        .reason("value_parts")
+        .hint("store it as a file in the workspace or as a blob")
+}
+
+/// Counts one part of a value.
+fn part(left: &mut usize) -> Result<()> {
+    *left = left.checked_sub(1).ok_or_else(too_many)?;
+    Ok(())
+}
+
 /// Reads a value.
 ///
 /// # Errors
-/// `invalidArgument` for malformed data, nesting beyond [`limits::VALUE_DEPTH`] or a type unknown
+/// `invalidArgument` for malformed data, more than [`limits::VALUE_PARTS`], nesting beyond [`limits::VALUE_DEPTH`] or a type unknown
 /// to this build.
 pub fn read_value(reader: wire::value::Reader<'_>) -> Result<Value> {
-    read(reader, limits::VALUE_DEPTH)
+    read(reader, limits::VALUE_DEPTH, &mut { limits::VALUE_PARTS })
 }
 
 /// Writes a value.
 ///
 /// # Errors
-/// `invalidArgument` for nesting beyond [`limits::VALUE_DEPTH`].
+/// `invalidArgument` for nesting beyond [`limits::VALUE_DEPTH`] and for more than [`limits::VALUE_PARTS`].
 pub fn write_value(builder: wire::value::Builder<'_>, value: &Value) -> Result<()> {
-    write(builder, value, limits::VALUE_DEPTH)
+    write(builder, value, limits::VALUE_DEPTH, &mut { limits::VALUE_PARTS })
 }
 
-fn read(reader: wire::value::Reader<'_>, depth: usize) -> Result<Value> {
+fn read(reader: wire::value::Reader<'_>, depth: usize, left: &mut usize) -> Result<Value> {
     use wire::value::Which;
     let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
+    part(left)?;
     let wrong = |e: capnp::Error| malformed("value", e);
     Ok(match reader.which().map_err(|n| unknown("value type", n))? {
         Which::Null(()) => Value::Null,
@@ -41,14 +54,20 @@ fn read(reader: wire::value::Reader<'_>, depth: usize) -> Result<Value> {
         Which::String(text) => Value::String(read_text(text, "string value")?),
         Which::Array(items) => {
             let items = items.map_err(wrong)?;
-            bounded(items.len(), "array value", limits::VALUE_ITEMS)?;
-            Value::Array(items.iter().map(|item| read(item, depth)).collect::<Result<_>>()?)
+            if items.len() as usize > *left {
+                return Err(too_many());
+            }
+            Value::Array(items.iter().map(|item| read(item, depth, left)).collect::<Result<_>>()?)
         }
         Which::Object(fields) => {
             let fields = fields.map_err(wrong)?;
-            bounded(fields.len(), "object value", limits::VALUE_ITEMS)?;
+            if fields.len() as usize > *left {
+                return Err(too_many());
+            }
             let field = |f: wire::key_value::Reader<'_>| {
-                Ok((read_text(f.get_key(), "key of an object value")?, read(f.get_value().map_err(wrong)?, depth)?))
+                part(left)?;
+                let key = read_text(f.get_key(), "key of an object value")?;
+                Ok((key, read(f.get_value().map_err(wrong)?, depth, left)?))
             };
             Value::Object(fields.iter().map(field).collect::<Result<_>>()?)
         }
@@ -84,18 +103,21 @@ fn read_blob_ref(reader: wire::blob_ref::Reader<'_>) -> Result<BlobRef> {
     })
 }
 
-fn write(mut builder: wire::value::Builder<'_>, value: &Value, depth: usize) -> Result<()> {
+fn write(mut builder: wire::value::Builder<'_>, value: &Value, depth: usize, left: &mut usize) -> Result<()> {
     let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
+    part(left)?;
     match value {
         Value::Null => builder.set_null(()),
         Value::Bool(b) => builder.set_bool(*b),
         Value::Int(i) => builder.set_int(*i),
         Value::Float(f) => builder.set_float(*f),
         Value::String(text) => builder.set_string(text.as_str()),
+        Value::Array(items) if items.len() > *left => return Err(too_many()),
+        Value::Object(fields) if fields.len() > *left => return Err(too_many()),
         Value::Array(items) => {
             let mut list = builder.init_array(count(items.len()));
             for (i, item) in items.iter().enumerate() {
-                write(list.reborrow().get(count(i)), item, depth)?;
+                write(list.reborrow().get(count(i)), item, depth, left)?;
             }
         }
         Value::Object(fields) => {
@@ -103,7 +125,8 @@ fn write(mut builder: wire::value::Builder<'_>, value: &Value, depth: usize) -> 
             for (i, (key, item)) in fields.iter().enumerate() {
                 let mut field = list.reborrow().get(count(i));
                 field.set_key(key.as_str());
-                write(field.init_value(), item, depth)?;
+                part(left)?;
+                write(field.init_value(), item, depth, left)?;
             }
         }
         Value::Blob(blob) => {
@@ -161,6 +184,26 @@ mod tests {
             assert_eq!(there_and_back(&deepest), Ok(deepest));
             assert!(there_and_back(&nested(limits::VALUE_DEPTH)).is_err());
         }
+    }
+
+    #[test]
+    fn capnp_value_parts_are_bounded() {
+        let ints = |n: usize| Value::Array(vec![Value::Int(1); n]);
+        let most = limits::VALUE_PARTS;
+        assert_eq!(there_and_back(&ints(most - 1)), Ok(ints(most - 1)));
+        let field = |i: usize| (i.to_string(), Value::Null);
+        for large in [
+            ints(most),
+            Value::Object((0..most / 2).map(field).collect()),
+            Value::Array(vec![Value::Array(vec![Value::Null]); most / 2]),
+        ] {
+            let error = there_and_back(&large).expect_err("too many");
+            assert_eq!(error.reason, "value_parts", "{error:?}");
+        }
+        let mut message = capnp::message::Builder::new_default();
+        message.init_root::<wire::value::Builder<'_>>().init_array(count(most));
+        let received = message.get_root_as_reader::<wire::value::Reader<'_>>().expect("a value");
+        assert_eq!(read_value(received).expect_err("too many").reason, "value_parts");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use futures::StreamExt as _;
 
 use super::Connection;
 use super::portable::BundleWriterServer;
-use super::sinks::{Subscription, follow};
+use super::sinks::Subscription;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::rights::Rights;
@@ -192,7 +192,8 @@ impl host::Server for HostServer {
         let params = params.get()?;
         let host = self.connection.supervisor.host();
         let own = host.environment.system_wide.then(|| format!("{}/", actor.uid));
-        let following = tokio::task::spawn_local(follow(
+        let subscription = Subscription::start(
+            &self.connection,
             host.events.follow(params.get_since()),
             params.get_sink()?,
             move |kernel| {
@@ -202,8 +203,8 @@ impl host::Server for HostServer {
                     None => true,
                 }
             },
-        ));
-        results.get().set_subscription(new_client(Subscription(following)));
+        );
+        results.get().set_subscription(new_client(subscription.map_err(to_capnp)?));
         Ok(())
     }
 

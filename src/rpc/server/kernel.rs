@@ -6,7 +6,7 @@ use capnp_rpc::new_client;
 
 use super::blob::{BlobReaderServer, BlobWriterServer};
 use super::execution::ExecutionServer;
-use super::sinks::{Subscription, follow, pump};
+use super::sinks::{Subscription, pump};
 use super::{Connection, require};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, Work};
@@ -540,8 +540,9 @@ impl kernel::Server for KernelServer {
         let params = params.get()?;
         let follower = self.connection.supervisor.host().events.follow(params.get_since());
         let name = self.kernel.event_name.clone();
-        let following = tokio::task::spawn_local(follow(follower, params.get_sink()?, move |kernel| kernel == name));
-        results.get().set_subscription(new_client(Subscription(following)));
+        let wanted = move |kernel: &str| kernel == name;
+        let subscription = Subscription::start(&self.connection, follower, params.get_sink()?, wanted);
+        results.get().set_subscription(new_client(subscription.map_err(to_capnp)?));
         Ok(())
     }
 

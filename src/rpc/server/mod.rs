@@ -46,6 +46,8 @@ pub(super) struct Connection {
     kernels: RefCell<CapabilityServerSet<KernelServer, wire::kernel::Client>>,
     /// Number of kernels handed out since released ones were last dropped.
     handed_out: Cell<usize>,
+    /// Number of open event subscriptions.
+    subscriptions: Rc<Cell<usize>>,
     /// The kernels that end with this connection.
     ephemeral: RefCell<Ephemeral>,
 }
@@ -93,6 +95,7 @@ impl Connection {
             uid,
             kernels,
             handed_out: Cell::new(0),
+            subscriptions: Rc::default(),
             ephemeral: RefCell::new(Ephemeral::ReadPin(ReadPin::new())),
         })
     }

@@ -1,5 +1,6 @@
 //! Differences between two checkpoints of a kernel, or between a checkpoint and the present.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use tokio::sync::mpsc;
@@ -15,11 +16,15 @@ use crate::core::info::GivenMount;
 use crate::core::limits;
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::WorkflowPart;
+use crate::link::types::StateHead;
 use crate::store::Store;
 use crate::supervisor::checkpoint::pruning::find_pinned;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Changed, TreeId, WorkspaceError};
+
+/// Property of a state entry whose saved form differs each time.
+const PERHAPS: &str = "perhaps: its saved form is never the same";
 
 /// A kernel's state at one moment.
 struct Side {
@@ -58,14 +63,20 @@ pub async fn diff(
     let before = side_of(host, &from).await?;
     // Only this guard protects the tree of the present state from garbage collection.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
-    let (after, _to_held) = match to {
-        "" => (now(host, kernel).await?, None),
+    let (after, unsteady, _to_held) = match to {
+        "" => {
+            let (after, unsteady) = now(host, kernel, before.parts.clone()).await?;
+            (after, unsteady, None)
+        }
         to => {
             let (to, held) = find_pinned(kernel, to).await?;
-            (side_of(host, &to).await?, Some(held))
+            (side_of(host, &to).await?, BTreeSet::new(), Some(held))
         }
     };
-    for difference in diff::of_state(&before.parts, &after.parts) {
+    for mut difference in diff::of_state(&before.parts, &after.parts) {
+        if difference.deed == Deed::Changed && unsteady.contains(&difference.name) {
+            difference.what.push(PERHAPS.into());
+        }
         take(difference).await?;
     }
     files(host, before.tree, after.tree, &mut take).await?;
@@ -105,25 +116,37 @@ async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
 pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Digest> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut gathered = gather(&of, &own, &link, None).await?;
+        let mut gathered = gather(&of, &own, Some(&link), None).await?;
         gathered.objects.settle(&of, None).await?;
         Ok(gathered.files.part.tree)
     });
     looked.await
 }
 
-/// Captures the present state in the form of a checkpoint; the stored objects are unreferenced.
-async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
+/// Captures the present state in the form of a checkpoint; the stored objects are unreferenced. Also returns the
+/// entries that differ from `before` and are saved in another form each time.
+async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>, before: StateParts) -> Result<(Side, BTreeSet<String>)> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
-        let mut gathered = gather(&of, &own, &link, None).await?;
+        let mut gathered = gather(&of, &own, Some(&link), None).await?;
         gathered.objects.settle(&of, None).await?;
-        Ok((gathered.parts, gathered.files.part))
+        let changed = |difference: &Difference| difference.deed == Deed::Changed;
+        let mut unsteady = BTreeSet::new();
+        if diff::of_state(&before, &gathered.parts).iter().any(changed) {
+            // Nothing has run since: what differs again differs by itself.
+            link.save().await?;
+            let bodies: BTreeMap<&str, Digest> =
+                gathered.parts.entries.iter().map(|part| (part.key.as_str(), part.body)).collect();
+            let differs = |head: &StateHead| bodies.get(head.key.as_str()).is_some_and(|body| *body != head.digest);
+            let again = link.state_heads().await?.into_iter();
+            unsteady = again.filter(differs).map(|head| head.key).collect();
+        }
+        Ok((gathered.parts, gathered.files.part, unsteady))
     });
-    let (parts, workspace) = looked.await?;
+    let (parts, workspace, unsteady) = looked.await?;
     let (mounts, mcp) = kernel.records.grants().await?;
     let mcp = mcp.into_iter().map(|(name, transport)| McpPart { name, transport }).collect();
-    Ok(Side {
+    let side = Side {
         parts,
         tree: workspace.tree,
         mounts,
@@ -133,7 +156,8 @@ async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Side> {
         work: kernel.records.workflow_part().await?,
         files: workspace.files,
         journal: kernel.view().version.saturating_sub(1),
-    })
+    };
+    Ok((side, unsteady))
 }
 
 fn journal(before: u64, after: u64) -> Option<Difference> {

@@ -64,7 +64,7 @@ impl Drop for Objects {
     }
 }
 
-/// Captures the kernel's present state; the caller holds the worker. With `keep`, the engine keeps a copy of itself in
+/// Captures the kernel's present state; the caller holds the worker, or there is none. With `keep`, the engine keeps a copy of itself in
 /// memory.
 ///
 /// # Errors
@@ -72,7 +72,7 @@ impl Drop for Objects {
 pub(super) async fn gather(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    link: &Rc<WorkerLink>,
+    link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
 ) -> Result<Gathered> {
     let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
@@ -80,12 +80,21 @@ pub(super) async fn gather(
     let mut objects = Objects { together: Arc::clone(&together), files, are_durable: false };
     // Reads most changes in advance, so that less work remains during the freeze.
     let prepared = objects.files.prepare(&together);
-    let (prepared, saved) = futures::join!(prepared, state::capture(link, &host.store, &together));
+    let saved = async {
+        match link {
+            Some(link) => state::capture(link, &host.store, &together).await,
+            None => state::capture_stored(host, kernel, &together).await,
+        }
+    };
+    let (prepared, saved) = futures::join!(prepared, saved);
     prepared?;
     let (parts, state) = saved?;
     let id = CheckpointId::from_bytes(host.random());
-    let copy = memory::keep(host, link, kernel.spec.engine, id, keep).await?;
-    let still = Quiesced::of(kernel, Some(link)).await?;
+    let copy = match link {
+        Some(link) => memory::keep(host, link, kernel.spec.engine, id, keep).await?,
+        None => Copy { why_not: None, took_us: None },
+    };
+    let still = Quiesced::of(kernel, link).await?;
     let collected = objects.files.collect(&together).await;
     // The code inside resumes in every case.
     still.end().await?;

@@ -51,7 +51,8 @@ pub(super) async fn keep(
         return Ok(Copy { why_not: None, took_us: None });
     };
     let begun = tokio::time::Instant::now();
-    let why_not = link.keep(id, keep.spare).await?;
+    let is_transient = keep.kind == CheckpointType::System;
+    let why_not = link.keep(id, keep.spare, is_transient).await?;
     let took_us = u64::try_from(begun.elapsed().as_micros()).ok();
     let missed = |reason| MissedEntry { key: KEY.into(), type_name: "interpreter".into(), reason };
     Ok(Copy { why_not: (!why_not.is_empty()).then(|| missed(why_not)), took_us })

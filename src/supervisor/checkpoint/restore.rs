@@ -18,6 +18,7 @@ use crate::core::checkpoint::{
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::GivenMount;
+use crate::core::kernel::State;
 use crate::core::kernel::transition::{Kind, Record, Recovery, Step, Transition};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
@@ -28,7 +29,7 @@ use crate::supervisor::checkpoint::queue_ticket;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::command::{Actor, Change, Trace};
+use crate::supervisor::kernel::command::{Actor, Change, StopMode, Trace};
 use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
@@ -89,6 +90,7 @@ async fn to(
     if kernel.thread_of.is_none() {
         kernel.refuse_if_others_run()?;
     }
+    let again = Change { actor: change.actor.clone(), expected_version: change.expected_version };
     let (actor, change) = (change.actor.clone(), Trace::Transition(change));
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     // While queued, the restore is dropped with its client: a restore that the client does not see must not undo
@@ -99,10 +101,29 @@ async fn to(
     let restoring = tokio::task::spawn_local(async move {
         let _held = held;
         let (of, own, owned) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&transition));
-        let done = queue_ticket::take(ticket, change, limits::CHECKPOINT_WAIT, move |link| async move {
-            perform(&of, &own, &link, &owned, target, options, &actor).await
-        });
-        match done.await {
+        let id = target.checkpoint.id;
+        let done = match kernel.view().state {
+            // Its last worker crashed: the present state may be what does not load.
+            State::Crashed { .. } if kernel.interrupted().is_none() => None,
+            _ => {
+                let done = queue_ticket::take(ticket, change, limits::CHECKPOINT_WAIT, move |link| async move {
+                    perform(&of, &own, &link, &owned, target, options, &actor).await
+                });
+                Some(done.await)
+            }
+        };
+        let is_without_worker = |error: &Error| {
+            kernel.link.borrow().is_none()
+                && !transition.is_recorded()
+                && kernel.interrupted().is_none()
+                && may_be_of_worker(error)
+        };
+        let done = match done {
+            Some(Err(error)) if !is_without_worker(&error) => Err(error),
+            Some(Ok(done)) => Ok(done),
+            None | Some(Err(_)) => without_worker(&host, &kernel, &transition, id, options, again).await,
+        };
+        match done {
             Ok(done) => {
                 host.metrics.since(Stage::Restore, kernel.spec.engine, begun);
                 Ok(done)
@@ -207,7 +228,7 @@ async fn perform(
         None => {
             // The new copy must not evict the copy of the restored checkpoint.
             let keep = Keep { kind: CheckpointType::System, spare: Some(target.checkpoint.id) };
-            let gathered = gather(host, kernel, link, Some(keep)).await?;
+            let gathered = gather(host, kernel, Some(link), Some(keep)).await?;
             let present = Present::of(&gathered, kernel);
             let read = verify::difference(&host.store, &present, manifest, parts).await?;
             let taking = CheckpointRequest::new(CheckpointType::System, &name);
@@ -246,6 +267,55 @@ async fn perform(
     Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed })
 }
 
+/// Restores a kernel whose present state no worker can load: the safety checkpoint is made of what the last worker
+/// stored, and recovery restores before the next worker starts.
+async fn without_worker(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    transition: &ExclusiveTransition,
+    id: CheckpointId,
+    options: Options,
+    change: Change,
+) -> Result<Restoration> {
+    let actor = &change.actor;
+    kernel.admit(actor, change.expected_version).await?;
+    kernel.stop(actor.clone(), StopMode::Force).await?;
+    let target = load(host, kernel, kernel.recorded(id).await?).await?;
+    verify::whole(&host.store, &target.manifest, &target.parts).await?;
+    let before = kernel.view().version;
+    let gathered = gather(host, kernel, None, None).await?;
+    let name = format!("before restore of {}", target.checkpoint.short_id());
+    let taking = CheckpointRequest::new(CheckpointType::System, &name);
+    let safety = seal(host, kernel, gathered, &taking, actor, None).await?.0.id;
+    kernel.detach_mounts(target.manifest.mounts.clone()).await?;
+    let intent = Transition::Restore { target: id, safety, options };
+    if let Err(error) = transition.record(intent, actor.to_string(), host.now_ms()).await {
+        kernel.reattach_mounts().await;
+        return Err(error);
+    }
+    kernel.finished_restore.take();
+    transition.release();
+    let recovered = kernel.recovered().await;
+    let finished = kernel.finished_restore.take();
+    let done = match (finished, recovered) {
+        (Some(done), _) => done,
+        (None, Err(error)) => return Err(error),
+        (None, Ok(())) => {
+            return Err(Error::unavailable("the restore could not be done; the kernel is as it was")
+                .hint(format!("`ryokan events {}` says why", kernel.spec.name)));
+        }
+    };
+    let detail = serde_json::json!({
+        "id": id, "name": done.checkpoint.name, "safety": safety, "files_changed": done.files_changed,
+        "engine": done.engine,
+    });
+    host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
+    let words = format!("{id}, safety checkpoint {safety}");
+    let versions = (before, done.version);
+    host.audit_checkpoint(actor, "checkpoint.restore", kernel, versions, target.checkpoint.manifest, words).await;
+    Ok(done)
+}
+
 /// Result of a restore.
 struct Applied {
     finished: Finished,
@@ -254,6 +324,15 @@ struct Applied {
     files_changed: u64,
     /// Time to restore the engine, microseconds.
     engine_us: u64,
+}
+
+impl Applied {
+    fn of(self, checkpoint: Checkpoint, safety: CheckpointId) -> Restoration {
+        let Applied { finished, engine, missed, files_changed, engine_us: _ } = self;
+        let Finished { sequence, decisions_changed, artifacts_changed } = finished;
+        let version = version_after(sequence);
+        Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed }
+    }
 }
 
 /// Parameters of a restore.
@@ -409,7 +488,11 @@ async fn finish_or_revert(
             apply(host, kernel, link, transition, &target, None, restoring).await
         };
         match finish.await {
-            Ok(_) => return Ok("finished"),
+            Ok(applied) => {
+                let checkpoint = kernel.recorded(target).await?;
+                *kernel.finished_restore.borrow_mut() = Some(applied.of(checkpoint, safety));
+                return Ok("finished");
+            }
             // The next attempt runs without this worker.
             Err(error) if link.is_some() && may_be_of_worker(&error) => return Err(error),
             Err(error) => {

@@ -17,6 +17,7 @@ use crate::link::host::WorkerLink;
 use crate::link::types::{StateChunk, StateHead};
 use crate::store::StoreHandle;
 use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::engine_state;
 
 use crate::workspace::SharedBatch;
@@ -58,6 +59,37 @@ pub(super) async fn capture(
     fresh.insert(Digest::from_bytes(*blake3::hash(&list).as_bytes()), list.clone());
     put_all(store, objects, fresh).await?;
     Ok((parts, Digest::from_bytes(*blake3::hash(&list).as_bytes())))
+}
+
+/// Stores the state of a kernel without a worker as its last worker stored it. Returns the list and its address.
+///
+/// # Errors
+/// `corrupt` if `engine.db` is damaged, and store errors.
+pub(super) async fn capture_stored(
+    host: &Host,
+    kernel: &Kernel,
+    objects: &Arc<SharedBatch>,
+) -> Result<(StateParts, Digest)> {
+    let state = host.drivers.of(kernel.spec.isolation)?.engine_state(&host.home(kernel.id, None));
+    let together = Arc::clone(objects);
+    let stored = host.store.run_beside(move |_| {
+        let mut entries = Vec::new();
+        let read = state.read(&mut |Entry { key, meta_json, body }| {
+            let meta = serde_json::from_str(&meta_json)
+                .map_err(|error| Error::corrupt(format!("the meta of state entry {key:?}: {error}")))?;
+            let bytes = body.len() as u64;
+            entries.push(StatePart { key, meta, body: together.put(&body)?, bytes });
+            Ok(())
+        });
+        Ok(read.map(|()| entries))
+    });
+    let mut entries = stored.await??;
+    entries.sort_by(|a, b| a.key.cmp(&b.key));
+    let parts = StateParts { entries };
+    let list = parts.encode().map_err(|error| Error::refused(error.to_string()).reason("state_size"))?;
+    let together = Arc::clone(objects);
+    let at = host.store.run_beside(move |_| together.put(&list)).await?;
+    Ok((parts, at))
 }
 
 fn parts(heads: Vec<StateHead>) -> Result<Vec<StatePart>> {

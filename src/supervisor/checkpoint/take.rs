@@ -76,7 +76,7 @@ pub(super) async fn capture(
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
-    let gathered = gather(host, kernel, link, Some(Keep { kind: taking.kind, spare: None })).await?;
+    let gathered = gather(host, kernel, Some(link), Some(Keep { kind: taking.kind, spare: None })).await?;
     seal(host, kernel, gathered, taking, actor, with).await
 }
 
@@ -176,6 +176,8 @@ async fn manifest(
     };
     let view = kernel.view();
     let mut missed = view.missed;
+    // Not part of the present state any more.
+    missed.retain(|entry| !entry.has_ended());
     missed.extend(files.missed.iter().cloned());
     missed.extend(view.jobs.iter().map(|job| MissedEntry {
         key: format!("job/{}", job.id),

@@ -1,8 +1,8 @@
 //! Events: numbered and stored by the catalog, then delivered to subscribers.
 //!
 //! Publishing never blocks: an event goes to a bounded queue, which one task writes to the catalog in batches. A full
-//! queue drops the event, and a later event reports the number of dropped ones. Subscribers read pages from the
-//! catalog: a slow subscriber costs no memory, and a returning one resumes by number.
+//! queue drops the event, and a later event reports the number of dropped ones. Subscribers read small pages from the
+//! catalog, each once the client has taken the one before; a returning subscriber resumes by number.
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
@@ -165,7 +165,7 @@ impl Follower {
                 return Ok(Heard::CaughtUp);
             }
             self.written.mark_unchanged();
-            let page = self.events.catalog.events_after(self.at, limits::PAGE_ROWS).await?;
+            let page = self.events.catalog.events_after(self.at, limits::EVENTS_IN_FLIGHT).await?;
             if let Past::Queued { .. } = self.past {
                 self.past = Past::Until(page.newest);
             }

@@ -22,6 +22,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
 use crate::core::info::HostInfo;
+use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::pool::Rules;
 use crate::core::spec::{NEVER_SHOWN, WORKSPACE};
@@ -63,6 +64,7 @@ pub struct Host {
     stopping: Cell<bool>,
     clients: Cell<usize>,
     clients_of: RefCell<HashMap<u32, usize>>,
+    subscriptions_of: RefCell<HashMap<u32, usize>>,
     used_at_ms: Cell<i64>,
     /// Cloned by every kernel in memory.
     pub(crate) remembered: Rc<()>,
@@ -97,6 +99,7 @@ impl Host {
             stopping: Cell::new(false),
             clients: Cell::new(0),
             clients_of: RefCell::default(),
+            subscriptions_of: RefCell::default(),
             used_at_ms: Cell::new(sys::clock::now_ms()),
             remembered: Rc::default(),
         })
@@ -144,9 +147,10 @@ impl Host {
 
     /// The error for [`disk_is_full`](Self::disk_is_full).
     pub(crate) fn full() -> Error {
-        Error::busy("no room on the disk that holds ryokan's data")
-            .reason(DISK_FULL)
-            .hint("free space on the device or raise the quota, then try again")
+        Error::busy("no room on the disk that holds ryokan's data").reason(DISK_FULL).hint(
+            "free space on the device or raise the quota; `ryokan rm` and `ryokan gc` free space, and an idle kernel \
+                 can run code that deletes its files; `du -s` of the folder `kernels` names the largest",
+        )
     }
 
     /// Milliseconds since 1970.
@@ -211,6 +215,22 @@ impl Host {
         self.clients.set(all + 1);
         self.used_at_ms.set(self.now_ms());
         Ok(ClientGuard { host: Rc::clone(self), uid })
+    }
+
+    /// Counts an event subscription of `uid`; the returned guard uncounts it.
+    ///
+    /// # Errors
+    /// `busy` if the user's limit is reached.
+    pub fn subscription(self: &Rc<Self>, uid: u32) -> Result<SubscriptionGuard> {
+        let mut subscriptions_of = self.subscriptions_of.borrow_mut();
+        let own = subscriptions_of.entry(uid).or_default();
+        if *own >= limits::SUBSCRIPTIONS_PER_USER {
+            return Err(Error::busy(format!("you have {own} event subscriptions already"))
+                .reason("subscriptions_per_user")
+                .hint("close some of the clients that follow events"));
+        }
+        *own += 1;
+        Ok(SubscriptionGuard { host: Rc::clone(self), uid })
     }
 
     /// Clients connected now.
@@ -348,6 +368,23 @@ impl Drop for ClientGuard {
         }
         host.clients.set(host.clients.get() - 1);
         host.used_at_ms.set(host.now_ms());
+    }
+}
+
+/// An event subscription of a user.
+pub struct SubscriptionGuard {
+    host: Rc<Host>,
+    uid: u32,
+}
+
+impl Drop for SubscriptionGuard {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut own) = self.host.subscriptions_of.borrow_mut().entry(self.uid) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
     }
 }
 

@@ -78,6 +78,11 @@ impl Execution {
         self.request.borrow_mut().take()
     }
 
+    /// Whether it waits for earlier work or for its worker.
+    pub fn is_queued(&self) -> bool {
+        !*self.started.borrow() && !self.is_finished()
+    }
+
     /// Waits until the execution was handed to the worker, or ended before that.
     pub async fn started(&self) {
         // This execution owns the sender: the channel cannot be closed.
@@ -139,7 +144,14 @@ impl Execution {
                 false => whole.extend_from_slice(&data),
             }
         }
-        Ok(ExecResult { exec: self.id, end, stdout, stderr, truncated_bytes: kept.truncated_bytes })
+        Ok(ExecResult {
+            exec: self.id,
+            end,
+            stdout,
+            stderr,
+            truncated_bytes: kept.truncated_bytes,
+            displays: kept.displays,
+        })
     }
 }
 

@@ -13,6 +13,7 @@ use super::command::{Actor, Change, Command, Operation, Reply, Trace, Waiting};
 use super::execution::Execution;
 use super::tools::Tools;
 use crate::catalog::state::{Finished, Restored};
+use crate::core::checkpoint::Restoration;
 use crate::core::error::{Error, Result};
 use crate::core::exec::ExecRequest;
 use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, KernelId};
@@ -89,6 +90,8 @@ pub struct Kernel {
     pub(crate) sessions: Sharing,
     /// Capture method of the workspace, and why no faster one is available.
     pub(crate) capture: RefCell<String>,
+    /// The restore that recovery finished last, for its caller.
+    pub(crate) finished_restore: RefCell<Option<Restoration>>,
     /// The tree on which the workspace tracker is based: its objects are in use.
     pub(crate) base: Cell<Option<Digest>>,
     /// Retention of automatic checkpoints.
@@ -229,14 +232,24 @@ impl Kernel {
 
     /// Journal entries after a number, oldest first, at most one page.
     ///
-    /// An execution whose end has no room in the journal yet is reported with the end that the task holds.
+    /// An execution whose end has no room in the journal yet is reported with the end that the task holds, one that has
+    /// not begun as queued, with the execution in front of it.
     ///
     /// # Errors
     /// Database errors.
     pub async fn journal(&self, view: JournalView, after: u64, most: usize) -> Result<Vec<JournalEntry>> {
         let mut page = self.records.journal(view, after, most).await?;
         let executions = self.executions.borrow();
+        let queued = |id: &ExecId| executions.get(id).is_some_and(|execution| execution.is_queued());
         for entry in page.iter_mut().filter(|entry| entry.status == "running") {
+            if queued(&ExecId(entry.exec)) {
+                "queued".clone_into(&mut entry.status);
+                let ahead = executions.values().filter(|other| other.id.0 < entry.exec && !other.is_finished());
+                if let Some(ahead) = ahead.map(|other| other.id).max() {
+                    entry.err = format!("queued behind #{ahead}");
+                }
+                continue;
+            }
             if let Some(end) = executions.get(&ExecId(entry.exec)).and_then(|execution| execution.unjournalled()) {
                 end.status.name().clone_into(&mut entry.status);
                 (entry.code, entry.err, entry.duration_us) = (end.code, end.err, end.duration_us);

@@ -213,6 +213,7 @@ impl Records {
             stderr: self.keep(stderr).await?,
             runs,
             truncated_bytes: kept.truncated_bytes,
+            displays: kept.displays.clone(),
         })
     }
 
@@ -265,7 +266,10 @@ impl Records {
             *rest = left;
             chunks.extend(chunk.chunks(limits::CHUNK_BYTES).map(|piece| (stream, piece.to_vec())));
         }
-        Ok(Found::Ended(Kept { chunks, truncated_bytes: output.truncated_bytes }, Box::new(end)))
+        Ok(Found::Ended(
+            Kept { chunks, truncated_bytes: output.truncated_bytes, displays: output.displays },
+            Box::new(end),
+        ))
     }
 
     async fn kept_bytes(&self, kept: state::Kept) -> Result<Vec<u8>> {

@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-use crate::core::exec::{ExecEnd, OutputEvent, Stream};
+use crate::core::exec::{Display, ExecEnd, OutputEvent, Stream};
 use crate::core::limits;
 
 /// Size of the window beyond the kept prefix, bytes.
@@ -88,6 +88,8 @@ pub struct Kept {
     pub chunks: Vec<(Stream, Vec<u8>)>,
     /// Bytes written beyond the chunks.
     pub truncated_bytes: u64,
+    /// Rich forms, in order of arrival.
+    pub displays: Vec<Display>,
 }
 
 impl Output {
@@ -118,6 +120,9 @@ impl Output {
             let mut inner = output.inner.borrow_mut();
             for (stream, data) in kept.chunks {
                 inner.append(stream_event(stream, data));
+            }
+            for Display { mime, data } in kept.displays {
+                inner.append(OutputEvent::Display { mime, data });
             }
             inner.kept_closed = true;
             inner.written += kept.truncated_bytes;
@@ -193,15 +198,19 @@ impl Output {
     pub fn kept(&self) -> Kept {
         let inner = self.inner.borrow();
         let mut kept = Kept::default();
-        let mut bytes = 0;
+        let (mut bytes, mut displayed) = (0, 0);
         for item in &inner.kept {
             let (stream, data) = match &item.event {
                 OutputEvent::Stdout(data) => (Stream::Stdout, data),
                 OutputEvent::Stderr(data) => (Stream::Stderr, data),
-                OutputEvent::Display { .. }
-                | OutputEvent::Structured(_)
-                | OutputEvent::Truncated(_)
-                | OutputEvent::ExitCode(_) => continue,
+                OutputEvent::Display { mime, data } => {
+                    displayed += (mime.len() + data.len()) as u64;
+                    if displayed <= inner.keep_limit {
+                        kept.displays.push(Display { mime: mime.clone(), data: data.clone() });
+                    }
+                    continue;
+                }
+                OutputEvent::Structured(_) | OutputEvent::Truncated(_) | OutputEvent::ExitCode(_) => continue,
             };
             bytes += data.len() as u64;
             match kept.chunks.last_mut() {

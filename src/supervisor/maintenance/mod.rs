@@ -3,6 +3,7 @@
 //! ```text
 //! gc      retention ─▶ roots (rows that name objects) ─▶ marks (all objects they need) ─▶ the store drops the rest
 //! verify  databases, audit log, packs ─▶ roots ─▶ roots that need damaged or missing objects
+//! memory  unused memory of the daemon ─▶ the system
 //! ```
 //!
 //! Both run beside writers. While roots are listed, the `names` lock keeps every row that names an object, so that a
@@ -12,6 +13,7 @@
 mod audit;
 mod gc;
 mod marks;
+mod memory;
 mod roots;
 mod verify;
 
@@ -74,6 +76,8 @@ async fn relay<I, T>(
 /// Begins background upkeep; it ends with the host.
 pub fn run(supervisor: &Supervisor) {
     let host = supervisor.host();
+    // Ends with the event loop.
+    tokio::task::spawn_local(memory::run());
     let Some(interval) = host.config.upkeep.interval else { return };
     let kept = supervisor.downgrade();
     tokio::task::spawn_local(async move {

@@ -222,7 +222,14 @@ impl EmbeddedKernel {
         output.give(OutputEvent::ExitCode(code)).await;
         let duration_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let end = ExecEnd { status, code, err, value, output: structured, duration_us };
-        Ok(ExecResult { exec, end, stdout: output.stdout, stderr: output.stderr, truncated_bytes: output.truncated })
+        Ok(ExecResult {
+            exec,
+            end,
+            stdout: output.stdout,
+            stderr: output.stderr,
+            truncated_bytes: output.truncated,
+            displays: Vec::new(),
+        })
     }
 
     /// Forwards output until the execution ends. Also returns whether it timed out.
@@ -281,7 +288,7 @@ fn never_ran(exec: ExecId) -> ExecResult {
         output: None,
         duration_us: 0,
     };
-    ExecResult { exec, end, stdout: Vec::new(), stderr: Vec::new(), truncated_bytes: 0 }
+    ExecResult { exec, end, stdout: Vec::new(), stderr: Vec::new(), truncated_bytes: 0, displays: Vec::new() }
 }
 
 /// Registers an execution as running or waiting.

@@ -117,7 +117,8 @@ impl Worker {
         let hostname = name.as_str().to_owned();
         let entry = KernelEntry { folder, hostname, protected };
         if let Some(folder) = self.enclosure.enter_kernel(entry, mounted)? {
-            let kernels = State::new(EngineDb::open(&folder.join("engine.db"), self.settings.durability)?);
+            let db = EngineDb::open(&folder.join("engine.db"), self.settings.durability)?;
+            let kernels = State::new(db, self.settings.state_bytes);
             std::mem::replace(&mut self.state, kernels).abandon();
             self.settings.spool_folder = folder;
             self.state_to_load = true;

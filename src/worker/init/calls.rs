@@ -74,7 +74,7 @@ impl Worker {
             Call::LoadEnd(answer) => self.load_end(answer),
             Call::Bind(bind, answer) => reply(answer, self.bind(bind)),
             Call::Unbind(path, answer) => reply(answer, self.enclosure.unbind(Path::new(&path))),
-            Call::Keep { of, spare, answer } => self.keep(of, spare, answer),
+            Call::Keep { of, spare, transient, answer } => self.keep(of, spare, transient, answer),
             Call::Wake(of, answer) => self.wake(&of, answer),
             Call::Revise(revision, answer) => reply(answer, self.revise(revision)),
             Call::Freeze(at_work, answer) => self.freeze_after_snapshot(at_work, answer),

@@ -12,6 +12,8 @@ const KEY_BYTES: usize = 1024;
 const ERR_BYTES: usize = 16 << 10;
 /// Longest metadata of a state entry, bytes.
 const META_BYTES: usize = 64 << 10;
+/// Longest `put` or `del` frame, bytes: an escape takes up to three bytes for one of the text.
+const ENTRY_FRAME_BYTES: usize = 4 * (META_BYTES + KEY_BYTES);
 
 /// An engine's frame, as far as init decodes it.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,6 +123,9 @@ pub fn read(json: &[u8]) -> Result<EngineEvent, String> {
 }
 
 fn read_put(json: &[u8]) -> Result<EngineEvent, String> {
+    if json.len() > ENTRY_FRAME_BYTES {
+        return Err(format!("a state entry whose frame has {} bytes", json.len()));
+    }
     let Put { key, meta, more } = from(json)?;
     check_key(&key)?;
     let meta_json = serde_json::to_string(&meta).map_err(|e| e.to_string())?;

@@ -116,6 +116,7 @@ fn serve(
         output_buffer_bytes: document.output_buffer_bytes,
         spool_folder,
         rollback_bytes: document.rollback_bytes,
+        state_bytes: limits::pending_state_bytes(document.plan.limits.memory_bytes),
         durability,
         sync_files: document.sync_files,
         unbound,

@@ -72,14 +72,14 @@ impl Worker {
                 if !jobs.is_empty() {
                     self.start_watch();
                 }
-                self.state.set_jobs(jobs);
+                self.state.set_jobs(jobs)?;
                 self.outbox.set_jobs(json);
                 Ok(())
             }
             EngineEvent::Put { key, meta_json, more } => self.state.put(key, meta_json, &tail, more),
             EngineEvent::Del { key } => self.state.del(key),
             EngineEvent::Missed(missed) => {
-                self.state.set_missed(missed);
+                self.state.set_missed(missed)?;
                 self.tell_missed();
                 Ok(())
             }

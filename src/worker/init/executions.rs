@@ -14,13 +14,17 @@ use super::engine_frames::EngineEnd;
 use super::stdin::Stdin;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
-use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus};
+use crate::core::exec::{CODE_INTERRUPTED, CODE_LOST, CODE_TIMEOUT, ExecStatus, Stream};
 use crate::core::ids::ExecId;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::frames::{EndStatus, InterruptWay};
 use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
 
+/// Longest reason in a note about a name, characters.
+const REASON_CHARS: usize = 200;
+/// Errors of engines for a name that is not bound.
+const MISSING_NAME: [&str; 2] = ["NameError", "ReferenceError"];
 /// Consequence of killing an engine that did not stop.
 const FROM_SAVED: &str = "the kernel continues from its last saved state: this execution's changes to variables are lost, those to files are not";
 
@@ -262,9 +266,25 @@ impl Worker {
             return Err(format!("end of execution {}, which does not run", end.exec));
         };
         let (status, code, err) = judge(&run, end);
+        let err = self.explain_missing(&run, status, err);
         self.finish(run, Finish { status, code, err, frame_json: json, duration_us: 0, output_bytes: 0, last: false });
         self.go_on_stopping();
         Ok(())
+    }
+
+    /// Says on stderr and in the error that a name that the code misses ended with a former worker.
+    fn explain_missing(&mut self, run: &Run, status: ExecStatus, err: String) -> String {
+        if status != ExecStatus::Failed || !MISSING_NAME.iter().any(|kind| err.contains(kind)) {
+            return err;
+        }
+        let Some(ended) = self.state.ended_named(&err) else { return err };
+        let name = ended.key.trim_start_matches("var/");
+        let why: String = ended.reason.chars().take(REASON_CHARS).collect();
+        let note = format!("{name:?} was not saved and {why}; it must be made again");
+        let (ledger, exec) = (&mut self.ledger, run.exec);
+        self.pipes.drain(|stream, data| ledger.output(exec, stream, data));
+        ledger.output(exec, Stream::Stderr, format!("note: {note}\n").as_bytes());
+        format!("{err}; {note}")
     }
 
     /// Ends the execution of a dead engine.

@@ -43,6 +43,8 @@ const GONE: &str = "no_copy";
 struct ForkedSnapshot {
     /// Its checkpoint.
     of: String,
+    /// Of a safety checkpoint: it never evicts the snapshot of a requested one.
+    transient: bool,
     control: Control,
     pid: i32,
     process: OwnedFd,
@@ -65,6 +67,7 @@ struct PendingSnapshot {
     of: String,
     /// The checkpoint whose snapshot must not be evicted for this one.
     spare: String,
+    transient: bool,
     control: Control,
     /// Receives the reason if there is no snapshot; else an empty text.
     answer: Option<Answer<String>>,
@@ -129,28 +132,35 @@ impl ForkedSnapshots {
     }
 
     /// Makes room for one more. A new snapshot replaces the one of the same checkpoint.
-    fn make_room(&mut self, of: &str, spare: &str) {
+    fn make_room(&mut self, of: &str, spare: &str, transient: bool) {
         if let Some(at) = self.kept.iter().position(|copy| copy.of == of) {
             self.drop_at(at, "a newer snapshot replaced it");
         }
-        while self.kept.len() >= limits::FORKED_SNAPSHOTS {
-            let Some(at) = self.kept.iter().position(|copy| copy.of != spare) else { return };
-            self.drop_at(at, format!("snapshots of {} newer checkpoints replaced it", limits::FORKED_SNAPSHOTS));
+        let most = if transient { limits::TRANSIENT_SNAPSHOTS } else { limits::FORKED_SNAPSHOTS };
+        while self.kept.iter().filter(|copy| copy.transient == transient).count() >= most {
+            let oldest = self.kept.iter().position(|copy| copy.transient == transient && copy.of != spare);
+            let Some(at) = oldest else { return };
+            self.drop_at(at, format!("snapshots of {most} newer checkpoints replaced it"));
         }
+    }
+
+    /// The snapshot that ends first when memory is short: the oldest transient one, else the oldest.
+    fn first_to_end(&self) -> usize {
+        self.kept.iter().position(|copy| copy.transient).unwrap_or(0)
     }
 }
 
 impl Worker {
     /// Makes the engine fork a snapshot of itself.
-    pub(super) fn keep(&mut self, of: String, spare: String, answer: Answer<String>) {
+    pub(super) fn keep(&mut self, of: String, spare: String, transient: bool, answer: Answer<String>) {
         if let Err(busy) = self.check_idle() {
             let _ = answer.send(Err(busy));
             return;
         }
-        self.begin_keep(of, spare, Some(answer));
+        self.begin_keep(of, spare, transient, Some(answer));
     }
 
-    fn begin_keep(&mut self, of: String, spare: String, answer: Option<Answer<String>>) {
+    fn begin_keep(&mut self, of: String, spare: String, transient: bool, answer: Option<Answer<String>>) {
         let not = |answer: Option<Answer<String>>, why: String| {
             if let Some(answer) = answer {
                 let _ = answer.send(Ok(why));
@@ -168,14 +178,16 @@ impl Worker {
             Ok(made) => made,
             Err(error) => return not(answer, format!("no socket for it: {error}")),
         };
-        self.snapshots.pending = Some(PendingSnapshot { of, spare, control, answer });
+        self.snapshots.pending = Some(PendingSnapshot { of, spare, transient, control, answer });
         // A failure kills the engine, and with it the pending snapshot.
         let _ = self.ask_with(br#"{"op":"keep"}"#, Some(theirs.into()), By::Keep);
     }
 
     /// Handles the engine's reply to `keep`; the snapshot has replied before.
     pub(super) fn on_snapshot_made(&mut self, ok: bool, json: &[u8]) {
-        let Some(PendingSnapshot { of, spare, mut control, answer }) = self.snapshots.pending.take() else { return };
+        let Some(PendingSnapshot { of, spare, transient, mut control, answer }) = self.snapshots.pending.take() else {
+            return;
+        };
         control.read_rest();
         let spoke =
             matches!(control.next(), Ok(Some(frame)) if matches!(frame.event, EngineEvent::Reply { ok: true, .. }));
@@ -189,8 +201,8 @@ impl Worker {
         };
         let why = match taken {
             Ok((pid, process)) if !self.snapshots.pids().contains(&pid) => {
-                self.snapshots.make_room(&of, &spare);
-                self.snapshots.kept.push_back(ForkedSnapshot { of, control, pid, process });
+                self.snapshots.make_room(&of, &spare, transient);
+                self.snapshots.kept.push_back(ForkedSnapshot { of, transient, control, pid, process });
                 String::new()
             }
             Ok((pid, _)) => format!("process {pid} is another snapshot"),
@@ -310,7 +322,7 @@ impl Worker {
         if copy.has_ended() {
             return self.fail_wake(copy, answer, "its process ended while waking");
         }
-        let ForkedSnapshot { of, control, pid, process } = copy;
+        let ForkedSnapshot { of, transient, control, pid, process } = copy;
         let exchanged = self.enclosure.replace_engine(pid, &self.snapshots.pids());
         let watched = watch(process, Interest::READABLE);
         let (ended, exit) = match (exchanged, watched) {
@@ -330,7 +342,7 @@ impl Worker {
             self.kill(CrashCause::Protocol(why));
         }
         let _ = answer.send(Ok(missed_json(json)));
-        self.begin_keep(of.clone(), of, None);
+        self.begin_keep(of.clone(), of, transient, None);
     }
 
     /// Neither process is certainly the engine: both end.
@@ -339,7 +351,7 @@ impl Worker {
         self.kill(CrashCause::Unresponsive);
     }
 
-    /// Ends the oldest snapshots while all together exceed the budget, or half of the memory that
+    /// Ends snapshots, transient ones first, while all together exceed the budget, or half of the memory that
     /// would be free without them.
     pub(super) fn bound_snapshots(&mut self) {
         while !self.snapshots.kept.is_empty() {
@@ -350,14 +362,16 @@ impl Worker {
                 return;
             }
             let (used, most) = (memory.used_bytes >> 20, most >> 20);
-            self.snapshots.drop_at(0, format!("memory is short: all snapshots used {used} MiB of {most} MiB"));
+            let first = self.snapshots.first_to_end();
+            self.snapshots.drop_at(first, format!("memory is short: all snapshots used {used} MiB of {most} MiB"));
         }
     }
 
     /// Ends the oldest snapshot because a limit was exceeded; returns whether there was one.
     pub(super) fn drop_oldest_snapshot(&mut self) -> bool {
         let there = !self.snapshots.kept.is_empty();
-        self.snapshots.drop_at(0, "memory was short");
+        let first = self.snapshots.first_to_end();
+        self.snapshots.drop_at(first, "memory was short");
         there
     }
 
@@ -387,7 +401,7 @@ impl Worker {
             let taken = match (key.is_empty(), gone) {
                 (true, _) => Ok(()),
                 (false, true) => self.state.del(key),
-                (false, false) => self.state.put(key, meta, &data, more),
+                (false, false) => self.state.put_restored(key, meta, &data, more),
             };
             taken.map_err(Error::invalid)
         });

@@ -92,10 +92,12 @@ impl Worker {
         let Some(EngineReady { engine, version, .. }) = &self.engine else { return };
         let opened = self.state.set_engine(engine, version).and_then(|()| {
             let jobs = self.state.take_lost_jobs()?;
+            self.state.read_ended()?;
             Ok((jobs, self.state.heads()?))
         });
         match opened {
             Ok((jobs, heads)) => {
+                self.tell_missed();
                 let lost = |job: crate::catalog::JobRecord| MissedEntry {
                     key: format!("job/{}", job.id),
                     type_name: "job".into(),

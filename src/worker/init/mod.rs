@@ -91,6 +91,8 @@ pub struct Settings {
     pub spool_folder: PathBuf,
     /// Memory limit for forked snapshots of the engine, bytes; 0 disables them.
     pub rollback_bytes: u64,
+    /// Memory limit for changed state on its way into the database, bytes.
+    pub state_bytes: usize,
     /// Durability of the state's database.
     pub durability: Durability,
     /// Whether the files that an execution wrote are written to the disk before its end is reported.
@@ -210,6 +212,7 @@ impl Worker {
     fn new(parts: Parts) -> io::Result<Worker> {
         let Parts { settings, enclosure, engine, children, identity, db, calls, descriptors, on_ready } = parts;
         let watched = |fd: OwnedFd| watch(fd, Interest::READABLE);
+        let state_bytes = settings.state_bytes;
         Ok(Worker {
             settings,
             enclosure,
@@ -224,7 +227,7 @@ impl Worker {
             descriptors,
             ledger: Ledger::default(),
             outbox: Outbox::default(),
-            state: State::new(db),
+            state: State::new(db, state_bytes),
             run: None,
             loading: None,
             snapshots: ForkedSnapshots::default(),

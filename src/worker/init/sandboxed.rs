@@ -33,6 +33,8 @@ pub struct Sandboxed {
     engine: EngineName,
     pid: i32,
     memory: Option<Due<MemoryWatch>>,
+    /// Whether RLIMIT_DATA stands in for a memory cgroup.
+    memory_by_rlimit: bool,
     workspace: Option<Due<WorkspaceWatch>>,
     activity: ActivityProbe,
     /// Workspace counts due because something has run.
@@ -59,7 +61,8 @@ impl Sandboxed {
             stderr: process.stderr,
         };
         let now = Instant::now();
-        let memory = MemoryWatch::new(&init).map(|watch| Due { watch, at: now });
+        let memory = Some(Due { watch: MemoryWatch::new(&init), at: now });
+        let memory_by_rlimit = !init.has_memory_cgroup();
         let workspace = watch_workspace(&init, now);
         Ok((
             Sandboxed {
@@ -67,6 +70,7 @@ impl Sandboxed {
                 engine,
                 pid: parts.pid,
                 memory,
+                memory_by_rlimit,
                 workspace,
                 activity: ActivityProbe::default(),
                 rounds_due: 0,
@@ -137,7 +141,7 @@ impl Enclosure for Sandboxed {
         // Without a cgroup the limit is RLIMIT_DATA, and Rust aborts when an allocation fails.
         let aborted = exit == Exit::Signal(Signal::SIGABRT as i32);
         let no_memory =
-            (killed && self.oom_killed()) || (aborted && self.engine == EngineName::Kaish && self.memory.is_some());
+            (killed && self.oom_killed()) || (aborted && self.engine == EngineName::Kaish && self.memory_by_rlimit);
         match exit {
             Exit::Signal(_) | Exit::Status(_) if no_memory => CrashCause::OutOfMemory,
             Exit::Signal(signal) => CrashCause::Signalled(signal),

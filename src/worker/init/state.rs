@@ -1,8 +1,9 @@
 //! The engine's state on its way into `engine.db`. Changes are collected during an execution and
 //! stored in one transaction before its end is reported. Runs in init.
 //!
-//! Memory is bounded: changes of one execution beyond [`PENDING_BYTES`] are not kept; such an entry
-//! is removed from the state and listed as missed.
+//! Memory is bounded by [`limits::pending_state_bytes`]: bodies, metadata, keys and lists count
+//! against one bound. An entry whose body exceeds the bound is removed from the state and listed as
+//! missed; metadata, keys and lists beyond it are a contract violation.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,10 @@ use crate::link::frames::{Job, Missed};
 
 use super::spool::Spool;
 
-/// Limit of the changed entries kept until the end of an execution, bytes.
-const PENDING_BYTES: usize = 512 << 20;
+/// Memory of one entry beside its key, metadata and body, bytes.
+const ENTRY_BYTES: usize = 256;
+/// Freed bytes from which the allocator's free memory is returned to the system.
+const RELEASED_BYTES: usize = 4 << 20;
 /// Format version of the state, recorded in `engine.db`.
 const STATE_FORMAT: u32 = 1;
 
@@ -39,14 +42,23 @@ struct Partial {
 pub struct State {
     db: EngineDb,
     info: Option<EngineInfo>,
+    /// Bound of everything that this structure holds for the engine, bytes.
+    bound: usize,
+    /// Whether the pending changes come from the daemon, whose bound is larger.
+    restores: bool,
     pending: BTreeMap<String, Change>,
-    pending_bytes: usize,
+    /// Bodies of pending entries.
+    body_bytes: usize,
+    /// Keys and metadata of pending and dropped entries, and the lists.
+    head_bytes: usize,
     /// All bytes since the last transaction, kept or not.
     seen_bytes: u64,
     partial: Option<Partial>,
     /// Entries that were too large, by key.
     dropped: BTreeMap<String, MissedEntry>,
     missed: Vec<MissedEntry>,
+    /// Entries that ended with a former worker, by key, until their names are bound again.
+    ended: BTreeMap<String, MissedEntry>,
     missed_changed: bool,
     jobs: Vec<Job>,
     jobs_changed: bool,
@@ -62,17 +74,21 @@ impl State {
         }
     }
 
-    /// Wraps an open database.
-    pub fn new(db: EngineDb) -> Self {
+    /// Wraps an open database. `bound` limits the memory for changes, bytes.
+    pub fn new(db: EngineDb, bound: usize) -> Self {
         State {
             db,
             info: None,
+            bound,
+            restores: false,
             pending: BTreeMap::new(),
-            pending_bytes: 0,
+            body_bytes: 0,
+            head_bytes: 0,
             seen_bytes: 0,
             partial: None,
             dropped: BTreeMap::new(),
             missed: Vec::new(),
+            ended: BTreeMap::new(),
             missed_changed: false,
             jobs: Vec::new(),
             jobs_changed: false,
@@ -108,6 +124,23 @@ impl State {
         Ok(lost)
     }
 
+    /// Reads the entries that ended with the former worker.
+    ///
+    /// # Errors
+    /// The database's errors.
+    pub fn read_ended(&mut self) -> Result<(), CatalogError> {
+        let ended = self.db.missed()?.into_iter().map(MissedEntry::into_ended);
+        self.ended = ended.map(|entry| (entry.key.clone(), entry)).collect();
+        self.recount();
+        Ok(())
+    }
+
+    /// The entry that ended with a former worker under one of these names, if the text has it as a word.
+    pub fn ended_named(&self, text: &str) -> Option<&MissedEntry> {
+        let is_of_name = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
+        text.split(|c| !is_of_name(c)).find_map(|word| self.ended.get(&format!("var/{word}")))
+    }
+
     /// Every stored entry without its body.
     ///
     /// # Errors
@@ -132,12 +165,26 @@ impl State {
         self.db.piece(key, offset)
     }
 
+    /// Takes one chunk of an entry from the daemon, for a restore. A checkpoint may hold more than one
+    /// execution may change.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub fn put_restored(&mut self, key: String, meta_json: String, chunk: &[u8], more: bool) -> Result<(), String> {
+        self.restores = true;
+        self.put(key, meta_json, chunk, more)
+    }
+
+    fn bound(&self) -> usize {
+        if self.restores { self.bound.max(limits::RESTORED_STATE_BYTES) } else { self.bound }
+    }
+
     /// Takes one chunk of an entry.
     ///
     /// # Errors
     /// What the engine did wrong.
     pub fn put(&mut self, key: String, meta_json: String, chunk: &[u8], more: bool) -> Result<(), String> {
-        self.seen_bytes += chunk.len() as u64;
+        self.seen_bytes += (key.len() + meta_json.len() + chunk.len()) as u64;
         if self.seen_bytes > limits::STATE_BYTES {
             return Err(format!("{} bytes of state in one execution", self.seen_bytes));
         }
@@ -146,10 +193,13 @@ impl State {
             Some(partial) => return Err(format!("entry {key:?} within the chunks of {:?}", partial.entry.key)),
             None => {
                 self.forget(&key);
+                self.charge(put_cost(&key, &meta_json))?;
                 Partial { entry: Entry { key, meta_json, body: Vec::new() }, dropped: false }
             }
         };
-        if partial.dropped || self.pending_bytes + partial.entry.body.len() + chunk.len() > PENDING_BYTES {
+        // An eighth of the bound remains for keys and metadata.
+        let room = (self.bound() - self.bound() / 8).saturating_sub(self.head_bytes + self.body_bytes);
+        if partial.dropped || partial.entry.body.len() + chunk.len() > room {
             partial.dropped = true;
             partial.entry.body = Vec::new();
         } else {
@@ -164,16 +214,47 @@ impl State {
 
     fn finish(&mut self, partial: Partial) -> Result<(), String> {
         let key = partial.entry.key.clone();
+        self.head_bytes -= put_cost(&key, &partial.entry.meta_json);
         if partial.dropped {
-            let reason = format!("one execution changed more than {PENDING_BYTES} bytes of state");
+            let reason = format!(
+                "one execution changed more than {} MiB of state, a quarter of the kernel's memory limit",
+                self.bound() >> 20
+            );
             let missed = MissedEntry { key: key.clone(), type_name: String::new(), reason };
+            self.undrop(&key);
+            self.charge(missed_cost(&missed))?;
             self.dropped.insert(key.clone(), missed);
             self.missed_changed = true;
             return self.change(key, Change::Del);
         }
-        self.missed_changed |= self.dropped.remove(&key).is_some();
-        self.pending_bytes += partial.entry.body.len();
+        self.undrop(&key);
+        self.body_bytes += partial.entry.body.len();
         self.change(key, Change::Put(partial.entry))
+    }
+
+    fn forget_ended(&mut self, key: &str) {
+        if let Some(ended) = self.ended.remove(key) {
+            self.head_bytes -= missed_cost(&ended);
+            self.missed_changed = true;
+        }
+    }
+
+    /// Counts memory beside the bodies.
+    fn charge(&mut self, bytes: usize) -> Result<(), String> {
+        self.head_bytes += bytes;
+        match self.head_bytes + self.body_bytes > self.bound() {
+            true => Err(format!("state beyond {} MiB, a quarter of the kernel's memory limit", self.bound() >> 20)),
+            false => Ok(()),
+        }
+    }
+
+    /// Forgets that an entry was too large.
+    fn undrop(&mut self, key: &str) {
+        self.forget_ended(key);
+        if let Some(missed) = self.dropped.remove(key) {
+            self.head_bytes -= missed_cost(&missed);
+            self.missed_changed = true;
+        }
     }
 
     /// Records a deleted entry.
@@ -182,18 +263,24 @@ impl State {
     /// What the engine did wrong.
     pub fn del(&mut self, key: String) -> Result<(), String> {
         self.forget(&key);
-        self.missed_changed |= self.dropped.remove(&key).is_some();
+        self.undrop(&key);
         self.change(key, Change::Del)
     }
 
     fn forget(&mut self, key: &str) {
-        if let Some(Change::Put(old)) = self.pending.remove(key) {
-            self.pending_bytes -= old.body.len();
+        if let Some(old) = self.pending.remove(key) {
+            self.head_bytes -= change_cost(key, &old);
+            if let Change::Put(entry) = old {
+                self.body_bytes -= entry.body.len();
+            }
         }
     }
 
     fn change(&mut self, key: String, change: Change) -> Result<(), String> {
+        let cost = change_cost(&key, &change);
+        // Replaces nothing: the caller called `forget`.
         self.pending.insert(key, change);
+        self.charge(cost)?;
         match self.pending.len() > limits::STATE_ENTRIES {
             true => Err(format!("{} state entries in one execution", self.pending.len())),
             false => Ok(()),
@@ -201,15 +288,27 @@ impl State {
     }
 
     /// Takes the list of unsaved entries.
-    pub fn set_missed(&mut self, missed: Vec<Missed>) {
+    ///
+    /// # Errors
+    /// If it exceeds the bound.
+    pub fn set_missed(&mut self, missed: Vec<Missed>) -> Result<(), String> {
+        self.head_bytes -= self.missed.iter().map(missed_cost).sum::<usize>();
         self.missed = missed.into_iter().map(MissedEntry::from).collect();
         self.missed_changed = true;
+        let bound: Vec<String> = self.missed.iter().map(|entry| entry.key.clone()).collect();
+        bound.iter().for_each(|key| self.forget_ended(key));
+        self.charge(self.missed.iter().map(missed_cost).sum())
     }
 
     /// Takes the list of jobs.
-    pub fn set_jobs(&mut self, jobs: Vec<Job>) {
+    ///
+    /// # Errors
+    /// If it exceeds the bound.
+    pub fn set_jobs(&mut self, jobs: Vec<Job>) -> Result<(), String> {
+        self.head_bytes -= self.jobs.iter().map(job_cost).sum::<usize>();
         self.jobs = jobs;
         self.jobs_changed = true;
+        self.charge(self.jobs.iter().map(job_cost).sum())
     }
 
     /// The running jobs.
@@ -219,7 +318,7 @@ impl State {
 
     /// The unsaved entries.
     pub fn missed(&self) -> Vec<MissedEntry> {
-        self.missed.iter().chain(self.dropped.values()).cloned().collect()
+        self.missed.iter().chain(self.dropped.values()).chain(self.ended.values()).cloned().collect()
     }
 
     /// Whether there are changes to store.
@@ -255,17 +354,37 @@ impl State {
             self.pending = puts.chain(changes.dels.into_iter().map(|key| (key, Change::Del))).collect();
             return Err(error);
         }
-        self.pending_bytes = 0;
+        drop(changes);
+        self.recount();
         (self.missed_changed, self.jobs_changed) = (false, false);
         self.stored = true;
         Ok(())
+    }
+
+    /// Counts again after the pending changes were taken or dropped, and returns freed memory.
+    fn recount(&mut self) {
+        self.restores = false;
+        let before = self.body_bytes + self.head_bytes;
+        self.body_bytes = 0;
+        self.head_bytes =
+            self.missed.iter().chain(self.dropped.values()).chain(self.ended.values()).map(missed_cost).sum::<usize>()
+                + self.jobs.iter().map(job_cost).sum::<usize>()
+                + self
+                    .partial
+                    .iter()
+                    .map(|partial| put_cost(&partial.entry.key, &partial.entry.meta_json))
+                    .sum::<usize>();
+        if before.saturating_sub(self.head_bytes) >= RELEASED_BYTES {
+            crate::sys::heap::trim();
+        }
     }
 
     /// Drops unstored changes: their execution did not end.
     pub fn discard(&mut self) {
         self.pending.clear();
         self.partial = None;
-        (self.pending_bytes, self.seen_bytes) = (0, 0);
+        self.seen_bytes = 0;
+        self.recount();
     }
 
     /// Replaces the whole state by the newly loaded one, in one transaction.
@@ -274,8 +393,9 @@ impl State {
     /// The errors of the database and the spool; the previous state remains then.
     pub fn replace(&mut self, spool: Spool) -> Result<(), CatalogError> {
         let info = self.info.clone().ok_or_else(|| CatalogError::Conflict("no engine has started".into()))?;
-        self.discard();
         self.dropped.clear();
+        self.ended.clear();
+        self.discard();
         let entries = spool.into_entries()?;
         self.db.replace_all(&info, entries, &self.missed)?;
         (self.missed_changed, self.jobs_changed) = (false, false);
@@ -302,4 +422,24 @@ impl State {
     pub fn close(self) -> Result<(), CatalogError> {
         self.db.close()
     }
+}
+
+fn put_cost(key: &str, meta_json: &str) -> usize {
+    // The map and the entry each own the key.
+    2 * key.len() + meta_json.len() + ENTRY_BYTES
+}
+
+fn change_cost(key: &str, change: &Change) -> usize {
+    match change {
+        Change::Put(entry) => put_cost(key, &entry.meta_json),
+        Change::Del => put_cost(key, ""),
+    }
+}
+
+fn missed_cost(missed: &MissedEntry) -> usize {
+    2 * missed.key.len() + missed.type_name.len() + missed.reason.len() + ENTRY_BYTES
+}
+
+fn job_cost(job: &Job) -> usize {
+    job.id.len() + job.command.len() + ENTRY_BYTES
 }

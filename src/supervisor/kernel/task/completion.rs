@@ -100,13 +100,19 @@ impl Task {
         Ok(())
     }
 
-    /// Whether new work may be journalled: only after all past ends, and never from the space reserved for them.
+    /// Whether an execution may be journalled. On a full disk an idle kernel may still run one, because code can delete
+    /// files: its start is written from the reserve, its end is kept in memory if there is no room.
     pub(crate) async fn room_on_disk(&mut self) -> Result<()> {
-        self.journal_ends().await?;
-        if !self.host.disk_is_full() {
-            return Ok(());
+        let past = self.journal_ends().await;
+        let is_engaged = self.work.running.is_some() || self.work.operating.is_some() || !self.work.queue.is_empty();
+        match past {
+            Err(error) if error.reason != DISK_FULL => Err(error),
+            Ok(()) if !self.host.disk_is_full() => Ok(()),
+            Ok(()) | Err(_) if is_engaged || self.ends.unjournalled.len() >= limits::UNJOURNALLED_ENDS => {
+                Err(Host::full())
+            }
+            Ok(()) | Err(_) => Ok(()),
         }
-        Err(Host::full())
     }
 
     /// Keeps the newest ended executions in memory; older ones are read from the journal.

@@ -8,13 +8,14 @@ use futures::future::Either;
 
 use super::{Item, Permit, PermitRequest, PreparedStart, Report, Task};
 use crate::catalog::state::Begun;
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::exec::{ExecEnd, ExecRequest, ExecStatus, OutputEvent};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, Restart, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::link::host::WorkerExec;
+use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::command::{Actor, Command, Operation, Trace, Turn, Waiting};
 use crate::supervisor::kernel::execution::Execution;
@@ -50,7 +51,10 @@ impl Task {
         }
         let keep = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MAX_BYTES);
         let ahead = self.prepare_start(&request, keep);
-        let (exec, journal) = match self.kernel.records.begin(&request, &actor, self.host.now_ms()).await? {
+        let begin = async || self.kernel.records.begin(&request, &actor, self.host.now_ms()).await;
+        let begun = self.host.making_room(begin).await;
+        let begun = begun.map_err(|error| if error.reason == DISK_FULL { Host::full() } else { error });
+        let (exec, journal) = match begun? {
             Begun::New { exec, journal } => (exec, journal),
             Begun::Before(exec) => return self.kernel.execution(exec).await,
         };

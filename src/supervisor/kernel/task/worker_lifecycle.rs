@@ -9,6 +9,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::ExecId;
 use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
+use crate::core::missed::MissedEntry;
 use crate::supervisor::host::Host;
 use crate::supervisor::workers::admission::is_no_place;
 use crate::supervisor::workers::start::{attach_mounts, check_mounts, start};
@@ -288,7 +289,10 @@ impl Task {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox.clear();
             view.worker_pid = None;
-            (std::mem::take(&mut view.jobs), std::mem::take(&mut view.missed))
+            let ended = view.missed.iter().cloned().map(MissedEntry::into_ended).collect();
+            let mut missed = std::mem::replace(&mut view.missed, ended);
+            missed.retain(|entry| !entry.has_ended());
+            (std::mem::take(&mut view.jobs), missed)
         };
         if !missed.is_empty() {
             let names: Vec<_> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
