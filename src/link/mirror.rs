@@ -434,6 +434,16 @@ impl Tree {
         Ok(unlinkat(dir, name, UnlinkatFlags::RemoveDir)?)
     }
 
+    /// Narrows the permissions of folders that a list widened.
+    ///
+    /// # Errors
+    /// Those of changing them.
+    pub fn lock_again(&mut self, entries: &[Entry]) -> io::Result<()> {
+        let widened = |entry: &&Entry| entry.kind == Kind::Folder && entry.mode & 0o700 != 0o700;
+        let unlocks = self.unlocks;
+        entries.iter().rev().filter(widened).filter(|_| unlocks).try_for_each(|entry| self.finish(entry))
+    }
+
     /// Every entry, folders before their content.
     ///
     /// # Errors
@@ -482,7 +492,12 @@ impl Source for Tree {
 
 impl Sink for Tree {
     fn list(&mut self) -> io::Result<Vec<Entry>> {
-        self.list_all()
+        let mut entries = self.list_all()?;
+        // As they are now, so that the transfer narrows them again.
+        for entry in entries.iter_mut().filter(|entry| self.unlocks && entry.kind == Kind::Folder) {
+            entry.mode |= 0o700;
+        }
+        Ok(entries)
     }
 
     fn remove(&mut self, path: &str) -> io::Result<()> {
@@ -576,6 +591,25 @@ mod tests {
             |a: &Entry, b: &Entry| known.get(&a.path) == Some(&a.stamp()) && own.get(&b.path) == Some(&b.stamp());
         transfer(&mut source, &mut sink, 10 << 20, &same)?;
         assert_eq!(fs::read(to.path().join("d/f"))?, b"new");
+        Ok(())
+    }
+
+    #[test]
+    fn closed_folders_stay_closed() -> io::Result<()> {
+        let (from, to) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        for root in [from.path(), to.path()] {
+            fs::create_dir(root.join("d"))?;
+            fs::write(root.join("d/f"), b"x")?;
+            fs::set_permissions(root.join("d"), fs::Permissions::from_mode(0o100))?;
+        }
+        let (mut source, mut sink) = (Tree::open(from.path(), true)?, Tree::open(to.path(), true)?);
+        let want = transfer(&mut source, &mut sink, 10, &|_, _| true)?;
+        source.lock_again(&want)?;
+        for root in [from.path(), to.path()] {
+            let mode = fs::metadata(root.join("d"))?.permissions().mode();
+            assert_eq!(mode & 0o777, 0o100);
+            fs::set_permissions(root.join("d"), fs::Permissions::from_mode(0o700))?;
+        }
         Ok(())
     }
 

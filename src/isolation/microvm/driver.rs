@@ -77,9 +77,10 @@ impl MicrovmDriver {
         &self,
         new: &NewWorker<'_>,
         about: &mut Record,
-        folder: &Folder,
+        machine: &Arc<Machine>,
         record: &Recorder<'_>,
     ) -> Result<WorkerProcess> {
+        let folder = &machine.folder;
         let image = image::find(&self.settings.images, &new.shape.variant)?;
         let is_new = !folder.has_disk();
         let disk = if is_new {
@@ -103,9 +104,9 @@ impl MicrovmDriver {
         let started = async {
             about.process = Some(identified.map_err(|error| Error::unavailable(format!("identify qemu: {error}")))?);
             record(about.write()?).await?;
-            let machine = Arc::new(Machine::new(folder.clone(), about.most_bytes, about.sockets.control.clone()));
             let document = self.document(new, &image)?.to_bytes()?;
             let document = [&document[..], &new.identity.secret].concat();
+            let machine = Arc::clone(machine);
             let prepared = tokio::task::spawn_blocking(move || prepare(&machine, is_new, &document));
             tokio::select! {
                 prepared = prepared => prepared.map_err(|error| Error::internal(error.to_string()))?,
@@ -206,9 +207,9 @@ impl IsolationDriver for MicrovmDriver {
             engine_db: folder.engine_db.clone(),
             most_bytes: new.shape.limits.workspace_bytes,
         };
-        match self.boot(&new, &mut about, &folder, record).await {
+        let machine = Arc::new(Machine::new(folder, about.most_bytes, sockets.control.clone()));
+        match self.boot(&new, &mut about, &machine, record).await {
             Ok(process) => {
-                let machine = Arc::new(Machine::new(folder, about.most_bytes, sockets.control.clone()));
                 let connector = Rc::new(PortConnector { socket: sockets.link.clone() });
                 let handle =
                     MachineHandle::new(worker, process, about.write()?, sockets, machine, self.machines.clone());

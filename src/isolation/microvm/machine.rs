@@ -11,7 +11,7 @@ use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::link::machine::{Head, Reply, Request};
-use crate::link::mirror::{Entry, Sink as _, Stamp, Tree, stamps, transfer};
+use crate::link::mirror::{Entry, Sink, Stamp, Tree, stamps, transfer};
 use crate::sys::fs;
 
 /// A kernel's folder on this host.
@@ -83,7 +83,7 @@ impl Machine {
         };
         let guest = transfer(&mut *client, &mut tree, self.most_bytes, &same).map_err(from_io)?;
         *known = Known { guest: stamps(&guest), host: stamps(&tree.list_all().map_err(from_io)?) };
-        Ok(())
+        tree.lock_again(&guest).map_err(from_io)
     }
 
     /// Makes the guest's files equal to the mirror.
@@ -96,10 +96,12 @@ impl Machine {
         let same = |host: &Entry, guest: &Entry| {
             before.guest.get(&guest.path) == Some(&guest.stamp()) && before.host.get(&host.path) == Some(&host.stamp())
         };
-        transfer(&mut tree, &mut *client, u64::MAX, &same).map_err(from_io)?;
+        let host = transfer(&mut tree, &mut *client, u64::MAX, &same).map_err(from_io)?;
+        tree.lock_again(&host).map_err(from_io)?;
         // Reading may have changed a mirrored file's permissions for a moment.
-        let guest = client.list().map_err(from_io)?;
+        let guest = Sink::list(&mut *client).map_err(from_io)?;
         *known = Known { guest: stamps(&guest), host: stamps(&tree.list_all().map_err(from_io)?) };
+        tree.lock_again(&host).map_err(from_io)?;
         client.tell(&Request::Sync, &[])
     }
 

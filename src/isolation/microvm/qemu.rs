@@ -1,7 +1,6 @@
 //! Starts QEMU: one process for each machine, without network, in namespaces of its own, as an unprivileged user.
 //!
-//! It gets every file and socket as a descriptor, and can open no other of the daemon's: the daemon's folders are
-//! closed to its user or, without root, outside what it is told.
+//! It gets every file and socket as a descriptor.
 
 use std::fs::File;
 use std::os::fd::{OwnedFd, RawFd};
@@ -22,6 +21,11 @@ const PROGRAM: &str = "qemu-system-x86_64";
 /// How it is installed.
 pub(super) const HINT: &str =
     "install qemu-system-x86 8 or later (on Debian 12: from bookworm-backports, with --no-install-recommends)";
+/// The root file system, descriptor set 1.
+const ROOT_DRIVE: &str =
+    "driver=raw,node-name=d0,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off";
+/// The private disk, descriptor set 2. The host's page cache outlives the machine, so a flush need not reach the device.
+const DISK_DRIVE: &str = "driver=raw,node-name=d1,discard=unmap,cache.no-flush=on,file.driver=file,file.filename=/dev/fdset/2,file.locking=off";
 /// The guest kernel's command line.
 const KERNEL_LINE: &str = "quiet panic=-1 random.trust_cpu=on no_timer_check mitigations=off cryptomgr.notests raid=noautodetect audit=0 selinux=0 apparmor=0 ima=off";
 
@@ -105,13 +109,13 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
         .args(["-M", "q35,sata=off,usb=off,smbus=off,vmport=off,graphics=off,hpet=off,mem-merge=off"])
         .args(["-cpu", "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt", "-accel", "tcg"])
         .args(["-smp", &processors.to_string(), "-m", &memory.to_string()])
-        .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-name"]).arg(machine_name(&sockets.control)).args(["-display", "none"])
+        .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot"])
+        .args(["-name", &machine_name(&sockets.control)])
         .args(["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"])
         .args(["-kernel", &format!("/proc/self/fd/{kernel}"), "-initrd", &format!("/proc/self/fd/{initrd}")])
         .args(["-append", KERNEL_LINE])
         .args(["-add-fd", &format!("fd={root},set=1"), "-add-fd", &format!("fd={disk},set=2")])
-        .args(["-blockdev", "driver=raw,node-name=d0,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off"])
-        .args(["-blockdev", "driver=raw,node-name=d1,discard=unmap,cache.no-flush=on,file.driver=file,file.filename=/dev/fdset/2,file.locking=off"])
+        .args(["-blockdev", ROOT_DRIVE, "-blockdev", DISK_DRIVE])
         .args(["-device", "virtio-blk-pci,drive=d0", "-device", "virtio-blk-pci,drive=d1"])
         .args(["-device", "virtio-serial-pci"]);
     for (id, fd, name) in [("c0", link, LINK_PORT), ("c1", control, CONTROL_PORT), ("c2", events, EVENT_PORT)] {
