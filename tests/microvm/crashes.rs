@@ -12,7 +12,7 @@ fn machine_survives_daemon() {
     host.restart();
     assert_eq!(host.run("lab", "x += 1; print(x, open('f').read())"), "42 kept");
     assert_eq!(host.machines(), before, "the machine was adopted");
-    host.ok(&["checkpoint", "lab", "--name", "one"]);
+    host.ok(&["checkpoint", "lab", "-m", "one"]);
     host.run("lab", "open('f', 'w').write('other')");
     host.ok(&["restore", "lab", "one", "--yes"]);
     assert_eq!(host.run("lab", "print(x, open('f').read())"), "42 kept");
@@ -30,6 +30,6 @@ fn killed_machine_loses_nothing_acknowledged() {
         until("the machine's end", || host.machines().is_empty());
         assert_eq!(host.run("lab", "print(x, len(open('f').read()))"), format!("{round} 7000"), "{}", host.log());
     }
-    let seen = host.ok(&["checkpoint", "lab", "--name", "one"]);
+    let seen = host.ok(&["checkpoint", "lab", "-m", "one"]);
     assert!(!seen.is_empty());
 }

@@ -19,7 +19,7 @@ fn machine_kernel_lives() {
         assert_eq!(host.machines().len(), 1, "{user:?}: one machine");
         host.run("lab", SET_UP);
         let before = host.run("lab", SHOW);
-        host.ok(&["checkpoint", "lab", "--name", "one"]);
+        host.ok(&["checkpoint", "lab", "-m", "one"]);
         host.run("lab", BREAK);
         let after = host.run("lab", SHOW);
         assert_ne!(before, after);
