@@ -28,6 +28,8 @@ fn killed_machine_loses_nothing_acknowledged() {
         host.run("lab", &format!("x = {round}; open('f', 'w').write('round {round}' * 1000)"));
         host.kill_machines();
         until("the machine's end", || host.machines().is_empty());
+        // Code that is sent before the daemon knows of the end is lost, and reported so.
+        until("the daemon's notice", || !host.ok(&["show", "lab", "--json"]).contains("ready"));
         assert_eq!(host.run("lab", "print(x, len(open('f').read()))"), format!("{round} 7000"), "{}", host.log());
     }
     let seen = host.ok(&["checkpoint", "lab", "-m", "one"]);
