@@ -117,7 +117,7 @@ fn copied_link_is_not_followed() {
     let host = Host::start();
     host.ok(&["new", "k", "--engine", "bash"]);
     let victim = folder(&host, "victim");
-    let target = host.path("home").join("target");
+    let target = folder(&host, "target");
     host.ok(&["exec", "k", &format!("mkdir t; ln -s {} t/x", text(&victim))]);
     host.ok(&["cp", "k:t", text(&target)]);
     host.ok(&["exec", "k", "rm t/x; mkdir t/x; echo evil > t/x/f"]);
