@@ -1,5 +1,6 @@
 //! Reads and changes by path.
 
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::files::{FileAttributes, FileKind};
 use ryokan::core::rights::{Right, Rights};
@@ -144,6 +145,8 @@ fn checkpoint_holds_earlier_writes_only() {
             assert_eq!(files.read(b"f").await.expect("read"), b"one");
             assert_eq!(out(&kernel, "ls -A").await, "f");
             // An archive keeps what was written after the last checkpoint; its files cannot be reached meanwhile.
+            files.write(b"early", b"x").await.expect("written");
+            host.ok(&["checkpoint", "k", "-m", "last"]);
             files.write(b"late", b"kept").await.expect("written");
             host.ok(&["archive", "k"]);
             assert_eq!(reason(files.read(b"late").await), "archived");
@@ -151,6 +154,48 @@ fn checkpoint_holds_earlier_writes_only() {
             host.ok(&["unarchive", "k"]);
             assert_eq!(files.read(b"late").await.expect("read"), b"kept");
         });
+    });
+}
+
+/// Writes go on while checkpoints and restores are made; each of these sees one write, whole.
+#[test]
+fn writes_beside_captures_are_whole() {
+    let host = Host::start();
+    host.with(async |client| {
+        let (kernel, files) = bash(&client, "k").await;
+        files.write(b"f", &vec![0; 1 << 20]).await.expect("written");
+        let done = std::cell::Cell::new(false);
+        let writing = async {
+            let (mut written, mut refused) = (0, 0);
+            for byte in (1..=u8::MAX).cycle() {
+                match files.write(b"f", &vec![byte; 1 << 20]).await {
+                    Ok(_) => written += 1,
+                    Err(error) if error.reason == "restoring" => refused += 1,
+                    Err(error) => panic!("{error:?}"),
+                }
+                if done.get() {
+                    break;
+                }
+            }
+            (written, refused)
+        };
+        let capturing = async {
+            for n in 0..5 {
+                let name = format!("c{n}");
+                let request = CheckpointRequest::new(CheckpointType::Manual, &name);
+                let taken = kernel.checkpoint(&request).await.expect("taken");
+                assert_eq!(taken.files, 1, "an unfinished file was captured");
+            }
+            for n in 0..5 {
+                kernel.restore_checkpoint(&format!("c{n}"), 0).await.expect("restored");
+                let data = files.read(b"f").await.expect("read");
+                assert!(data.len() == 1 << 20 && data.iter().all(|byte| *byte == data[0]));
+            }
+            done.set(true);
+        };
+        let ((written, refused), ()) = futures::join!(writing, capturing);
+        eprintln!("{written} written, {refused} refused");
+        assert!(written > 10);
     });
 }
 
