@@ -195,7 +195,7 @@ fn writes_beside_captures_are_whole() {
         };
         let ((written, refused), ()) = futures::join!(writing, capturing);
         eprintln!("{written} written, {refused} refused");
-        assert!(written > 10);
+        assert!(written > 0);
     });
 }
 
