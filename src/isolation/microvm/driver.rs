@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::client::{PortConnector, unexpected};
+use super::files::MirroredFiles;
 use super::handle::{MachineHandle, Record, no_mounts};
 use super::image::{self, Image};
 use super::machine::{Folder, Machine, Machines};
@@ -20,7 +21,7 @@ use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
-    EngineState, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
+    EngineState, FileAccess, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
 };
 use crate::link::bootstrap::{LaunchDocument, ReportLine};
 use crate::link::machine::{Reply, Request};
@@ -272,6 +273,11 @@ impl IsolationDriver for MicrovmDriver {
             let tracker = Tracker::open(paths)?;
             Ok(Box::new(MirroredWorkspace { tracker, machines, dir }) as Box<dyn Workspace>)
         })
+    }
+
+    fn files(&self, paths: WorkspacePaths) -> Rc<dyn FileAccess> {
+        let dir = paths.index.parent().map(Path::to_owned).unwrap_or_default();
+        Rc::new(MirroredFiles { mirror: self.host.files(paths), machines: self.machines.clone(), dir })
     }
 
     fn engine_state(&self, home: &KernelHome) -> Box<dyn EngineState> {

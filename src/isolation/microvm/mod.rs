@@ -11,6 +11,7 @@
 
 mod client;
 mod driver;
+mod files;
 mod handle;
 mod image;
 mod machine;

@@ -3,6 +3,7 @@
 mod cgroups;
 mod driver;
 mod engine_state;
+mod files;
 mod from_dir;
 pub(in crate::isolation) mod handle;
 mod interpreters;

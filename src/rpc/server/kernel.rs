@@ -6,6 +6,7 @@ use capnp_rpc::new_client;
 
 use super::blob::{BlobReaderServer, BlobWriterServer};
 use super::execution::ExecutionServer;
+use super::files::FilesServer;
 use super::sinks::{Subscription, pump};
 use super::{Connection, require};
 use crate::core::error::{Error, Result};
@@ -499,6 +500,16 @@ impl kernel::Server for KernelServer {
             Ok(())
         })
         .await
+    }
+
+    async fn files(
+        self: Rc<Self>,
+        _params: kernel::FilesParams,
+        mut results: kernel::FilesResults,
+    ) -> capnp::Result<()> {
+        require(self.rights, Right::Read).or_else(|_| require(self.rights, Right::Write)).map_err(to_capnp)?;
+        results.get().set_files(new_client(FilesServer::new(&self)));
+        Ok(())
     }
 
     async fn start(self: Rc<Self>, _params: kernel::StartParams, _results: kernel::StartResults) -> capnp::Result<()> {
