@@ -1,0 +1,25 @@
+"""Client for ryokan: durable, sandboxed code sessions with checkpoints, forks and undo.
+
+`Host` and `Kernel` are synchronous and work in any thread; `ryokan.aio` has the same names as
+coroutines. `Sandbox` is a kernel under the names of E2B's SDK.
+"""
+
+from . import aio, errors, types
+from ._sync import Host, Kernel, Sandbox
+from ._version import __version__
+from .errors import ExecutionError, RyokanError
+from .types import Mount, Result
+
+__all__ = [
+    "ExecutionError",
+    "Host",
+    "Kernel",
+    "Mount",
+    "Result",
+    "RyokanError",
+    "Sandbox",
+    "__version__",
+    "aio",
+    "errors",
+    "types",
+]

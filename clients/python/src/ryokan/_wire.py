@@ -1,0 +1,269 @@
+"""The schema, and its conversion from and to plain data. Everything here runs in the loop's thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import capnp
+
+from . import types
+from .errors import InvalidArgumentError, RyokanError, made
+
+_VALUE_DEPTH = 100
+_INT64 = range(-(2**63), 2**63)
+_NEVER = 2**64 - 1
+
+
+def _schema_file() -> Path:
+    packaged = Path(__file__).with_name("ryokan.capnp")
+    # In a checkout there is one schema, and no copy.
+    return packaged if packaged.exists() else Path(__file__).parents[4] / "schema" / "ryokan.capnp"
+
+
+# A parser of its own: the program may load another version of this schema. Imports: pycapnp has `/capnp/stream.capnp`.
+schema: Any = capnp.SchemaParser().load(str(_schema_file()), imports=[str(Path(capnp.__file__).parents[1])])
+
+
+def milliseconds(seconds: float | None, name: str) -> int:
+    """A duration on the wire; None is 0."""
+    if seconds is None:
+        return 0
+    # 0 means "none" on the wire.
+    if not 0 < seconds < 2**53:
+        raise InvalidArgumentError(f"{name} is not a positive number of seconds: {seconds}")
+    return max(1, math.ceil(seconds * 1000))
+
+
+def pairs(items: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in items.items()]
+
+
+def value_to_wire(value: Any, depth: int = _VALUE_DEPTH) -> dict[str, Any]:
+    """A value as pycapnp sets it."""
+    if depth == 0:
+        raise InvalidArgumentError(f"value nested deeper than {_VALUE_DEPTH} levels", "pass it as a file")
+    match value:
+        case None:
+            return {"null": None}
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": value} if value in _INT64 else {"bigInt": _digits(value)}
+        case float():
+            return {"float": value}
+        case str():
+            return {"string": value}
+        case bytes() | bytearray() | memoryview():
+            return {"bytes": bytes(value)}
+        case list() | tuple():
+            return {"array": [value_to_wire(item, depth - 1) for item in value]}
+        case Mapping():
+            for key in value:
+                if not isinstance(key, str):
+                    raise InvalidArgumentError(f"keys of a value are strings, not {type(key).__name__}")
+            return {"object": [{"key": key, "value": value_to_wire(item, depth - 1)} for key, item in value.items()]}
+        case types.BlobRef():
+            fields = {"id": value.id, "size": value.size, "contentType": value.content_type, "hash": value.hash}
+            return {"blob": fields}
+    raise InvalidArgumentError(
+        f"a {type(value).__name__} has no value form", "pass None, bool, int, float, str, bytes, list or dict"
+    )
+
+
+def value_from_wire(reader: Any) -> Any:
+    """A value as plain Python data."""
+    kind = reader.which()
+    match kind:
+        case "null":
+            return None
+        case "array":
+            return [value_from_wire(item) for item in reader.array]
+        case "object":
+            return {field.key: value_from_wire(field.value) for field in reader.object}
+        case "bytes":
+            return bytes(reader.bytes)
+        case "bigInt":
+            return _big_int(reader.bigInt)
+        case "opaque":
+            return types.Opaque(reader.opaque.type, reader.opaque.repr)
+        case "blob":
+            blob = reader.blob
+            return types.BlobRef(blob.id, blob.size, blob.contentType, bytes(blob.hash))
+    return getattr(reader, str(kind))
+
+
+def _big_int(digits: str) -> Any:
+    try:
+        return int(digits)
+    except ValueError:  # Longer than Python converts: `sys.set_int_max_str_digits`.
+        return types.Opaque("int", digits)
+
+
+def _digits(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
+
+
+def spec_to_wire(name: str, options: types.KernelOptions) -> dict[str, Any]:
+    """A `KernelSpec` as pycapnp sets it."""
+    unknown = options.keys() - types.KernelOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown options of a kernel: {', '.join(sorted(unknown))}")
+    idle = options.get("idle_timeout")
+    paths = [{"path": mount.path, "source": mount.source, "writable": mount.writable} for mount in options.get("paths", ())]
+    return {
+        "name": name,
+        "engine": options.get("engine") or "",
+        "isolation": options.get("isolation") or "",
+        "image": options.get("image") or "",
+        "paths": paths,
+        "memoryBytes": options.get("memory_bytes") or 0,
+        "cpuMilli": round((options.get("cpus") or 0) * 1000),
+        "pids": options.get("pids") or 0,
+        "openFiles": options.get("open_files") or 0,
+        "workspaceBytes": options.get("workspace_bytes") or 0,
+        "idleTimeoutMs": _NEVER if idle == math.inf else milliseconds(idle, "idle_timeout"),
+        "labels": pairs(options.get("labels", {})),
+        "net": options.get("net") or "",
+        "allowDegraded": list(options.get("allow_degraded", ())),
+        "fromDir": options.get("from_dir") or "",
+        "ephemeral": options.get("ephemeral", False),
+    }
+
+
+def time(ms: int) -> datetime | None:
+    return datetime.fromtimestamp(ms / 1000, timezone.utc) if ms else None
+
+
+def _texts(items: Iterable[Any]) -> list[str]:
+    return [str(item) for item in items]
+
+
+def error(reader: Any) -> RyokanError:
+    return made(str(reader.code), reader.message, reader.hint, reader.reason)
+
+
+def host_info(reader: Any) -> types.HostInfo:
+    return types.HostInfo(reader.id, reader.name, reader.version, reader.arch, _texts(reader.engines))
+
+
+def ability(reader: Any) -> types.Ability:
+    return types.Ability(reader.name, reader.present, reader.detail, reader.hint, reader.required)
+
+
+def kernel_info(reader: Any) -> types.KernelInfo:
+    spec, origin = reader.spec, reader.origin
+    return types.KernelInfo(
+        id=reader.id,
+        name=spec.name,
+        engine=spec.engine,
+        state=reader.state,
+        state_reason=reader.stateReason,
+        version=reader.version,
+        epoch=reader.epoch,
+        generation=reader.generation,
+        created_at=time(reader.createdAtMs),
+        last_used_at=time(reader.lastUsedAtMs),
+        executions=reader.executions,
+        checkpoints=reader.checkpoints,
+        memory_bytes=reader.memoryBytes,
+        labels={label.key: label.value for label in spec.labels},
+        ephemeral=spec.ephemeral,
+        net=spec.net,
+        sandbox=_texts(reader.sandbox),
+        uid=reader.uid,
+        rights=_texts(reader.rights),
+        origin=types.Origin(origin.kind, origin.kernel, origin.name, origin.checkpoint, origin.restored),
+        thread_of=reader.threadOf,
+    )
+
+
+def result(reader: Any, displays: list[types.Display]) -> types.Result:
+    root = reader.output.root
+    text = root[0].text if len(root) == 1 and root[0].entryType == "text" and not root[0].name else None
+    return types.Result(
+        execution_id=reader.execId,
+        status=str(reader.status),
+        exit_code=reader.code,
+        error=reader.err,
+        stdout_bytes=bytes(reader.stdout),
+        stderr_bytes=bytes(reader.stderr),
+        value=value_from_wire(reader.data) if reader.hasData else None,
+        has_value=reader.hasData,
+        text=text,
+        displays=displays,
+        duration=reader.durationUs / 1e6,
+        truncated_bytes=reader.truncatedBytes,
+    )
+
+
+def mount(reader: Any) -> types.Mount:
+    return types.Mount(reader.path, reader.source, reader.writable)
+
+
+def variable(reader: Any) -> types.Variable:
+    return types.Variable(reader.name, reader.type, reader.summary)
+
+
+def missed(reader: Any) -> types.Missed:
+    return types.Missed(reader.key, reader.type, reader.reason)
+
+
+def checkpoint(reader: Any) -> types.Checkpoint:
+    return types.Checkpoint(
+        id=reader.id,
+        number=reader.number,
+        name=reader.name,
+        description=reader.description,
+        type=str(reader.type),
+        creator=reader.creator,
+        at=time(reader.atMs),
+        parent=reader.parent,
+        pinned=reader.pinned,
+        is_head=reader.isHead,
+        version=reader.version,
+        manifest=reader.manifest,
+        files=reader.files,
+        state_bytes=reader.stateBytes,
+    )
+
+
+def difference(reader: Any) -> types.Difference:
+    return types.Difference(
+        str(reader.area), str(reader.deed), reader.name, reader.before, reader.after, _texts(reader.what)
+    )
+
+
+def restoration(reader: Any) -> types.Restoration:
+    return types.Restoration(
+        checkpoint=checkpoint(reader.checkpoint),
+        safety=reader.safety,
+        version=reader.version,
+        missed=[missed(entry) for entry in reader.missed],
+        files_changed=reader.filesChanged,
+        from_memory=reader.fromMemory,
+        why_not_memory=reader.whyNotMemory,
+    )
+
+
+def journal_entry(reader: Any) -> types.JournalEntry:
+    return types.JournalEntry(
+        sequence=reader.sequence,
+        at=time(reader.atMs),
+        kind=reader.kind,
+        actor=reader.actor,
+        execution_id=reader.execId,
+        text=reader.text,
+        status=reader.status,
+        exit_code=reader.code,
+        error=reader.err,
+        duration=reader.durationUs / 1e6,
+        output_bytes=reader.outputBytes,
+        truncated_bytes=reader.truncatedBytes,
+    )
