@@ -82,6 +82,8 @@ impl DescriptorNote {
 pub fn network(channel: Channel, side: Side, most: MaxWords) -> VatNetwork<impl AsyncRead + Unpin + 'static> {
     let mut options = capnp::message::ReaderOptions::new();
     options.traversal_limit_in_words(Some(limits::MESSAGE_WORDS));
+    // A level of a value is a list, its element and the element's own value.
+    options.nesting_limit(limits::VALUE_DEPTH as i32 * 4);
     let read = Arrival::new(BufReader::with_capacity(BUFFER_BYTES, channel.read), most);
     let write = BufWriter::with_capacity(BUFFER_BYTES, channel.write);
     let mut network = VatNetwork::new(read, write, side, options);
