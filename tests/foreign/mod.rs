@@ -1,6 +1,7 @@
-//! A client in another language, built on the schema file alone, calls every method (`client.py`).
+//! Clients in another language: one built on the schema file alone calls every method (`client.py`),
+//! and the Python package runs its own tests (`clients/python/tests`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ryokan::core::engine::EngineName;
@@ -14,11 +15,17 @@ fn allow_server(host: &Host) {
     host.configure(&format!("[mcp.servers.s]\ncommand = \"python3\"\nargs = [{server:?}, \"ok\"]\n"));
 }
 
+/// The interpreter of the virtual environment.
+fn python() -> PathBuf {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/python/bin/python");
+    assert!(python.exists(), "{} is missing: scripts/check makes it, with pycapnp in it", python.display());
+    python
+}
+
 #[test]
 fn foreign_client_covers_schema() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let python = root.join("target/python/bin/python");
-    assert!(python.exists(), "{} is missing: scripts/check makes it, with pycapnp in it", python.display());
+    let python = python();
     for user in users() {
         let mut host = Host::prepare(user);
         allow_server(&host);
@@ -37,6 +44,24 @@ fn foreign_client_covers_schema() {
         assert!(ran.status.success(), "{user:?}: the daemon:\n{}\nthe client: {said}", host.log());
         assert!(said.contains("called 110 methods"), "{said}");
     }
+}
+
+/// The tests start daemons of their own, from the programs of this host.
+#[test]
+fn python_package_passes_tests() {
+    let host = Host::prepare(crate::support::User::Own);
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python");
+    let path = format!("{}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", host.path("bin").display());
+    let ran = Command::new(python())
+        .args(["-W", "error", "-m", "unittest", "discover", "--start-directory", "tests"])
+        .current_dir(&package)
+        .env("PATH", path)
+        .env("PYTHONPATH", package.join("src"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success() && !said.contains("skipped"), "{}{said}", String::from_utf8_lossy(&ran.stdout));
 }
 
 /// As documented in the example configuration, a kernel requests a server by name alone.

@@ -69,7 +69,8 @@ fn every_test_folder_runs() {
 
 /// All tests, including those of the drivers' Python parts.
 fn all_tests() -> BTreeSet<String> {
-    let files = ["src", "tests"].iter().flat_map(|folder| files(folder, "rs").into_iter().chain(files(folder, "py")));
+    let folders = ["src", "tests", "clients/python/tests"];
+    let files = folders.iter().flat_map(|folder| files(folder, "rs").into_iter().chain(files(folder, "py")));
     files.flat_map(|path| tests_in(&path)).collect()
 }
 
@@ -139,7 +140,7 @@ fn no_unfinished_code() {
 
 /// All documents.
 fn documents() -> Vec<PathBuf> {
-    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "systemd/README.md"];
+    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "systemd/README.md", "clients/python/README.md"];
     top.iter().map(|name| root().join(name)).chain(files("docs", "md")).collect()
 }
 
@@ -240,7 +241,7 @@ fn tests_in(path: &Path) -> Vec<String> {
 
 #[test]
 fn test_names_are_short() {
-    let folders = ["src", "tests", "benches", "fuzz/inputs"];
+    let folders = ["src", "tests", "benches", "fuzz/inputs", "clients/python/tests"];
     let all = folders.iter().flat_map(|folder| files(folder, "rs").into_iter().chain(files(folder, "py")));
     let mut found = 0;
     let mut long = Vec::new();
@@ -295,7 +296,7 @@ const VAGUE_NAMES: &[&str] = &[
 #[test]
 fn file_names_are_plain() {
     let extensions = ["rs", "py", "js", "bash"];
-    let folders = ["src", "tests", "benches", "fuzz"];
+    let folders = ["src", "tests", "benches", "fuzz", "clients"];
     let all = folders.iter().flat_map(|folder| extensions.iter().flat_map(|extension| files(folder, extension)));
     let vague: Vec<String> = all
         .filter(|path| path.file_stem().is_some_and(|stem| VAGUE_NAMES.contains(&stem.to_string_lossy().as_ref())))

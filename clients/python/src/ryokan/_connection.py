@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import capnp
 
 from . import _daemon
-from ._wire import schema
-from .errors import AFTER_A_LOSS, DeadlineError, InvalidArgumentError, RyokanError, UnavailableError, from_exception
+from ._wire import NESTING, schema
+from .errors import DeadlineError, InvalidArgumentError, RyokanError, UnavailableError, from_exception
 
 T = TypeVar("T")
 
@@ -69,10 +69,10 @@ class Link:
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self.host = client.bootstrap().cast_as(schema.Host)
         self.capabilities: dict[int, Any] = {}
         self.background: set[asyncio.Future[Any]] = set()
         self.loop = asyncio.get_running_loop()
-        self.lost = False
         self.left: asyncio.Task[None] | None = None
 
     @property
@@ -91,18 +91,12 @@ class Link:
         if not task.cancelled():
             task.exception()
 
-    async def watch(self) -> None:
-        """Notices the end of the connection."""
-        with suppress(capnp.KjException):
-            await self.client.on_disconnect()
-        self.lost = True
-
     def close(self) -> None:
         """Ends the connection; pending calls fail."""
         if self.closed:
             return
         self.capabilities.clear()
-        client, self.client = self.client, None
+        client, self.client, self.host = self.client, None, None
         client.close()
         for task in list(self.background):
             task.cancel()
@@ -130,21 +124,20 @@ class Connection:
         self._process = os.getpid()
 
     @staticmethod
-    async def open(path: Path, start: bool, timeout: float) -> tuple[Connection, Any]:
-        """Connects to a socket and returns its bootstrap capability, without a type."""
+    async def open(path: Path, start: bool, timeout: float) -> Connection:
+        """Connects to a daemon's socket."""
         sock = await _daemon.connect(path, start, timeout)
         await _Loop.enter()
         try:
             stream = await capnp.AsyncIoStream.create_unix_connection(sock=sock)
-            client = capnp.TwoPartyClient(stream, traversal_limit_in_words=_MESSAGE_WORDS)
+            client = capnp.TwoPartyClient(stream, _MESSAGE_WORDS, NESTING)
         except BaseException:
             sock.close()
             await _Loop.leave()
             raise
         link = Link(client)
         _loops[link.loop].links.add(link)
-        link.in_background(link.watch())
-        return Connection(link), client.bootstrap()
+        return Connection(link)
 
     async def call(self, capability: Capability, method: str, *args: Any, deadline: float | None = CALL) -> Any:
         """Calls a method; its response must not leave this thread.
@@ -157,7 +150,7 @@ class Connection:
         """Sends a request; returns the promise of its response."""
         target = self.link.capabilities.get(capability.key)
         if target is None:
-            raise UnavailableError("the connection is closed", "connect again")
+            raise _closed()
         try:
             return getattr(target, method)(*args)
         except (capnp.KjException, TypeError, ValueError, OverflowError) as error:
@@ -177,11 +170,8 @@ class Connection:
 
     def _failure(self, error: Any) -> RyokanError:
         if self.link.closed:
-            return UnavailableError("the connection was closed", "connect again")
-        failure = from_exception(str(error.type or "FAILED"), str(error.description))
-        if failure.code == "internal" and self.link.lost:
-            return UnavailableError(f"the connection to ryokand was lost: {failure.message}", AFTER_A_LOSS)
-        return failure
+            return _closed()
+        return from_exception(str(error.type or "FAILED"), str(error.description))
 
     async def collect(
         self, capability: Capability, method: str, *before: Any, sink: type, convert: Callable[[Any], T]
@@ -194,6 +184,10 @@ class Connection:
         del receiver
         await self.answer(promise, None)
         await self.released(released)
+        # A lost connection releases the sink as well, and then fails this call.
+        if self.link.host is None:
+            raise _closed()
+        await self.answer(self.link.host.ping())
         return items
 
     async def released(self, released: asyncio.Future[None]) -> None:
@@ -202,8 +196,6 @@ class Connection:
             await asyncio.wait_for(released, CALL)
         except asyncio.TimeoutError:
             raise DeadlineError("the daemon answered and keeps the callback") from None
-        if self.link.lost or self.link.closed:
-            raise UnavailableError("the connection to ryokand was lost: not everything had arrived", AFTER_A_LOSS)
 
     def run_in_loop(self, work: Callable[..., Any], *args: Any) -> None:
         """Runs this in the loop's thread, now or soon; nothing if the loop has ended."""
@@ -222,6 +214,10 @@ class Connection:
     def __del__(self) -> None:
         if not self.link.closed and not self.loop.is_closed():
             self.run_in_loop(self.link.close)
+
+
+def _closed() -> UnavailableError:
+    return UnavailableError("the connection is closed", "connect again")
 
 
 class Capability:

@@ -127,7 +127,9 @@ def _unserved(error: OSError) -> bool:
 def _failure(path: Path, error: OSError) -> Exception:
     if isinstance(error, PermissionError):
         return RefusedError(f"may not connect to {path}: {error.strerror}", "the socket belongs to another user")
-    return UnavailableError(f"no daemon answers on {path}: {error.strerror or error}", "start ryokand, or name its socket")
+    return UnavailableError(
+        f"no daemon answers on {path}: {error.strerror or error}", "start ryokand, or name its socket"
+    )
 
 
 async def _start(path: Path) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import capnp
 
 from . import types
-from .errors import InvalidArgumentError, RyokanError, made
+from .errors import InternalError, InvalidArgumentError, RyokanError, made
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _VALUE_DEPTH = 100
+NESTING = 4 * _VALUE_DEPTH
+"""Levels of a message: a level of a value has several."""
 _INT64 = range(-(2**63), 2**63)
 _NEVER = 2**64 - 1
 
@@ -26,6 +32,20 @@ def _schema_file() -> Path:
 
 # A parser of its own: the program may load another version of this schema. Imports: pycapnp has `/capnp/stream.capnp`.
 schema: Any = capnp.SchemaParser().load(str(_schema_file()), imports=[str(Path(capnp.__file__).parents[1])])
+
+
+def _reads(read: Callable[P, T]) -> Callable[P, T]:
+    """Reports malformed data in an answer as the daemon's fault."""
+
+    @functools.wraps(read)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except (capnp.KjException, UnicodeDecodeError, RecursionError) as error:
+            wrong = str(error).splitlines()[0]
+        raise InternalError(f"the daemon's answer is malformed: {wrong}")
+
+    return checked
 
 
 def milliseconds(seconds: float | None, name: str) -> int:
@@ -74,16 +94,21 @@ def value_to_wire(value: Any, depth: int = _VALUE_DEPTH) -> dict[str, Any]:
     )
 
 
+@_reads
 def value_from_wire(reader: Any) -> Any:
     """A value as plain Python data."""
+    return _value(reader)
+
+
+def _value(reader: Any) -> Any:
     kind = reader.which()
     match kind:
         case "null":
             return None
         case "array":
-            return [value_from_wire(item) for item in reader.array]
+            return [_value(item) for item in reader.array]
         case "object":
-            return {field.key: value_from_wire(field.value) for field in reader.object}
+            return {field.key: _value(field.value) for field in reader.object}
         case "bytes":
             return bytes(reader.bytes)
         case "bigInt":
@@ -116,7 +141,9 @@ def spec_to_wire(name: str, options: types.KernelOptions) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"unknown options of a kernel: {', '.join(sorted(unknown))}")
     idle = options.get("idle_timeout")
-    paths = [{"path": mount.path, "source": mount.source, "writable": mount.writable} for mount in options.get("paths", ())]
+    paths = [
+        {"path": mount.path, "source": mount.source, "writable": mount.writable} for mount in options.get("paths", ())
+    ]
     return {
         "name": name,
         "engine": options.get("engine") or "",
@@ -145,18 +172,22 @@ def _texts(items: Iterable[Any]) -> list[str]:
     return [str(item) for item in items]
 
 
+@_reads
 def error(reader: Any) -> RyokanError:
     return made(str(reader.code), reader.message, reader.hint, reader.reason)
 
 
+@_reads
 def host_info(reader: Any) -> types.HostInfo:
     return types.HostInfo(reader.id, reader.name, reader.version, reader.arch, _texts(reader.engines))
 
 
+@_reads
 def ability(reader: Any) -> types.Ability:
     return types.Ability(reader.name, reader.present, reader.detail, reader.hint, reader.required)
 
 
+@_reads
 def kernel_info(reader: Any) -> types.KernelInfo:
     spec, origin = reader.spec, reader.origin
     return types.KernelInfo(
@@ -184,6 +215,7 @@ def kernel_info(reader: Any) -> types.KernelInfo:
     )
 
 
+@_reads
 def result(reader: Any, displays: list[types.Display]) -> types.Result:
     root = reader.output.root
     text = root[0].text if len(root) == 1 and root[0].entryType == "text" and not root[0].name else None
@@ -203,18 +235,22 @@ def result(reader: Any, displays: list[types.Display]) -> types.Result:
     )
 
 
+@_reads
 def mount(reader: Any) -> types.Mount:
     return types.Mount(reader.path, reader.source, reader.writable)
 
 
+@_reads
 def variable(reader: Any) -> types.Variable:
     return types.Variable(reader.name, reader.type, reader.summary)
 
 
+@_reads
 def missed(reader: Any) -> types.Missed:
     return types.Missed(reader.key, reader.type, reader.reason)
 
 
+@_reads
 def checkpoint(reader: Any) -> types.Checkpoint:
     return types.Checkpoint(
         id=reader.id,
@@ -234,12 +270,14 @@ def checkpoint(reader: Any) -> types.Checkpoint:
     )
 
 
+@_reads
 def difference(reader: Any) -> types.Difference:
     return types.Difference(
         str(reader.area), str(reader.deed), reader.name, reader.before, reader.after, _texts(reader.what)
     )
 
 
+@_reads
 def restoration(reader: Any) -> types.Restoration:
     return types.Restoration(
         checkpoint=checkpoint(reader.checkpoint),
@@ -252,6 +290,7 @@ def restoration(reader: Any) -> types.Restoration:
     )
 
 
+@_reads
 def journal_entry(reader: Any) -> types.JournalEntry:
     return types.JournalEntry(
         sequence=reader.sequence,

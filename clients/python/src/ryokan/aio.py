@@ -5,21 +5,19 @@ Use each object in the event loop in which it was made.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _connection, _daemon, _wire, types
 from ._connection import Capability, Connection
 from ._version import __version__
 from ._wire import schema
-from .errors import InvalidArgumentError, RyokanError
+from .errors import AFTER_A_LOSS, InvalidArgumentError, RyokanError, UnavailableError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -92,9 +90,9 @@ class Host:
         async def opening() -> Host:
             path = Path(socket) if socket is not None else _daemon.default_socket(system)
             may_start = start and socket is None and not system
-            connection, bootstrap = await Connection.open(path, may_start, timeout)
+            connection = await Connection.open(path, may_start, timeout)
             try:
-                capability = Capability(connection, bootstrap.cast_as(schema.Host))
+                capability = Capability(connection, connection.link.host)
                 answer = await connection.call(capability, "hello", schema.wireVersion, client, deadline=timeout)
                 return Host(connection, capability, _wire.host_info(answer.host))
             except BaseException:
@@ -436,7 +434,8 @@ class Sandbox(Kernel):
 
         `await Sandbox.create()`, or `async with Sandbox.create() as sandbox`, which kills it.
         """
-        return _Opening(lambda: cls._open(lambda host: host.create(name, **{"engine": "python", **options})), cls.kill)
+        options.setdefault("engine", "python")
+        return _Opening(lambda: cls._open(lambda host: host.create(name, **options)), cls.kill)
 
     @classmethod
     def connect(cls, sandbox_id: str) -> _Opening[Self]:
@@ -497,6 +496,8 @@ class _Following:
                     raise
             if output.error is not None:
                 raise output.error
+            if not output.ended:
+                raise UnavailableError("not all output arrived", AFTER_A_LOSS)
             await output.end()
         answer = await self._connection.answer(self._result, None)
         return _wire.result(answer.result, output.displays if output is not None else [])
@@ -510,12 +511,15 @@ class _Output:
         decoder = codecs.getincrementaldecoder("utf-8")
         self.decoders = {name: decoder("replace") for name in self.takers}
         self.displays: list[types.Display] = []
+        self.ended = False
         self.error: BaseException | None = None
 
     async def take(self, event: Any) -> None:
         kind = event.which()
         if kind == "display":
             self.displays.append(types.Display(event.display.mime, bytes(event.display.data)))
+        elif kind == "exitCode":
+            self.ended = True
         elif kind in self.takers:
             await self._give(kind, bytes(getattr(event, kind)), False)
 

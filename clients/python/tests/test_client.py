@@ -1,0 +1,270 @@
+"""Both faces against a daemon: results, values, output, errors."""
+
+import asyncio
+import gc
+import inspect
+import math
+import multiprocessing
+import threading
+import time
+
+import ryokan
+from ryokan import aio, errors, types
+from ryokan._wire import schema, spec_to_wire
+
+from support import DaemonTest, run_python
+
+
+class ClientTest(DaemonTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.host = ryokan.Host.connect()
+        cls.addClassCleanup(cls.host.close)
+        cls.python = cls.host.create("python", engine="python")
+        cls.shell = cls.host.create("shell", engine="bash")
+
+    def test_faces_have_same_names(self):
+        for name in ["Host", "Kernel", "Sandbox"]:
+            sync, both = getattr(ryokan, name), getattr(aio, name)
+            public = {n for n in vars(both) if not n.startswith("_")}
+            self.assertEqual(public, {n for n in vars(sync) if not n.startswith("_")}, name)
+            for method in public:
+                given = [inspect.signature(getattr(face, method)).parameters for face in (sync, both)]
+                parameters = [[(p.name, p.kind, p.default) for p in one.values()] for one in given]
+                self.assertEqual(*parameters, f"{name}.{method}")
+
+    def test_every_code_has_class(self):
+        self.assertEqual(set(errors.BY_CODE), set(schema.ErrorCode.schema.enumerants))
+        for code, cls in errors.BY_CODE.items():
+            line = f'remote exception: ryokan:{{"code":"{code}","message":"m {{}}","hint":"h","reason":"r"}} (at x)'
+            error = errors.from_exception("FAILED", line)
+            self.assertIs(type(error), cls)
+            self.assertEqual((error.message, error.hint, error.reason), ("m {}", "h", "r"))
+
+    def test_foreign_exceptions_have_codes(self):
+        for kind, code in [("DISCONNECTED", "unavailable"), ("OVERLOADED", "busy"), ("UNIMPLEMENTED", "unsupported")]:
+            self.assertEqual(errors.from_exception(kind, "").code, code)
+        for text in ["", "ryokan:{}", "ryokan:{", 'ryokan:{"code":1}']:
+            self.assertEqual(errors.from_exception("FAILED", text).code, "internal", text)
+
+    def test_options_reach_daemon(self):
+        fields = set(schema.KernelSpec.schema.fieldnames)
+        self.assertEqual(fields - set(spec_to_wire("n", {})), {"retention"})
+        labels = {"team": "é"}
+        kernel = self.host.create(
+            "limited", engine="python", memory_bytes=256 << 20, pids=50, idle_timeout=math.inf, labels=labels
+        )
+        self.assertEqual([info.name for info in self.host.list(labels=labels)], ["limited"])
+        self.assertEqual(kernel.info().labels, labels)
+        self.assertEqual(self.host.list(prefix="nothing"), [])
+        kernel.remove()
+        with self.assertRaisesRegex(TypeError, "lifetime"):
+            self.host.create("wrong", lifetime=3)
+
+    def test_refusals_are_typed(self):
+        for wrong, expected in [
+            (lambda: self.host.get("nobody"), errors.NotFoundError),
+            (lambda: self.host.create("../up"), errors.InvalidArgumentError),
+            (lambda: self.host.create("python"), errors.AlreadyExistsError),
+            (lambda: self.python.set_var("v", 1, expected_version=1), errors.ConflictError),
+            (lambda: self.python.set_var("v", {1, 2}), errors.InvalidArgumentError),
+            (lambda: self.python.set_var("v", {1: 2}), errors.InvalidArgumentError),
+            (lambda: self.python.set_var("v", "\ud800"), errors.InvalidArgumentError),
+            (lambda: self.python.run_code("1", timeout=-1), errors.InvalidArgumentError),
+            (lambda: self.python.run_code("1", output_limit=-1), errors.InvalidArgumentError),
+            (lambda: self.python.restore("nothing"), errors.NotFoundError),
+            (lambda: self.python.wait(10**6), errors.NotFoundError),
+            (lambda: self.python.fork("shell"), errors.AlreadyExistsError),
+        ]:
+            with self.subTest(inspect.getsource(wrong) and str(expected)), self.assertRaises(expected) as raised:
+                wrong()
+            self.assertTrue(raised.exception.message)
+        reader = self.python.attenuate(["read"], "reader")
+        with self.assertRaises(errors.RefusedError) as raised:
+            reader.run_code("1")
+        self.assertEqual(raised.exception.reason, "rights")
+
+    def test_values_round_trip(self):
+        nested = None
+        for _ in range(90):
+            nested = [nested]
+        for value in [
+            None, True, -(2**63), 2**63, 10**300, -(10**40), 1.5, "é\n\0日本", b"\x00\xff", [1, "1", None],
+            {"b": 1, "a": []}, nested,
+        ]:  # fmt: skip
+            self.python.set_var("v", value)
+            self.assertEqual(self.python.get_var("v"), value)
+            self.assertEqual(self.python.run_code("v").value, value)
+        with self.assertRaisesRegex(errors.InvalidArgumentError, "100 levels"):
+            self.python.set_var("v", [[[[[[[[[[nested]]]]]]]]]])
+        self.python.run_code("import threading; lock = threading.Lock()")
+        self.assertEqual(self.python.get_var("lock").type, "lock")
+        self.assertIn("lock", [variable.name for variable in self.python.list_vars()])
+        result = self.python.run_code("None")
+        self.assertEqual((result.value, result.has_value, result.text), (None, False, None))
+
+    def test_output_keeps_bytes(self):
+        result = self.shell.run_code(r"printf '\xff\xc3\xa9'; printf 'é' >&2; exit 3")
+        self.assertEqual((result.stdout_bytes, result.stdout), (b"\xff\xc3\xa9", "\ufffdé"))
+        self.assertEqual((result.stderr, result.exit_code, result.ok), ("é", 3, False))
+        out, err = [], []
+        # A character that arrives in two pieces, and an incomplete one at the end.
+        code = r"printf '\xc3'; sleep 0.1; printf '\xa9'; printf 'e\n' >&2; printf '\xe2\x82'"
+        self.shell.run_code(code, on_stdout=out.append, on_stderr=err.append)
+        self.assertEqual(("".join(out), "".join(err)), ("é\ufffd", "e\n"))
+        self.assertEqual(self.shell.run_code("cat", stdin="é").stdout, "é")
+        self.assertEqual(self.shell.run_code("echo $A", env={"A": "b"}).stdout, "b\n")
+
+    def test_large_output(self):
+        size = 5 << 20
+        code = f"import sys; sys.stdout.write('0123456789abcdef' * {size // 16})"
+        cut = self.python.run_code(code)
+        self.assertEqual((len(cut.stdout_bytes), cut.truncated_bytes), (4 << 20, 1 << 20))
+        pieces = []
+        whole = self.python.run_code(code, output_limit=8 << 20, on_stdout=pieces.append)
+        self.assertEqual((whole.stdout, whole.truncated_bytes), ("0123456789abcdef" * (size // 16), 0))
+        self.assertEqual("".join(pieces), whole.stdout)
+
+    def test_displays_arrive(self):
+        code = "class A:\n  def _repr_html_(self): return '<b>é'\n  def __repr__(self): return 'an A'\nA()"
+        result = self.python.run_code(code)
+        self.assertEqual([(shown.mime, shown.text) for shown in result.displays], [("text/html", "<b>é")])
+        self.assertEqual((result.text, result.value), ("an A", types.Opaque("A", "an A")))
+
+    def test_callback_thread_and_exception(self):
+        threads = []
+        self.python.run_code("print(1)", on_stdout=lambda _: threads.append(threading.current_thread()))
+        self.assertEqual(set(threads), {threading.current_thread()})
+
+        def wrong(text):
+            # Calls inside a callback work, too.
+            self.python.info()
+            raise KeyError(text)
+
+        started = time.monotonic()
+        with self.assertRaises(KeyError):
+            self.python.run_code("import time\nprint(1, flush=True)\ntime.sleep(50)", on_stdout=wrong)
+        # The code was interrupted: the next execution does not wait for it.
+        self.assertEqual(self.python.run_code("2").value, 2)
+        self.assertLess(time.monotonic() - started, 20)
+
+    def test_interrupt_from_thread(self):
+        ended = []
+        thread = threading.Thread(target=lambda: ended.append(self.python.run_code("import time; time.sleep(50)")))
+        thread.start()
+        while not ended and thread.is_alive():
+            self.python.interrupt()
+            thread.join(0.1)
+        self.assertEqual(ended[0].status, "interrupted")
+
+    def test_history(self):
+        kernel = self.host.create("history", engine="python")
+        kernel.run_code("x = 1; open('a', 'w').write('1')")
+        first = kernel.checkpoint("first", pinned=True)
+        kernel.run_code("x = 2; open('b', 'w').write('2')")
+        changes = {(one.area, one.change, one.name) for one in kernel.diff("first")}
+        self.assertLessEqual({("state", "changed", "var/x"), ("file", "added", "b")}, changes)
+        back = kernel.restore("first")
+        self.assertEqual((back.checkpoint.id, kernel.get_var("x")), (first.id, 1))
+        kernel.undo()
+        self.assertEqual(kernel.get_var("x"), 2)
+        # The newest first; each restore and undo keeps what was there.
+        self.assertEqual(kernel.log()[-1].name, "first")
+        forks = kernel.fork("copy", count=2, ref="first")
+        self.assertEqual([(fork.name, fork.get_var("x")) for fork in forks], [("copy-1", 1), ("copy-2", 1)])
+        kernel.message("user", "hello")
+        entry = kernel.journal()[-1]
+        self.assertEqual((entry.kind, entry.text), ("message", "user: hello"))
+        kernel.stop()
+        self.assertEqual(kernel.info().state, "stopped")
+        kernel.start()
+        self.assertEqual(kernel.get_var("x"), 2)
+        for one in [kernel, *forks]:
+            one.remove()
+
+    def test_mounts(self):
+        folder = self.root / "home/given"
+        folder.mkdir()
+        folder.chmod(0o777)
+        self.shell.mount("/given", str(folder), writable=True)
+        self.shell.run_code("echo é > /given/file")
+        self.assertEqual((folder / "file").read_text(), "é\n")
+        self.assertEqual(self.shell.mounts(), [ryokan.Mount("/given", str(folder), True)])
+        self.shell.unmount("/given")
+        self.assertEqual(self.shell.mounts(), [])
+
+    def test_dropped_kernels_are_released(self):
+        held = self.host._host._connection.link.capabilities
+        before = len(held)
+        for _ in range(50):
+            self.host.get("shell")
+        gc.collect()
+        self.host.ping()
+        self.assertLessEqual(len(held), before + 1)
+
+    def test_many_threads(self):
+        results = []
+        threads = [
+            threading.Thread(
+                target=lambda n=n: results.append((n, self.host.get("shell").run_code(f"echo {n}").stdout))
+            )
+            for n in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(sorted(results), [(n, f"{n}\n") for n in range(20)])
+
+    def test_forked_process_is_told(self):
+        context = multiprocessing.get_context("fork")
+        outcomes = context.SimpleQueue()
+
+        def child():
+            try:
+                self.host.ping()
+            except errors.UnavailableError:
+                with ryokan.Host.connect() as own:
+                    outcomes.put(own.get("shell").run_code("echo child").stdout)
+
+        process = context.Process(target=child)
+        process.start()
+        process.join(60)
+        self.assertEqual((process.exitcode, outcomes.empty() or outcomes.get()), (0, "child\n"))
+        self.assertTrue(self.host.ping())
+
+    def test_async_face(self):
+        async def work():
+            async with aio.Host.connect(self.socket()) as host:
+                shell = await host.get("shell")
+                pieces = []
+
+                async def slow(text):
+                    await asyncio.sleep(0.05)
+                    pieces.append(text)
+
+                result = await shell.run_code("for i in 1 2 3; do echo $i; sleep 0.02; done", on_stdout=slow)
+                self.assertEqual("".join(pieces), result.stdout)
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(shell.run_code("sleep 50"), 0.3)
+                self.assertEqual((await asyncio.wait_for(shell.run_code("echo next"), 20)).stdout, "next\n")
+                self.assertEqual((await shell.journal())[-2].status, "interrupted")
+            with self.assertRaises(errors.UnavailableError):
+                await host.ping()
+            # A second connection of the same loop, closed by nobody.
+            await (await aio.Host.connect(self.socket())).ping()
+
+        asyncio.run(work())
+
+    def test_processes_end_cleanly(self):
+        connect = f"ryokan.Host.connect({str(self.socket())!r})"
+        run = ".get('shell').run_code('echo 1').stdout"
+        for code in [
+            f"import ryokan; host = {connect}; kernel = host.get('shell'); print(host{run}, end='')",
+            f"import ryokan\nwith {connect} as host: print(host{run}, end='')",
+            f"import asyncio\nfrom ryokan import aio as ryokan\nasync def main():\n  host = await {connect}\n"
+            "  print((await (await host.get('shell')).run_code('echo 1')).stdout, end='')\nasyncio.run(main())",
+        ]:
+            ran = run_python(code)
+            self.assertEqual((ran.returncode, ran.stdout, ran.stderr), (0, "1\n", ""), code)

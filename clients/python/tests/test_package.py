@@ -1,0 +1,61 @@
+"""The distribution: it builds from a source distribution, and has the repository's schema."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+import zipfile
+from pathlib import Path
+
+import ryokan
+
+PACKAGE = Path(__file__).parents[1]
+REPOSITORY = PACKAGE.parents[1]
+
+
+def build(directory, target, source):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(directory)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (built,) = Path(directory).glob("*.tar.gz" if target == "sdist" else "*.whl")
+    return built
+
+
+@unittest.skipUnless((REPOSITORY / "schema/ryokan.capnp").exists(), "not in a checkout")
+class PackageTest(unittest.TestCase):
+    def test_version_is_repositorys(self):
+        cargo = (REPOSITORY / "Cargo.toml").read_text()
+        self.assertEqual(re.findall(r'^version = "(.*)"', cargo, re.MULTILINE), [ryokan.__version__])
+
+    @unittest.skipUnless(importlib.util.find_spec("hatchling"), "needs hatchling")
+    def test_distributions_have_schema(self):
+        schema = (REPOSITORY / "schema/ryokan.capnp").read_bytes()
+        with tempfile.TemporaryDirectory() as directory:
+            with tarfile.open(build(directory, "sdist", PACKAGE)) as archive:
+                archive.extractall(directory, filter="data")
+            (unpacked,) = (path for path in Path(directory).iterdir() if path.is_dir())
+            self.assertEqual((unpacked / "src/ryokan/ryokan.capnp").read_bytes(), schema)
+            # From the source distribution, as `python -m build` does, and from the checkout.
+            for name, source in [("unpacked", unpacked), ("checkout", PACKAGE)]:
+                with zipfile.ZipFile(build(Path(directory) / name, "wheel", source)) as wheel:
+                    self.assertEqual(wheel.read("ryokan/ryokan.capnp"), schema, name)
+                    wheel.extractall(Path(directory) / name)
+            names = wheel.namelist()
+            self.assertIn("ryokan/py.typed", names)
+            installed = Path(directory) / "unpacked"
+            self.assertTrue(list(installed.glob("*.dist-info/licenses/LICENSE-MIT")))
+            code = "import ryokan._wire as wire; print(wire.__file__, wire.schema.__file__)"
+            ran = subprocess.run(
+                [sys.executable, "-c", code],
+                env={"PYTHONPATH": str(installed)},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            self.assertEqual(ran.stdout.split(), [str(installed / f"ryokan/{n}") for n in ("_wire.py", "ryokan.capnp")])
+
+
+if __name__ == "__main__":
+    unittest.main()
