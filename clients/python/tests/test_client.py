@@ -99,7 +99,7 @@ class ClientTest(DaemonTest):
         with self.assertRaisesRegex(errors.InvalidArgumentError, "100 levels"):
             self.python.set_var("v", [[[[[[[[[[nested]]]]]]]]]])
         self.python.run_code("import threading; lock = threading.Lock()")
-        self.assertEqual(self.python.get_var("lock").type, "lock")
+        self.assertEqual(self.python.get_var("lock").type, "_thread.lock")
         self.assertIn("lock", [variable.name for variable in self.python.list_vars()])
         result = self.python.run_code("None")
         self.assertEqual((result.value, result.has_value, result.text), (None, False, None))
