@@ -254,6 +254,66 @@ interface Kernel {
   # Journal, records and checkpoints stay readable, and the kernel can be forked and exported. Calls
   # that need a worker are refused with reason `archived`.
   unarchive @66 (expectedVersion :UInt64 = 0) -> (version :UInt64);
+
+  files @67 () -> (files :Files);
+  # The workspace's files, whether the kernel runs or not. Reads need the right `read`, changes the
+  # right `write`.
+}
+
+interface Files {
+  # A path is `/workspace`, a path below it, or relative to it, without `..`; everything else fails
+  # with reason `outside`. Symbolic links are followed inside the workspace and never out of it; an
+  # absolute link counts as leading out. The last name of a path is followed by `stat` (if asked),
+  # `list` and `open`, and by nothing else.
+  #
+  # Reasons of errors: `not_found`, `is_directory`, `not_directory`, `not_regular`, `permission`,
+  # `too_large`, `outside`, `exists`, `not_empty`, `mount` (the path is in a mount of the host). A
+  # transition refuses every call as it refuses an execution; a change waits for a checkpoint.
+  stat @0 (path :Data, follow :Bool = true) -> (info :FileInfo);
+  list @1 (path :Data, sink :FileInfoSink) -> ();
+  # The entries of a directory, in no order.
+  open @2 (path :Data) -> (file :FileReader, info :FileInfo);
+  # A regular file.
+  write @3 (path :Data, attributes :FileAttributes, parents :Bool = true, expectedVersion :UInt64 = 0) -> (file :FileWriter);
+  # Creates or replaces a file. A replaced file's mode is kept unless `attributes` sets it.
+  makeDir @4 (path :Data, mode :UInt32 = 493, parents :Bool = true, expectedVersion :UInt64 = 0) -> ();
+  # An existing directory is no error.
+  makeLink @5 (path :Data, target :Data, modified :FileAttributes, parents :Bool = true, expectedVersion :UInt64 = 0) -> ();
+  # Creates a symbolic link, or replaces a link or file by it. `target` is not checked.
+  rename @6 (from :Data, to :Data, replace :Bool = false, expectedVersion :UInt64 = 0) -> ();
+  remove @7 (path :Data, recursive :Bool = false, expectedVersion :UInt64 = 0) -> ();
+  setAttributes @8 (path :Data, attributes :FileAttributes, expectedVersion :UInt64 = 0) -> ();
+}
+
+interface FileReader {
+  read @0 (from :UInt64, maxBytes :UInt32) -> (data :Data, end :Bool);
+  # At most 1 MiB from byte `from`. The reader keeps the file that it opened, also if the path names
+  # another one later.
+}
+
+interface FileWriter {
+  write @0 (data :Data) -> stream;
+  finish @1 () -> (info :FileInfo);
+  # The file appears complete, with its attributes. Without `finish` nothing changes.
+}
+
+interface FileInfoSink { next @0 (info :FileInfo) -> stream; }
+
+struct FileInfo {
+  name @0 :Data;              # the last name of the path
+  kind @1 :FileKind;
+  bytes @2 :UInt64;
+  mode @3 :UInt32;            # permission bits
+  modifiedNs @4 :Int64;       # since 1970
+  target @5 :Data;            # of a symbolic link
+}
+
+enum FileKind { file @0; directory @1; symlink @2; other @3; }
+
+struct FileAttributes {
+  mode @0 :Int32 = -1;        # permission bits; -1: not set
+  setModified @1 :Bool;
+  modifiedNs @2 :Int64;       # since 1970
 }
 
 interface Execution {

@@ -9,6 +9,7 @@ mod daemon;
 mod embedded;
 mod engines;
 mod faults;
+mod files;
 mod foreign;
 mod forks;
 mod fuzz_inputs;

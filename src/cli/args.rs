@@ -10,6 +10,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use super::blobs::BlobArgs;
 use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
+use super::copy::CopyArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
@@ -99,6 +100,8 @@ pub enum Command {
     Rm(RmArgs),
     /// List, print or set a kernel's variables
     Vars(VarsArgs),
+    /// Copy files and directories between this host and a kernel
+    Cp(CopyArgs),
     /// Mount a host directory or file in a kernel
     Mount(MountArgs),
     /// Remove a mount
@@ -164,7 +167,7 @@ pub enum Command {
 /// The commands as `ryokan --help` groups them. Every command is in one group.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Kernels", &["run", "new", "exec", "repl", "ls", "show", "start", "stop", "rm"]),
-    ("Contents of a kernel", &["vars", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
+    ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),

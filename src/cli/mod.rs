@@ -14,6 +14,7 @@ mod code;
 mod completions;
 mod confirm;
 mod context;
+mod copy;
 mod doctor;
 mod drive;
 mod exec;
@@ -101,6 +102,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Mounts(args) => mounts::mounts(context, args).await,
         Command::Tools(args) => tools::tools(context, args).await,
         Command::Mcp(args) => mcp::mcp(context, args).await,
+        Command::Cp(args) => copy::copy(context, args).await,
         Command::Blob(args) => blobs::blob(context, args).await,
         Command::Checkpoint(args) => checkpoints::checkpoint(context, args).await,
         Command::Log(args) => checkpoints::log(context, args).await,

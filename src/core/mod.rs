@@ -11,6 +11,7 @@ pub mod durability;
 pub mod engine;
 pub mod error;
 pub mod exec;
+pub mod files;
 pub mod fork;
 pub mod ids;
 pub mod info;

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Right {
-    /// Read state: info, variables, journal, events, mounts, tools, blobs.
+    /// Read state: info, variables, files, journal, events, mounts, tools, blobs.
     Read,
     /// Run code and tools, interrupt.
     Execute,
-    /// Change state from outside: variables, mounts, MCP servers, blobs, messages, restored
+    /// Change state from outside: variables, files, mounts, MCP servers, blobs, messages, restored
     /// snapshots, and workflow records with their automatic checkpoints.
     Write,
     /// Take checkpoints, and pin them.

@@ -8,6 +8,7 @@
 //! The supervisor knows kernels, shapes and records; a driver knows processes, folders, mounts and control groups. A
 //! driver never decides which kernel gets a worker, and the supervisor never looks into a record.
 
+mod files;
 pub mod process;
 
 use std::path::{Path, PathBuf};
@@ -29,6 +30,8 @@ use crate::link::connector::Connector;
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::workspace::{Workspace, WorkspacePaths};
+
+pub use files::{FileAccess, FileListing, OpenFile, PendingFile};
 
 /// The properties that a warm worker must share with a kernel. Equal shapes share warm workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -171,6 +174,9 @@ pub trait IsolationDriver {
 
     /// Returns a function that opens a kernel's files outside the event loop.
     fn workspace(&self, paths: WorkspacePaths) -> OpenWorkspace;
+
+    /// Access to a kernel's files for clients, whether it has a worker or not.
+    fn files(&self, paths: WorkspacePaths) -> Rc<dyn FileAccess>;
 
     /// A kernel's engine state, while no worker has it open.
     fn engine_state(&self, home: &KernelHome) -> Box<dyn EngineState>;

@@ -18,6 +18,7 @@
 //!   ├ encode         builds a tree from the index: only what changed
 //!   └ restore        applies the differences from a tree       stage: files prepared in private
 //!  branch    a new workspace from a live one: a snapshot, or a checkout that takes files from there
+//!  files     what clients read of it and change in it, by path
 //!  prepared  a copy made ahead for the next branch
 //!  checkout  a tree into a new folder, by several threads
 //!  tree      entries, format, diff, needs, reach: no file system
@@ -37,6 +38,8 @@ mod dir_identity;
 mod driver;
 mod encode;
 mod error;
+mod files;
+mod files_change;
 mod index;
 mod objects;
 mod paths;
@@ -57,6 +60,8 @@ pub use capture_stats::{CaptureStats, FullScanReason, Unwatched};
 pub use checkout::checkout;
 pub use driver::{DriverChoice, DriverKind, FsAbilities, abilities, doctor};
 pub use error::WorkspaceError;
+pub use files::{Listing, LocalFiles};
+pub use files_change::NewFile;
 pub use objects::{CountingObjects, ObjectBatch, Objects, SharedBatch};
 pub use paths::WorkspacePaths;
 pub use prepared::PreparedWorkspace;

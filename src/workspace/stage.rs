@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, RenameFlags, openat, renameat, renameat2};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, openat, renameat, renameat2};
 use nix::sys::stat::{Mode, UtimensatFlags, mkdirat, utimensat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, linkat, mkfifoat, symlinkat, unlinkat};
@@ -58,11 +58,7 @@ impl Stage {
     /// Opens or creates the folder, and empties it.
     pub(super) fn open(paths: &WorkspacePaths, device: u64) -> Result<Stage> {
         let path = paths.staging.clone();
-        // Every restore comes here: an existing folder needs no sync.
-        if !path.is_dir() {
-            fs::create_dir_durable(&path, 0o700, "workspace.staging.dir")?;
-        }
-        let dir: OwnedFd = File::open(&path).map_err(WorkspaceError::of("open", &path))?.into();
+        let dir = Stage::folder_of(paths)?;
         let stat = beneath::look_at(&dir).map_err(WorkspaceError::of("look at", &path))?;
         if stat.st_dev != device {
             return Err(WorkspaceError::Staging { path });
@@ -71,6 +67,24 @@ impl Stage {
         let mut stage = Stage { dir, path, own, next: 0, groups: HashMap::new(), bytes: 0, kept: 0 };
         stage.clear()?;
         Ok(stage)
+    }
+
+    /// Opens or creates the folder as it is.
+    pub(super) fn folder_of(paths: &WorkspacePaths) -> Result<OwnedFd> {
+        let path = &paths.staging;
+        // Every restore comes here: an existing folder needs no sync.
+        if !path.is_dir() {
+            fs::create_dir_durable(path, 0o700, "workspace.staging.dir")?;
+        }
+        Ok(File::open(path).map_err(WorkspaceError::of("open", path))?.into())
+    }
+
+    /// Gives an unnamed file of this folder a name, to be placed.
+    pub(super) fn adopt(&mut self, file: &File) -> Result<Staged> {
+        let name = self.name('u');
+        let link = linkat(AT_FDCWD, &proc_path(file.as_fd()), &self.dir, name.as_str(), AtFlags::AT_SYMLINK_FOLLOW);
+        link.map_err(self.failed("name a file in"))?;
+        Ok(Staged { name, file: None })
     }
 
     fn name(&mut self, what: char) -> String {

@@ -43,6 +43,8 @@ fn documented_commands_parse() {
         "vars n set v -3",
         "vars n set v -",
         "new n --share k --engine bash --key x",
+        "cp a.txt n:",
+        "cp n:/workspace/a -",
         "mount n /data ./data --rw",
         "unmount n /data",
         "mounts n",

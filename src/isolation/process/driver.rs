@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroups::{Cgroups, remove_cgroup};
 use super::engine_state::EngineDatabase;
+use super::files::HostFiles;
 use super::handle::{ProcessHandle, ProcessRecord, Record, Shared};
 use super::interpreters::Interpreters;
 use super::launch::{self, WorkerProcess};
@@ -20,13 +21,13 @@ use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::spec::{Isolation, KernelSpec};
 use crate::isolation::{
-    EngineState, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
+    EngineState, FileAccess, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
 };
 use crate::link::bootstrap::LaunchDocument;
 use crate::link::connector::unix::UnixConnector;
 use crate::sandbox::{Layer, Owners, PlannedMount, RunAs, SandboxPlan};
 use crate::sys;
-use crate::workspace::{Tracker, Workspace, WorkspacePaths};
+use crate::workspace::{LocalFiles, Tracker, Workspace, WorkspacePaths};
 
 /// The driver's settings, from the host and the configuration.
 pub struct ProcessSettings {
@@ -77,6 +78,10 @@ impl ProcessDriver {
         let cgroups = settings.cgroup_base.clone().map(|base| Cgroups { base, prefix });
         let interpreters = Interpreters::new(settings.interpreters.clone(), settings.system_paths.clone());
         ProcessDriver { settings, interpreters, shared: Rc::new(Shared { cgroups, owners: Owners::default() }) }
+    }
+
+    fn durability(&self) -> Durability {
+        if self.settings.power_safe { Durability::Power } else { Durability::Process }
     }
 
     /// The account of a user's workers: `None` in a daemon that is not root.
@@ -298,9 +303,12 @@ impl IsolationDriver for ProcessDriver {
         Box::new(move || Ok(Box::new(Tracker::open(paths)?) as Box<dyn Workspace>))
     }
 
+    fn files(&self, paths: WorkspacePaths) -> Rc<dyn FileAccess> {
+        Rc::new(HostFiles(LocalFiles::new(paths, self.durability())))
+    }
+
     fn engine_state(&self, home: &KernelHome) -> Box<dyn EngineState> {
-        let durability = if self.settings.power_safe { Durability::Power } else { Durability::Process };
-        Box::new(EngineDatabase { path: home.engine_db.clone(), durability })
+        Box::new(EngineDatabase { path: home.engine_db.clone(), durability: self.durability() })
     }
 
     async fn fill_workspace(&self, workspace: &Path, from: &Path, uid: u32, most_bytes: u64) -> Result<()> {

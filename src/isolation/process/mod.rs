@@ -3,6 +3,7 @@
 mod cgroups;
 mod driver;
 mod engine_state;
+mod files;
 mod from_dir;
 mod handle;
 mod interpreters;

@@ -19,12 +19,13 @@ use crate::core::checkpoint::Checkpoint;
 use crate::core::diff::{Difference, Patch};
 use crate::core::error::{Error, Result};
 use crate::core::exec::OutputEvent;
+use crate::core::files::FileInfo;
 use crate::core::ids::ExecId;
 use crate::core::info::{Event, JournalEntry, KernelInfo};
 use crate::core::limits;
 use crate::core::upkeep::{GcItem, VerifyProgress, VerifyTold};
 use crate::core::workflow::{Artifact, Decision};
-use crate::rpc::convert::{checkpoint, info, output, to_capnp, upkeep, workflow};
+use crate::rpc::convert::{checkpoint, files, info, output, to_capnp, upkeep, workflow};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 struct Item<T> {
@@ -249,6 +250,16 @@ impl wire::patch_sink::Server for Inlet<Patch> {
     fn next(self: Rc<Self>, params: wire::patch_sink::NextParams) -> impl Future<Output = capnp::Result<()>> + 'static {
         let read = params.get().and_then(|p| p.get_patch());
         self.put(read.map_err(malformed).and_then(checkpoint::read_patch))
+    }
+}
+
+impl wire::file_info_sink::Server for Inlet<FileInfo> {
+    fn next(
+        self: Rc<Self>,
+        params: wire::file_info_sink::NextParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_info());
+        self.put(read.map_err(malformed).and_then(files::read_file_info))
     }
 }
 

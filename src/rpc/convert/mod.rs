@@ -9,6 +9,7 @@
 pub mod checkpoint;
 pub mod error;
 pub mod exec;
+pub mod files;
 pub mod fork;
 pub mod info;
 pub mod listing;

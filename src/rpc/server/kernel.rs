@@ -6,6 +6,7 @@ use capnp_rpc::new_client;
 
 use super::blob::{BlobReaderServer, BlobWriterServer};
 use super::execution::ExecutionServer;
+use super::files::FilesServer;
 use super::sinks::{Subscription, follow, pump};
 use super::{Connection, require};
 use crate::core::error::{Error, Result};
@@ -466,6 +467,16 @@ impl kernel::Server for KernelServer {
         let _names = self.host().upkeep.names.read().await;
         self.kernel.records.readable(digest).await.map_err(to_capnp)?;
         receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)
+    }
+
+    async fn files(
+        self: Rc<Self>,
+        _params: kernel::FilesParams,
+        mut results: kernel::FilesResults,
+    ) -> capnp::Result<()> {
+        require(self.rights, Right::Read).or_else(|_| require(self.rights, Right::Write)).map_err(to_capnp)?;
+        results.get().set_files(new_client(FilesServer::new(&self)));
+        Ok(())
     }
 
     async fn start(self: Rc<Self>, _params: kernel::StartParams, _results: kernel::StartResults) -> capnp::Result<()> {

@@ -7,6 +7,7 @@ mod audited;
 mod blob;
 mod checkpoint;
 mod execution;
+mod files;
 mod fork;
 mod host;
 mod journal;

@@ -137,7 +137,7 @@ impl Drop for Files {
     }
 }
 
-fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
+pub(super) fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
     let paths = host.catalog.kernel_files(kernel);
     WorkspacePaths { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
 }

@@ -11,6 +11,7 @@
 
 mod archive;
 mod before_stop;
+mod client_files;
 mod compare;
 mod files;
 mod gather;
@@ -29,6 +30,7 @@ pub mod workflow;
 
 pub use archive::{archive, unarchive};
 pub(crate) use before_stop::Checkpoints;
+pub use client_files::{ClientFile, ClientFiles, ClientWrite};
 pub use compare::diff;
 pub(crate) use files::{FileDonor, donor, fill};
 pub use lookup::find;

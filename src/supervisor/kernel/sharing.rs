@@ -29,6 +29,8 @@ pub struct Sharing {
     /// Tracks the files since their first capture.
     workspace: RefCell<Option<Box<dyn Workspace>>>,
     turn: Arc<Semaphore>,
+    /// Files that clients may have open.
+    open: Arc<Semaphore>,
 }
 
 impl Sharing {
@@ -41,6 +43,7 @@ impl Sharing {
             still: Cell::new(0),
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
+            open: Arc::new(Semaphore::new(limits::FILES_OPEN)),
         }
     }
 }
@@ -139,6 +142,19 @@ impl Kernel {
             Ok(Err(_)) => Err(Error::unavailable(format!("the workspace of {name} is gone"))),
             Err(_) => Err(Error::deadline(format!("the files of {name} are being captured or restored for too long"))),
         }
+    }
+
+    /// A place for a file that a client opens.
+    ///
+    /// # Errors
+    /// `busy` if too many are open.
+    pub(crate) fn file_place(&self) -> Result<OwnedSemaphorePermit> {
+        let files = self.files();
+        Arc::clone(&files.sessions.open).try_acquire_owned().map_err(|_| {
+            Error::busy(format!("clients have {} files of {} open", limits::FILES_OPEN, files.spec.name))
+                .reason("files_open")
+                .hint("close some of them, or wait")
+        })
     }
 
     /// Takes the workspace tracker; the caller holds the file lock.

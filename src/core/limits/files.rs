@@ -1,0 +1,16 @@
+//! Limits of access to a kernel's files from outside.
+
+/// Open readers and writers of one kernel's files; further ones fail as `busy`.
+pub const FILES_OPEN: usize = 128;
+/// Path of a file, bytes: the host's own limit without its terminating zero.
+pub const FILE_PATH_BYTES: usize = 4095;
+/// One name in a path, bytes.
+pub const FILE_NAME_BYTES: usize = 255;
+/// Target of a symbolic link, bytes.
+pub const LINK_TARGET_BYTES: usize = 4095;
+/// Attempts to resolve a path whose directories are being renamed.
+pub const FILE_RESOLVE_ATTEMPTS: usize = 64;
+/// Entries of a directory that are read ahead for a listing.
+pub const FILE_LIST_PAGE: usize = 256;
+/// Nesting of directories in a copy.
+pub const COPY_DEPTH: usize = 1024;

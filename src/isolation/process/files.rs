@@ -1,0 +1,96 @@
+//! Access to files in a directory of this host, on blocking threads.
+
+use std::fs::File;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::core::error::{Error, Result};
+use crate::core::files::{FileChange, FileInfo, FilePath, Placement};
+use crate::isolation::{FileAccess, FileListing, OpenFile, PendingFile};
+use crate::workspace::{Listing, LocalFiles, NewFile};
+
+/// The files of a kernel on this host.
+pub(super) struct HostFiles(pub LocalFiles);
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+#[async_trait::async_trait(?Send)]
+impl FileAccess for HostFiles {
+    async fn stat(&self, path: FilePath, follow: bool) -> Result<FileInfo> {
+        let files = self.0.clone();
+        blocking(move || files.stat(&path, follow)).await
+    }
+
+    async fn list(&self, path: FilePath) -> Result<Box<dyn FileListing>> {
+        let files = self.0.clone();
+        let listing = blocking(move || files.list(&path)).await?;
+        Ok(Box::new(HostListing(Some(listing))))
+    }
+
+    async fn open(&self, path: FilePath) -> Result<(Rc<dyn OpenFile>, FileInfo)> {
+        let files = self.0.clone();
+        let (file, info) = blocking(move || files.open(&path)).await?;
+        Ok((Rc::new(HostFile(Arc::new(file))), info))
+    }
+
+    async fn begin_write(&self, most_bytes: u64) -> Result<Box<dyn PendingFile>> {
+        let files = self.0.clone();
+        let new = blocking(move || files.begin_write(most_bytes)).await?;
+        Ok(Box::new(HostNewFile { files: self.0.clone(), new: Some(new) }))
+    }
+
+    async fn change(&self, change: FileChange) -> Result<()> {
+        let files = self.0.clone();
+        blocking(move || files.change(&change)).await
+    }
+}
+
+struct HostListing(Option<Listing>);
+
+#[async_trait::async_trait(?Send)]
+impl FileListing for HostListing {
+    async fn next_page(&mut self) -> Result<Vec<FileInfo>> {
+        let Some(mut listing) = self.0.take() else { return Ok(Vec::new()) };
+        let (listing, page) = blocking(move || listing.next_page().map(|page| (listing, page))).await?;
+        self.0 = Some(listing);
+        Ok(page)
+    }
+}
+
+struct HostFile(Arc<File>);
+
+#[async_trait::async_trait(?Send)]
+impl OpenFile for HostFile {
+    async fn read(&self, from: u64, most: usize) -> Result<Vec<u8>> {
+        let file = Arc::clone(&self.0);
+        blocking(move || LocalFiles::read(&file, from, most)).await
+    }
+}
+
+struct HostNewFile {
+    files: LocalFiles,
+    /// `None` during a call, and after a failed or dropped one.
+    new: Option<NewFile>,
+}
+
+impl HostNewFile {
+    fn take(&mut self) -> Result<NewFile> {
+        self.new.take().ok_or_else(|| Error::conflict("this file is placed, or writing it has failed"))
+    }
+}
+
+#[async_trait::async_trait(?Send)]
+impl PendingFile for HostNewFile {
+    async fn write(&mut self, data: Vec<u8>) -> Result<()> {
+        let mut new = self.take()?;
+        self.new = Some(blocking(move || new.write(&data).map(|()| new)).await?);
+        Ok(())
+    }
+
+    async fn place(&mut self, place: Placement) -> Result<FileInfo> {
+        let (files, new) = (self.files.clone(), self.take()?);
+        blocking(move || files.place(&new, &place)).await
+    }
+}

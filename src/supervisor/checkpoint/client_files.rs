@@ -1,0 +1,223 @@
+//! Files of a kernel as clients read and change them, beside the code inside.
+//!
+//! A change holds the file lock: no capture and no restore sees a part of it. It is preceded by a journal entry if the
+//! journal has none since the kernel's checkpoint, so that an unchanged journal still means unchanged files.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::files::places;
+use crate::core::error::{Error, Result};
+use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement};
+use crate::core::limits;
+use crate::isolation::{FileAccess, FileListing, OpenFile, PendingFile};
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+
+/// One client's access to a kernel's files.
+pub struct ClientFiles {
+    host: Rc<Host>,
+    kernel: Rc<Kernel>,
+    actor: Actor,
+    /// Whether the journal names a change of this client.
+    is_noted: Cell<bool>,
+}
+
+/// An open file of a kernel.
+pub struct ClientFile {
+    /// The file.
+    pub file: Rc<dyn OpenFile>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// A file that a client writes.
+pub struct ClientWrite {
+    files: Rc<ClientFiles>,
+    /// `None` once it is placed.
+    new: Option<Box<dyn PendingFile>>,
+    /// The first failure, which every later call repeats: a client may send ahead.
+    failed: Option<Error>,
+    place: Placement,
+    _place: OwnedSemaphorePermit,
+}
+
+impl ClientFiles {
+    /// A client's access to a kernel's files.
+    pub fn new(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor) -> Rc<ClientFiles> {
+        let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
+        Rc::new(ClientFiles { host, kernel, actor, is_noted: Cell::new(false) })
+    }
+
+    fn access(&self) -> Result<Rc<dyn FileAccess>> {
+        let owner = self.kernel.files();
+        Ok(self.host.drivers.of(owner.spec.isolation)?.files(places(&self.host, owner.id)))
+    }
+
+    /// Refuses access while a transition changes the files, or while there are none.
+    fn check_present(&self) -> Result<()> {
+        for kernel in [self.kernel.files(), &self.kernel] {
+            kernel.check_available()?;
+            if kernel.interrupted().is_some() {
+                // This request is refused, and starts the recovery.
+                kernel.wake_sharers();
+            }
+            kernel.not_in_transition()?;
+        }
+        Ok(())
+    }
+
+    /// Refuses paths that are in a mount of the host, and changes that would take a mount's directory away: what the
+    /// code inside sees there is elsewhere.
+    async fn check_mounts(&self, paths: &[(&FilePath, bool)]) -> Result<()> {
+        for mount in self.kernel.mounts().await? {
+            // Most mounts are not in the workspace.
+            let Ok(mount) = FilePath::parse(mount.path.as_bytes()) else { continue };
+            let hit = paths.iter().find(|(path, moves)| path.is_in(&mount) || *moves && mount.is_in(path));
+            if let Some((path, _)) = hit {
+                return Err(FileError::Mount.on(&path.shown()));
+            }
+        }
+        Ok(())
+    }
+
+    async fn reading(&self, path: &FilePath) -> Result<Rc<dyn FileAccess>> {
+        self.check_mounts(&[(path, false)]).await?;
+        self.check_present()?;
+        self.access()
+    }
+
+    /// The attributes of a file; with `follow`, of what a link leads to.
+    ///
+    /// # Errors
+    /// A [`FileError`], `conflict` during a transition.
+    pub async fn stat(&self, path: FilePath, follow: bool) -> Result<FileInfo> {
+        self.reading(&path).await?.stat(path, follow).await
+    }
+
+    /// Opens a directory, to list its entries.
+    ///
+    /// # Errors
+    /// As [`Self::stat`].
+    pub async fn list(&self, path: FilePath) -> Result<Box<dyn FileListing>> {
+        self.reading(&path).await?.list(path).await
+    }
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// As [`Self::stat`]; `busy` if too many are open.
+    pub async fn open(&self, path: FilePath) -> Result<(ClientFile, FileInfo)> {
+        let place = self.kernel.file_place()?;
+        let (file, info) = self.reading(&path).await?.open(path).await?;
+        Ok((ClientFile { file, _place: place }, info))
+    }
+
+    /// Begins to write a file, which appears with [`ClientWrite::finish`].
+    ///
+    /// # Errors
+    /// As [`Self::stat`]; `busy` (leased, too many open, disk full), `conflict` (version).
+    pub async fn begin_write(self: &Rc<Self>, place: Placement, expected_version: u64) -> Result<ClientWrite> {
+        if place.path.names().is_empty() {
+            return Err(FileError::IsDirectory.on(&place.path.shown()));
+        }
+        let permit = self.kernel.file_place()?;
+        self.admit(expected_version).await?;
+        let access = self.reading(&place.path).await?;
+        let new = access.begin_write(self.free_bytes().await).await?;
+        Ok(ClientWrite { files: Rc::clone(self), new: Some(new), failed: None, place, _place: permit })
+    }
+
+    /// Room in the workspace, by the last count of a live worker.
+    async fn free_bytes(&self) -> u64 {
+        let owner = self.kernel.files();
+        let link = owner.link.borrow().clone();
+        let used = match link {
+            Some(link) => match tokio::time::timeout(limits::USAGE_ANSWER, link.usage()).await {
+                Ok(Ok(usage)) => usage.workspace_bytes,
+                Ok(Err(_)) | Err(_) => 0,
+            },
+            None => 0,
+        };
+        owner.spec.limits.workspace_bytes.saturating_sub(used)
+    }
+
+    async fn admit(&self, expected_version: u64) -> Result<()> {
+        self.kernel.admit(&self.actor, expected_version).await?;
+        if self.host.disk_is_full() { Err(Host::full()) } else { Ok(()) }
+    }
+
+    /// Applies a change.
+    ///
+    /// # Errors
+    /// As [`Self::begin_write`].
+    pub async fn change(self: &Rc<Self>, change: FileChange, expected_version: u64) -> Result<()> {
+        self.admit(expected_version).await?;
+        self.check_mounts(&change.paths()).await?;
+        let (files, text) = (Rc::clone(self), change.describe());
+        self.exclusively(text, async move { files.access()?.change(change).await }).await
+    }
+
+    /// Runs a change under the file lock. In its own task: the lock outlives a client that disconnects.
+    async fn exclusively<T: 'static>(
+        self: &Rc<Self>,
+        text: String,
+        change: impl Future<Output = Result<T>> + 'static,
+    ) -> Result<T> {
+        let files = Rc::clone(self);
+        let changing = tokio::task::spawn_local(async move {
+            let _turn = files.kernel.lock_files().await?;
+            files.check_present()?;
+            files.note(&text).await?;
+            let done = change.await;
+            files.kernel.follow_files();
+            done
+        });
+        changing.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    async fn note(&self, text: &str) -> Result<()> {
+        if self.is_noted.get() && self.kernel.records.changed_since_head().await? {
+            return Ok(());
+        }
+        let version = self.kernel.records.mark(&self.actor, &format!("files: {text}"), self.host.now_ms()).await?;
+        self.kernel.advance(version);
+        self.is_noted.set(true);
+        Ok(())
+    }
+}
+
+impl ClientWrite {
+    /// Appends to the file.
+    ///
+    /// # Errors
+    /// `too_large`, those of the device; the file is then unusable.
+    pub async fn write(&mut self, data: Vec<u8>) -> Result<()> {
+        let new = match (&self.failed, &mut self.new) {
+            (Some(error), _) => return Err(error.clone()),
+            (None, Some(new)) => new,
+            (None, None) => return Err(Error::conflict("this file is finished")),
+        };
+        let written = new.write(data).await;
+        self.failed = written.as_ref().err().cloned();
+        written
+    }
+
+    /// Makes the file appear, complete.
+    ///
+    /// # Errors
+    /// A [`FileError`], `busy` (leased), `conflict` during a transition; nothing has appeared then.
+    pub async fn finish(&mut self) -> Result<FileInfo> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let mut new = self.new.take().ok_or_else(|| Error::conflict("this file is finished"))?;
+        // The lease may have been taken meanwhile.
+        self.files.admit(0).await?;
+        let place = self.place.clone();
+        let text = format!("wrote {}", place.path.shown());
+        self.files.exclusively(text, async move { new.place(place).await }).await
+    }
+}

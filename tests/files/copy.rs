@@ -1,0 +1,128 @@
+//! `ryokan cp`.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::each_user;
+use crate::support::Host;
+
+/// A directory of the host's user.
+fn folder(host: &Host, name: &str) -> PathBuf {
+    let path = host.path("home").join(name);
+    fs::create_dir(&path).expect("made");
+    path
+}
+
+/// Gives everything in a host's home to its user.
+fn give(host: &Host) {
+    let owner = fs::metadata(host.path("home")).expect("there");
+    let owner = format!("{}:{}", owner.uid(), owner.gid());
+    let given = Command::new("chown").args(["-hR", &owner]).arg(host.path("home")).status().expect("run");
+    assert!(given.success());
+}
+
+/// Kinds, modes, times in seconds and contents below a directory.
+fn listing(path: &Path) -> String {
+    let find = Command::new("find").arg(".").args(["-printf", "%P %y %m %Ts %l\n"]).current_dir(path).output();
+    let mut lines: Vec<String> =
+        String::from_utf8(find.expect("listed").stdout).expect("text").lines().map(str::to_owned).collect();
+    lines.sort();
+    lines.join("\n")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+#[test]
+fn folder_keeps_modes_and_times() {
+    each_user(|host| {
+        let source = folder(&host, "source");
+        fs::create_dir_all(source.join("sub/empty")).expect("made");
+        fs::write(source.join("sub/a b"), "text").expect("written");
+        fs::write(source.join("tool"), vec![9; 2 << 20]).expect("written");
+        fs::set_permissions(source.join("tool"), fs::Permissions::from_mode(0o751)).expect("set");
+        fs::set_permissions(source.join("sub/empty"), fs::Permissions::from_mode(0o500)).expect("set");
+        symlink("sub/a b", source.join("link")).expect("made");
+        symlink("/etc/passwd", source.join("out")).expect("made");
+        give(&host);
+        for name in ["tool", "sub/a b", "link", "out", "sub/empty", "sub", "."] {
+            let path = source.join(name);
+            assert!(
+                Command::new("touch")
+                    .env("TZ", "UTC")
+                    .args(["-h", "-d", "2001-02-03 04:05:06"])
+                    .arg(path)
+                    .status()
+                    .expect("run")
+                    .success()
+            );
+        }
+        host.ok(&["new", "k", "--engine", "bash"]);
+        host.ok(&["cp", text(&source), "k:copy"]);
+        assert_eq!(
+            host.ok(&["exec", "k", "cat copy/link; readlink copy/out; stat -c %a:%Y copy/tool copy/sub"]),
+            "text/etc/passwd\n751:981173106\n755:981173106\n"
+        );
+        let back = host.path("home").join("back");
+        host.ok(&["cp", "k:copy", text(&back)]);
+        assert_eq!(listing(&back), listing(&source));
+        assert_eq!(fs::read(back.join("tool")).expect("read"), vec![9; 2 << 20]);
+        // Into an existing directory, under its own name; again, over what is there.
+        host.ok(&["cp", text(&source), "k:"]);
+        host.ok(&["cp", text(&source), "k:"]);
+        assert_eq!(host.ok(&["exec", "k", "ls"]), "copy\nsource\n");
+        host.ok(&["cp", "k:source/tool", text(&back)]);
+        fs::set_permissions(source.join("sub/empty"), fs::Permissions::from_mode(0o700)).expect("set");
+        fs::set_permissions(back.join("sub/empty"), fs::Permissions::from_mode(0o700)).expect("set");
+    });
+}
+
+#[test]
+fn streams_and_conflicts() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    let input = host.path("home").join("input");
+    fs::write(&input, "a\0b").expect("written");
+    let mut sending = host.command("ryokan");
+    sending.args(["--no-autostart", "cp", "-", "k:d/f"]).stdin(fs::File::open(&input).expect("opened"));
+    assert!(sending.stdout(Stdio::null()).status().expect("run").success());
+    assert_eq!(host.ok(&["cp", "k:d/f", "-"]), "a\0b");
+    let code = |args: &[&str]| {
+        let output = host.cli(args);
+        (output.status.code().expect("a code"), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let folder = folder(&host, "folder");
+    for (args, status, words) in [
+        (vec!["cp", "k:none", "x"], 3, "not_found"),
+        (vec!["cp", "k:d", "-"], 4, "is_directory"),
+        (vec!["cp", text(&folder), "k:d/f"], 4, "not_directory"),
+        (vec!["cp", "k:d", text(&input)], 4, "not_directory"),
+        (vec!["cp", text(&input), "k:/etc/x"], 4, "outside"),
+        (vec!["cp", "a", "b"], 2, "NAME:PATH"),
+        (vec!["cp", "k:a", "k:b"], 2, "NAME:PATH"),
+    ] {
+        let (got, stderr) = code(&args);
+        assert_eq!(got, status, "{args:?}: {stderr}");
+        assert!(stderr.contains(words), "{args:?}: {stderr}");
+    }
+    assert_eq!(fs::read(&input).expect("read"), b"a\0b");
+}
+
+/// A kernel replaces a link, which an earlier copy brought to the host, by a directory.
+#[test]
+fn copied_link_is_not_followed() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    let victim = folder(&host, "victim");
+    let target = folder(&host, "target");
+    host.ok(&["exec", "k", &format!("mkdir t; ln -s {} t/x", text(&victim))]);
+    host.ok(&["cp", "k:t", text(&target)]);
+    host.ok(&["exec", "k", "rm t/x; mkdir t/x; echo evil > t/x/f"]);
+    let output = host.cli(&["cp", "k:t", text(&target)]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("not_directory"));
+    assert_eq!(victim.read_dir().expect("listed").count(), 0);
+}

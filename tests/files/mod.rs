@@ -1,0 +1,27 @@
+//! A kernel's files from outside: byte-exact, atomic, never out of the workspace.
+
+mod access;
+mod copy;
+mod hostile;
+
+use ryokan::core::error::Error;
+use ryokan::rpc::client::{FilesClient, HostClient, KernelClient};
+
+use crate::support::{Host, users};
+
+/// Runs a test on a daemon of each user.
+fn each_user(test: impl Fn(Host)) {
+    for user in users() {
+        test(Host::start_as(user));
+    }
+}
+
+async fn bash(client: &HostClient, name: &str) -> (KernelClient, FilesClient) {
+    let kernel = crate::support::kernel(client, name, ryokan::core::engine::EngineName::Bash).await;
+    let files = kernel.files().await.expect("its files");
+    (kernel, files)
+}
+
+fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.expect_err("refused").reason
+}
