@@ -140,7 +140,14 @@ fn no_unfinished_code() {
 
 /// All documents.
 fn documents() -> Vec<PathBuf> {
-    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "systemd/README.md", "clients/python/README.md"];
+    let top = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "systemd/README.md",
+        "clients/python/README.md",
+    ];
     top.iter().map(|name| root().join(name)).chain(files("docs", "md")).collect()
 }
 
