@@ -25,7 +25,7 @@ class ClientTest(DaemonTest):
         cls.shell = cls.host.create("shell", engine="bash")
 
     def test_faces_have_same_names(self):
-        for name in ["Host", "Kernel", "Sandbox"]:
+        for name in ["Files", "Host", "Kernel", "Sandbox"]:
             sync, both = getattr(ryokan, name), getattr(aio, name)
             public = {n for n in vars(both) if not n.startswith("_")}
             self.assertEqual(public, {n for n in vars(sync) if not n.startswith("_")}, name)
@@ -193,6 +193,38 @@ class ClientTest(DaemonTest):
         self.assertEqual(self.shell.mounts(), [ryokan.Mount("/given", str(folder), True)])
         self.shell.unmount("/given")
         self.assertEqual(self.shell.mounts(), [])
+
+    def test_files(self):
+        files = self.shell.files
+        # Several chunks, and byte-exact.
+        content = bytes(range(256)) * (10 << 10) + b"end"
+        self.assertEqual(files.write("deep/er/big", content).size, len(content))
+        self.assertEqual(files.read("/workspace/deep/er/big", "bytes"), content)
+        self.assertEqual(self.shell.run_code("wc -c < deep/er/big").stdout.strip(), str(len(content)))
+        files.write("deep/é", "text é\n")
+        self.assertEqual((files.read("deep/é"), self.shell.run_code("cat deep/é").stdout), ("text é\n", "text é\n"))
+        files.write(b"deep/\xff", b"")
+        self.assertEqual([(one.name, one.kind) for one in files.list("deep")], [
+            ("er", "directory"), ("é", "file"), ("\udcff", "file")
+        ])  # fmt: skip
+        self.shell.run_code("ln -s deep/é link")
+        self.assertEqual(files.stat("link", follow=False).target, "deep/é")
+        for wrong, code, reason in [
+            (lambda: files.read("nothing"), "notFound", "not_found"),
+            (lambda: files.read("deep"), None, "is_directory"),
+            (lambda: files.read("../etc/passwd"), None, "outside"),
+            (lambda: files.read("deep/er/big"), "invalidArgument", ""),
+            (lambda: files.read("deep/er/big", "bytes", limit=100), "invalidArgument", "too_large"),
+            (lambda: files.remove("deep"), None, "not_empty"),
+            (lambda: files.rename("deep/é", "link"), None, "exists"),
+        ]:
+            with self.assertRaises(errors.RyokanError) as raised:
+                wrong()
+            self.assertEqual(raised.exception.reason, reason)
+            self.assertEqual(raised.exception.code, code or raised.exception.code)
+        files.make_dir("deep/new")
+        files.remove("deep", recursive=True)
+        self.assertFalse(files.exists("deep"))
 
     def test_dropped_kernels_are_released(self):
         held = self.host._host._connection.link.capabilities

@@ -5,13 +5,14 @@ coroutines. `Sandbox` is a kernel under the names of E2B's SDK.
 """
 
 from . import aio, errors, types
-from ._sync import Host, Kernel, Sandbox
+from ._sync import Files, Host, Kernel, Sandbox
 from ._version import __version__
 from .errors import ExecutionError, RyokanError
 from .types import Mount, Result
 
 __all__ = [
     "ExecutionError",
+    "Files",
     "Host",
     "Kernel",
     "Mount",

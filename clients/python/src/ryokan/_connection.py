@@ -264,6 +264,11 @@ class Journal(_Sink, schema.JournalSink.Server):  # type: ignore[misc]
         self.take(entry)
 
 
+class FileInfos(_Sink, schema.FileInfoSink.Server):  # type: ignore[misc]
+    async def next(self, info: Any, **_: Any) -> None:
+        self.take(info)
+
+
 class Output(_Sink, schema.OutputCallback.Server):  # type: ignore[misc]
     """Output events; `take` may be a coroutine function, and slows the code."""
 

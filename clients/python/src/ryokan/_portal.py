@@ -94,7 +94,15 @@ class Portal:
 
     def _begin(self, number: int, work: Coroutine[Any, Any, T], outcome: concurrent.futures.Future[T]) -> None:
         task = self._tasks[number] = self._loop.create_task(_settle(work, outcome))
-        task.add_done_callback(lambda _: self._tasks.pop(number))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._tasks[number]
+            # Neither happened if the task was cancelled before its first step.
+            work.close()
+            if not outcome.done():
+                outcome.set_exception(UnavailableError("the call was cancelled"))
+
+        task.add_done_callback(ended)
 
     def _end(self, number: int) -> None:
         if number in self._tasks:

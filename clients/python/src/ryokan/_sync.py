@@ -5,12 +5,14 @@ Callbacks are called in the thread that called `run_code`.
 
 from __future__ import annotations
 
+import builtins
+import pathlib
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import aio, types
+from ._files import READ_BYTES, WORKSPACE, Path
 from ._portal import Portal, portal
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class Host:
 
     @staticmethod
     def connect(
-        socket: str | Path | None = None,
+        socket: str | pathlib.Path | None = None,
         *,
         system: bool = False,
         start: bool = True,
@@ -108,6 +110,8 @@ class Kernel:
     def __init__(self, kernel: aio.Kernel, runner: Portal) -> None:
         self._kernel, self._portal = kernel, runner
         self.id, self.name, self.engine = kernel.id, kernel.name, kernel.engine
+        self.files = Files(kernel.files, runner)
+        """The files in the workspace."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ({self.engine})>"
@@ -351,6 +355,60 @@ class Kernel:
         Rights: `read`, `execute`, `write`, `checkpoint`, `restore`, `fork`, `teleport`, `admin`.
         """
         return Kernel(self._run(self._kernel.attenuate(rights, label)), self._portal)
+
+
+class Files:
+    """The files in a kernel's workspace, whether the kernel runs or not.
+
+    Errors say why in `reason`: `not_found`, `is_directory`, `not_directory`, `not_regular`,
+    `permission`, `too_large`, `outside`, `exists`, `not_empty`, `mount`.
+    """
+
+    def __init__(self, files: aio.Files, runner: Portal) -> None:
+        self._files, self._portal = files, runner
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._portal.run(work)
+
+    @overload
+    def read(self, path: Path, format: Literal["text"] = "text", *, limit: int = READ_BYTES) -> str: ...
+
+    @overload
+    def read(self, path: Path, format: Literal["bytes"], *, limit: int = READ_BYTES) -> bytes: ...
+
+    def read(self, path: Path, format: Literal["text", "bytes"] = "text", *, limit: int = READ_BYTES) -> str | bytes:
+        """Reads a file of at most `limit` bytes."""
+        if format == "bytes":
+            return self._run(self._files.read(path, "bytes", limit=limit))
+        return self._run(self._files.read(path, limit=limit))
+
+    def write(self, path: Path, data: str | bytes, *, expected_version: int = 0) -> types.FileInfo:
+        """Creates or replaces a file, and the directories on the way; it appears complete."""
+        return self._run(self._files.write(path, data, expected_version=expected_version))
+
+    def list(self, path: Path = WORKSPACE) -> builtins.list[types.FileInfo]:
+        """The entries of a directory, in order of name."""
+        return self._run(self._files.list(path))
+
+    def stat(self, path: Path, *, follow: bool = True) -> types.FileInfo:
+        """A file's attributes; with `follow`, of what a link leads to."""
+        return self._run(self._files.stat(path, follow=follow))
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is something at this path."""
+        return self._run(self._files.exists(path))
+
+    def make_dir(self, path: Path, *, mode: int = 0o755, expected_version: int = 0) -> None:
+        """Makes a directory and those on the way; an existing one is no error."""
+        self._run(self._files.make_dir(path, mode=mode, expected_version=expected_version))
+
+    def rename(self, path: Path, new_path: Path, *, replace: bool = False, expected_version: int = 0) -> None:
+        """Renames a file or directory."""
+        self._run(self._files.rename(path, new_path, replace=replace, expected_version=expected_version))
+
+    def remove(self, path: Path, *, recursive: bool = False, expected_version: int = 0) -> None:
+        """Removes a file or an empty directory; with `recursive`, also a directory's content."""
+        self._run(self._files.remove(path, recursive=recursive, expected_version=expected_version))
 
 
 class Sandbox(Kernel):

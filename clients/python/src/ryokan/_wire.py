@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -238,6 +239,18 @@ def result(reader: Any, displays: list[types.Display]) -> types.Result:
 @_reads
 def mount(reader: Any) -> types.Mount:
     return types.Mount(reader.path, reader.source, reader.writable)
+
+
+@_reads
+def file_info(reader: Any) -> types.FileInfo:
+    return types.FileInfo(
+        name=os.fsdecode(bytes(reader.name)),
+        kind=str(reader.kind),
+        size=reader.bytes,
+        mode=reader.mode,
+        modified=time(reader.modifiedNs // 1_000_000),
+        target=os.fsdecode(bytes(reader.target)),
+    )
 
 
 @_reads

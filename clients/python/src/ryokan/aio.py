@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _connection, _daemon, _wire, types
 from ._connection import Capability, Connection
+from ._files import Files
 from ._version import __version__
 from ._wire import schema
 from .errors import AFTER_A_LOSS, InvalidArgumentError, RyokanError, UnavailableError
@@ -22,7 +23,7 @@ from .errors import AFTER_A_LOSS, InvalidArgumentError, RyokanError, Unavailable
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Host", "Kernel", "Sandbox"]
+__all__ = ["Files", "Host", "Kernel", "Sandbox"]
 
 Taker = Callable[[str], "Awaitable[None] | None"]
 """Receives pieces of output; a coroutine function is awaited, and slows the code."""
@@ -158,6 +159,8 @@ class Kernel:
         self._cap = Capability(connection, capability)
         self._running: set[int] = set()
         self.id, self.name, self.engine = info.id, info.name, info.engine
+        self.files = Files(connection, self._cap)
+        """The files in the workspace."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ({self.engine})>"

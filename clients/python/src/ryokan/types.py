@@ -198,6 +198,20 @@ class Result:
 
 
 @dataclass(frozen=True)
+class FileInfo:
+    """A file's attributes. A name that is not UTF-8 has surrogates, as `os.fsdecode` makes them."""
+
+    name: str
+    kind: str
+    """`file`, `directory`, `symlink` or `other`."""
+    size: int
+    mode: int
+    modified: datetime | None
+    target: str
+    """Of a symbolic link."""
+
+
+@dataclass(frozen=True)
 class Variable:
     """A variable of a kernel."""
 
