@@ -212,13 +212,14 @@ pub(super) fn from_io(error: io::Error) -> Error {
 
 impl Source for Client {
     fn list(&mut self) -> io::Result<Vec<Entry>> {
-        let mut all = Vec::new();
+        let (mut all, mut bytes) = (Vec::new(), 0);
         loop {
             let (reply, _) = self.call(&Request::List { from: all.len() }, &[], limits::VM_CALL).map_err(as_io)?;
             let Reply::Entries { entries, more } = reply else { return Err(as_io(unexpected())) };
             let is_empty = entries.is_empty();
+            bytes += entries.iter().map(|entry| entry.path.len() + entry.target.len()).sum::<usize>();
             all.extend(entries);
-            if all.len() > MOST_ENTRIES || (more && is_empty) {
+            if all.len() > MOST_ENTRIES || bytes > limits::VM_LIST_BYTES || (more && is_empty) {
                 return Err(as_io(Error::refused("the workspace of the virtual machine has too many files")));
             }
             if !more {
