@@ -22,6 +22,7 @@ mod lease;
 mod portable;
 mod session;
 mod state;
+mod teleport;
 mod upkeep;
 mod workflow;
 

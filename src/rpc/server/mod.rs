@@ -15,6 +15,7 @@ mod lease;
 mod listen;
 mod portable;
 mod sinks;
+mod teleport;
 mod upkeep;
 mod workflow;
 
