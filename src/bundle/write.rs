@@ -44,12 +44,7 @@ pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64)
 ///
 /// # Errors
 /// An object on the path is missing or damaged.
-pub fn reach(
-    store: &Store,
-    at: Digest,
-    seen: &mut Seen,
-    object: &mut dyn FnMut(Digest),
-) -> Result<(), BundleError> {
+pub fn reach(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<(), BundleError> {
     let wrong = |error: crate::core::checkpoint::ManifestError| BundleError::Damaged(error.to_string());
     let most = limits::MANIFEST_BYTES as u64;
     let manifest = Manifest::decode(&store.get(at, most)?).map_err(wrong)?;

@@ -9,14 +9,15 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::state::{
-    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
-    NewEntry, OutputRecord, Restored, Together,
+    Arrival, Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint,
+    NewConsent, NewEntry, OutputRecord, Restored, Together,
 };
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
-use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
+use crate::core::handover::Side;
+use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HandoverId, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, JournalView, McpTransport, MountInfo};
 use crate::core::kernel::transition::{Record, Transition};
 use crate::core::origin::{ForkPoint, Origin};
@@ -210,9 +211,38 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
         }
         52 => state.commit_transition(mark("archived")).await.map(drop)?,
         53 => state.clear_transition().await?,
+        54 => h.put_handover(handover(1, Side::In)).await?,
+        55 => h.put_handover(handover(2, Side::Out)).await?,
+        56 => h.forget_handover(HandoverId::from_bytes([2; 16])).await?,
+        57 => state.import_history(br#"{"table":0,"rows":[[5000,1,3,"me",null,"far",null,null]]}"#.to_vec()).await?,
+        58 => {
+            let origin = Origin { generation: 9, ..Origin::default() };
+            state
+                .begin_moved(Arrival { manifests: Vec::new(), origin, blobs: Vec::new(), entry: mark("arrived") })
+                .await?;
+        }
+        59 => h.create_kernel_files(RECEIVED).await.map(drop)?,
+        60 => {
+            let id = HandoverId::from_bytes([1; 16]);
+            h.activate_handover(id, false, kernel(MOVED, "moved"), notes("arrived")).await.map(drop)?;
+        }
+        61 => h.adopt_kernel_files(RECEIVED, MOVED).await?,
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+/// A kernel that moves here, and its files before it is activated: one thread owns both databases.
+const MOVED: KernelId = KernelId::from_bytes([0x77; 16]);
+const RECEIVED: KernelId = {
+    let mut id = [0x66; 16];
+    id[15] = 0x77;
+    KernelId::from_bytes(id)
+};
+
+fn handover(id: u8, side: Side) -> HandoverRow {
+    let record = "{}".into();
+    HandoverRow { id: HandoverId::from_bytes([id; 16]), side, kernel: MOVED, uid: 1000, live: false, record, at_ms: 1 }
 }
 
 fn new_checkpoint(id: u8) -> NewCheckpoint {
@@ -310,6 +340,7 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
     let known: HashSet<_> = kernels.iter().map(|row| row.id).collect();
     note("kernels", &kernels);
     note("workers", &h.workers().await.expect("readable"));
+    note("handovers", &h.handovers().await.expect("readable"));
     for k in ["a", "b"] {
         note("key", &h.recall_key("create/1000".into(), k.into(), 5).await.expect("readable"));
     }

@@ -63,7 +63,13 @@ impl CatalogHandle {
     ///
     /// # Errors
     /// `Exists` if the name is taken, `Limit`.
-    pub fn activate_handover(&self, id: HandoverId, replaces: bool, kernel: KernelRow, notes: Notes) -> Pending<Written<()>> {
+    pub fn activate_handover(
+        &self,
+        id: HandoverId,
+        replaces: bool,
+        kernel: KernelRow,
+        notes: Notes,
+    ) -> Pending<Written<()>> {
         self.write("catalog.handover.activate", move |db| {
             if replaces {
                 kernels::remove(db, kernel.id)?;
@@ -98,9 +104,11 @@ fn put(db: &Db, handover: &HandoverRow) -> Result<()> {
     }
     let HandoverRow { id, side, kernel, uid, live, record, at_ms } = handover;
     db.sql("record handover", |c| {
-        c.prepare_cached("INSERT INTO handovers (id, side, kernel, uid, live, record, at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)")?
-            .execute(params![id.as_bytes(), i64::from(*side == Side::In), kernel.as_bytes(), uid, live, record, at_ms])
-            .map(drop)
+        c.prepare_cached(
+            "INSERT INTO handovers (id, side, kernel, uid, live, record, at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        )?
+        .execute(params![id.as_bytes(), i64::from(*side == Side::In), kernel.as_bytes(), uid, live, record, at_ms])
+        .map(drop)
     })
 }
 

@@ -58,7 +58,8 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
     let name = args.name.unwrap_or_default();
     if args.abort {
         host.abort_teleport(&name).await?;
-        return context.show(|| serde_json::json!({ "aborted": name }), || format!("the move of {name} is cancelled\n"));
+        return context
+            .show(|| serde_json::json!({ "aborted": name }), || format!("the move of {name} is cancelled\n"));
     }
     let (shown, last) = (context.terminal.stderr, Cell::new(0));
     let progress = move |phase: &str, bytes: u64| {
@@ -107,7 +108,8 @@ fn table(found: &[HandoverInfo]) -> String {
 }
 
 async fn resolve(context: &Context, id: &str, live: bool) -> Result<(), Failure> {
-    let id: HandoverId = id.parse().map_err(|error: crate::core::ids::ParseIdError| Error::invalid(error.to_string()))?;
+    let id: HandoverId =
+        id.parse().map_err(|error: crate::core::ids::ParseIdError| Error::invalid(error.to_string()))?;
     context.confirm(match live {
         true => "activate the kernel here: if its source host still runs it, there are two live copies; activate it",
         false => "decide in place of the other host: if the kernel has left its source, this deletes the only copy; delete it",

@@ -85,7 +85,8 @@ async fn stream(
                 return Ok(());
             }
             loop {
-                let mut piece = vec![0; limits::HANDOVER_PIECE_BYTES.min(usize::try_from(size).unwrap_or(usize::MAX).max(1))];
+                let mut piece =
+                    vec![0; limits::HANDOVER_PIECE_BYTES.min(usize::try_from(size).unwrap_or(usize::MAX).max(1))];
                 let count = reader.read_some(&mut piece)?;
                 if count == 0 {
                     break;
@@ -186,7 +187,8 @@ impl Receiving {
             Reuse::Only(own) => own.contains(digest),
         };
         let usable: Vec<Digest> = digests.iter().copied().filter(may).collect();
-        let here = self.store.run(move |store| Ok(usable.into_iter().filter(|one| store.claim(*one)).collect::<Vec<_>>()));
+        let here =
+            self.store.run(move |store| Ok(usable.into_iter().filter(|one| store.claim(*one)).collect::<Vec<_>>()));
         self.received.held.extend(here.await?);
         let mut bits = vec![0; digests.len().div_ceil(8)];
         for (at, digest) in digests.into_iter().enumerate() {
@@ -228,7 +230,8 @@ impl Receiving {
         let store = self.store.clone();
         let sink = self.sink.get_or_insert_with(|| {
             let (to, items) = mpsc::channel(QUEUED);
-            let stored = tokio::task::spawn_local(async move { store.run_beside(move |store| put_all(store, items)).await });
+            let stored =
+                tokio::task::spawn_local(async move { store.run_beside(move |store| put_all(store, items)).await });
             Sink { to, stored }
         });
         if sink.to.send(item).await.is_err() {

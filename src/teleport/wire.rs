@@ -72,20 +72,36 @@ pub struct Seal {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "camelCase")]
 pub(super) enum Message {
-    Hello { protocol: String, version: u32, host: HostId },
+    Hello {
+        protocol: String,
+        version: u32,
+        host: HostId,
+    },
     Offer(Box<Offer>),
     Accept(Accept),
     /// All objects of this round are sent, and their number.
-    Flush { objects: u64 },
+    Flush {
+        objects: u64,
+    },
     Flushed,
-    Seal { description: Digest },
+    Seal {
+        description: Digest,
+    },
     Prepared,
-    Commit { handover: HandoverId, kernel: KernelId, epoch: Epoch },
+    Commit {
+        handover: HandoverId,
+        kernel: KernelId,
+        epoch: Epoch,
+    },
     Live,
-    Abort { handover: HandoverId },
+    Abort {
+        handover: HandoverId,
+    },
     Aborted,
     /// A refusal or a failure of the other end.
-    Refused { error: Error },
+    Refused {
+        error: Error,
+    },
 }
 
 /// A frame.

@@ -332,7 +332,11 @@ impl Life {
     pub const fn has_worker(&self) -> bool {
         match self.state {
             State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => true,
-            State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } | State::Departed { .. } => false,
+            State::Created
+            | State::Stopped { .. }
+            | State::Crashed { .. }
+            | State::Archived { .. }
+            | State::Departed { .. } => false,
         }
     }
 

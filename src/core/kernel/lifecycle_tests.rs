@@ -58,7 +58,10 @@ fn table() -> Vec<(Event, [&'static str; 11])> {
         ),
         (
             Event::WorkerReady { attempt: 3 },
-            ["created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed", "archived", "departed"],
+            [
+                "created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived", "departed",
+            ],
         ),
         (
             Event::WorkerReady { attempt: 2 },

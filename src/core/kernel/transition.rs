@@ -485,9 +485,7 @@ fn running(claim: Claim, record: &Record, step: Step, event: Event) -> Option<Ph
         }
         (Event::Committed, Decision::Open) => match kind {
             Kind::Restore => Some(Phase::Finished { claim, kind }),
-            Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove => {
-                at(Decision::Committed, Step::Commit)
-            }
+            Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove => at(Decision::Committed, Step::Commit),
         },
         (Event::Aborted, Decision::Open) => at(Decision::Aborted, Step::Prepare),
         (Event::Cleared, Decision::Committed | Decision::Aborted) => Some(Phase::Finished { claim, kind }),

@@ -169,9 +169,7 @@ fn second_transition_is_refused() {
             let begun = state.begin(kind);
             let wanted = match (active, interrupted) {
                 (None, None) => Ok(()),
-                (None, Some(Kind::HandoverOut)) if kind == Kind::Remove => {
-                    Err(Refusal::Interrupted(Kind::HandoverOut))
-                }
+                (None, Some(Kind::HandoverOut)) if kind == Kind::Remove => Err(Refusal::Interrupted(Kind::HandoverOut)),
                 (None, Some(_)) | (Some(Kind::Restore), _) if kind == Kind::Remove => Ok(()),
                 (None, Some(Kind::Restore)) if kind == Kind::Restore => Ok(()),
                 (Some(active), _) => Err(Refusal::UnderWay(active)),

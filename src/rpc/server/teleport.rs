@@ -54,7 +54,8 @@ impl HostServer {
         let actor = self.actor().map_err(to_capnp)?;
         let params = params.get()?;
         let id = read_text(params.get_id(), "id").map_err(to_capnp)?;
-        let id = id.parse().map_err(|error: crate::core::ids::ParseIdError| to_capnp(Error::invalid(error.to_string())))?;
+        let id =
+            id.parse().map_err(|error: crate::core::ids::ParseIdError| to_capnp(Error::invalid(error.to_string())))?;
         let resolved = self.connection.supervisor.resolve_handover(id, params.get_live(), &actor).await;
         resolved.map_err(to_capnp)
     }

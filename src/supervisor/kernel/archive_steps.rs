@@ -52,10 +52,9 @@ pub(crate) async fn carry_out(
             Ok(host.catalog.clear_kernel_files(records.kernel()).await?)
         }
         // The files were not changed.
-        (
-            Transition::Archive { .. } | Transition::HandoverOut { .. },
-            Recovery::Revert | Recovery::FinishOrRevert,
-        ) => Ok(()),
+        (Transition::Archive { .. } | Transition::HandoverOut { .. }, Recovery::Revert | Recovery::FinishOrRevert) => {
+            Ok(())
+        }
         (Transition::Restore { .. }, _) => Err(Error::internal("a restore is ended by its own recovery")),
     }
 }

@@ -185,7 +185,9 @@ impl Kernel {
     /// `conflict` if it is being removed, archived or moved, `departed`.
     pub(crate) fn lock_as_source(self: &Rc<Self>) -> Result<Source> {
         match self.transitions.borrow().active() {
-            Some(kind @ (Kind::Archive | Kind::HandoverOut | Kind::Remove)) => return Err(self.refused(Refusal::UnderWay(kind))),
+            Some(kind @ (Kind::Archive | Kind::HandoverOut | Kind::Remove)) => {
+                return Err(self.refused(Refusal::UnderWay(kind)));
+            }
             Some(Kind::Restore | Kind::Unarchive) | None => {}
         }
         if self.is_gone() {

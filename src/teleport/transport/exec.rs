@@ -40,9 +40,11 @@ pub(super) fn start(command: &str) -> Result<(Wire, Child)> {
     starting.arg("-c").arg(command).current_dir("/");
     starting.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     starting.process_group(0).kill_on_drop(true);
-    let failed = |error: std::io::Error| Error::unavailable(format!("the transport's command cannot be started: {error}"));
+    let failed =
+        |error: std::io::Error| Error::unavailable(format!("the transport's command cannot be started: {error}"));
     let mut child = starting.spawn().map_err(failed)?;
-    let (Some(to), Some(from), Some(mut errors)) = (child.stdin.take(), child.stdout.take(), child.stderr.take()) else {
+    let (Some(to), Some(from), Some(mut errors)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+    else {
         return Err(Error::internal("the transport's command has no standard streams"));
     };
     let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);

@@ -48,7 +48,12 @@ impl Task {
     }
 
     /// Commits a handover: the kernel never acts here again. The caller holds the worker, whose processes are frozen.
-    pub(crate) async fn depart(&mut self, actor: &Actor, text: String, transition: &ExclusiveTransition) -> Result<u64> {
+    pub(crate) async fn depart(
+        &mut self,
+        actor: &Actor,
+        text: String,
+        transition: &ExclusiveTransition,
+    ) -> Result<u64> {
         transition.enter(Step::Commit)?;
         self.commit(actor, transition, text, ("kernel_departed", "kernel.depart")).await
     }

@@ -95,10 +95,11 @@ impl TargetSide {
                 true => Ok(None),
                 false => Err(Error::conflict(format!("the kernel left here as {}", known.spec.name))),
             },
-            State::Departed { epoch: left, .. } => {
-                Err(Error::refused(format!("epoch {} of kernel {} has ended: it left here for {}", epoch.0, spec.name, left.0))
-                    .reason("epoch"))
-            }
+            State::Departed { epoch: left, .. } => Err(Error::refused(format!(
+                "epoch {} of kernel {} has ended: it left here for {}",
+                epoch.0, spec.name, left.0
+            ))
+            .reason("epoch")),
             _ => Err(Error::already_exists(format!("kernel {} lives here", spec.name)).reason("live")),
         }
     }
@@ -117,7 +118,9 @@ impl TargetSide {
             for root in roots {
                 if let crate::catalog::state::RootKind::Checkpoint { .. } = root.kind {
                     // What cannot be read is sent again.
-                    let _ = bundle::reach(store, root.digest, &mut seen, &mut |object| drop(found.insert(object)));
+                    let _ = bundle::reach(store, root.digest, &mut seen, &mut |object| {
+                        found.insert(object);
+                    });
                 } else {
                     found.insert(root.digest);
                 }
@@ -136,10 +139,14 @@ impl TargetSide {
         let bytes = self.host().store.get(description, limits::HANDOVER_SEAL_BYTES).await?;
         let seal: Seal = serde_json::from_slice(&bytes).map_err(|error| wrong(&error.to_string()))?;
         seal.spec.check().map_err(|error| wrong(&error.to_string()))?;
-        if seal.head.kernel != offer.kernel || seal.spec.name != offer.spec.name || seal.spec.engine != offer.spec.engine {
+        if seal.head.kernel != offer.kernel
+            || seal.spec.name != offer.spec.name
+            || seal.spec.engine != offer.spec.engine
+        {
             return Err(wrong("it is another one than was offered"));
         }
-        if seal.history.len() > limits::HANDOVER_PAGES || seal.history.iter().any(|page| !received.held.contains(page)) {
+        if seal.history.len() > limits::HANDOVER_PAGES || seal.history.iter().any(|page| !received.held.contains(page))
+        {
             return Err(wrong("its history was not sent"));
         }
         let (head, held) = (seal.head.clone(), received.held.clone());
@@ -163,15 +170,27 @@ impl TargetSide {
             if is_free && manifest.mounts.is_empty() && manifest.mcp.is_empty() {
                 continue;
             }
-            let stripped =
-                Manifest { spec: without_host(spec), mounts: Vec::new(), mcp: Vec::new(), tools: Vec::new(), ..manifest.clone() };
+            let stripped = Manifest {
+                spec: without_host(spec),
+                mounts: Vec::new(),
+                mcp: Vec::new(),
+                tools: Vec::new(),
+                ..manifest.clone()
+            };
             replaced.push((manifest.id, self.host().store.put(checkpoint::encode(&stripped)?).await?));
         }
         Ok(replaced)
     }
 
     /// Fills the directory of a prepared kernel; returns its record.
-    async fn fill(&self, files: KernelId, source: HostId, offer: &Offer, received: &Received, verified: Verified) -> Result<Incoming> {
+    async fn fill(
+        &self,
+        files: KernelId,
+        source: HostId,
+        offer: &Offer,
+        received: &Received,
+        verified: Verified,
+    ) -> Result<Incoming> {
         let (host, Verified { seal, manifest, parts, manifests }) = (self.host(), verified);
         let replaced = self.strip(&manifests).await?;
         checkpoint::fill(host, files, manifest.workspace.tree, None, None).await?;
@@ -187,7 +206,8 @@ impl TargetSide {
         let text = format!("arrived from host {source} at epoch {}", offer.epoch.0);
         let (kind, at_ms, actor) = (EntryKind::Mark, host.now_ms(), self.actor.to_string());
         let entry = NewEntry { kind, at_ms, actor, text, detail_json: String::new() };
-        let expected: HashMap<CheckpointId, Digest> = seal.head.checkpoints.iter().map(|one| (one.id, one.manifest)).collect();
+        let expected: HashMap<CheckpointId, Digest> =
+            seal.head.checkpoints.iter().map(|one| (one.id, one.manifest)).collect();
         check_history(&state, &expected, received).await?;
         state.begin_moved(Arrival { manifests: replaced, origin, blobs: seal.head.blobs, entry }).await?;
         let loaded = Records::new(files, offer.epoch, &host.catalog, &host.store).load().await?;
@@ -263,7 +283,10 @@ impl TargetSide {
             kernel: row.kernel.to_string(),
             owner: Some(row.uid),
             version_after: Some(version),
-            detail: bounded(format!("{} from host {}, handover {}, epoch {}", incoming.spec.name, incoming.source, row.id, incoming.epoch.0)),
+            detail: bounded(format!(
+                "{} from host {}, handover {}, epoch {}",
+                incoming.spec.name, incoming.source, row.id, incoming.epoch.0
+            )),
             ..host.line(&self.actor, "kernel.arrive", None)
         };
         let notes = Notes { events: Vec::new(), audit: vec![audit] };
@@ -301,7 +324,11 @@ impl TargetSide {
 }
 
 /// Checks that the imported rows reference only what was received, and read back as records.
-async fn check_history(state: &StateHandle, expected: &HashMap<CheckpointId, Digest>, received: &Received) -> Result<()> {
+async fn check_history(
+    state: &StateHandle,
+    expected: &HashMap<CheckpointId, Digest>,
+    received: &Received,
+) -> Result<()> {
     let wrong = |what: &str| Error::corrupt(format!("the history of the received kernel: {what}")).reason("handover");
     let rows = state.checkpoint_manifests().await?;
     if rows.len() != expected.len() || rows.iter().any(|(id, manifest)| expected.get(id) != Some(manifest)) {
@@ -391,7 +418,8 @@ impl TargetHost for TargetSide {
             // Durable before the source is told.
             sync(host).await?;
             let (id, side, kernel, uid) = (offer.handover, Side::In, offer.kernel, self.actor.uid);
-            let row = HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
+            let row =
+                HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
             host.catalog.put_handover(row).await?;
             sync(host).await
         };

@@ -78,7 +78,8 @@ struct Incoming {
 }
 
 fn read<T: serde::de::DeserializeOwned>(row: &HandoverRow) -> Result<T> {
-    serde_json::from_str(&row.record).map_err(|error| Error::corrupt(format!("the record of handover {}: {error}", row.id)))
+    serde_json::from_str(&row.record)
+        .map_err(|error| Error::corrupt(format!("the record of handover {}: {error}", row.id)))
 }
 
 fn write(record: &impl Serialize) -> Result<String> {
@@ -158,11 +159,14 @@ impl Supervisor {
             return Ok(());
         }
         kernel.check_here().map_err(|error| {
-            Error::conflict(format!("the move of kernel {} is committed", kernel.spec.name)).reason("committed").hint(error.hint)
+            Error::conflict(format!("the move of kernel {} is committed", kernel.spec.name))
+                .reason("committed")
+                .hint(error.hint)
         })?;
         // Only the target is left to be told.
         self.registry().handovers.wake.notify_one();
-        match self.host().catalog.handovers().await?.iter().any(|row| row.kernel == kernel.id && row.side == Side::Out) {
+        match self.host().catalog.handovers().await?.iter().any(|row| row.kernel == kernel.id && row.side == Side::Out)
+        {
             true => Ok(()),
             false => Err(Error::not_found(format!("kernel {} is not being moved", kernel.spec.name))),
         }
@@ -175,9 +179,11 @@ impl Supervisor {
         for row in rows.iter().filter(|row| row.kernel == kernel.id) {
             match row.side {
                 Side::Out if self.has_departed(row) => {
-                    return Err(Error::conflict(format!("the other host has not acknowledged that kernel {name} lives there"))
-                        .reason("unacknowledged")
-                        .hint("`ryokan teleport --status` shows it; the commit is repeated by itself"));
+                    return Err(Error::conflict(format!(
+                        "the other host has not acknowledged that kernel {name} lives there"
+                    ))
+                    .reason("unacknowledged")
+                    .hint("`ryokan teleport --status` shows it; the commit is repeated by itself"));
                 }
                 Side::In if !row.live => {
                     return Err(Error::conflict(format!("kernel {name} is about to return by handover {}", row.id))
@@ -245,7 +251,8 @@ impl Supervisor {
         }
         let line = self.host().line(actor, "handover.resolve", None);
         let detail = format!("{} without its source: {}", id, if live { "activated" } else { "discarded" });
-        let line = crate::core::audit::NewAudit { kernel: row.kernel.to_string(), owner: Some(row.uid), detail, ..line };
+        let line =
+            crate::core::audit::NewAudit { kernel: row.kernel.to_string(), owner: Some(row.uid), detail, ..line };
         self.host().write_audit(line).await;
         match (row.side, live) {
             (Side::Out, _) => Ok(self.host().catalog.forget_handover(id).await?),

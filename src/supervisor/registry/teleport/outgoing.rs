@@ -176,7 +176,8 @@ impl Move {
             tracing::warn!(kernel = %self.kernel.spec.name, %error, "the record of a failed move is left to recovery");
         }
         transition.release();
-        let is_refused = !self.offered.get() || !matches!(error.reason.as_str(), "connection" | "protocol" | "cancelled");
+        let is_refused =
+            !self.offered.get() || !matches!(error.reason.as_str(), "connection" | "protocol" | "cancelled");
         let event = if is_refused { SourceEvent::Refused } else { SourceEvent::Failed };
         for action in self.step(event) {
             let done = match action {
