@@ -158,7 +158,8 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
             state.finish_restore(restored(Options::default())).await.map(drop)?;
         }
         54 => h.recreate_engine_db(FIRST).await?,
-        34.. => return work_step(n, &state).await,
+        34..=53 => return work_step(n, &state).await,
+        55.. => return move_step(n, h, &state).await,
     }
     Ok(true)
 }
@@ -211,22 +212,29 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
         }
         52 => state.commit_transition(mark("archived")).await.map(drop)?,
         53 => state.clear_transition().await?,
-        54 => h.put_handover(handover(1, Side::In)).await?,
-        55 => h.put_handover(handover(2, Side::Out)).await?,
-        56 => h.forget_handover(HandoverId::from_bytes([2; 16])).await?,
-        57 => state.import_history(br#"{"table":0,"rows":[[5000,1,3,"me",null,"far",null,null]]}"#.to_vec()).await?,
-        58 => {
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+async fn move_step(n: usize, h: &CatalogHandle, state: &StateHandle) -> Result<bool, CatalogError> {
+    match n {
+        55 => h.put_handover(handover(1, Side::In)).await?,
+        56 => h.put_handover(handover(2, Side::Out)).await?,
+        57 => h.forget_handover(HandoverId::from_bytes([2; 16])).await?,
+        58 => state.import_history(br#"{"table":0,"rows":[[5000,1,3,"me",null,"far",null,null]]}"#.to_vec()).await?,
+        59 => {
             let origin = Origin { generation: 9, ..Origin::default() };
             state
                 .begin_moved(Arrival { manifests: Vec::new(), origin, blobs: Vec::new(), entry: mark("arrived") })
                 .await?;
         }
-        59 => h.create_kernel_files(RECEIVED).await.map(drop)?,
-        60 => {
+        60 => h.create_kernel_files(RECEIVED).await.map(drop)?,
+        61 => {
             let id = HandoverId::from_bytes([1; 16]);
             h.activate_handover(id, false, kernel(MOVED, "moved"), notes("arrived")).await.map(drop)?;
         }
-        61 => h.adopt_kernel_files(RECEIVED, MOVED).await?,
+        62 => h.adopt_kernel_files(RECEIVED, MOVED).await?,
         _ => return Ok(false),
     }
     Ok(true)

@@ -143,7 +143,9 @@ pub async fn pipe(context: &Context) -> Result<(), Failure> {
             to.flush().await.map_err(Failure::of_output)?;
         }
     };
-    // The daemon ends the handover, also after the end of the standard input.
-    let (_, received) = futures::join!(sending, receiving);
-    received
+    // The daemon ends the handover: after the end of the standard input, or before it.
+    tokio::select! {
+        received = receiving => received,
+        () = async { sending.await; std::future::pending().await } => Ok(()),
+    }
 }

@@ -43,7 +43,7 @@ impl Session {
     /// The target's refusal; the target keeps nothing then.
     pub async fn offer(&mut self, offer: Offer) -> Result<Accept> {
         self.connection.wire().send(Message::Offer(Box::new(offer))).await?;
-        match self.connection.wire().message(limits::HANDOVER_STEP).await? {
+        match self.connection.wire().message(limits::HANDOVER_FRAME).await? {
             Message::Accept(accept) => Ok(accept),
             other => Err(unexpected(&other)),
         }

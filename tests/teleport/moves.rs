@@ -67,7 +67,7 @@ fn only_missing_objects_travel() {
 
 #[test]
 fn background_code_survives_refusal() {
-    let (here, there) = pair(User::Own);
+    let (here, mut there) = pair(User::Own);
     here.ok(&["new", "k", "--engine", "python"]);
     here.ok(&["new", "taken"]);
     there.ok(&["new", "k"]);
@@ -80,11 +80,13 @@ fn background_code_survives_refusal() {
     assert_eq!(handovers(&here), Vec::<Value>::new());
     there.ok(&["rm", "k", "--yes"]);
     // The target fails after everything was sent: the frozen worker resumes.
-    let failing = to(&there).replacen("exec:exec env", "exec:head -c 9000 | env", 1);
-    let failed = here.cli(&["teleport", "k", "--to", &failing]);
+    there.kill();
+    there.env(ryokan::sys::fault::VARIABLE, "catalog.handover.put.before_commit=eio");
+    there.launch();
+    let failed = teleport(&here, "k", &there, &[]);
     assert!(!failed.status.success(), "{failed:?}");
     assert_eq!(here.ok(&["exec", "k", "print(next(g))"]), "2\n", "the same worker continues");
-    until("the aborts are delivered or repeated", || handovers(&there).is_empty());
+    until("the abort is delivered", || handovers(&here).is_empty() && handovers(&there).is_empty());
     assert_eq!(state(&there, "k"), None);
     moved(&here, "k", &there, &[]);
     assert!(is_live(&there, "k") && !is_live(&here, "k"));
