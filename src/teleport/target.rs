@@ -67,9 +67,11 @@ impl Drop for Session<'_> {
 /// # Errors
 /// A violation of the protocol, a lost connection, a failed step. Nothing but prepared kernels remains.
 pub async fn serve(mut wire: Wire, host: &dyn TargetHost) -> Result<()> {
-    let source = wire.greet(host.host()).await?;
     let mut session = None;
-    let served = frames(&mut wire, host, source, &mut session).await;
+    let served = match wire.greet(host.host()).await {
+        Ok(source) => frames(&mut wire, host, source, &mut session).await,
+        Err(error) => Err(error),
+    };
     if let Err(error) = &served {
         // The connection may be lost.
         let _ = wire.send(Message::Refused { error: error.clone() }).await;

@@ -52,7 +52,12 @@ fn killed_at_each_step(of_source: bool) -> Vec<&'static str> {
         let victim: &mut Host = if of_source { source } else { target };
         victim.kill();
         victim.env(fault::VARIABLE, &format!("{point}=kill"));
-        victim.launch();
+        victim.spawn();
+        // Its start may pass the point, too.
+        until(&format!("{what}: it serves or is dead"), || {
+            let serves = std::os::unix::net::UnixStream::connect(victim.socket()).is_ok();
+            serves || !Host::is_alive(victim.pid() as u32)
+        });
         let output = teleport(source, "demo", target, &[]);
         let victim: &mut Host = if of_source { source } else { target };
         let died = if output.status.success() { !Host::is_alive(victim.pid() as u32) } else { victim.ends() };
