@@ -382,18 +382,20 @@ impl TargetHost for TargetSide {
         }
         self.supervisor.check_spec(&without_host(&offer.spec), self.actor.uid)?;
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
-        let handovers = &self.supervisor.registry().handovers;
-        let mut sessions = handovers.sessions.borrow_mut();
-        if sessions.len() >= limits::HANDOVERS_CONCURRENT {
-            return Err(Error::busy("too many kernels arrive at once").hint("try again when one has arrived"));
+        let reuse = self.reuse().await?;
+        {
+            let mut sessions = self.supervisor.registry().handovers.sessions.borrow_mut();
+            if sessions.len() >= limits::HANDOVERS_CONCURRENT {
+                return Err(Error::busy("too many kernels arrive at once").hint("try again when one has arrived"));
+            }
+            if sessions.contains_key(&offer.handover) {
+                return Err(Error::conflict("this handover is offered twice").reason("protocol"));
+            }
+            sessions.insert(offer.handover, Rc::default());
         }
-        if sessions.insert(offer.handover, Rc::default()).is_some() {
-            return Err(Error::conflict("this handover is offered twice").reason("protocol"));
-        }
-        drop(sessions);
         // The received objects, and the files that are made of them.
         let most_bytes = host.free_bytes().unwrap_or(u64::MAX) / 2;
-        Ok(Admission { accept: Accept { missing }, reuse: self.reuse().await?, most_bytes })
+        Ok(Admission { accept: Accept { missing }, reuse, most_bytes })
     }
 
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()> {
