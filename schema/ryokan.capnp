@@ -74,6 +74,22 @@ interface Host {
   pools @13 () -> (pools :List(PoolInfo));
   # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
   # their own.
+
+  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink) -> (report :TeleportReport);
+  # Moves a kernel to another host; returns when the kernel lives there. `to` is `exec:COMMAND`: a
+  # shell command whose standard streams are connected to the other daemon. The daemon runs the
+  # command, so only its own user may name one. Before the commit, a failure or the loss of this call
+  # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP
+  # servers and processes; otherwise `refused` names them.
+  abortTeleport @15 (kernel :Text) -> ();
+  # Ends a move before its commit; `conflict` after it.
+  handovers @16 () -> (handovers :List(Handover));
+  # Moves in progress, unacknowledged moves, and received kernels.
+  resolveHandover @17 (id :Text, live :Bool) -> ();
+  # Decides about a prepared kernel in place of its source: `live` activates it, else it is deleted.
+  # Only for a source that is gone for good: if it still runs the kernel, there are two live copies.
+  handoverStream @18 () -> (stream :HandoverStream);
+  # The receiving end of the handover protocol. `ryokan pipe` connects its standard streams to it.
 }
 
 interface Kernel {
@@ -351,6 +367,13 @@ interface AuditSink { next @0 (line :AuditLine) -> stream; }
 interface DecisionSink { next @0 (decision :Decision) -> stream; }
 interface ArtifactSink { next @0 (artifact :Artifact) -> stream; }
 interface PatchSink { next @0 (patch :Patch) -> stream; }
+interface TeleportSink { progress @0 (phase :Text, sentBytes :UInt64) -> stream; }
+interface HandoverStream {
+  write @0 (data :Data) -> ();
+  # At most 1 MiB; empty: the end of the sender's stream.
+  read @1 () -> (data :Data);
+  # Waits for data; empty: the end of the receiver's stream.
+}
 interface JournalSink { entry @0 (entry :JournalEntry) -> stream; }
 
 interface Subscription {}
@@ -779,6 +802,29 @@ struct PoolInfo {
   refused @20 :UInt64;        # kernels that waited for a worker in vain
   cpuMilli @21 :UInt32;       # thousandths of a processor, per worker
   pids @22 :UInt32;           # processes and threads, per worker
+}
+
+struct TeleportReport {
+  handover @0 :Text;
+  host @1 :Text;              # id of the other host
+  epoch @2 :UInt64;           # of the kernel there
+  objects @3 :UInt64;         # that the kernel consists of
+  bytes @4 :UInt64;
+  sentObjects @5 :UInt64;     # that the other host lacked
+  sentBytes @6 :UInt64;
+  pauseMs @7 :UInt64;         # from the last moment here to the commit
+  missing @8 :List(Text);     # what the kernel moved without
+  acknowledged @9 :Bool;      # whether the other host has confirmed that the kernel lives there
+}
+
+struct Handover {
+  id @0 :Text;
+  kernel @1 :Text;            # id
+  name @2 :Text;
+  state @3 :Text;             # moving, committing, aborting; prepared, live
+  peer @4 :Text;              # outgoing: the transport; incoming: id of the source host
+  epoch @5 :UInt64;           # incoming: of the kernel here
+  atMs @6 :Int64;
 }
 
 struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Text; detailJson @4 :Text; }

@@ -17,5 +17,6 @@ pub mod session;
 pub mod store;
 pub mod supervisor;
 pub mod sys;
+pub mod teleport;
 pub mod worker;
 pub mod workspace;

@@ -24,6 +24,7 @@ mod sandbox_probes;
 mod session_suite;
 mod support;
 mod systemd;
+mod teleport;
 mod tidy;
 mod upkeep;
 mod worker;

@@ -23,8 +23,8 @@ use crate::core::workflow::Decision;
 use crate::store::StoreError;
 use crate::workspace::WorkspaceError;
 
-pub use read::{Contents, read};
-pub use write::write;
+pub use read::{Contents, read, verify};
+pub use write::{reach, write};
 
 /// First bytes of a file.
 pub const MAGIC: &[u8; 8] = b"RYOKANBN";

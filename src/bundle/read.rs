@@ -259,6 +259,19 @@ impl Held<'_> {
     }
 }
 
+/// Checks a head, and that `held` has everything that it references. For objects that arrived otherwise than in a file.
+///
+/// # Errors
+/// Each of [`BundleError`].
+pub fn verify(
+    store: &Store,
+    head: &Head,
+    held: HashSet<Digest>,
+) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
+    check_head(head)?;
+    whole(store, head, held)
+}
+
 /// Checks that the file holds everything that it references.
 fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     let held = Held { store, held };

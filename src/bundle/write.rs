@@ -40,6 +40,29 @@ pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64)
     Ok(writing.to.finish()?.finish()?)
 }
 
+/// Calls `object` for every object of a checkpoint that is not in `seen`: its manifest at `at`, engine state, files.
+///
+/// # Errors
+/// An object on the path is missing or damaged.
+pub fn reach(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<(), BundleError> {
+    let wrong = |error: crate::core::checkpoint::ManifestError| BundleError::Damaged(error.to_string());
+    let most = limits::MANIFEST_BYTES as u64;
+    let manifest = Manifest::decode(&store.get(at, most)?).map_err(wrong)?;
+    let parts = StateParts::decode(&store.get(manifest.state, most)?).map_err(wrong)?;
+    let bodies = parts.entries.into_iter().map(|part| part.body);
+    for single in [at, manifest.state].into_iter().chain(bodies).chain(manifest.names().objects) {
+        if seen.add(single) {
+            object(single);
+        }
+    }
+    let tree = TreeId(manifest.workspace.tree);
+    workspace::reach(store, tree, seen, &mut |single| {
+        object(single);
+        Ok(())
+    })?;
+    Ok(())
+}
+
 struct Writing<'a, W: Write> {
     store: &'a Store,
     to: zstd::stream::write::Encoder<'static, Pieces<W>>,
@@ -53,26 +76,9 @@ impl<W: Write> Writing<'_, W> {
     }
 
     fn checkpoint(&mut self, at: Digest) -> Result<(), BundleError> {
-        let wrong = |error: crate::core::checkpoint::ManifestError| BundleError::Damaged(error.to_string());
-        let most = limits::MANIFEST_BYTES as u64;
-        let manifest = Manifest::decode(&self.store.get(at, most)?).map_err(wrong)?;
-        self.object(at)?;
-        let parts = StateParts::decode(&self.store.get(manifest.state, most)?).map_err(wrong)?;
-        self.object(manifest.state)?;
-        for part in parts.entries {
-            self.object(part.body)?;
-        }
-        for object in manifest.names().objects {
-            self.object(object)?;
-        }
-        let (mut tree, mut walked) = (Vec::new(), std::mem::take(&mut self.seen));
-        let reached = workspace::reach(self.store, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
-            tree.push(object);
-            Ok(())
-        });
-        self.seen = walked;
-        reached?;
-        tree.into_iter().try_for_each(|object| self.copy(object))
+        let mut found = Vec::new();
+        reach(self.store, at, &mut self.seen, &mut |object| found.push(object))?;
+        found.into_iter().try_for_each(|object| self.copy(object))
     }
 
     fn object(&mut self, digest: Digest) -> Result<(), BundleError> {

@@ -9,14 +9,15 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::state::{
-    Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint, NewConsent,
-    NewEntry, OutputRecord, Restored, Together,
+    Arrival, Beginning, Begun, Direction, EntryKind, ExecBegin, ExecClose, FirstCheckpoint, Lease, NewCheckpoint,
+    NewConsent, NewEntry, OutputRecord, Restored, Together,
 };
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
 use crate::core::engine::EngineName;
 use crate::core::exec::{ExecEnd, ExecRequest};
-use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HostId, KernelId, WorkerId};
+use crate::core::handover::Side;
+use crate::core::ids::{CheckpointId, Digest, Epoch, ExecId, HandoverId, HostId, KernelId, WorkerId};
 use crate::core::info::{GivenMount, JournalView, McpTransport, MountInfo};
 use crate::core::kernel::transition::{Record, Transition};
 use crate::core::origin::{ForkPoint, Origin};
@@ -157,7 +158,8 @@ async fn step(n: usize, h: &CatalogHandle) -> Result<bool, CatalogError> {
             state.finish_restore(restored(Options::default())).await.map(drop)?;
         }
         54 => h.recreate_engine_db(FIRST).await?,
-        34.. => return work_step(n, &state).await,
+        34..=53 => return work_step(n, &state).await,
+        55.. => return move_step(n, h, &state).await,
     }
     Ok(true)
 }
@@ -213,6 +215,42 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+async fn move_step(n: usize, h: &CatalogHandle, state: &StateHandle) -> Result<bool, CatalogError> {
+    match n {
+        55 => h.put_handover(handover(1, Side::In)).await?,
+        56 => h.put_handover(handover(2, Side::Out)).await?,
+        57 => h.forget_handover(HandoverId::from_bytes([2; 16])).await?,
+        58 => state.import_history(br#"{"table":0,"rows":[[5000,1,3,"me",null,"far",null,null]]}"#.to_vec()).await?,
+        59 => {
+            let origin = Origin { generation: 9, ..Origin::default() };
+            state
+                .begin_moved(Arrival { manifests: Vec::new(), origin, blobs: Vec::new(), entry: mark("arrived") })
+                .await?;
+        }
+        60 => h.create_kernel_files(RECEIVED).await.map(drop)?,
+        61 => {
+            let id = HandoverId::from_bytes([1; 16]);
+            h.activate_handover(id, false, kernel(MOVED, "moved"), notes("arrived")).await.map(drop)?;
+        }
+        62 => h.adopt_kernel_files(RECEIVED, MOVED).await?,
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// A kernel that moves here, and its files before it is activated: one thread owns both databases.
+const MOVED: KernelId = KernelId::from_bytes([0x77; 16]);
+const RECEIVED: KernelId = {
+    let mut id = [0x66; 16];
+    id[15] = 0x77;
+    KernelId::from_bytes(id)
+};
+
+fn handover(id: u8, side: Side) -> HandoverRow {
+    let record = "{}".into();
+    HandoverRow { id: HandoverId::from_bytes([id; 16]), side, kernel: MOVED, uid: 1000, live: false, record, at_ms: 1 }
 }
 
 fn new_checkpoint(id: u8) -> NewCheckpoint {
@@ -310,6 +348,7 @@ async fn observe(h: &CatalogHandle, dir: &Path) -> String {
     let known: HashSet<_> = kernels.iter().map(|row| row.id).collect();
     note("kernels", &kernels);
     note("workers", &h.workers().await.expect("readable"));
+    note("handovers", &h.handovers().await.expect("readable"));
     for k in ["a", "b"] {
         note("key", &h.recall_key("create/1000".into(), k.into(), 5).await.expect("readable"));
     }

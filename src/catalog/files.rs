@@ -227,6 +227,16 @@ pub(super) fn remove(kernels: &Path, id: KernelId) -> Result<()> {
     remove_hidden(&hidden)
 }
 
+/// Makes one kernel's directory another's, whose own one is removed. One that is not there was adopted before.
+pub(super) fn adopt(kernels: &Path, from: KernelId, id: KernelId) -> Result<()> {
+    let (from, to) = (kernels.join(from.to_string()), kernels.join(id.to_string()));
+    if from.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    remove(kernels, id)?;
+    Ok(fs::rename_durable(&from, &to, "kernel.files.adopt")?)
+}
+
 /// Removes the directory of a kernel without a row; [`sweep_kernels`] completes an interrupted removal.
 pub(super) fn remove_unlisted(kernels: &Path, id: KernelId) -> Result<()> {
     remove_hidden(&kernels.join(id.to_string()))

@@ -65,7 +65,7 @@ pub struct Written<T> {
 }
 
 impl Notes {
-    fn write<T>(self, db: &Db, value: T) -> Result<Written<T>> {
+    pub(super) fn write<T>(self, db: &Db, value: T) -> Result<Written<T>> {
         audit::append(db, &self.audit)?;
         let events = if self.events.is_empty() { Vec::new() } else { events::append(db, self.events)? };
         Ok(Written { value, events })
@@ -154,11 +154,11 @@ pub struct CatalogHandle {
 }
 
 impl CatalogHandle {
-    fn read<T: Send + 'static>(&self, work: impl FnOnce(&Db) -> Result<T> + Send + 'static) -> Pending<T> {
+    pub(super) fn read<T: Send + 'static>(&self, work: impl FnOnce(&Db) -> Result<T> + Send + 'static) -> Pending<T> {
         self.queue.run(Target::Host, None, work)
     }
 
-    fn write<T: Send + 'static>(
+    pub(super) fn write<T: Send + 'static>(
         &self,
         label: &'static str,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,
@@ -225,6 +225,20 @@ impl CatalogHandle {
     pub fn recreate_kernel_files(&self, kernel: KernelId) -> Pending<KernelFiles> {
         let kernels = self.kernels.clone();
         self.state_queue(kernel).manage(move |databases| files::recreate(&kernels, kernel, databases.durability()))
+    }
+
+    /// Makes the directory of `from`, a kernel that has no row, the directory of `kernel`, whose own one is removed.
+    /// Both ids share their last byte. Idempotent.
+    ///
+    /// # Errors
+    /// Files that cannot be removed or renamed.
+    pub fn adopt_kernel_files(&self, from: KernelId, kernel: KernelId) -> Pending<()> {
+        let kernels = self.kernels.clone();
+        self.state_queue(kernel).manage(move |databases| {
+            databases.discard(Target::Kernel(from));
+            databases.discard(Target::Kernel(kernel));
+            files::adopt(&kernels, from, kernel)
+        })
     }
 
     /// Puts an empty engine database in the place of a kernel's, which no process has open. May be repeated.

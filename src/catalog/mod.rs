@@ -2,7 +2,7 @@
 //!
 //! | database | kept by | what |
 //! |---|---|---|
-//! | `catalog.db` | daemon, one thread | host, kernels, workers, idempotency keys, events, audit log |
+//! | `catalog.db` | daemon, one thread | host, kernels, workers, idempotency keys, events, audit log, handovers |
 //! | `kernels/<id>/state.db` | daemon, [`STATE_THREADS`](crate::core::limits::STATE_THREADS) threads | journal, executions, mounts, grants, lease, consents |
 //! | `kernels/<id>/engine.db` | the worker's init; the daemon while no worker lives | engine state |
 //!
@@ -15,6 +15,7 @@ mod error;
 mod events;
 mod files;
 mod handle;
+mod handovers;
 mod kernels;
 mod keys;
 mod open_databases;
@@ -30,6 +31,7 @@ pub use error::CatalogError;
 pub use events::{EventPage, NewEvent};
 pub use files::{KernelFiles, sweep_kernels};
 pub use handle::{Catalog, CatalogConfig, CatalogHandle, Notes, Written};
+pub use handovers::HandoverRow;
 pub use kernels::{Created, KernelChange, KernelRow};
 pub use keys::IdempotencyKey;
 pub use sqlite::{Db, Kind};

@@ -22,6 +22,7 @@ use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
 use super::repl::ReplArgs;
+use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
 use super::top::TopArgs;
 use super::tour::TourArgs;
@@ -136,6 +137,10 @@ pub enum Command {
     Export(ExportArgs),
     /// Create a kernel from an exported file
     Import(ImportArgs),
+    /// Move a kernel to another host while it lives
+    Teleport(TeleportArgs),
+    /// Receive kernels on the standard streams: the far end of teleport
+    Pipe,
     /// Record steps, hand-offs, decisions and artifacts of a kernel's work
     Work(WorkArgs),
     /// Show a kernel's journal
@@ -169,7 +174,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Kernels", &["run", "new", "exec", "repl", "ls", "show", "start", "stop", "rm"]),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
-    ("Archives and transfer", &["archive", "unarchive", "export", "import"]),
+    ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
     ("Host", &["top", "pool", "gc", "verify", "config", "doctor"]),
     ("Shell", &["completions", "tour", "help"]),

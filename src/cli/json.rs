@@ -13,7 +13,7 @@ use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::{Display, ExecResult};
 use crate::core::ids::Digest;
-use crate::core::info::{Event, JournalEntry, KernelInfo, ToolInfo};
+use crate::core::info::{Event, HandoverInfo, JournalEntry, KernelInfo, TeleportReport, ToolInfo};
 use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
@@ -298,5 +298,22 @@ pub fn event(event: &Event) -> Json {
         "kernel": event.kernel,
         "kind": event.kind,
         "detail": serde_json::from_str::<Json>(&event.detail_json).unwrap_or_default(),
+    })
+}
+
+/// A move between hosts.
+pub fn handover(info: &HandoverInfo) -> Json {
+    json!({
+        "id": info.id, "kernel": info.kernel, "name": info.name, "state": info.state, "peer": info.peer,
+        "epoch": info.epoch.0, "at_ms": info.at_ms,
+    })
+}
+
+/// A completed move.
+pub fn teleport(report: &TeleportReport) -> Json {
+    json!({
+        "handover": report.handover, "host": report.host, "epoch": report.epoch.0, "objects": report.objects,
+        "bytes": report.bytes, "sent_objects": report.sent_objects, "sent_bytes": report.sent_bytes,
+        "pause_ms": report.pause_ms, "missing": report.missing, "acknowledged": report.acknowledged,
     })
 }

@@ -34,6 +34,7 @@ mod portable;
 pub mod render;
 mod repl;
 pub mod spec;
+mod teleport;
 mod tools;
 mod top;
 mod tour;
@@ -116,6 +117,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Retention(args) => upkeep::retention(context, args).await,
         Command::Export(args) => portable::export(context, args).await,
         Command::Import(args) => portable::import(context, args).await,
+        Command::Teleport(args) => teleport::teleport(context, args).await,
+        Command::Pipe => teleport::pipe(context).await,
         Command::Work(args) => workflow::work(context, args).await,
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,

@@ -103,6 +103,10 @@ hex_id!(
     CheckpointId, 16, "checkpoint id"
 );
 hex_id!(
+    /// One attempt to move a kernel to another host.
+    HandoverId, 16, "handover id"
+);
+hex_id!(
     /// A content address: the BLAKE3 hash of the bytes.
     Digest, 32, "digest"
 );

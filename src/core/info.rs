@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::engine::EngineName;
-use super::ids::{Epoch, HostId, KernelId};
+use super::ids::{Epoch, HandoverId, HostId, KernelId};
 use super::name::KernelName;
 use super::origin::Origin;
 use super::spec::KernelSpec;
@@ -301,4 +301,48 @@ pub struct PoolInfo {
     pub trouble: String,
     /// After failures: milliseconds until the next creation; 0: as soon as one is wanted.
     pub tries_again_in_ms: u64,
+}
+
+/// A move of a kernel between hosts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandoverInfo {
+    /// Its identity, the same on both hosts.
+    pub id: HandoverId,
+    /// The kernel.
+    pub kernel: KernelId,
+    /// The kernel's name.
+    pub name: String,
+    /// `moving`, `committing`, `aborting`; `prepared`, `live`.
+    pub state: String,
+    /// Outgoing: the transport; incoming: the source host.
+    pub peer: String,
+    /// The kernel's epoch at the target.
+    pub epoch: Epoch,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+/// A completed move of a kernel to another host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TeleportReport {
+    /// The handover.
+    pub handover: HandoverId,
+    /// The other host.
+    pub host: HostId,
+    /// The kernel's epoch there.
+    pub epoch: Epoch,
+    /// Objects that the kernel consists of.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Objects that the other host lacked.
+    pub sent_objects: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// From the freeze to the commit, milliseconds.
+    pub pause_ms: u64,
+    /// What the kernel moved without.
+    pub missing: Vec<String>,
+    /// Whether the other host has acknowledged the commit.
+    pub acknowledged: bool,
 }

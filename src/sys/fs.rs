@@ -170,6 +170,14 @@ pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(),
     sync_dir_step(parent(to), label)
 }
 
+/// Makes everything on the file system of a directory durable.
+///
+/// # Errors
+/// The operating system's errors.
+pub fn sync_file_system(dir: &Path) -> io::Result<()> {
+    Ok(nix::unistd::syncfs(std::fs::File::open(dir)?)?)
+}
+
 /// Removes a file; succeeds if it does not exist.
 ///
 /// # Errors

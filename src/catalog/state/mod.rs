@@ -3,6 +3,7 @@
 mod checkpoints;
 mod executions;
 mod grants;
+mod history;
 mod journal;
 mod keys;
 mod lease;
@@ -25,6 +26,7 @@ use crate::core::limits;
 pub use checkpoints::{Added, Finished, Head, NewCheckpoint, Restored, Together, WORK_CHANGED};
 pub use executions::{Begun, ExecBegin, ExecClose, ExecRecord};
 pub use grants::{Consent, NewConsent};
+pub use history::{Arrival, Position};
 pub use journal::{Direction, EntryKind, NewEntry};
 pub use lease::Lease;
 pub use origin::{Beginning, FirstCheckpoint};

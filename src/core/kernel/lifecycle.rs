@@ -5,7 +5,8 @@
 //!               ▲           │   │                    └─(three in a minute: breaker; asked, or used after the minute)
 //!               │           ▼   ▼
 //!               └─stopped ◀─ stopping
-//!                    └─▶ archived ─▶ stopped        (from created and crashed, too)
+//!                    ├─▶ archived ─▶ stopped        (from created and crashed, too)
+//!                    └─▶ departed                   (from created, crashed and archived, too)
 //! ```
 //!
 //! Owns the decisions; the kernel's task performs the actions, persists, and feeds back the results. Never uses
@@ -14,7 +15,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::ids::{CheckpointId, ExecId};
+use crate::core::ids::{CheckpointId, Epoch, ExecId, HandoverId, HostId};
 use crate::core::limits;
 
 /// Cause of an unexpected end of a worker; also serialized on the link and in `state.db`.
@@ -138,11 +139,21 @@ pub enum State {
         /// The checkpoint that holds them.
         checkpoint: CheckpointId,
     },
+    /// Moved to another host: history and checkpoints remain, nothing can run here.
+    Departed {
+        /// The host.
+        host: HostId,
+        /// The kernel's epoch there.
+        epoch: Epoch,
+        /// The handover that moved it.
+        handover: HandoverId,
+    },
 }
 
 impl State {
     /// Every public name, in the order of a kernel's life.
-    pub const NAMES: [&str; 8] = ["created", "starting", "ready", "busy", "stopping", "stopped", "crashed", "archived"];
+    pub const NAMES: [&str; 9] =
+        ["created", "starting", "ready", "busy", "stopping", "stopped", "crashed", "archived", "departed"];
 
     /// The state's public name.
     pub const fn name(&self) -> &'static str {
@@ -155,6 +166,7 @@ impl State {
             State::Stopped { .. } => "stopped",
             State::Crashed { .. } => "crashed",
             State::Archived { .. } => "archived",
+            State::Departed { .. } => "departed",
         }
     }
 
@@ -167,6 +179,7 @@ impl State {
             State::Crashed { cause, restart: Restart::At(_) } => cause.to_string(),
             State::Crashed { cause, restart: Restart::Breaker { .. } } => format!("{cause}; circuit breaker open"),
             State::Archived { checkpoint } => format!("in checkpoint {}", checkpoint.short()),
+            State::Departed { host, epoch, .. } => format!("to host {host}, epoch {}", epoch.0),
         }
     }
 }
@@ -230,6 +243,15 @@ pub enum Event {
     },
     /// Files and state are back in place.
     Unarchived,
+    /// The kernel lives on another host from now on.
+    DepartureCommitted {
+        /// The host.
+        host: HostId,
+        /// The kernel's epoch there.
+        epoch: Epoch,
+        /// The handover that moved it.
+        handover: HandoverId,
+    },
 }
 
 /// An action for the supervisor, performed in order.
@@ -301,6 +323,7 @@ impl Life {
             State::Starting | State::Ready | State::Busy { .. } => State::Stopped { reason: StopReason::Daemon },
             State::Crashed { cause, restart } => State::Crashed { cause, restart },
             State::Archived { checkpoint } => State::Archived { checkpoint },
+            State::Departed { host, epoch, handover } => State::Departed { host, epoch, handover },
         };
         Life { state, ..self }
     }
@@ -309,7 +332,11 @@ impl Life {
     pub const fn has_worker(&self) -> bool {
         match self.state {
             State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => true,
-            State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } => false,
+            State::Created
+            | State::Stopped { .. }
+            | State::Crashed { .. }
+            | State::Archived { .. }
+            | State::Departed { .. } => false,
         }
     }
 
@@ -354,6 +381,14 @@ impl Life {
                 }
                 _ => Vec::new(),
             },
+            Event::DepartureCommitted { host, epoch, handover } => match self.state {
+                State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } => {
+                    self.state = State::Departed { host, epoch, handover };
+                    self.crashes.clear();
+                    vec![Action::Publish("kernel_departed")]
+                }
+                _ => Vec::new(),
+            },
         }
     }
 
@@ -375,7 +410,8 @@ impl Life {
             | State::Starting
             | State::Busy { .. }
             | State::Stopping { .. }
-            | State::Archived { .. } => Vec::new(),
+            | State::Archived { .. }
+            | State::Departed { .. } => Vec::new(),
         }
     }
 
@@ -386,9 +422,12 @@ impl Life {
                 self.crashes.clear();
                 self.start()
             }
-            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } | State::Archived { .. } => {
-                Vec::new()
-            }
+            State::Starting
+            | State::Ready
+            | State::Busy { .. }
+            | State::Stopping { .. }
+            | State::Archived { .. }
+            | State::Departed { .. } => Vec::new(),
         }
     }
 
@@ -465,7 +504,11 @@ impl Life {
                 self.state = State::Stopped { reason };
                 vec![Action::Publish("kernel_stopped")]
             }
-            State::Created | State::Stopped { .. } | State::Stopping { .. } | State::Archived { .. } => Vec::new(),
+            State::Created
+            | State::Stopped { .. }
+            | State::Stopping { .. }
+            | State::Archived { .. }
+            | State::Departed { .. } => Vec::new(),
         }
     }
 
@@ -485,9 +528,11 @@ impl Life {
             return Vec::new();
         }
         let running = match &self.state {
-            State::Created | State::Stopped { .. } | State::Crashed { .. } | State::Archived { .. } => {
-                return Vec::new();
-            }
+            State::Created
+            | State::Stopped { .. }
+            | State::Crashed { .. }
+            | State::Archived { .. }
+            | State::Departed { .. } => return Vec::new(),
             State::Stopping { reason, exec } => {
                 let (reason, exec) = (*reason, *exec);
                 self.state = State::Stopped { reason };

@@ -7,6 +7,9 @@ use super::*;
 const NOW: i64 = 1_000_000;
 const EXEC: ExecId = ExecId(7);
 const HELD_BY: CheckpointId = CheckpointId::from_bytes([7; 16]);
+const THERE: HostId = HostId::from_bytes([8; 16]);
+const MOVE: HandoverId = HandoverId::from_bytes([9; 16]);
+const DEPARTED: State = State::Departed { host: THERE, epoch: Epoch(2), handover: MOVE };
 
 fn states() -> Vec<State> {
     vec![
@@ -20,6 +23,7 @@ fn states() -> Vec<State> {
         State::Crashed { cause: CrashCause::Killed, restart: Restart::At(NOW + 100) },
         State::Crashed { cause: CrashCause::Killed, restart: Restart::Breaker { until_ms: NOW + 100 } },
         State::Archived { checkpoint: HELD_BY },
+        DEPARTED,
     ]
 }
 
@@ -34,128 +38,138 @@ fn after(state: State, event: Event) -> (State, Vec<Action>) {
 }
 
 /// One row for each event, with the name of the state that follows each state of `states`.
-fn table() -> Vec<(Event, [&'static str; 10])> {
+fn table() -> Vec<(Event, [&'static str; 11])> {
     let killed = || CrashCause::Killed;
     vec![
-        //                                        created      starting    ready       busy       stopping   stopping+x  stopped     crashed     breaker    archived
+        //                                        created      starting    ready       busy       stopping   stopping+x  stopped     crashed     breaker    archived   departed
         (
             Event::Used,
             [
                 "starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::StartAsked,
             [
                 "starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "starting", "starting",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::WorkerReady { attempt: 3 },
-            ["created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed", "archived"],
+            [
+                "created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
+                "archived", "departed",
+            ],
         ),
         (
             Event::WorkerReady { attempt: 2 },
             [
                 "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::WorkerEnded { attempt: 3, cause: killed() },
             [
                 "created", "crashed", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::WorkerEnded { attempt: 2, cause: killed() },
             [
                 "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::WorkerRefused { attempt: 3, why: StopReason::NoPlace },
             [
                 "created", "stopped", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::WorkerRefused { attempt: 2, why: StopReason::NoPlace },
             [
                 "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::ExecutionStarted { exec: EXEC },
             [
                 "created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::ExecutionEnded { exec: EXEC },
             [
                 "created", "starting", "ready", "ready", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::ExecutionEnded { exec: ExecId(1) },
             [
                 "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::IdleElapsed,
             [
                 "created", "starting", "stopping", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::StopAsked { reason: StopReason::Asked, force: false },
             [
                 "created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::StopAsked { reason: StopReason::Daemon, force: true },
             [
                 "created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::BackoffElapsed,
             [
                 "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "starting", "crashed",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::ArchiveAsked { checkpoint: HELD_BY },
             [
                 "archived", "starting", "ready", "busy", "stopping", "stopping", "archived", "archived", "archived",
-                "archived",
+                "archived", "departed",
             ],
         ),
         (
             Event::Unarchived,
             [
                 "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "stopped",
+                "stopped", "departed",
             ],
         ),
-        (Event::WorkerAdopted { running: None }, ["ready"; 10]),
-        (Event::WorkerAdopted { running: Some(EXEC) }, ["busy"; 10]),
+        (
+            Event::DepartureCommitted { host: THERE, epoch: Epoch(2), handover: MOVE },
+            [
+                "departed", "starting", "ready", "busy", "stopping", "stopping", "departed", "departed", "departed",
+                "departed", "departed",
+            ],
+        ),
+        (Event::WorkerAdopted { running: None }, ["ready"; 11]),
+        (Event::WorkerAdopted { running: Some(EXEC) }, ["busy"; 11]),
     ]
 }
 
@@ -257,6 +271,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::BackoffElapsed),
         Just(Event::ArchiveAsked { checkpoint: HELD_BY }),
         Just(Event::Unarchived),
+        Just(Event::DepartureCommitted { host: THERE, epoch: Epoch(2), handover: MOVE }),
     ]
 }
 

@@ -12,15 +12,15 @@
 //! outcome visible. What recovery does depends on the record alone ([`Record::recovery`]), so the daemon that finds an
 //! interrupted transition does not need the step at which the former one ended.
 //!
-//! A removal may begin beside a restore, and beside every interrupted transition: what it removes needs no recovery. It
-//! has no record, because its commit point is one transaction of the catalog and nothing changes before that.
+//! A removal may begin beside a restore, and beside every interrupted transition but a handover: what it removes needs no
+//! recovery. It has no record, because its commit point is one transaction of the catalog and nothing changes before that.
 //!
 //! Owns the decisions; never knows databases, workers or files.
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::error::Error;
-use crate::core::ids::CheckpointId;
+use crate::core::ids::{CheckpointId, Epoch, HandoverId, HostId};
 use crate::core::workflow::Options;
 
 /// A kind of exclusive change.
@@ -33,13 +33,15 @@ pub enum Kind {
     Archive,
     /// The files and the engine state of an archived kernel come back.
     Unarchive,
+    /// The kernel moves to another host.
+    HandoverOut,
     /// The kernel and everything of it is deleted.
     Remove,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 4] = [Kind::Restore, Kind::Archive, Kind::Unarchive, Kind::Remove];
+    pub const ALL: [Kind; 5] = [Kind::Restore, Kind::Archive, Kind::Unarchive, Kind::HandoverOut, Kind::Remove];
 
     /// The kind's name, as in events and in reasons of errors.
     pub const fn name(self) -> &'static str {
@@ -47,6 +49,7 @@ impl Kind {
             Kind::Restore => "restore",
             Kind::Archive => "archive",
             Kind::Unarchive => "unarchive",
+            Kind::HandoverOut => "handoverOut",
             Kind::Remove => "remove",
         }
     }
@@ -57,6 +60,7 @@ impl Kind {
             Kind::Restore => "restored",
             Kind::Archive => "archived",
             Kind::Unarchive => "unarchived",
+            Kind::HandoverOut => "moved to another host",
             Kind::Remove => "removed",
         }
     }
@@ -67,6 +71,7 @@ impl Kind {
             Kind::Restore => "restoring",
             Kind::Archive => "archiving",
             Kind::Unarchive => "unarchiving",
+            Kind::HandoverOut => "teleporting",
             Kind::Remove => "removing",
         }
     }
@@ -77,6 +82,7 @@ impl Kind {
             Kind::Restore => "restore_unfinished",
             Kind::Archive => "archive_unfinished",
             Kind::Unarchive => "unarchive_unfinished",
+            Kind::HandoverOut => "teleport_unfinished",
             Kind::Remove => "remove_unfinished",
         }
     }
@@ -85,7 +91,7 @@ impl Kind {
     pub const fn steps(self) -> &'static [Step] {
         match self {
             Kind::Restore => &[Step::Prepare, Step::Files, Step::EngineState, Step::Commit],
-            Kind::Archive => &[Step::Prepare, Step::Commit, Step::Lifecycle, Step::Cleanup],
+            Kind::Archive | Kind::HandoverOut => &[Step::Prepare, Step::Commit, Step::Lifecycle, Step::Cleanup],
             Kind::Unarchive => &[Step::Prepare, Step::Files, Step::EngineState, Step::Commit, Step::Lifecycle],
             Kind::Remove => &[Step::Prepare, Step::Commit, Step::Cleanup],
         }
@@ -132,6 +138,17 @@ pub enum Transition {
         /// The checkpoint that holds the kernel.
         checkpoint: CheckpointId,
     },
+    /// See [`Kind::HandoverOut`].
+    HandoverOut {
+        /// The handover.
+        handover: HandoverId,
+        /// The checkpoint that is moved.
+        checkpoint: CheckpointId,
+        /// The other host.
+        host: HostId,
+        /// The kernel's epoch there.
+        epoch: Epoch,
+    },
 }
 
 impl Transition {
@@ -141,6 +158,7 @@ impl Transition {
             Transition::Restore { .. } => Kind::Restore,
             Transition::Archive { .. } => Kind::Archive,
             Transition::Unarchive { .. } => Kind::Unarchive,
+            Transition::HandoverOut { .. } => Kind::HandoverOut,
         }
     }
 
@@ -148,7 +166,9 @@ impl Transition {
     pub fn checkpoints(&self) -> Vec<CheckpointId> {
         match self {
             Transition::Restore { target, safety, .. } => vec![*target, *safety],
-            Transition::Archive { checkpoint } | Transition::Unarchive { checkpoint } => vec![*checkpoint],
+            Transition::Archive { checkpoint }
+            | Transition::Unarchive { checkpoint }
+            | Transition::HandoverOut { checkpoint, .. } => vec![*checkpoint],
         }
     }
 }
@@ -203,7 +223,7 @@ impl Record {
             (_, Decision::Aborted) => Recovery::Revert,
             (Kind::Restore, Decision::Open) => Recovery::FinishOrRevert,
             // The kernel is still where it was; only copies are affected.
-            (Kind::Archive | Kind::Unarchive | Kind::Remove, Decision::Open) => Recovery::Revert,
+            (Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove, Decision::Open) => Recovery::Revert,
         }
     }
 }
@@ -238,7 +258,7 @@ impl Refusal {
                 Kind::Restore => format!(
                     "`ryokan events {kernel}` says why; it is tried again by itself, and by `ryokan start {kernel}`"
                 ),
-                Kind::Archive | Kind::Unarchive | Kind::Remove => {
+                Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove => {
                     format!("`ryokan events {kernel}` says why; the next use tries again")
                 }
             }),
@@ -360,6 +380,10 @@ impl Transitions {
     /// The transition in the way.
     pub fn begin(&mut self, kind: Kind) -> Result<Claim, Refusal> {
         let interrupted = match (&self.phase, kind, self.active()) {
+            // A commit that is not carried out yet must reach the other host.
+            (Phase::Interrupted { record }, Kind::Remove, None) if record.transition.kind() == Kind::HandoverOut => {
+                return Err(Refusal::Interrupted(Kind::HandoverOut));
+            }
             (_, Kind::Remove, None | Some(Kind::Restore)) => {
                 let claim = self.claim();
                 self.removal = Some(claim);
@@ -443,7 +467,7 @@ fn preparing(claim: Claim, kind: Kind, interrupted: Option<&Record>, event: Even
 fn takes_over(interrupted: Option<&Record>, record: &Record) -> bool {
     let safety = |record: &Record| match record.transition {
         Transition::Restore { safety, .. } => Some(safety),
-        Transition::Archive { .. } | Transition::Unarchive { .. } => None,
+        Transition::Archive { .. } | Transition::Unarchive { .. } | Transition::HandoverOut { .. } => None,
     };
     record.decision == Decision::Open && interrupted.is_none_or(|before| safety(before) == safety(record))
 }
@@ -461,7 +485,7 @@ fn running(claim: Claim, record: &Record, step: Step, event: Event) -> Option<Ph
         }
         (Event::Committed, Decision::Open) => match kind {
             Kind::Restore => Some(Phase::Finished { claim, kind }),
-            Kind::Archive | Kind::Unarchive | Kind::Remove => at(Decision::Committed, Step::Commit),
+            Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove => at(Decision::Committed, Step::Commit),
         },
         (Event::Aborted, Decision::Open) => at(Decision::Aborted, Step::Prepare),
         (Event::Cleared, Decision::Committed | Decision::Aborted) => Some(Phase::Finished { claim, kind }),

@@ -9,11 +9,17 @@ fn id(n: u8) -> CheckpointId {
 }
 
 /// An intent of each kind that has a record.
-fn intents() -> [Transition; 3] {
+fn intents() -> [Transition; 4] {
     [
         Transition::Restore { target: id(1), safety: id(2), options: Options::default() },
         Transition::Archive { checkpoint: id(3) },
         Transition::Unarchive { checkpoint: id(4) },
+        Transition::HandoverOut {
+            handover: HandoverId::from_bytes([5; 16]),
+            checkpoint: id(6),
+            host: HostId::from_bytes([7; 16]),
+            epoch: Epoch(2),
+        },
     ]
 }
 
@@ -171,6 +177,7 @@ fn second_transition_is_refused() {
             let begun = state.begin(kind);
             let wanted = match (active, interrupted) {
                 (None, None) => Ok(()),
+                (None, Some(Kind::HandoverOut)) if kind == Kind::Remove => Err(Refusal::Interrupted(Kind::HandoverOut)),
                 (None, Some(_)) | (Some(Kind::Restore), _) if kind == Kind::Remove => Ok(()),
                 (None, Some(Kind::Restore)) if kind == Kind::Restore => Ok(()),
                 (Some(active), _) => Err(Refusal::UnderWay(active)),

@@ -23,6 +23,7 @@ mod lease;
 mod portable;
 mod session;
 mod state;
+mod teleport;
 mod upkeep;
 mod workflow;
 

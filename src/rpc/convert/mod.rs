@@ -18,6 +18,7 @@ pub mod output;
 pub mod pool;
 pub mod rights;
 pub mod spec;
+pub mod teleport;
 mod text;
 pub mod upkeep;
 pub mod value;

@@ -226,6 +226,46 @@ impl host::Server for HostServer {
         self.list_pools(results)
     }
 
+    async fn teleport(
+        self: Rc<Self>,
+        params: host::TeleportParams,
+        results: host::TeleportResults,
+    ) -> capnp::Result<()> {
+        self.move_kernel(params, results).await
+    }
+
+    async fn abort_teleport(
+        self: Rc<Self>,
+        params: host::AbortTeleportParams,
+        _results: host::AbortTeleportResults,
+    ) -> capnp::Result<()> {
+        self.abort_move(params).await
+    }
+
+    async fn handovers(
+        self: Rc<Self>,
+        _params: host::HandoversParams,
+        results: host::HandoversResults,
+    ) -> capnp::Result<()> {
+        self.list_handovers(results).await
+    }
+
+    async fn resolve_handover(
+        self: Rc<Self>,
+        params: host::ResolveHandoverParams,
+        _results: host::ResolveHandoverResults,
+    ) -> capnp::Result<()> {
+        self.resolve(params).await
+    }
+
+    async fn handover_stream(
+        self: Rc<Self>,
+        _params: host::HandoverStreamParams,
+        results: host::HandoverStreamResults,
+    ) -> capnp::Result<()> {
+        self.open_stream(results)
+    }
+
     async fn ping(self: Rc<Self>, _params: host::PingParams, mut results: host::PingResults) -> capnp::Result<()> {
         self.actor().map_err(to_capnp)?;
         let host = self.connection.supervisor.host();

@@ -16,6 +16,7 @@ mod lease;
 mod listen;
 mod portable;
 mod sinks;
+mod teleport;
 mod upkeep;
 mod workflow;
 

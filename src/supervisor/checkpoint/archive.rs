@@ -27,6 +27,7 @@ const NAMED: usize = 5;
 impl Kernel {
     /// Refuses operations that an archived kernel does not support.
     pub(crate) fn check_available(&self) -> Result<()> {
+        self.check_here()?;
         let name = &self.spec.name;
         match self.archived_in() {
             Some(_) => Err(Error::conflict(format!("kernel {name} is archived"))
@@ -80,7 +81,7 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     }
     match kernel.interrupted() {
         Some(Kind::Restore) => kernel.recovered().await?,
-        Some(Kind::Archive | Kind::Unarchive | Kind::Remove) => kernel.settle().await?,
+        Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove) => kernel.settle().await?,
         None => {}
     }
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Archive)?);

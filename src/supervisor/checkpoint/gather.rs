@@ -75,6 +75,20 @@ pub(super) async fn gather(
     link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
 ) -> Result<Gathered> {
+    Ok(gather_with(host, kernel, link, keep, false).await?.0)
+}
+
+/// As [`gather`]; with `stays`, the code inside stays frozen.
+///
+/// # Errors
+/// As [`gather`]; nothing is frozen then.
+pub(super) async fn gather_with(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: Option<&Rc<WorkerLink>>,
+    keep: Option<Keep>,
+    stays: bool,
+) -> Result<(Gathered, Option<Quiesced>)> {
     let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
     let files = Files::of(host, kernel).await?;
     let mut objects = Objects { together: Arc::clone(&together), files, are_durable: false };
@@ -96,8 +110,20 @@ pub(super) async fn gather(
     };
     let still = Quiesced::of(kernel, link).await?;
     let collected = objects.files.collect(&together).await;
-    // The code inside resumes in every case.
-    still.end().await?;
-    let files = objects.files.finish(collected?).await?;
-    Ok(Gathered { id, copy, parts, state, files, objects })
+    // The code inside resumes in every other case.
+    let still = if stays && collected.is_ok() {
+        Some(still)
+    } else {
+        still.end().await?;
+        None
+    };
+    match objects.files.finish(collected?).await {
+        Ok(files) => Ok((Gathered { id, copy, parts, state, files, objects }, still)),
+        Err(error) => {
+            if let Some(still) = still {
+                still.end().await?;
+            }
+            Err(error)
+        }
+    }
 }

@@ -79,6 +79,7 @@ async fn to(
     change: Change,
 ) -> Result<Restoration> {
     let begun = Instant::now();
+    kernel.check_here()?;
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Restore)?);
     // Pinned until the database records the restore and the files are the kernel's own.
     let (checkpoint, held) = pin_for_read(kernel, checkpoint).await?;
@@ -436,7 +437,7 @@ impl Kernel {
 fn safety_of(record: &Record) -> Option<CheckpointId> {
     match record.transition {
         Transition::Restore { safety, .. } => Some(safety),
-        Transition::Archive { .. } | Transition::Unarchive { .. } => None,
+        Transition::Archive { .. } | Transition::Unarchive { .. } | Transition::HandoverOut { .. } => None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Steps after the commit of an archive or unarchive transition.
+//! Steps after the commit of an archive, unarchive or handover transition.
 
 use super::journal::Records;
 use crate::core::error::{Error, Result};
@@ -12,6 +12,9 @@ pub(crate) fn life_after(life: &Life, record: &Record, now_ms: i64) -> Life {
     let event = match (record.transition, record.decision) {
         (Transition::Archive { checkpoint }, Decision::Committed) => Some(Event::ArchiveAsked { checkpoint }),
         (Transition::Unarchive { .. }, Decision::Committed) => Some(Event::Unarchived),
+        (Transition::HandoverOut { handover, host, epoch, .. }, Decision::Committed) => {
+            Some(Event::DepartureCommitted { host, epoch, handover })
+        }
         (Transition::Restore { .. }, _) | (_, Decision::Open | Decision::Aborted) => None,
     };
     if let Some(event) = event {
@@ -21,7 +24,7 @@ pub(crate) fn life_after(life: &Life, record: &Record, now_ms: i64) -> Life {
     life
 }
 
-/// Performs the remaining steps of an archive or unarchive transition. Idempotent.
+/// Performs the remaining steps of such a transition. Idempotent.
 ///
 /// Calls `enter` at the start of each step and `save` to write the lifecycle state after it ([`life_after`]).
 ///
@@ -35,7 +38,7 @@ pub(crate) async fn carry_out(
     save: impl AsyncFnMut() -> Result<()>,
 ) -> Result<()> {
     match (record.transition, record.recovery()) {
-        (Transition::Archive { .. }, Recovery::Finish) => {
+        (Transition::Archive { .. } | Transition::HandoverOut { .. }, Recovery::Finish) => {
             enter(Step::Lifecycle)?;
             host.making_room(save).await?;
             enter(Step::Cleanup)?;
@@ -49,7 +52,9 @@ pub(crate) async fn carry_out(
             Ok(host.catalog.clear_kernel_files(records.kernel()).await?)
         }
         // The files were not changed.
-        (Transition::Archive { .. }, Recovery::Revert | Recovery::FinishOrRevert) => Ok(()),
+        (Transition::Archive { .. } | Transition::HandoverOut { .. }, Recovery::Revert | Recovery::FinishOrRevert) => {
+            Ok(())
+        }
         (Transition::Restore { .. }, _) => Err(Error::internal("a restore is ended by its own recovery")),
     }
 }

@@ -119,7 +119,9 @@ pub enum Command {
     Archive(Actor, CheckpointId, Rc<ExclusiveTransition>, Reply<u64>),
     /// Commit an unarchive transition, once files and state are back in place; returns the version.
     Unarchive(Actor, Rc<ExclusiveTransition>, Reply<u64>),
-    /// Finish an interrupted archive or unarchive transition.
+    /// Commit a handover transition with this text; returns the version.
+    Depart(Actor, String, Rc<ExclusiveTransition>, Reply<u64>),
+    /// Finish an interrupted archive, unarchive or handover transition.
     Settle(Reply<()>),
     /// Check whether this change is allowed now.
     Admit(Change, Reply<()>),

@@ -144,7 +144,15 @@ impl Kernel {
         self.ask_patiently(|reply| Command::Unarchive(actor, transition, reply)).await
     }
 
-    /// Finishes an interrupted archive or unarchive transition.
+    /// Commits the handover transition: the kernel lives on another host from now on.
+    ///
+    /// # Errors
+    /// Database errors; the kernel stays here.
+    pub(crate) async fn depart(&self, actor: Actor, text: String, transition: Rc<ExclusiveTransition>) -> Result<u64> {
+        self.ask_patiently(|reply| Command::Depart(actor, text, transition, reply)).await
+    }
+
+    /// Finishes an interrupted archive, unarchive or handover transition.
     ///
     /// # Errors
     /// Recovery errors.

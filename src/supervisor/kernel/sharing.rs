@@ -198,15 +198,18 @@ impl Kernel {
     /// Keeps the kernel from being removed or archived while another is created from it.
     ///
     /// # Errors
-    /// `conflict` if it is being removed or archived.
+    /// `conflict` if it is being removed, archived or moved, `departed`.
     pub(crate) fn lock_as_source(self: &Rc<Self>) -> Result<Source> {
         match self.transitions.borrow().active() {
-            Some(kind @ (Kind::Archive | Kind::Remove)) => return Err(self.refused(Refusal::UnderWay(kind))),
+            Some(kind @ (Kind::Archive | Kind::HandoverOut | Kind::Remove)) => {
+                return Err(self.refused(Refusal::UnderWay(kind)));
+            }
             Some(Kind::Restore | Kind::Unarchive) | None => {}
         }
         if self.is_gone() {
             return Err(self.refused(Refusal::UnderWay(Kind::Remove)));
         }
+        self.check_here()?;
         self.sessions.making.set(self.sessions.making.get() + 1);
         Ok(Source(Rc::clone(self)))
     }

@@ -6,7 +6,9 @@ use std::rc::Rc;
 
 use super::Kernel;
 use crate::catalog::state::NewEntry;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::HandoverId;
+use crate::core::kernel::State;
 use crate::core::kernel::transition::{Claim, Decision, Event, Kind, Record, Refusal, Step, Transition};
 use crate::supervisor::host::Host;
 
@@ -28,7 +30,7 @@ impl ExclusiveTransition {
     /// # Errors
     /// `conflict` names the transition in the way, or says that a copy of the kernel is being made.
     pub(crate) fn begin(kernel: &Rc<Kernel>, kind: Kind) -> Result<ExclusiveTransition> {
-        if matches!(kind, Kind::Archive | Kind::Remove) {
+        if matches!(kind, Kind::Archive | Kind::HandoverOut | Kind::Remove) {
             kernel.not_a_source()?;
         }
         let begun = kernel.transitions.borrow_mut().begin(kind);
@@ -143,6 +145,33 @@ impl Kernel {
     /// `conflict` names the transition.
     pub(crate) fn not_in_transition(&self) -> Result<()> {
         self.transitions.borrow().admit().map_err(|refusal| self.refused(refusal))
+    }
+
+    /// Refuses every use of a kernel that moved to another host.
+    ///
+    /// # Errors
+    /// `departed` names the host.
+    pub(crate) fn check_here(&self) -> Result<()> {
+        match self.view.borrow().state {
+            State::Departed { host, epoch, .. } => Err(Error::new(
+                ErrorCode::Departed,
+                format!("kernel {} moved to host {host}, where it has epoch {}", self.spec.name, epoch.0),
+            )
+            .reason(host.to_string())
+            .hint(format!("use it there; `ryokan rm {}` deletes what is left here", self.spec.name))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the kernel's departure by this handover is certain.
+    pub(crate) fn has_departed(&self, handover: HandoverId) -> bool {
+        let by_state = matches!(self.view.borrow().state, State::Departed { handover: by, .. } if by == handover);
+        let transitions = self.transitions.borrow();
+        let is_committed = |record: &Record| {
+            record.decision == Decision::Committed
+                && matches!(record.transition, Transition::HandoverOut { handover: by, .. } if by == handover)
+        };
+        by_state || transitions.record().is_some_and(is_committed)
     }
 
     /// Whether a transition has begun to change the kernel and has not ended.

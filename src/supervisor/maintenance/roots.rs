@@ -81,6 +81,17 @@ async fn collect(supervisor: &Supervisor, unreadable: fn(Error) -> Result<()>) -
         };
         all.extend(roots.into_iter().map(root));
     }
+    for (files, name) in supervisor.prepared_kernels().await? {
+        let name: Rc<str> = name.into();
+        let roots = host.catalog.state(files).roots().await?;
+        let root = |root: crate::catalog::state::Root| Root {
+            kernel: files,
+            name: Rc::clone(&name),
+            named: Named::Row(root.kind),
+            digest: root.digest,
+        };
+        all.extend(roots.into_iter().map(root));
+    }
     for kernel in supervisor.kernels() {
         if let Some(digest) = kernel.base.get() {
             let name = kernel.event_name.as_str().into();

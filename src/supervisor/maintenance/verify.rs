@@ -112,7 +112,7 @@ async fn databases(supervisor: &Supervisor, reporter: &mut Reporter<'_>, done: &
         match engine_db(host, &kernel).await {
             Ok(()) => done.kernels += 1,
             // An archived kernel has no database: its state is in the checkpoint.
-            Err(_) if kernel.archived_in().is_some() => done.kernels += 1,
+            Err(_) if kernel.archived_in().is_some() || kernel.check_here().is_err() => done.kernels += 1,
             Err(_) if is_gone(supervisor, kernel.id) => {}
             Err(error) => {
                 reporter.damage("database", files.engine_db.display().to_string(), error.message, all()).await;

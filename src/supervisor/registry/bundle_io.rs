@@ -124,7 +124,7 @@ async fn choose(
     Ok((chosen, held))
 }
 
-fn packed(checkpoint: &Checkpoint) -> Packed {
+pub(super) fn packed(checkpoint: &Checkpoint) -> Packed {
     Packed {
         id: checkpoint.id,
         name: checkpoint.name.clone(),
@@ -389,7 +389,7 @@ fn listed(resources: &[HostResource]) -> String {
 }
 
 /// Checks that the files of the imported checkpoint fit the workspace limit and the disk.
-fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
+pub(super) fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
     let most = manifest.spec.limits.workspace_bytes;
     if wanted > most {
         return Err(Error::refused(format!("its files have {wanted} bytes, and its workspace may hold {most}"))
@@ -407,7 +407,7 @@ fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
 }
 
 /// Converts a bundle error to a client's error.
-fn client_error(error: BundleError) -> Error {
+pub(super) fn client_error(error: BundleError) -> Error {
     let code = match &error {
         BundleError::Version(_) => ErrorCode::Unsupported,
         BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::Supervisor;
 use super::idempotency::Keys;
+use super::teleport::Handovers;
 use crate::core::error::{Error, Result};
 use crate::core::ids::KernelId;
 use crate::core::info::Ability;
@@ -32,6 +33,8 @@ pub struct Registry {
     pub(super) keys: Keys,
     /// Permits for concurrent exports and imports.
     pub(super) bundles: Arc<Semaphore>,
+    /// Moves between hosts.
+    pub(super) handovers: Handovers,
 }
 
 impl Default for Registry {
@@ -44,6 +47,7 @@ impl Default for Registry {
             sockets: RefCell::new(None),
             keys: Keys::default(),
             bundles: Arc::new(Semaphore::new(limits::BUNDLES_CONCURRENT)),
+            handovers: Handovers::default(),
         }
     }
 }

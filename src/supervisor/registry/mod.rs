@@ -9,6 +9,7 @@ mod kernels;
 pub mod recovery;
 pub mod share;
 mod supervisor;
+pub mod teleport;
 
 pub use kernels::{Registry, SocketPublisher};
 pub use supervisor::Supervisor;

@@ -18,7 +18,7 @@ use crate::catalog::{KernelRow, WorkerRow, sweep_kernels};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::ExecEnd;
 use crate::core::ids::KernelId;
-use crate::core::kernel::transition::Record;
+use crate::core::kernel::transition::{Decision, Kind, Record};
 use crate::core::kernel::{CrashCause, Restart, State};
 use crate::core::limits;
 use crate::supervisor::kernel::command::Actor;
@@ -55,8 +55,9 @@ impl Supervisor {
     /// Those of the catalog; a kernel's own damage concerns that kernel only.
     pub async fn recover(&self) -> Result<Recovered> {
         let host = self.host();
+        let prepared = self.recover_handovers().await?;
         let rows = host.catalog.kernels(None).await?;
-        let known: HashSet<KernelId> = rows.iter().map(|row| row.id).collect();
+        let known: HashSet<KernelId> = rows.iter().map(|row| row.id).chain(prepared).collect();
         let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
@@ -96,6 +97,7 @@ impl Supervisor {
         host.prepared.sweep();
         crate::supervisor::workers::pool::run(&self.workers);
         crate::supervisor::workers::memory_pressure::run(&self.workers);
+        self.start_handovers();
         host.events.publish("", "host_started", serde_json::json!(done));
         Ok(done)
     }
@@ -164,7 +166,17 @@ impl Supervisor {
                 return done;
             }
         };
+        let has_departed = matches!(record.life.state, State::Departed { .. })
+            || loaded.transition.as_ref().is_some_and(|found| {
+                found.transition.kind() == Kind::HandoverOut && found.decision == Decision::Committed
+            });
         let taken = match worker {
+            Some(worker) if has_departed => {
+                // The kernel lives on another host: this epoch has ended.
+                self.workers.end_orphan(&worker).await;
+                done.ended = 1;
+                None
+            }
             Some(worker) => match self.take_over(&row, &worker, &loaded, &records).await {
                 Ok(taken) => {
                     done.adopted = 1;

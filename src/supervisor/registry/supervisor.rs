@@ -169,7 +169,7 @@ impl Supervisor {
                 .hint("take another name, or open that kernel"));
         }
         self.registry.creating.borrow_mut().insert(name.clone(), ());
-        Ok(ReservedName { registry: Rc::clone(&self.registry), name })
+        Ok(ReservedName { registry: Rc::clone(&self.registry), name, is_kept: false })
     }
 
     /// Checks a requested specification; returns it with its paths resolved.
@@ -452,13 +452,12 @@ impl Supervisor {
     async fn remove_one(&self, kernel: &Rc<Kernel>, change: Change) -> Result<()> {
         let host = &self.host;
         let (actor, version) = (change.actor.clone(), kernel.view().version);
+        self.check_no_handover(kernel).await?;
         kernel.remove(change).await?;
         self.workers.forget_error(kernel.id);
         self.workers.reserved.release(&self.workers, kernel.id).await;
         host.prepared.discard_of(kernel.id).await;
-        self.publish_socket(kernel, false);
-        self.registry.by_id.borrow_mut().remove(&kernel.id);
-        self.registry.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
+        self.forget_kernel(kernel);
         let line = host.line(&actor, "kernel.remove", Some(kernel));
         let detail = bounded(kernel.spec.name.to_string());
         let audit = NewAudit { version_before: Some(version), detail, ..line };
@@ -492,6 +491,13 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Drops a kernel whose task has ended from the table of kernels, and closes its socket.
+    pub(super) fn forget_kernel(&self, kernel: &Rc<Kernel>) {
+        self.publish_socket(kernel, false);
+        self.registry.by_id.borrow_mut().remove(&kernel.id);
+        self.registry.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
+    }
+
     /// Shuts down: workers save and end or, with `keep_workers`, are released for the next daemon.
     pub async fn shut_down(&self, keep_workers: bool) {
         self.host.set_stopping();
@@ -520,6 +526,7 @@ pub(crate) struct Channel {
 pub(crate) struct ReservedName {
     registry: Rc<Registry>,
     name: (u32, KernelName),
+    is_kept: bool,
 }
 
 impl ReservedName {
@@ -527,11 +534,18 @@ impl ReservedName {
     pub fn name(&self) -> &KernelName {
         &self.name.1
     }
+
+    /// Keeps the name reserved beyond this value; its holder releases it.
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
+    }
 }
 
 impl Drop for ReservedName {
     fn drop(&mut self) {
-        self.registry.creating.borrow_mut().remove(&self.name);
+        if !self.is_kept {
+            self.registry.creating.borrow_mut().remove(&self.name);
+        }
     }
 }
 

@@ -1,10 +1,11 @@
-//! Commits of archive and unarchive transitions, and their consequences.
+//! Commits of archive, unarchive and handover transitions, and their consequences.
 
 use super::Task;
 use crate::catalog::state::{EntryKind, NewEntry};
 use crate::core::error::Result;
 use crate::core::ids::CheckpointId;
-use crate::core::kernel::transition::{Kind, Record, Step};
+use crate::core::kernel::State;
+use crate::core::kernel::transition::{Decision, Kind, Record, Step};
 use crate::supervisor::kernel::archive_steps;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::journal::version_after;
@@ -46,6 +47,17 @@ impl Task {
         self.commit(actor, transition, "taken out of the archive".into(), named).await
     }
 
+    /// Commits a handover: the kernel never acts here again. The caller holds the worker, whose processes are frozen.
+    pub(crate) async fn depart(
+        &mut self,
+        actor: &Actor,
+        text: String,
+        transition: &ExclusiveTransition,
+    ) -> Result<u64> {
+        transition.enter(Step::Commit)?;
+        self.commit(actor, transition, text, ("kernel_departed", "kernel.depart")).await
+    }
+
     /// Commits a transition: the outcome holds from here on. Recovery performs steps that fail now.
     async fn commit(
         &mut self,
@@ -70,10 +82,10 @@ impl Task {
         Ok(version)
     }
 
-    /// Finishes an interrupted archive or unarchive transition.
+    /// Finishes an interrupted archive, unarchive or handover transition.
     pub(crate) async fn settle(&mut self) -> Result<()> {
         match self.kernel.interrupted() {
-            Some(Kind::Archive | Kind::Unarchive) => {}
+            Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut) => {}
             Some(Kind::Restore | Kind::Remove) | None => return Ok(()),
         }
         let Some((transition, record)) = ExclusiveTransition::recover(&self.kernel) else { return Ok(()) };
@@ -82,9 +94,12 @@ impl Task {
     }
 
     async fn carry_out(&mut self, transition: &ExclusiveTransition, record: &Record, version: u64) -> Result<()> {
+        if record.transition.kind() == Kind::HandoverOut && record.decision == Decision::Committed {
+            self.end_departed_worker().await;
+        }
         self.life = archive_steps::life_after(&self.life, record, self.host.now_ms());
         self.show_state();
-        if self.kernel.archived_in().is_some() {
+        if matches!(self.life.state, State::Archived { .. } | State::Departed { .. }) {
             self.kernel.forget_files();
         }
         let (executions, used) = {

@@ -63,23 +63,6 @@ impl Task {
         self.kernel.view.borrow_mut().state = self.life.state.clone();
     }
 
-    /// Writes the lifecycle state. A failure is reported, and the task continues: a new daemon finds workers and
-    /// running executions in their own rows; this record only says what happened last.
-    pub(super) async fn save_life(&mut self) {
-        self.timers.save_at = None;
-        if self.damage.is_some() {
-            return;
-        }
-        let (version, executions, last_used) = {
-            let view = self.kernel.view.borrow();
-            (view.version, view.executions, view.last_used_at_ms)
-        };
-        let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
-        if let Err(error) = self.host.making_room(save).await {
-            tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
-        }
-    }
-
     pub(super) fn publish(&self, kind: &'static str) {
         let view = self.kernel.view.borrow();
         let detail = serde_json::json!({ "state": view.state.name(), "reason": view.state.reason(), "worker_pid": view.worker_pid });

@@ -371,6 +371,9 @@ impl Task {
             Command::Unarchive(actor, transition, reply) => {
                 let _ = reply.send(self.unarchive(&actor, &transition).await);
             }
+            Command::Depart(actor, text, transition, reply) => {
+                let _ = reply.send(self.depart(&actor, text, &transition).await);
+            }
             Command::Settle(reply) => {
                 let _ = reply.send(self.settle().await);
             }
@@ -484,6 +487,7 @@ impl Task {
             return Err(Error { message, ..damage.clone() }
                 .hint("nothing was changed: restart ryokand to load it again, or remove the kernel"));
         }
+        self.kernel.check_here()?;
         self.admit_removal(actor, expected_version)
     }
 

@@ -1,4 +1,4 @@
-//! Records in a kernel that need no worker: messages, steps, decisions, artifacts.
+//! Records in a kernel that need no worker: messages, steps, decisions, artifacts, and the lifecycle state.
 
 use super::Task;
 use crate::core::error::Result;
@@ -34,5 +34,22 @@ impl Task {
             self.changed(&change.actor, version_after(sequence), names, work_detail(&done.outcome)).await;
         }
         Ok(done.outcome)
+    }
+
+    /// Writes the lifecycle state. A failure is reported, and the task continues: a new daemon finds workers and
+    /// running executions in their own rows; this record only says what happened last.
+    pub(super) async fn save_life(&mut self) {
+        self.timers.save_at = None;
+        if self.damage.is_some() {
+            return;
+        }
+        let (version, executions, last_used) = {
+            let view = self.kernel.view.borrow();
+            (view.version, view.executions, view.last_used_at_ms)
+        };
+        let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
+        if let Err(error) = self.host.making_room(save).await {
+            tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Stop, release to the next daemon, and removal of a kernel.
 
 use super::{Item, Task};
-use crate::core::error::Error;
+use crate::core::error::{Error, ErrorCode};
 use crate::core::kernel::{Event, StopReason};
 use crate::core::limits;
 use crate::supervisor::kernel::command::{Actor, Change, Reply, StopMode};
@@ -49,6 +49,32 @@ impl Task {
         self.kernel.link.borrow_mut().take();
         self.leaving = true;
         let _ = reply.send(Ok(()));
+    }
+
+    /// Kills the worker of a kernel whose departure is committed, and refuses all queued work.
+    pub(super) async fn end_departed_worker(&mut self) {
+        // Work that needs no worker any more is refused as `departed` by the next state.
+        let moved = Error::new(ErrorCode::Departed, format!("kernel {} moved to another host", self.kernel.spec.name));
+        self.fail_all_queued(&moved).await;
+        if let Some(current) = self.worker.current.take() {
+            current.worker.kill();
+            let _ = tokio::time::timeout(limits::WORKER_STOP, current.worker.exited()).await;
+            self.workers.forget(&current.worker).await;
+            current.worker.leave_place();
+        }
+        self.worker.wanted = None;
+        self.kernel.link.borrow_mut().take();
+        self.tools.detach();
+        {
+            let mut view = self.kernel.view.borrow_mut();
+            view.sandbox.clear();
+            view.worker_pid = None;
+            view.jobs.clear();
+            view.missed.clear();
+        }
+        (self.timers.idle_at, self.timers.backoff_at) = (None, None);
+        self.life = self.life.clone().without_worker();
+        self.answer_stopped(None);
     }
 
     pub(crate) async fn remove(&mut self, change: Change, reply: Reply<()>) {

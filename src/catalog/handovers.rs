@@ -1,0 +1,133 @@
+//! The table of handovers: moves of kernels between hosts that need an end.
+
+use rusqlite::{Row, params};
+
+use super::handle::{CatalogHandle, Notes, Written};
+use super::kernels::{self, KernelRow};
+use super::row::{bytes, unsigned32};
+use super::sqlite::{Db, Result};
+use super::thread::Pending;
+use crate::core::handover::Side;
+use crate::core::ids::{HandoverId, KernelId};
+use crate::core::limits;
+
+/// A handover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandoverRow {
+    /// Its identity, the same on both hosts.
+    pub id: HandoverId,
+    /// Direction.
+    pub side: Side,
+    /// The kernel.
+    pub kernel: KernelId,
+    /// The kernel's owner here.
+    pub uid: u32,
+    /// Whether an incoming kernel was activated.
+    pub live: bool,
+    /// The supervisor's record, JSON; opaque to the catalog.
+    pub record: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+}
+
+impl CatalogHandle {
+    /// Records a handover.
+    ///
+    /// # Errors
+    /// `Limit`; `Sqlite` if the id is recorded.
+    pub fn put_handover(&self, handover: HandoverRow) -> Pending<()> {
+        self.write("catalog.handover.put", move |db| put(db, &handover))
+    }
+
+    /// Deletes the record of a handover that has ended.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn forget_handover(&self, id: HandoverId) -> Pending<()> {
+        self.write("catalog.handover.forget", move |db| {
+            db.sql("forget handover", |c| {
+                c.prepare_cached("DELETE FROM handovers WHERE id = ?")?.execute([id.as_bytes()]).map(drop)
+            })
+        })
+    }
+
+    /// Every recorded handover.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn handovers(&self) -> Pending<Vec<HandoverRow>> {
+        self.read(list)
+    }
+
+    /// Activates an incoming kernel: its row replaces the one that the kernel left when it departed from here.
+    ///
+    /// # Errors
+    /// `Exists` if the name is taken, `Limit`.
+    pub fn activate_handover(
+        &self,
+        id: HandoverId,
+        replaces: bool,
+        kernel: KernelRow,
+        notes: Notes,
+    ) -> Pending<Written<()>> {
+        self.write("catalog.handover.activate", move |db| {
+            if replaces {
+                kernels::remove(db, kernel.id)?;
+            }
+            kernels::insert(db, &kernel, None, kernel.last_used_at_ms)?;
+            let changed = db.sql("activate handover", |c| {
+                c.prepare_cached("UPDATE handovers SET live = 1 WHERE id = ? AND side = 1")?.execute([id.as_bytes()])
+            })?;
+            kernels::found(changed, || format!("handover {id}"))?;
+            notes.write(db, ())
+        })
+    }
+}
+
+fn put(db: &Db, handover: &HandoverRow) -> Result<()> {
+    let count = db.sql("count handovers", |c| {
+        c.prepare_cached("SELECT count(*) FROM handovers")?.query_row([], |row| row.get::<_, i64>(0))
+    })?;
+    // Records of activated kernels answer late repetitions only.
+    let beyond = count + 1 - limits::HANDOVER_RECORDS as i64;
+    if beyond > 0 {
+        let removed = db.sql("drop old handovers", |c| {
+            c.prepare_cached(
+                "DELETE FROM handovers WHERE id IN (SELECT id FROM handovers WHERE live = 1 ORDER BY at_ms LIMIT ?)",
+            )?
+            .execute([beyond])
+        })?;
+        if (removed as i64) < beyond {
+            let (what, most) = ("the number of moves that wait for an end", limits::HANDOVER_RECORDS as u64);
+            return Err(super::CatalogError::Limit { what, most });
+        }
+    }
+    let HandoverRow { id, side, kernel, uid, live, record, at_ms } = handover;
+    db.sql("record handover", |c| {
+        c.prepare_cached(
+            "INSERT INTO handovers (id, side, kernel, uid, live, record, at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        )?
+        .execute(params![id.as_bytes(), i64::from(*side == Side::In), kernel.as_bytes(), uid, live, record, at_ms])
+        .map(drop)
+    })
+}
+
+fn list(db: &Db) -> Result<Vec<HandoverRow>> {
+    db.sql("list handovers", |c| {
+        c.prepare_cached("SELECT id, side, kernel, uid, live, record, at_ms FROM handovers ORDER BY at_ms, id")?
+            .query_map([], read)?
+            .collect()
+    })
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<HandoverRow> {
+    Ok(HandoverRow {
+        id: HandoverId::from_bytes(bytes(row, 0)?),
+        side: if row.get::<_, i64>(1)? == 0 { Side::Out } else { Side::In },
+        kernel: KernelId::from_bytes(bytes(row, 2)?),
+        uid: unsigned32(row, 3)?,
+        live: row.get(4)?,
+        record: row.get(5)?,
+        at_ms: row.get(6)?,
+    })
+}

@@ -1,0 +1,375 @@
+//! A kernel's history as pages of rows, for a move to another host: exported from one `state.db`, imported into another.
+//!
+//! Host-specific rows stay: mounts, MCP servers, lease, consents, idempotency keys, transition. A page is JSON, so nothing
+//! that arrives is interpreted as SQL or as a database file; the tables' types and checks apply to each value.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use rusqlite::types::{Value, ValueRef};
+use rusqlite::{ToSql, params, params_from_iter};
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use super::journal::{self, NewEntry};
+use super::{StateHandle, grants, origin};
+use crate::catalog::error::CatalogError;
+use crate::catalog::row::bytes;
+use crate::catalog::sqlite::{Db, Kind, Result};
+use crate::catalog::thread::Pending;
+use crate::core::error::Error;
+use crate::core::ids::{CheckpointId, Digest};
+use crate::core::limits;
+use crate::core::origin::Origin;
+
+/// The moved tables, in the order of the pages: columns, and the order of the rows.
+const TABLES: &[(&str, &[&str], &str)] = &[
+    ("journal", &["sequence", "at_ms", "kind", "actor", "exec", "text", "detail", "stdin"], "sequence"),
+    (
+        "executions",
+        &[
+            "id",
+            "journal",
+            "started_at_ms",
+            "status",
+            "code",
+            "err",
+            "duration_us",
+            "ended_at_ms",
+            "output_bytes",
+            "truncated_bytes",
+        ],
+        "id",
+    ),
+    (
+        "results",
+        &[
+            "exec",
+            "value",
+            "output",
+            "runs",
+            "stdout_object",
+            "stdout_bytes",
+            "stderr_object",
+            "stderr_bytes",
+            "stdout",
+            "stderr",
+        ],
+        "exec",
+    ),
+    (
+        "checkpoints",
+        &[
+            "number",
+            "id",
+            "name",
+            "description",
+            "type",
+            "creator",
+            "at_ms",
+            "parent",
+            "pinned",
+            "restore_point",
+            "restored_at_ms",
+            "journal",
+            "manifest",
+            "files",
+            "state_bytes",
+            "step",
+            "step_name",
+            "agent",
+            "summary",
+            "compacted",
+        ],
+        "number",
+    ),
+    ("head", &["one", "checkpoint", "undo", "journal"], "one"),
+    ("origin", &["one", "kind", "generation", "kernel", "name", "checkpoint", "restored"], "one"),
+    ("steps", &["number", "name", "agent", "begun_at_ms", "completed_at_ms"], "number"),
+    ("agent", &["one", "name"], "one"),
+    (
+        "decisions",
+        &[
+            "id",
+            "title",
+            "text",
+            "state",
+            "agent",
+            "step",
+            "opened_by",
+            "opened_at_ms",
+            "locked_by",
+            "locked_at_ms",
+            "superseded_by",
+            "superseded_at_ms",
+            "restored",
+        ],
+        "id",
+    ),
+    (
+        "artifacts",
+        &["name", "version", "object", "bytes", "content_type", "put_by", "at_ms", "reverts_to", "restored"],
+        "name, version",
+    ),
+    ("compacted", &["sequence", "checkpoint"], "sequence, checkpoint"),
+];
+
+/// Tables that a move leaves behind.
+#[cfg(test)]
+const LEFT: &[&str] = &["blob_grants", "consents", "keys", "lease", "mcp_servers", "mounts", "transition"];
+
+/// Rows of one table.
+#[derive(Serialize, Deserialize)]
+struct Page {
+    table: usize,
+    rows: Vec<Vec<Json>>,
+}
+
+/// The position of the next page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Position {
+    table: usize,
+    row: u64,
+}
+
+/// The end of an import.
+#[derive(Debug, Clone)]
+pub struct Arrival {
+    /// The manifests that replace those of checkpoints.
+    pub manifests: Vec<(CheckpointId, Digest)>,
+    /// The origin of the state from now on.
+    pub origin: Origin,
+    /// The blobs that the kernel may read.
+    pub blobs: Vec<Digest>,
+    /// The journal entry.
+    pub entry: NewEntry,
+}
+
+impl StateHandle {
+    /// The format of the history: hosts exchange it only if it is the same.
+    pub fn history_format() -> i64 {
+        Kind::State.format()
+    }
+
+    /// The page at a position, with the position of the next one; `None` at the end.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn history_page(&self, at: Position) -> Pending<Option<(Vec<u8>, Position)>> {
+        self.read(move |db| export(db, at))
+    }
+
+    /// Imports a page into the database of a kernel that has no row yet.
+    ///
+    /// # Errors
+    /// `Refused` if the page is malformed, `Sqlite` if a value violates its table.
+    pub fn import_history(&self, page: Vec<u8>) -> Pending<()> {
+        self.write("state.history.import", move |db| import(db, &page))
+    }
+
+    /// Ends an import.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn begin_moved(&self, arrival: Arrival) -> Pending<()> {
+        self.write("state.history.begin", move |db| {
+            for (checkpoint, manifest) in &arrival.manifests {
+                db.sql("replace manifest", |c| {
+                    c.prepare_cached("UPDATE checkpoints SET manifest = ? WHERE id = ?")?
+                        .execute(params![manifest.as_bytes(), checkpoint.as_bytes()])
+                        .map(drop)
+                })?;
+            }
+            origin::put(db, &arrival.origin)?;
+            grants::grant_blobs(db, &arrival.blobs, arrival.entry.at_ms)?;
+            journal::append_one(db, arrival.entry).map(drop)
+        })
+    }
+
+    /// Every checkpoint's id and manifest.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn checkpoint_manifests(&self) -> Pending<Vec<(CheckpointId, Digest)>> {
+        self.read(|db| {
+            db.sql("list manifests", |c| {
+                c.prepare_cached("SELECT id, manifest FROM checkpoints ORDER BY number")?
+                    .query_map([], |row| {
+                        Ok((CheckpointId::from_bytes(bytes(row, 0)?), Digest::from_bytes(bytes(row, 1)?)))
+                    })?
+                    .collect()
+            })
+        })
+    }
+}
+
+fn malformed(why: impl std::fmt::Display) -> CatalogError {
+    CatalogError::Refused(Box::new(Error::corrupt(format!("the history of a moved kernel: {why}"))))
+}
+
+fn export(db: &Db, mut at: Position) -> Result<Option<(Vec<u8>, Position)>> {
+    while let Some((table, columns, order)) = TABLES.get(at.table) {
+        let sql = format!("SELECT {} FROM {table} ORDER BY {order} LIMIT ? OFFSET ?", columns.join(", "));
+        let (rows, is_last) = db.sql("export history", |c| {
+            let mut statement = c.prepare_cached(&sql)?;
+            let most = limits::HANDOVER_PAGE_ROWS as i64;
+            let mut found = statement.query(params![most, i64::try_from(at.row).unwrap_or(i64::MAX)])?;
+            let (mut rows, mut size) = (Vec::new(), 0);
+            while let Some(row) = found.next()? {
+                let mut cells = Vec::with_capacity(columns.len());
+                for column in 0..columns.len() {
+                    let (cell, bytes) = cell(row.get_ref(column)?)?;
+                    size += bytes;
+                    cells.push(cell);
+                }
+                rows.push(cells);
+                if size >= limits::HANDOVER_PAGE_TARGET {
+                    return Ok((rows, false));
+                }
+            }
+            let is_last = rows.len() < limits::HANDOVER_PAGE_ROWS;
+            Ok((rows, is_last))
+        })?;
+        let next = if is_last {
+            Position { table: at.table + 1, row: 0 }
+        } else {
+            Position { table: at.table, row: at.row + rows.len() as u64 }
+        };
+        if !rows.is_empty() {
+            let page = serde_json::to_vec(&Page { table: at.table, rows }).map_err(malformed)?;
+            return Ok(Some((page, next)));
+        }
+        at = next;
+    }
+    Ok(None)
+}
+
+/// A value as JSON, and about its size. Bytes are an array of one text.
+fn cell(value: ValueRef<'_>) -> rusqlite::Result<(Json, usize)> {
+    Ok(match value {
+        ValueRef::Null => (Json::Null, 1),
+        ValueRef::Integer(number) => (number.into(), 8),
+        ValueRef::Real(number) => (number.into(), 8),
+        ValueRef::Text(_) => {
+            let text = value.as_str()?;
+            (text.into(), text.len())
+        }
+        ValueRef::Blob(blob) => (Json::Array(vec![BASE64_STANDARD.encode(blob).into()]), blob.len()),
+    })
+}
+
+fn value(cell: Json) -> Result<Value> {
+    match cell {
+        Json::Null => Ok(Value::Null),
+        Json::Number(number) => number.as_i64().map(Value::Integer).ok_or_else(|| malformed("a number")),
+        Json::String(text) => Ok(Value::Text(text)),
+        Json::Array(parts) => match parts.as_slice() {
+            [Json::String(text)] => BASE64_STANDARD.decode(text).map(Value::Blob).map_err(malformed),
+            _ => Err(malformed("bytes")),
+        },
+        Json::Bool(_) | Json::Object(_) => Err(malformed("a value")),
+    }
+}
+
+fn import(db: &Db, page: &[u8]) -> Result<()> {
+    let page: Page = serde_json::from_slice(page).map_err(malformed)?;
+    let (table, columns, _) = TABLES.get(page.table).ok_or_else(|| malformed("a table"))?;
+    if page.rows.len() > limits::HANDOVER_PAGE_ROWS {
+        return Err(malformed("too many rows"));
+    }
+    let places = vec!["?"; columns.len()].join(", ");
+    let sql = format!("INSERT INTO {table} ({}) VALUES ({places})", columns.join(", "));
+    for row in page.rows {
+        if row.len() != columns.len() {
+            return Err(malformed("a row"));
+        }
+        let values = row.into_iter().map(value).collect::<Result<Vec<_>>>()?;
+        db.sql("import history", |c| {
+            c.prepare_cached(&sql)?.execute(params_from_iter(values.iter().map(|value| value as &dyn ToSql))).map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::catalog::Durability;
+
+    fn database(folder: &std::path::Path, name: &str) -> Db {
+        std::fs::create_dir(folder.join(name)).expect("made");
+        let path = folder.join(name).join(Kind::State.file_name());
+        Db::open_or_create(Kind::State, &path, Durability::Process).expect("a database")
+    }
+
+    fn pages(db: &Db) -> Vec<Vec<u8>> {
+        let (mut at, mut pages) = (Position::default(), Vec::new());
+        while let Some((page, next)) = export(db, at).expect("exported") {
+            pages.push(page);
+            at = next;
+        }
+        pages
+    }
+
+    /// A new table or column would be lost by a move.
+    #[test]
+    fn every_column_moves_or_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let db = database(folder.path(), "one");
+        let names = |sql: &str| -> BTreeSet<String> {
+            db.sql("read schema", |c| c.prepare(sql)?.query_map([], |row| row.get(0))?.collect()).expect("a schema")
+        };
+        let tables = names("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'");
+        let known: BTreeSet<String> =
+            TABLES.iter().map(|(table, ..)| *table).chain(LEFT.iter().copied()).map(str::to_owned).collect();
+        assert_eq!(tables, known);
+        for (table, columns, _) in TABLES {
+            let mut there = names(&format!("SELECT name FROM pragma_table_info('{table}')"));
+            // An idempotency key belongs to the host that gave it.
+            there.remove("key");
+            assert_eq!(there, columns.iter().map(|name| (*name).to_owned()).collect(), "{table}");
+        }
+    }
+
+    #[test]
+    fn history_round_trips() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (from, to) = (database(folder.path(), "from"), database(folder.path(), "to"));
+        let fill = "
+            WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 700)
+            INSERT INTO journal (sequence, at_ms, kind, actor, exec, text, stdin)
+            SELECT n, n, 1, 'me', n, 'x' || n, iif(n = 3, x'00ff', NULL) FROM n;
+            INSERT INTO executions (id, journal, started_at_ms, key, status) VALUES (1, 1, 5, 'k', 0);
+            INSERT INTO results (exec, stdout) VALUES (1, zeroblob(2000000)), (2, x'61');
+            INSERT INTO agent (one, name) VALUES (1, 'a\u{1b}');";
+        from.sql("fill", |c| c.execute_batch(fill)).expect("filled");
+        let sent = pages(&from);
+        assert!(sent.len() >= 7, "{}", sent.len());
+        sent.iter().for_each(|page| import(&to, page).expect("imported"));
+        assert_eq!(pages(&to), sent);
+        let key: Option<String> =
+            to.sql("read", |c| c.query_row("SELECT key FROM executions", [], |row| row.get(0))).expect("one");
+        assert_eq!(key, None);
+    }
+
+    #[test]
+    fn malformed_pages_are_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let db = database(folder.path(), "one");
+        for page in [
+            "",
+            "{}",
+            r#"{"table":99,"rows":[]}"#,
+            r#"{"table":7,"rows":[[1]]}"#,
+            r#"{"table":7,"rows":[[1,{}]]}"#,
+            r#"{"table":7,"rows":[[2,"a"]]}"#,
+            r#"{"table":7,"rows":[["one","a"]]}"#,
+            r#"{"table":7,"rows":[[1,["not base64!"]]]}"#,
+            r#"{"table":8,"rows":[[1,1,1,9,1,1,1,1,1,1,1,1,1]]}"#,
+        ] {
+            assert!(import(&db, page.as_bytes()).is_err(), "{page}");
+        }
+        assert_eq!(pages(&db), Vec::<Vec<u8>>::new());
+    }
+}

@@ -1,0 +1,151 @@
+//! Moves of kernels between hosts, and the far end of a transport.
+
+use std::cell::Cell;
+use std::io::Write as _;
+
+use clap::Args;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::context::Context;
+use super::failure::Failure;
+use super::{json, render};
+use crate::core::error::Error;
+use crate::core::ids::HandoverId;
+use crate::core::info::{HandoverInfo, TeleportReport};
+use crate::core::limits;
+use crate::core::quantity::format_size;
+
+/// `ryokan teleport`
+#[derive(Debug, Args)]
+pub struct TeleportArgs {
+    /// Name or id of the kernel
+    #[arg(required_unless_present_any = ["status", "resolve"])]
+    pub name: Option<String>,
+    /// The other host: exec:COMMAND, whose standard streams lead to `ryokan pipe` there
+    #[arg(long, value_name = "TRANSPORT", required_unless_present_any = ["status", "abort", "resolve"])]
+    pub to: Option<String>,
+    /// Move without host paths, network, MCP servers and processes
+    #[arg(long)]
+    pub allow_missing: bool,
+    /// List moves in progress, unacknowledged moves and received kernels
+    #[arg(long, conflicts_with_all = ["to", "abort", "resolve"])]
+    pub status: bool,
+    /// Cancel a move before its commit
+    #[arg(long, conflicts_with_all = ["to", "resolve"])]
+    pub abort: bool,
+    /// Decide about a prepared kernel whose source is gone for good
+    #[arg(long, value_name = "HANDOVER", requires = "decision", conflicts_with = "to")]
+    pub resolve: Option<String>,
+    /// With --resolve: activate the kernel here
+    #[arg(long, group = "decision", requires = "resolve")]
+    pub live: bool,
+    /// With --resolve: delete the prepared kernel
+    #[arg(long, group = "decision", requires = "resolve")]
+    pub discard: bool,
+}
+
+/// Moves a kernel, or shows, cancels and resolves moves.
+pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failure> {
+    if let Some(id) = &args.resolve {
+        return resolve(context, id, args.live).await;
+    }
+    let host = context.host().await?;
+    if args.status {
+        let mut found = host.handovers().await?;
+        found.retain(|one| args.name.as_ref().is_none_or(|name| one.name == *name || one.kernel.to_string() == *name));
+        return context.show(|| found.iter().map(json::handover).collect(), || table(&found));
+    }
+    let name = args.name.unwrap_or_default();
+    if args.abort {
+        host.abort_teleport(&name).await?;
+        return context
+            .show(|| serde_json::json!({ "aborted": name }), || format!("the move of {name} is cancelled\n"));
+    }
+    let (shown, last) = (context.terminal.stderr, Cell::new(0));
+    let progress = move |phase: &str, bytes: u64| {
+        if shown && bytes.saturating_sub(last.get()) >= limits::CHUNK_BYTES as u64 {
+            last.set(bytes);
+            let _ = write!(std::io::stderr(), "\r{} {}   ", render::plain(phase), format_size(bytes));
+        }
+    };
+    let to = args.to.unwrap_or_default();
+    let moved = host.teleport(&name, &to, args.allow_missing, progress).await;
+    if shown {
+        let _ = write!(std::io::stderr(), "\r{:40}\r", "");
+    }
+    let report = moved?;
+    for missing in &report.missing {
+        context.say(&format!("moved without {}", render::plain(missing)));
+    }
+    if !report.acknowledged {
+        context.say("the other host has not confirmed yet: the commit is repeated until it does");
+    }
+    context.show(|| json::teleport(&report), || described(&name, &report))
+}
+
+fn described(name: &str, report: &TeleportReport) -> String {
+    let here = report.bytes.saturating_sub(report.sent_bytes);
+    format!(
+        "{name} moved to host {} (epoch {}): sent {} in {} of {} objects, {} were there; pause {} ms\n",
+        &report.host.to_string()[..10],
+        report.epoch.0,
+        format_size(report.sent_bytes),
+        report.sent_objects,
+        report.objects,
+        format_size(here),
+        report.pause_ms
+    )
+}
+
+fn table(found: &[HandoverInfo]) -> String {
+    if found.is_empty() {
+        return "no moves\n".into();
+    }
+    let line = |one: &HandoverInfo| {
+        format!("{}  {:<11} {}  {}\n", one.id, one.state, render::plain(&one.name), render::plain(&one.peer))
+    };
+    found.iter().map(line).collect()
+}
+
+async fn resolve(context: &Context, id: &str, live: bool) -> Result<(), Failure> {
+    let id: HandoverId =
+        id.parse().map_err(|error: crate::core::ids::ParseIdError| Error::invalid(error.to_string()))?;
+    context.confirm(match live {
+        true => "activate the kernel here: if its source host still runs it, there are two live copies; activate it",
+        false => "decide in place of the other host: if the kernel has left its source, this deletes the only copy; delete it",
+    })?;
+    context.host().await?.resolve_handover(id, live).await?;
+    let done = if live { "activated" } else { "discarded" };
+    context.show(|| serde_json::json!({ "handover": id, "resolved": done }), || format!("handover {id} is {done}\n"))
+}
+
+/// Connects the standard streams to the local daemon: the far end of `teleport --to exec:COMMAND`.
+pub async fn pipe(context: &Context) -> Result<(), Failure> {
+    let stream = context.host().await?.handover_pipe().await?;
+    let sender = stream.clone();
+    let sending = async move {
+        let (mut from, mut room) = (tokio::io::stdin(), vec![0; limits::HANDOVER_PIECE_BYTES]);
+        loop {
+            let count = from.read(&mut room).await.unwrap_or(0);
+            if sender.write(&room[..count]).await.is_err() || count == 0 {
+                return;
+            }
+        }
+    };
+    let receiving = async {
+        let mut to = tokio::io::stdout();
+        loop {
+            let data = stream.read().await?;
+            if data.is_empty() {
+                return Ok::<(), Failure>(());
+            }
+            to.write_all(&data).await.map_err(Failure::of_output)?;
+            to.flush().await.map_err(Failure::of_output)?;
+        }
+    };
+    // The daemon ends the handover: after the end of the standard input, or before it.
+    tokio::select! {
+        received = receiving => received,
+        () = async { sending.await; std::future::pending().await } => Ok(()),
+    }
+}

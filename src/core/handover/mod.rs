@@ -1,0 +1,46 @@
+//! Handover: the protocol by which a kernel moves to another host, as two pure state machines.
+//!
+//! ```text
+//!  source                                        target
+//!  offering ── offer ──────────────────────────▶ receiving
+//!           ◀─ accept | refuse ──
+//!  copying  ── objects, while the kernel runs ─▶
+//!  sealing  ── last objects, seal ─────────────▶ verifies, records "prepared"
+//!           ◀─ prepared ──                        prepared: waits, and never decides
+//!  records "departed": the commit point
+//!  departed ── commit ─────────────────────────▶ records "live"
+//!           ◀─ live ──                            live
+//!  moved
+//!
+//!  any failure before the commit point:
+//!  aborting ── abort ──────────────────────────▶ deletes what it received
+//!           ◀─ aborted ──                         gone
+//!  stayed
+//! ```
+//!
+//! The source decides alone. Before its departure is durable, the kernel lives there; from then on it never acts there
+//! again. A prepared target waits. The source repeats its decision after every restart and reconnection until the target
+//! acknowledges it, so there is at most one live copy, and while both disks survive there is one.
+//!
+//! A driver performs the actions in order, each completely before the next. If an action cannot be performed, the driver
+//! continues with the machine that [`Source::restarted`] or [`Target::restarted`] gives for what is recorded.
+//!
+//! Owns the decisions; never knows connections, files or databases.
+
+mod source;
+mod target;
+
+#[cfg(test)]
+mod exhaustive;
+
+pub use source::{Source, SourceAction, SourceEvent};
+pub use target::{Prepared, Target, TargetAction, TargetEvent};
+
+/// The side of a handover that a host's record belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The kernel leaves this host.
+    Out,
+    /// The kernel comes to this host.
+    In,
+}

@@ -1,0 +1,119 @@
+//! Moves of kernels between hosts.
+
+use std::rc::Rc;
+
+use capnp_rpc::new_client;
+
+use super::connection::{Link, answer, fields};
+use super::host::HostClient;
+use crate::core::error::Result;
+use crate::core::ids::HandoverId;
+use crate::core::info::{HandoverInfo, TeleportReport};
+use crate::core::limits;
+use crate::rpc::convert::teleport::{read_handover, read_report};
+use crate::rpc::convert::{read_data, read_text};
+use crate::rpc::schema::ryokan_capnp as wire;
+
+/// Receives the progress of a move: the phase, and the bytes sent.
+struct Sink<F>(F);
+
+impl<F: Fn(&str, u64) + 'static> wire::teleport_sink::Server for Sink<F> {
+    async fn progress(self: Rc<Self>, params: wire::teleport_sink::ProgressParams) -> capnp::Result<()> {
+        let params = params.get()?;
+        if let Ok(phase) = read_text(params.get_phase(), "phase") {
+            (self.0)(&phase, params.get_sent_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// The receiving end of the handover protocol at a daemon, as a byte stream.
+#[derive(Clone)]
+pub struct HandoverPipe {
+    cap: wire::handover_stream::Client,
+    link: Rc<Link>,
+}
+
+impl HandoverPipe {
+    /// Sends bytes of the source; none: its stream has ended.
+    ///
+    /// # Errors
+    /// `unavailable` once the daemon has ended the handover.
+    pub async fn write(&self, data: &[u8]) -> Result<()> {
+        let mut request = self.cap.write_request();
+        request.get().set_data(data);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
+    /// Waits for bytes of the daemon; none: its stream has ended.
+    ///
+    /// # Errors
+    /// The daemon's errors.
+    pub async fn read(&self) -> Result<Vec<u8>> {
+        let response = self.link.wait(self.cap.read_request().send().promise).await?;
+        answer(read_data(fields(response.get())?.get_data(), "data", limits::CHUNK_BYTES))
+    }
+}
+
+impl HostClient {
+    /// Moves a kernel to another host.
+    ///
+    /// # Errors
+    /// Refusals of both hosts; the kernel continues here then.
+    pub async fn teleport(
+        &self,
+        kernel: &str,
+        to: &str,
+        allow_missing: bool,
+        progress: impl Fn(&str, u64) + 'static,
+    ) -> Result<TeleportReport> {
+        let mut request = self.cap.teleport_request();
+        let mut params = request.get();
+        params.set_kernel(kernel);
+        params.set_to(to);
+        params.set_allow_missing(allow_missing);
+        params.set_sink(new_client(Sink(progress)));
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_report(fields(fields(response.get())?.get_report())?))
+    }
+
+    /// Cancels a move before its commit.
+    ///
+    /// # Errors
+    /// `conflict` after it, `notFound`.
+    pub async fn abort_teleport(&self, kernel: &str) -> Result<()> {
+        let mut request = self.cap.abort_teleport_request();
+        request.get().set_kernel(kernel);
+        self.link.call(request.send().promise).await.map(drop)
+    }
+
+    /// Moves in progress, unacknowledged ones, and received kernels.
+    ///
+    /// # Errors
+    /// The daemon's errors.
+    pub async fn handovers(&self) -> Result<Vec<HandoverInfo>> {
+        let response = self.link.call(self.cap.handovers_request().send().promise).await?;
+        let list = fields(fields(response.get())?.get_handovers())?;
+        list.iter().map(|one| answer(read_handover(one))).collect()
+    }
+
+    /// Decides about a prepared kernel in place of its source.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict`.
+    pub async fn resolve_handover(&self, id: HandoverId, live: bool) -> Result<()> {
+        let mut request = self.cap.resolve_handover_request();
+        request.get().set_id(id.to_string());
+        request.get().set_live(live);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
+    /// Opens the receiving end of the handover protocol.
+    ///
+    /// # Errors
+    /// The daemon's errors.
+    pub async fn handover_pipe(&self) -> Result<HandoverPipe> {
+        let response = self.link.call(self.cap.handover_stream_request().send().promise).await?;
+        Ok(HandoverPipe { cap: fields(fields(response.get())?.get_stream())?, link: self.link.clone() })
+    }
+}

@@ -1,0 +1,47 @@
+//! The last checkpoint of a kernel before it moves: its code stays frozen until the move has succeeded or failed.
+
+use std::rc::Rc;
+
+use super::gather::gather_with;
+use super::queue_ticket;
+use super::take::seal;
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
+use crate::core::error::Result;
+use crate::core::limits;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::{Change, Trace};
+
+/// Takes a checkpoint between two executions, and runs `work` with it while the kernel's code is frozen and nothing else
+/// starts. If `work` fails, the code resumes where it was; if it succeeds, the worker must have ended.
+///
+/// # Errors
+/// `deadline` if the kernel did not become idle, capture errors, and those of `work`: the kernel is unchanged.
+pub(crate) async fn while_frozen<T, F>(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    change: Change,
+    work: impl FnOnce(Checkpoint) -> F + 'static,
+) -> Result<T>
+where
+    T: 'static,
+    F: Future<Output = Result<T>> + 'static,
+{
+    let (host, own, actor) = (Rc::clone(host), Rc::clone(kernel), change.actor.clone());
+    let ticket = queue_ticket::Ticket::new(kernel);
+    queue_ticket::take(ticket, Trace::Transition(change), limits::CHECKPOINT_WAIT, move |link| async move {
+        let (gathered, still) = gather_with(&host, &own, Some(&link), None, true).await?;
+        let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
+        let done = match seal(&host, &own, gathered, &taking, &actor, None).await {
+            Ok((checkpoint, _)) => work(checkpoint).await,
+            Err(error) => Err(error),
+        };
+        if let (Err(_), Some(still)) = (&done, still)
+            && let Err(error) = still.end().await
+        {
+            tracing::warn!(kernel = %own.spec.name, %error, "a worker did not resume after a failed move");
+        }
+        done
+    })
+    .await
+}

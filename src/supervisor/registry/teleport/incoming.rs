@@ -1,0 +1,470 @@
+//! Received kernels: checked, prepared, activated or discarded.
+//!
+//! A prepared kernel is a directory and a record in the catalog, and no kernel of this host: nothing can use or start it
+//! before it is activated. It has no right to host paths, network or MCP servers.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+
+use async_trait::async_trait;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::{Incoming, host_resources, read, sync, without_host, write};
+use crate::bundle;
+use crate::catalog::state::{Arrival, EntryKind, NewEntry};
+use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
+use crate::core::checkpoint::{Manifest, StateParts};
+use crate::core::error::{Error, Result};
+use crate::core::handover::{Side, Target};
+use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId};
+use crate::core::kernel::{Life, State, StopReason};
+use crate::core::limits;
+use crate::core::origin::{Origin, OriginKind};
+use crate::core::spec::{KernelSpec, Net};
+use crate::store::StoreHandle;
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
+use crate::supervisor::host::audit::bounded;
+use crate::supervisor::kernel::command::{Actor, StopMode};
+use crate::supervisor::kernel::journal::{Records, StateRecord};
+use crate::supervisor::registry::Supervisor;
+use crate::supervisor::registry::bundle_io::{client_error, has_room};
+use crate::supervisor::registry::supervisor::ReservedName;
+use crate::teleport::target::{Admission, TargetHost};
+use crate::teleport::{Accept, Offer, Received, Reuse, Seal, Wire};
+
+/// Serves the source at the other end of a stream, on behalf of `actor`.
+///
+/// # Errors
+/// Violations of the protocol and failed steps.
+pub async fn serve(
+    supervisor: &Supervisor,
+    actor: Actor,
+    read: impl AsyncRead + Unpin + 'static,
+    write: impl AsyncWrite + Unpin + 'static,
+) -> Result<()> {
+    let target = TargetSide { supervisor: supervisor.clone(), actor };
+    let served = crate::teleport::target::serve(Wire::new(read, write), &target).await;
+    if let Err(error) = &served {
+        tracing::info!(%error, "an incoming connection of another host ended");
+        supervisor.host().audit_refusal(&target.actor, "kernel.arrive", None, error).await;
+    }
+    served
+}
+
+/// This host as a target, for the kernels of one user.
+pub(super) struct TargetSide {
+    pub supervisor: Supervisor,
+    pub actor: Actor,
+}
+
+/// A verified kernel, not yet on disk.
+struct Verified {
+    seal: Seal,
+    manifest: Manifest,
+    parts: StateParts,
+    manifests: Vec<Manifest>,
+}
+
+impl TargetSide {
+    fn host(&self) -> &Rc<Host> {
+        self.supervisor.host()
+    }
+
+    /// The record of an incoming handover of this user.
+    pub(super) async fn row(&self, id: HandoverId) -> Result<Option<HandoverRow>> {
+        let rows = self.host().catalog.handovers().await?;
+        Ok(rows.into_iter().find(|row| row.id == id && row.side == Side::In && row.uid == self.actor.uid))
+    }
+
+    /// Whether the kernel takes the place that it left here; reserves its name otherwise.
+    async fn place(&self, kernel: KernelId, epoch: Epoch, spec: &KernelSpec) -> Result<Option<ReservedName>> {
+        let rows = self.host().catalog.handovers().await?;
+        if rows.iter().any(|row| row.kernel == kernel && row.side == Side::In && !row.live) {
+            return Err(Error::busy(format!("kernel {} waits here for the end of another handover", spec.name))
+                .reason("prepared")
+                .hint("`ryokan teleport --status` on that host shows it"));
+        }
+        let Some(known) = self.supervisor.get(kernel) else {
+            return self.supervisor.reserve(self.actor.uid, spec.name.clone()).map(Some);
+        };
+        let state = known.view().state;
+        match state {
+            _ if known.uid != self.actor.uid => Err(Error::already_exists("another user has this kernel")),
+            State::Departed { epoch: left, .. } if left < epoch => match known.spec.name == spec.name {
+                true => Ok(None),
+                false => Err(Error::conflict(format!("the kernel left here as {}", known.spec.name))),
+            },
+            State::Departed { epoch: left, .. } => Err(Error::refused(format!(
+                "epoch {} of kernel {} has ended: it left here for {}",
+                epoch.0, spec.name, left.0
+            ))
+            .reason("epoch")),
+            _ => Err(Error::already_exists(format!("kernel {} lives here", spec.name)).reason("live")),
+        }
+    }
+
+    /// The objects that the source may refer to: those of this user's kernels.
+    async fn reuse(&self) -> Result<Reuse> {
+        if !self.host().environment.system_wide {
+            return Ok(Reuse::All);
+        }
+        let mut roots = Vec::new();
+        for kernel in self.supervisor.visible(self.actor.uid) {
+            roots.extend(self.host().catalog.state(kernel.id).roots().await?);
+        }
+        let found = self.host().store.run_beside(move |store| {
+            let (mut found, mut seen) = (HashSet::new(), crate::workspace::Seen::default());
+            for root in roots {
+                if let crate::catalog::state::RootKind::Checkpoint { .. } = root.kind {
+                    // What cannot be read is sent again.
+                    let _ = bundle::reach(store, root.digest, &mut seen, &mut |object| {
+                        found.insert(object);
+                    });
+                } else {
+                    found.insert(root.digest);
+                }
+            }
+            Ok(found)
+        });
+        Ok(Reuse::Only(found.await?))
+    }
+
+    /// Reads the description and verifies everything that it references.
+    async fn verify(&self, offer: &Offer, received: &Received, description: Digest) -> Result<Verified> {
+        let wrong = |what: &str| Error::corrupt(format!("the received kernel: {what}")).reason("handover");
+        if !received.held.contains(&description) {
+            return Err(wrong("its description was not sent"));
+        }
+        let bytes = self.host().store.get(description, limits::HANDOVER_SEAL_BYTES).await?;
+        let seal: Seal = serde_json::from_slice(&bytes).map_err(|error| wrong(&error.to_string()))?;
+        seal.spec.check().map_err(|error| wrong(&error.to_string()))?;
+        if seal.head.kernel != offer.kernel
+            || seal.spec.name != offer.spec.name
+            || seal.spec.engine != offer.spec.engine
+        {
+            return Err(wrong("it is another one than was offered"));
+        }
+        if seal.history.len() > limits::HANDOVER_PAGES || seal.history.iter().any(|page| !received.held.contains(page))
+        {
+            return Err(wrong("its history was not sent"));
+        }
+        let (head, held) = (seal.head.clone(), received.held.clone());
+        let verified = self.host().store.run_beside(move |store| Ok(bundle::verify(store, &head, held))).await?;
+        let (manifests, parts, bytes) = verified.map_err(client_error)?;
+        let manifest = manifests.iter().find(|manifest| manifest.id == seal.head.begin).cloned();
+        let manifest = manifest.ok_or_else(|| wrong("it begins at no checkpoint"))?;
+        if manifests.iter().any(|manifest| manifest.engine != seal.spec.engine) {
+            return Err(wrong("a checkpoint of another engine"));
+        }
+        has_room(self.host(), &manifest, bytes)?;
+        Ok(Verified { seal, manifest, parts, manifests })
+    }
+
+    /// Stores the manifests without what they name of the source host; returns the replaced ones.
+    async fn strip(&self, manifests: &[Manifest]) -> Result<Vec<(CheckpointId, Digest)>> {
+        let mut replaced = Vec::new();
+        for manifest in manifests {
+            let spec = &manifest.spec;
+            let is_free = spec.paths.is_empty() && spec.net == Net::None && spec.degraded.is_empty();
+            if is_free && manifest.mounts.is_empty() && manifest.mcp.is_empty() {
+                continue;
+            }
+            let stripped = Manifest {
+                spec: without_host(spec),
+                mounts: Vec::new(),
+                mcp: Vec::new(),
+                tools: Vec::new(),
+                ..manifest.clone()
+            };
+            replaced.push((manifest.id, self.host().store.put(checkpoint::encode(&stripped)?).await?));
+        }
+        Ok(replaced)
+    }
+
+    /// Fills the directory of a prepared kernel; returns its record.
+    async fn fill(
+        &self,
+        files: KernelId,
+        source: HostId,
+        offer: &Offer,
+        received: &Received,
+        verified: Verified,
+    ) -> Result<Incoming> {
+        let (host, Verified { seal, manifest, parts, manifests }) = (self.host(), verified);
+        let replaced = self.strip(&manifests).await?;
+        checkpoint::fill(host, files, manifest.workspace.tree, None, None).await?;
+        checkpoint::load_engine(host, files, seal.spec.isolation, manifest.engine, parts).await?;
+        let state = host.catalog.state(files);
+        for page in &seal.history {
+            let page = host.store.get(*page, limits::HANDOVER_PAGE_BYTES).await?;
+            state.import_history(page).await?;
+        }
+        let before = state.origin().await?;
+        let generation = before.generation.saturating_add(1);
+        let origin = Origin { kind: OriginKind::Restored, generation, restored: Some(manifest.id), ..before };
+        let text = format!("arrived from host {source} at epoch {}", offer.epoch.0);
+        let (kind, at_ms, actor) = (EntryKind::Mark, host.now_ms(), self.actor.to_string());
+        let entry = NewEntry { kind, at_ms, actor, text, detail_json: String::new() };
+        let expected: HashMap<CheckpointId, Digest> =
+            seal.head.checkpoints.iter().map(|one| (one.id, one.manifest)).collect();
+        check_history(&state, &expected, received).await?;
+        state.begin_moved(Arrival { manifests: replaced, origin, blobs: seal.head.blobs, entry }).await?;
+        let loaded = Records::new(files, offer.epoch, &host.catalog, &host.store).load().await?;
+        state.close().await?;
+        Ok(Incoming {
+            files,
+            source,
+            spec: without_host(&seal.spec),
+            epoch: offer.epoch,
+            version: loaded.version,
+            executions: loaded.executions,
+            generation,
+            created_at_ms: seal.created_at_ms,
+            replaces: self.supervisor.get(offer.kernel).is_some(),
+        })
+    }
+
+    /// Activates a prepared kernel. Idempotent.
+    pub(super) async fn activate_prepared(&self, id: HandoverId) -> Result<()> {
+        let handovers = &self.supervisor.registry().handovers;
+        let _turn = handovers.deciding.lock().await;
+        let row = self.row(id).await?.ok_or_else(|| Error::not_found(format!("handover {id} is unknown here")))?;
+        let incoming: Incoming = read(&row)?;
+        let host = self.host();
+        if !row.live {
+            let departed = if incoming.replaces { self.supervisor.get(row.kernel) } else { None };
+            if let Some(departed) = &departed {
+                departed.stop(host.own_actor(), StopMode::Release).await?;
+                self.supervisor.forget_kernel(departed);
+                departed.records.close().await;
+            }
+            if let Err(error) = self.record_activation(&row, &incoming).await {
+                if departed.is_some()
+                    && let Ok(Some(before)) = host.catalog.kernel(row.kernel).await
+                {
+                    self.supervisor.recover_kernel(before, None).await;
+                }
+                return Err(error);
+            }
+        }
+        if self.supervisor.get(row.kernel).is_none()
+            && let Some(kernel) = host.catalog.kernel(row.kernel).await?
+        {
+            host.catalog.adopt_kernel_files(incoming.files, row.kernel).await?;
+            sync(host).await?;
+            self.supervisor.recover_kernel(kernel, None).await;
+            let detail = serde_json::json!({ "handover": id, "source": incoming.source, "epoch": incoming.epoch.0 });
+            host.events.publish(&host.event_name(row.uid, &incoming.spec.name), "kernel_arrived", detail);
+        }
+        if !incoming.replaces {
+            self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
+        }
+        Ok(())
+    }
+
+    async fn record_activation(&self, row: &HandoverRow, incoming: &Incoming) -> Result<()> {
+        let (host, now) = (self.host(), self.host().now_ms());
+        let Incoming { spec, version, executions, .. } = incoming.clone();
+        let life = Life { state: State::Stopped { reason: StopReason::Asked }, ..Life::default() };
+        let kernel = KernelRow {
+            id: row.kernel,
+            uid: row.uid,
+            state_json: write(&StateRecord { life, version, executions })?,
+            version,
+            epoch: incoming.epoch,
+            generation: incoming.generation,
+            thread_of: None,
+            created_at_ms: incoming.created_at_ms,
+            last_used_at_ms: now,
+            spec,
+        };
+        let audit = NewAudit {
+            kernel: row.kernel.to_string(),
+            owner: Some(row.uid),
+            version_after: Some(version),
+            detail: bounded(format!(
+                "{} from host {}, handover {}, epoch {}",
+                incoming.spec.name, incoming.source, row.id, incoming.epoch.0
+            )),
+            ..host.line(&self.actor, "kernel.arrive", None)
+        };
+        let notes = Notes { events: Vec::new(), audit: vec![audit] };
+        let activate = async || {
+            Ok(host.catalog.activate_handover(row.id, incoming.replaces, kernel.clone(), notes.clone()).await?)
+        };
+        host.making_room(activate).await.map(drop)
+    }
+
+    /// Deletes a prepared kernel. Idempotent.
+    pub(super) async fn discard_prepared(&self, id: HandoverId) -> Result<()> {
+        let handovers = &self.supervisor.registry().handovers;
+        let session = handovers.sessions.borrow().get(&id).cloned();
+        if let Some(session) = session {
+            // After this, the session prepares nothing.
+            *session.lock().await = true;
+        }
+        let _turn = handovers.deciding.lock().await;
+        let Some(row) = self.row(id).await? else { return Ok(()) };
+        if row.live {
+            return Err(Error::conflict(format!("the kernel of handover {id} lives here")).reason("resolved"));
+        }
+        let incoming: Incoming = read(&row)?;
+        let host = self.host();
+        host.making_room(async || Ok(host.catalog.forget_handover(id).await?)).await?;
+        if !incoming.replaces {
+            self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
+        }
+        // The next start removes what is left.
+        if let Err(error) = host.catalog.remove_unlisted_files(incoming.files).await {
+            tracing::warn!(%error, "the files of a discarded kernel are left");
+        }
+        Ok(())
+    }
+}
+
+/// Checks that the imported rows reference only what was received, and read back as records.
+async fn check_history(
+    state: &StateHandle,
+    expected: &HashMap<CheckpointId, Digest>,
+    received: &Received,
+) -> Result<()> {
+    let wrong = |what: &str| Error::corrupt(format!("the history of the received kernel: {what}")).reason("handover");
+    let rows = state.checkpoint_manifests().await?;
+    if rows.len() != expected.len() || rows.iter().any(|(id, manifest)| expected.get(id) != Some(manifest)) {
+        return Err(wrong("its checkpoints are not those that were described"));
+    }
+    if state.roots().await?.iter().any(|root| !received.held.contains(&root.digest)) {
+        return Err(wrong("it references what was not sent"));
+    }
+    let mut after = 0;
+    loop {
+        let page = state.journal(crate::catalog::state::Direction::After(after), limits::PAGE_ROWS).await?;
+        match page.last() {
+            Some(last) if last.sequence > after => after = last.sequence,
+            Some(_) => return Err(wrong("its numbers do not grow")),
+            None => break,
+        }
+    }
+    state.checkpoints(u64::MAX, limits::PAGE_ROWS).await?;
+    Ok(())
+}
+
+#[async_trait(?Send)]
+impl TargetHost for TargetSide {
+    fn host(&self) -> HostId {
+        self.supervisor.host().id()
+    }
+
+    fn store(&self) -> &StoreHandle {
+        &self.supervisor.host().store
+    }
+
+    async fn admit(&self, source: HostId, offer: &Offer) -> Result<Admission> {
+        let host = self.supervisor.host();
+        if source == host.id() {
+            return Err(Error::refused("the other end is this host").reason("same_host"));
+        }
+        if offer.format != StateHandle::history_format() {
+            return Err(Error::unsupported("the two hosts run releases with different histories")
+                .reason("history_format")
+                .hint("update the older one"));
+        }
+        let mut missing = host_resources(&offer.spec);
+        missing.extend(offer.resources.iter().take(limits::MOUNTS + limits::MCP_SERVERS).cloned());
+        if !missing.is_empty() && !offer.allow_missing {
+            return Err(Error::refused(format!("this host grants an incoming kernel none of: {}", missing.join(", ")))
+                .reason("missing")
+                .hint("--allow-missing moves the kernel without them"));
+        }
+        if host.disk_is_full() {
+            return Err(Host::full());
+        }
+        self.supervisor.check_spec(&without_host(&offer.spec), self.actor.uid)?;
+        drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
+        let reuse = self.reuse().await?;
+        {
+            let mut sessions = self.supervisor.registry().handovers.sessions.borrow_mut();
+            if sessions.len() >= limits::HANDOVERS_CONCURRENT {
+                return Err(Error::busy("too many kernels arrive at once").hint("try again when one has arrived"));
+            }
+            if sessions.contains_key(&offer.handover) {
+                return Err(Error::conflict("this handover is offered twice").reason("protocol"));
+            }
+            sessions.insert(offer.handover, Rc::default());
+        }
+        // The received objects, and the files that are made of them.
+        let most_bytes = host.free_bytes().unwrap_or(u64::MAX) / 2;
+        Ok(Admission { accept: Accept { missing }, reuse, most_bytes })
+    }
+
+    async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()> {
+        let handovers = &self.supervisor.registry().handovers;
+        let session = handovers.sessions.borrow().get(&offer.handover).cloned();
+        let session = session.ok_or_else(|| Error::internal("a session without its record"))?;
+        let is_aborted = session.lock().await;
+        if *is_aborted {
+            return Err(Error::conflict("the source has aborted this handover").reason("aborted"));
+        }
+        let host = self.supervisor.host();
+        let verified = self.verify(offer, received, description).await?;
+        self.supervisor.check_spec(&without_host(&verified.seal.spec), self.actor.uid)?;
+        let reserved = self.place(offer.kernel, offer.epoch, &verified.seal.spec).await?;
+        let mut files = host.random::<16>();
+        // One thread owns the databases of both.
+        files[15] = offer.kernel.as_bytes()[15];
+        let files = KernelId::from_bytes(files);
+        host.catalog.create_kernel_files(files).await?;
+        let made = async {
+            let incoming = self.fill(files, source, offer, received, verified).await?;
+            // Durable before the source is told.
+            sync(host).await?;
+            let (id, side, kernel, uid) = (offer.handover, Side::In, offer.kernel, self.actor.uid);
+            let row =
+                HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
+            host.catalog.put_handover(row).await?;
+            sync(host).await
+        };
+        match made.await {
+            Ok(()) => {
+                if let Some(reserved) = reserved {
+                    reserved.keep();
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let _ = host.catalog.forget_handover(offer.handover).await;
+                if let Err(error) = host.catalog.remove_unlisted_files(files).await {
+                    tracing::warn!(%error, "the files of a kernel that was not received are left");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn end_session(&self, handover: HandoverId) {
+        self.supervisor.registry().handovers.sessions.borrow_mut().remove(&handover);
+    }
+
+    async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target> {
+        if let Some(row) = self.row(handover).await? {
+            return Ok(Target::restarted(Some(match row.live {
+                true => crate::core::handover::Prepared::Live,
+                false => crate::core::handover::Prepared::Waiting,
+            })));
+        }
+        // The record of an activated kernel may be gone; the kernel's epoch is not.
+        let is_here = |(id, epoch): (KernelId, Epoch)| {
+            self.supervisor.get(id).is_some_and(|known| known.uid == self.actor.uid && known.epoch >= epoch)
+        };
+        Ok(if kernel.is_some_and(is_here) { Target::Live } else { Target::Gone })
+    }
+
+    async fn activate(&self, handover: HandoverId) -> Result<()> {
+        self.activate_prepared(handover).await
+    }
+
+    async fn discard(&self, handover: HandoverId) -> Result<()> {
+        self.discard_prepared(handover).await
+    }
+}

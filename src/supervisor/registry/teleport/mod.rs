@@ -1,0 +1,268 @@
+//! Moves of kernels between hosts: the records on both sides, and what drives `teleport`.
+//!
+//! ```text
+//! outgoing.rs   one move: offer, copy, freeze, seal, departure, commit
+//! repeat.rs     repeats commits and aborts until they are acknowledged, also after a restart
+//! incoming.rs   received kernels: verified, prepared, activated or discarded
+//! ```
+//! A record of an outgoing move precedes its first message and goes with its last. Whether it is a commit or an abort
+//! that is repeated follows from the kernel alone: it has departed by this very handover, or it has not.
+
+mod incoming;
+mod outgoing;
+mod repeat;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Mutex, Notify};
+use tokio_util::sync::CancellationToken;
+
+use crate::catalog::HandoverRow;
+use crate::core::error::{Error, Result};
+use crate::core::handover::Side;
+use crate::core::ids::{Epoch, HandoverId, HostId, KernelId};
+use crate::core::info::HandoverInfo;
+use crate::core::spec::{KernelSpec, Net};
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
+
+pub use incoming::serve;
+pub use outgoing::teleport;
+
+/// Moves in progress of a daemon.
+#[derive(Default)]
+pub struct Handovers {
+    /// Outgoing moves, by kernel, with what cancels them.
+    active: RefCell<HashMap<KernelId, (HandoverId, CancellationToken)>>,
+    /// Incoming sessions. The lock is held while a kernel is prepared; `true`: the handover was aborted.
+    sessions: RefCell<HashMap<HandoverId, Rc<Mutex<bool>>>>,
+    /// Held while a received kernel is activated or discarded.
+    deciding: Mutex<()>,
+    /// Wakes the repetition of unacknowledged decisions.
+    wake: Notify,
+}
+
+/// The record of an outgoing move.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Outgoing {
+    /// The transport to the target.
+    to: String,
+    /// The kernel's name.
+    name: String,
+    /// The kernel's epoch at the target.
+    epoch: Epoch,
+}
+
+/// The record of a received kernel.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Incoming {
+    /// The id under which its files are kept until it is activated.
+    files: KernelId,
+    /// The host that it comes from.
+    source: HostId,
+    /// Its specification here.
+    spec: KernelSpec,
+    /// Its epoch here.
+    epoch: Epoch,
+    version: u64,
+    executions: u64,
+    generation: u32,
+    created_at_ms: i64,
+    /// Whether it takes the place that the kernel left when it departed from here.
+    replaces: bool,
+}
+
+fn read<T: serde::de::DeserializeOwned>(row: &HandoverRow) -> Result<T> {
+    serde_json::from_str(&row.record)
+        .map_err(|error| Error::corrupt(format!("the record of handover {}: {error}", row.id)))
+}
+
+fn write(record: &impl Serialize) -> Result<String> {
+    serde_json::to_string(record).map_err(|error| Error::internal(error.to_string()))
+}
+
+/// Makes everything written so far survive a loss of power: the other host acts on it.
+async fn sync(host: &Host) -> Result<()> {
+    let data = host.environment.data.clone();
+    let synced = tokio::task::spawn_blocking(move || crate::sys::fs::sync_file_system(&data)).await;
+    let synced = synced.map_err(|error| Error::internal(error.to_string()))?;
+    synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
+}
+
+/// What a specification names of its host: these rights do not move with the kernel.
+fn host_resources(spec: &KernelSpec) -> Vec<String> {
+    let paths = spec.paths.iter().map(|path| format!("host path {}", path.path.display()));
+    let net = (spec.net != Net::None).then(|| format!("network {}", spec.net.name()));
+    let layers = spec.degraded.iter().map(|layer| format!("permission to run without {layer}"));
+    paths.chain(net).chain(layers).collect()
+}
+
+/// A specification without what it names of its host.
+fn without_host(spec: &KernelSpec) -> KernelSpec {
+    KernelSpec { paths: Vec::new(), net: Net::None, degraded: Vec::new(), ephemeral: false, ..spec.clone() }
+}
+
+impl Supervisor {
+    /// Moves in progress, unacknowledged ones, and received kernels that `uid` may see.
+    ///
+    /// # Errors
+    /// Catalog errors.
+    pub async fn handovers(&self, uid: u32) -> Result<Vec<HandoverInfo>> {
+        let rows = self.host().catalog.handovers().await?;
+        let is_visible = |row: &HandoverRow| !self.host().environment.system_wide || row.uid == uid;
+        rows.into_iter().filter(is_visible).map(|row| self.describe(&row)).collect()
+    }
+
+    fn describe(&self, row: &HandoverRow) -> Result<HandoverInfo> {
+        let (name, peer, epoch, state) = match row.side {
+            Side::Out => {
+                let Outgoing { to, name, epoch } = read(row)?;
+                let active = self.registry().handovers.active.borrow();
+                let is_active = active.get(&row.kernel).is_some_and(|(id, _)| *id == row.id);
+                let state = match (self.has_departed(row), is_active) {
+                    (true, _) => "committing",
+                    (false, true) => "moving",
+                    (false, false) => "aborting",
+                };
+                (name, to, epoch, state)
+            }
+            Side::In => {
+                let incoming: Incoming = read(row)?;
+                let state = if row.live { "live" } else { "prepared" };
+                (incoming.spec.name.to_string(), incoming.source.to_string(), incoming.epoch, state)
+            }
+        };
+        let (id, kernel, at_ms) = (row.id, row.kernel, row.at_ms);
+        Ok(HandoverInfo { id, kernel, name, state: state.into(), peer, epoch, at_ms })
+    }
+
+    /// Whether the kernel of an outgoing move has departed by it.
+    fn has_departed(&self, row: &HandoverRow) -> bool {
+        self.get(row.kernel).is_some_and(|kernel| kernel.has_departed(row.id))
+    }
+
+    /// Cancels a move before its commit.
+    ///
+    /// # Errors
+    /// `conflict` after the commit, `notFound` if the kernel is not being moved.
+    pub async fn abort_teleport(&self, kernel: &Kernel) -> Result<()> {
+        let active = self.registry().handovers.active.borrow().get(&kernel.id).cloned();
+        if let Some((id, cancel)) = active
+            && !kernel.has_departed(id)
+        {
+            cancel.cancel();
+            return Ok(());
+        }
+        kernel.check_here().map_err(|error| {
+            Error::conflict(format!("the move of kernel {} is committed", kernel.spec.name))
+                .reason("committed")
+                .hint(error.hint)
+        })?;
+        // Only the target is left to be told.
+        self.registry().handovers.wake.notify_one();
+        match self.host().catalog.handovers().await?.iter().any(|row| row.kernel == kernel.id && row.side == Side::Out)
+        {
+            true => Ok(()),
+            false => Err(Error::not_found(format!("kernel {} is not being moved", kernel.spec.name))),
+        }
+    }
+
+    /// Refuses the removal of a kernel while the other host still needs its decision.
+    pub(crate) async fn check_no_handover(&self, kernel: &Kernel) -> Result<()> {
+        let rows = self.host().catalog.handovers().await?;
+        let name = &kernel.spec.name;
+        for row in rows.iter().filter(|row| row.kernel == kernel.id) {
+            match row.side {
+                Side::Out if self.has_departed(row) => {
+                    return Err(Error::conflict(format!(
+                        "the other host has not acknowledged that kernel {name} lives there"
+                    ))
+                    .reason("unacknowledged")
+                    .hint("`ryokan teleport --status` shows it; the commit is repeated by itself"));
+                }
+                Side::In if !row.live => {
+                    return Err(Error::conflict(format!("kernel {name} is about to return by handover {}", row.id))
+                        .reason("prepared"));
+                }
+                Side::Out | Side::In => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Restores what the records of handovers demand, before any kernel is recovered. Returns the directories of prepared
+    /// kernels.
+    ///
+    /// # Errors
+    /// Catalog errors, and files that cannot be renamed.
+    pub(crate) async fn recover_handovers(&self) -> Result<Vec<KernelId>> {
+        let mut prepared = Vec::new();
+        for row in self.host().catalog.handovers().await? {
+            if row.side == Side::Out {
+                continue;
+            }
+            let incoming: Incoming = read(&row)?;
+            if row.live {
+                self.host().catalog.adopt_kernel_files(incoming.files, row.kernel).await?;
+                continue;
+            }
+            prepared.push(incoming.files);
+            if !incoming.replaces {
+                self.registry().creating.borrow_mut().insert((row.uid, incoming.spec.name), ());
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// The prepared kernels: the id of the files, and a label.
+    ///
+    /// # Errors
+    /// Catalog errors.
+    pub(crate) async fn prepared_kernels(&self) -> Result<Vec<(KernelId, String)>> {
+        let rows = self.host().catalog.handovers().await?;
+        let prepared = rows.iter().filter(|row| row.side == Side::In && !row.live);
+        prepared
+            .map(|row| {
+                let incoming: Incoming = read(row)?;
+                Ok((incoming.files, self.host().event_name(row.uid, &incoming.spec.name)))
+            })
+            .collect()
+    }
+
+    /// Decides about a prepared kernel in place of its source; or gives up an abort that the target does not acknowledge.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict` if the handover is decided otherwise.
+    pub async fn resolve_handover(&self, id: HandoverId, live: bool, actor: &Actor) -> Result<()> {
+        let target = incoming::TargetSide { supervisor: self.clone(), actor: actor.clone() };
+        let rows = self.host().catalog.handovers().await?;
+        let is_own = |row: &HandoverRow| !self.host().environment.system_wide || row.uid == actor.uid;
+        let row = rows.into_iter().find(|row| row.id == id && !row.live && is_own(row));
+        let row = row.ok_or_else(|| Error::not_found(format!("nothing waits for an end of handover {id}")))?;
+        let is_active = self.registry().handovers.active.borrow().values().any(|(active, _)| *active == id);
+        if row.side == Side::Out && (live || is_active || self.has_departed(&row)) {
+            return Err(Error::conflict(format!("handover {id} is not an abort that waits for its acknowledgement"))
+                .hint("a commit is repeated until the other host acknowledges it"));
+        }
+        let line = self.host().line(actor, "handover.resolve", None);
+        let detail = format!("{} without its source: {}", id, if live { "activated" } else { "discarded" });
+        let line =
+            crate::core::audit::NewAudit { kernel: row.kernel.to_string(), owner: Some(row.uid), detail, ..line };
+        self.host().write_audit(line).await;
+        match (row.side, live) {
+            (Side::Out, _) => Ok(self.host().catalog.forget_handover(id).await?),
+            (Side::In, true) => target.activate_prepared(id).await,
+            (Side::In, false) => target.discard_prepared(id).await,
+        }
+    }
+
+    /// Starts the repetition of unacknowledged decisions.
+    pub(crate) fn start_handovers(&self) {
+        repeat::run(self);
+    }
+}

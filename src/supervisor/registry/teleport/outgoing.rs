@@ -1,0 +1,412 @@
+//! One move of a kernel to another host.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use super::{Outgoing, host_resources, read, repeat, sync, write};
+use crate::bundle::{self, Head, Packed};
+use crate::catalog::state::{Position, RootKind};
+use crate::catalog::{HandoverRow, StateHandle};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
+use crate::core::ids::{Digest, Epoch, HandoverId, HostId};
+use crate::core::info::TeleportReport;
+use crate::core::kernel::transition::{Kind, Transition};
+use crate::core::limits;
+use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::{Actor, Change};
+use crate::supervisor::kernel::transition::ExclusiveTransition;
+use crate::supervisor::registry::Supervisor;
+use crate::supervisor::registry::bundle_io::{client_error, packed};
+use crate::teleport::source::Session;
+use crate::teleport::transport::Transport;
+use crate::teleport::{Offer, Progress, Seal, Sent};
+use crate::workspace::Seen;
+
+/// The parts of a move.
+struct Move {
+    supervisor: Supervisor,
+    host: Rc<Host>,
+    kernel: Rc<Kernel>,
+    actor: Actor,
+    row: HandoverRow,
+    outgoing: Outgoing,
+    machine: Cell<Source>,
+    cancel: CancellationToken,
+    progress: Progress,
+    /// Whether the target knows of the move.
+    offered: Cell<bool>,
+    /// The objects that were sent or named.
+    seen: RefCell<Seen>,
+    frozen_at: Cell<Option<Instant>>,
+    pause: Cell<Duration>,
+}
+
+/// Moves a kernel to the host at the other end of `to`. Dropping the call before the commit cancels the move.
+///
+/// # Errors
+/// Refusals of either host, and failures before the commit: the kernel continues here, unchanged.
+pub async fn teleport(
+    supervisor: &Supervisor,
+    kernel: &Rc<Kernel>,
+    to: &str,
+    allow_missing: bool,
+    actor: &Actor,
+    progress: Progress,
+) -> Result<TeleportReport> {
+    let transport = Transport::parse(to)?;
+    let host = supervisor.host();
+    if actor.uid != host.own_actor().uid {
+        return Err(Error::refused("the daemon runs the transport's command, so only its own user may name one")
+            .reason("transport")
+            .hint("ask that user, or use export and import"));
+    }
+    let cancel = CancellationToken::new();
+    let _guard = cancel.clone().drop_guard();
+    check(kernel, actor).await?;
+    let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::HandoverOut)?);
+    let epoch = Epoch(kernel.epoch.0 + 1);
+    let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec.name.to_string(), epoch };
+    let row = HandoverRow {
+        id: HandoverId::from_bytes(host.random()),
+        side: Side::Out,
+        kernel: kernel.id,
+        uid: kernel.uid,
+        live: false,
+        record: write(&outgoing)?,
+        at_ms: host.now_ms(),
+    };
+    let moving = Rc::new(Move {
+        supervisor: supervisor.clone(),
+        host: Rc::clone(host),
+        kernel: Rc::clone(kernel),
+        actor: actor.clone(),
+        row,
+        outgoing,
+        machine: Cell::new(Source::begin().0),
+        cancel,
+        progress,
+        offered: Cell::new(false),
+        seen: RefCell::default(),
+        frozen_at: Cell::new(None),
+        pause: Cell::new(Duration::ZERO),
+    });
+    // In its own task: once it is committed, the move does not depend on the client.
+    let running = tokio::task::spawn_local(async move { moving.run(transport, transition, allow_missing).await });
+    running.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+/// Checks that the kernel may be moved at all.
+async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
+    let name = &kernel.spec.name;
+    kernel.admit(actor, 0).await?;
+    kernel.check_available()?;
+    if kernel.thread_of.is_some() || !kernel.threads().is_empty() {
+        return Err(Error::refused(format!("kernel {name} shares its workspace with another kernel"))
+            .reason("thread")
+            .hint("remove the threads first: `ryokan rm`"));
+    }
+    if kernel.spec.ephemeral {
+        return Err(Error::refused(format!("kernel {name} goes with the client that made it")).reason("ephemeral"));
+    }
+    match kernel.interrupted() {
+        Some(Kind::Restore) => kernel.recovered().await,
+        Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove) => kernel.settle().await,
+        None => Ok(()),
+    }
+}
+
+fn cancelled() -> Error {
+    Error::conflict("the move was cancelled before its commit; the kernel continues here").reason("cancelled")
+}
+
+impl Move {
+    fn step(&self, event: SourceEvent) -> Vec<SourceAction> {
+        let mut machine = self.machine.get();
+        let actions = machine.step(event);
+        self.machine.set(machine);
+        actions
+    }
+
+    /// Awaits a step before the commit, or fails when the move is cancelled.
+    async fn unless_cancelled<T>(&self, step: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::select! {
+            done = step => done,
+            () = self.cancel.cancelled() => Err(cancelled()),
+        }
+    }
+
+    async fn run(
+        self: Rc<Self>,
+        transport: Transport,
+        transition: Rc<ExclusiveTransition>,
+        allow_missing: bool,
+    ) -> Result<TeleportReport> {
+        let handovers = &self.supervisor.registry().handovers;
+        if handovers.active.borrow().len() >= limits::HANDOVERS_CONCURRENT {
+            return Err(Error::busy("too many kernels are being moved at once").hint("try again when one has arrived"));
+        }
+        handovers.active.borrow_mut().insert(self.kernel.id, (self.row.id, self.cancel.clone()));
+        let recorded = self.host.catalog.put_handover(self.row.clone()).await;
+        let outcome = match recorded {
+            Ok(()) => self.perform(&transport, &transition, allow_missing).await,
+            Err(error) => Err(error.into()),
+        };
+        let ended = match outcome {
+            Ok(moved) => Ok(moved),
+            Err(error) => Err(self.stay(&transition, error).await),
+        };
+        handovers.active.borrow_mut().remove(&self.kernel.id);
+        handovers.wake.notify_one();
+        ended
+    }
+
+    /// The kernel stays: the target deletes what it received, now or when it can be reached.
+    async fn stay(&self, transition: &ExclusiveTransition, error: Error) -> Error {
+        if transition.is_recorded()
+            && let Err(error) = transition.clear(&self.host).await
+        {
+            tracing::warn!(kernel = %self.kernel.spec.name, %error, "the record of a failed move is left to recovery");
+        }
+        transition.release();
+        let is_refused =
+            !self.offered.get() || !matches!(error.reason.as_str(), "connection" | "protocol" | "cancelled");
+        let event = if is_refused { SourceEvent::Refused } else { SourceEvent::Failed };
+        for action in self.step(event) {
+            let done = match action {
+                SourceAction::SendAbort => repeat::deliver(&self.supervisor, &self.row).await,
+                SourceAction::Forget => self.forget().await,
+                _ => Ok(()),
+            };
+            if let Err(error) = done {
+                tracing::info!(handover = %self.row.id, %error, "the abort of a move is repeated later");
+            }
+        }
+        let detail = serde_json::json!({ "handover": self.row.id, "error": error.message, "reason": error.reason });
+        self.host.events.publish(&self.kernel.event_name, "teleport_failed", detail);
+        self.host.audit_refusal(&self.actor, "kernel.teleport", Some(&self.kernel), &error).await;
+        error
+    }
+
+    async fn forget(&self) -> Result<()> {
+        self.host.making_room(async || Ok(self.host.catalog.forget_handover(self.row.id).await?)).await
+    }
+
+    async fn perform(
+        self: &Rc<Self>,
+        transport: &Transport,
+        transition: &Rc<ExclusiveTransition>,
+        allow_missing: bool,
+    ) -> Result<TeleportReport> {
+        let mut session = self.unless_cancelled(Session::open(transport.connect()?, self.host.id())).await?;
+        let target = session.host();
+        if target == self.host.id() {
+            return Err(Error::refused("the other end is this host").reason("same_host"));
+        }
+        let missing = self.unless_cancelled(self.offer(&mut session, allow_missing)).await?;
+        self.step(SourceEvent::Accepted);
+        // Objects that only this move names stay in the store until its end.
+        let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
+        self.unless_cancelled(async {
+            let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
+            checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
+            self.copy(&mut session, "copying").await.map(drop)
+        })
+        .await?;
+        self.step(SourceEvent::Copied);
+        let session = Rc::new(Mutex::new(session));
+        let (own, held, transition) = (Rc::clone(self), Rc::clone(&session), Rc::clone(transition));
+        let change = Change { actor: self.actor.clone(), expected_version: 0 };
+        // The worker is not held longer than the queue allows; cancellation is checked inside.
+        checkpoint::while_frozen(&self.host, &self.kernel, change, move |last| async move {
+            own.frozen_at.set(Some(Instant::now()));
+            let done = own.depart(&mut *held.lock().await, &transition, target, last).await;
+            if done.is_err() && transition.is_recorded() && !own.kernel.has_departed(own.row.id) {
+                // Before the code inside resumes.
+                transition.clear(&own.host).await?;
+            }
+            done
+        })
+        .await?;
+        let mut session = session.lock().await;
+        let acknowledged = session.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await;
+        if let Err(error) = &acknowledged {
+            tracing::info!(handover = %self.row.id, %error, "the commit of a move is repeated");
+        } else if self.step(SourceEvent::Live).contains(&SourceAction::Forget)
+            && let Err(error) = self.forget().await
+        {
+            tracing::info!(handover = %self.row.id, %error, "the record of a completed move is left");
+        }
+        let Sent { objects, bytes, sent_objects, sent_bytes } = session.sent;
+        Ok(TeleportReport {
+            handover: self.row.id,
+            host: target,
+            epoch: self.outgoing.epoch,
+            objects,
+            bytes,
+            sent_objects,
+            sent_bytes,
+            pause_ms: u64::try_from(self.pause.get().as_millis()).unwrap_or(u64::MAX),
+            missing,
+            acknowledged: acknowledged.is_ok(),
+        })
+    }
+
+    /// Offers the kernel, after the aborts of its earlier moves to the same target; returns what it moves without.
+    async fn offer(&self, session: &mut Session, allow_missing: bool) -> Result<Vec<String>> {
+        for row in self.host.catalog.handovers().await? {
+            let is_earlier = row.side == Side::Out && row.kernel == self.kernel.id && row.id != self.row.id;
+            if is_earlier && read::<Outgoing>(&row)?.to == self.outgoing.to {
+                session.abort(row.id).await?;
+                self.host.catalog.forget_handover(row.id).await?;
+            }
+        }
+        let (mounts, mcp) = self.kernel.records.grants().await?;
+        let mounts = mounts.iter().map(|given| format!("mount {} of {}", given.mount.path, given.mount.source));
+        let servers = mcp.iter().map(|(name, _)| format!("MCP server {name}"));
+        let jobs = self.kernel.view().jobs;
+        let jobs = jobs.iter().map(|job| format!("process {}: {}", job.id, job.command));
+        let resources: Vec<String> = mounts.chain(servers).chain(jobs).collect();
+        let spec = self.kernel.spec_now();
+        let mut named = host_resources(&spec);
+        named.extend(resources.iter().cloned());
+        if !named.is_empty() && !allow_missing {
+            return Err(Error::refused(format!("kernel {} cannot take with it: {}", spec.name, named.join(", ")))
+                .reason("missing")
+                .hint("--allow-missing moves the kernel without them"));
+        }
+        let offer = Offer {
+            handover: self.row.id,
+            kernel: self.kernel.id,
+            epoch: self.outgoing.epoch,
+            spec,
+            resources,
+            allow_missing,
+            format: StateHandle::history_format(),
+            bytes: 0,
+        };
+        self.offered.set(true);
+        Ok(session.offer(offer).await?.missing)
+    }
+
+    /// Sends what the kernel's records reference and was not sent yet. Returns the checkpoints, pinned.
+    async fn copy(
+        &self,
+        session: &mut Session,
+        phase: &'static str,
+    ) -> Result<(Vec<Checkpoint>, Vec<checkpoint::ReadPin>)> {
+        let (mut checkpoints, mut pins) = (Vec::new(), Vec::new());
+        for found in self.kernel.records.all_checkpoints().await? {
+            match checkpoint::pin_for_read(&self.kernel, found).await {
+                Ok((found, pin)) => {
+                    checkpoints.push(found);
+                    pins.push(pin);
+                }
+                // Pruned meanwhile.
+                Err(error) if error.code == ErrorCode::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let roots = self.kernel.records.state.roots().await?;
+        let mut seen = self.seen.take();
+        let found = self.host.store.run_beside(move |store| {
+            let mut found = Vec::new();
+            for root in roots {
+                match root.kind {
+                    RootKind::Checkpoint { .. } => {
+                        let reached = bundle::reach(store, root.digest, &mut seen, &mut |object| found.push(object));
+                        if let Err(error) = reached {
+                            return Ok(Err(error));
+                        }
+                    }
+                    RootKind::Blob | RootKind::Output { .. } => {
+                        if seen.add(root.digest) {
+                            found.push(root.digest);
+                        }
+                    }
+                }
+            }
+            Ok(Ok((found, seen)))
+        });
+        let (found, seen) = found.await?.map_err(client_error)?;
+        self.seen.replace(seen);
+        self.send(session, &found, phase).await?;
+        Ok((checkpoints, pins))
+    }
+
+    async fn send(&self, session: &mut Session, digests: &[Digest], phase: &'static str) -> Result<()> {
+        session.transfer(&self.host.store, digests, &|bytes| (self.progress)(phase, bytes)).await
+    }
+
+    /// Sends the rest, waits for the target, and records the departure. The kernel's code is frozen.
+    async fn depart(
+        &self,
+        session: &mut Session,
+        transition: &Rc<ExclusiveTransition>,
+        target: HostId,
+        last: Checkpoint,
+    ) -> Result<()> {
+        let epoch = self.outgoing.epoch;
+        let intent = Transition::HandoverOut { handover: self.row.id, checkpoint: last.id, host: target, epoch };
+        transition.record(intent, self.actor.to_string(), self.host.now_ms()).await?;
+        self.unless_cancelled(self.seal(session, &last)).await?;
+        if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
+            return Err(Error::internal("a departure out of order"));
+        }
+        let text = format!("moved to host {target} at epoch {}", epoch.0);
+        let departed = self.kernel.depart(self.actor.clone(), text, Rc::clone(transition)).await;
+        if !self.kernel.has_departed(self.row.id) {
+            self.machine.set(Source::restarted(false).0);
+            return Err(departed.err().unwrap_or_else(|| Error::internal("a departure was not recorded")));
+        }
+        self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
+        self.host.prepared.discard_of(self.kernel.id).await;
+        // The target acts on the commit: it must not be older than what a loss of power leaves here.
+        if let Err(error) = sync(&self.host).await {
+            tracing::error!(%error, "the departure of a kernel may not survive a loss of power");
+        }
+        Ok(())
+    }
+
+    /// Sends the last objects, the history and the description; returns when the target is prepared.
+    async fn seal(&self, session: &mut Session, last: &Checkpoint) -> Result<()> {
+        let (checkpoints, _pins) = self.copy(session, "sealing").await?;
+        let (mut at, mut history) = (Position::default(), Vec::new());
+        while let Some((page, next)) = self.kernel.records.state.history_page(at).await? {
+            history.push(self.host.store.put(page).await?);
+            at = next;
+            if history.len() > limits::HANDOVER_PAGES {
+                return Err(Error::refused("the kernel's history is too large to move").reason("handover_size"));
+            }
+        }
+        self.send(session, &history, "sealing").await?;
+        let kernel = &self.kernel;
+        let head = Head {
+            ryokan: env!("CARGO_PKG_VERSION").into(),
+            at_ms: self.host.now_ms(),
+            host: self.host.id(),
+            kernel: kernel.id,
+            name: kernel.spec.name.to_string(),
+            generation: kernel.view().origin.generation,
+            begin: last.id,
+            blobs: kernel.records.blobs_granted_until(i64::MAX).await?,
+            decisions: Vec::new(),
+            checkpoints: checkpoints.iter().map(packed).collect::<Vec<Packed>>(),
+        };
+        let seal = Seal { head, spec: kernel.spec_now(), history, created_at_ms: kernel.created_at_ms };
+        let description = serde_json::to_vec(&seal).map_err(|error| Error::internal(error.to_string()))?;
+        if description.len() as u64 > limits::HANDOVER_SEAL_BYTES {
+            return Err(Error::refused("the kernel's description is too large to move").reason("handover_size"));
+        }
+        let description = self.host.store.put(description).await?;
+        self.send(session, &[description], "sealing").await?;
+        session.seal(description).await
+    }
+}

@@ -1,0 +1,186 @@
+//! The target's end of a connection: receives one kernel, and decisions about earlier ones.
+
+use async_trait::async_trait;
+
+use super::transfer::{Received, Receiving, Reuse};
+use super::wire::{Accept, Frame, Message, Offer, Wire};
+use crate::core::error::{Error, Result};
+use crate::core::handover::{Target, TargetAction, TargetEvent};
+use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
+use crate::core::limits;
+use crate::store::StoreHandle;
+
+/// The conditions under which an offer is accepted.
+pub struct Admission {
+    /// The answer.
+    pub accept: Accept,
+    /// The objects here that the source may refer to.
+    pub reuse: Reuse,
+    /// Bytes that may arrive.
+    pub most_bytes: u64,
+}
+
+/// The host's part of a handover: checks, and records that survive a restart.
+#[async_trait(?Send)]
+pub trait TargetHost {
+    /// This host.
+    fn host(&self) -> HostId;
+
+    /// The store that receives the objects.
+    fn store(&self) -> &StoreHandle;
+
+    /// Checks an offer. Nothing is recorded.
+    async fn admit(&self, source: HostId, offer: &Offer) -> Result<Admission>;
+
+    /// Verifies everything that arrived, and durably records the prepared kernel.
+    async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()>;
+
+    /// The session of an offer has ended.
+    fn end_session(&self, handover: HandoverId);
+
+    /// The recorded state of a handover, and whether the kernel lives or lived here at this epoch.
+    async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target>;
+
+    /// Durably activates a prepared kernel.
+    async fn activate(&self, handover: HandoverId) -> Result<()>;
+
+    /// Ends a session of this handover, if there is one, and deletes the prepared kernel.
+    async fn discard(&self, handover: HandoverId) -> Result<()>;
+}
+
+/// A kernel that arrives on this connection.
+struct Session<'a> {
+    host: &'a dyn TargetHost,
+    offer: Offer,
+    receiving: Receiving,
+    state: Target,
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.host.end_session(self.offer.handover);
+    }
+}
+
+/// Serves one connection until the source closes it.
+///
+/// # Errors
+/// A violation of the protocol, a lost connection, a failed step. Nothing but prepared kernels remains.
+pub async fn serve(mut wire: Wire, host: &dyn TargetHost) -> Result<()> {
+    let mut session = None;
+    let served = match wire.greet(host.host()).await {
+        Ok(source) => frames(&mut wire, host, source, &mut session).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &served {
+        // The connection may be lost.
+        let _ = wire.send(Message::Refused { error: error.clone() }).await;
+    }
+    served
+}
+
+async fn frames<'a>(
+    wire: &mut Wire,
+    host: &'a dyn TargetHost,
+    source: HostId,
+    session: &mut Option<Session<'a>>,
+) -> Result<()> {
+    let wrong = |what: &str| Error::corrupt(format!("the source host sent {what} out of order")).reason("protocol");
+    while let Some(frame) = wire.frame(limits::HANDOVER_STEP).await? {
+        match (frame, session.as_mut()) {
+            (Frame::Question(digests), Some(session)) => {
+                let bits = session.receiving.question(digests).await?;
+                wire.write_frame(&Frame::Answer(bits)).await?;
+                wire.flush().await?;
+            }
+            (Frame::Object { digest, size }, Some(session)) => session.receiving.object(digest, size).await?,
+            (Frame::Piece(piece), Some(session)) => session.receiving.piece(piece).await?,
+            (Frame::Message(Message::Flush { objects }), Some(session)) => {
+                session.receiving.flush(objects).await?;
+                wire.send(Message::Flushed).await?;
+            }
+            (Frame::Message(Message::Offer(offer)), None) => match host.admit(source, &offer).await {
+                Ok(Admission { accept, reuse, most_bytes }) => {
+                    let receiving = Receiving::new(host.store().clone(), reuse, most_bytes);
+                    *session = Some(Session { host, offer: *offer, receiving, state: Target::Receiving });
+                    wire.send(Message::Accept(accept)).await?;
+                }
+                Err(error) => wire.send(Message::Refused { error }).await?,
+            },
+            (Frame::Message(Message::Seal { description }), Some(session)) => {
+                seal(wire, host, source, session, description).await?;
+            }
+            (Frame::Message(Message::Commit { handover, kernel, epoch }), _) => {
+                *session = None;
+                let state = host.recorded(handover, Some((kernel, epoch))).await?;
+                decide(wire, host, state, TargetEvent::Commit, handover).await?;
+            }
+            (Frame::Message(Message::Abort { handover }), _) => {
+                *session = None;
+                // Waits for a session of this handover on another connection.
+                let state = match host.recorded(handover, None).await? {
+                    Target::Gone => Target::Receiving,
+                    state => state,
+                };
+                decide(wire, host, state, TargetEvent::Abort, handover).await?;
+            }
+            (Frame::Answer(_), _) => return Err(wrong("an answer")),
+            (Frame::Question(_) | Frame::Object { .. } | Frame::Piece(_), None) => return Err(wrong("objects")),
+            (Frame::Message(message), _) => return Err(wrong(&format!("{message:?}"))),
+        }
+    }
+    Ok(())
+}
+
+async fn seal(
+    wire: &mut Wire,
+    host: &dyn TargetHost,
+    source: HostId,
+    session: &mut Session<'_>,
+    description: Digest,
+) -> Result<()> {
+    if session.state != Target::Receiving {
+        return Err(Error::corrupt("the source host sent a second seal").reason("protocol"));
+    }
+    for action in session.state.step(TargetEvent::Sealed) {
+        match action {
+            TargetAction::RecordPrepared => {
+                host.prepare(source, &session.offer, &session.receiving.received, description).await?;
+            }
+            TargetAction::SendPrepared => wire.send(Message::Prepared).await?,
+            other => return Err(Error::internal(format!("{other:?} after a seal"))),
+        }
+    }
+    Ok(())
+}
+
+/// Takes the source's decision.
+async fn decide(
+    wire: &mut Wire,
+    host: &dyn TargetHost,
+    mut state: Target,
+    event: TargetEvent,
+    handover: HandoverId,
+) -> Result<()> {
+    for action in state.step(event) {
+        match action {
+            TargetAction::Activate => host.activate(handover).await?,
+            TargetAction::SendLive => wire.send(Message::Live).await?,
+            TargetAction::Discard => host.discard(handover).await?,
+            TargetAction::SendAborted => wire.send(Message::Aborted).await?,
+            TargetAction::SendRefused => {
+                let error = match state {
+                    Target::Live => Error::conflict(format!("the kernel of handover {handover} lives here"))
+                        .reason("resolved")
+                        .hint("an operator resolved it; remove one of the two kernels"),
+                    _ => Error::not_found(format!("handover {handover} is unknown here")).reason("unknown_handover"),
+                };
+                wire.send(Message::Refused { error }).await?;
+            }
+            TargetAction::RecordPrepared | TargetAction::SendPrepared => {
+                return Err(Error::internal("a decision prepares nothing"));
+            }
+        }
+    }
+    Ok(())
+}

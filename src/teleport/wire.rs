@@ -1,0 +1,294 @@
+//! Frames: one byte of kind, `u32` length (little-endian), that many bytes.
+//!
+//! | kind | bytes |
+//! |---|---|
+//! | 1 | a message, JSON |
+//! | 2 | addresses of 32 bytes each: which of these are missing? |
+//! | 3 | the answer: one bit per address, 1 is missing |
+//! | 4 | an object follows: address, `u64` length |
+//! | 5, 6 | a piece of it: raw, or one zstd frame of at most [`limits::HANDOVER_PIECE_BYTES`] decoded bytes |
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader, BufWriter};
+
+use crate::core::error::{Error, Result};
+use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
+use crate::core::limits;
+use crate::core::spec::KernelSpec;
+
+/// The protocol's version; both ends must have the same.
+pub const VERSION: u32 = 1;
+/// What both ends call the protocol.
+const PROTOCOL: &str = "ryokan-handover";
+/// zstd level of pieces.
+const LEVEL: i32 = 1;
+/// Pieces smaller than this are not compressed, bytes.
+const INCOMPRESSIBLE: usize = 256;
+
+/// A kernel that is offered.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Offer {
+    /// The handover.
+    pub handover: HandoverId,
+    /// The kernel.
+    pub kernel: KernelId,
+    /// Its epoch at the target.
+    pub epoch: Epoch,
+    /// Its specification.
+    pub spec: KernelSpec,
+    /// Mounts and MCP servers added since its creation, for people.
+    pub resources: Vec<String>,
+    /// Whether it may move without what belongs to the source host.
+    pub allow_missing: bool,
+    /// Format of its history.
+    pub format: i64,
+    /// Bytes of its files, about.
+    pub bytes: u64,
+}
+
+/// The answer to an accepted offer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Accept {
+    /// What the kernel moves without.
+    pub missing: Vec<String>,
+}
+
+/// The description of a kernel whose objects are all sent: an object of the store.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Seal {
+    /// Checkpoints and blobs; it begins at the one that was taken last.
+    pub head: crate::bundle::Head,
+    /// Its specification.
+    pub spec: KernelSpec,
+    /// Pages of its history.
+    pub history: Vec<Digest>,
+    /// Milliseconds since 1970.
+    pub created_at_ms: i64,
+}
+
+/// A control message.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "camelCase")]
+pub(super) enum Message {
+    Hello {
+        protocol: String,
+        version: u32,
+        host: HostId,
+    },
+    Offer(Box<Offer>),
+    Accept(Accept),
+    /// All objects of this round are sent, and their number.
+    Flush {
+        objects: u64,
+    },
+    Flushed,
+    Seal {
+        description: Digest,
+    },
+    Prepared,
+    Commit {
+        handover: HandoverId,
+        kernel: KernelId,
+        epoch: Epoch,
+    },
+    Live,
+    Abort {
+        handover: HandoverId,
+    },
+    Aborted,
+    /// A refusal or a failure of the other end.
+    Refused {
+        error: Error,
+    },
+}
+
+/// A frame.
+#[derive(Debug)]
+pub(super) enum Frame {
+    Message(Message),
+    Question(Vec<Digest>),
+    Answer(Vec<u8>),
+    Object { digest: Digest, size: u64 },
+    Piece(Vec<u8>),
+}
+
+/// A connection to the other end.
+pub struct Wire {
+    read: BufReader<Box<dyn AsyncRead + Unpin>>,
+    write: BufWriter<Box<dyn AsyncWrite + Unpin>>,
+    /// Bytes written.
+    pub(super) sent: u64,
+}
+
+fn lost(what: &str) -> Error {
+    Error::unavailable(format!("the connection to the other host is lost: {what}")).reason("connection")
+}
+
+fn malformed(what: impl std::fmt::Display) -> Error {
+    Error::corrupt(format!("the other host sent a malformed frame: {what}")).reason("protocol")
+}
+
+impl Wire {
+    /// A wire on both directions of a stream.
+    pub fn new(read: impl AsyncRead + Unpin + 'static, write: impl AsyncWrite + Unpin + 'static) -> Wire {
+        Wire { read: BufReader::new(Box::new(read)), write: BufWriter::new(Box::new(write)), sent: 0 }
+    }
+
+    /// Exchanges the protocol's version; returns the other host.
+    ///
+    /// # Errors
+    /// `unsupported` for another version.
+    pub(super) async fn greet(&mut self, own: HostId) -> Result<HostId> {
+        self.send(Message::Hello { protocol: PROTOCOL.into(), version: VERSION, host: own }).await?;
+        match self.message(limits::HANDOVER_HELLO).await? {
+            Message::Hello { protocol, version: VERSION, host } if protocol == PROTOCOL => Ok(host),
+            Message::Hello { version, .. } => Err(Error::unsupported(format!(
+                "the other host speaks version {version} of the handover protocol, this one {VERSION}"
+            ))
+            .hint("update the older one")),
+            other => Err(malformed(format!("{other:?} in place of a greeting"))),
+        }
+    }
+
+    /// Sends a message and flushes.
+    pub(super) async fn send(&mut self, message: Message) -> Result<()> {
+        self.write_frame(&Frame::Message(message)).await?;
+        self.flush().await
+    }
+
+    /// Receives a message; a refusal of the other end is an error.
+    pub(super) async fn message(&mut self, within: Duration) -> Result<Message> {
+        match self.frame(within).await? {
+            Some(Frame::Message(Message::Refused { error })) => Err(bounded(error)),
+            Some(Frame::Message(message)) => Ok(message),
+            Some(other) => Err(malformed(format!("{} in place of a message", other.name()))),
+            None => Err(lost("it was closed")),
+        }
+    }
+
+    pub(super) async fn flush(&mut self) -> Result<()> {
+        match tokio::time::timeout(limits::HANDOVER_FRAME, self.write.flush()).await {
+            Ok(done) => done.map_err(|error| lost(&error.to_string())),
+            Err(_) => Err(lost("it accepts no more")),
+        }
+    }
+
+    /// Writes a frame without a flush.
+    pub(super) async fn write_frame(&mut self, frame: &Frame) -> Result<()> {
+        let (kind, bytes) = frame.encode()?;
+        let length = u32::try_from(bytes.len()).map_err(|_| Error::internal("a frame is too long"))?;
+        let writing = async {
+            self.write.write_u8(kind).await?;
+            self.write.write_u32_le(length).await?;
+            self.write.write_all(&bytes).await
+        };
+        match tokio::time::timeout(limits::HANDOVER_FRAME, writing).await {
+            Ok(Ok(())) => {
+                self.sent += 5 + u64::from(length);
+                Ok(())
+            }
+            Ok(Err(error)) => Err(lost(&error.to_string())),
+            Err(_) => Err(lost("it accepts no more")),
+        }
+    }
+
+    /// Reads a frame; `None` at the end of the stream.
+    pub(super) async fn frame(&mut self, within: Duration) -> Result<Option<Frame>> {
+        let kind = match tokio::time::timeout(within, self.read.read_u8()).await {
+            Ok(Ok(kind)) => kind,
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            Ok(Err(error)) => return Err(lost(&error.to_string())),
+            Err(_) => return Err(lost("no answer in time")),
+        };
+        let most = match kind {
+            1 => limits::HANDOVER_MESSAGE_BYTES,
+            2 => limits::HANDOVER_DIGESTS * 32,
+            3 => limits::HANDOVER_DIGESTS / 8,
+            4 => 40,
+            5 | 6 => limits::HANDOVER_PIECE_BYTES,
+            _ => return Err(malformed(format!("kind {kind}"))),
+        };
+        let reading = async {
+            let length = self.read.read_u32_le().await? as usize;
+            if length > most {
+                return Ok(Err(malformed(format!("{length} bytes of kind {kind}"))));
+            }
+            let mut bytes = vec![0; length];
+            self.read.read_exact(&mut bytes).await?;
+            Ok::<_, std::io::Error>(Ok(bytes))
+        };
+        match tokio::time::timeout(limits::HANDOVER_FRAME, reading).await {
+            Ok(Ok(bytes)) => Frame::decode(kind, bytes?).map(Some),
+            Ok(Err(error)) => Err(lost(&error.to_string())),
+            Err(_) => Err(lost("a frame is incomplete")),
+        }
+    }
+}
+
+/// An error of the other end, with bounded texts.
+fn bounded(error: Error) -> Error {
+    let cut = |text: String| -> String { text.chars().filter(|c| !c.is_control()).take(2000).collect() };
+    Error { code: error.code, message: cut(error.message), hint: cut(error.hint), reason: cut(error.reason) }
+}
+
+impl Frame {
+    fn name(&self) -> &'static str {
+        match self {
+            Frame::Message(_) => "a message",
+            Frame::Question(_) => "a question",
+            Frame::Answer(_) => "an answer",
+            Frame::Object { .. } => "an object",
+            Frame::Piece(_) => "a piece",
+        }
+    }
+
+    fn encode(&self) -> Result<(u8, Vec<u8>)> {
+        Ok(match self {
+            Frame::Message(message) => {
+                let bytes = serde_json::to_vec(message).map_err(|error| Error::internal(error.to_string()))?;
+                if bytes.len() > limits::HANDOVER_MESSAGE_BYTES {
+                    return Err(Error::refused("the kernel's description is too large").reason("handover_size"));
+                }
+                (1, bytes)
+            }
+            Frame::Question(digests) => (2, digests.iter().flat_map(|digest| *digest.as_bytes()).collect()),
+            Frame::Answer(bits) => (3, bits.clone()),
+            Frame::Object { digest, size } => {
+                let mut bytes = digest.as_bytes().to_vec();
+                bytes.extend(size.to_le_bytes());
+                (4, bytes)
+            }
+            Frame::Piece(piece) if piece.len() >= INCOMPRESSIBLE => match zstd::bulk::compress(piece, LEVEL) {
+                Ok(packed) if packed.len() < piece.len() => (6, packed),
+                Ok(_) | Err(_) => (5, piece.clone()),
+            },
+            Frame::Piece(piece) => (5, piece.clone()),
+        })
+    }
+
+    fn decode(kind: u8, bytes: Vec<u8>) -> Result<Frame> {
+        Ok(match kind {
+            1 => Frame::Message(serde_json::from_slice(&bytes).map_err(malformed)?),
+            2 if bytes.len().is_multiple_of(32) => {
+                let digest = |chunk: &[u8]| {
+                    let mut digest = [0; 32];
+                    digest.copy_from_slice(chunk);
+                    Digest::from_bytes(digest)
+                };
+                Frame::Question(bytes.chunks_exact(32).map(digest).collect())
+            }
+            3 => Frame::Answer(bytes),
+            4 if bytes.len() == 40 => {
+                let (mut digest, mut size) = ([0; 32], [0; 8]);
+                digest.copy_from_slice(&bytes[..32]);
+                size.copy_from_slice(&bytes[32..]);
+                Frame::Object { digest: Digest::from_bytes(digest), size: u64::from_le_bytes(size) }
+            }
+            5 => Frame::Piece(bytes),
+            6 => Frame::Piece(zstd::bulk::decompress(&bytes, limits::HANDOVER_PIECE_BYTES).map_err(malformed)?),
+            _ => return Err(malformed(format!("{} bytes of kind {kind}", bytes.len()))),
+        })
+    }
+}

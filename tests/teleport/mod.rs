@@ -1,0 +1,77 @@
+//! Kernels that move between two daemons.
+
+mod crash_safety;
+mod hostile;
+mod moves;
+
+use std::process::Output;
+
+use ryokan::core::engine::EngineName;
+use serde_json::Value;
+
+use crate::support::{Host, User, kernel, out};
+
+/// The transport to a host's daemon.
+fn to(host: &Host) -> String {
+    let command = host.command("ryokan");
+    // The daemon that runs it is of the same user.
+    let program = host.path("bin").join("ryokan");
+    let variables: Vec<String> = command
+        .get_envs()
+        .filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value?.to_str()?.to_owned())))
+        .filter(|(name, _)| name != ryokan::sys::fault::VARIABLE)
+        .map(|(name, value)| format!("{name}='{value}'"))
+        .collect();
+    format!("exec:exec env -i {} {} --no-autostart pipe", variables.join(" "), program.display())
+}
+
+fn teleport(from: &Host, name: &str, target: &Host, more: &[&str]) -> Output {
+    let to = to(target);
+    let mut args = vec!["--json", "teleport", name, "--to", &to];
+    args.extend(more);
+    from.cli(&args)
+}
+
+/// A successful move; returns its report.
+fn moved(from: &Host, name: &str, target: &Host, more: &[&str]) -> Value {
+    let output = teleport(from, name, target, more);
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}{errors}\nsource:\n{}\ntarget:\n{}", from.log(), target.log());
+    serde_json::from_str(&text).expect("a report")
+}
+
+fn show(host: &Host, name: &str) -> Value {
+    serde_json::from_str(&host.ok(&["--json", "show", name])).expect("JSON")
+}
+
+/// The state of a kernel, if the host has it.
+fn state(host: &Host, name: &str) -> Option<String> {
+    let list: Value = serde_json::from_str(&host.ok(&["--json", "ls"])).expect("JSON");
+    let list = list.as_array().expect("a list");
+    list.iter().find(|one| one["name"] == name).map(|one| one["state"].as_str().expect("a name").to_owned())
+}
+
+/// Whether the kernel can be used on this host.
+fn is_live(host: &Host, name: &str) -> bool {
+    state(host, name).is_some_and(|state| state != "departed")
+}
+
+fn handovers(host: &Host) -> Vec<Value> {
+    serde_json::from_str(&host.ok(&["--json", "teleport", "--status"])).expect("a list")
+}
+
+/// A kernel with a variable, a file, a named checkpoint and output.
+fn set_up(host: &Host, name: &str) {
+    host.with(async |client| {
+        let k = kernel(&client, name, EngineName::Kaish).await;
+        assert_eq!(out(&k, "x=1; echo one > f; echo hello").await, "hello");
+        host.ok(&["checkpoint", name, "-m", "one"]);
+        out(&k, "x=2; echo two > f; mkdir d; echo deep > d/g").await;
+    });
+}
+
+const VIEW: &str = "echo $x $(cat f) $(cat d/g)";
+
+fn pair(user: User) -> (Host, Host) {
+    (Host::start_as(user), Host::start_as(user))
+}

@@ -1,0 +1,156 @@
+//! There and back, what travels, and refusals.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::support::{until, users};
+
+#[test]
+fn kernel_moves_there_and_back() {
+    for user in users() {
+        let (here, there) = pair(user);
+        set_up(&here, "demo");
+        let before = show(&here, "demo");
+        let report = moved(&here, "demo", &there, &[]);
+        assert_eq!((&report["epoch"], &report["acknowledged"]), (&2.into(), &true.into()), "{user:?} {report}");
+        // Exactly one copy lives, and it is the same kernel.
+        let (left, arrived) = (show(&here, "demo"), show(&there, "demo"));
+        assert_eq!((left["state"].as_str(), arrived["id"].as_str()), (Some("departed"), before["id"].as_str()));
+        assert_eq!((arrived["epoch"].as_u64(), arrived["origin"]["kind"].as_str()), (Some(2), Some("restored")));
+        assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n", "{user:?}");
+        let journal = there.ok(&["journal", "demo"]);
+        assert!(journal.contains("echo hello") && journal.contains("arrived from host"), "{journal}");
+        for args in [&["exec", "demo", "echo"][..], &["restore", "demo", "one", "--yes"], &["checkpoint", "demo"]] {
+            let refused = here.cli(args);
+            assert!(!refused.status.success(), "{args:?}");
+            let said = String::from_utf8_lossy(&refused.stderr);
+            assert!(said.contains("moved to host"), "{args:?}: {said}");
+        }
+        assert!(here.ok(&["journal", "demo"]).contains("moved to host"), "the history stays readable");
+        assert!(here.workers().is_empty(), "its worker has ended");
+        assert_eq!(handovers(&here), Vec::<Value>::new());
+        // Back with a change: the rest is still here.
+        there.ok(&["exec", "demo", "x=3; echo three > f"]);
+        let report = moved(&there, "demo", &here, &[]);
+        assert_eq!(report["epoch"], 3, "{report}");
+        assert_eq!(here.ok(&["exec", "demo", VIEW]), "3 three deep\n");
+        assert_eq!(
+            (state(&there, "demo").as_deref(), show(&here, "demo")["id"] == before["id"]),
+            (Some("departed"), true)
+        );
+        // Its checkpoints have moved with it.
+        here.ok(&["restore", "demo", "one", "--yes"]);
+        assert_eq!(here.ok(&["exec", "demo", "echo $x $(cat f)"]), "1 one\n");
+        there.ok(&["rm", "demo", "--yes"]);
+        assert_eq!(state(&there, "demo"), None);
+        assert!(moved(&here, "demo", &there, &[])["epoch"] == 4);
+        assert_eq!(there.ok(&["exec", "demo", "echo $x $(cat f)"]), "1 one\n", "{user:?}");
+    }
+}
+
+#[test]
+fn only_missing_objects_travel() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "k"]);
+    here.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=large bs=1M count=12 2>/dev/null'; x=1"]);
+    let first = moved(&here, "k", &there, &[]);
+    let sent = |report: &Value| report["sent_bytes"].as_u64().expect("a number");
+    assert!(sent(&first) > 12 << 20, "{first}");
+    there.ok(&["exec", "k", "echo more > small"]);
+    let back = moved(&there, "k", &here, &[]);
+    assert!(sent(&back) < 1 << 20, "only the change travels: {back}");
+    assert!(back["bytes"].as_u64() > Some(12 << 20), "{back}");
+    let report = moved(&here, "k", &there, &[]);
+    assert!(sent(&report) < 1 << 20, "{report}");
+    assert_eq!(there.ok(&["exec", "k", "/bin/sh -c 'stat -c %s large; cat small'; echo $x"]), "12582912\nmore\n1\n");
+}
+
+#[test]
+fn background_code_survives_refusal() {
+    let (here, mut there) = pair(User::Own);
+    here.ok(&["new", "k", "--engine", "python"]);
+    here.ok(&["new", "taken"]);
+    there.ok(&["new", "k"]);
+    // A generator is in no checkpoint: it lives only while the worker does.
+    here.ok(&["exec", "k", "g = (i for i in range(9)); next(g)"]);
+    let refused = teleport(&here, "k", &there, &[]);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("there is a kernel k already"), "{refused:?}");
+    assert_eq!(here.ok(&["exec", "k", "print(next(g))"]), "1\n", "the same worker continues");
+    assert_eq!(handovers(&here), Vec::<Value>::new());
+    there.ok(&["rm", "k", "--yes"]);
+    // The target fails after everything was sent: the frozen worker resumes.
+    there.kill();
+    there.env(ryokan::sys::fault::VARIABLE, "catalog.handover.put.before_commit=eio");
+    there.launch();
+    let failed = teleport(&here, "k", &there, &[]);
+    assert!(!failed.status.success(), "{failed:?}");
+    assert_eq!(here.ok(&["exec", "k", "print(next(g))"]), "2\n", "the same worker continues");
+    until("the abort is delivered", || handovers(&here).is_empty() && handovers(&there).is_empty());
+    assert_eq!(state(&there, "k"), None);
+    moved(&here, "k", &there, &[]);
+    assert!(is_live(&there, "k") && !is_live(&here, "k"));
+}
+
+#[test]
+fn host_resources_do_not_move() {
+    let (here, there) = pair(User::Own);
+    let given = here.given(User::Own);
+    here.ok(&["new", "k"]);
+    here.ok(&["exec", "k", "x=1"]);
+    here.ok(&["mount", "k", "/given", given.to_str().unwrap()]);
+    here.ok(&["checkpoint", "k", "-m", "mounted"]);
+    let refused = teleport(&here, "k", &there, &[]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(4) && said.contains("mount /given"), "{said}");
+    assert_eq!(here.ok(&["exec", "k", "cat /given/file"]), "of the host");
+    let report = moved(&here, "k", &there, &["--allow-missing"]);
+    assert!(report["missing"][0].as_str().is_some_and(|one| one.contains("/given")), "{report}");
+    assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]");
+    // The path exists there, and an old checkpoint names it: it is not granted.
+    there.ok(&["restore", "k", "mounted", "--yes"]);
+    assert_eq!(there.ok(&["mounts", "k", "--json"]).trim(), "[]");
+    assert_eq!(there.ok(&["exec", "k", "echo $x"]), "1\n");
+}
+
+#[test]
+fn unusable_transports_are_refused() {
+    let (here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    let own = to(&here);
+    for (to, code) in
+        [("exec:false", 1), ("exec:cat", 1), ("exec:head -c 99 /dev/zero", 1), ("ssh://x", 5), ("x", 2), (&own, 4)]
+    {
+        let refused = here.cli(&["teleport", "demo", "--to", to]);
+        assert_ne!(refused.status.code(), Some(0), "{to}: {refused:?}");
+        if code > 1 && code != 2 {
+            assert_eq!(refused.status.code(), Some(code), "{to}: {refused:?}");
+        }
+        assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n", "{to}");
+    }
+    let said = here.cli(&["teleport", "demo", "--to", "exec:echo no such host >&2; exit 3"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("no such host"), "{said:?}");
+    assert_eq!((handovers(&here), state(&there, "demo")), (Vec::new(), None));
+}
+
+/// A client that goes away, or asks for it, cancels a move before its commit.
+#[test]
+fn move_is_cancelled() {
+    let here = Host::start();
+    set_up(&here, "demo");
+    let mut command = here.command("ryokan");
+    let mut waiting = command.args(["--no-autostart", "teleport", "demo", "--to", "exec:sleep 600"]).spawn().unwrap();
+    until("the move begins", || !handovers(&here).is_empty());
+    assert_eq!(handovers(&here)[0]["state"], "moving");
+    let begun = Instant::now();
+    here.ok(&["teleport", "demo", "--abort"]);
+    assert!(!waiting.wait().unwrap().success());
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+    let mut waiting = command.spawn().unwrap();
+    until("the move begins", || handovers(&here).iter().any(|one| one["state"] == "moving"));
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    until("the move ends", || handovers(&here).is_empty());
+    assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
