@@ -66,7 +66,7 @@ pub struct Written<T> {
 }
 
 impl Notes {
-    fn write<T>(self, db: &Db, value: T) -> Result<Written<T>> {
+    pub(super) fn write<T>(self, db: &Db, value: T) -> Result<Written<T>> {
         audit::append(db, &self.audit)?;
         let events = if self.events.is_empty() { Vec::new() } else { events::append(db, self.events)? };
         Ok(Written { value, events })
@@ -155,11 +155,11 @@ pub struct CatalogHandle {
 }
 
 impl CatalogHandle {
-    fn read<T: Send + 'static>(&self, work: impl FnOnce(&Db) -> Result<T> + Send + 'static) -> Pending<T> {
+    pub(super) fn read<T: Send + 'static>(&self, work: impl FnOnce(&Db) -> Result<T> + Send + 'static) -> Pending<T> {
         self.queue.run(Target::Host, None, work)
     }
 
-    fn write<T: Send + 'static>(
+    pub(super) fn write<T: Send + 'static>(
         &self,
         label: &'static str,
         work: impl FnOnce(&Db) -> Result<T> + Send + 'static,

@@ -14,7 +14,9 @@ mod engine_db;
 mod error;
 mod events;
 mod files;
+mod groups;
 mod handle;
+pub mod host_database;
 mod kernels;
 mod keys;
 mod open_databases;
@@ -29,6 +31,7 @@ pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, In
 pub use error::CatalogError;
 pub use events::{EventPage, NewEvent};
 pub use files::{KernelFiles, sweep_kernels};
+pub use groups::NewFreeze;
 pub use handle::{Catalog, CatalogConfig, CatalogHandle, Notes, Written};
 pub use kernels::{Created, KernelChange, KernelRow};
 pub use keys::IdempotencyKey;

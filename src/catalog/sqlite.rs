@@ -60,6 +60,7 @@ impl Kind {
                 include_str!("../../schema/catalog/0002_threads.sql"),
                 include_str!("../../schema/catalog/0003_audit.sql"),
                 include_str!("../../schema/catalog/0004_worker_records.sql"),
+                include_str!("../../schema/catalog/0005_groups.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),

@@ -12,6 +12,7 @@ pub mod engine;
 pub mod error;
 pub mod exec;
 pub mod fork;
+pub mod freeze;
 pub mod ids;
 pub mod info;
 pub mod kernel;

@@ -13,7 +13,8 @@
 //! interrupted transition does not need the step at which the former one ended.
 //!
 //! A removal may begin beside a restore, and beside every interrupted transition: what it removes needs no recovery. It
-//! has no record, because its commit point is one transaction of the catalog and nothing changes before that.
+//! has no record, because its commit point is one transaction of the catalog and nothing changes before that. A freeze
+//! has none, because it changes nothing of the kernel.
 //!
 //! Owns the decisions; never knows databases, workers or files.
 
@@ -35,11 +36,13 @@ pub enum Kind {
     Unarchive,
     /// The kernel and everything of it is deleted.
     Remove,
+    /// The kernel stands still while its group is frozen. Nothing of it changes.
+    Freeze,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 4] = [Kind::Restore, Kind::Archive, Kind::Unarchive, Kind::Remove];
+    pub const ALL: [Kind; 5] = [Kind::Restore, Kind::Archive, Kind::Unarchive, Kind::Remove, Kind::Freeze];
 
     /// The kind's name, as in events and in reasons of errors.
     pub const fn name(self) -> &'static str {
@@ -48,6 +51,7 @@ impl Kind {
             Kind::Archive => "archive",
             Kind::Unarchive => "unarchive",
             Kind::Remove => "remove",
+            Kind::Freeze => "freeze",
         }
     }
 
@@ -58,6 +62,7 @@ impl Kind {
             Kind::Archive => "archived",
             Kind::Unarchive => "unarchived",
             Kind::Remove => "removed",
+            Kind::Freeze => "frozen",
         }
     }
 
@@ -68,6 +73,7 @@ impl Kind {
             Kind::Archive => "archiving",
             Kind::Unarchive => "unarchiving",
             Kind::Remove => "removing",
+            Kind::Freeze => "freezing",
         }
     }
 
@@ -78,6 +84,7 @@ impl Kind {
             Kind::Archive => "archive_unfinished",
             Kind::Unarchive => "unarchive_unfinished",
             Kind::Remove => "remove_unfinished",
+            Kind::Freeze => "freeze_unfinished",
         }
     }
 
@@ -88,6 +95,7 @@ impl Kind {
             Kind::Archive => &[Step::Prepare, Step::Commit, Step::Lifecycle, Step::Cleanup],
             Kind::Unarchive => &[Step::Prepare, Step::Files, Step::EngineState, Step::Commit, Step::Lifecycle],
             Kind::Remove => &[Step::Prepare, Step::Commit, Step::Cleanup],
+            Kind::Freeze => &[Step::Prepare, Step::Commit],
         }
     }
 }
@@ -203,7 +211,7 @@ impl Record {
             (_, Decision::Aborted) => Recovery::Revert,
             (Kind::Restore, Decision::Open) => Recovery::FinishOrRevert,
             // The kernel is still where it was; only copies are affected.
-            (Kind::Archive | Kind::Unarchive | Kind::Remove, Decision::Open) => Recovery::Revert,
+            (Kind::Archive | Kind::Unarchive | Kind::Remove | Kind::Freeze, Decision::Open) => Recovery::Revert,
         }
     }
 }
@@ -238,7 +246,7 @@ impl Refusal {
                 Kind::Restore => format!(
                     "`ryokan events {kernel}` says why; it is tried again by itself, and by `ryokan start {kernel}`"
                 ),
-                Kind::Archive | Kind::Unarchive | Kind::Remove => {
+                Kind::Archive | Kind::Unarchive | Kind::Remove | Kind::Freeze => {
                     format!("`ryokan events {kernel}` says why; the next use tries again")
                 }
             }),
@@ -461,7 +469,7 @@ fn running(claim: Claim, record: &Record, step: Step, event: Event) -> Option<Ph
         }
         (Event::Committed, Decision::Open) => match kind {
             Kind::Restore => Some(Phase::Finished { claim, kind }),
-            Kind::Archive | Kind::Unarchive | Kind::Remove => at(Decision::Committed, Step::Commit),
+            Kind::Archive | Kind::Unarchive | Kind::Remove | Kind::Freeze => at(Decision::Committed, Step::Commit),
         },
         (Event::Aborted, Decision::Open) => at(Decision::Aborted, Step::Prepare),
         (Event::Cleared, Decision::Committed | Decision::Aborted) => Some(Phase::Finished { claim, kind }),

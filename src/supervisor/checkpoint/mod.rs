@@ -14,6 +14,7 @@ mod before_stop;
 mod compare;
 mod files;
 mod gather;
+pub(crate) mod held;
 mod lookup;
 mod memory;
 mod pruning;

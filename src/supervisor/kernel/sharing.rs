@@ -186,7 +186,7 @@ impl Kernel {
     pub(crate) fn lock_as_source(self: &Rc<Self>) -> Result<Source> {
         match self.transitions.borrow().active() {
             Some(kind @ (Kind::Archive | Kind::Remove)) => return Err(self.refused(Refusal::UnderWay(kind))),
-            Some(Kind::Restore | Kind::Unarchive) | None => {}
+            Some(Kind::Restore | Kind::Unarchive | Kind::Freeze) | None => {}
         }
         if self.is_gone() {
             return Err(self.refused(Refusal::UnderWay(Kind::Remove)));

@@ -9,6 +9,7 @@ pub mod format;
 pub mod lookup;
 pub mod needs;
 pub mod reach;
+pub mod repositories;
 pub mod read;
 pub mod size;
 
