@@ -11,6 +11,7 @@ mod engines;
 mod faults;
 mod foreign;
 mod forks;
+mod freeze;
 mod fuzz_inputs;
 mod generated;
 mod licences;

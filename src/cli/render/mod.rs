@@ -6,6 +6,7 @@
 mod checkpoints;
 mod journal;
 mod kernels;
+mod groups;
 mod lists;
 mod patch;
 mod pool;
@@ -18,6 +19,7 @@ mod workflow;
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, kernel, kernels, state_painter};
+pub use groups::{freeze_line, group, groups};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};
 pub use patch::patch;
 pub use pool::pools;

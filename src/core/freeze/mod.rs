@@ -322,3 +322,53 @@ pub enum Intent {
         reached: usize,
     },
 }
+
+/// A group as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GroupInfo {
+    /// Its name.
+    pub name: String,
+    /// Its members.
+    pub members: Vec<MemberInfo>,
+    /// Number of freezes.
+    pub freezes: u64,
+    /// Milliseconds since 1970.
+    pub created_at_ms: i64,
+    /// Whether a restore was interrupted and awaits recovery.
+    pub unfinished: bool,
+}
+
+/// A member as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemberInfo {
+    /// Its name within the group.
+    pub name: String,
+    /// `kernel`, `repository` or `database`.
+    pub kind: String,
+    /// A kernel's name, or a path.
+    pub target: String,
+}
+
+/// A freeze as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FreezeInfo {
+    /// Its identity.
+    pub id: String,
+    /// Number of the freeze within its group.
+    pub number: u64,
+    /// The client's message.
+    pub message: String,
+    /// Why it was taken.
+    #[serde(rename = "type")]
+    pub kind: CheckpointType,
+    /// The client that took it.
+    pub creator: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// When it was last restored; 0: never.
+    pub restored_at_ms: i64,
+    /// Whether it is the freeze taken or restored last.
+    pub is_head: bool,
+    /// Its lock, as text.
+    pub lock: String,
+}

@@ -16,6 +16,7 @@ mod connection;
 mod execution;
 mod feed;
 mod fork;
+mod groups;
 mod host;
 mod kernel;
 mod lease;

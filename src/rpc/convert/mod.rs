@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod error;
 pub mod exec;
 pub mod fork;
+pub mod groups;
 pub mod info;
 pub mod listing;
 pub mod mcp;

@@ -8,6 +8,7 @@ mod blob;
 mod checkpoint;
 mod execution;
 mod fork;
+mod groups;
 mod host;
 mod journal;
 mod kernel;
