@@ -34,9 +34,11 @@ impl CatalogHandle {
     pub fn create_group(&self, id: GroupId, uid: u32, name: String, at_ms: i64, notes: Notes) -> Pending<Written<()>> {
         self.write("catalog.group.create", move |db| {
             let (count, taken): (i64, bool) = db.sql("count groups", |c| {
-                c.query_row("SELECT count(*), coalesce(max(name = ?), 0) FROM groups WHERE uid = ?", params![name, uid], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                })
+                c.query_row(
+                    "SELECT count(*), coalesce(max(name = ?), 0) FROM groups WHERE uid = ?",
+                    params![name, uid],
+                    |row| Ok((row.get(0)?, row.get(1)?)),
+                )
             })?;
             if taken {
                 return Err(CatalogError::Exists(format!("a group {name}")));
@@ -229,9 +231,16 @@ impl CatalogHandle {
         self.write("catalog.group.intent", move |db| {
             let text = to_json(db.path(), "an intent", &new)?;
             let set = db.sql("record intent", |c| {
-                c.execute("UPDATE groups SET intent = ? WHERE id = ? AND intent IS NULL", params![text, group.as_bytes()])
+                c.execute(
+                    "UPDATE groups SET intent = ? WHERE id = ? AND intent IS NULL",
+                    params![text, group.as_bytes()],
+                )
             })?;
-            if set == 0 { Err(CatalogError::Conflict("an operation of the group has not ended".into())) } else { Ok(()) }
+            if set == 0 {
+                Err(CatalogError::Conflict("an operation of the group has not ended".into()))
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -426,7 +435,8 @@ fn read_freeze(row: &Row<'_>) -> rusqlite::Result<Freeze> {
 
 fn read_pairing(row: &Row<'_>) -> rusqlite::Result<Pairing> {
     let commit: String = row.get(4)?;
-    let no_commit = |error: crate::core::freeze::refs::NotACommit| wrong(4, rusqlite::types::Type::Text, error.to_string());
+    let no_commit =
+        |error: crate::core::freeze::refs::NotACommit| wrong(4, rusqlite::types::Type::Text, error.to_string());
     Ok(Pairing {
         database: row.get(0)?,
         revision: SchemaRevision { user_version: row.get(1)?, schema: row.get(2)? },

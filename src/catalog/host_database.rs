@@ -75,7 +75,8 @@ fn io(path: &Path, what: &str, error: std::io::Error) -> Error {
 }
 
 fn open(path: &Path, create: bool) -> Result<Connection> {
-    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let mut flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     flags.set(OpenFlags::SQLITE_OPEN_CREATE, create);
     let failed = wrong(path, "open");
     let connection = Connection::open_with_flags(path, flags).map_err(&failed)?;
@@ -118,8 +119,8 @@ fn revision_of(connection: &Connection, path: &Path) -> Result<SchemaRevision> {
     let read = || {
         let user_version = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
         let mut hash = blake3::Hasher::new();
-        let mut statement =
-            connection.prepare("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema ORDER BY type, name")?;
+        let mut statement = connection
+            .prepare("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema ORDER BY type, name")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
             for column in 0..4 {
@@ -286,7 +287,8 @@ pub fn replace_files(path: &Path, prepared: &[(String, PathBuf, u32)]) -> Result
     fault::point("database.files.replace").map_err(|error| io(path, "replace", error))?;
     for (suffix, from, mode) in prepared {
         let to = beside(path, suffix);
-        std::fs::set_permissions(from, std::fs::Permissions::from_mode(*mode)).map_err(|error| io(from, "change", error))?;
+        std::fs::set_permissions(from, std::fs::Permissions::from_mode(*mode))
+            .map_err(|error| io(from, "change", error))?;
         File::open(from).and_then(|file| file.sync_all()).map_err(|error| io(from, "sync", error))?;
         std::fs::rename(from, &to).map_err(|error| io(&to, "replace", error))?;
     }

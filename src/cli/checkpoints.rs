@@ -178,7 +178,9 @@ async fn delete(context: &Context, name: &str, reference: &str) -> Result<(), Fa
 /// Lists checkpoints, newest first.
 pub async fn log(context: &Context, args: LogArgs) -> Result<(), Failure> {
     let (kernel, info) = match context.kernel(&args.name).await {
-        Err(failure) if groups::is_group(&failure) && !args.graph => return groups::log(context, &args.name, args.limit).await,
+        Err(failure) if groups::is_group(&failure) && !args.graph => {
+            return groups::log(context, &args.name, args.limit).await;
+        }
         opened => opened?,
     };
     let mut all: Vec<(Checkpoint, bool)> = Vec::new();

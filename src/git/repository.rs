@@ -83,7 +83,8 @@ impl Repository {
             Error::refused(format!("{} has no commit yet: {}", self.path.display(), error.message)).reason("no_commit")
         })?;
         let args = ["symbolic-ref", "-q", "--short", "HEAD"];
-        let (code, branch) = self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
+        let (code, branch) =
+            self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
         let branch = (code == 0).then(|| String::from_utf8_lossy(&branch).trim().to_owned());
         Ok(Head { commit: id(&commit)?, branch })
     }
@@ -133,7 +134,8 @@ impl Repository {
         self.ok(&["add", "--all"], &env, b"").await?;
         let listed = self.ok(&["ls-files", "--stage", "-z"], &env, b"").await?;
         if let Some(link) = listed.split(|byte| *byte == 0).find(|entry| entry.starts_with(b"160000 ")) {
-            let name = String::from_utf8_lossy(link.rsplit(|byte| *byte == b'\t').next().unwrap_or_default()).into_owned();
+            let name =
+                String::from_utf8_lossy(link.rsplit(|byte| *byte == b'\t').next().unwrap_or_default()).into_owned();
             return Err(Error::unsupported(format!("{} has a repository inside it: {name}", self.path.display()))
                 .reason("nested_repository")
                 .hint("ignore it in .gitignore, and add it to the group as a member of its own"));
@@ -166,7 +168,14 @@ impl Repository {
         }
         let input = format!("{}\n{}\n^{}\n", state.work_tree, state.index_tree, state.head.commit);
         let args = ["pack-objects", "--revs", "--thin", "--stdout", "-q"];
-        let call = Call { args: &args, env: &env, input: input.as_bytes(), repository: Some(&self.path), to: Some(&to), ..Call::default() };
+        let call = Call {
+            args: &args,
+            env: &env,
+            input: input.as_bytes(),
+            repository: Some(&self.path),
+            to: Some(&to),
+            ..Call::default()
+        };
         self.git.ok(call).await?;
         Ok(Some(to))
     }
@@ -191,7 +200,11 @@ impl Repository {
         for tree in [&state.work_tree, &state.index_tree] {
             // Names every object beneath, and fails at the first that is missing.
             self.ok(&["rev-list", "--objects", "--quiet", tree.as_str()], &env, b"").await.map_err(|error| {
-                Error::corrupt(format!("the captured files of {} are incomplete: {}", self.path.display(), error.message))
+                Error::corrupt(format!(
+                    "the captured files of {} are incomplete: {}",
+                    self.path.display(),
+                    error.message
+                ))
             })?;
         }
         Ok(())
@@ -234,7 +247,8 @@ impl Repository {
         if let (true, Some(branch)) = (attach, &to.head.branch) {
             let name = format!("refs/heads/{branch}");
             let args = ["rev-parse", "-q", "--verify", &name];
-            let (code, at) = self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
+            let (code, at) =
+                self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
             if code == 0 && id(&at)? == to.head.commit {
                 return self.ok(&["symbolic-ref", "-m", "ryokan", "HEAD", &name], &[], b"").await.map(drop);
             }

@@ -45,7 +45,10 @@ fn killed_freeze_leaves_nothing() {
         match shop.freezes() == freezes {
             true => assert_eq!(now, checkpoints, "{point}: a checkpoint is left"),
             // Sealed just before the end.
-            false => assert_eq!((shop.freezes(), now, point.as_str()), (freezes + 1, checkpoints + 1, "catalog.freeze.seal.after_commit")),
+            false => assert_eq!(
+                (shop.freezes(), now, point.as_str()),
+                (freezes + 1, checkpoints + 1, "catalog.freeze.seal.after_commit")
+            ),
         }
         assert_eq!(shop.state(), state, "{point}");
     }
@@ -79,7 +82,9 @@ fn killed_restore_is_all_or_nothing() {
 
 #[test]
 fn failed_restore_goes_back() {
-    for fault in ["freeze.member.switch:3=eio", "repository.head.switch=eio", "catalog.group.restored.before_commit=eio"] {
+    for fault in
+        ["freeze.member.switch:3=eio", "repository.head.switch=eio", "catalog.group.restored.before_commit=eio"]
+    {
         let mut shop = Shop::new(users()[0]);
         shop.host.ok(&["freeze", "shop", "-m", "good"]);
         shop.work();

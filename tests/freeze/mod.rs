@@ -10,8 +10,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ryokan::core::engine::EngineName;
 use rusqlite::Connection;
+use ryokan::core::engine::EngineName;
 
 use crate::support::{Host, UNPRIVILEGED, User, kernel, out};
 
@@ -72,7 +72,14 @@ impl Shop {
 
     fn git(&self, args: &[&str]) -> String {
         let mut command = Command::new("git");
-        command.arg("-C").arg(self.code()).args(["-c", "safe.directory=*", "-c", "user.name=t", "-c", "user.email=t@t"]);
+        command.arg("-C").arg(self.code()).args([
+            "-c",
+            "safe.directory=*",
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@t",
+        ]);
         let output = command.args(args).env("HOME", self.host.path("home")).output().unwrap();
         assert!(output.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&output.stderr));
         self.give();
@@ -118,7 +125,13 @@ impl Shop {
     fn state(&self) -> String {
         let files = [self.read("app.py"), self.read("new.txt"), self.read("staged.txt")];
         let status = self.git(&["status", "--porcelain"]);
-        format!("{} | {:?} {status:?} {} | {:?}", self.kernel_state(), files, self.git(&["rev-parse", "HEAD"]), self.amounts())
+        format!(
+            "{} | {:?} {status:?} {} | {:?}",
+            self.kernel_state(),
+            files,
+            self.git(&["rev-parse", "HEAD"]),
+            self.amounts()
+        )
     }
 
     /// Dirty, staged and untracked work in the repository.
@@ -150,9 +163,10 @@ impl Shop {
 fn amounts(path: &Path) -> rusqlite::Result<(i64, i64)> {
     let database = Connection::open(path)?;
     database.busy_timeout(std::time::Duration::from_secs(10))?;
-    let read = database.query_row("SELECT max(amount * (id = 1)), max(amount * (id = 2)) FROM accounts", [], |row| {
-        Ok((row.get(0)?, row.get(1)?))
-    })?;
+    let read =
+        database.query_row("SELECT max(amount * (id = 1)), max(amount * (id = 2)) FROM accounts", [], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
     let whole: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
     assert_eq!((read.0 + read.1, whole.as_str()), (1000, "ok"), "a torn database");
     Ok(read)

@@ -4,9 +4,9 @@
 //! the terminal.
 
 mod checkpoints;
+mod groups;
 mod journal;
 mod kernels;
-mod groups;
 mod lists;
 mod patch;
 mod pool;
@@ -17,9 +17,9 @@ mod value;
 mod workflow;
 
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
+pub use groups::{freeze_line, group, groups};
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, kernel, kernels, state_painter};
-pub use groups::{freeze_line, group, groups};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};
 pub use patch::patch;
 pub use pool::pools;

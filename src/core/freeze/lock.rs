@@ -87,7 +87,14 @@ impl Lock {
     pub fn of_kernel(name: &str, checkpoint: &str, repositories: &[RepositoryLock]) -> Lock {
         let kernel = vec![LockedKernel { name: name.to_owned(), checkpoint: checkpoint.to_owned() }];
         let repository = repositories.iter().map(|one| inside(name, one)).collect();
-        Lock { format: FORMAT, name: name.to_owned(), subject: "kernel".into(), kernel, repository, database: Vec::new() }
+        Lock {
+            format: FORMAT,
+            name: name.to_owned(),
+            subject: "kernel".into(),
+            kernel,
+            repository,
+            database: Vec::new(),
+        }
     }
 
     /// The lock of a group.
@@ -144,12 +151,19 @@ impl Lock {
             match now {
                 None => told.push(format!("repository {} ({}) is gone", then.name, then.path)),
                 Some(now) if now.commit != then.commit => {
-                    told.push(format!("repository {} is at {}, not at {}", then.name, start(&now.commit), start(&then.commit)));
+                    told.push(format!(
+                        "repository {} is at {}, not at {}",
+                        then.name,
+                        start(&now.commit),
+                        start(&then.commit)
+                    ));
                 }
                 Some(now) if now.files != then.files || now.index != then.index => {
                     told.push(format!("repository {} has other files", then.name));
                 }
-                Some(now) if now.branch != then.branch => told.push(format!("repository {} is on another branch", then.name)),
+                Some(now) if now.branch != then.branch => {
+                    told.push(format!("repository {} is on another branch", then.name))
+                }
                 Some(_) => {}
             }
         }

@@ -95,9 +95,7 @@ pub struct RepositoryLock {
 ///
 /// # Errors
 /// Why the files do not name a commit.
-pub fn head<E>(
-    mut read: impl FnMut(&str, u64) -> Result<Option<Vec<u8>>, E>,
-) -> Result<Result<Head, &'static str>, E> {
+pub fn head<E>(mut read: impl FnMut(&str, u64) -> Result<Option<Vec<u8>>, E>) -> Result<Result<Head, &'static str>, E> {
     let mut name = String::from("HEAD");
     let mut branch = None;
     for _ in 0..=limits::GIT_REFERENCE_HOPS {
@@ -119,7 +117,9 @@ pub fn head<E>(
                 branch = Some(target.strip_prefix("refs/heads/").unwrap_or(target).to_owned());
             }
             Some(_) => return Ok(Err("a reference has an invalid name")),
-            None => return Ok(text.parse().map(|commit| Head { commit, branch }).map_err(|_| "a reference is malformed")),
+            None => {
+                return Ok(text.parse().map(|commit| Head { commit, branch }).map_err(|_| "a reference is malformed"));
+            }
         }
     }
     Ok(Err("too many references lead to one another"))
@@ -165,7 +165,8 @@ mod tests {
         let main = Ok(Head { commit: commit.clone(), branch: Some("main".into()) });
         let line = format!("{A}\n");
         assert_eq!(read(&[("HEAD", "ref: refs/heads/main\n"), ("refs/heads/main", &line)]), main);
-        let packed = format!("# pack-refs with: peeled\n{} refs/heads/mainly\n{A} refs/heads/main\n^{A}\n", "1".repeat(40));
+        let packed =
+            format!("# pack-refs with: peeled\n{} refs/heads/mainly\n{A} refs/heads/main\n^{A}\n", "1".repeat(40));
         assert_eq!(read(&[("HEAD", "ref: refs/heads/main"), ("packed-refs", &packed)]), main);
         assert_eq!(read(&[("HEAD", &line)]), Ok(Head { commit, branch: None }));
     }
@@ -175,8 +176,18 @@ mod tests {
     fn hostile_heads_are_refused() {
         let huge = "a".repeat(limits::GIT_REFERENCE_BYTES as usize + 1);
         for head in [
-            "", "ref: ", "ref: refs/heads/../../../etc/passwd", "ref: /etc/passwd", "ref: refs//heads", "ref: HEAD",
-            "ref: refs/heads/a b", "ref: refs/heads/x.lock", "ref: refs/heads/a\u{1}", "main", "0011", &A.to_uppercase(),
+            "",
+            "ref: ",
+            "ref: refs/heads/../../../etc/passwd",
+            "ref: /etc/passwd",
+            "ref: refs//heads",
+            "ref: HEAD",
+            "ref: refs/heads/a b",
+            "ref: refs/heads/x.lock",
+            "ref: refs/heads/a\u{1}",
+            "main",
+            "0011",
+            &A.to_uppercase(),
             &huge,
         ] {
             assert!(read(&[("HEAD", head)]).is_err(), "{head:?}");

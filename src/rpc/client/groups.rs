@@ -10,9 +10,9 @@ use crate::rpc::convert::{read_text, read_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 impl HostClient {
-    fn groups_cap(&self) -> wire::groups::Client {
-        // Pipelined: the next call follows without a round trip.
-        self.cap.groups_request().send().pipeline.get_groups()
+    async fn groups_cap(&self) -> Result<wire::groups::Client> {
+        let response = self.link.call(self.cap.groups_request().send().promise).await?;
+        fields(fields(response.get())?.get_groups())
     }
 
     /// Creates a group.
@@ -20,7 +20,7 @@ impl HostClient {
     /// # Errors
     /// `alreadyExists`, `invalidArgument`.
     pub async fn create_group(&self, name: &str) -> Result<()> {
-        let mut request = self.groups_cap().create_request();
+        let mut request = self.groups_cap().await?.create_request();
         request.get().set_name(name);
         self.link.call(request.send().promise).await.map(drop)
     }
@@ -30,7 +30,7 @@ impl HostClient {
     /// # Errors
     /// `notFound`, `alreadyExists`, `refused`, `unsupported`.
     pub async fn add_member(&self, group: &str, kind: &str, target: &str, name: &str) -> Result<MemberInfo> {
-        let mut request = self.groups_cap().add_request();
+        let mut request = self.groups_cap().await?.add_request();
         request.get().set_group(group);
         request.get().set_kind(kind);
         request.get().set_target(target);
@@ -44,7 +44,7 @@ impl HostClient {
     /// # Errors
     /// `notFound`, `conflict`.
     pub async fn remove_member(&self, group: &str, member: &str) -> Result<()> {
-        let mut request = self.groups_cap().remove_request();
+        let mut request = self.groups_cap().await?.remove_request();
         request.get().set_group(group);
         request.get().set_member(member);
         self.link.wait(request.send().promise).await.map(drop)
@@ -55,7 +55,7 @@ impl HostClient {
     /// # Errors
     /// The daemon's errors.
     pub async fn groups(&self) -> Result<Vec<GroupInfo>> {
-        let response = self.link.call(self.groups_cap().list_request().send().promise).await?;
+        let response = self.link.call(self.groups_cap().await?.list_request().send().promise).await?;
         let list = fields(fields(response.get())?.get_groups())?;
         list.iter().map(|group| answer(read_group(group))).collect()
     }
@@ -65,7 +65,7 @@ impl HostClient {
     /// # Errors
     /// `notFound`.
     pub async fn group(&self, name: &str) -> Result<GroupInfo> {
-        let mut request = self.groups_cap().show_request();
+        let mut request = self.groups_cap().await?.show_request();
         request.get().set_group(name);
         let response = self.link.call(request.send().promise).await?;
         answer(read_group(fields(fields(response.get())?.get_group())?))
@@ -76,7 +76,7 @@ impl HostClient {
     /// # Errors
     /// Errors of members; nothing is visible then.
     pub async fn freeze(&self, group: &str, message: &str) -> Result<FreezeInfo> {
-        let mut request = self.groups_cap().freeze_request();
+        let mut request = self.groups_cap().await?.freeze_request();
         request.get().set_group(group);
         request.get().set_message(message);
         let response = self.link.wait(request.send().promise).await?;
@@ -88,7 +88,7 @@ impl HostClient {
     /// # Errors
     /// `notFound`.
     pub async fn freezes(&self, group: &str, limit: u32) -> Result<Vec<FreezeInfo>> {
-        let mut request = self.groups_cap().freezes_request();
+        let mut request = self.groups_cap().await?.freezes_request();
         request.get().set_group(group);
         request.get().set_limit(limit);
         let response = self.link.wait(request.send().promise).await?;
@@ -100,8 +100,13 @@ impl HostClient {
     ///
     /// # Errors
     /// Refusals of the gate (`refused`, `data_newer`) and errors of members; everything is as before then.
-    pub async fn restore_group(&self, group: &str, reference: &str, members: &[String]) -> Result<(FreezeInfo, String)> {
-        let mut request = self.groups_cap().restore_request();
+    pub async fn restore_group(
+        &self,
+        group: &str,
+        reference: &str,
+        members: &[String],
+    ) -> Result<(FreezeInfo, String)> {
+        let mut request = self.groups_cap().await?.restore_request();
         request.get().set_group(group);
         request.get().set_ref(reference);
         let length = u32::try_from(members.len()).map_err(|_| Error::invalid("too many members"))?;
@@ -115,7 +120,7 @@ impl HostClient {
     /// # Errors
     /// `notFound`, and errors of [`Self::restore_group`].
     pub async fn undo_group(&self, group: &str) -> Result<(FreezeInfo, String)> {
-        let mut request = self.groups_cap().undo_request();
+        let mut request = self.groups_cap().await?.undo_request();
         request.get().set_group(group);
         let response = self.link.wait(request.send().promise).await?;
         restoration(fields(fields(response.get())?.get_restoration())?)
@@ -126,7 +131,7 @@ impl HostClient {
     /// # Errors
     /// `notFound`, and errors of members.
     pub async fn lock(&self, name: &str) -> Result<String> {
-        let mut request = self.groups_cap().lock_request();
+        let mut request = self.groups_cap().await?.lock_request();
         request.get().set_name(name);
         let response = self.link.wait(request.send().promise).await?;
         answer(read_text(fields(response.get())?.get_lock(), "lock"))
@@ -137,7 +142,7 @@ impl HostClient {
     /// # Errors
     /// `refused` with reason `data_newer` if its data needs newer code.
     pub async fn check_lock(&self, name: &str) -> Result<Vec<String>> {
-        let mut request = self.groups_cap().check_request();
+        let mut request = self.groups_cap().await?.check_request();
         request.get().set_name(name);
         let response = self.link.wait(request.send().promise).await?;
         answer(read_text_list(fields(response.get())?.get_differences(), "differences", limits::VALUE_ITEMS))

@@ -170,7 +170,11 @@ impl groups::Server for GroupsServer {
         Ok(())
     }
 
-    async fn check(self: Rc<Self>, params: groups::CheckParams, mut results: groups::CheckResults) -> capnp::Result<()> {
+    async fn check(
+        self: Rc<Self>,
+        params: groups::CheckParams,
+        mut results: groups::CheckResults,
+    ) -> capnp::Result<()> {
         let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
         let told = freeze::check(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)?;
         write_text_list(results.get().init_differences(told.len() as u32), &told);

@@ -101,7 +101,8 @@ impl HeldKernel {
     pub async fn seal(&mut self, name: &str, kind: CheckpointType, actor: &Actor) -> Result<Checkpoint> {
         let gathered = self.gathered.take().ok_or_else(|| Error::internal("nothing was captured"))?;
         let present = Present::of(&gathered, &self.kernel);
-        let request = CheckpointRequest { pinned: true, ..CheckpointRequest::new(kind, &CheckpointRequest::name_of(name)) };
+        let request =
+            CheckpointRequest { pinned: true, ..CheckpointRequest::new(kind, &CheckpointRequest::name_of(name)) };
         let (checkpoint, _) = seal(&self.host, &self.kernel, gathered, &request, actor, None).await?;
         self.safety = Some((checkpoint.id, present));
         Ok(checkpoint)

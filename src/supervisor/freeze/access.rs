@@ -31,7 +31,8 @@ pub(super) fn checked(host: &Host, uid: u32, path: &Path) -> Result<PathBuf> {
 pub(super) fn recheck(host: &Host, uid: u32, path: &Path) -> Result<()> {
     match checked(host, uid, path) {
         Ok(real) if real != path => {
-            Err(Error::refused(format!("{} leads elsewhere than when it was added", path.display())).reason("source_moved"))
+            Err(Error::refused(format!("{} leads elsewhere than when it was added", path.display()))
+                .reason("source_moved"))
         }
         Ok(_) => Ok(()),
         // A wrecked member may be gone.
@@ -47,9 +48,9 @@ pub(super) fn recheck(host: &Host, uid: u32, path: &Path) -> Result<()> {
 pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, path: &Path) -> Result<()> {
     let owner = host_database::owner(&path.join(".git"))?;
     if owner != uid {
-        return Err(Error::refused(format!("{} belongs to user {owner}", path.display()))
-            .reason("other_owner")
-            .hint("git reads a repository's configuration, which may run programs: only your own repositories are used"));
+        return Err(Error::refused(format!("{} belongs to user {owner}", path.display())).reason("other_owner").hint(
+            "git reads a repository's configuration, which may run programs: only your own repositories are used",
+        ));
     }
     for kernel in supervisor.kernels() {
         let own = kernel.spec.paths.iter().filter(|allowed| allowed.writable);
@@ -62,7 +63,9 @@ pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, path: 
             let name = &kernel.spec.name;
             return Err(Error::refused(format!("kernel {name} can write {}", path.display()))
                 .reason("shared_with_kernel")
-                .hint("its code could make git run programs outside of the sandbox: unmount it, or mount it read-only"));
+                .hint(
+                    "its code could make git run programs outside of the sandbox: unmount it, or mount it read-only",
+                ));
         }
     }
     Ok(())

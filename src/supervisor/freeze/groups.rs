@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::access;
 use super::objects::blocking;
-use crate::catalog::host_database::{self, Present};
 use crate::catalog::Notes;
+use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::{Group, Member, Target};

@@ -65,7 +65,9 @@ pub(super) async fn open(supervisor: &Supervisor, group: &Group) -> Result<Vec<L
         std::fs::create_dir_all(&scratch)
             .map_err(|error| Error::unavailable(format!("{}: {error}", scratch.display())))?;
         let kind = match &member.target {
-            Target::Kernel { id } => LiveKind::Kernel { kernel: kernel(supervisor, *id)?, held: None, checkpoint: None },
+            Target::Kernel { id } => {
+                LiveKind::Kernel { kernel: kernel(supervisor, *id)?, held: None, checkpoint: None }
+            }
             Target::Repository { path } => {
                 let path = PathBuf::from(path);
                 access::recheck(host, group.uid, &path)?;
@@ -297,7 +299,9 @@ impl Live {
             (LiveKind::Repository { repository, .. }, Captured::Repository { part, .. }) if part.pack.is_some() => {
                 repository.prepare(&self.scratch.join("restored-pack")).await
             }
-            (LiveKind::Database { path, lock: None, .. }, Captured::Database { part, .. }) => {
+            (LiveKind::Database { path, lock, .. }, Captured::Database { part, .. })
+                if lock.is_none() || !matches!(part, DatabasePart::Whole { .. }) =>
+            {
                 self.place_beside(path, part).await
             }
             _ => Ok(()),
@@ -385,7 +389,9 @@ impl Live {
     /// Prepares the recovery of a restore that a former daemon may have carried out here.
     pub async fn after_crash(&mut self) -> Result<()> {
         let safety = self.captured()?.clone();
-        if let (LiveKind::Database { path, is_switched, .. }, Captured::Database { part, .. }) = (&mut self.kind, safety) {
+        if let (LiveKind::Database { path, is_switched, .. }, Captured::Database { part, .. }) =
+            (&mut self.kind, safety)
+        {
             *is_switched = true;
             if let DatabasePart::Whole { image, .. } = part {
                 let (copy, before) = (self.scratch.join("now"), self.scratch.join("before"));
@@ -393,7 +399,9 @@ impl Live {
                 let path = path.clone();
                 let is_same = blocking(move || match database::present(&path)? {
                     Present::Whole => {
-                        let _ = std::fs::remove_file(&copy);
+                        for suffix in database::SUFFIXES {
+                            let _ = std::fs::remove_file(database::beside(&copy, suffix));
+                        }
                         database::capture(&path, &copy)?;
                         database::is_same(&copy, &before)
                     }
@@ -449,16 +457,13 @@ fn inactive(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(format!(".{name}{suffix}.ryokan"))
 }
 
-async fn capture_database(
-    host: &Host,
-    path: &Path,
-    scratch: &Path,
-    any: bool,
-) -> Result<(DatabasePart, String)> {
+async fn capture_database(host: &Host, path: &Path, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
     let (copy, own) = (scratch.join("copy"), path.to_owned());
     let to = copy.clone();
     let found = blocking(move || {
-        let _ = std::fs::remove_file(&to);
+        for suffix in database::SUFFIXES {
+            let _ = std::fs::remove_file(database::beside(&to, suffix));
+        }
         match database::present(&own)? {
             Present::Whole => database::capture(&own, &to).map(Ok),
             other => Ok(Err(other)),

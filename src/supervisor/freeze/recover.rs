@@ -106,7 +106,7 @@ async fn revert(
     let actor = host.own_actor();
     let mut machine = Restore::recovery(live.len(), reached);
     let (parts, safety) = (Vec::new(), Some(safety));
-    let mut run = Run { supervisor, host, group, freeze, parts, live, others: opened, actor: &actor, safety, failed: None };
+    let mut run = Run { host, group, freeze, parts, live, others: opened, actor: &actor, safety, failed: None };
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
         machine.reply(reply);

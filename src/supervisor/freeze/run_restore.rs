@@ -45,7 +45,8 @@ pub async fn restore(
 pub async fn undo(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<Restored> {
     let turn = turn(supervisor.host()).await?;
     let group = super::find(supervisor, actor.uid, group).await?;
-    let none = || Error::not_found(format!("nothing was restored in group {}, so there is nothing to undo", group.name));
+    let none =
+        || Error::not_found(format!("nothing was restored in group {}, so there is nothing to undo", group.name));
     let id = group.undo.ok_or_else(none)?;
     let all = supervisor.host().catalog.freezes(group.id).await?;
     let freeze = all.into_iter().find(|freeze| freeze.id == id).ok_or_else(none)?;
@@ -99,7 +100,7 @@ async fn perform(
         live.target = Some(part.captured.clone());
         concerned.push(live);
     }
-    let mut run = Run { supervisor, host, group, freeze, parts, live: concerned, others: all, actor, safety: None, failed: None };
+    let mut run = Run { host, group, freeze, parts, live: concerned, others: all, actor, safety: None, failed: None };
     let mut machine = Restore::new(run.live.len());
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
@@ -110,7 +111,6 @@ async fn perform(
 
 /// A restore under way.
 pub(super) struct Run<'a> {
-    pub supervisor: &'a Supervisor,
     pub host: &'a Host,
     pub group: &'a Group,
     pub freeze: Freeze,
@@ -144,9 +144,7 @@ impl Run<'_> {
                 in_time(own, most, async { done(self.live[n].suspend(Kind::Restore, actor).await) }).await
             }
             Action::Safety => done(self.take_safety().await),
-            Action::Intent => {
-                done(self.intent(0).and_then_begin(self.host, self.group).await)
-            }
+            Action::Intent => done(self.intent(0).and_then_begin(self.host, self.group).await),
             Action::Prepare(n) => {
                 in_time(has_deadlines(&self.live[n]), most, async { done(self.live[n].prepare().await) }).await
             }
@@ -241,7 +239,11 @@ impl Run<'_> {
                 let parked: Vec<Box<dyn std::any::Any>> =
                     self.live.into_iter().map(|live| Box::new(live) as Box<dyn std::any::Any>).collect();
                 self.host.parked.borrow_mut().insert(self.group.id, parked);
-                self.host.events.publish("", "group_unfinished", serde_json::json!({ "group": name, "error": message }));
+                self.host.events.publish(
+                    "",
+                    "group_unfinished",
+                    serde_json::json!({ "group": name, "error": message }),
+                );
                 Err(Error { message, ..failed }
                     .reason("group_unfinished")
                     .hint("nothing is lost: the next freeze, restore or undo of the group goes back first"))

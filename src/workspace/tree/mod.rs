@@ -9,8 +9,8 @@ pub mod format;
 pub mod lookup;
 pub mod needs;
 pub mod reach;
-pub mod repositories;
 pub mod read;
+pub mod repositories;
 pub mod size;
 
 use crate::core::ids::Digest;
