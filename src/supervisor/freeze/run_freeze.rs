@@ -138,7 +138,10 @@ impl Run<'_> {
     async fn seal(&mut self, live: &mut [Live]) -> Result<()> {
         let Taking { kind, message, actor, .. } = *self.taking;
         let (host, group) = (self.host, self.group);
-        let name = if message.is_empty() { format!("freeze of {}", group.name) } else { message.to_owned() };
+        let name = match message {
+            "" => format!("freeze of {}", group.name),
+            message => format!("freeze of {}: {message}", group.name),
+        };
         for one in live.iter_mut() {
             one.seal(&name, kind, actor).await?;
         }
