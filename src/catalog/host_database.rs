@@ -44,8 +44,17 @@ pub struct WriteLock {
     /// In a write transaction that changes nothing.
     holder: Connection,
     /// Sees whether others wrote after the lock was released.
-    observer: Connection,
+    observer: Observer,
     version: i64,
+}
+
+/// Reads a number that each commit of another connection changes.
+enum Observer {
+    /// With a write-ahead log: readers are admitted beside a writer.
+    Log(Connection),
+    /// With a rollback journal: the change counter in the file. Its close would release SQLite's locks of this process,
+    /// so it is dropped last.
+    Journal(File),
 }
 
 impl std::fmt::Debug for WriteLock {
@@ -198,9 +207,14 @@ impl WriteLock {
     /// `busy` if another program holds it.
     pub fn take(path: &Path) -> Result<WriteLock> {
         let failed = wrong(path, "lock");
-        let (holder, observer) = (open(path, false)?, open(path, false)?);
+        let holder = open(path, false)?;
         holder.execute_batch("BEGIN IMMEDIATE").map_err(&failed)?;
-        let version = data_version(&observer, path)?;
+        let mode: String = holder.query_row("PRAGMA journal_mode", [], |row| row.get(0)).map_err(&failed)?;
+        let observer = match mode.as_str() {
+            "wal" => Observer::Log(open(path, false)?),
+            _ => Observer::Journal(File::open(path).map_err(|error| io(path, "open", error))?),
+        };
+        let version = observer.version(path)?;
         Ok(WriteLock { path: path.to_owned(), holder, observer, version })
     }
 
@@ -216,7 +230,7 @@ impl WriteLock {
         // SQLite's backup takes the lock itself.
         self.holder.execute_batch("ROLLBACK").map_err(&failed)?;
         let (observer, version, path) = (&self.observer, self.version, &self.path);
-        run(&source, &mut target, path, || match data_version(observer, path)? == version {
+        run(&source, &mut target, path, || match observer.version(path)? == version {
             true => Ok(()),
             false => Err(Error::conflict(format!("{} was written during the restore", path.display()))
                 .reason("database_written")
@@ -259,8 +273,25 @@ pub fn is_same(a: &Path, b: &Path) -> Result<bool> {
     Ok(true)
 }
 
-fn data_version(connection: &Connection, path: &Path) -> Result<i64> {
-    connection.query_row("PRAGMA data_version", [], |row| row.get(0)).map_err(wrong(path, "read"))
+impl Observer {
+    fn version(&self, path: &Path) -> Result<i64> {
+        match self {
+            Observer::Log(connection) => {
+                connection.query_row("PRAGMA data_version", [], |row| row.get(0)).map_err(wrong(path, "read"))
+            }
+            Observer::Journal(file) => {
+                use std::os::unix::fs::FileExt as _;
+                let mut counter = [0; 4];
+                match file.read_exact_at(&mut counter, 24) {
+                    // An empty database.
+                    Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(-1),
+                    read => {
+                        read.map(|()| i64::from(u32::from_be_bytes(counter))).map_err(|error| io(path, "read", error))
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The path of a file beside a database.

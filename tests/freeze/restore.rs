@@ -30,7 +30,14 @@ fn group_is_restored_as_one() {
 
 #[test]
 fn writer_sees_whole_databases() {
-    let shop = Shop::new(users()[0]);
+    for mode in ["wal", "delete"] {
+        let shop = Shop::new(users()[0]);
+        shop.sql(&format!("PRAGMA journal_mode = {mode}"));
+        database_stays_whole(&shop);
+    }
+}
+
+fn database_stays_whole(shop: &Shop) {
     let writer = Writer::start(&shop.data());
     for n in 0..3 {
         shop.host.ok(&["freeze", "shop", "-m", &format!("n{n}")]);

@@ -14,7 +14,7 @@ mod before_stop;
 mod compare;
 mod files;
 mod gather;
-pub(crate) mod held;
+pub(crate) mod held_kernel;
 mod lookup;
 mod memory;
 mod pruning;

@@ -12,7 +12,7 @@ use crate::core::freeze::{Captured, DatabasePart, Group, Member, RepositoryPart,
 use crate::core::ids::{CheckpointId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::git::{Repository, State};
-use crate::supervisor::checkpoint::held::{self, HeldKernel};
+use crate::supervisor::checkpoint::held_kernel::{self as held, HeldKernel};
 use crate::supervisor::checkpoint::manifest_of;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;

@@ -8,7 +8,7 @@ use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent};
 use crate::core::ids::{FreezeId, GroupId};
-use crate::supervisor::checkpoint::held;
+use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::registry::Supervisor;
 
 /// Ends every unfinished operation, before clients are served.
