@@ -42,7 +42,7 @@ pub fn check(
     would_be: &[Pairing],
     recorded: &[Pairing],
     mut is_ancestor: impl FnMut(&str, &CommitId, &CommitId) -> bool,
-) -> Result<(), Refusal> {
+) -> Result<(), Box<Refusal>> {
     for pair in would_be {
         let seen = recorded.iter().filter(|seen| {
             (&seen.database, &seen.revision, &seen.repository) == (&pair.database, &pair.revision, &pair.repository)
@@ -51,7 +51,7 @@ pub fn check(
         let Some(needs) = seen.last() else { continue };
         if !seen.iter().any(|commit| is_ancestor(&pair.repository, commit, &pair.commit)) {
             let Pairing { database, revision, repository, commit } = pair.clone();
-            return Err(Refusal { database, revision, repository, commit, needs: (*needs).clone() });
+            return Err(Box::new(Refusal { database, revision, repository, commit, needs: (*needs).clone() }));
         }
     }
     Ok(())

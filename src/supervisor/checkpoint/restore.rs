@@ -100,7 +100,7 @@ async fn to(
         let _held = held;
         let (of, own, owned) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&transition));
         let done = queue_ticket::take(ticket, change, limits::CHECKPOINT_WAIT, move |link| async move {
-            perform(&of, &own, &link, &owned, target, options, &actor, None).await
+            perform(&of, &own, &link, &owned, (target, options), &actor, None).await
         });
         match done.await {
             Ok(done) => {
@@ -153,7 +153,7 @@ pub(super) async fn restore_held(
     let (checkpoint, _held) = pin_for_read(kernel, kernel.recorded(checkpoint).await?).await?;
     let target = load(host, kernel, checkpoint).await?;
     validate_spec(host, kernel, &target)?;
-    let done = perform(host, kernel, link, transition, target, Options::default(), actor, given).await;
+    let done = perform(host, kernel, link, transition, (target, Options::default()), actor, given).await;
     let Err(failed) = done else { return Ok(()) };
     if transition.is_recorded() {
         transition.abort(host).await?;
@@ -217,8 +217,7 @@ async fn perform(
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     transition: &ExclusiveTransition,
-    target: Target,
-    options: Options,
+    (target, options): (Target, Options),
     actor: &Actor,
     given: Option<(CheckpointId, Present)>,
 ) -> Result<Restoration> {

@@ -162,7 +162,7 @@ async fn locks(host: &Host, objects: &Objects, tree: Digest) -> Result<Vec<Repos
         let mut barren = barren.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(workspace::repositories(&*objects, TreeId(tree), &mut barren))
     });
-    Ok(found.await?.map_err(Error::from)?)
+    found.await?.map_err(Error::from)
 }
 
 /// Freezes everything inside. On failure, nothing stays frozen.

@@ -34,7 +34,7 @@ pub(super) struct Live {
 }
 
 enum LiveKind {
-    Kernel { kernel: Rc<Kernel>, held: Option<HeldKernel>, checkpoint: Option<CheckpointId> },
+    Kernel { kernel: Rc<Kernel>, held: Option<Box<HeldKernel>>, checkpoint: Option<CheckpointId> },
     Repository { path: PathBuf, repository: Repository, state: Option<State> },
     Database { path: PathBuf, lock: Option<WriteLock>, is_switched: bool },
 }
@@ -123,7 +123,7 @@ impl Live {
     pub async fn suspend(&mut self, transition: Kind, actor: &Actor) -> Result<()> {
         match &mut self.kind {
             LiveKind::Kernel { kernel, held, .. } => {
-                *held = Some(HeldKernel::hold(&self.host, kernel, transition, actor).await?);
+                *held = Some(Box::new(HeldKernel::hold(&self.host, kernel, transition, actor).await?));
             }
             LiveKind::Database { path, lock, .. } if transition == Kind::Restore => {
                 let path = path.clone();

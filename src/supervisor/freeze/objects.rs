@@ -38,7 +38,7 @@ pub(super) async fn put(host: &Host, path: PathBuf) -> Result<(Digest, u64)> {
         let name = path.display().to_string();
         Ok(copy().map_err(|error| Error::unavailable(format!("cannot read {name}: {error}"))))
     };
-    Ok(host.store.run_beside(put).await??.map_err(Error::from)?)
+    host.store.run_beside(put).await??.map_err(Error::from)
 }
 
 /// Writes an object to a file, which is synced. The whole object is verified.

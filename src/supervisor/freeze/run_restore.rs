@@ -288,7 +288,7 @@ pub(super) async fn judge(
         ancestors.contains(&(repository.to_owned(), a.clone(), b.clone()))
     };
     gate::check(would_be, recorded, is_ancestor).map_err(|refusal| {
-        let gate::Refusal { database, revision, repository, commit, needs } = refusal;
+        let gate::Refusal { database, revision, repository, commit, needs } = *refusal;
         Error::refused(format!(
             "schema {revision} of {database} was recorded with commit {} of {repository}; its code would be at {}, which is older",
             needs.short(),
