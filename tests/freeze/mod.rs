@@ -164,7 +164,7 @@ fn amounts(path: &Path) -> rusqlite::Result<(i64, i64)> {
     let database = Connection::open(path)?;
     database.busy_timeout(std::time::Duration::from_secs(10))?;
     let read =
-        database.query_row("SELECT max(amount * (id = 1)), max(amount * (id = 2)) FROM accounts", [], |row| {
+        database.query_row("SELECT sum(amount * (id = 1)), sum(amount * (id = 2)) FROM accounts", [], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })?;
     let whole: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
