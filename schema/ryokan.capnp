@@ -90,6 +90,8 @@ interface Host {
   # Only for a source that is gone for good: if it still runs the kernel, there are two live copies.
   handoverStream @18 () -> (stream :HandoverStream);
   # The receiving end of the handover protocol. `ryokan pipe` connects its standard streams to it.
+  groups @19 () -> (groups :Groups);
+  # Kernels, repositories and databases that are frozen and restored as one.
 }
 
 interface Kernel {
@@ -852,4 +854,62 @@ struct Error { code @0 :ErrorCode; message @1 :Text; hint @2 :Text; reason @3 :T
 enum ErrorCode {
   invalidArgument @0; notFound @1; alreadyExists @2; conflict @3; refused @4; busy @5; unsupported @6; departed @7; lost @8;
   corrupt @9; deadline @10; unavailable @11; internal @12;
+}
+
+interface Groups {
+  # The caller's groups. A member is on this host: a kernel, or a host path that the caller may use.
+
+  create @0 (name :Text) -> ();
+  # `alreadyExists` if a group or a kernel of the caller has this name.
+  add @1 (group :Text, kind :Text, target :Text, name :Text) -> (member :GroupMember);
+  # `kind`: `kernel`, `repository` (a git work tree) or `database` (an SQLite file). `target`: the
+  # kernel's name or the path. `name` empty: derived from the target.
+  remove @2 (group :Text, member :Text) -> ();
+  # `member` empty: the group with all of its freezes.
+  list @3 () -> (groups :List(Group));
+  show @4 (group :Text) -> (group :Group);
+  freeze @5 (group :Text, message :Text) -> (freeze :Freeze);
+  # Captures every member within one pause: all or nothing.
+  freezes @6 (group :Text, limit :UInt32) -> (freezes :List(Freeze));
+  # Newest first; `limit` 0: all.
+  restore @7 (group :Text, ref :Text, members :List(Text)) -> (restoration :GroupRestoration);
+  # `ref`: a number, the beginning of an id, a message, `latest` or `~N`. `members` empty: all. After
+  # a freeze of type `system` to which `undo` returns. All or nothing.
+  undo @8 (group :Text) -> (restoration :GroupRestoration);
+  lock @9 (name :Text) -> (lock :Text);
+  # Of a kernel's newest checkpoint, or of a group's present state: docs/lock-format.md.
+  check @10 (name :Text) -> (differences :List(Text));
+  # How the present state of a group differs from its newest freeze. `refused` with reason
+  # `data_newer` if its data needs newer code.
+}
+
+struct Group {
+  name @0 :Text;
+  members @1 :List(GroupMember);
+  freezes @2 :UInt64;
+  createdAtMs @3 :Int64;
+  unfinished @4 :Bool;        # a restore was interrupted and awaits recovery
+}
+
+struct GroupMember {
+  name @0 :Text;
+  kind @1 :Text;
+  target @2 :Text;            # a kernel's name, or a path
+}
+
+struct Freeze {
+  id @0 :Text;
+  number @1 :UInt64;          # counts the group's freezes from 1
+  message @2 :Text;
+  type @3 :CheckpointType;
+  creator @4 :Text;
+  atMs @5 :Int64;
+  restoredAtMs @6 :Int64;     # 0: never
+  isHead @7 :Bool;            # the last taken or restored
+  lock @8 :Text;              # docs/lock-format.md
+}
+
+struct GroupRestoration {
+  freeze @0 :Freeze;
+  safety @1 :Text;            # the freeze taken just before
 }

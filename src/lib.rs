@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod core;
 pub mod daemon;
+pub mod git;
 pub mod isolation;
 pub mod link;
 pub mod mcp;

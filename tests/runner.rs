@@ -12,6 +12,7 @@ mod faults;
 mod files;
 mod foreign;
 mod forks;
+mod freeze;
 mod fuzz_inputs;
 mod generated;
 mod licences;

@@ -56,6 +56,7 @@ impl World {
             tools: Vec::new(),
             missed: Vec::new(),
             audit: None,
+            repositories: Vec::new(),
         };
         let sealed = store.put(&manifest.encode().expect("encodes")).expect("stored");
         let packed = Packed {

@@ -14,8 +14,10 @@ mod engine_db;
 mod error;
 mod events;
 mod files;
+mod groups;
 mod handle;
 mod handovers;
+pub mod host_database;
 mod kernels;
 mod keys;
 mod open_databases;
@@ -30,6 +32,7 @@ pub use engine_db::{Applied, Changes, EngineDb, EngineInfo, Entry, EntryHead, In
 pub use error::CatalogError;
 pub use events::{EventPage, NewEvent};
 pub use files::{KernelFiles, sweep_kernels};
+pub use groups::NewFreeze;
 pub use handle::{Catalog, CatalogConfig, CatalogHandle, Notes, Written};
 pub use handovers::HandoverRow;
 pub use kernels::{Created, KernelChange, KernelRow};

@@ -61,6 +61,7 @@ impl Kind {
                 include_str!("../../schema/catalog/0003_audit.sql"),
                 include_str!("../../schema/catalog/0004_worker_records.sql"),
                 include_str!("../../schema/catalog/0005_handovers.sql"),
+                include_str!("../../schema/catalog/0006_groups.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),

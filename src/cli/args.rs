@@ -14,6 +14,7 @@ use super::copy::CopyArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
+use super::groups::{FreezeArgs, GroupArgs, LockArgs};
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::kernels::{LsArgs, NewArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
@@ -117,18 +118,24 @@ pub enum Command {
     Blob(BlobArgs),
     /// Take a checkpoint of a kernel
     Checkpoint(CheckpointArgs),
-    /// List a kernel's checkpoints, newest first
+    /// List a kernel's checkpoints, or a group's freezes, newest first
     Log(LogArgs),
     /// Compare two checkpoints, or one with the present
     Diff(DiffArgs),
-    /// Restore a kernel to a checkpoint
+    /// Restore a kernel to a checkpoint, or a group to a freeze
     Restore(RestoreArgs),
-    /// Undo a kernel's last restore
+    /// Undo the last restore of a kernel or a group
     Undo(NameArgs),
     /// Create kernels from a kernel or from one of its checkpoints
     Fork(ForkArgs),
     /// Show or change how long a kernel's automatic checkpoints are kept
     Retention(RetentionArgs),
+    /// Manage groups: kernels, repositories and databases that are frozen as one
+    Group(GroupArgs),
+    /// Freeze a group: capture all of its members within one pause
+    Freeze(FreezeArgs),
+    /// Print the revisions of a kernel's repositories or of a group, or check them
+    Lock(LockArgs),
     /// Archive a kernel: its files and state move into the store, packed
     Archive(NameArgs),
     /// Bring an archived kernel back, ready for use
@@ -174,6 +181,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Kernels", &["run", "new", "exec", "repl", "ls", "show", "start", "stop", "rm"]),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
+    ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
     ("Host", &["top", "pool", "gc", "verify", "config", "doctor"]),

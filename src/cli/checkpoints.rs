@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::tell_unreadable;
-use super::{json, render};
+use super::{groups, json, render};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
@@ -116,6 +116,9 @@ pub struct RestoreArgs {
     /// Also mark later decisions as superseded
     #[arg(long)]
     pub supersede_decisions: bool,
+    /// Of a group: only this member; repeatable
+    #[arg(long = "member", value_name = "NAME")]
+    pub members: Vec<String>,
 }
 
 /// Takes a checkpoint.
@@ -174,7 +177,12 @@ async fn delete(context: &Context, name: &str, reference: &str) -> Result<(), Fa
 
 /// Lists checkpoints, newest first.
 pub async fn log(context: &Context, args: LogArgs) -> Result<(), Failure> {
-    let (kernel, info) = context.kernel(&args.name).await?;
+    let (kernel, info) = match context.kernel(&args.name).await {
+        Err(failure) if groups::is_group(&failure) && !args.graph => {
+            return groups::log(context, &args.name, args.limit).await;
+        }
+        opened => opened?,
+    };
     let mut all: Vec<(Checkpoint, bool)> = Vec::new();
     let collected = kernel.checkpoints(args.limit, async |checkpoint, is_head| {
         all.push((checkpoint, is_head));
@@ -289,7 +297,15 @@ async fn diff_text(context: &Context, kernel: &KernelClient, args: DiffArgs) -> 
 
 /// Restores a checkpoint.
 pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
-    let (kernel, info) = context.kernel(&args.name).await?;
+    let (kernel, info) = match context.kernel(&args.name).await {
+        Err(failure) if groups::is_group(&failure) => {
+            return groups::restore(context, &args.name, &args.reference, &args.members).await;
+        }
+        opened => opened?,
+    };
+    if !args.members.is_empty() {
+        return Err(Failure::usage("--member is for groups", "leave it out for a kernel"));
+    }
     let (found, _) = kernel.find_checkpoint(&args.reference).await?;
     let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
     context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
@@ -301,7 +317,10 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
 
 /// Undoes the kernel's last restore.
 pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
-    let (kernel, info) = context.kernel(name).await?;
+    let (kernel, info) = match context.kernel(name).await {
+        Err(failure) if groups::is_group(&failure) => return groups::undo(context, name).await,
+        opened => opened?,
+    };
     context.confirm(&format!("undo the last restore of {}", info.spec.name))?;
     let done = kernel.undo(0).await?;
     show_restoration(context, name, &done)

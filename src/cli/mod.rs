@@ -22,6 +22,7 @@ mod exec;
 pub mod exit;
 pub mod failure;
 mod forks;
+mod groups;
 mod journal;
 pub mod json;
 mod kernels;
@@ -112,6 +113,9 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Restore(args) => checkpoints::restore(context, args).await,
         Command::Archive(args) => kernels::archive(context, args).await,
         Command::Unarchive(args) => kernels::unarchive(context, args).await,
+        Command::Group(args) => groups::group(context, args).await,
+        Command::Freeze(args) => groups::freeze(context, args).await,
+        Command::Lock(args) => groups::lock(context, args).await,
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Fork(args) => forks::fork(context, args).await,
         Command::Retention(args) => upkeep::retention(context, args).await,

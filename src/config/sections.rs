@@ -127,6 +127,9 @@ pub struct Limits {
     /// Longest wait for a worker.
     #[serde(with = "span")]
     pub worker_wait: Duration,
+    /// Time for one step of one member of a group that is frozen or restored.
+    #[serde(with = "span")]
+    pub freeze_step: Duration,
     /// Clients at once.
     pub clients: usize,
     /// Clients of one user of a system-wide daemon.
@@ -150,6 +153,7 @@ impl Default for Limits {
             memory_per_user: None,
             worker_starts: limits::WORKER_STARTS,
             worker_wait: limits::WORKER_WAIT,
+            freeze_step: limits::FREEZE_STEP,
             clients: limits::CLIENTS,
             clients_per_user: limits::CLIENTS_PER_USER,
             executions_in_flight: 1000,

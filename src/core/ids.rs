@@ -107,6 +107,14 @@ hex_id!(
     HandoverId, 16, "handover id"
 );
 hex_id!(
+    /// A group of kernels, repositories and databases.
+    GroupId, 16, "group id"
+);
+hex_id!(
+    /// One freeze of a group.
+    FreezeId, 16, "freeze id"
+);
+hex_id!(
     /// A content address: the BLAKE3 hash of the bytes.
     Digest, 32, "digest"
 );
@@ -123,6 +131,13 @@ impl KernelId {
 }
 
 impl CheckpointId {
+    /// Returns the displayed form of the id.
+    pub fn short(&self) -> String {
+        self.to_string().chars().take(SHORT_ID).collect()
+    }
+}
+
+impl FreezeId {
     /// Returns the displayed form of the id.
     pub fn short(&self) -> String {
         self.to_string().chars().take(SHORT_ID).collect()

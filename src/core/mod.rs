@@ -13,6 +13,7 @@ pub mod error;
 pub mod exec;
 pub mod files;
 pub mod fork;
+pub mod freeze;
 pub mod handover;
 pub mod host_resource;
 pub mod ids;

@@ -107,6 +107,7 @@ async fn daemon(args: &Args, config: Config, paths: Paths) -> anyhow::Result<()>
     let supervisor = Supervisor::new(config.clone(), environment, drivers, catalog_handle, StoreHandle::new(store));
     let published = Published::start(&supervisor);
     let recovered = supervisor.recover().await.map_err(anyhow::Error::new)?;
+    crate::supervisor::freeze::recover(&supervisor).await;
     crate::supervisor::maintenance::run(&supervisor);
     republish(&supervisor, &published).await;
     tracing::info!(?recovered, "recovered");

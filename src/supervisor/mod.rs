@@ -3,6 +3,7 @@
 //! ```text
 //! rpc ─▶ registry: create, find, fork, share, remove, recover
 //!           │            maintenance: garbage collection, verification
+//!           │            freeze: groups, captured and restored as one
 //!           ▼
 //!        checkpoint: take, restore, compare, prune
 //!           ▼
@@ -16,6 +17,7 @@
 //! Imports follow these arrows and no others: `tests/tidy` checks it.
 
 pub mod checkpoint;
+pub mod freeze;
 pub mod host;
 pub mod kernel;
 pub mod maintenance;

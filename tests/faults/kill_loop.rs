@@ -180,7 +180,7 @@ impl Model {
         self.operation = "fork";
         let content = self.now();
         self.child = Some(content);
-        k.fork(&Forking::of(&self.child_name())).await?;
+        k.fork(&Forking::of(self.child_name())).await?;
         let (child, _) = client.open_kernel(&self.child_name()).await?;
         let seen = self.content_of(&child).await?;
         assert_eq!(seen, content, "{}: content of an acknowledged fork", self.name);

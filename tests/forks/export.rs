@@ -109,8 +109,8 @@ fn file_with_mount(here: &Host, given: &std::path::Path) -> Vec<u8> {
 fn audited_import(host: &Host) -> String {
     let lines = host.ok(&["audit", "--json"]);
     let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let imports = lines.filter(|line| line["action"].as_str().unwrap().starts_with("kernel.import"));
-    imports.last().unwrap()["detail"].as_str().unwrap().to_owned()
+    let mut imports = lines.filter(|line| line["action"].as_str().unwrap().starts_with("kernel.import"));
+    imports.next_back().unwrap()["detail"].as_str().unwrap().to_owned()
 }
 
 #[test]

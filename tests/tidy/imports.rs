@@ -8,6 +8,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("session", &["core"]),
     ("sys", &["sys", "core"]),
     ("store", &["store", "sys", "core"]),
+    ("git", &["git", "sys", "core"]),
     ("catalog", &["catalog", "sys", "core"]),
     ("workspace", &["workspace", "store", "sys", "core"]),
     ("bundle", &["bundle", "workspace", "store", "sys", "core"]),
@@ -29,6 +30,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "bundle",
             "catalog",
             "store",
+            "git",
             "workspace",
             "config",
             "mcp",
@@ -59,7 +61,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// The rooms of `supervisor/`, the lowest first: imports lead downwards, so there is no circle between rooms.
-const ROOMS: &[&str] = &["host", "workers", "kernel", "checkpoint", "registry", "maintenance"];
+const ROOMS: &[&str] = &["host", "workers", "kernel", "checkpoint", "registry", "freeze", "maintenance"];
 
 /// What would make `core` differ from run to run (invariant 2): modules, and words.
 const IMPURE_MODULES: &[&str] = &[

@@ -53,6 +53,7 @@ const TABLES: &[(&str, &[&str], &str)] = &[
             "stderr_bytes",
             "stdout",
             "stderr",
+            "displays",
         ],
         "exec",
     ),

@@ -76,6 +76,32 @@ impl StateHandle {
     }
 }
 
+impl StateHandle {
+    /// Removes a checkpoint that must not have been taken: the kernel's position is again that before it. Idempotent.
+    /// Returns whether it existed.
+    ///
+    /// # Errors
+    /// `Conflict` if a transition needs it.
+    pub fn withdraw_checkpoint(&self, id: CheckpointId) -> Pending<bool> {
+        self.write("state.checkpoints.withdraw", move |db| {
+            let is_used = transition::get(db)?.is_some_and(|record| record.transition.checkpoints().contains(&id));
+            if is_used || head(db)?.undo == Some(id) {
+                return Err(CatalogError::Conflict(format!("checkpoint {id} is needed by a restore")));
+            }
+            let Some(withdrawn) = all(db)?.into_iter().find(|one| one.id == id) else { return Ok(false) };
+            db.sql("withdraw checkpoint", |c| {
+                c.prepare_cached(
+                    "UPDATE head SET checkpoint = ?2, journal = coalesce((SELECT journal FROM checkpoints WHERE id = ?2), 0)
+                     WHERE checkpoint = ?1",
+                )?
+                .execute(params![id.as_bytes(), withdrawn.parent.map(|parent| *parent.as_bytes())])
+            })?;
+            forget(db, id)?;
+            Ok(true)
+        })
+    }
+}
+
 fn standing(db: &Db) -> Result<Standing> {
     let Head { checkpoint, undo } = head(db)?;
     let mut needed: Vec<(CheckpointId, Use)> = Vec::new();

@@ -4,6 +4,7 @@
 //! the terminal.
 
 mod checkpoints;
+mod groups;
 mod journal;
 mod kernels;
 mod lists;
@@ -16,6 +17,7 @@ mod value;
 mod workflow;
 
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
+pub use groups::{freeze_line, group, groups};
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, host_resources, imported, kernel, kernels, missed, state_painter};
 pub use lists::{abilities, mcp_servers, mounts, tools, vars};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::audit::AuditHead;
 use crate::core::engine::EngineName;
+use crate::core::freeze::refs::RepositoryLock;
 use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
@@ -66,6 +67,9 @@ pub struct Manifest {
     /// of the log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audit: Option<AuditHead>,
+    /// The git repositories in the workspace, at their commits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repositories: Vec<RepositoryLock>,
 }
 
 /// Objects that a manifest names, for garbage collection and verification.
@@ -287,6 +291,7 @@ mod tests {
             tools: Vec::new(),
             missed: Vec::new(),
             audit: Some(AuditHead::EMPTY),
+            repositories: Vec::new(),
         }
     }
 

@@ -14,6 +14,7 @@
 //!
 //! A removal may begin beside a restore, and beside every interrupted transition but a handover: what it removes needs no
 //! recovery. It has no record, because its commit point is one transaction of the catalog and nothing changes before that.
+//! A freeze has none, because it changes nothing of the kernel.
 //!
 //! Owns the decisions; never knows databases, workers or files.
 
@@ -37,11 +38,14 @@ pub enum Kind {
     HandoverOut,
     /// The kernel and everything of it is deleted.
     Remove,
+    /// The kernel stands still while its group is frozen. Nothing of it changes.
+    Freeze,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 5] = [Kind::Restore, Kind::Archive, Kind::Unarchive, Kind::HandoverOut, Kind::Remove];
+    pub const ALL: [Kind; 6] =
+        [Kind::Restore, Kind::Archive, Kind::Unarchive, Kind::HandoverOut, Kind::Remove, Kind::Freeze];
 
     /// The kind's name, as in events and in reasons of errors.
     pub const fn name(self) -> &'static str {
@@ -51,6 +55,7 @@ impl Kind {
             Kind::Unarchive => "unarchive",
             Kind::HandoverOut => "handoverOut",
             Kind::Remove => "remove",
+            Kind::Freeze => "freeze",
         }
     }
 
@@ -62,6 +67,7 @@ impl Kind {
             Kind::Unarchive => "unarchived",
             Kind::HandoverOut => "moved to another host",
             Kind::Remove => "removed",
+            Kind::Freeze => "frozen",
         }
     }
 
@@ -73,6 +79,7 @@ impl Kind {
             Kind::Unarchive => "unarchiving",
             Kind::HandoverOut => "teleporting",
             Kind::Remove => "removing",
+            Kind::Freeze => "freezing",
         }
     }
 
@@ -84,6 +91,7 @@ impl Kind {
             Kind::Unarchive => "unarchive_unfinished",
             Kind::HandoverOut => "teleport_unfinished",
             Kind::Remove => "remove_unfinished",
+            Kind::Freeze => "freeze_unfinished",
         }
     }
 
@@ -94,6 +102,7 @@ impl Kind {
             Kind::Archive | Kind::HandoverOut => &[Step::Prepare, Step::Commit, Step::Lifecycle, Step::Cleanup],
             Kind::Unarchive => &[Step::Prepare, Step::Files, Step::EngineState, Step::Commit, Step::Lifecycle],
             Kind::Remove => &[Step::Prepare, Step::Commit, Step::Cleanup],
+            Kind::Freeze => &[Step::Prepare, Step::Commit],
         }
     }
 }
@@ -223,7 +232,9 @@ impl Record {
             (_, Decision::Aborted) => Recovery::Revert,
             (Kind::Restore, Decision::Open) => Recovery::FinishOrRevert,
             // The kernel is still where it was; only copies are affected.
-            (Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove, Decision::Open) => Recovery::Revert,
+            (Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove | Kind::Freeze, Decision::Open) => {
+                Recovery::Revert
+            }
         }
     }
 }
@@ -258,7 +269,7 @@ impl Refusal {
                 Kind::Restore => format!(
                     "`ryokan events {kernel}` says why; it is tried again by itself, and by `ryokan start {kernel}`"
                 ),
-                Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove => {
+                Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove | Kind::Freeze => {
                     format!("`ryokan events {kernel}` says why; the next use tries again")
                 }
             }),
@@ -485,7 +496,9 @@ fn running(claim: Claim, record: &Record, step: Step, event: Event) -> Option<Ph
         }
         (Event::Committed, Decision::Open) => match kind {
             Kind::Restore => Some(Phase::Finished { claim, kind }),
-            Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove => at(Decision::Committed, Step::Commit),
+            Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove | Kind::Freeze => {
+                at(Decision::Committed, Step::Commit)
+            }
         },
         (Event::Aborted, Decision::Open) => at(Decision::Aborted, Step::Prepare),
         (Event::Cleared, Decision::Committed | Decision::Aborted) => Some(Phase::Finished { claim, kind }),

@@ -17,6 +17,7 @@ mod execution;
 mod feed;
 mod files;
 mod fork;
+mod groups;
 mod host;
 mod kernel;
 mod lease;

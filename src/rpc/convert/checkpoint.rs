@@ -270,7 +270,7 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T>
     text.parse().map_err(|error: T::Err| Error::invalid(error.to_string()))
 }
 
-fn type_to_wire(kind: CheckpointType) -> wire::CheckpointType {
+pub(super) fn type_to_wire(kind: CheckpointType) -> wire::CheckpointType {
     match kind {
         CheckpointType::Auto => wire::CheckpointType::Auto,
         CheckpointType::Manual => wire::CheckpointType::Manual,
@@ -279,7 +279,7 @@ fn type_to_wire(kind: CheckpointType) -> wire::CheckpointType {
     }
 }
 
-fn type_from_wire(kind: wire::CheckpointType) -> CheckpointType {
+pub(super) fn type_from_wire(kind: wire::CheckpointType) -> CheckpointType {
     match kind {
         wire::CheckpointType::Auto => CheckpointType::Auto,
         wire::CheckpointType::Manual => CheckpointType::Manual,

@@ -11,6 +11,7 @@ pub mod error;
 pub mod exec;
 pub mod files;
 pub mod fork;
+pub mod groups;
 pub mod info;
 pub mod listing;
 pub mod mcp;

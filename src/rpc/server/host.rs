@@ -8,9 +8,10 @@ use capnp_rpc::new_client;
 use futures::StreamExt as _;
 
 use super::Connection;
+use super::groups::GroupsServer;
 use super::portable::BundleWriterServer;
 use super::sinks::Subscription;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
@@ -19,6 +20,7 @@ use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_in
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
+use crate::supervisor::freeze;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change};
 use crate::supervisor::registry::bundle_io::Import;
@@ -119,7 +121,18 @@ impl host::Server for HostServer {
     ) -> capnp::Result<()> {
         let actor = self.actor().map_err(to_capnp)?;
         let name = read_text(params.get()?.get_name(), "name").map_err(to_capnp)?;
-        let kernel = self.connection.supervisor.find(actor.uid, &name).map_err(to_capnp)?;
+        let found = self.connection.supervisor.find(actor.uid, &name);
+        let kernel = match found {
+            Err(error) if error.code == ErrorCode::NotFound => {
+                return Err(to_capnp(match freeze::exists(&self.connection.supervisor, actor.uid, &name).await {
+                    true => Error::unsupported(format!("{name} is a group, and this is for kernels"))
+                        .reason("group")
+                        .hint("groups have freeze, lock, log, restore and undo"),
+                    false => error,
+                }));
+            }
+            found => found.map_err(to_capnp)?,
+        };
         let mut results = results.get();
         write_kernel_info(results.reborrow().init_info(), &kernel.info_without_usage(), Rights::ALL)
             .map_err(to_capnp)?;
@@ -264,6 +277,16 @@ impl host::Server for HostServer {
         results: host::HandoverStreamResults,
     ) -> capnp::Result<()> {
         self.open_stream(results)
+    }
+
+    async fn groups(
+        self: Rc<Self>,
+        _params: host::GroupsParams,
+        mut results: host::GroupsResults,
+    ) -> capnp::Result<()> {
+        let (connection, actor) = (Rc::clone(&self.connection), self.actor().map_err(to_capnp)?);
+        results.get().set_groups(new_client(GroupsServer { connection, actor }));
+        Ok(())
     }
 
     async fn ping(self: Rc<Self>, _params: host::PingParams, mut results: host::PingResults) -> capnp::Result<()> {

@@ -9,6 +9,7 @@ mod checkpoint;
 mod execution;
 mod files;
 mod fork;
+mod groups;
 mod host;
 mod journal;
 mod kernel;

@@ -81,7 +81,9 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     }
     match kernel.interrupted() {
         Some(Kind::Restore) => kernel.recovered().await?,
-        Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove) => kernel.settle().await?,
+        Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove | Kind::Freeze) => {
+            kernel.settle().await?
+        }
         None => {}
     }
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Archive)?);

@@ -13,7 +13,7 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
-use crate::workspace::SharedBatch;
+use crate::workspace::{Collected, SharedBatch};
 
 /// A captured kernel state. Unreferenced in the store.
 pub(super) struct Gathered {
@@ -64,6 +64,28 @@ impl Drop for Objects {
     }
 }
 
+/// A capture whose last files are not in the store yet.
+pub(super) struct Gathering {
+    id: CheckpointId,
+    copy: Copy,
+    parts: StateParts,
+    state: Digest,
+    objects: Objects,
+    collected: Result<Collected>,
+}
+
+impl Gathering {
+    /// Stores the rest.
+    ///
+    /// # Errors
+    /// Capture errors of the files.
+    pub async fn finish(self) -> Result<Gathered> {
+        let Gathering { id, copy, parts, state, mut objects, collected } = self;
+        let files = objects.files.finish(collected?).await?;
+        Ok(Gathered { id, copy, parts, state, files, objects })
+    }
+}
+
 /// Captures the kernel's present state; the caller holds the worker, or there is none. With `keep`, the engine keeps a copy of itself in
 /// memory.
 ///
@@ -75,20 +97,22 @@ pub(super) async fn gather(
     link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
 ) -> Result<Gathered> {
-    Ok(gather_with(host, kernel, link, keep, false).await?.0)
+    let (gathering, still) = gather_quiesced(host, kernel, link, keep).await?;
+    // The code inside resumes in every case.
+    still.end().await?;
+    gathering.finish().await
 }
 
-/// As [`gather`]; with `stays`, the code inside stays frozen.
+/// As [`gather`]; the kernel stays quiesced until the caller ends that.
 ///
 /// # Errors
-/// As [`gather`]; nothing is frozen then.
-pub(super) async fn gather_with(
+/// As [`gather`], except those of the files.
+pub(super) async fn gather_quiesced(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
-    stays: bool,
-) -> Result<(Gathered, Option<Quiesced>)> {
+) -> Result<(Gathering, Quiesced)> {
     let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
     let files = Files::of(host, kernel).await?;
     let mut objects = Objects { together: Arc::clone(&together), files, are_durable: false };
@@ -110,20 +134,5 @@ pub(super) async fn gather_with(
     };
     let still = Quiesced::of(kernel, link).await?;
     let collected = objects.files.collect(&together).await;
-    // The code inside resumes in every other case.
-    let still = if stays && collected.is_ok() {
-        Some(still)
-    } else {
-        still.end().await?;
-        None
-    };
-    match objects.files.finish(collected?).await {
-        Ok(files) => Ok((Gathered { id, copy, parts, state, files, objects }, still)),
-        Err(error) => {
-            if let Some(still) = still {
-                still.end().await?;
-            }
-            Err(error)
-        }
-    }
+    Ok((Gathering { id, copy, parts, state, objects, collected }, still))
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::gather::gather_with;
+use super::gather::gather_quiesced;
 use super::queue_ticket;
 use super::take::seal;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
@@ -30,13 +30,14 @@ where
     let (host, own, actor) = (Rc::clone(host), Rc::clone(kernel), change.actor.clone());
     let ticket = queue_ticket::Ticket::new(kernel);
     queue_ticket::take(ticket, Trace::Transition(change), limits::CHECKPOINT_WAIT, move |link| async move {
-        let (gathered, still) = gather_with(&host, &own, Some(&link), None, true).await?;
+        let (gathering, still) = gather_quiesced(&host, &own, Some(&link), None).await?;
         let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
-        let done = match seal(&host, &own, gathered, &taking, &actor, None).await {
-            Ok((checkpoint, _)) => work(checkpoint).await,
-            Err(error) => Err(error),
+        let done = async {
+            let (checkpoint, _) = seal(&host, &own, gathering.finish().await?, &taking, &actor, None).await?;
+            work(checkpoint).await
         };
-        if let (Err(_), Some(still)) = (&done, still)
+        let done = done.await;
+        if done.is_err()
             && let Err(error) = still.end().await
         {
             tracing::warn!(kernel = %own.spec.name, %error, "a worker did not resume after a failed move");

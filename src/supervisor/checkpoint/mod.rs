@@ -16,6 +16,7 @@ mod compare;
 mod files;
 mod gather;
 mod handover;
+pub(crate) mod held_kernel;
 mod lookup;
 mod memory;
 mod pruning;

@@ -158,6 +158,10 @@ pub(super) fn prune_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
 /// `notFound`; `conflict` if the kernel needs it, or is at another version.
 pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, change: Change) -> Result<Checkpoint> {
     let found = find(kernel, reference).await?;
+    if let Some((group, number)) = host.catalog.freeze_of_checkpoint(found.id).await? {
+        return Err(Error::conflict(format!("freeze {number} of group {group} needs checkpoint {}", found.short_id()))
+            .reason("freeze"));
+    }
     let (actor, before) = (change.actor.clone(), kernel.view().version);
     let version = kernel.forget_checkpoint(change, found.clone()).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);

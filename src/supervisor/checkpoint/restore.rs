@@ -108,7 +108,7 @@ async fn to(
             State::Crashed { .. } if kernel.interrupted().is_none() => None,
             _ => {
                 let done = queue_ticket::take(ticket, change, limits::CHECKPOINT_WAIT, move |link| async move {
-                    perform(&of, &own, &link, &owned, target, options, &actor).await
+                    perform(&of, &own, &link, &owned, (target, options), &actor, None).await
                 });
                 Some(done.await)
             }
@@ -159,6 +159,43 @@ async fn revert(host: &Rc<Host>, kernel: &Rc<Kernel>, transition: Rc<ExclusiveTr
     }
 }
 
+/// Restores a kernel whose worker and transition the caller holds. `given`: a checkpoint of the present state.
+///
+/// # Errors
+/// As [`restore`]; the kernel is as before, unless the transition still has its record: its recovery follows then.
+pub(super) async fn restore_held(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: &Rc<WorkerLink>,
+    transition: &ExclusiveTransition,
+    checkpoint: CheckpointId,
+    given: Option<(CheckpointId, Present)>,
+    actor: &Actor,
+) -> Result<()> {
+    let (checkpoint, _held) = pin_for_read(kernel, kernel.recorded(checkpoint).await?).await?;
+    let target = load(host, kernel, checkpoint).await?;
+    validate_spec(host, kernel, &target)?;
+    let done = perform(host, kernel, link, transition, (target, Options::default()), actor, given).await;
+    let Err(failed) = done else { return Ok(()) };
+    if transition.is_recorded() {
+        transition.abort(host).await?;
+        let record = kernel.transitions.borrow().record().cloned();
+        let record = record.ok_or_else(|| Error::internal("a recorded transition has no record"))?;
+        finish_or_revert(host, kernel, Some(link), transition, &record).await?;
+    }
+    Err(failed)
+}
+
+/// Reads everything that a restore to a checkpoint needs, whatever the kernel is at.
+///
+/// # Errors
+/// As [`restore`].
+pub(super) async fn validate(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: CheckpointId) -> Result<()> {
+    let target = load(host, kernel, kernel.recorded(checkpoint).await?).await?;
+    validate_spec(host, kernel, &target)?;
+    verify::whole(&host.store, &target.manifest, &target.parts).await
+}
+
 /// Loads the contents of a checkpoint of this kernel.
 async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
     let short = checkpoint.short_id();
@@ -202,9 +239,9 @@ async fn perform(
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
     transition: &ExclusiveTransition,
-    target: Target,
-    options: Options,
+    (target, options): (Target, Options),
     actor: &Actor,
+    given: Option<(CheckpointId, Present)>,
 ) -> Result<Restoration> {
     // From here on no session of the workspace starts work: its writes would be in neither checkpoint.
     let _hold = kernel.hold_files();
@@ -221,12 +258,16 @@ async fn perform(
     // A restore that could not be ended leaves no complete state to capture: its own safety checkpoint applies.
     let Target { manifest, parts, .. } = &target;
     let unfinished = kernel.transitions.borrow().record().and_then(safety_of);
-    let (safety, present, objects_read) = match unfinished {
-        Some(safety) => {
+    let (safety, present, objects_read) = match (unfinished, given) {
+        (None, Some((safety, present))) => {
+            let read = verify::difference(&host.store, &present, manifest, parts).await?;
+            (safety, Some(present), Some(read))
+        }
+        (Some(safety), _) => {
             verify::whole(&host.store, manifest, parts).await?;
             (safety, None, None)
         }
-        None => {
+        (None, None) => {
             // The new copy must not evict the copy of the restored checkpoint.
             let keep = Keep { kind: CheckpointType::System, spare: Some(target.checkpoint.id) };
             let gathered = gather(host, kernel, Some(link), Some(keep)).await?;

@@ -1,14 +1,16 @@
 //! Takes a checkpoint: captures the kernel's state, stores it, makes it visible.
 
 use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::files::CapturedFiles;
-use super::gather::{Gathered, gather};
+use super::gather::{Gathered, Objects, gather};
 use super::memory::Keep;
 use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, FORMAT, Manifest, McpPart, ToolPart};
 use crate::core::error::{Error, Result};
+use crate::core::freeze::refs::RepositoryLock;
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::ToolInfo;
 use crate::core::limits;
@@ -20,6 +22,7 @@ use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::command::{Actor, Change, Trace};
 use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::kernel::{Kernel, work_detail};
+use crate::workspace::{self, TreeId};
 
 /// Unreadable files named in one event.
 const UNREADABLE_TOLD: usize = 20;
@@ -92,10 +95,12 @@ pub(super) async fn seal(
     let Gathered { id, parts, state, copy, files, mut objects } = gathered;
     let before = kernel.view().version;
     let named = with.as_ref().map(|with| with.request().change.names());
+    let repositories = locks(host, &objects, files.part.tree).await?;
     let mut tries = 0;
     let (sealed, Added { checkpoint, outcome, sequence }) = loop {
         let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
         manifest.missed.extend(copy.why_not.iter().cloned());
+        manifest.repositories.clone_from(&repositories);
         let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
         let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
         let new = NewCheckpoint {
@@ -147,6 +152,17 @@ pub(super) async fn seal(
     }
     super::pruning::prune_soon(host, kernel);
     Ok((checkpoint, outcome))
+}
+
+/// The git repositories in the captured files.
+async fn locks(host: &Host, objects: &Objects, tree: Digest) -> Result<Vec<RepositoryLock>> {
+    let (objects, barren) = (Arc::clone(&objects.together), Arc::clone(&host.barren));
+    let found = host.store.run_beside(move |_| {
+        // What a panic left is at most incomplete.
+        let mut barren = barren.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(workspace::repositories(&*objects, TreeId(tree), &mut barren))
+    });
+    found.await?.map_err(Error::from)
 }
 
 /// Freezes everything inside. On failure, nothing stays frozen.
@@ -208,6 +224,7 @@ async fn manifest(
         tools,
         missed,
         audit: Some(host.catalog.audit_head().await?),
+        repositories: Vec::new(),
     };
     Ok((manifest, seen))
 }

@@ -57,6 +57,14 @@ pub struct Host {
     /// Counters and timings.
     pub metrics: Metrics,
     pub(crate) reserve: Reserve,
+    /// The permit of the only operation on groups.
+    pub(crate) group_turn: std::sync::Arc<tokio::sync::Semaphore>,
+    /// Runs git for groups, since its first use.
+    pub(crate) git: RefCell<Option<Rc<crate::git::Git>>>,
+    /// Members of restores that could not be ended: kernels among them stay held.
+    pub(crate) parked: RefCell<HashMap<crate::core::ids::GroupId, Vec<Box<dyn std::any::Any>>>>,
+    /// Folders without a git repository, by content.
+    pub(crate) barren: std::sync::Arc<std::sync::Mutex<crate::workspace::Barren>>,
     pub(crate) prepared: PreparedCopies,
     pub(crate) auditing: Auditing,
     /// State of the upkeep.
@@ -93,6 +101,10 @@ impl Host {
             files,
             metrics: Metrics::new(),
             reserve,
+            group_turn: std::sync::Arc::new(tokio::sync::Semaphore::new(1)),
+            git: RefCell::default(),
+            parked: RefCell::default(),
+            barren: std::sync::Arc::default(),
             prepared,
             auditing: Auditing::default(),
             upkeep: Upkeep::default(),

@@ -204,7 +204,7 @@ impl Kernel {
             Some(kind @ (Kind::Archive | Kind::HandoverOut | Kind::Remove)) => {
                 return Err(self.refused(Refusal::UnderWay(kind)));
             }
-            Some(Kind::Restore | Kind::Unarchive) | None => {}
+            Some(Kind::Restore | Kind::Unarchive | Kind::Freeze) | None => {}
         }
         if self.is_gone() {
             return Err(self.refused(Refusal::UnderWay(Kind::Remove)));

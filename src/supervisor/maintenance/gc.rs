@@ -91,7 +91,7 @@ async fn perform(supervisor: &Supervisor, asked: GcAsked, tell: mpsc::Sender<GcI
     // In a dry run, objects that only doomed checkpoints need count as removed.
     listed.retain(|root| match root.named {
         Named::Row(RootKind::Checkpoint { number }) => !doomed.contains(&(root.kernel, number)),
-        Named::Row(RootKind::Blob | RootKind::Output { .. }) | Named::Files => true,
+        Named::Row(RootKind::Blob | RootKind::Output { .. }) | Named::Files | Named::Freeze { .. } => true,
     });
     let roots: Vec<(String, KernelId, Named, Digest)> =
         listed.into_iter().map(|root| (root.name.to_string(), root.kernel, root.named, root.digest)).collect();
@@ -185,6 +185,7 @@ fn words(named: Named) -> String {
         Named::Row(RootKind::Blob) => "a blob".into(),
         Named::Row(RootKind::Output { exec }) => format!("output of execution {exec}"),
         Named::Files => "the live workspace".into(),
+        Named::Freeze { number } => format!("freeze {number}"),
     }
 }
 

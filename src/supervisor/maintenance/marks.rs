@@ -8,6 +8,7 @@ use super::roots::Named;
 use crate::catalog::state::RootKind;
 use crate::core::checkpoint::{Manifest, ManifestError, StateParts};
 use crate::core::error::{Error, Result};
+use crate::core::freeze::{FreezeManifest, FreezeManifestError};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::store::Store;
@@ -72,6 +73,7 @@ pub(crate) fn walk(
     match named {
         Named::Row(RootKind::Checkpoint { .. }) => manifest(store, digest, seen, object),
         Named::Files => tree(store, digest, seen, object),
+        Named::Freeze { .. } => freeze(store, digest, seen, object),
         Named::Row(RootKind::Blob | RootKind::Output { .. }) => {
             if seen.add(digest) {
                 object(digest);
@@ -103,6 +105,22 @@ fn manifest(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(D
     }
     named.objects.into_iter().for_each(|single| tell(seen, single));
     tree(store, named.tree, seen, object)
+}
+
+fn freeze(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<()> {
+    let bytes = store.get(at, limits::FREEZE_MANIFEST_BYTES as u64).map_err(|error| unreadable(at, error.into()))?;
+    let manifest = FreezeManifest::decode(&bytes).map_err(|error| match error {
+        FreezeManifestError::UnknownFormat(_) => Error::unsupported(format!("object {at}: {error}")),
+        FreezeManifestError::Malformed(_) | FreezeManifestError::TooLarge => {
+            unreadable(at, Error::corrupt(format!("object {at}: {error}")))
+        }
+    })?;
+    for digest in std::iter::once(at).chain(manifest.objects()) {
+        if seen.add(digest) {
+            object(digest);
+        }
+    }
+    Ok(())
 }
 
 fn tree(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<()> {

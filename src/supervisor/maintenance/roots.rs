@@ -19,14 +19,19 @@ pub(crate) enum Named {
     Row(RootKind),
     /// The last known file tree of a live kernel.
     Files,
+    /// The manifest of a group's freeze.
+    Freeze {
+        /// The freeze's number.
+        number: u64,
+    },
 }
 
 /// A direct reference to an object.
 #[derive(Debug, Clone)]
 pub(crate) struct Root {
-    /// Its kernel.
+    /// Its kernel; zero for a freeze.
     pub kernel: KernelId,
-    /// The kernel's label.
+    /// The label of the kernel or the group.
     pub name: Rc<str>,
     /// The kind of reference.
     pub named: Named,
@@ -97,6 +102,10 @@ async fn collect(supervisor: &Supervisor, unreadable: fn(Error) -> Result<()>) -
             let name = kernel.event_name.as_str().into();
             all.push(Root { kernel: kernel.id, name, named: Named::Files, digest });
         }
+    }
+    for (group, number, digest) in host.catalog.freeze_roots().await? {
+        let kernel = KernelId::from_bytes([0; 16]);
+        all.push(Root { kernel, name: group.into(), named: Named::Freeze { number }, digest });
     }
     Ok(all)
 }

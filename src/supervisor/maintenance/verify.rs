@@ -236,6 +236,7 @@ fn affected(kernel: String, named: Named, root: Digest) -> Affected {
         Named::Row(RootKind::Blob) => ("blob", root.to_string()),
         Named::Row(RootKind::Output { exec }) => ("output", exec.to_string()),
         Named::Files => ("files", String::new()),
+        Named::Freeze { number } => ("freeze", number.to_string()),
     };
     Affected { kernel, what: what.into(), name }
 }

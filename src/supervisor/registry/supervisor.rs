@@ -419,6 +419,11 @@ impl Supervisor {
                 thread.admit_removal(&change.actor, 0).await?;
             }
             kernel.admit_removal(&change.actor, change.expected_version).await?;
+            if let Some(group) = this.host.catalog.group_of_kernel(kernel.id).await? {
+                return Err(Error::conflict(format!("kernel {} is a member of group {group}", kernel.spec.name))
+                    .reason("group")
+                    .hint(format!("`ryokan group rm {group} MEMBER` takes it out of the group")));
+            }
             // Held until the kernel is removed or the removal fails.
             let _removal = kernel.begin_removal(with_threads)?;
             this.remove_all(&kernel, change).await

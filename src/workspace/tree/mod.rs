@@ -10,6 +10,7 @@ pub mod lookup;
 pub mod needs;
 pub mod reach;
 pub mod read;
+pub mod repositories;
 pub mod size;
 
 use crate::core::ids::Digest;

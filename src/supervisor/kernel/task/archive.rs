@@ -86,7 +86,7 @@ impl Task {
     pub(crate) async fn settle(&mut self) -> Result<()> {
         match self.kernel.interrupted() {
             Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut) => {}
-            Some(Kind::Restore | Kind::Remove) | None => return Ok(()),
+            Some(Kind::Restore | Kind::Remove | Kind::Freeze) | None => return Ok(()),
         }
         let Some((transition, record)) = ExclusiveTransition::recover(&self.kernel) else { return Ok(()) };
         let version = self.kernel.view.borrow().version;

@@ -118,7 +118,9 @@ async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
     }
     match kernel.interrupted() {
         Some(Kind::Restore) => kernel.recovered().await,
-        Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove) => kernel.settle().await,
+        Some(Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Remove | Kind::Freeze) => {
+            kernel.settle().await
+        }
         None => Ok(()),
     }
 }

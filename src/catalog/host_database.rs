@@ -1,0 +1,339 @@
+//! SQLite databases of users on this host, as members of groups. They are not ryokan's own.
+//!
+//! Other processes may write them at any time: a capture is one read transaction (SQLite's backup), and a restore is one
+//! write transaction into the live file, so every connection sees one state or the other. Only a file that is missing or
+//! that SQLite cannot read is replaced by a rename.
+//!
+//! Nothing in the database is executed: no query of it runs but those of the schema, without triggers and views.
+
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::backup::{Backup, StepResult};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::SchemaRevision;
+use crate::core::limits;
+use crate::sys::fault;
+use crate::sys::fs::sync_dir;
+
+/// The suffixes of the files beside a database.
+pub const SUFFIXES: [&str; 4] = ["", "-wal", "-shm", "-journal"];
+
+/// Pause between two attempts to lock.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What a database's file is now.
+#[derive(Debug)]
+pub enum Present {
+    /// SQLite reads it.
+    Whole,
+    /// There is no file.
+    Absent,
+    /// SQLite cannot read it; why.
+    Damaged(String),
+}
+
+/// Keeps others from writing a database, until dropped.
+pub struct WriteLock {
+    path: PathBuf,
+    /// In a write transaction that changes nothing.
+    holder: Connection,
+    /// Sees whether others wrote after the lock was released.
+    observer: Observer,
+    version: i64,
+}
+
+/// Reads a number that each commit of another connection changes.
+enum Observer {
+    /// With a write-ahead log: readers are admitted beside a writer.
+    Log(Connection),
+    /// With a rollback journal: the change counter in the file. Its close would release SQLite's locks of this process,
+    /// so it is dropped last.
+    Journal(File),
+}
+
+impl std::fmt::Debug for WriteLock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WriteLock").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+fn wrong(path: &Path, what: &str) -> impl Fn(rusqlite::Error) -> Error {
+    let (path, what) = (path.display().to_string(), what.to_owned());
+    move |error| {
+        use rusqlite::ErrorCode as Sqlite;
+        let message = format!("cannot {what} {path}: {error}");
+        match error.sqlite_error_code() {
+            Some(Sqlite::DatabaseBusy | Sqlite::DatabaseLocked) => {
+                Error::busy(message).reason("database_locked").hint("another program holds it locked; try again later")
+            }
+            Some(Sqlite::DatabaseCorrupt | Sqlite::NotADatabase) => Error::corrupt(message).reason("database_damaged"),
+            Some(Sqlite::ReadOnly | Sqlite::CannotOpen | Sqlite::PermissionDenied) => Error::refused(message),
+            _ => Error::unavailable(message),
+        }
+    }
+}
+
+fn io(path: &Path, what: &str, error: std::io::Error) -> Error {
+    Error::unavailable(format!("cannot {what} {}: {error}", path.display()))
+}
+
+fn open(path: &Path, create: bool) -> Result<Connection> {
+    let mut flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    flags.set(OpenFlags::SQLITE_OPEN_CREATE, create);
+    let failed = wrong(path, "open");
+    let connection = Connection::open_with_flags(path, flags).map_err(&failed)?;
+    connection.busy_timeout(limits::DATABASE_LOCK_WAIT).map_err(&failed)?;
+    for (option, on) in [
+        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
+        (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
+        // The close of the last connection would write the file.
+        (DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true),
+    ] {
+        connection.set_db_config(option, on).map_err(&failed)?;
+    }
+    Ok(connection)
+}
+
+/// Looks what a database's file is. Blocks.
+///
+/// # Errors
+/// A file that cannot be judged: locked, or without access.
+pub fn present(path: &Path) -> Result<Present> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Present::Absent),
+        Err(error) => return Err(io(path, "read", error)),
+        Ok(meta) if !meta.is_file() => {
+            return Err(Error::refused(format!("{} is not a file", path.display())).reason("not_a_file"));
+        }
+        Ok(_) => {}
+    }
+    match open(path, false).and_then(|connection| revision_of(&connection, path)) {
+        Ok(_) => Ok(Present::Whole),
+        Err(error) if error.code == ErrorCode::Corrupt => Ok(Present::Damaged(error.message)),
+        Err(error) => Err(error),
+    }
+}
+
+fn revision_of(connection: &Connection, path: &Path) -> Result<SchemaRevision> {
+    let failed = wrong(path, "read");
+    let read = || {
+        let user_version = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+        let mut hash = blake3::Hasher::new();
+        let mut statement = connection
+            .prepare("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema ORDER BY type, name")?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            for column in 0..4 {
+                let text = row.get_ref(column)?.as_bytes()?;
+                // The length comes first, so that the encoding is unambiguous.
+                hash.update(&(text.len() as u64).to_le_bytes()).update(text);
+            }
+        }
+        Ok(SchemaRevision { user_version, schema: hash.finalize().to_hex().to_string() })
+    };
+    read().map_err(failed)
+}
+
+/// The schema revision of a database. Blocks.
+///
+/// # Errors
+/// `corrupt`, `busy`, `refused`.
+pub fn revision(path: &Path) -> Result<SchemaRevision> {
+    revision_of(&open(path, false)?, path)
+}
+
+/// Copies a live database into a new file and verifies the copy; returns its schema revision and the file's mode. Blocks.
+///
+/// # Errors
+/// `corrupt` if the copy fails SQLite's own check; `busy`, `refused`.
+pub fn capture(path: &Path, copy: &Path) -> Result<(SchemaRevision, u32)> {
+    let mode = std::fs::metadata(path).map_err(|error| io(path, "read", error))?.permissions().mode() & 0o777;
+    let source = open(path, false)?;
+    {
+        let mut target = Connection::open(copy).map_err(wrong(copy, "create"))?;
+        run(&source, &mut target, path, || Ok(()))?;
+    }
+    drop(source);
+    let copied = open(copy, false)?;
+    let verdict: String = copied
+        .query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))
+        .map_err(wrong(path, "check the copy of"))?;
+    if verdict != "ok" {
+        let message = format!("{} is damaged: {}", path.display(), verdict.trim());
+        return Err(Error::corrupt(message).reason("database_damaged"));
+    }
+    Ok((revision_of(&copied, path)?, mode))
+}
+
+/// Copies all pages in one transaction of the target. `locked` runs once the target cannot be written by others.
+fn run(source: &Connection, target: &mut Connection, path: &Path, locked: impl Fn() -> Result<()>) -> Result<()> {
+    let failed = wrong(path, "copy");
+    let backup = Backup::new(source, target).map_err(&failed)?;
+    let deadline = Instant::now() + limits::DATABASE_LOCK_WAIT;
+    // The first page takes the locks.
+    let mut pages = 1;
+    loop {
+        match backup.step(pages).map_err(&failed)? {
+            StepResult::Done => return if pages == 1 { locked() } else { Ok(()) },
+            StepResult::More => {
+                if pages == 1 {
+                    locked()?;
+                }
+                pages = -1;
+            }
+            _ if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            _ => {
+                return Err(Error::busy(format!("{} is locked by another program", path.display()))
+                    .reason("database_locked")
+                    .hint("try again when that has ended"));
+            }
+        }
+    }
+}
+
+impl WriteLock {
+    /// Locks a database against writers. Blocks for at most [`limits::DATABASE_LOCK_WAIT`].
+    ///
+    /// # Errors
+    /// `busy` if another program holds it.
+    pub fn take(path: &Path) -> Result<WriteLock> {
+        let failed = wrong(path, "lock");
+        let holder = open(path, false)?;
+        holder.execute_batch("BEGIN IMMEDIATE").map_err(&failed)?;
+        let mode: String = holder.query_row("PRAGMA journal_mode", [], |row| row.get(0)).map_err(&failed)?;
+        let observer = match mode.as_str() {
+            "wal" => Observer::Log(open(path, false)?),
+            _ => Observer::Journal(File::open(path).map_err(|error| io(path, "open", error))?),
+        };
+        let version = observer.version(path)?;
+        Ok(WriteLock { path: path.to_owned(), holder, observer, version })
+    }
+
+    /// Replaces the content of the live database in one transaction. Blocks.
+    ///
+    /// # Errors
+    /// `conflict` if another program wrote after the lock was taken; `busy`; nothing has changed then.
+    pub fn replace(&mut self, image: &Path) -> Result<()> {
+        let source = open(image, false)?;
+        let mut target = open(&self.path, false)?;
+        let failed = wrong(&self.path, "restore");
+        target.pragma_update(None, "synchronous", "FULL").map_err(&failed)?;
+        // SQLite's backup takes the lock itself.
+        self.holder.execute_batch("ROLLBACK").map_err(&failed)?;
+        let (observer, version, path) = (&self.observer, self.version, &self.path);
+        run(&source, &mut target, path, || match observer.version(path)? == version {
+            true => Ok(()),
+            false => Err(Error::conflict(format!("{} was written during the restore", path.display()))
+                .reason("database_written")
+                .hint("try again, or stop the program that writes it")),
+        })
+    }
+}
+
+/// Whether two copies hold the same, apart from the counters that SQLite changes with each copy. Blocks.
+///
+/// # Errors
+/// Files that cannot be read.
+pub fn is_same(a: &Path, b: &Path) -> Result<bool> {
+    use std::io::Read as _;
+    // The journal mode, the change counter, the schema cookie, and the version of the last writer.
+    const COUNTERS: [std::ops::Range<usize>; 4] = [18..20, 24..28, 40..44, 92..100];
+    let read = |path: &Path| File::open(path).map_err(|error| io(path, "read", error));
+    let (mut left, mut right) = (read(a)?, read(b)?);
+    let (mut first, mut one, mut other) = (true, vec![0; 1 << 16], vec![0; 1 << 16]);
+    let size = |file: &File, path| file.metadata().map(|meta| meta.len()).map_err(|error| io(path, "read", error));
+    let mut rest = size(&left, a)?;
+    if rest != size(&right, b)? {
+        return Ok(false);
+    }
+    while rest > 0 {
+        let part = usize::try_from(rest).unwrap_or(usize::MAX).min(one.len());
+        left.read_exact(&mut one[..part]).map_err(|error| io(a, "read", error))?;
+        right.read_exact(&mut other[..part]).map_err(|error| io(b, "read", error))?;
+        if std::mem::take(&mut first) && part >= 100 {
+            for range in COUNTERS {
+                one[range.clone()].fill(0);
+                other[range].fill(0);
+            }
+        }
+        if one[..part] != other[..part] {
+            return Ok(false);
+        }
+        rest -= part as u64;
+    }
+    Ok(true)
+}
+
+impl Observer {
+    fn version(&self, path: &Path) -> Result<i64> {
+        match self {
+            Observer::Log(connection) => {
+                connection.query_row("PRAGMA data_version", [], |row| row.get(0)).map_err(wrong(path, "read"))
+            }
+            Observer::Journal(file) => {
+                use std::os::unix::fs::FileExt as _;
+                let mut counter = [0; 4];
+                match file.read_exact_at(&mut counter, 24) {
+                    // An empty database.
+                    Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(-1),
+                    read => {
+                        read.map(|()| i64::from(u32::from_be_bytes(counter))).map_err(|error| io(path, "read", error))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The path of a file beside a database.
+pub fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Puts files in the place of a database that is missing or damaged: each suffix, the prepared file in the same
+/// directory and its mode. Other files of the database are removed. Blocks. May be repeated.
+///
+/// # Errors
+/// File errors.
+pub fn replace_files(path: &Path, prepared: &[(String, PathBuf, u32)]) -> Result<()> {
+    for suffix in SUFFIXES.iter().rev() {
+        let file = beside(path, suffix);
+        // The main file goes last: until then the database is as unreadable as before.
+        match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(&file, "remove", error)),
+            _ => {}
+        }
+    }
+    fault::point("database.files.replace").map_err(|error| io(path, "replace", error))?;
+    for (suffix, from, mode) in prepared {
+        let to = beside(path, suffix);
+        std::fs::set_permissions(from, std::fs::Permissions::from_mode(*mode))
+            .map_err(|error| io(from, "change", error))?;
+        File::open(from).and_then(|file| file.sync_all()).map_err(|error| io(from, "sync", error))?;
+        std::fs::rename(from, &to).map_err(|error| io(&to, "replace", error))?;
+    }
+    let parent = path.parent().unwrap_or(path);
+    sync_dir(parent).map_err(|error| Error::unavailable(error.to_string()))
+}
+
+/// The owner of a file or directory.
+///
+/// # Errors
+/// `notFound`, or why it cannot be read.
+pub fn owner(path: &Path) -> Result<u32> {
+    std::fs::symlink_metadata(path).map(|meta| meta.uid()).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::not_found(format!("there is no {}", path.display())),
+        _ => io(path, "read", error),
+    })
+}

@@ -1,0 +1,204 @@
+//! Groups: group, freeze, lock; log, restore and undo of a group.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::context::Context;
+use super::failure::Failure;
+use super::{json, render};
+use crate::core::error::Error;
+use crate::core::freeze::FreezeInfo;
+
+/// The reason of the daemon's error if a name is a group's and not a kernel's.
+const IS_GROUP: &str = "group";
+
+/// `ryokan group`
+#[derive(Debug, Args)]
+pub struct GroupArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: GroupCommand,
+}
+
+/// The actions of `ryokan group`.
+#[derive(Debug, Subcommand)]
+pub enum GroupCommand {
+    /// Create a group
+    New {
+        /// Name of the group
+        name: String,
+    },
+    /// Add a kernel, a git repository or an SQLite database
+    Add(AddArgs),
+    /// Remove a member, or the group with its freezes
+    Rm {
+        /// Name of the group
+        name: String,
+        /// Name of the member; without it, the whole group
+        member: Option<String>,
+    },
+    /// Show a group, or list all
+    Show {
+        /// Name of the group
+        name: Option<String>,
+    },
+}
+
+/// `ryokan group add`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan group add shop --kernel agent
+  ryokan group add shop --repository ~/src/shop
+  ryokan group add shop --database ~/src/shop/shop.db --name data")]
+pub struct AddArgs {
+    /// Name of the group
+    pub group: String,
+    /// A kernel, by name or id
+    #[arg(long, value_name = "KERNEL", group = "what")]
+    pub kernel: Option<String>,
+    /// The work tree of a git repository of yours
+    #[arg(long, value_name = "PATH", group = "what")]
+    pub repository: Option<PathBuf>,
+    /// An SQLite database
+    #[arg(long, value_name = "PATH", group = "what")]
+    pub database: Option<PathBuf>,
+    /// Name of the member; the kernel's or the file's by default
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub name: String,
+}
+
+/// `ryokan freeze`
+#[derive(Debug, Args)]
+pub struct FreezeArgs {
+    /// Name of the group
+    pub group: String,
+    /// Message of the freeze
+    #[arg(short, long, value_name = "TEXT", default_value = "")]
+    pub message: String,
+}
+
+/// `ryokan lock`
+#[derive(Debug, Args)]
+pub struct LockArgs {
+    /// Name of a kernel or a group
+    pub name: String,
+    /// Compare a group with its newest freeze; fail if its data needs newer code
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Whether the daemon says that the name is a group's.
+pub fn is_group(failure: &Failure) -> bool {
+    matches!(failure, Failure::Error(error) if error.reason == IS_GROUP && error.code == crate::core::error::ErrorCode::Unsupported)
+}
+
+/// Creates, changes and shows groups.
+pub async fn group(context: &Context, args: GroupArgs) -> Result<(), Failure> {
+    match args.action {
+        GroupCommand::New { name } => {
+            context.host().await?.create_group(&name).await?;
+            context.show(|| serde_json::json!({ "name": name }), || format!("created group {name}\n"))
+        }
+        GroupCommand::Add(args) => add(context, args).await,
+        GroupCommand::Rm { name, member: Some(member) } => {
+            context.host().await?.remove_member(&name, &member).await?;
+            context.show(|| serde_json::json!({ "removed": member }), || format!("removed {member} from {name}\n"))
+        }
+        GroupCommand::Rm { name, member: None } => {
+            let host = context.host().await?;
+            host.group(&name).await?;
+            context.confirm(&format!("remove group {name} with its freezes"))?;
+            host.remove_member(&name, "").await?;
+            context.show(|| serde_json::json!({ "removed": name }), || format!("removed group {name}\n"))
+        }
+        GroupCommand::Show { name: None } => {
+            let all = context.host().await?.groups().await?;
+            context.show(|| json::list(&all), || render::groups(&all, context.terminal.paint))
+        }
+        GroupCommand::Show { name: Some(name) } => {
+            let group = context.host().await?.group(&name).await?;
+            context.show(|| json::of(&group), || render::group(&group, context.terminal.paint))
+        }
+    }
+}
+
+async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
+    let absolute = |path: &PathBuf| {
+        let path = std::path::absolute(path).map_err(|error| Failure::of_file("find", path, &error))?;
+        path.to_str().map(str::to_owned).ok_or_else(|| Failure::from(Error::invalid("the path is not UTF-8")))
+    };
+    let (kind, target) = match (&args.kernel, &args.repository, &args.database) {
+        (Some(kernel), _, _) => ("kernel", kernel.clone()),
+        (_, Some(path), _) => ("repository", absolute(path)?),
+        (_, _, Some(path)) => ("database", absolute(path)?),
+        (None, None, None) => {
+            return Err(Failure::usage("nothing to add", "give --kernel, --repository or --database"));
+        }
+    };
+    let member = context.host().await?.add_member(&args.group, kind, &target, &args.name).await?;
+    let text = || format!("added {} {} to {}\n", member.kind, render::plain(&member.name), args.group);
+    context.show(|| json::of(&member), text)
+}
+
+/// Freezes a group.
+pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
+    let taken = context.host().await?.freeze(&args.group, &args.message).await?;
+    show(context, &taken)
+}
+
+/// Prints or checks a lock.
+pub async fn lock(context: &Context, args: LockArgs) -> Result<(), Failure> {
+    let host = context.host().await?;
+    if !args.check {
+        let text = host.lock(&args.name).await?;
+        return context.show(|| serde_json::json!({ "lock": text }), || text.clone());
+    }
+    let told = host.check_lock(&args.name).await?;
+    let text = || match told.as_slice() {
+        [] => "as at its newest freeze\n".to_owned(),
+        told => told.iter().map(|line| format!("{}\n", render::plain(line))).collect(),
+    };
+    context.show(|| serde_json::json!({ "differences": told }), text)
+}
+
+/// Lists the freezes of a group, newest first.
+pub async fn log(context: &Context, name: &str, limit: u32) -> Result<(), Failure> {
+    let all = context.host().await?.freezes(name, limit).await?;
+    if context.options.json {
+        let lines = all.iter().map(|freeze| format!("{}\n", json::of(freeze)));
+        return context.print(&lines.collect::<String>());
+    }
+    if all.is_empty() {
+        context.say(&format!("no freezes; take one: ryokan freeze {name} -m TEXT"));
+        return Ok(());
+    }
+    context.print(&all.iter().map(|freeze| render::freeze_line(freeze, context.terminal.paint)).collect::<String>())
+}
+
+/// Restores a group.
+pub async fn restore(context: &Context, name: &str, reference: &str, members: &[String]) -> Result<(), Failure> {
+    let what = if members.is_empty() { String::new() } else { format!("{} of ", members.join(", ")) };
+    context.confirm(&format!("restore {what}group {name} to freeze {reference}"))?;
+    let (freeze, safety) = context.host().await?.restore_group(name, reference, members).await?;
+    show_restored(context, name, &freeze, &safety)
+}
+
+/// Undoes a group's last restore.
+pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
+    context.confirm(&format!("undo the last restore of group {name}"))?;
+    let (freeze, safety) = context.host().await?.undo_group(name).await?;
+    show_restored(context, name, &freeze, &safety)
+}
+
+fn show(context: &Context, freeze: &FreezeInfo) -> Result<(), Failure> {
+    context.show(|| json::of(freeze), || render::freeze_line(freeze, context.terminal.paint))
+}
+
+fn show_restored(context: &Context, name: &str, freeze: &FreezeInfo, safety: &str) -> Result<(), Failure> {
+    let text = || {
+        let line = render::freeze_line(freeze, context.terminal.paint);
+        format!("{line}group {name} is at this freeze; `ryokan undo {name}` goes back\n")
+    };
+    context.show(|| serde_json::json!({ "freeze": freeze, "safety": safety }), text)
+}

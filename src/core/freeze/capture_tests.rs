@@ -1,0 +1,124 @@
+//! Every failure at every step of a freeze.
+
+use super::capture::{Action, Capture, Outcome, Reply};
+
+const MEMBERS: usize = 3;
+
+/// What a freeze has done.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct World {
+    suspended: [bool; MEMBERS],
+    captured: [bool; MEMBERS],
+    intent: bool,
+    visible: bool,
+}
+
+impl World {
+    fn perform(&mut self, action: Action) -> Reply {
+        match action {
+            Action::Suspend(at) => self.suspended[at] = true,
+            Action::Lock(at) | Action::Confirm(at) => return Reply::At(format!("r{at}")),
+            Action::Snapshot(at) => {
+                self.captured[at] = true;
+                return Reply::At(format!("r{at}"));
+            }
+            Action::Intent => self.intent = true,
+            Action::Seal => (self.visible, self.intent) = (true, false),
+            Action::Withdraw => (self.captured, self.intent) = ([false; MEMBERS], false),
+            Action::Resume(at) => self.suspended[at] = false,
+            Action::End => {}
+        }
+        Reply::Done
+    }
+}
+
+/// Runs a freeze; the action number `at` gets `fault` in place of its reply. `acts`: whether it is carried out anyway.
+fn run(at: usize, fault: Option<&Reply>, acts: bool) -> (Vec<Action>, World, Outcome) {
+    let (mut machine, mut world, mut actions) = (Capture::new(MEMBERS), World::default(), Vec::new());
+    while machine.next() != Action::End {
+        assert!(actions.len() < 100, "it does not end: {actions:?}");
+        let action = machine.next();
+        let is_hit = fault.is_some() && actions.len() == at;
+        let reply = if is_hit && !acts { Reply::Done } else { world.perform(action) };
+        actions.push(action);
+        machine.reply(if is_hit { fault.cloned().unwrap_or(reply) } else { reply });
+    }
+    let outcome = machine.outcome().expect("it has ended");
+    (actions, world, outcome)
+}
+
+#[test]
+fn freeze_seals_after_every_member() {
+    let (actions, world, outcome) = run(0, None, true);
+    assert_eq!(outcome, Outcome::Sealed);
+    assert_eq!(world, World { captured: [true; MEMBERS], visible: true, ..World::default() });
+    let place = |wanted: Action| actions.iter().position(|action| *action == wanted).expect("it happens");
+    for at in 0..MEMBERS {
+        // All are suspended before the first is locked, and all confirmed before the seal.
+        assert!(place(Action::Suspend(at)) < place(Action::Lock(0)));
+        assert!(place(Action::Snapshot(at)) < place(Action::Confirm(0)));
+        assert!(place(Action::Confirm(at)) < place(Action::Intent));
+        assert!(place(Action::Seal) < place(Action::Resume(at)));
+    }
+    assert!(place(Action::Intent) < place(Action::Seal));
+}
+
+#[test]
+fn every_failure_leaves_nothing() {
+    let whole = run(0, None, true).0;
+    let lies = [Reply::Failed("no".into()), Reply::Late, Reply::At("other".into()), Reply::Done];
+    let mut failures = 0;
+    for (at, action) in whole.iter().enumerate() {
+        for fault in &lies {
+            let is_right = match action {
+                Action::Lock(_) => matches!(fault, Reply::At(_)),
+                Action::Snapshot(_) | Action::Confirm(_) => false,
+                Action::Suspend(_) | Action::Intent | Action::Seal => *fault == Reply::Done,
+                // The freeze holds already.
+                Action::Resume(_) => true,
+                Action::Withdraw | Action::End => unreachable!("not in a run without failures"),
+            };
+            for acts in [true, false] {
+                // A seal whose reply is lost is undone by its owner's transaction; the model has no such seal.
+                if is_right || (*action == Action::Seal && acts) {
+                    continue;
+                }
+                let (actions, world, outcome) = run(at, Some(fault), acts);
+                let what = format!("{fault:?} at {action:?}, carried out: {acts}: {actions:?}");
+                assert!(matches!(outcome, Outcome::Failed { .. }), "{what}");
+                assert!(!world.visible && !world.intent, "{what}: {world:?}");
+                assert_eq!(world.suspended, [false; MEMBERS], "{what}");
+                assert!(!actions.contains(&Action::Seal) || *action == Action::Seal, "{what}");
+                failures += 1;
+            }
+        }
+    }
+    assert!(failures > 60, "{failures}");
+}
+
+/// A different revision in the lock is found by the snapshot.
+#[test]
+fn lie_in_lock_is_found() {
+    let lock = MEMBERS;
+    let (_, world, outcome) = run(lock, Some(&Reply::At("other".into())), true);
+    assert!(matches!(outcome, Outcome::Failed { member: Some(0), .. }), "{outcome:?}");
+    assert!(!world.visible);
+}
+
+#[test]
+fn suspended_members_stay_suspended() {
+    let mut machine = Capture::of_suspended(MEMBERS);
+    let mut world = World { suspended: [true; MEMBERS], ..World::default() };
+    while machine.next() != Action::End {
+        let action = machine.next();
+        assert!(!matches!(action, Action::Suspend(_) | Action::Resume(_)));
+        let reply = world.perform(action);
+        machine.reply(reply);
+    }
+    assert!(world.visible && world.suspended == [true; MEMBERS]);
+}
+
+#[test]
+fn empty_freeze_fails() {
+    assert!(matches!(Capture::new(0).outcome(), Some(Outcome::Failed { .. })));
+}

@@ -1,0 +1,100 @@
+//! The rehydration gate: data may not be newer than the code that uses it.
+//!
+//! Each freeze records which schema revision lived with which commit. Data with a recorded revision may live with code at
+//! one of these commits or at a descendant of one. A revision that was never recorded is not judged.
+
+use super::SchemaRevision;
+use super::refs::CommitId;
+
+/// A schema revision that was seen with a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pairing {
+    /// The database's name in its group.
+    pub database: String,
+    /// Its schema revision.
+    pub revision: SchemaRevision,
+    /// The repository's name in its group.
+    pub repository: String,
+    /// Its commit.
+    pub commit: CommitId,
+}
+
+/// Data under code that is older.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The database.
+    pub database: String,
+    /// Its schema revision.
+    pub revision: SchemaRevision,
+    /// The repository.
+    pub repository: String,
+    /// The commit that its code would be at.
+    pub commit: CommitId,
+    /// A commit that the data was seen with.
+    pub needs: CommitId,
+}
+
+/// Checks the pairs that would live together. `is_ancestor(repository, a, b)`: whether `b` is `a` or a descendant of it.
+///
+/// # Errors
+/// The first pair of data under older code.
+pub fn check(
+    would_be: &[Pairing],
+    recorded: &[Pairing],
+    mut is_ancestor: impl FnMut(&str, &CommitId, &CommitId) -> bool,
+) -> Result<(), Box<Refusal>> {
+    for pair in would_be {
+        let seen = recorded.iter().filter(|seen| {
+            (&seen.database, &seen.revision, &seen.repository) == (&pair.database, &pair.revision, &pair.repository)
+        });
+        let seen: Vec<&CommitId> = seen.map(|seen| &seen.commit).collect();
+        let Some(needs) = seen.last() else { continue };
+        if !seen.iter().any(|commit| is_ancestor(&pair.repository, commit, &pair.commit)) {
+            let Pairing { database, revision, repository, commit } = pair.clone();
+            return Err(Box::new(Refusal { database, revision, repository, commit, needs: (*needs).clone() }));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(version: i64, commit: u8) -> Pairing {
+        Pairing {
+            database: "db".into(),
+            revision: SchemaRevision { user_version: version, schema: "s".into() },
+            repository: "code".into(),
+            commit: commit_id(commit),
+        }
+    }
+
+    fn commit_id(n: u8) -> CommitId {
+        format!("{n:040x}").parse().expect("a commit id")
+    }
+
+    /// History is a line: a smaller number is an ancestor.
+    fn line(_: &str, a: &CommitId, b: &CommitId) -> bool {
+        a.as_str() <= b.as_str()
+    }
+
+    #[test]
+    fn newer_data_is_refused() {
+        let recorded = [pair(1, 10), pair(1, 12), pair(2, 20)];
+        for (version, commit, fits) in
+            [(1, 10, true), (1, 11, true), (1, 25, true), (1, 9, false), (2, 20, true), (2, 19, false), (3, 1, true)]
+        {
+            let done = check(&[pair(version, commit)], &recorded, line);
+            assert_eq!(done.is_ok(), fits, "{version} at {commit}: {done:?}");
+        }
+        let refused = check(&[pair(2, 12)], &recorded, line).expect_err("too old");
+        assert_eq!((refused.commit, refused.needs), (commit_id(12), commit_id(20)));
+    }
+
+    #[test]
+    fn unrelated_members_are_ignored() {
+        let other = Pairing { repository: "docs".into(), ..pair(2, 20) };
+        assert_eq!(check(&[pair(2, 1)], &[other], line), Ok(()));
+    }
+}

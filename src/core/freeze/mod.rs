@@ -1,0 +1,374 @@
+//! Freezes: kernels, repositories and databases that are captured and restored as one.
+//!
+//! A *group* names its members. A [`FreezeManifest`], an object of the store, holds what was captured of each; the row
+//! of the catalog that names it makes the freeze visible. [`capture`] and [`restore`] decide the order of the steps and
+//! what follows a failure.
+
+pub mod capture;
+pub mod gate;
+pub mod lock;
+pub mod refs;
+pub mod restore;
+
+#[cfg(test)]
+mod capture_tests;
+#[cfg(test)]
+mod restore_tests;
+
+use serde::{Deserialize, Serialize};
+
+use self::refs::{CommitId, Head, RepositoryLock};
+use super::checkpoint::CheckpointType;
+use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
+use super::limits;
+
+/// Format of the manifests that this release writes.
+pub const FORMAT: u32 = 1;
+
+/// What a group names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind")]
+pub enum Target {
+    /// A kernel of this host.
+    Kernel {
+        /// Its id.
+        id: KernelId,
+    },
+    /// The work tree of a git repository on this host.
+    Repository {
+        /// Its directory, without symbolic links.
+        path: String,
+    },
+    /// An SQLite database on this host.
+    Database {
+        /// Its file, without symbolic links.
+        path: String,
+    },
+}
+
+impl Target {
+    /// The kind by name.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Target::Kernel { .. } => "kernel",
+            Target::Repository { .. } => "repository",
+            Target::Database { .. } => "database",
+        }
+    }
+}
+
+/// A member of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name within the group.
+    pub name: String,
+    /// What it is.
+    pub target: Target,
+}
+
+/// A group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Its identity.
+    pub id: GroupId,
+    /// Its owner.
+    pub uid: u32,
+    /// Its name, unique among its owner's groups and kernels.
+    pub name: String,
+    /// Its members, by name.
+    pub members: Vec<Member>,
+    /// Milliseconds since 1970.
+    pub created_at_ms: i64,
+    /// Number of freezes.
+    pub freezes: u64,
+    /// The freeze taken or restored last.
+    pub head: Option<FreezeId>,
+    /// The target of undo: taken before the last restore.
+    pub undo: Option<FreezeId>,
+    /// Whether a freeze or a restore was begun and has not ended.
+    pub unfinished: bool,
+}
+
+/// A freeze as it is recorded and shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freeze {
+    /// Its identity.
+    pub id: FreezeId,
+    /// Number of the freeze within its group, from 1.
+    pub number: u64,
+    /// The client's message; may be empty.
+    pub message: String,
+    /// Why it was taken: `manual` or `system`.
+    #[serde(rename = "type")]
+    pub kind: CheckpointType,
+    /// The client that took it.
+    pub creator: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// When it was last restored, milliseconds since 1970.
+    pub restored_at_ms: Option<i64>,
+    /// Address of its [`FreezeManifest`].
+    pub manifest: Digest,
+}
+
+/// The revision of a database's schema: `PRAGMA user_version`, and a digest of `sqlite_schema`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SchemaRevision {
+    /// The application's own number.
+    pub user_version: i64,
+    /// Over the definitions of all tables, indexes, views and triggers.
+    pub schema: String,
+}
+
+impl std::fmt::Display for SchemaRevision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let start: String = self.schema.chars().take(10).collect();
+        write!(f, "{} ({start})", self.user_version)
+    }
+}
+
+/// What was captured of a database.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "form")]
+pub enum DatabasePart {
+    /// A verified copy.
+    Whole {
+        /// The copy.
+        image: Digest,
+        /// Its size.
+        bytes: u64,
+        /// Its schema.
+        revision: SchemaRevision,
+        /// The file's mode.
+        mode: u32,
+    },
+    /// There was no file. Only before a restore.
+    Absent,
+    /// The files of a database that SQLite cannot read, as they were. Only before a restore.
+    Damaged {
+        /// Suffix of each file, its content, and its mode.
+        files: Vec<(String, Digest, u32)>,
+    },
+}
+
+/// What was captured of a repository.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RepositoryPart {
+    /// Commit and branch.
+    pub head: Head,
+    /// Git's tree of the index.
+    pub index_tree: CommitId,
+    /// Git's tree of the files that are not ignored.
+    pub work_tree: CommitId,
+    /// Files that differ from the commit.
+    pub changed: u64,
+    /// Files among them that the index does not have.
+    pub untracked: u64,
+    /// Objects that the commit does not have, as a thin pack.
+    pub pack: Option<Digest>,
+}
+
+/// The captured content of one member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind")]
+pub enum Captured {
+    /// Of a kernel.
+    Kernel {
+        /// Its id.
+        kernel: KernelId,
+        /// Its name at that time.
+        kernel_name: String,
+        /// The checkpoint that holds it.
+        checkpoint: CheckpointId,
+        /// The repositories in its workspace.
+        repositories: Vec<RepositoryLock>,
+    },
+    /// Of a repository.
+    Repository {
+        /// Its directory.
+        path: String,
+        /// Its content.
+        part: RepositoryPart,
+    },
+    /// Of a database.
+    Database {
+        /// Its file.
+        path: String,
+        /// Its content.
+        part: DatabasePart,
+    },
+}
+
+/// One member in a freeze.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The member's name.
+    pub name: String,
+    /// Its content.
+    pub captured: Captured,
+}
+
+/// The content of a freeze: one JSON object in the store, written after everything that it names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FreezeManifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// The release that wrote it.
+    pub ryokan: String,
+    /// Its id.
+    pub id: FreezeId,
+    /// Its group.
+    pub group: GroupId,
+    /// The group's name at that time.
+    pub group_name: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// The members.
+    pub parts: Vec<Part>,
+}
+
+/// Why bytes are not a usable manifest of a freeze.
+#[derive(Debug, thiserror::Error)]
+pub enum FreezeManifestError {
+    /// The bytes are malformed.
+    #[error("the manifest of the freeze cannot be read: {0}")]
+    Malformed(String),
+    /// The format belongs to another release.
+    #[error("the manifest of the freeze has format {0}; this release reads format {FORMAT} only")]
+    UnknownFormat(u32),
+    /// It is too large.
+    #[error("the manifest of the freeze has more than {} bytes", limits::FREEZE_MANIFEST_BYTES)]
+    TooLarge,
+}
+
+impl FreezeManifest {
+    /// Encodes the manifest.
+    ///
+    /// # Errors
+    /// `TooLarge`.
+    pub fn encode(&self) -> Result<Vec<u8>, FreezeManifestError> {
+        let bytes = serde_json::to_vec(self).map_err(|error| FreezeManifestError::Malformed(error.to_string()))?;
+        if bytes.len() > limits::FREEZE_MANIFEST_BYTES { Err(FreezeManifestError::TooLarge) } else { Ok(bytes) }
+    }
+
+    /// Decodes a manifest.
+    ///
+    /// # Errors
+    /// `Malformed`, `UnknownFormat`, `TooLarge`.
+    pub fn decode(bytes: &[u8]) -> Result<FreezeManifest, FreezeManifestError> {
+        #[derive(Deserialize)]
+        struct Start {
+            format: u32,
+        }
+        let wrong = |error: serde_json::Error| FreezeManifestError::Malformed(error.to_string());
+        if bytes.len() > limits::FREEZE_MANIFEST_BYTES {
+            return Err(FreezeManifestError::TooLarge);
+        }
+        let Start { format } = serde_json::from_slice(bytes).map_err(wrong)?;
+        match format {
+            FORMAT => serde_json::from_slice(bytes).map_err(wrong),
+            other => Err(FreezeManifestError::UnknownFormat(other)),
+        }
+    }
+
+    /// The objects that it names. Those of its kernels belong to their checkpoints.
+    pub fn objects(&self) -> Vec<Digest> {
+        let of = |part: &Part| -> Vec<Digest> {
+            match &part.captured {
+                Captured::Kernel { .. } => Vec::new(),
+                Captured::Repository { part, .. } => part.pack.into_iter().collect(),
+                Captured::Database { part, .. } => match part {
+                    DatabasePart::Whole { image, .. } => vec![*image],
+                    DatabasePart::Absent => Vec::new(),
+                    DatabasePart::Damaged { files } => files.iter().map(|(_, digest, _)| *digest).collect(),
+                },
+            }
+        };
+        self.parts.iter().flat_map(of).collect()
+    }
+
+    /// The checkpoints that it needs.
+    pub fn checkpoints(&self) -> Vec<(KernelId, CheckpointId)> {
+        let of = |part: &Part| match part.captured {
+            Captured::Kernel { kernel, checkpoint, .. } => Some((kernel, checkpoint)),
+            Captured::Repository { .. } | Captured::Database { .. } => None,
+        };
+        self.parts.iter().filter_map(of).collect()
+    }
+}
+
+/// What a daemon that finds an unfinished operation of a group must know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind")]
+pub enum Intent {
+    /// A freeze that is about to become visible. Without its row, these checkpoints are withdrawn.
+    Freeze {
+        /// The freeze.
+        id: FreezeId,
+        /// Its checkpoints.
+        checkpoints: Vec<(KernelId, CheckpointId)>,
+    },
+    /// A restore that changes members. It is reverted to the freeze before it.
+    Restore {
+        /// The freeze that is restored.
+        target: FreezeId,
+        /// The freeze of the state before.
+        safety: FreezeId,
+        /// The names of the members concerned.
+        members: Vec<String>,
+        /// Number of members that may have been changed, in the order of a restore.
+        reached: usize,
+    },
+}
+
+/// A group as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GroupInfo {
+    /// Its name.
+    pub name: String,
+    /// Its members.
+    pub members: Vec<MemberInfo>,
+    /// Number of freezes.
+    pub freezes: u64,
+    /// Milliseconds since 1970.
+    pub created_at_ms: i64,
+    /// Whether a restore was interrupted and awaits recovery.
+    pub unfinished: bool,
+}
+
+/// A member as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MemberInfo {
+    /// Its name within the group.
+    pub name: String,
+    /// `kernel`, `repository` or `database`.
+    pub kind: String,
+    /// A kernel's name, or a path.
+    pub target: String,
+}
+
+/// A freeze as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FreezeInfo {
+    /// Its identity.
+    pub id: String,
+    /// Number of the freeze within its group.
+    pub number: u64,
+    /// The client's message.
+    pub message: String,
+    /// Why it was taken.
+    #[serde(rename = "type")]
+    pub kind: CheckpointType,
+    /// The client that took it.
+    pub creator: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// When it was last restored; 0: never.
+    pub restored_at_ms: i64,
+    /// Whether it is the freeze taken or restored last.
+    pub is_head: bool,
+    /// Its lock, as text.
+    pub lock: String,
+}

@@ -1,0 +1,38 @@
+//! Limits of groups, freezes and locks.
+
+use std::time::Duration;
+
+/// Groups of one user.
+pub const GROUPS: u64 = 256;
+/// Members of one group.
+pub const GROUP_MEMBERS: usize = 32;
+/// Message of a freeze, bytes.
+pub const FREEZE_MESSAGE_BYTES: usize = 255;
+/// Freezes of one group.
+pub const GROUP_FREEZES: u64 = 10_000;
+/// A freeze's manifest, bytes.
+pub const FREEZE_MANIFEST_BYTES: usize = 4 << 20;
+/// Default time for one step of one member; the kernels of the group stand still meanwhile.
+pub const FREEZE_STEP: Duration = Duration::from_secs(60);
+/// Attempts to bring a member back to what it was before they are left to recovery.
+pub const REVERT_ATTEMPTS: u32 = 3;
+/// Time that a new daemon grants a git command of the former one to end.
+pub const GIT_ORPHAN: Duration = Duration::from_secs(30);
+/// Output of one git command, bytes.
+pub const GIT_OUTPUT_BYTES: u64 = 256 << 20;
+/// An index of git, bytes.
+pub const GIT_INDEX_BYTES: u64 = 256 << 20;
+/// Wait for the lock of a database in a group.
+pub const DATABASE_LOCK_WAIT: Duration = Duration::from_secs(5);
+/// Git repositories that the lock of one checkpoint lists.
+pub const LOCKED_REPOSITORIES: usize = 64;
+/// Depth of directories in which repositories of a workspace are looked for.
+pub const REPOSITORY_DEPTH: usize = 4;
+/// Directories of a workspace in which they are looked for, for one checkpoint.
+pub const REPOSITORY_FOLDERS: usize = 2000;
+/// A `HEAD` or a reference of git, bytes.
+pub const GIT_REFERENCE_BYTES: u64 = 4096;
+/// The packed references of git, bytes.
+pub const GIT_PACKED_BYTES: u64 = 4 << 20;
+/// Symbolic references that are followed.
+pub const GIT_REFERENCE_HOPS: usize = 5;

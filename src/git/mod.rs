@@ -1,0 +1,11 @@
+//! Git repositories of users on this host, through the host's `git`.
+//!
+//! `git` runs as the daemon's own user, in repositories of that user only. Hooks, file system monitors and automatic
+//! maintenance are off; the filters of the user's configuration apply, as the user's own `git` applies them. Never runs in
+//! a kernel's workspace.
+
+mod command;
+mod repository;
+
+pub use command::Git;
+pub use repository::{Repository, State};

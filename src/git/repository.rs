@@ -1,0 +1,291 @@
+//! One repository: its state, and how it is brought to another.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::command::{Call, Git};
+use crate::core::error::{Error, Result};
+use crate::core::freeze::refs::{CommitId, Head};
+use crate::core::limits;
+use crate::sys::fault;
+
+/// The work tree of a repository.
+#[derive(Debug, Clone)]
+pub struct Repository {
+    git: Rc<Git>,
+    path: PathBuf,
+}
+
+/// What a repository is at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// Commit and branch.
+    pub head: Head,
+    /// Tree of the index.
+    pub index_tree: CommitId,
+    /// Tree of all files that are not ignored.
+    pub work_tree: CommitId,
+    /// Files that differ from the commit.
+    pub changed: u64,
+    /// Files among them that the index does not have.
+    pub untracked: u64,
+}
+
+fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    let path = path.display().to_string();
+    move |error| Error::unavailable(format!("{path}: {error}"))
+}
+
+fn id(output: &[u8]) -> Result<CommitId> {
+    let text = String::from_utf8_lossy(output);
+    text.trim().parse().map_err(|error: crate::core::freeze::refs::NotACommit| Error::internal(format!("git: {error}")))
+}
+
+impl Repository {
+    /// A repository, by its work tree.
+    ///
+    /// # Errors
+    /// `notFound`, `unsupported` for a linked work tree or a submodule.
+    pub fn open(git: &Rc<Git>, path: &Path) -> Result<Repository> {
+        let shown = path.display();
+        let inside = path.join(".git");
+        match fs::symlink_metadata(&inside) {
+            Ok(meta) if meta.is_dir() => Ok(Repository { git: Rc::clone(git), path: path.to_owned() }),
+            Ok(_) => Err(Error::unsupported(format!("{shown} is a linked work tree or a submodule"))
+                .reason("linked_repository")
+                .hint("give the work tree that has the .git directory")),
+            Err(_) => Err(Error::not_found(format!("{shown} is not the work tree of a git repository"))
+                .reason("no_repository")
+                .hint("give the directory that has .git")),
+        }
+    }
+
+    fn git_dir(&self) -> PathBuf {
+        self.path.join(".git")
+    }
+
+    async fn ok(&self, args: &[&str], env: &[(&str, &Path)], input: &[u8]) -> Result<Vec<u8>> {
+        self.git.ok(Call { args, env, input, repository: Some(&self.path), ..Call::default() }).await
+    }
+
+    async fn succeeds(&self, args: &[&str]) -> Result<bool> {
+        Ok(self.git.run(Call { args, repository: Some(&self.path), ..Call::default() }).await?.0 == 0)
+    }
+
+    /// The present commit and branch.
+    ///
+    /// # Errors
+    /// `refused` without a commit.
+    pub async fn head(&self) -> Result<Head> {
+        let commit = self.ok(&["rev-parse", "--verify", "HEAD^{commit}"], &[], b"").await.map_err(|error| {
+            Error::refused(format!("{} has no commit yet: {}", self.path.display(), error.message)).reason("no_commit")
+        })?;
+        let args = ["symbolic-ref", "-q", "--short", "HEAD"];
+        let (code, branch) =
+            self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
+        let branch = (code == 0).then(|| String::from_utf8_lossy(&branch).trim().to_owned());
+        Ok(Head { commit: id(&commit)?, branch })
+    }
+
+    /// Whether `b` is `a` or a descendant of it.
+    ///
+    /// # Errors
+    /// Errors of git's start.
+    pub async fn is_ancestor(&self, a: &CommitId, b: &CommitId) -> Result<bool> {
+        self.succeeds(&["merge-base", "--is-ancestor", a.as_str(), b.as_str()]).await
+    }
+
+    /// Whether the repository has this commit.
+    ///
+    /// # Errors
+    /// Errors of git's start.
+    pub async fn has_commit(&self, commit: &CommitId) -> Result<bool> {
+        self.succeeds(&["cat-file", "-e", &format!("{commit}^{{commit}}")]).await
+    }
+
+    /// Reads the state. New objects are written to `objects` in `scratch`; with `keep`, to the repository itself. The
+    /// repository's index, files and references stay untouched.
+    ///
+    /// # Errors
+    /// `refused` during a merge, `unsupported` with submodules, and errors of git.
+    pub async fn state(&self, scratch: &Path, keep: bool) -> Result<State> {
+        let (index, objects, own) = (scratch.join("index"), scratch.join("objects"), self.git_dir().join("objects"));
+        fs::create_dir_all(&objects).map_err(failed(&objects))?;
+        let mut env: Vec<(&str, &Path)> = vec![("GIT_INDEX_FILE", &index)];
+        if !keep {
+            env.extend([("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)]);
+        }
+        let head = self.head().await?;
+        let _ = fs::remove_file(&index);
+        match fs::metadata(self.git_dir().join("index")) {
+            Ok(meta) if meta.len() <= limits::GIT_INDEX_BYTES => {
+                fs::copy(self.git_dir().join("index"), &index).map_err(failed(&index))?;
+            }
+            Ok(_) => return Err(Error::refused("the index is too large").reason("git_index")),
+            Err(_) => drop(self.ok(&["read-tree", head.commit.as_str()], &env, b"").await?),
+        }
+        let index_tree = self.ok(&["write-tree"], &env, b"").await.map_err(|error| {
+            Error::refused(format!("the index of {} cannot be captured: {}", self.path.display(), error.message))
+                .reason("git_index")
+                .hint("end the merge, rebase or sparse checkout that is under way")
+        })?;
+        self.ok(&["add", "--all"], &env, b"").await?;
+        let listed = self.ok(&["ls-files", "--stage", "-z"], &env, b"").await?;
+        if let Some(link) = listed.split(|byte| *byte == 0).find(|entry| entry.starts_with(b"160000 ")) {
+            let name =
+                String::from_utf8_lossy(link.rsplit(|byte| *byte == b'\t').next().unwrap_or_default()).into_owned();
+            return Err(Error::unsupported(format!("{} has a repository inside it: {name}", self.path.display()))
+                .reason("nested_repository")
+                .hint("ignore it in .gitignore, and add it to the group as a member of its own"));
+        }
+        let work_tree = self.ok(&["write-tree"], &env, b"").await?;
+        let (index_tree, work_tree) = (id(&index_tree)?, id(&work_tree)?);
+        let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
+        let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
+        Ok(State { head, index_tree, work_tree, changed, untracked })
+    }
+
+    /// Numbers of different and of added files between two trees.
+    async fn compared(&self, from: &str, to: &str, env: &[(&str, &Path)]) -> Result<(u64, u64)> {
+        let told = self.ok(&["diff-tree", "-r", "--no-renames", "--name-status", "-z", from, to], env, b"").await?;
+        let fields: Vec<&[u8]> = told.split(|byte| *byte == 0).collect();
+        let status = fields.iter().step_by(2).filter(|field| !field.is_empty());
+        Ok((status.clone().count() as u64, status.filter(|field| ***field == *b"A").count() as u64))
+    }
+
+    /// Packs the objects of a state that its commit does not have, into a new file. Returns `None` if there are none.
+    ///
+    /// # Errors
+    /// Errors of git.
+    pub async fn pack(&self, scratch: &Path, state: &State) -> Result<Option<PathBuf>> {
+        let (objects, own, to) = (scratch.join("objects"), self.git_dir().join("objects"), scratch.join("pack"));
+        let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
+        let tree = id(&self.ok(&["rev-parse", &format!("{}^{{tree}}", state.head.commit)], &[], b"").await?)?;
+        if state.work_tree == tree && state.index_tree == tree {
+            return Ok(None);
+        }
+        let input = format!("{}\n{}\n^{}\n", state.work_tree, state.index_tree, state.head.commit);
+        let args = ["pack-objects", "--revs", "--thin", "--stdout", "-q"];
+        let call = Call {
+            args: &args,
+            env: &env,
+            input: input.as_bytes(),
+            repository: Some(&self.path),
+            to: Some(&to),
+            ..Call::default()
+        };
+        self.git.ok(call).await?;
+        Ok(Some(to))
+    }
+
+    /// Checks that a captured state can be restored here: its commit is present, and the pack completes it.
+    ///
+    /// # Errors
+    /// `notFound` without the commit, `corrupt` if objects are missing.
+    pub async fn verify(&self, scratch: &Path, state: &State, pack: Option<&Path>) -> Result<()> {
+        let commit = &state.head.commit;
+        if !self.has_commit(commit).await? {
+            return Err(Error::not_found(format!("{} no longer has commit {commit}", self.path.display()))
+                .reason("commit_gone")
+                .hint(format!("fetch it from where it was pushed: `git fetch REMOTE {commit}`")));
+        }
+        let (objects, own) = (scratch.join("objects"), self.git_dir().join("objects"));
+        fs::create_dir_all(&objects).map_err(failed(&objects))?;
+        let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
+        if let Some(pack) = pack {
+            self.unpack(pack, &env).await?;
+        }
+        for tree in [&state.work_tree, &state.index_tree] {
+            // Names every object beneath, and fails at the first that is missing.
+            self.ok(&["rev-list", "--objects", "--quiet", tree.as_str()], &env, b"").await.map_err(|error| {
+                Error::corrupt(format!(
+                    "the captured files of {} are incomplete: {}",
+                    self.path.display(),
+                    error.message
+                ))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Adds the objects of a pack to the repository; nothing refers to them yet.
+    ///
+    /// # Errors
+    /// Errors of git.
+    pub async fn prepare(&self, pack: &Path) -> Result<()> {
+        self.unpack(pack, &[]).await
+    }
+
+    async fn unpack(&self, pack: &Path, env: &[(&str, &Path)]) -> Result<()> {
+        let args = ["unpack-objects", "-q"];
+        let call = Call { args: &args, env, repository: Some(&self.path), from: Some(pack), ..Call::default() };
+        self.git.ok(call).await.map(drop)
+    }
+
+    /// Changes files, index and commit to those of a state, whose objects are present. `scratch` holds the index of the
+    /// last [`Self::state`]: files changed since then fail the switch. `attach`: return to the branch if it is still at
+    /// the commit. May be repeated after another [`Self::state`].
+    ///
+    /// # Errors
+    /// Errors of git and of files; the repository may be between two states then.
+    pub async fn switch(&self, scratch: &Path, to: &State, attach: bool) -> Result<()> {
+        fault::point("repository.files.switch").map_err(failed(&self.path))?;
+        let index = scratch.join("index");
+        self.ok(&["read-tree", "-m", "-u", to.work_tree.as_str()], &[("GIT_INDEX_FILE", &index)], b"").await?;
+        let staged = scratch.join("staged");
+        let _ = fs::remove_file(&staged);
+        let env = [("GIT_INDEX_FILE", &*staged)];
+        self.ok(&["read-tree", to.index_tree.as_str()], &env, b"").await?;
+        // Records the files' times; it fails where files differ from the index, which is no error here.
+        let refresh = ["update-index", "-q", "--refresh"];
+        self.git.run(Call { args: &refresh, env: &env, repository: Some(&self.path), ..Call::default() }).await?;
+        self.place_index(&staged)?;
+        fault::point("repository.head.switch").map_err(failed(&self.path))?;
+        let commit = to.head.commit.as_str();
+        if let (true, Some(branch)) = (attach, &to.head.branch) {
+            let name = format!("refs/heads/{branch}");
+            let args = ["rev-parse", "-q", "--verify", &name];
+            let (code, at) =
+                self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
+            if code == 0 && id(&at)? == to.head.commit {
+                return self.ok(&["symbolic-ref", "-m", "ryokan", "HEAD", &name], &[], b"").await.map(drop);
+            }
+        }
+        self.ok(&["update-ref", "--no-deref", "-m", "ryokan", "HEAD", commit], &[], b"").await.map(drop)
+    }
+
+    /// Puts an index in the place of the repository's, with git's own locking.
+    fn place_index(&self, staged: &Path) -> Result<()> {
+        let (lock, index) = (self.git_dir().join("index.lock"), self.git_dir().join("index"));
+        let bytes = fs::read(staged).map_err(failed(staged))?;
+        // Complete before it is the lock: a lock that a killed daemon leaves is recognised by its bytes.
+        let ready = self.git_dir().join("index.ryokan");
+        let mut file = File::create(&ready).map_err(failed(&ready))?;
+        file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed(&ready))?;
+        let locked = fs::hard_link(&ready, &lock);
+        let _ = fs::remove_file(&ready);
+        locked.map_err(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => {
+                Error::busy(format!("another git changes {}: {} exists", self.path.display(), lock.display()))
+                    .reason("git_lock")
+            }
+            _ => failed(&lock)(error),
+        })?;
+        let placed = fault::point("repository.index.switch").and_then(|()| fs::rename(&lock, &index));
+        placed.map_err(|error| {
+            let _ = fs::remove_file(&lock);
+            failed(&lock)(error)
+        })
+    }
+
+    /// Removes the lock that a killed daemon left: only one with the bytes that it was about to place.
+    pub fn release_index(&self, scratch: &Path) {
+        let lock = self.git_dir().join("index.lock");
+        let (Ok(there), Ok(own)) = (fs::read(&lock), fs::read(scratch.join("staged"))) else { return };
+        if own == there {
+            let _ = fs::remove_file(&lock);
+        }
+    }
+}

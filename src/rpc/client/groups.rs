@@ -1,0 +1,155 @@
+//! Groups and their freezes.
+
+use super::connection::{answer, fields};
+use super::host::HostClient;
+use crate::core::error::{Error, Result};
+use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
+use crate::core::limits;
+use crate::rpc::convert::groups::{read_freeze, read_group, read_member};
+use crate::rpc::convert::{read_text, read_text_list};
+use crate::rpc::schema::ryokan_capnp as wire;
+
+impl HostClient {
+    async fn groups_cap(&self) -> Result<wire::groups::Client> {
+        let response = self.link.call(self.cap.groups_request().send().promise).await?;
+        fields(fields(response.get())?.get_groups())
+    }
+
+    /// Creates a group.
+    ///
+    /// # Errors
+    /// `alreadyExists`, `invalidArgument`.
+    pub async fn create_group(&self, name: &str) -> Result<()> {
+        let mut request = self.groups_cap().await?.create_request();
+        request.get().set_name(name);
+        self.link.call(request.send().promise).await.map(drop)
+    }
+
+    /// Adds a kernel, a repository or a database to a group; `name` empty: derived from the target.
+    ///
+    /// # Errors
+    /// `notFound`, `alreadyExists`, `refused`, `unsupported`.
+    pub async fn add_member(&self, group: &str, kind: &str, target: &str, name: &str) -> Result<MemberInfo> {
+        let mut request = self.groups_cap().await?.add_request();
+        request.get().set_group(group);
+        request.get().set_kind(kind);
+        request.get().set_target(target);
+        request.get().set_name(name);
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_member(fields(fields(response.get())?.get_member())?))
+    }
+
+    /// Removes a member, or with an empty `member` the group.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict`.
+    pub async fn remove_member(&self, group: &str, member: &str) -> Result<()> {
+        let mut request = self.groups_cap().await?.remove_request();
+        request.get().set_group(group);
+        request.get().set_member(member);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
+    /// The caller's groups.
+    ///
+    /// # Errors
+    /// The daemon's errors.
+    pub async fn groups(&self) -> Result<Vec<GroupInfo>> {
+        let response = self.link.call(self.groups_cap().await?.list_request().send().promise).await?;
+        let list = fields(fields(response.get())?.get_groups())?;
+        list.iter().map(|group| answer(read_group(group))).collect()
+    }
+
+    /// One group.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub async fn group(&self, name: &str) -> Result<GroupInfo> {
+        let mut request = self.groups_cap().await?.show_request();
+        request.get().set_group(name);
+        let response = self.link.call(request.send().promise).await?;
+        answer(read_group(fields(fields(response.get())?.get_group())?))
+    }
+
+    /// Freezes a group.
+    ///
+    /// # Errors
+    /// Errors of members; nothing is visible then.
+    pub async fn freeze(&self, group: &str, message: &str) -> Result<FreezeInfo> {
+        let mut request = self.groups_cap().await?.freeze_request();
+        request.get().set_group(group);
+        request.get().set_message(message);
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_freeze(fields(fields(response.get())?.get_freeze())?))
+    }
+
+    /// The freezes of a group, newest first; `limit` 0: all.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub async fn freezes(&self, group: &str, limit: u32) -> Result<Vec<FreezeInfo>> {
+        let mut request = self.groups_cap().await?.freezes_request();
+        request.get().set_group(group);
+        request.get().set_limit(limit);
+        let response = self.link.wait(request.send().promise).await?;
+        let list = fields(fields(response.get())?.get_freezes())?;
+        list.iter().map(|freeze| answer(read_freeze(freeze))).collect()
+    }
+
+    /// Restores a group, or only these members; returns the freeze and the id of the safety freeze.
+    ///
+    /// # Errors
+    /// Refusals of the gate (`refused`, `data_newer`) and errors of members; everything is as before then.
+    pub async fn restore_group(
+        &self,
+        group: &str,
+        reference: &str,
+        members: &[String],
+    ) -> Result<(FreezeInfo, String)> {
+        let mut request = self.groups_cap().await?.restore_request();
+        request.get().set_group(group);
+        request.get().set_ref(reference);
+        let length = u32::try_from(members.len()).map_err(|_| Error::invalid("too many members"))?;
+        crate::rpc::convert::write_text_list(request.get().init_members(length), members);
+        let response = self.link.wait(request.send().promise).await?;
+        restoration(fields(fields(response.get())?.get_restoration())?)
+    }
+
+    /// Undoes the group's last restore.
+    ///
+    /// # Errors
+    /// `notFound`, and errors of [`Self::restore_group`].
+    pub async fn undo_group(&self, group: &str) -> Result<(FreezeInfo, String)> {
+        let mut request = self.groups_cap().await?.undo_request();
+        request.get().set_group(group);
+        let response = self.link.wait(request.send().promise).await?;
+        restoration(fields(fields(response.get())?.get_restoration())?)
+    }
+
+    /// The lock of a kernel's newest checkpoint or of a group's present state, as text.
+    ///
+    /// # Errors
+    /// `notFound`, and errors of members.
+    pub async fn lock(&self, name: &str) -> Result<String> {
+        let mut request = self.groups_cap().await?.lock_request();
+        request.get().set_name(name);
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_text(fields(response.get())?.get_lock(), "lock"))
+    }
+
+    /// How a group differs from its newest freeze.
+    ///
+    /// # Errors
+    /// `refused` with reason `data_newer` if its data needs newer code.
+    pub async fn check_lock(&self, name: &str) -> Result<Vec<String>> {
+        let mut request = self.groups_cap().await?.check_request();
+        request.get().set_name(name);
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_text_list(fields(response.get())?.get_differences(), "differences", limits::VALUE_ITEMS))
+    }
+}
+
+fn restoration(reader: wire::group_restoration::Reader<'_>) -> Result<(FreezeInfo, String)> {
+    let freeze = answer(read_freeze(fields(reader.get_freeze())?))?;
+    Ok((freeze, answer(read_text(reader.get_safety(), "safety freeze"))?))
+}

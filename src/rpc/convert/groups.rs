@@ -1,0 +1,87 @@
+//! Groups and their freezes.
+
+use super::checkpoint::{type_from_wire, type_to_wire};
+use super::text::{bounded, count, malformed, unknown};
+use super::{read_name, read_text};
+use crate::core::error::Result;
+use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
+use crate::core::limits;
+use crate::rpc::schema::ryokan_capnp as wire;
+
+/// Reads a member.
+///
+/// # Errors
+/// `invalidArgument` for malformed data.
+pub fn read_member(reader: wire::group_member::Reader<'_>) -> Result<MemberInfo> {
+    Ok(MemberInfo {
+        name: read_name(reader.get_name(), "name of a member")?,
+        kind: read_name(reader.get_kind(), "kind of a member")?,
+        target: read_name(reader.get_target(), "target of a member")?,
+    })
+}
+
+/// Writes a member.
+pub fn write_member(mut builder: wire::group_member::Builder<'_>, member: &MemberInfo) {
+    builder.set_name(member.name.as_str());
+    builder.set_kind(member.kind.as_str());
+    builder.set_target(member.target.as_str());
+}
+
+/// Reads a group.
+///
+/// # Errors
+/// `invalidArgument` for malformed data.
+pub fn read_group(reader: wire::group::Reader<'_>) -> Result<GroupInfo> {
+    let members = reader.get_members().map_err(|e| malformed("members", e))?;
+    bounded(members.len(), "members", limits::VALUE_ITEMS)?;
+    Ok(GroupInfo {
+        name: read_name(reader.get_name(), "name of a group")?,
+        members: members.iter().map(read_member).collect::<Result<_>>()?,
+        freezes: reader.get_freezes(),
+        created_at_ms: reader.get_created_at_ms(),
+        unfinished: reader.get_unfinished(),
+    })
+}
+
+/// Writes a group.
+pub fn write_group(mut builder: wire::group::Builder<'_>, group: &GroupInfo) {
+    builder.set_name(group.name.as_str());
+    builder.set_freezes(group.freezes);
+    builder.set_created_at_ms(group.created_at_ms);
+    builder.set_unfinished(group.unfinished);
+    let mut members = builder.init_members(count(group.members.len()));
+    for (at, member) in group.members.iter().enumerate() {
+        write_member(members.reborrow().get(count(at)), member);
+    }
+}
+
+/// Reads a freeze.
+///
+/// # Errors
+/// `invalidArgument` for malformed data.
+pub fn read_freeze(reader: wire::freeze::Reader<'_>) -> Result<FreezeInfo> {
+    Ok(FreezeInfo {
+        id: read_name(reader.get_id(), "id of a freeze")?,
+        number: reader.get_number(),
+        message: read_text(reader.get_message(), "message of a freeze")?,
+        kind: type_from_wire(reader.get_type().map_err(|n| unknown("type of a freeze", n))?),
+        creator: read_text(reader.get_creator(), "creator of a freeze")?,
+        at_ms: reader.get_at_ms(),
+        restored_at_ms: reader.get_restored_at_ms(),
+        is_head: reader.get_is_head(),
+        lock: read_text(reader.get_lock(), "lock of a freeze")?,
+    })
+}
+
+/// Writes a freeze.
+pub fn write_freeze(mut builder: wire::freeze::Builder<'_>, freeze: &FreezeInfo) {
+    builder.set_id(freeze.id.as_str());
+    builder.set_number(freeze.number);
+    builder.set_message(freeze.message.as_str());
+    builder.set_type(type_to_wire(freeze.kind));
+    builder.set_creator(freeze.creator.as_str());
+    builder.set_at_ms(freeze.at_ms);
+    builder.set_restored_at_ms(freeze.restored_at_ms);
+    builder.set_is_head(freeze.is_head);
+    builder.set_lock(freeze.lock.as_str());
+}

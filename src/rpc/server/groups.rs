@@ -1,0 +1,183 @@
+//! `Groups`: a client's groups. Held by full `Host` capabilities only.
+
+use std::rc::Rc;
+
+use super::Connection;
+use crate::core::error::Result;
+use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
+use crate::core::ids::FreezeId;
+use crate::core::limits;
+use crate::rpc::convert::groups::{write_freeze, write_group, write_member};
+use crate::rpc::convert::{read_name, read_text, read_text_list, to_capnp, write_text_list};
+use crate::rpc::schema::ryokan_capnp::groups;
+use crate::supervisor::freeze;
+use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::registry::Supervisor;
+
+/// One client's groups.
+pub(super) struct GroupsServer {
+    pub connection: Rc<Connection>,
+    pub actor: Actor,
+}
+
+impl GroupsServer {
+    fn supervisor(&self) -> &Supervisor {
+        &self.connection.supervisor
+    }
+
+    fn member(&self, member: &Member) -> MemberInfo {
+        let target = match &member.target {
+            Target::Kernel { id } => match self.supervisor().find(self.actor.uid, &id.to_string()) {
+                Ok(kernel) => kernel.spec.name.to_string(),
+                Err(_) => id.to_string(),
+            },
+            Target::Repository { path } | Target::Database { path } => path.clone(),
+        };
+        MemberInfo { name: member.name.clone(), kind: member.target.kind().into(), target }
+    }
+
+    fn group(&self, group: &Group) -> GroupInfo {
+        GroupInfo {
+            name: group.name.clone(),
+            members: group.members.iter().map(|member| self.member(member)).collect(),
+            freezes: group.freezes,
+            created_at_ms: group.created_at_ms,
+            unfinished: group.unfinished,
+        }
+    }
+
+    async fn freeze_info(&self, group: &str, freeze: &Freeze, head: Option<FreezeId>) -> Result<FreezeInfo> {
+        let lock = freeze::lock_of(self.supervisor(), group, freeze).await?.text();
+        let Freeze { id, number, message, kind, creator, at_ms, restored_at_ms, .. } = freeze.clone();
+        let (is_head, restored_at_ms) = (head == Some(id), restored_at_ms.unwrap_or(0));
+        Ok(FreezeInfo { id: id.to_string(), number, message, kind, creator, at_ms, restored_at_ms, is_head, lock })
+    }
+
+    async fn restored(&self, group: &str, done: Result<freeze::Restored>) -> Result<(FreezeInfo, String)> {
+        let freeze::Restored { freeze, safety } = done?;
+        let info = self.freeze_info(group, &freeze, Some(freeze.id)).await?;
+        Ok((info, safety.to_string()))
+    }
+}
+
+impl groups::Server for GroupsServer {
+    async fn create(self: Rc<Self>, params: groups::CreateParams, _: groups::CreateResults) -> capnp::Result<()> {
+        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
+        freeze::create(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)
+    }
+
+    async fn add(self: Rc<Self>, params: groups::AddParams, mut results: groups::AddResults) -> capnp::Result<()> {
+        let params = params.get()?;
+        let read = |text, what| read_name(text, what).map_err(to_capnp);
+        let (group, kind) = (read(params.get_group(), "group")?, read(params.get_kind(), "kind")?);
+        let (target, name) = (read(params.get_target(), "target")?, read(params.get_name(), "name")?);
+        let added = freeze::add(self.supervisor(), &group, (&kind, &target), &name, &self.actor).await;
+        if let Err(error) = &added {
+            self.supervisor().host().audit_refusal(&self.actor, "group.add", None, error).await;
+        }
+        write_member(results.get().init_member(), &self.member(&added.map_err(to_capnp)?));
+        Ok(())
+    }
+
+    async fn remove(self: Rc<Self>, params: groups::RemoveParams, _: groups::RemoveResults) -> capnp::Result<()> {
+        let params = params.get()?;
+        let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        let member = read_name(params.get_member(), "member").map_err(to_capnp)?;
+        freeze::remove(self.supervisor(), &group, &member, &self.actor).await.map_err(to_capnp)
+    }
+
+    async fn list(self: Rc<Self>, _: groups::ListParams, mut results: groups::ListResults) -> capnp::Result<()> {
+        let all = freeze::list(self.supervisor(), self.actor.uid).await.map_err(to_capnp)?;
+        let mut list = results.get().init_groups(all.len() as u32);
+        for (at, group) in all.iter().enumerate() {
+            write_group(list.reborrow().get(at as u32), &self.group(group));
+        }
+        Ok(())
+    }
+
+    async fn show(self: Rc<Self>, params: groups::ShowParams, mut results: groups::ShowResults) -> capnp::Result<()> {
+        let name = read_name(params.get()?.get_group(), "group").map_err(to_capnp)?;
+        let group = freeze::find(self.supervisor(), self.actor.uid, &name).await.map_err(to_capnp)?;
+        write_group(results.get().init_group(), &self.group(&group));
+        Ok(())
+    }
+
+    async fn freeze(
+        self: Rc<Self>,
+        params: groups::FreezeParams,
+        mut results: groups::FreezeResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        let message = read_text(params.get_message(), "message").map_err(to_capnp)?;
+        let taken = freeze::freeze(self.supervisor(), &group, &message, &self.actor).await.map_err(to_capnp)?;
+        let info = self.freeze_info(&group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
+        write_freeze(results.get().init_freeze(), &info);
+        Ok(())
+    }
+
+    async fn freezes(
+        self: Rc<Self>,
+        params: groups::FreezesParams,
+        mut results: groups::FreezesResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let name = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        let group = freeze::find(self.supervisor(), self.actor.uid, &name).await.map_err(to_capnp)?;
+        let all = self.supervisor().host().catalog.freezes(group.id).await;
+        let mut all = all.map_err(|error| to_capnp(error.into()))?;
+        let most = if params.get_limit() == 0 { limits::PAGE_ROWS } else { params.get_limit() as usize };
+        all.truncate(most.min(limits::PAGE_ROWS));
+        let mut list = results.get().init_freezes(all.len() as u32);
+        for (at, one) in all.iter().enumerate() {
+            let info = self.freeze_info(&name, one, group.head).await.map_err(to_capnp)?;
+            write_freeze(list.reborrow().get(at as u32), &info);
+        }
+        Ok(())
+    }
+
+    async fn restore(
+        self: Rc<Self>,
+        params: groups::RestoreParams,
+        mut results: groups::RestoreResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
+        let members = read_text_list(params.get_members(), "members", limits::GROUP_MEMBERS).map_err(to_capnp)?;
+        let done = freeze::restore(self.supervisor(), &group, &reference, members, &self.actor).await;
+        let (info, safety) = self.restored(&group, done).await.map_err(to_capnp)?;
+        let mut restoration = results.get().init_restoration();
+        restoration.set_safety(safety.as_str());
+        write_freeze(restoration.init_freeze(), &info);
+        Ok(())
+    }
+
+    async fn undo(self: Rc<Self>, params: groups::UndoParams, mut results: groups::UndoResults) -> capnp::Result<()> {
+        let group = read_name(params.get()?.get_group(), "group").map_err(to_capnp)?;
+        let done = freeze::undo(self.supervisor(), &group, &self.actor).await;
+        let (info, safety) = self.restored(&group, done).await.map_err(to_capnp)?;
+        let mut restoration = results.get().init_restoration();
+        restoration.set_safety(safety.as_str());
+        write_freeze(restoration.init_freeze(), &info);
+        Ok(())
+    }
+
+    async fn lock(self: Rc<Self>, params: groups::LockParams, mut results: groups::LockResults) -> capnp::Result<()> {
+        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
+        let lock = freeze::lock(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)?;
+        results.get().set_lock(lock.text().as_str());
+        Ok(())
+    }
+
+    async fn check(
+        self: Rc<Self>,
+        params: groups::CheckParams,
+        mut results: groups::CheckResults,
+    ) -> capnp::Result<()> {
+        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
+        let told = freeze::check(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)?;
+        write_text_list(results.get().init_differences(told.len() as u32), &told);
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! Which host paths a group may name.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::objects::blocking;
+use crate::catalog::host_database;
+use crate::core::error::{Error, Result};
+use crate::git::Git;
+use crate::supervisor::host::Host;
+use crate::supervisor::registry::Supervisor;
+
+/// Checks that a group of `uid` may use this path; returns it without symbolic links.
+///
+/// # Errors
+/// `unsupported` for another user than the daemon's; `refused` by the rules for host paths, or for a file of another
+/// user; `notFound`.
+pub(super) fn checked(host: &Host, uid: u32, path: &Path) -> Result<PathBuf> {
+    if uid != nix::unistd::geteuid().as_raw() {
+        return Err(Error::unsupported("this daemon cannot act on host paths as another user")
+            .reason("other_user")
+            .hint("use a daemon of your own: run ryokan without --system"));
+    }
+    host.check_source(uid, path)
+}
+
+/// Checks a recorded path again.
+///
+/// # Errors
+/// As [`checked`], and `refused` if it leads elsewhere now.
+pub(super) fn recheck(host: &Host, uid: u32, path: &Path) -> Result<()> {
+    match checked(host, uid, path) {
+        Ok(real) if real != path => {
+            Err(Error::refused(format!("{} leads elsewhere than when it was added", path.display()))
+                .reason("source_moved"))
+        }
+        Ok(_) => Ok(()),
+        // A wrecked member may be gone.
+        Err(error) if error.reason == "source_gone" => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Checks that git may run in a repository: it is the user's own, and no kernel can write its configuration.
+///
+/// # Errors
+/// `refused`, `notFound`, and database errors.
+pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, path: &Path) -> Result<()> {
+    let owner = host_database::owner(&path.join(".git"))?;
+    if owner != uid {
+        return Err(Error::refused(format!("{} belongs to user {owner}", path.display())).reason("other_owner").hint(
+            "git reads a repository's configuration, which may run programs: only your own repositories are used",
+        ));
+    }
+    for kernel in supervisor.kernels() {
+        let own = kernel.spec.paths.iter().filter(|allowed| allowed.writable);
+        let mut writable: Vec<PathBuf> =
+            own.map(|allowed| allowed.real.clone().unwrap_or_else(|| allowed.path.clone())).collect();
+        let (mounts, _) = kernel.records.grants().await?;
+        let mounts = mounts.into_iter().filter(|given| given.mount.writable);
+        writable.extend(mounts.map(|given| PathBuf::from(given.real.unwrap_or(given.mount.source))));
+        if writable.iter().any(|real| path.starts_with(real) || real.starts_with(path.join(".git"))) {
+            let name = &kernel.spec.name;
+            return Err(Error::refused(format!("kernel {name} can write {}", path.display()))
+                .reason("shared_with_kernel")
+                .hint(
+                    "its code could make git run programs outside of the sandbox: unmount it, or mount it read-only",
+                ));
+        }
+    }
+    Ok(())
+}
+
+/// Git, for operations on groups.
+///
+/// # Errors
+/// `deadline` if a git command of a former daemon does not end.
+pub(super) async fn git(host: &Host) -> Result<Rc<Git>> {
+    if let Some(git) = host.git.borrow().clone() {
+        return Ok(git);
+    }
+    let folder = host.environment.data.join("groups");
+    let opened = blocking(move || {
+        crate::sys::fs::create_dir_durable(&folder, 0o700, "freeze.groups.dir")
+            .map_err(|error| Error::unavailable(error.to_string()))?;
+        Git::open(folder.join("git.log"))
+    });
+    let git = Rc::new(opened.await?);
+    *host.git.borrow_mut() = Some(Rc::clone(&git));
+    Ok(git)
+}

@@ -1,0 +1,99 @@
+//! Groups: kernels, repositories and databases that are frozen and restored as one.
+//!
+//! ```text
+//! groups ─▶ run_freeze, run_restore (drive core::freeze's machines) ─▶ members ─▶ held kernels, git, SQLite
+//!           recover: at start, and before the next operation of an unfinished group
+//! ```
+//! One operation runs at a time. Each runs in a task of its own, to its end, even if its client disconnects.
+
+mod access;
+mod groups;
+mod locks;
+mod members;
+mod objects;
+mod recover;
+mod run_freeze;
+mod run_restore;
+
+pub use groups::{add, create, exists, find, list, remove};
+pub use locks::{check, lock, lock_of};
+pub use recover::recover;
+pub use run_freeze::freeze;
+pub use run_restore::{restore, undo};
+
+use std::path::PathBuf;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::core::error::{Error, Result};
+use crate::core::freeze::{Freeze, FreezeManifest, Group};
+use crate::core::ids::{FreezeId, GroupId};
+use crate::core::limits;
+use crate::supervisor::host::Host;
+
+/// The result of a group's restore.
+#[derive(Debug, Clone)]
+pub struct Restored {
+    /// The restored freeze.
+    pub freeze: Freeze,
+    /// The freeze taken just before.
+    pub safety: FreezeId,
+}
+
+/// Waits for the turn of an operation.
+async fn turn(host: &Host) -> Result<OwnedSemaphorePermit> {
+    let turn = std::sync::Arc::clone(&host.group_turn).acquire_owned();
+    match tokio::time::timeout(limits::CHECKPOINT_WAIT, turn).await {
+        Ok(turn) => turn.map_err(|_| Error::unavailable("the daemon is stopping")),
+        Err(_) => Err(Error::busy("another group is being frozen or restored").reason("group_turn")),
+    }
+}
+
+/// Files of an operation on a group.
+fn scratch(host: &Host, group: GroupId) -> PathBuf {
+    host.environment.data.join("groups").join(group.to_string())
+}
+
+/// Finds a freeze of a group by number, id, message, `latest` or `~N`.
+async fn find_freeze(host: &Host, group: &Group, reference: &str) -> Result<Freeze> {
+    let all = host.catalog.freezes(group.id).await?;
+    let none = || {
+        Error::not_found(format!("group {} has no freeze {reference:?}", group.name))
+            .hint(format!("`ryokan log {}` lists what there is", group.name))
+    };
+    let back = match reference.strip_prefix('~') {
+        _ if reference == "latest" => Some(0),
+        Some(text) => Some(text.parse::<usize>().map_err(|_| none())?),
+        None => None,
+    };
+    if let Some(back) = back {
+        return all.into_iter().nth(back).ok_or_else(none);
+    }
+    let fits = |freeze: &&Freeze| {
+        freeze.number.to_string() == reference
+            || freeze.message == reference
+            || (reference.len() >= 4 && freeze.id.to_string().starts_with(&reference.to_ascii_lowercase()))
+    };
+    let found: Vec<&Freeze> = all.iter().filter(fits).collect();
+    match found.as_slice() {
+        [] => Err(none()),
+        [one] => Ok((*one).clone()),
+        several => {
+            let numbers: Vec<String> = several.iter().map(|freeze| freeze.number.to_string()).collect();
+            Err(Error::conflict(format!("{reference:?} could be freeze {}", numbers.join(", "))).reason("ambiguous"))
+        }
+    }
+}
+
+/// Reads a freeze's manifest.
+///
+/// # Errors
+/// `corrupt`, `unsupported`.
+async fn manifest(host: &Host, freeze: &Freeze) -> Result<FreezeManifest> {
+    use crate::core::freeze::FreezeManifestError as Wrong;
+    let bytes = host.store.get(freeze.manifest, limits::FREEZE_MANIFEST_BYTES as u64).await?;
+    FreezeManifest::decode(&bytes).map_err(|error| match error {
+        Wrong::UnknownFormat(_) => Error::unsupported(error.to_string()).reason("manifest_format"),
+        Wrong::Malformed(_) | Wrong::TooLarge => Error::corrupt(error.to_string()),
+    })
+}

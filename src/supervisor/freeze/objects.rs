@@ -1,0 +1,76 @@
+//! Files into the store, and back.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use crate::core::error::{Error, Result};
+use crate::core::ids::Digest;
+use crate::core::limits;
+use crate::store::{Store, StoreError};
+use crate::supervisor::host::Host;
+
+/// Bytes that are copied at once.
+const PIECE: usize = 256 << 10;
+
+/// Stores a file; returns its address and its size. Durable.
+///
+/// # Errors
+/// Store errors, and files that cannot be read.
+pub(super) async fn put(host: &Host, path: PathBuf) -> Result<(Digest, u64)> {
+    let put = move |store: &Store| {
+        let copy = || -> std::io::Result<Result<(Digest, u64), StoreError>> {
+            let (mut file, mut piece) = (File::open(&path)?, vec![0; PIECE]);
+            let mut writer = match store.writer(limits::BLOB_BYTES) {
+                Ok(writer) => writer,
+                Err(error) => return Ok(Err(error)),
+            };
+            loop {
+                let read = file.read(&mut piece)?;
+                if read == 0 {
+                    return Ok(writer.finish());
+                }
+                if let Err(error) = writer.write(&piece[..read]) {
+                    return Ok(Err(error));
+                }
+            }
+        };
+        let name = path.display().to_string();
+        Ok(copy().map_err(|error| Error::unavailable(format!("cannot read {name}: {error}"))))
+    };
+    host.store.run_beside(put).await??.map_err(Error::from)
+}
+
+/// Writes an object to a file, which is synced. The whole object is verified.
+///
+/// # Errors
+/// Store errors, and files that cannot be written.
+pub(super) async fn get(host: &Host, digest: Digest, path: &Path) -> Result<()> {
+    let path = path.to_owned();
+    let get = move |store: &Store| {
+        let (mut reader, mut piece) = (store.open_object(digest)?, vec![0; PIECE]);
+        let failed = |error: std::io::Error| Error::unavailable(format!("cannot write {}: {error}", path.display()));
+        let mut file = match File::create(&path) {
+            Ok(file) => file,
+            Err(error) => return Ok(Err(failed(error))),
+        };
+        loop {
+            let read = reader.read_some(&mut piece)?;
+            let done = if read == 0 { file.sync_all() } else { file.write_all(&piece[..read]) };
+            match done {
+                Err(error) => return Ok(Err(failed(error))),
+                Ok(()) if read == 0 => return Ok(Ok(())),
+                Ok(()) => {}
+            }
+        }
+    };
+    host.store.run_beside(get).await?
+}
+
+/// Runs blocking work.
+///
+/// # Errors
+/// Those of `work`.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Error::internal(error.to_string()))?
+}

@@ -1,0 +1,121 @@
+//! Ends what a former daemon, or a failed restore, left unfinished: a freeze without its row is withdrawn, a restore is
+//! reverted.
+
+use super::members;
+use super::run_restore::Run;
+use super::{access, manifest, scratch};
+use crate::core::error::{Error, Result};
+use crate::core::freeze::restore::{Action, Outcome, Restore};
+use crate::core::freeze::{Group, Intent};
+use crate::core::ids::{FreezeId, GroupId};
+use crate::supervisor::checkpoint::held_kernel as held;
+use crate::supervisor::registry::Supervisor;
+
+/// Ends every unfinished operation, before clients are served.
+pub async fn recover(supervisor: &Supervisor) {
+    let host = supervisor.host();
+    let intents = match host.catalog.intents().await {
+        Ok(intents) => intents,
+        Err(error) => return tracing::error!(%error, "unfinished operations of groups are not known"),
+    };
+    for (id, intent) in intents {
+        if let Err(error) = end(supervisor, id, intent).await {
+            tracing::error!(group = %id, %error, "an operation of a group could not be ended");
+        }
+    }
+    if host.parked.borrow().is_empty() {
+        // Files of operations that have ended.
+        if let Ok(entries) = std::fs::read_dir(host.environment.data.join("groups")) {
+            entries.flatten().filter(|entry| entry.path().is_dir()).for_each(|entry| {
+                let _ = std::fs::remove_dir_all(entry.path());
+            });
+        }
+    }
+}
+
+/// Ends the unfinished operation of a group, if there is one.
+///
+/// # Errors
+/// Errors that prevent it: the group stays unfinished.
+pub(super) async fn unfinished(supervisor: &Supervisor, group: &Group) -> Result<()> {
+    let intents = supervisor.host().catalog.intents().await?;
+    let Some((id, intent)) = intents.into_iter().find(|(id, _)| *id == group.id) else {
+        // Files of the operation before.
+        let _ = std::fs::remove_dir_all(scratch(supervisor.host(), group.id));
+        return Ok(());
+    };
+    end(supervisor, id, intent).await
+}
+
+async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()> {
+    let host = supervisor.host();
+    match intent {
+        // Its row would have ended the intent.
+        Intent::Freeze { checkpoints, .. } => {
+            for (kernel, checkpoint) in checkpoints {
+                if let Some(kernel) = supervisor.get(kernel) {
+                    held::withdraw(&kernel, checkpoint).await?;
+                }
+            }
+            Ok(host.catalog.clear_intent(id).await?)
+        }
+        Intent::Restore { target, safety, members, reached } => {
+            // The kernels that a failed restore of this daemon holds.
+            drop(host.parked.borrow_mut().remove(&id));
+            let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
+            let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
+            revert(supervisor, &group, (target, safety), &members, reached).await
+        }
+    }
+}
+
+async fn revert(
+    supervisor: &Supervisor,
+    group: &Group,
+    (target, safety): (FreezeId, FreezeId),
+    names: &[String],
+    reached: usize,
+) -> Result<()> {
+    let host = supervisor.host();
+    // Waits for git commands of the former daemon.
+    access::git(host).await?;
+    let all = host.catalog.freezes(group.id).await?;
+    let find = |id: FreezeId| {
+        let found = all.iter().find(|freeze| freeze.id == id).cloned();
+        found.ok_or_else(|| Error::corrupt(format!("freeze {id}, which a restore needs, is gone")))
+    };
+    let (freeze, safety) = (find(target)?, find(safety)?);
+    let parts = manifest(host, &safety).await?.parts;
+    let mut opened = members::open(supervisor, group).await?;
+    let mut live = Vec::new();
+    for name in names {
+        let at = opened.iter().position(|live| live.name == *name);
+        let part = parts.iter().find(|part| part.name == *name);
+        let (Some(at), Some(part)) = (at, part) else {
+            return Err(Error::corrupt(format!("member {name}, which a restore concerns, is gone")));
+        };
+        let mut one = opened.swap_remove(at);
+        one.set_captured(part.captured.clone());
+        live.push(one);
+    }
+    for (at, one) in live.iter_mut().enumerate() {
+        if at < reached {
+            one.after_crash().await?;
+        }
+    }
+    let actor = host.own_actor();
+    let mut machine = Restore::recovery(live.len(), reached);
+    let (parts, safety) = (Vec::new(), Some(safety));
+    let mut run = Run { host, group, freeze, parts, live, others: opened, actor: &actor, safety, failed: None };
+    while machine.next() != Action::End {
+        let reply = run.perform(machine.next()).await;
+        machine.reply(reply);
+    }
+    match machine.outcome() {
+        Some(Outcome::AsBefore { .. }) => {
+            host.events.publish("", "group_reverted", serde_json::json!({ "group": group.name }));
+            Ok(())
+        }
+        outcome => run.end(outcome).map(drop),
+    }
+}

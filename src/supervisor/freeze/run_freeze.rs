@@ -1,0 +1,235 @@
+//! Carries out a freeze.
+
+use std::time::Duration;
+
+use super::members::{self, Live};
+use super::{recover, turn};
+use crate::catalog::{NewFreeze, Notes};
+use crate::core::audit::NewAudit;
+use crate::core::checkpoint::CheckpointType;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::capture::{Action, Capture, Outcome, Reply};
+use crate::core::freeze::gate::Pairing;
+use crate::core::freeze::{Captured, DatabasePart, FORMAT, Freeze, FreezeManifest, Group, Intent, Part};
+use crate::core::ids::FreezeId;
+use crate::core::kernel::transition::Kind;
+use crate::core::limits;
+use crate::supervisor::host::Host;
+use crate::supervisor::host::actor::Actor;
+use crate::supervisor::host::audit::bounded;
+use crate::supervisor::registry::Supervisor;
+
+/// Freezes a group.
+///
+/// # Errors
+/// `notFound`, `conflict` (a kernel in another transition), `refused` and `unsupported` members, `deadline`, and capture
+/// errors of any member; nothing of the freeze is visible then.
+pub async fn freeze(supervisor: &Supervisor, group: &str, message: &str, actor: &Actor) -> Result<Freeze> {
+    if message.len() > limits::FREEZE_MESSAGE_BYTES || message.chars().any(char::is_control) {
+        let most = limits::FREEZE_MESSAGE_BYTES;
+        return Err(Error::invalid(format!("a freeze's message is one line of at most {most} bytes")));
+    }
+    let turn = turn(supervisor.host()).await?;
+    let group = super::find(supervisor, actor.uid, group).await?;
+    let (this, message, actor) = (supervisor.clone(), message.to_owned(), actor.clone());
+    let freezing = tokio::task::spawn_local(async move {
+        let _turn = turn;
+        recover::unfinished(&this, &group).await?;
+        let mut live = members::open(&this, &group).await?;
+        let host = this.host();
+        let taking = Taking { kind: CheckpointType::Manual, message: &message, actor: &actor, suspend: true };
+        let done = take(host, &group, &mut live, &taking).await;
+        if let Err(error) = &done {
+            host.audit_refusal(&actor, "group.freeze", None, error).await;
+        }
+        done
+    });
+    freezing.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+/// How a freeze is taken.
+pub(super) struct Taking<'a> {
+    pub kind: CheckpointType,
+    pub message: &'a str,
+    pub actor: &'a Actor,
+    /// Whether the members are still to be suspended, and then resumed.
+    pub suspend: bool,
+}
+
+/// Takes a freeze of open members.
+///
+/// # Errors
+/// As [`freeze`].
+pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: &Taking<'_>) -> Result<Freeze> {
+    let mut machine = if taking.suspend { Capture::new(live.len()) } else { Capture::of_suspended(live.len()) };
+    // The objects are kept until the row names them.
+    let _kept = host.store.run_beside(|store| Ok(store.guard())).await?;
+    let id = FreezeId::from_bytes(host.random());
+    let mut run = Run { host, group, taking, id, sealed: None, failed: None };
+    loop {
+        let action = machine.next();
+        if action == Action::End {
+            break;
+        }
+        let reply = run.perform(action, live).await;
+        machine.reply(reply);
+    }
+    match (machine.outcome(), run.sealed) {
+        (Some(Outcome::Sealed), Some(freeze)) => Ok(freeze),
+        (Some(Outcome::Failed { member, why }), _) => {
+            let name = member.and_then(|at| live.get(at)).map(|live| format!("member {}: ", live.name));
+            let message = format!("group {} was not frozen: {}{why}", group.name, name.unwrap_or_default());
+            Err(match run.failed {
+                Some(error) => Error { message, ..error },
+                None => Error::new(ErrorCode::Conflict, message).reason("member_changed").hint("try again"),
+            })
+        }
+        _ => Err(Error::internal("the freeze has no outcome")),
+    }
+}
+
+struct Run<'a> {
+    host: &'a Host,
+    group: &'a Group,
+    taking: &'a Taking<'a>,
+    id: FreezeId,
+    sealed: Option<Freeze>,
+    /// The first failure.
+    failed: Option<Error>,
+}
+
+impl Run<'_> {
+    async fn perform(&mut self, action: Action, live: &mut [Live]) -> Reply {
+        let (taking, any) = (self.taking, self.taking.kind == CheckpointType::System);
+        let most = self.host.config.limits.freeze_step;
+        let at = |revision: Result<String>| revision.map(Reply::At);
+        let done = |done: Result<()>| done.map(|()| Reply::Done);
+        let result = match action {
+            Action::End => Ok(Reply::Done),
+            Action::Suspend(n) => {
+                let has_deadlines = live[n].has_deadlines();
+                in_time(has_deadlines, most, async { done(live[n].suspend(Kind::Freeze, taking.actor).await) }).await
+            }
+            Action::Lock(n) | Action::Confirm(n) => {
+                let has_deadlines = live[n].has_deadlines();
+                in_time(has_deadlines, most, async { at(live[n].revision(any).await) }).await
+            }
+            Action::Snapshot(n) => {
+                let has_deadlines = live[n].has_deadlines();
+                in_time(has_deadlines, most, async { at(live[n].snapshot(taking.kind).await) }).await
+            }
+            Action::Intent => {
+                let checkpoints = live.iter().filter_map(Live::checkpoint).collect();
+                let intent = Intent::Freeze { id: self.id, checkpoints };
+                done(self.host.catalog.begin_intent(self.group.id, intent).await.map_err(Error::from))
+            }
+            Action::Seal => done(self.seal(live).await),
+            Action::Withdraw => done(self.withdraw(live).await),
+            Action::Resume(n) => done(live[n].resume().await),
+        };
+        result.unwrap_or_else(|error| {
+            tracing::warn!(group = %self.group.name, ?action, %error, "a step of a freeze failed");
+            let why = error.message.clone();
+            self.failed.get_or_insert(error);
+            Reply::Failed(why)
+        })
+    }
+
+    async fn seal(&mut self, live: &mut [Live]) -> Result<()> {
+        let Taking { kind, message, actor, .. } = *self.taking;
+        let (host, group) = (self.host, self.group);
+        let name = match message {
+            "" => format!("freeze of {}", group.name),
+            message => format!("freeze of {}: {message}", group.name),
+        };
+        for one in live.iter_mut() {
+            one.seal(&name, kind, actor).await?;
+        }
+        let mut parts = Vec::new();
+        for one in live.iter() {
+            parts.push(Part { name: one.name.clone(), captured: one.captured()?.clone() });
+        }
+        let manifest = FreezeManifest {
+            format: FORMAT,
+            ryokan: env!("CARGO_PKG_VERSION").into(),
+            id: self.id,
+            group: group.id,
+            group_name: group.name.clone(),
+            at_ms: host.now_ms(),
+            parts,
+        };
+        let bytes = manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))?;
+        let digest = host.store.put(bytes).await?;
+        let freeze = Freeze {
+            id: self.id,
+            number: 0,
+            message: message.to_owned(),
+            kind,
+            creator: actor.to_string(),
+            at_ms: manifest.at_ms,
+            restored_at_ms: None,
+            manifest: digest,
+        };
+        let new = NewFreeze {
+            freeze,
+            group: group.id,
+            checkpoints: manifest.checkpoints(),
+            pairings: pairings(&manifest.parts),
+        };
+        let line = host.line(actor, "group.freeze", None);
+        let detail = bounded(format!("{}: {} ({})", group.name, self.id, kind.name()));
+        let audit = vec![NewAudit { owner: Some(group.uid), manifest: Some(digest), detail, ..line }];
+        let sealed = host.catalog.seal_freeze(new, Notes { events: Vec::new(), audit }).await?.value;
+        let detail = serde_json::json!({ "group": group.name, "id": sealed.id, "number": sealed.number });
+        host.events.publish("", "group_frozen", detail);
+        self.sealed = Some(sealed);
+        Ok(())
+    }
+
+    async fn withdraw(&self, live: &[Live]) -> Result<()> {
+        for one in live {
+            one.withdraw().await?;
+        }
+        Ok(self.host.catalog.clear_intent(self.group.id).await?)
+    }
+}
+
+/// Runs a step of a member within a time limit, unless its parts have their own.
+pub(super) async fn in_time(
+    has_deadlines: bool,
+    most: Duration,
+    step: impl Future<Output = Result<Reply>>,
+) -> Result<Reply> {
+    if has_deadlines {
+        return step.await;
+    }
+    match tokio::time::timeout(most, step).await {
+        Ok(done) => done,
+        Err(_) => Err(Error::deadline(format!("it did not answer within {most:?}")).reason("member_late")),
+    }
+}
+
+/// Which schema revision is with which commit.
+pub(super) fn pairings(parts: &[Part]) -> Vec<Pairing> {
+    let databases = parts.iter().filter_map(|part| match &part.captured {
+        Captured::Database { part: DatabasePart::Whole { revision, .. }, .. } => Some((&part.name, revision)),
+        _ => None,
+    });
+    let commits: Vec<_> = parts
+        .iter()
+        .filter_map(|part| match &part.captured {
+            Captured::Repository { part: captured, .. } => Some((&part.name, &captured.head.commit)),
+            Captured::Kernel { .. } | Captured::Database { .. } => None,
+        })
+        .collect();
+    let with_each = |(database, revision): (&String, &crate::core::freeze::SchemaRevision)| {
+        let pair = |(repository, commit): &(&String, &crate::core::freeze::refs::CommitId)| Pairing {
+            database: database.clone(),
+            revision: revision.clone(),
+            repository: (*repository).clone(),
+            commit: (*commit).clone(),
+        };
+        commits.iter().map(pair).collect::<Vec<_>>()
+    };
+    databases.flat_map(with_each).collect()
+}

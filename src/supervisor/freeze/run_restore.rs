@@ -1,0 +1,308 @@
+//! Carries out the restore of a group.
+
+use std::collections::HashSet;
+
+use super::members::{self, Live};
+use super::run_freeze::{Taking, in_time, pairings, take};
+use super::{Restored, find_freeze, manifest, recover, turn};
+use crate::catalog::Notes;
+use crate::core::audit::NewAudit;
+use crate::core::checkpoint::CheckpointType;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::capture::Reply;
+use crate::core::freeze::gate::{self, Pairing};
+use crate::core::freeze::refs::CommitId;
+use crate::core::freeze::restore::{Action, Outcome, Restore};
+use crate::core::freeze::{Captured, Freeze, Group, Intent, Part};
+use crate::core::kernel::transition::Kind;
+use crate::supervisor::host::Host;
+use crate::supervisor::host::actor::Actor;
+use crate::supervisor::host::audit::bounded;
+use crate::supervisor::registry::Supervisor;
+
+/// Restores a group, or some of its members, to a freeze.
+///
+/// # Errors
+/// `notFound`, `refused` by the gate (`data_newer`), `conflict`, `corrupt`; every member is as before then, unless the
+/// message says that the restore is unfinished.
+pub async fn restore(
+    supervisor: &Supervisor,
+    group: &str,
+    reference: &str,
+    members: Vec<String>,
+    actor: &Actor,
+) -> Result<Restored> {
+    let turn = turn(supervisor.host()).await?;
+    let group = super::find(supervisor, actor.uid, group).await?;
+    let freeze = find_freeze(supervisor.host(), &group, reference).await?;
+    to(supervisor, group, freeze, members, actor, turn).await
+}
+
+/// Returns a group to the state before its last restore.
+///
+/// # Errors
+/// `notFound` if nothing was restored, and errors of [`restore`].
+pub async fn undo(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<Restored> {
+    let turn = turn(supervisor.host()).await?;
+    let group = super::find(supervisor, actor.uid, group).await?;
+    let none =
+        || Error::not_found(format!("nothing was restored in group {}, so there is nothing to undo", group.name));
+    let id = group.undo.ok_or_else(none)?;
+    let all = supervisor.host().catalog.freezes(group.id).await?;
+    let freeze = all.into_iter().find(|freeze| freeze.id == id).ok_or_else(none)?;
+    to(supervisor, group, freeze, Vec::new(), actor, turn).await
+}
+
+async fn to(
+    supervisor: &Supervisor,
+    group: Group,
+    freeze: Freeze,
+    members: Vec<String>,
+    actor: &Actor,
+    turn: tokio::sync::OwnedSemaphorePermit,
+) -> Result<Restored> {
+    let (this, actor) = (supervisor.clone(), actor.clone());
+    let restoring = tokio::task::spawn_local(async move {
+        let _turn = turn;
+        let done = perform(&this, &group, freeze, &members, &actor).await;
+        if let Err(error) = &done {
+            this.host().audit_refusal(&actor, "group.restore", None, error).await;
+        }
+        done
+    });
+    restoring.await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+async fn perform(
+    supervisor: &Supervisor,
+    group: &Group,
+    freeze: Freeze,
+    members: &[String],
+    actor: &Actor,
+) -> Result<Restored> {
+    let host = supervisor.host();
+    recover::unfinished(supervisor, group).await?;
+    let manifest = manifest(host, &freeze).await?;
+    if let Some(unknown) = members.iter().find(|name| !manifest.parts.iter().any(|part| part.name == **name)) {
+        return Err(Error::not_found(format!("freeze {} has no member {unknown:?}", freeze.number)));
+    }
+    let mut parts = manifest.parts.clone();
+    parts.retain(|part| members.is_empty() || members.contains(&part.name));
+    let mut all = members::open(supervisor, group).await?;
+    let mut concerned = Vec::new();
+    for part in &parts {
+        let at = all.iter().position(|live| live.name == part.name);
+        let mut live = all.swap_remove(at.ok_or_else(|| {
+            Error::refused(format!("{} was a member at that freeze and is none now", part.name))
+                .reason("other_member")
+                .hint("add it to the group again, or restore the others by name")
+        })?);
+        live.target = Some(part.captured.clone());
+        concerned.push(live);
+    }
+    let mut run = Run { host, group, freeze, parts, live: concerned, others: all, actor, safety: None, failed: None };
+    let mut machine = Restore::new(run.live.len());
+    while machine.next() != Action::End {
+        let reply = run.perform(machine.next()).await;
+        machine.reply(reply);
+    }
+    run.end(machine.outcome())
+}
+
+/// A restore under way.
+pub(super) struct Run<'a> {
+    pub host: &'a Host,
+    pub group: &'a Group,
+    pub freeze: Freeze,
+    /// The restored parts.
+    pub parts: Vec<Part>,
+    /// The restored members, in the order of `parts`.
+    pub live: Vec<Live>,
+    /// The other members.
+    pub others: Vec<Live>,
+    pub actor: &'a Actor,
+    /// The freeze of the state before.
+    pub safety: Option<Freeze>,
+    pub failed: Option<Error>,
+}
+
+impl Run<'_> {
+    /// Carries out one action.
+    pub async fn perform(&mut self, action: Action) -> Reply {
+        let most = self.host.config.limits.freeze_step;
+        let (actor, attach) = (self.actor, self.freeze.kind == CheckpointType::System);
+        let done = |done: Result<()>| done.map(|()| Reply::Done);
+        let has_deadlines = |live: &Live| live.has_deadlines();
+        let result = match action {
+            Action::End => Ok(Reply::Done),
+            Action::Validate(n) => {
+                in_time(has_deadlines(&self.live[n]), most, async { done(self.live[n].validate().await) }).await
+            }
+            Action::Gate => done(self.gate().await),
+            Action::Suspend(n) => {
+                let own = has_deadlines(&self.live[n]);
+                in_time(own, most, async { done(self.live[n].suspend(Kind::Restore, actor).await) }).await
+            }
+            Action::Safety => done(self.take_safety().await),
+            Action::Intent => done(self.intent(0).and_then_begin(self.host, self.group).await),
+            Action::Prepare(n) => {
+                in_time(has_deadlines(&self.live[n]), most, async { done(self.live[n].prepare().await) }).await
+            }
+            Action::Switch(n) => {
+                let own = has_deadlines(&self.live[n]);
+                in_time(own, most, async { done(self.switch(n, attach).await) }).await
+            }
+            Action::Revert(n) => {
+                let own = has_deadlines(&self.live[n]);
+                in_time(own, most, async { done(self.live[n].revert(actor).await) }).await
+            }
+            Action::Discard(n) => {
+                self.live[n].discard();
+                Ok(Reply::Done)
+            }
+            Action::Commit => done(self.commit().await),
+            Action::Clear => done(self.host.catalog.clear_intent(self.group.id).await.map_err(Error::from)),
+            Action::Resume(n) => done(self.live[n].resume().await),
+        };
+        result.unwrap_or_else(|error| {
+            tracing::warn!(group = %self.group.name, ?action, %error, "a step of a group's restore failed");
+            let why = error.message.clone();
+            self.failed.get_or_insert(error);
+            Reply::Failed(why)
+        })
+    }
+
+    async fn switch(&mut self, n: usize, attach: bool) -> Result<()> {
+        // Recorded first: a new daemon reverts this member and those before it.
+        let intent = self.intent(n + 1);
+        self.host.catalog.update_intent(self.group.id, intent.0?).await?;
+        self.live[n].switch(self.actor, attach).await
+    }
+
+    fn intent(&self, reached: usize) -> NewIntent {
+        let members = self.live.iter().map(|live| live.name.clone()).collect();
+        let safety = self.safety.as_ref().ok_or_else(|| Error::internal("there is no safety freeze"));
+        NewIntent(safety.map(|safety| Intent::Restore { target: self.freeze.id, safety: safety.id, members, reached }))
+    }
+
+    async fn take_safety(&mut self) -> Result<()> {
+        let message = format!("before restore of {}", self.freeze.number);
+        let taking = Taking { kind: CheckpointType::System, message: &message, actor: self.actor, suspend: false };
+        self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?);
+        Ok(())
+    }
+
+    /// Checks that code and data would fit after the restore.
+    async fn gate(&mut self) -> Result<()> {
+        let mut would_be = self.parts.clone();
+        let mut present = Vec::new();
+        for live in self.live.iter_mut().chain(&mut self.others) {
+            present.extend(live.present_part().await?);
+        }
+        let recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
+        let restored = |part: &Part| self.parts.iter().any(|one| one.name == part.name);
+        would_be.extend(present.into_iter().filter(|part| !restored(part)));
+        judge(&pairings(&would_be), &recorded, self.live.iter().chain(&self.others)).await
+    }
+
+    async fn commit(&self) -> Result<()> {
+        let (host, group) = (self.host, self.group);
+        let safety = self.safety.as_ref().ok_or_else(|| Error::internal("there is no safety freeze"))?;
+        let line = host.line(self.actor, "group.restore", None);
+        let detail = bounded(format!("{}: {}, safety freeze {}", group.name, self.freeze.id, safety.id));
+        let audit = vec![NewAudit { owner: Some(group.uid), manifest: Some(self.freeze.manifest), detail, ..line }];
+        let notes = Notes { events: Vec::new(), audit };
+        host.catalog.commit_group_restore(group.id, self.freeze.id, safety.id, host.now_ms(), notes).await?;
+        let detail = serde_json::json!({ "group": group.name, "id": self.freeze.id, "number": self.freeze.number });
+        host.events.publish("", "group_restored", detail);
+        Ok(())
+    }
+
+    /// The result of an ended restore. Members that could not be reverted stay held.
+    pub fn end(self, outcome: Option<Outcome>) -> Result<Restored> {
+        let name = &self.group.name;
+        let of = |member: Option<usize>| {
+            member.and_then(|at| self.live.get(at)).map(|live| format!("member {}: ", live.name)).unwrap_or_default()
+        };
+        let failed = self.failed.clone().unwrap_or_else(|| Error::new(ErrorCode::Conflict, ""));
+        match outcome {
+            Some(Outcome::Restored) => {
+                let safety = self.safety.as_ref().ok_or_else(|| Error::internal("there is no safety freeze"))?.id;
+                Ok(Restored { freeze: self.freeze, safety })
+            }
+            Some(Outcome::AsBefore { member, why }) => {
+                let message = format!("group {name} was not restored: {}{why}; every member is as it was", of(member));
+                Err(Error { message, ..failed })
+            }
+            Some(Outcome::Unfinished { member, why }) => {
+                let message = format!("the restore of group {name} failed, and so did going back: {}{why}", of(member));
+                let parked: Vec<Box<dyn std::any::Any>> =
+                    self.live.into_iter().map(|live| Box::new(live) as Box<dyn std::any::Any>).collect();
+                self.host.parked.borrow_mut().insert(self.group.id, parked);
+                self.host.events.publish(
+                    "",
+                    "group_unfinished",
+                    serde_json::json!({ "group": name, "error": message }),
+                );
+                Err(Error { message, ..failed }
+                    .reason("group_unfinished")
+                    .hint("nothing is lost: the next freeze, restore or undo of the group goes back first"))
+            }
+            None => Err(Error::internal("the restore has no outcome")),
+        }
+    }
+}
+
+/// An intent that is about to be recorded.
+struct NewIntent(Result<Intent>);
+
+impl NewIntent {
+    async fn and_then_begin(self, host: &Host, group: &Group) -> Result<()> {
+        Ok(host.catalog.begin_intent(group.id, self.0?).await?)
+    }
+}
+
+/// Applies the gate; git answers which commits are ancestors.
+pub(super) async fn judge(
+    would_be: &[Pairing],
+    recorded: &[Pairing],
+    live: impl Iterator<Item = &Live> + Clone,
+) -> Result<()> {
+    let mut ancestors: HashSet<(String, CommitId, CommitId)> = HashSet::new();
+    for pair in would_be {
+        let of = |seen: &&Pairing| {
+            (&seen.database, &seen.revision, &seen.repository) == (&pair.database, &pair.revision, &pair.repository)
+        };
+        let repository = live.clone().filter(|live| live.name == pair.repository).find_map(Live::repository);
+        let Some(repository) = repository else { continue };
+        let mut asked = HashSet::new();
+        // The newest first: most often it is an ancestor.
+        for seen in recorded.iter().rev().filter(of) {
+            if asked.insert(&seen.commit) && repository.is_ancestor(&seen.commit, &pair.commit).await? {
+                ancestors.insert((pair.repository.clone(), seen.commit.clone(), pair.commit.clone()));
+                break;
+            }
+        }
+    }
+    let is_ancestor = |repository: &str, a: &CommitId, b: &CommitId| {
+        ancestors.contains(&(repository.to_owned(), a.clone(), b.clone()))
+    };
+    gate::check(would_be, recorded, is_ancestor).map_err(|refusal| {
+        let gate::Refusal { database, revision, repository, commit, needs } = *refusal;
+        Error::refused(format!(
+            "schema {revision} of {database} was recorded with commit {} of {repository}; its code would be at {}, which is older",
+            needs.short(),
+            commit.short()
+        ))
+        .reason("data_newer")
+        .hint(format!("check out {} or later in {repository}, or restore the whole group", needs.short()))
+    })
+}
+
+impl Live {
+    /// The part of the present state that the gate judges; `None` for a kernel and for a database without a schema.
+    pub(super) async fn present_part(&mut self) -> Result<Option<Part>> {
+        let captured = self.present().await?;
+        Ok(captured.map(|captured: Captured| Part { name: self.name.clone(), captured }))
+    }
+}

@@ -1,0 +1,103 @@
+//! `kill -9` at each labelled step of a freeze and of a restore: all or nothing after the next start.
+
+use ryokan::sys::fault;
+
+use super::Shop;
+use crate::support::{Host, users};
+
+const FREEZE: [&str; 4] =
+    ["freeze.member.snapshot", "catalog.group.intent", "catalog.freeze.seal", "state.checkpoints.add"];
+const RESTORE: [&str; 7] = [
+    "freeze.member.prepare",
+    "freeze.member.switch",
+    "catalog.group.progress",
+    "catalog.group.restored",
+    "repository.files.switch",
+    "repository.index.switch",
+    "repository.head.switch",
+];
+
+fn points(labels: &[&str]) -> Vec<String> {
+    fault::points().filter(|(label, _)| labels.contains(&label.name)).map(|(_, point)| point).collect()
+}
+
+fn armed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
+    shop.host.kill();
+    shop.host.env(fault::VARIABLE, fault);
+    shop.host.launch();
+    let done = shop.host.cli(args).status.success();
+    let ended = !Host::is_alive(shop.host.pid() as u32) || (!done && shop.host.ends());
+    assert!(ended, "{fault} was not reached\n{}", shop.host.log());
+    shop.host.kill();
+    shop.host.env(fault::VARIABLE, "");
+    shop.host.launch();
+    done
+}
+
+#[test]
+fn killed_freeze_leaves_nothing() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    for point in points(&FREEZE) {
+        let (state, freezes) = (shop.state(), shop.freezes());
+        let checkpoints = shop.host.ok(&["log", "agent", "--json"]).lines().count();
+        armed(&mut shop, &format!("{point}=kill"), &["freeze", "shop", "-m", "x"]);
+        let now = shop.host.ok(&["log", "agent", "--json"]).lines().count();
+        match shop.freezes() == freezes {
+            true => assert_eq!(now, checkpoints, "{point}: a checkpoint is left"),
+            // Sealed just before the end.
+            false => assert_eq!(
+                (shop.freezes(), now, point.as_str()),
+                (freezes + 1, checkpoints + 1, "catalog.freeze.seal.after_commit")
+            ),
+        }
+        assert_eq!(shop.state(), state, "{point}");
+    }
+    shop.host.ok(&["freeze", "shop"]);
+}
+
+#[test]
+fn killed_restore_is_all_or_nothing() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    shop.work();
+    let frozen = shop.state();
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.wreck();
+    let wrecked = shop.state();
+    let mut faults: Vec<String> = points(&RESTORE).iter().map(|point| format!("{point}=kill")).collect();
+    faults.extend([2, 3].map(|n| format!("freeze.member.switch:{n}=kill")));
+    for fault in faults {
+        armed(&mut shop, &fault, &["--yes", "restore", "shop", "good"]);
+        let now = shop.state();
+        let is_committed = fault == "catalog.group.restored.after_commit=kill";
+        assert_eq!(now, if is_committed { frozen.clone() } else { wrecked.clone() }, "{fault}");
+        assert!(!shop.host.ok(&["group", "show", "shop"]).contains("interrupted"), "{fault}");
+        if is_committed {
+            shop.host.ok(&["--yes", "undo", "shop"]);
+            assert_eq!(shop.state(), wrecked);
+        }
+    }
+    shop.host.ok(&["--yes", "restore", "shop", "good"]);
+    assert_eq!(shop.state(), frozen);
+}
+
+#[test]
+fn failed_restore_goes_back() {
+    for fault in
+        ["freeze.member.switch:3=eio", "repository.head.switch=eio", "catalog.group.restored.before_commit=eio"]
+    {
+        let mut shop = Shop::new(users()[0]);
+        shop.host.ok(&["freeze", "shop", "-m", "good"]);
+        shop.work();
+        shop.wreck();
+        let wrecked = shop.state();
+        shop.host.kill();
+        shop.host.env(fault::VARIABLE, fault);
+        shop.host.launch();
+        let failed = shop.host.cli(&["--yes", "restore", "shop", "good"]);
+        let told = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(!failed.status.success() && told.contains("as it was"), "{fault}: {told}");
+        assert_eq!(shop.state(), wrecked, "{fault}");
+        shop.host.ok(&["--yes", "restore", "shop", "good"]);
+        assert_ne!(shop.state(), wrecked, "{fault}");
+    }
+}

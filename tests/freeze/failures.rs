@@ -1,0 +1,73 @@
+//! A member that fails, hangs or changes fails the whole freeze.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, Instant};
+
+use super::Shop;
+use crate::support::{Host, User, users};
+
+fn fails(shop: &Shop, what: &str) -> String {
+    let freezes = shop.freezes();
+    let checkpoints = shop.host.ok(&["log", "agent", "--json"]);
+    let output = shop.host.cli(&["freeze", "shop"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{what}");
+    assert_eq!(shop.freezes(), freezes, "{what}: {told}");
+    assert_eq!(shop.host.ok(&["log", "agent", "--json"]), checkpoints, "{what}: no checkpoint is left: {told}");
+    assert_eq!(shop.kernel_state(), "1 1", "{what}: the kernel goes on");
+    told
+}
+
+#[test]
+fn failing_member_fails_freeze() {
+    let shop = Shop::new(users()[0]);
+    let kept = std::fs::read(shop.data()).unwrap();
+    std::fs::write(shop.data(), "this is no database".repeat(100)).unwrap();
+    assert!(fails(&shop, "a damaged database").contains("data"));
+    std::fs::write(shop.data(), kept).unwrap();
+    shop.host.ok(&["freeze", "shop"]);
+}
+
+#[test]
+fn hanging_member_fails_freeze() {
+    let host = Host::prepare(User::Own);
+    host.configure("[limits]\nfreeze_step = \"5s\"\n");
+    let shop = Shop::of(host, User::Own);
+    // A filter of the user's own configuration that does not end.
+    shop.git(&["config", "filter.slow.clean", "sleep 600"]);
+    shop.write(".gitattributes", "*.slow filter=slow\n");
+    shop.write("a.slow", "text");
+    let begun = Instant::now();
+    let told = fails(&shop, "a hanging filter");
+    assert!(told.contains("did not answer") && begun.elapsed() < Duration::from_secs(30), "{told}");
+    std::fs::remove_file(shop.code().join("a.slow")).unwrap();
+    shop.host.ok(&["freeze", "shop"]);
+}
+
+/// The file changes between the lock and the confirmation: a filter of the user changes it.
+#[test]
+fn moving_repository_fails_freeze() {
+    let shop = Shop::new(users()[0]);
+    let script = shop.host.path("home").join("move.sh");
+    std::fs::write(&script, "#!/bin/sh\ndate +%s%N\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    shop.git(&["config", "filter.moving.clean", &script.display().to_string()]);
+    shop.write(".gitattributes", "*.moving filter=moving\n");
+    shop.write("a.moving", "text");
+    let told = fails(&shop, "a moving repository");
+    assert!(told.contains("changed during the freeze"), "{told}");
+}
+
+#[test]
+fn kernel_cannot_make_git_run_code() {
+    let shop = Shop::new(users()[0]);
+    let (code, proof) = (shop.code().display().to_string(), shop.host.path("home").join("proof"));
+    // Hooks and monitors never run.
+    shop.git(&["config", "core.fsmonitor", &format!("touch {}", proof.display())]);
+    shop.host.ok(&["freeze", "shop"]);
+    assert!(!proof.exists());
+    // And a repository that a kernel can write is not used at all.
+    shop.host.ok(&["mount", "agent", "/code", &code, "--rw"]);
+    let told = fails(&shop, "a writable mount");
+    assert!(told.contains("agent can write"), "{told}");
+}

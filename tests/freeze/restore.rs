@@ -1,0 +1,106 @@
+//! Freeze, wreck, restore as one, undo.
+
+use super::{Shop, Writer};
+use crate::support::users;
+
+#[test]
+fn group_is_restored_as_one() {
+    for user in users() {
+        let shop = Shop::new(user);
+        shop.git(&["checkout", "-q", "--detach"]);
+        shop.work();
+        let frozen = shop.state();
+        assert!(shop.host.ok(&["freeze", "shop", "-m", "good"]).contains("good"));
+        assert_eq!(shop.state(), frozen, "a freeze changes nothing");
+        shop.wreck();
+        let wrecked = shop.state();
+        assert_ne!(wrecked, frozen);
+        shop.host.ok(&["--yes", "restore", "shop", "good"]);
+        assert_eq!(shop.state(), frozen);
+        shop.host.ok(&["--yes", "undo", "shop"]);
+        assert_eq!(shop.state(), wrecked);
+        assert_eq!(shop.git(&["symbolic-ref", "HEAD"]), "refs/heads/main", "undo returns to the branch");
+        // Nothing that a freeze needs is garbage.
+        shop.host.ok(&["gc"]);
+        shop.host.ok(&["--yes", "restore", "shop", "1"]);
+        assert_eq!(shop.state(), frozen);
+        assert_eq!(shop.freezes(), 4);
+    }
+}
+
+#[test]
+fn writer_sees_whole_databases() {
+    for mode in ["wal", "delete"] {
+        let shop = Shop::new(users()[0]);
+        shop.sql(&format!("PRAGMA journal_mode = {mode}"));
+        database_stays_whole(&shop);
+    }
+}
+
+fn database_stays_whole(shop: &Shop) {
+    let writer = Writer::start(&shop.data());
+    for n in 0..3 {
+        shop.host.ok(&["freeze", "shop", "-m", &format!("n{n}")]);
+        assert_eq!(super::amounts(&shop.data()).map(|(a, b)| a + b), Ok(1000));
+    }
+    let before = writer.moves();
+    // A commit between the safety freeze and the switch refuses the restore, which can be repeated.
+    let restored = (0..20).any(|_| shop.host.cli(&["--yes", "restore", "shop", "n0"]).status.success());
+    assert!(restored, "{}", shop.host.log());
+    let at = writer.moves();
+    crate::support::until("writes after the restore", || writer.moves() > at);
+    assert!(at >= before);
+    writer.end();
+    shop.amounts();
+}
+
+#[test]
+fn lost_database_is_restored() {
+    let shop = Shop::new(users()[0]);
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    for wreck in [None, Some("this is no database".repeat(100))] {
+        for suffix in ["", "-wal", "-shm"] {
+            let _ = std::fs::remove_file(format!("{}{suffix}", shop.data().display()));
+        }
+        if let Some(text) = &wreck {
+            std::fs::write(shop.data(), text).unwrap();
+        }
+        shop.host.ok(&["--yes", "restore", "shop", "good"]);
+        assert_eq!(shop.amounts(), (500, 500));
+        shop.host.ok(&["--yes", "undo", "shop"]);
+        assert_eq!(std::fs::read_to_string(shop.data()).ok(), wreck);
+        shop.host.ok(&["--yes", "restore", "shop", "good"]);
+    }
+}
+
+#[test]
+fn checkpoints_carry_locks() {
+    let shop = Shop::new(users()[0]);
+    let commit = "00112233445566778899aabbccddeeff00112233";
+    shop.host.with(async |client| {
+        let agent = client.open_kernel("agent").await.expect("it is there").0;
+        let code = format!(
+            "mkdir -p lib/.git/refs/heads evil/.git; echo 'ref: refs/heads/main' > lib/.git/HEAD; \
+             echo {commit} > lib/.git/refs/heads/main; /bin/sh -c 'ln -s /etc/passwd evil/.git/HEAD'"
+        );
+        crate::support::out(&agent, &code).await;
+    });
+    shop.host.ok(&["checkpoint", "agent"]);
+    let lock: toml::Table = shop.host.ok(&["lock", "agent"]).parse().expect("TOML");
+    let repositories = lock["repository"].as_array().unwrap();
+    let of = |path: &str| repositories.iter().find(|one| one["path"].as_str() == Some(path)).expect("it is listed");
+    assert_eq!((of("lib")["commit"].as_str(), of("lib")["branch"].as_str()), (Some(commit), Some("main")));
+    // A link is not followed.
+    assert_eq!(of("evil")["commit"].as_str(), Some(""));
+}
+
+#[test]
+fn other_verbs_refuse_groups() {
+    let shop = Shop::new(users()[0]);
+    for verb in [&["diff", "shop", "a"][..], &["export", "shop", "-"], &["checkpoint", "shop"]] {
+        let output = shop.host.cli(verb);
+        assert_eq!(output.status.code(), Some(5), "{verb:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let removed = shop.host.cli(&["--yes", "rm", "agent"]);
+    assert_eq!(removed.status.code(), Some(4), "{}", String::from_utf8_lossy(&removed.stderr));
+}
