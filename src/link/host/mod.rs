@@ -19,7 +19,7 @@ mod state;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use capnp_rpc::RpcSystem;
+use capnp_rpc::{Disconnector, RpcSystem};
 use capnp_rpc::rpc_twoparty_capnp::Side;
 use tokio::task::JoinHandle;
 
@@ -47,6 +47,7 @@ pub struct WorkerLink {
     connector: Rc<dyn Connector>,
     identity: SharedIdentity,
     connection: JoinHandle<()>,
+    disconnector: Cell<Option<Disconnector<Side>>>,
     listener: Rc<dyn WorkerListener>,
     /// Journalled ends, to be acknowledged with the next start.
     acknowledged: RefCell<Vec<ExecId>>,
@@ -99,6 +100,7 @@ impl WorkerLink {
         let network = connector::network(channel, Side::Client, MaxWords::new(limits::MESSAGE_WORDS));
         let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
+        let disconnector = rpc.get_disconnector();
         let (gone, told) = (listener.clone(), listener.clone());
         let connection = tokio::task::spawn_local(async move {
             if let Err(error) = rpc.await {
@@ -113,6 +115,7 @@ impl WorkerLink {
             connector,
             identity,
             connection,
+            disconnector: Cell::new(Some(disconnector)),
             listener: told,
             acknowledged: RefCell::default(),
             acknowledging: Cell::default(),
@@ -122,6 +125,16 @@ impl WorkerLink {
         };
         let report = link.handshake(listener).await?;
         Ok((link, report))
+    }
+
+    /// Closes the connection: pending and later calls fail, and the listener is notified.
+    fn disconnect(&self) {
+        if let Some(disconnector) = self.disconnector.take() {
+            tokio::task::spawn_local(async move {
+                // The other end may be gone already.
+                let _ = disconnector.await;
+            });
+        }
     }
 
     async fn handshake(&self, listener: Rc<dyn WorkerListener>) -> Result<WorkerReport> {

@@ -32,7 +32,7 @@ impl WorkerLink {
         if loaded.is_err() {
             // A worker whose daemon disconnects during a load ends; otherwise it would wait for the
             // remaining chunks.
-            self.connection.abort();
+            self.disconnect();
         }
         loaded
     }
