@@ -19,8 +19,8 @@ mod state;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use capnp_rpc::{Disconnector, RpcSystem};
 use capnp_rpc::rpc_twoparty_capnp::Side;
+use capnp_rpc::{Disconnector, RpcSystem};
 use tokio::task::JoinHandle;
 
 use crate::core::error::{Error, Result};
