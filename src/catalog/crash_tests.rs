@@ -465,8 +465,17 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 fn catalog_steps_are_atomic() {
     let seen = expected();
     // Groups have crash tests of whole freezes and restores: `tests/freeze`.
-    let elsewhere =
-        ["store.", "workspace.", "host.", "freeze.", "catalog.freeze.", "catalog.group.", "database.", "repository."];
+    let elsewhere = [
+        "store.",
+        "workspace.",
+        "host.",
+        "freeze.",
+        "catalog.freeze.",
+        "catalog.group.",
+        "database.",
+        "repository.",
+        "state.checkpoints.withdraw",
+    ];
     for (label, point) in points().filter(|(label, _)| !elsewhere.iter().any(|of| label.name.starts_with(of))) {
         for deed in ["kill", "eio", "enospc"] {
             check_after(&format!("{point}={deed}"), label.name, label.steps, &seen);

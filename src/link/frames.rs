@@ -300,11 +300,13 @@ pub enum FrameError {
         /// Claimed length of the tail.
         tail: usize,
     },
-    /// The JSON part has more parts than [`limits::FRAME_PARTS`].
-    #[error("{parts} parts exceed the limit of {}", limits::FRAME_PARTS)]
+    /// The JSON part has more parts than [`limits::FRAME_PARTS`], or [`limits::LISTING_PARTS`].
+    #[error("{parts} parts exceed the limit of {most}")]
     TooManyParts {
         /// Their number.
         parts: usize,
+        /// The limit.
+        most: usize,
     },
     /// The JSON part does not match the contract.
     #[error("frame is not of the contract")]
@@ -338,8 +340,13 @@ pub fn encode<T: Serialize>(frame: &T, tail: &[u8], out: &mut Vec<u8>) -> Result
 /// # Errors
 /// [`FrameError::TooManyParts`], [`FrameError::Malformed`].
 pub fn parse_bounded<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, FrameError> {
+    parse_up_to(json, limits::FRAME_PARTS)
+}
+
+/// Decodes as [`parse_bounded`], with a bound of its own.
+pub(crate) fn parse_up_to<'a, T: Deserialize<'a>>(json: &'a [u8], most: usize) -> Result<T, FrameError> {
     match count_parts(json) {
-        parts if parts > limits::FRAME_PARTS => Err(FrameError::TooManyParts { parts }),
+        parts if parts > most => Err(FrameError::TooManyParts { parts, most }),
         _ => Ok(serde_json::from_slice(json)?),
     }
 }

@@ -101,7 +101,7 @@ display(Figure()); print('text')
     let shown = host.cli(&["exec", "k", "--save-display", folder.to_str().unwrap(), code]);
     let said = String::from_utf8_lossy(&shown.stderr).into_owned();
     assert_eq!(String::from_utf8_lossy(&shown.stdout), "text\n");
-    assert!(said.contains(" image/png (8 KiB)") && said.contains(" text/html (13 B)"), "{said}");
+    assert!(said.contains(" image/png (8.0 KiB)") && said.contains(" text/html (13 B)"), "{said}");
     let files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
     let png = files.iter().find(|path| path.extension().is_some_and(|end| end == "png")).expect("an image");
     assert_eq!(std::fs::read(png).unwrap().len(), 4 + 8192);

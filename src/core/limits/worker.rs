@@ -60,6 +60,9 @@ pub const FRAME_JSON_BYTES: usize = 16 << 20;
 /// Values, rows, cells and fields in the JSON part of one frame that the daemon decodes.
 /// A text of 16 MiB could hold enough of them to take hundreds of MiB, and to delay all kernels.
 pub const FRAME_PARTS: usize = 2 * VALUE_PARTS;
+/// Parts, as in [`FRAME_PARTS`], of a list with a row for each state entry. Its rows are decoded
+/// into fixed fields, which takes much less than a value does.
+pub const LISTING_PARTS: usize = 5 * STATE_ENTRIES;
 /// Tail of a frame between init and engine, bytes.
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// Engine state as one message (`snapshot`, `restore`), bytes.

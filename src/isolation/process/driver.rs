@@ -129,13 +129,11 @@ impl ProcessDriver {
             true => plan.staged_on = home.dir.parent().map(Path::to_owned),
             false => plan.hostname = new.name.as_str().to_owned(),
         }
-        let system = self.settings.system_paths.iter().map(|path| PlannedMount {
-            inside: path.clone(),
+        let system = self.settings.system_paths.iter().map(|path| {
             // An absent source is reported by the process that opens it.
-            source: path.canonicalize().unwrap_or_else(|_| path.clone()),
-            writable: false,
-            system: true,
-            is_mapped: false,
+            let source = path.canonicalize().unwrap_or_else(|_| path.clone());
+            let is_mapped = self.shared.mapping(variant.run_as, &source).is_some();
+            PlannedMount { inside: path.clone(), source, writable: false, system: true, is_mapped }
         });
         plan.mounts = system.collect();
         plan.mounts.extend(new.mounts.iter().map(|mount| PlannedMount {

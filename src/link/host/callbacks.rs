@@ -16,7 +16,7 @@ use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
-use crate::link::frames::{FrameError, Missed, parse_bounded, present};
+use crate::link::frames::{FrameError, Missed, parse_bounded, parse_up_to, present};
 use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
 use crate::link::types::{Job, WorkerListener};
 
@@ -247,7 +247,7 @@ fn decode_list<'a, T: Deserialize<'a> + Default>(json: &'a [u8]) -> T {
     if json.is_empty() {
         return T::default();
     }
-    parse_bounded(json).unwrap_or_else(|error| {
+    parse_up_to(json, limits::LISTING_PARTS).unwrap_or_else(|error| {
         tracing::debug!(%error, "a worker's list does not decode");
         T::default()
     })
@@ -343,6 +343,7 @@ mod tests {
 
     #[test]
     fn oversized_lists_decode_to_empty() {
+        let many = |row: &str| format!("[{}]", vec![row; limits::LISTING_PARTS].join(","));
         assert_eq!(decode_jobs(format!(r#"{{"jobs":{}}}"#, many(r#"{"id":""}"#)).as_bytes()).len(), 0);
         assert_eq!(decode_missed(format!(r#"{{"entries":{}}}"#, many(r#"{"key":""}"#)).as_bytes()).len(), 0);
         assert_eq!(decode_not_restored(many(r#"{"key":""}"#).as_bytes()).len(), 0);

@@ -20,7 +20,7 @@ use crate::core::limits;
 use crate::core::value::Value;
 use crate::link::binding::KernelBinding;
 use crate::link::connector::DescriptorNote;
-use crate::link::frames::{FrameError, ReplyHead, parse_bounded};
+use crate::link::frames::{FrameError, ReplyHead, parse_up_to};
 use crate::link::handshake::Role;
 use crate::link::host::callbacks::{self, Over, encode_value};
 use crate::link::schema::worker_capnp::exec;
@@ -161,7 +161,7 @@ impl WorkerLink {
     /// # Errors
     /// `Busy` while an execution runs.
     pub async fn vars(&self) -> Result<Vec<VarInfo>> {
-        self.ask(&json!({ "op": "vars" })).await.map(|reply: VarsReply| reply.vars)
+        self.ask_up_to(&json!({ "op": "vars" }), limits::LISTING_PARTS).await.map(|reply: VarsReply| reply.vars)
     }
 
     /// Lists the engine's tools, without dynamic ones.
@@ -386,27 +386,32 @@ impl WorkerLink {
 
     /// Sends one request frame to the engine and decodes its reply.
     async fn ask<R: for<'de> Deserialize<'de>>(&self, frame: &Json) -> Result<R> {
+        self.ask_up_to(frame, limits::FRAME_PARTS).await
+    }
+
+    /// Sends one request frame, and decodes a reply of at most `parts`.
+    async fn ask_up_to<R: for<'de> Deserialize<'de>>(&self, frame: &Json, parts: usize) -> Result<R> {
         let mut request = self.client.request_request();
         request.get().set_json(&to_json(frame)?);
         let answer = answered(request.send().promise).await?;
         let json = answer.get().and_then(|r| r.get_json()).map_err(|e| from_capnp(&e))?;
-        decode_reply(json)
+        decode_reply(json, parts)
     }
 }
 
-/// Decodes a reply frame.
-fn decode_reply<R: for<'de> Deserialize<'de>>(json: &[u8]) -> Result<R> {
+/// Decodes a reply frame of at most `most` parts.
+fn decode_reply<R: for<'de> Deserialize<'de>>(json: &[u8], most: usize) -> Result<R> {
     let unreadable = |error| match error {
-        FrameError::TooManyParts { parts } => {
-            Error::refused(format!("the engine's answer has {parts} parts, more than {}", limits::FRAME_PARTS))
+        FrameError::TooManyParts { parts, most } => {
+            Error::refused(format!("the engine's answer has {parts} parts, more than {most}"))
                 .reason("value_parts")
                 .hint("have the code write it to a file in the workspace")
         }
         error => Error::corrupt(format!("the engine's answer cannot be read: {error}")),
     };
-    let head: ReplyHead = parse_bounded(json).map_err(unreadable)?;
+    let head: ReplyHead = parse_up_to(json, most).map_err(unreadable)?;
     match head.ok {
-        true => parse_bounded(json).map_err(unreadable),
+        true => parse_up_to(json, most).map_err(unreadable),
         false => Err(head.into_error()),
     }
 }
@@ -532,7 +537,10 @@ mod tests {
 
     fn vars(count: usize) -> Result<VarsReply> {
         let var = r#"{"name":"x","type":"int","summary":"1"}"#;
-        decode_reply(format!(r#"{{"id":1,"ok":true,"vars":[{}]}}"#, vec![var; count].join(",")).as_bytes())
+        decode_reply(
+            format!(r#"{{"id":1,"ok":true,"vars":[{}]}}"#, vec![var; count].join(",")).as_bytes(),
+            limits::LISTING_PARTS,
+        )
     }
 
     #[test]
@@ -542,10 +550,11 @@ mod tests {
 
     #[test]
     fn oversized_replies_are_refused() {
-        let refused = vars(limits::FRAME_PARTS).map(drop).expect_err("too many parts");
+        let refused = vars(limits::LISTING_PARTS).map(drop).expect_err("too many parts");
         assert_eq!((refused.code, &*refused.reason), (crate::core::error::ErrorCode::Refused, "value_parts"));
         let failed = format!(r#"{{"ok":false,"message":"no","x":[{}]}}"#, vec!["0"; limits::FRAME_PARTS].join(","));
-        let refused = decode_reply::<Done>(failed.as_bytes()).map(drop).expect_err("too many parts");
+        let refused =
+            decode_reply::<Done>(failed.as_bytes(), limits::FRAME_PARTS).map(drop).expect_err("too many parts");
         assert_eq!(refused.reason, "value_parts");
     }
 }

@@ -76,8 +76,18 @@ impl Worker {
                 self.outbox.set_jobs(json);
                 Ok(())
             }
-            EngineEvent::Put { key, meta_json, more } => self.state.put(key, meta_json, &tail, more),
-            EngineEvent::Del { key } => self.state.del(key),
+            EngineEvent::Put { key, meta_json, more } => {
+                let listed = self.state.listed();
+                self.state.put(key, meta_json, &tail, more)?;
+                self.tell_bound(listed);
+                Ok(())
+            }
+            EngineEvent::Del { key } => {
+                let listed = self.state.listed();
+                self.state.del(key)?;
+                self.tell_bound(listed);
+                Ok(())
+            }
             EngineEvent::Missed(missed) => {
                 self.state.set_missed(missed)?;
                 self.tell_missed();
@@ -85,6 +95,13 @@ impl Worker {
             }
             EngineEvent::End(end) => self.on_end(end, json),
             EngineEvent::Reply { id, ok } => self.on_reply(id, ok, json),
+        }
+    }
+
+    /// Sends the list again if an entry left it: its name was bound again.
+    fn tell_bound(&mut self, listed: usize) {
+        if self.state.listed() != listed {
+            self.tell_missed();
         }
     }
 

@@ -321,6 +321,11 @@ impl State {
         self.missed.iter().chain(self.dropped.values()).chain(self.ended.values()).cloned().collect()
     }
 
+    /// The number of entries in [`StateStore::missed`].
+    pub fn listed(&self) -> usize {
+        self.missed.len() + self.dropped.len() + self.ended.len()
+    }
+
     /// Whether there are changes to store.
     pub fn is_dirty(&self) -> bool {
         !self.pending.is_empty() || self.missed_changed || self.jobs_changed
