@@ -58,6 +58,8 @@ impl Supervisor {
     ) -> Self {
         let events = Events::start(catalog.clone(), crate::sys::clock::now_ms);
         let host = Host::new(config, environment, drivers, catalog, store, events);
+        // Makes its file while there is room.
+        host.lost_audit_lines();
         let kept = Rc::downgrade(&host);
         tokio::task::spawn_local(async move {
             loop {

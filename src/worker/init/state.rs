@@ -321,7 +321,7 @@ impl State {
         self.missed.iter().chain(self.dropped.values()).chain(self.ended.values()).cloned().collect()
     }
 
-    /// The number of entries in [`StateStore::missed`].
+    /// The number of entries in [`State::missed`].
     pub fn listed(&self) -> usize {
         self.missed.len() + self.dropped.len() + self.ended.len()
     }
