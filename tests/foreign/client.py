@@ -624,10 +624,28 @@ async def portable(host, shell):
     await refused(cut.finish(), "corrupt")
     writer = Caller("BundleWriter", (await host.importKernel("carried", False)).file)
     await writer.write(whole)
+    assert not (await writer.review()).requested, "the file names no resource of the host"
     made = await writer.finish()
     assert (made.info.origin.kind, made.info.origin.name) == ("restored", "shell"), made.info.origin
     await refused(host.openKernel("cut"), "notFound")
     await host.removeKernel("carried", 0)
+
+
+class Progress(ryokan.TeleportSink.Server):
+    async def progress(self, phase, sentBytes, **_):
+        pass
+
+
+async def moves_and_groups(host, shell):
+    assert not (await host.handovers()).handovers
+    await refused(host.teleport("absent", "exec:true", False, Progress()), "notFound")
+    await refused(host.abortTeleport("absent"), "notFound")
+    await refused(host.resolveHandover("00" * 16, False), "notFound")
+    stream = (await host.handoverStream()).stream
+    await stream.write(b"no protocol")
+    assert (await host.groups()).groups
+    files = (await shell.files()).files
+    assert files
 
 
 async def archived(shell):
@@ -720,6 +738,7 @@ async def main():
     await work(shell)
     await forks(host, shell)
     await portable(host, shell)
+    await moves_and_groups(host, shell)
     await archived(shell)
     await upkeep(host, shell, kernels.parents[2] / "data" / "ryokan" / "store" / "packs")
     version = (await python.info()).info.version

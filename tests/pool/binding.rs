@@ -176,7 +176,7 @@ fn warm_worker_binds_maximum_mounts() {
 fn mounts_never_hide_system_paths() {
     for user in users() {
         let mut host = crate::support::Host::prepare(user);
-        let above = host.path("home").join("above");
+        let above = host.path("above");
         std::fs::create_dir_all(above.join("tools")).expect("made");
         if user == crate::support::User::Unprivileged {
             let own = Some(crate::support::UNPRIVILEGED);

@@ -40,7 +40,9 @@ class DaemonTest(unittest.TestCase):
             os.environ[variable] = str(directory)
         config = cls.root / "config/ryokan/config.toml"
         config.parent.mkdir()
-        config.write_text("[pool]\npool_size = 0\nmin_idle = 0\n")
+        # A daemon that is root maps its own files only where the configuration says so.
+        mapped = f'[sandbox]\nmap_owner = ["{cls.root}"]\n'
+        config.write_text(f"[pool]\npool_size = 0\nmin_idle = 0\n{mapped}")
         cls.addClassCleanup(cls.end_daemon)
         if cls.daemon_starts:
             Host.connect().close()
