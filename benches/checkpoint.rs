@@ -266,7 +266,7 @@ async fn pauses(
     kernel: &KernelClient,
 ) -> anyhow::Result<()> {
     run(kernel, &WATCH.replace("LEAST", &PAUSE.to_string())).await?;
-    let (mut seen, mut told, mut idle) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut seen, mut reported, mut idle) = (Samples::default(), Samples::default(), Samples::default());
     for round in 1000..1000 + world.times(20, 4) as u64 {
         touch(kernel, size, round).await?;
         let from = clock(kernel).await?;
@@ -282,11 +282,11 @@ async fn pauses(
     }
     run(kernel, "watcher.kill(); watcher.wait(); None").await?;
     for pause in daemon_pauses(host, seen.count()).await? {
-        told.add_ms(pause);
+        reported.add_ms(pause);
     }
     report.times(&format!("{}: pause as the code inside sees it", size.name), &seen, Some(Target::AtMost(10.0)));
     report.note(format!("{:.2} ms at p50, {:.2} ms at p99 without a checkpoint", idle.p50(), idle.quantile(0.99)));
-    report.times(&format!("{}: of it, looking at the files", size.name), &told, None);
+    report.times(&format!("{}: of it, looking at the files", size.name), &reported, None);
     report.note("as the daemon tells it");
     Ok(())
 }

@@ -60,7 +60,7 @@ async fn measure(world: &World, report: &mut Report, host: &HostClient, size: &S
     for _ in 0..world.times(5, 2) {
         restore(&kernel, &automatic, &mut saved, false).await?;
     }
-    let (inside, inside_saved, keeping, pause) = told(host, name, memory.count() + saved.count()).await?;
+    let (inside, inside_saved, keeping, pause) = reported(host, name, memory.count() + saved.count()).await?;
     let at = |what: &str| format!("{}: {what}", size.name);
     report.times(&at("roll-back of the engine, inside the daemon"), &inside, Some(Target::AtMost(size.most_ms)));
     report.times(&at("restore, seen by a client"), &memory, None);
@@ -91,7 +91,11 @@ async fn restore(kernel: &KernelClient, to: &Checkpoint, took: &mut Samples, mem
 
 /// Times from the events of one kernel's checkpoints and restores: engine restores from memory and
 /// from saved state, snapshots, pauses.
-async fn told(host: &HostClient, name: &str, restores: usize) -> anyhow::Result<(Samples, Samples, Samples, Samples)> {
+async fn reported(
+    host: &HostClient,
+    name: &str,
+    restores: usize,
+) -> anyhow::Result<(Samples, Samples, Samples, Samples)> {
     let (mut memory, mut saved) = (Samples::default(), Samples::default());
     let (mut keeping, mut pause) = (Samples::default(), Samples::default());
     let mut events = host.events(0).await?;

@@ -154,12 +154,12 @@ pub async fn lock(context: &Context, args: LockArgs) -> Result<(), Failure> {
         let text = host.lock(&args.name).await?;
         return context.show(|| serde_json::json!({ "lock": text }), || text.clone());
     }
-    let told = host.check_lock(&args.name).await?;
-    let text = || match told.as_slice() {
+    let reported = host.check_lock(&args.name).await?;
+    let text = || match reported.as_slice() {
         [] => "as at its newest freeze\n".to_owned(),
-        told => told.iter().map(|line| format!("{}\n", render::plain(line))).collect(),
+        reported => reported.iter().map(|line| format!("{}\n", render::plain(line))).collect(),
     };
-    context.show(|| serde_json::json!({ "differences": told }), text)
+    context.show(|| serde_json::json!({ "differences": reported }), text)
 }
 
 /// Lists the freezes of a group, newest first.

@@ -164,7 +164,7 @@ pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
     // Read first: the stop ends the engine that reports them.
     let missed = kernel.missed().await.unwrap_or_default();
     kernel.stop(args.force).await?;
-    tell_missed(context, &missed);
+    report_missed(context, &missed);
     report(context, &kernel.info().await?)
 }
 
@@ -174,7 +174,7 @@ pub async fn archive(context: &Context, args: NameArgs) -> Result<(), Failure> {
     // Read first: the stop ends the engine that reports them.
     let missed = kernel.missed().await.unwrap_or_default();
     let (checkpoint, _) = kernel.archive(0).await?;
-    tell_missed(context, &missed);
+    report_missed(context, &missed);
     context.show(
         || json::checkpoint(&checkpoint, true),
         || format!("{} is archived in checkpoint {}\n", args.name, checkpoint.short_id()),
@@ -201,7 +201,7 @@ pub async fn tell_unreadable(context: &Context, kernel: &KernelClient) {
     }
 }
 
-fn tell_missed(context: &Context, missed: &[MissedEntry]) {
+fn report_missed(context: &Context, missed: &[MissedEntry]) {
     if !missed.is_empty() {
         let names: Vec<String> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
         context.say(&format!("not saved: {}", render::plain(&names.join(", "))));

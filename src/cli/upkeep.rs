@@ -12,7 +12,7 @@ use crate::core::audit::AuditHead;
 use crate::core::error::Error;
 use crate::core::quantity::format_size;
 use crate::core::retention::Retention;
-use crate::core::upkeep::VerifyTold;
+use crate::core::upkeep::VerifyEvent;
 
 /// `ryokan gc`
 #[derive(Debug, Args)]
@@ -90,17 +90,17 @@ pub async fn verify(context: &Context) -> Result<(), Failure> {
             let _ = std::io::stderr().write_all(b"\r\x1b[K");
         }
     };
-    let done = host.verify(async |told| {
-        let line = match told {
-            VerifyTold::Progress(at) => {
+    let done = host.verify(async |reported| {
+        let line = match reported {
+            VerifyEvent::Progress(at) => {
                 if on_terminal {
                     let text = format!("\r\x1b[K{} of {} packs, {}", at.packs, at.of_packs, format_size(at.bytes));
                     let _ = std::io::stderr().write_all(text.as_bytes());
                 }
                 return Ok(());
             }
-            VerifyTold::Damage(damage) if context.options.json => format!("{}\n", json::damage(&damage)),
-            VerifyTold::Damage(damage) => render::damage(&damage, paint),
+            VerifyEvent::Damage(damage) if context.options.json => format!("{}\n", json::damage(&damage)),
+            VerifyEvent::Damage(damage) => render::damage(&damage, paint),
         };
         clear();
         context.print(&line).map_err(|failure| {
@@ -136,7 +136,7 @@ pub async fn audit(context: &Context, args: AuditArgs) -> Result<(), Failure> {
         };
     }
     let (paint, mut failed) = (context.terminal.paint, None);
-    let told = host.audit(args.name.as_deref().unwrap_or_default(), args.since, args.limit, async |line| {
+    let reported = host.audit(args.name.as_deref().unwrap_or_default(), args.since, args.limit, async |line| {
         let line = match context.options.json {
             true => format!("{}\n", json::audit_line(&line)),
             false => render::audit_line(&line, paint),
@@ -146,10 +146,10 @@ pub async fn audit(context: &Context, args: AuditArgs) -> Result<(), Failure> {
             Error::unavailable("the output is closed")
         })
     });
-    let told = told.await;
+    let reported = reported.await;
     match failed {
         Some(failure) => Err(failure),
-        None => Ok(told?),
+        None => Ok(reported?),
     }
 }
 

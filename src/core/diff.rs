@@ -232,17 +232,17 @@ pub fn of_work(before: &WorkflowPart, after: &WorkflowPart) -> Vec<Difference> {
         let state = if step.completed_at_ms.is_some() { "completed" } else { "current" };
         bounded(&format!("{} ({state})", step.name))
     };
-    let mut told =
+    let mut reported =
         of_numbered(Area::Step, &before.workflow.steps, &after.workflow.steps, |step| step.index.into(), step);
     let (was, is) = (&before.workflow.agent, &after.workflow.agent);
-    told.extend(match (was.as_str(), is.as_str()) {
+    reported.extend(match (was.as_str(), is.as_str()) {
         (was, is) if was == is => None,
         ("", is) => Some(Difference::added(Area::Agent, "agent", is.into())),
         (was, "") => Some(Difference::removed(Area::Agent, "agent", was.into())),
         (was, is) => Some(Difference::changed(Area::Agent, "agent", was.into(), is.into())),
     });
     let decision = |one: &DecisionPart| bounded(&format!("{} ({})", one.title, one.state.name()));
-    told.extend(of_numbered(Area::Decision, &before.decisions, &after.decisions, |one| one.id, decision));
+    reported.extend(of_numbered(Area::Decision, &before.decisions, &after.decisions, |one| one.id, decision));
     fn artifacts(part: &WorkflowPart) -> BTreeMap<&str, &ArtifactPart> {
         part.artifacts.iter().map(|one| (one.name.as_str(), one)).collect()
     }
@@ -250,8 +250,8 @@ pub fn of_work(before: &WorkflowPart, after: &WorkflowPart) -> Vec<Difference> {
         "" => format!("version {}, {}", one.version, format_size(one.bytes)),
         kind => format!("version {}, {}, {kind}", one.version, format_size(one.bytes)),
     };
-    told.extend(by_name(Area::Artifact, artifacts(before), artifacts(after), |a, b| a == b, shown));
-    told
+    reported.extend(by_name(Area::Artifact, artifacts(before), artifacts(after), |a, b| a == b, shown));
+    reported
 }
 
 fn of_numbered<T: PartialEq>(
@@ -292,10 +292,10 @@ pub type Sizes = [(&'static str, u64); 3];
 pub fn of_sizes(before: &Sizes, after: &Sizes) -> Vec<Difference> {
     let shown = |name: &str, size: u64| if name == "files" { size.to_string() } else { format_size(size) };
     let pairs = before.iter().zip(after).filter(|((_, before), (_, after))| before != after);
-    let told = |((name, before), (_, after)): (&(&'static str, u64), &(&'static str, u64))| {
+    let reported = |((name, before), (_, after)): (&(&'static str, u64), &(&'static str, u64))| {
         Difference::changed(Area::Size, name, shown(name, *before), shown(name, *after))
     };
-    pairs.map(told).collect()
+    pairs.map(reported).collect()
 }
 
 fn limits_of(spec: &KernelSpec) -> [(&'static str, String); 7] {

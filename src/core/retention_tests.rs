@@ -163,8 +163,8 @@ proptest! {
         let mut place = 0;
         for ((id, fate), one) in plan(&policy, &standing, NOW_MS).into_iter().zip(&standing.checkpoints) {
             place += u32::from(is_automatic(one));
-            if let Fate::Stays(Stays::Newest { place: told }) = fate {
-                prop_assert_eq!(told, place);
+            if let Fate::Stays(Stays::Newest { place: reported }) = fate {
+                prop_assert_eq!(reported, place);
                 prop_assert!(policy.newest.is_none_or(|newest| place <= newest));
                 prop_assert!(policy.keep_for_ms.is_none_or(|ms| NOW_MS - one.at_ms <= ms as i64));
             }

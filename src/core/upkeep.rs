@@ -114,7 +114,7 @@ pub struct VerifyReport {
 
 /// Event of a running verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum VerifyTold {
+pub enum VerifyEvent {
     /// Progress.
     Progress(VerifyProgress),
     /// A damaged item.

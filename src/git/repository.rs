@@ -149,8 +149,8 @@ impl Repository {
 
     /// Numbers of different and of added files between two trees.
     async fn compared(&self, from: &str, to: &str, env: &[(&str, &Path)]) -> Result<(u64, u64)> {
-        let told = self.ok(&["diff-tree", "-r", "--no-renames", "--name-status", "-z", from, to], env, b"").await?;
-        let fields: Vec<&[u8]> = told.split(|byte| *byte == 0).collect();
+        let reported = self.ok(&["diff-tree", "-r", "--no-renames", "--name-status", "-z", from, to], env, b"").await?;
+        let fields: Vec<&[u8]> = reported.split(|byte| *byte == 0).collect();
         let status = fields.iter().step_by(2).filter(|field| !field.is_empty());
         Ok((status.clone().count() as u64, status.filter(|field| ***field == *b"A").count() as u64))
     }

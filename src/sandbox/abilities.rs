@@ -269,7 +269,7 @@ mod tests {
     fn missing_ability_has_hint() {
         let interpreters = BTreeMap::from([(EngineName::Node, PathBuf::from("/usr/bin/no-such-node"))]);
         let found = abilities(Path::new("/nonexistent/worker"), &interpreters, &[]);
-        let node = found.iter().find(|ability| ability.name == "node").expect("it is told");
+        let node = found.iter().find(|ability| ability.name == "node").expect("it is reported");
         assert!(!node.present && node.detail.contains("no-such-node") && node.hint.contains("engines.node.command"));
         for ability in found {
             assert!(!ability.detail.is_empty(), "{}", ability.name);

@@ -67,12 +67,12 @@ fn claim_in_dead_pack_stays() {
     let options = GcOptions { grace: Duration::ZERO, ..GcOptions::default() };
     let mut was_there = None;
     // Packs are weighed in order: the first one was found dead before this one is reported.
-    let told = |item: GcItem| {
+    let shown = |item: GcItem| {
         if item.digest == lives {
             was_there.get_or_insert(store.claim(again));
         }
     };
-    store.gc(options, |digest| digest == lives, told).expect("collected");
+    store.gc(options, |digest| digest == lives, shown).expect("collected");
     assert_eq!(was_there, Some(true), "the writer finds the object in the store");
     assert_eq!(store.get(again, 100).expect("still there"), b"used again");
     at_once(|digest| digest == lives, &store);

@@ -128,10 +128,10 @@ impl Notify {
         self.watch(dir, WATCHED)
     }
 
-    fn watch(&self, what: BorrowedFd<'_>, told: u32) -> io::Result<i32> {
+    fn watch(&self, what: BorrowedFd<'_>, reported: u32) -> io::Result<i32> {
         let path = format!("{}\0", own(what));
         // SAFETY: the path ends with a zero byte and lives through the call.
-        let watch = unsafe { libc::inotify_add_watch(self.fd.as_raw_fd(), path.as_ptr().cast(), told) };
+        let watch = unsafe { libc::inotify_add_watch(self.fd.as_raw_fd(), path.as_ptr().cast(), reported) };
         checked(i64::from(watch)).map(|_| watch)
     }
 

@@ -78,8 +78,8 @@ impl Kernel {
             init.bind(source, &mount.inside, mount.writable)?;
         }
         init.look_at_mounts(engine.pid)?;
-        let told = nix::unistd::write(&engine.control, b"go\n");
-        told.map(drop).map_err(|error| {
+        let reported = nix::unistd::write(&engine.control, b"go\n");
+        reported.map(drop).map_err(|error| {
             SandboxError::new(crate::sandbox::Layer::Descriptors, format!("cannot signal the program: {error}"))
         })
     }

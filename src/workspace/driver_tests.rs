@@ -458,7 +458,7 @@ fn snapshot_examines_changes_only() {
         // as a write.
         let times = FileTimes::new().set_accessed(time).set_modified(time);
         File::open(world.path("later")).and_then(|file| file.set_times(times)).expect("set back");
-        let paths = world.another("told");
+        let paths = world.another("shown");
         let mut snapshot = donor.snapshot(&paths).expect("taken").expect("there are such");
         tracker.record_changes(&donor, &mut snapshot);
         let made =

@@ -163,7 +163,7 @@ fn folder_replaced_during_pass() {
         world.write("d/x", [100 + round; 4096]);
         world.write("d/stays", [200; 4096]);
         tracker.capture(&world.store).expect("captured");
-        world.write("d/x", "told");
+        world.write("d/x", "reported");
         prepare_while(&world, &mut tracker, |root| {
             std::fs::rename(root.join("d"), root.join("e")).expect("renamed");
             std::fs::create_dir(root.join("d")).expect("made");

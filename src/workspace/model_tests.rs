@@ -315,17 +315,17 @@ fn branches(world: &World, run: &mut Run<'_>, trees: &[(TreeId, Observed)]) {
 }
 
 fn differences_are_told(world: &World, (a, before): &(TreeId, Observed), (b, after): &(TreeId, Observed)) {
-    let mut told = BTreeSet::new();
+    let mut shown = BTreeSet::new();
     for change in diff(&world.store, *a, *b).expect("compared") {
         let change = change.expect("compared");
-        told.insert(change.path.clone());
+        shown.insert(change.path.clone());
         if let super::ChangeKind::Renamed { from } = change.kind {
-            told.insert(from);
+            shown.insert(from);
         }
     }
     let really: BTreeSet<PathBuf> =
         before.keys().chain(after.keys()).filter(|path| before.get(*path) != after.get(*path)).cloned().collect();
-    let unsaid: Vec<_> = really.difference(&told).collect();
+    let unsaid: Vec<_> = really.difference(&shown).collect();
     // A chmod of one name changes all hard links, so more changes may be reported than each name
     // shows.
     assert!(unsaid.is_empty(), "{unsaid:?}");

@@ -89,7 +89,7 @@ fn opened_folder_in(world: &World) {
     for round in 0..40_u8 {
         mode(world, "d0/n", 0);
         tracker.capture(&world.store).expect("captured");
-        world.write("d0/told", [round; 1000]);
+        world.write("d0/shown", [round; 1000]);
         // The folder is away when it is scanned, and is looked up by name after a change in it.
         let away: Once = Box::new(|root| all(root, "d", "away", 1));
         let back: Once = Box::new(move |root| {

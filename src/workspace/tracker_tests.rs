@@ -15,8 +15,9 @@ use crate::sys::fault::tests::with_fault;
 use crate::sys::inode::tests::Mapping;
 
 pub(super) fn changes(world: &World, a: super::TreeId, b: super::TreeId) -> Vec<(String, ChangeKind)> {
-    let told = diff(&world.store, a, b).expect("compared");
-    told.map(|change| change.map(|Change { path, kind }| (path.display().to_string(), kind)).expect("compared"))
+    let shown = diff(&world.store, a, b).expect("compared");
+    shown
+        .map(|change| change.map(|Change { path, kind }| (path.display().to_string(), kind)).expect("compared"))
         .collect()
 }
 
@@ -74,8 +75,8 @@ fn large_folder_is_paged() {
     let second = tracker.capture(&world.store).expect("captured");
     let new = count(second.tree).difference(&before).count();
     assert!(new <= 3 + 2 + 2, "{new} new objects");
-    let told = changes(&world, first.tree, second.tree);
-    assert_eq!(told.len(), 4, "{told:?}");
+    let shown = changes(&world, first.tree, second.tree);
+    assert_eq!(shown.len(), 4, "{shown:?}");
     tracker.restore(first.tree, &world.store, Durability::Process).expect("restored");
     assert_eq!(tracker.capture(&world.store).expect("captured").tree, first.tree);
     // Pages do not depend on the order of the changes.
@@ -107,19 +108,19 @@ fn tree_diff_reports_change_kinds() {
     std::fs::rename(world.path("moved"), world.path("kind/here")).expect("renamed");
     world.write("new", "new");
     let b = tracker.capture(&world.store).expect("captured").tree;
-    let told: std::collections::BTreeMap<_, _> = changes(&world, a, b).into_iter().collect();
-    let changed = |path: &str| match &told[path] {
+    let shown: std::collections::BTreeMap<_, _> = changes(&world, a, b).into_iter().collect();
+    let changed = |path: &str| match &shown[path] {
         ChangeKind::Changed(changed) => *changed,
         other => panic!("{path}: {other:?}"),
     };
     assert_eq!(changed("content"), Changed { content: true, modified: true, ..Changed::default() });
     assert_eq!(changed("mode"), Changed { mode: true, ..Changed::default() });
     assert_eq!(changed("time"), Changed { modified: true, ..Changed::default() });
-    assert_eq!(told["kind"], ChangeKind::Kind);
-    assert_eq!(told["gone"], ChangeKind::Removed);
-    assert_eq!(told["kind/here"], ChangeKind::Renamed { from: "moved".into() });
-    assert_eq!(told["new"], ChangeKind::Added);
-    assert!(!told.contains_key("same") && !told.contains_key("moved"));
+    assert_eq!(shown["kind"], ChangeKind::Kind);
+    assert_eq!(shown["gone"], ChangeKind::Removed);
+    assert_eq!(shown["kind/here"], ChangeKind::Renamed { from: "moved".into() });
+    assert_eq!(shown["new"], ChangeKind::Added);
+    assert!(!shown.contains_key("same") && !shown.contains_key("moved"));
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn reused_inode_is_watched() {
     assert_eq!(number(), before, "ext4 reuses the inode number");
     let captured = tracker.capture(&world.store).expect("captured");
     assert_eq!((captured.stats.full_scan, captured.entries), (Some(FullScanReason::Overflow), 2));
-    world.write("d/f", "told");
+    world.write("d/f", "shown");
     let captured = tracker.capture(&world.store).expect("captured");
     assert_eq!((captured.stats.full_scan, captured.entries), (None, 3));
 }

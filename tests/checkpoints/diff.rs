@@ -17,7 +17,7 @@ fn differences(host: &Host, args: &[&str]) -> BTreeSet<(String, String, String)>
     text.lines().map(of).collect()
 }
 
-fn told(area: &str, deed: &str, name: &str) -> (String, String, String) {
+fn shown(area: &str, deed: &str, name: &str) -> (String, String, String) {
     (area.into(), deed.into(), name.into())
 }
 
@@ -37,27 +37,27 @@ fn diff_reports_each_kind_of_change() {
         host.ok(&["mount", "k", "/given", host.path("given").to_str().unwrap()]);
         let now = differences(&host, &["a"]);
         for expected in [
-            told("state", "changed", "var/changed"),
-            told("state", "added", "var/new"),
-            told("state", "removed", "var/gone"),
-            told("file", "changed", "changed"),
-            told("file", "changed", "mode"),
-            told("file", "removed", "gone"),
-            told("file", "added", "new"),
-            told("file", "renamed", "new name"),
-            told("mount", "added", "/given"),
-            told("journal", "added", "journal"),
+            shown("state", "changed", "var/changed"),
+            shown("state", "added", "var/new"),
+            shown("state", "removed", "var/gone"),
+            shown("file", "changed", "changed"),
+            shown("file", "changed", "mode"),
+            shown("file", "removed", "gone"),
+            shown("file", "added", "new"),
+            shown("file", "renamed", "new name"),
+            shown("mount", "added", "/given"),
+            shown("journal", "added", "journal"),
         ] {
             assert!(now.contains(&expected), "{user:?}: {expected:?} is not in {now:?}");
         }
-        for same in [told("state", "changed", "var/same"), told("file", "changed", "same")] {
+        for same in [shown("state", "changed", "var/same"), shown("file", "changed", "same")] {
             assert!(!now.contains(&same), "{user:?}: {same:?}");
         }
         checkpoint(&host, "k", "b");
         assert_eq!(differences(&host, &["a", "b"]), now, "{user:?}: to a checkpoint as to now");
         let back = differences(&host, &["b", "a"]);
-        assert!(back.contains(&told("state", "removed", "var/new")), "{user:?}: {back:?}");
-        assert!(back.contains(&told("file", "renamed", "old name")), "{user:?}: {back:?}");
+        assert!(back.contains(&shown("state", "removed", "var/new")), "{user:?}: {back:?}");
+        assert!(back.contains(&shown("file", "renamed", "old name")), "{user:?}: {back:?}");
         let text = host.ok(&["diff", "k", "a", "b"]);
         assert!(text.contains("~ var/changed  int 1 → int 2") && text.contains("~ old name → new name"), "{text}");
         let stat: Value = serde_json::from_str(&host.ok(&["diff", "k", "a", "b", "--stat", "--json"])).unwrap();

@@ -57,8 +57,8 @@ late = open('late.txt', 'w'); late.write('not written yet')
 base = sqlite3.connect(':memory:'); base.execute('create table t (n)'); base.execute('insert into t values (1)')
 os.makedirs('below', exist_ok=True); os.chdir('below')
 os.environ['MOOD'] = 'good'
-heard = []
-signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+received = []
+signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
 async def tick():
     await asyncio.sleep(0.001)
     return 'ticked'
@@ -76,7 +76,7 @@ const SHOW: &str = "
 print(next(count), next(walking), lock.locked(), twice(4), twice.calls, other.recv(10), os.read(reader, 10), collections.ours)
 print(text.read(), base.execute('select count(*) from t').fetchone(), os.getcwd(), os.environ['MOOD'], random.random(), x)
 one.send(b'again'); print(other.recv(10)); os.write(writer, b'more'); print(os.read(reader, 10))
-os.kill(os.getpid(), signal.SIGUSR1); print(heard, await tick())
+os.kill(os.getpid(), signal.SIGUSR1); print(received, await tick())
 late.close(); print(open('/workspace/late.txt').read(), open('/workspace/text.txt').read())
 ";
 const SHOWN: &str = "1 2 True 8 7 b'waits' b'piped' of the module

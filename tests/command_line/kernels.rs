@@ -132,10 +132,10 @@ fn show_lists_unsaved_state() {
     let host = Host::start();
     host.ok(&["new", "k", "--engine", "python"]);
     host.ok(&["exec", "k", "x = 1"]);
-    let told = || host.ok(&["show", "k"]);
-    assert!(!told().contains("not saved"), "{}", told());
+    let reported = || host.ok(&["show", "k"]);
+    assert!(!reported().contains("not saved"), "{}", reported());
     host.ok(&["exec", "k", "g = (i for i in range(3))"]);
-    assert!(told().contains("not saved     var/g"), "{}", told());
+    assert!(reported().contains("not saved     var/g"), "{}", reported());
 }
 
 #[test]

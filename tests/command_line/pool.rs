@@ -21,7 +21,7 @@ fn pooled() -> Host {
     host
 }
 
-fn told(host: &Host) -> Vec<serde_json::Value> {
+fn reported(host: &Host) -> Vec<serde_json::Value> {
     serde_json::from_str(&host.ok(&["pool", "--json"])).expect("an array")
 }
 
@@ -40,16 +40,16 @@ fn pool_json_matches_daemon() {
         }
         // The pools may change between the two requests.
         eventually("both say the same", async || {
-            let (pools, told) = (client.pools().await.expect("pools"), told(&host));
-            for one in &told {
+            let (pools, reported) = (client.pools().await.expect("pools"), reported(&host));
+            for one in &reported {
                 let fields = one.as_object().expect("an object").keys().cloned();
                 assert_eq!(fields.collect::<BTreeSet<_>>(), promised());
             }
-            assert_eq!(told.len(), 2, "{told:?}");
-            settled().await && serde_json::json!(pools) == serde_json::Value::from(told)
+            assert_eq!(reported.len(), 2, "{reported:?}");
+            settled().await && serde_json::json!(pools) == serde_json::Value::from(reported)
         })
         .await;
-        let kaish = told(&host).into_iter().find(|pool| pool["engine"] == "kaish").expect("a pool of kaish");
+        let kaish = reported(&host).into_iter().find(|pool| pool["engine"] == "kaish").expect("a pool of kaish");
         for (field, is) in [("pool_size", 1), ("min_idle", 1), ("max_pool_size", 2), ("taken", 1), ("missed", 0)]
             .into_iter()
             .chain([("active", 1), ("idle", 1), ("total", 2), ("total_created", 2), ("total_executions", 3)])

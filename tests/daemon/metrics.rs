@@ -10,7 +10,7 @@ use ryokan::core::engine::EngineName;
 use crate::support::{Host, User, kernel, run, spec};
 
 /// The daemon's current metrics.
-pub fn told(host: &Host) -> String {
+pub fn reported(host: &Host) -> String {
     ask(UnixStream::connect(host.socket().with_file_name("metrics.sock")).expect("connected"), "GET /metrics")
 }
 
@@ -110,7 +110,7 @@ fn ended_pool_metrics_persist() {
     let mut host = Host::prepare(User::Own);
     host.configure("[pool]\npool_size = 1\nmin_idle = 1\nmax_idle_time = \"1s\"\nmaintenance_interval = \"1s\"\n");
     host.launch();
-    let missed = || value(&told(&host), "ryokan_pool_events_total{engine=\"kaish\",event=\"missed\"}");
+    let missed = || value(&reported(&host), "ryokan_pool_events_total{engine=\"kaish\",event=\"missed\"}");
     host.ok(&["new", "odd", "--memory", "300M"]);
     host.ok(&["exec", "odd", "echo it"]);
     let before = missed();
@@ -128,7 +128,7 @@ fn ended_pool_metrics_persist() {
 #[test]
 fn removed_kernels_free_memory() {
     let host = Host::start();
-    let remembered = || value(&told(&host), "ryokan_kernels_in_memory");
+    let remembered = || value(&reported(&host), "ryokan_kernels_in_memory");
     host.with(async |client| {
         kernel(&client, "stays", EngineName::Kaish).await;
         for n in 0..300 {

@@ -504,19 +504,19 @@ fn noisy_job_events_rate_limited() {
         let during = run(&python, noise).await.stdout.len() as u64;
         let mut events = client.events(0).await.expect("events");
         let began = std::time::Instant::now();
-        let (mut told, mut bytes) = (0u64, 0);
+        let (mut report_text, mut bytes) = (0u64, 0);
         while let Ok(event) = tokio::time::timeout(Duration::from_secs(4), events.next()).await {
             let event = event.expect("an event");
             if event.kind == "background_output" {
                 let detail: serde_json::Value = serde_json::from_str(&event.detail_json).expect("JSON");
-                told += 1;
+                report_text += 1;
                 bytes += detail["bytes"].as_u64().expect("a count");
                 let shown = detail["text"].as_str().expect("a text").len() as u64;
                 assert_eq!(shown + detail["left_out"].as_u64().expect("a count"), detail["bytes"], "{detail}");
             }
         }
         let most = began.elapsed().as_secs() + 2;
-        assert!((2..=most).contains(&told), "{told} events in {:?}", began.elapsed());
+        assert!((2..=most).contains(&report_text), "{report_text} events in {:?}", began.elapsed());
         assert_eq!(during + bytes, 150_000, "all bytes are reported");
     });
 }

@@ -109,8 +109,8 @@ fn stdin_and_environment_scope() {
         assert_eq!(String::from_utf8_lossy(&none.stdout).trim_end(), d.reads_nothing, "{}: {none:?}", d.engine);
         assert!(begun.elapsed() < Duration::from_secs(10), "{}: a read without input does not wait", d.engine);
         let env = vec![("ONCE".into(), "it is $HOME".into())];
-        let told = k.run_to_end(&ExecRequest { env, ..ExecRequest::code(d.env) }).await.expect("runs");
-        assert_eq!(String::from_utf8_lossy(&told.stdout).trim_end(), "it is $HOME", "{}: {told:?}", d.engine);
+        let shown = k.run_to_end(&ExecRequest { env, ..ExecRequest::code(d.env) }).await.expect("runs");
+        assert_eq!(String::from_utf8_lossy(&shown.stdout).trim_end(), "it is $HOME", "{}: {shown:?}", d.engine);
         assert_eq!(out(k, d.env).await, d.env_absent, "{}", d.engine);
     });
 }

@@ -22,7 +22,7 @@ fn running() -> usize {
 }
 
 /// The reported entries of one kind, with their details.
-fn told(host: &Host, kernel: &str, kind: &str) -> Vec<String> {
+fn shown(host: &Host, kernel: &str, kind: &str) -> Vec<String> {
     let events = host.ok(&["events", kernel, "--json"]);
     let all = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an event"));
     all.filter(|event| event["kind"] == kind).map(|event| event["detail"].to_string()).collect()
@@ -46,7 +46,7 @@ async fn leave(k: &KernelClient, d: &Dialect) {
 fn jobs_and_unsaved_state_reported() {
     each("left", async |host, _, k, d| {
         let name = k.info().await.expect("info").spec.name.to_string();
-        let both = || ["state_not_captured", "jobs_killed"].map(|kind| told(host, &name, kind));
+        let both = || ["state_not_captured", "jobs_killed"].map(|kind| shown(host, &name, kind));
         run(k, d.set).await;
         assert_eq!(
             (k.jobs().await.expect("jobs").len(), k.missed().await.expect("missed entries").len()),
@@ -63,7 +63,7 @@ fn jobs_and_unsaved_state_reported() {
                 false => k.stop(false).await.expect("stopped"),
                 true => kill(Pid::from_raw(worker as i32), Signal::SIGKILL).expect("there"),
             }
-            eventually("both are reported", async || both().iter().all(|told| told.len() == times)).await;
+            eventually("both are reported", async || both().iter().all(|shown| shown.len() == times)).await;
             let [state, jobs] = both();
             assert!(state[times - 1].contains(d.unsaved_key), "{} {killed}: {state:?}", d.engine);
             assert!(jobs[times - 1].contains(&JOB.join(" ")), "{} {killed}: {jobs:?}", d.engine);
@@ -72,7 +72,7 @@ fn jobs_and_unsaved_state_reported() {
             assert_eq!(out(k, d.show).await, "41", "{} {killed}", d.engine);
             assert!(k.jobs().await.expect("jobs").is_empty(), "{} {killed}", d.engine);
         }
-        assert_eq!(both().map(|told| told.len()), [2, 2], "{}: one report each", d.engine);
+        assert_eq!(both().map(|shown| shown.len()), [2, 2], "{}: one report each", d.engine);
     });
 }
 
@@ -104,5 +104,5 @@ fn ended_names_stay_listed() {
     host.ok(&["exec", "k", "g = 5"]);
     assert!(!is_listed(&host), "bound again");
     host.ok(&["stop", "k"]);
-    assert_eq!(told(&host, "k", "state_not_captured").len(), 1);
+    assert_eq!(shown(&host, "k", "state_not_captured").len(), 1);
 }

@@ -118,8 +118,8 @@ fn full_disk_records_ends() {
             assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Busy, "disk_full"), "{refused:?}");
             assert!(refused.hint.contains("ryokan gc"), "{refused:?}");
             start("two");
-            let told = second.result().await.expect_err("it cannot be journalled");
-            assert!(told.message.contains("ended (done)"), "{told:?}");
+            let shown = second.result().await.expect_err("it cannot be journalled");
+            assert!(shown.message.contains("ended (done)"), "{shown:?}");
             let exec = second.exec().0;
             assert_eq!(status(&two, exec).await, "done", "the execution is reported as ended");
             assert_eq!(two.info().await.expect("info").state, "ready");
@@ -215,10 +215,10 @@ fn stop_reports_unsaved_state() {
             disk.free();
             let mut events = client.events(0).await.expect("events");
             // The event log had no room either; the event follows once there is room.
-            let told = async {
+            let shown = async {
                 while events.next().await.expect("an event").kind != "state_not_saved" {}
             };
-            tokio::time::timeout(std::time::Duration::from_secs(30), told).await.expect("the loss is reported");
+            tokio::time::timeout(std::time::Duration::from_secs(30), shown).await.expect("the loss is reported");
             eventually("there is room again", || async { python.start().await.is_ok() }).await;
             assert_eq!(out(&python, "print(x)").await, "kept", "{user:?}: the last saved state");
         });

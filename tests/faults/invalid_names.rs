@@ -20,7 +20,7 @@ fn bad_names() -> Vec<String> {
 }
 
 /// The error that an exception carries.
-fn told(exception: &capnp::Error) -> Error {
+fn reported(exception: &capnp::Error) -> Error {
     let text = exception.to_string();
     let line = text.lines().find_map(|line| line.find("ryokan:").map(|at| &line[at..]));
     line.and_then(Error::from_line).unwrap_or_else(|| panic!("no machine-readable error: {text}"))
@@ -46,12 +46,13 @@ fn interface_rejects_invalid_names() {
                 let shown: String = name.chars().take(20).collect();
                 let mut request = raw.create_kernel_request();
                 request.get().init_spec().set_name(&name);
-                let error = told(&request.send().promise.await.err().unwrap_or_else(|| panic!("{shown:?} passed")));
+                let error = reported(&request.send().promise.await.err().unwrap_or_else(|| panic!("{shown:?} passed")));
                 assert_eq!(error.code, ErrorCode::InvalidArgument, "{shown:?}: {error:?}");
                 assert!(error.message.len() < 500 && !error.message.contains(['\0', '\n', '\u{202e}']), "{error:?}");
                 let mut request = raw.remove_kernel_request();
                 request.get().set_name(&name);
-                let error = told(&request.send().promise.await.err().unwrap_or_else(|| panic!("{shown:?} was found")));
+                let error =
+                    reported(&request.send().promise.await.err().unwrap_or_else(|| panic!("{shown:?} was found")));
                 assert!(
                     [ErrorCode::InvalidArgument, ErrorCode::NotFound].contains(&error.code),
                     "{shown:?}: {error:?}"
@@ -61,7 +62,7 @@ fn interface_rejects_invalid_names() {
             // Text that is not UTF-8.
             let mut request = raw.create_kernel_request();
             request.get().init_spec().init_name(3).as_bytes_mut().copy_from_slice(&[b'a', 0xff, b'b']);
-            let error = told(&request.send().promise.await.err().expect("no text"));
+            let error = reported(&request.send().promise.await.err().expect("no text"));
             assert_eq!(error.code, ErrorCode::InvalidArgument, "{error:?}");
         })
         .unwrap();

@@ -61,8 +61,8 @@ fn unjournalled_execution_never_starts() {
     for engine in EngineName::ALL {
         for (point, journalled) in [("before_commit", false), ("after_commit", true)] {
             let mut host = Host::prepare(User::Own);
-            let told = interrupted_at(&mut host, engine, &format!("state.exec.begin.{point}=kill"));
-            assert!(told.is_err(), "{engine} {point}: nothing was acknowledged");
+            let reported = interrupted_at(&mut host, engine, &format!("state.exec.begin.{point}=kill"));
+            assert!(reported.is_err(), "{engine} {point}: nothing was acknowledged");
             until("the daemon is dead", || !Host::is_alive(host.pid() as u32));
             host.kill();
             host.env(fault::VARIABLE, "");
@@ -82,8 +82,8 @@ fn unjournalled_execution_never_starts() {
 fn journal_error_cancels_start() {
     for engine in EngineName::ALL {
         let mut host = Host::prepare(User::Own);
-        let told = interrupted_at(&mut host, engine, "state.exec.begin.before_commit=eio");
-        assert!(told.is_err(), "{engine}: the execution is refused");
+        let reported = interrupted_at(&mut host, engine, "state.exec.begin.before_commit=eio");
+        assert!(reported.is_err(), "{engine}: the execution is refused");
         host.with(async |client| {
             let (ran, statuses) = seen(&client, engine).await;
             assert!(!ran, "{engine}: a refused execution does not run");

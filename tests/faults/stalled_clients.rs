@@ -44,7 +44,7 @@ fn stalled_client_costs_no_memory() {
                     let (shell, _) = client.open_kernel("k").await.expect("there");
                     let code = format!("/usr/bin/head -c {FLOOD_BYTES} /dev/zero");
                     let running = shell.run(&ExecRequest::code(code)).await.expect("accepted");
-                    sender.send(running.exec()).expect("heard");
+                    sender.send(running.exec()).expect("received");
                     let reading = running.output(0, async |_| {
                         if matches!(deaf, Deaf::Connection) {
                             // Blocks the whole event loop.

@@ -41,11 +41,11 @@ fn export_import_keeps_checkpoints() {
             there.ok(&["import", brought]);
             assert_eq!(there.ok(&["exec", engine, view]), "2\ntwo\n", "{user:?}");
             assert_eq!(names(&there, engine), ["export", "one"], "{user:?}");
-            let told = show(&there, engine);
-            assert_eq!(told["limits"]["memory_bytes"], 300 << 20, "{user:?}: {told}");
-            assert_eq!(told["origin"]["kind"], "restored", "{user:?}: {told}");
-            assert_eq!(told["origin"]["from"]["kernel"], show(&here, engine)["id"], "{user:?}");
-            assert_ne!(told["id"], show(&here, engine)["id"], "{user:?}: another kernel");
+            let reported = show(&there, engine);
+            assert_eq!(reported["limits"]["memory_bytes"], 300 << 20, "{user:?}: {reported}");
+            assert_eq!(reported["origin"]["kind"], "restored", "{user:?}: {reported}");
+            assert_eq!(reported["origin"]["from"]["kernel"], show(&here, engine)["id"], "{user:?}");
+            assert_ne!(reported["id"], show(&here, engine)["id"], "{user:?}: another kernel");
             there.ok(&["restore", engine, "one", "--yes"]);
             assert_eq!(there.ok(&["exec", engine, view]), "1\none\n", "{user:?}");
             there.ok(&["undo", engine, "--yes"]);
@@ -131,10 +131,10 @@ fn import_withholds_host_resources() {
     let line = audited_import(&there);
     assert!(line.contains("granted 0; withheld 2: ") && line.contains(&mount), "{line}");
     there.ok(&["rm", "k", "--yes"]);
-    let told: serde_json::Value = serde_json::from_str(&there.ok(&["import", file, "--json"])).unwrap();
-    assert_eq!(told["granted"], serde_json::json!([]));
-    assert_eq!(told["withheld"][0]["source"], given.to_str().unwrap(), "{told}");
-    assert_eq!(told["withheld"][1]["kind"], "net", "{told}");
+    let reported: serde_json::Value = serde_json::from_str(&there.ok(&["import", file, "--json"])).unwrap();
+    assert_eq!(reported["granted"], serde_json::json!([]));
+    assert_eq!(reported["withheld"][0]["source"], given.to_str().unwrap(), "{reported}");
+    assert_eq!(reported["withheld"][1]["kind"], "net", "{reported}");
 }
 
 #[test]

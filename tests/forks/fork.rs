@@ -49,9 +49,16 @@ fn child_diverges_from_parent() {
             host.ok(&["exec", child, change]);
             assert_eq!(host.ok(&["exec", child, view]), host.ok(&["exec", engine, view]), "{user:?} {engine}");
             assert!(host.ok(&["mounts", child]).contains("/given"), "{user:?} {engine}");
-            let told = show(&host, child);
-            assert_eq!((&told["limits"]["memory_bytes"], &told["labels"]["a"]), (&(300 << 20).into(), &"b".into()));
-            assert_eq!((&told["origin"]["from"]["name"], &told["checkpoints"]), (&engine.into(), &1.into()), "{told}");
+            let reported = show(&host, child);
+            assert_eq!(
+                (&reported["limits"]["memory_bytes"], &reported["labels"]["a"]),
+                (&(300 << 20).into(), &"b".into())
+            );
+            assert_eq!(
+                (&reported["origin"]["from"]["name"], &reported["checkpoints"]),
+                (&engine.into(), &1.into()),
+                "{reported}"
+            );
             // The child's journal is its own and names its origin; so does the parent's.
             let journal = host.ok(&["journal", child, "--json"]);
             assert!(journal.lines().next().unwrap().contains(&format!("forked from {engine} at checkpoint")));
@@ -82,14 +89,14 @@ fn children_share_one_fork_point() {
         host.ok(&["new", "c-2"]);
         let failed = host.cli(&["fork", "k", "c", "--count", "3", "--json"]);
         assert_eq!(failed.status.code(), Some(4), "{failed:?}");
-        let told: Value = serde_json::from_slice(&failed.stdout).unwrap();
-        let children = told["children"].as_array().unwrap();
+        let reported: Value = serde_json::from_slice(&failed.stdout).unwrap();
+        let children = reported["children"].as_array().unwrap();
         let names: Vec<_> = children.iter().map(|child| child["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["c-1", "c-2", "c-3"]);
-        assert_eq!(children[1]["error"]["code"], "alreadyExists", "{user:?}: {told}");
+        assert_eq!(children[1]["error"]["code"], "alreadyExists", "{user:?}: {reported}");
         for child in ["c-1", "c-3"] {
             assert_eq!(host.ok(&["exec", child, "echo $x; cat f"]), "1\n1\n", "{user:?}");
-            assert_eq!(show(&host, child)["origin"]["from"]["checkpoint"], told["checkpoint"]["id"], "{user:?}");
+            assert_eq!(show(&host, child)["origin"]["from"]["checkpoint"], reported["checkpoint"]["id"], "{user:?}");
         }
         assert_eq!(host.ok(&["exec", "c-2", "ls"]), "", "{user:?}: not touched");
         assert_eq!(log(&host, "k").len(), 1, "{user:?}: one fork point");

@@ -19,8 +19,8 @@ fn code_sees_kernel_origin() {
         let host = Host::start_as(user);
         for [engine, tell] in ENGINES {
             let is = |kernel: &str, wanted: &str| {
-                let told = host.ok(&["exec", kernel, tell]);
-                assert_eq!(told, format!("{wanted}\n{wanted}\n"), "{user:?} {engine} {kernel}");
+                let reported = host.ok(&["exec", kernel, tell]);
+                assert_eq!(reported, format!("{wanted}\n{wanted}\n"), "{user:?} {engine} {kernel}");
                 let shown = show(&host, kernel);
                 let shown = format!("{} {}", shown["origin"]["kind"].as_str().unwrap(), shown["generation"]);
                 assert_eq!(shown, wanted, "{user:?} {engine} {kernel}");

@@ -94,8 +94,8 @@ fn failed_restore_goes_back() {
         shop.host.env(fault::VARIABLE, fault);
         shop.host.launch();
         let failed = shop.host.cli(&["--yes", "restore", "shop", "good"]);
-        let told = String::from_utf8_lossy(&failed.stderr).into_owned();
-        assert!(!failed.status.success() && told.contains("as it was"), "{fault}: {told}");
+        let reported = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(!failed.status.success() && reported.contains("as it was"), "{fault}: {reported}");
         assert_eq!(shop.state(), wrecked, "{fault}");
         shop.host.ok(&["--yes", "restore", "shop", "good"]);
         assert_ne!(shop.state(), wrecked, "{fault}");

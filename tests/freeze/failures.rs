@@ -10,12 +10,12 @@ fn fails(shop: &Shop, what: &str) -> String {
     let freezes = shop.freezes();
     let checkpoints = shop.host.ok(&["log", "agent", "--json"]);
     let output = shop.host.cli(&["freeze", "shop"]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let reported = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{what}");
-    assert_eq!(shop.freezes(), freezes, "{what}: {told}");
-    assert_eq!(shop.host.ok(&["log", "agent", "--json"]), checkpoints, "{what}: no checkpoint is left: {told}");
+    assert_eq!(shop.freezes(), freezes, "{what}: {reported}");
+    assert_eq!(shop.host.ok(&["log", "agent", "--json"]), checkpoints, "{what}: no checkpoint is left: {reported}");
     assert_eq!(shop.kernel_state(), "1 1", "{what}: the kernel goes on");
-    told
+    reported
 }
 
 #[test]
@@ -38,8 +38,8 @@ fn hanging_member_fails_freeze() {
     shop.write(".gitattributes", "*.slow filter=slow\n");
     shop.write("a.slow", "text");
     let begun = Instant::now();
-    let told = fails(&shop, "a hanging filter");
-    assert!(told.contains("did not answer") && begun.elapsed() < Duration::from_secs(30), "{told}");
+    let reported = fails(&shop, "a hanging filter");
+    assert!(reported.contains("did not answer") && begun.elapsed() < Duration::from_secs(30), "{reported}");
     std::fs::remove_file(shop.code().join("a.slow")).unwrap();
     shop.host.ok(&["freeze", "shop"]);
 }
@@ -54,8 +54,8 @@ fn moving_repository_fails_freeze() {
     shop.git(&["config", "filter.moving.clean", &script.display().to_string()]);
     shop.write(".gitattributes", "*.moving filter=moving\n");
     shop.write("a.moving", "text");
-    let told = fails(&shop, "a moving repository");
-    assert!(told.contains("changed during the freeze"), "{told}");
+    let reported = fails(&shop, "a moving repository");
+    assert!(reported.contains("changed during the freeze"), "{reported}");
 }
 
 #[test]
@@ -68,6 +68,6 @@ fn kernel_cannot_make_git_run_code() {
     assert!(!proof.exists());
     // And a repository that a kernel can write is not used at all.
     shop.host.ok(&["mount", "agent", "/code", &code, "--rw"]);
-    let told = fails(&shop, "a writable mount");
-    assert!(told.contains("agent can write"), "{told}");
+    let reported = fails(&shop, "a writable mount");
+    assert!(reported.contains("agent can write"), "{reported}");
 }

@@ -16,9 +16,9 @@ fn newer_data_needs_newer_code() {
     assert!(shop.host.ok(&["lock", "shop", "--check"]).contains("as at"));
     // The code alone goes back: the data would be newer than it.
     let refused = shop.host.cli(&["--yes", "restore", "shop", "old", "--member", "code"]);
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(4), "{told}");
-    assert!(told.contains(&new[..10]) && told.contains("or restore the whole group"), "{told}");
+    let reported = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(4), "{reported}");
+    assert!(reported.contains(&new[..10]) && reported.contains("or restore the whole group"), "{reported}");
     assert_eq!(shop.git(&["rev-parse", "HEAD"]), new);
     // By hand: the check says so.
     shop.git(&["checkout", "-q", "--detach", &old]);

@@ -38,9 +38,9 @@ fn kernel_takes_warm_worker() {
             assert!(!seen.contains("left") && !seen.contains("mine") && !seen.contains("first"), "{seen}");
             assert!(seen.contains("RYOKAN_KERNEL=second") && seen.contains("x=\n"), "{seen}");
             // Nothing reveals that the worker was waiting.
-            let told =
+            let reported =
                 out(&second, "cat /proc/self/mountinfo; /bin/sh -c 'tr \"\\0\" \"\\n\" < /proc/self/environ'").await;
-            assert!(!told.contains("slot") && !told.contains("first"), "{told}");
+            assert!(!reported.contains("slot") && !reported.contains("first"), "{reported}");
             // It ends with its kernel and is never reused.
             client.remove_kernel("first", 0).await.expect("removed");
             let gone = super::until(&client, "kaish", |pool| pool.active == 1).await;
@@ -100,12 +100,12 @@ fn warm_worker_receives_state() {
                 host.ok(&["restore", &name, "here", "--yes"]);
                 let own = kernel.var_names().await.expect("names");
                 assert!(own.iter().all(|var| !var.starts_with("RYOKAN")), "{own:?}");
-                let told = match engine {
+                let reported = match engine {
                     EngineName::Kaish | EngineName::Bash => "/usr/bin/printenv RYOKAN_KERNEL",
                     EngineName::Node => "console.log(process.env.RYOKAN_KERNEL)",
                     EngineName::Python => "import os; print(os.environ['RYOKAN_KERNEL'])",
                 };
-                assert_eq!(out(&kernel, told).await, name);
+                assert_eq!(out(&kernel, reported).await, name);
                 let name = format!("t-{}", engine.name()).parse().expect("a name");
                 let (thread, _) = kernel.thread(&name, None, "").await.expect("a thread");
                 let kept = match engine {

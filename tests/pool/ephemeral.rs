@@ -117,11 +117,11 @@ fn ephemeral_result_follows_journal() {
         host.with(async |client| {
             ready(&client, "kaish").await;
             let k = throw_away(&client, "k").await;
-            let told = match k.run(&ExecRequest::code("echo told")).await {
+            let reported = match k.run(&ExecRequest::code("echo reported")).await {
                 Ok(run) => run.result().await.is_ok(),
                 Err(_) => false,
             };
-            assert!(!told, "{write}");
+            assert!(!reported, "{write}");
         });
     }
 }

@@ -370,7 +370,7 @@ fn creation_event_comes_first() {
                 let code = ExecRequest::code("x=1");
                 client.create_and_run(&wanted, "", &code).await.expect("made").2.expect("ran");
             }
-            let told = async {
+            let reported = async {
                 loop {
                     let event = events.next().await.expect("an event");
                     if event.kernel.ends_with(wanted.name.as_str()) {
@@ -378,7 +378,7 @@ fn creation_event_comes_first() {
                     }
                 }
             };
-            let first = tokio::time::timeout(Duration::from_secs(20), told).await.expect("the event is published");
+            let first = tokio::time::timeout(Duration::from_secs(20), reported).await.expect("the event is published");
             assert_eq!(first, "kernel_created", "k{n}");
             client.remove_kernel(wanted.name.as_str(), 0).await.expect("removed");
         }

@@ -22,8 +22,8 @@ pub(super) fn inits(host: &Host) -> Vec<u32> {
 }
 
 fn children(of: u32) -> Vec<u32> {
-    let told = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
-    told.split_whitespace().map(|pid| pid.parse().expect("a process")).collect()
+    let report_text = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    report_text.split_whitespace().map(|pid| pid.parse().expect("a process")).collect()
 }
 
 fn wait_for(what: &str, is_so: impl Fn() -> bool) {

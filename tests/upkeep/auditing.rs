@@ -13,11 +13,11 @@ use crate::support::{Host, User, kernel, out, users};
 
 async fn lines(client: &HostClient, kernel: &str) -> Vec<AuditLine> {
     let mut lines = Vec::new();
-    let told = client.audit(kernel, 0, 0, async |line| {
+    let reported = client.audit(kernel, 0, 0, async |line| {
         lines.push(line);
         Ok(())
     });
-    told.await.expect("the log");
+    reported.await.expect("the log");
     lines
 }
 

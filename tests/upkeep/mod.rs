@@ -70,8 +70,8 @@ fn verify(host: &Host) -> (bool, Vec<Value>) {
 }
 
 fn sound(host: &Host, what: &str) {
-    let (is_sound, told) = verify(host);
-    assert!(is_sound, "{what}: {told:?}\n{}", host.log());
+    let (is_sound, reported) = verify(host);
+    assert!(is_sound, "{what}: {reported:?}\n{}", host.log());
 }
 
 /// The packs of the store.

@@ -40,8 +40,8 @@ fn flip(host: &Host, bytes: &[u8]) {
     panic!("no pack holds {:?}", String::from_utf8_lossy(bytes));
 }
 
-fn affects(told: &[Value], what: &str) -> Vec<(String, String)> {
-    let affected = told.iter().flat_map(|damage| damage["affects"].as_array().cloned().unwrap_or_default());
+fn affects(shown: &[Value], what: &str) -> Vec<(String, String)> {
+    let affected = shown.iter().flat_map(|damage| damage["affects"].as_array().cloned().unwrap_or_default());
     let text = |one: &Value, key: &str| one[key].as_str().unwrap().to_owned();
     affected.filter(|one| one["what"] == what).map(|one| (text(&one, "kernel"), text(&one, "name"))).collect()
 }
@@ -52,11 +52,11 @@ fn verify_finds_flipped_bit() {
         let mut host = prepared(user);
         flip(&host, b"first of all");
         host.launch();
-        let (is_sound, told) = verify(&host);
-        assert!(!is_sound, "{told:?}");
-        assert_eq!(affects(&told, "checkpoint"), [("k".to_owned(), "1".to_owned())], "{told:?}");
-        assert_eq!(told[0]["what"], "object");
-        assert_eq!(told.last().unwrap()["checkpoints"], 2, "the other two are whole");
+        let (is_sound, shown) = verify(&host);
+        assert!(!is_sound, "{shown:?}");
+        assert_eq!(affects(&shown, "checkpoint"), [("k".to_owned(), "1".to_owned())], "{shown:?}");
+        assert_eq!(shown[0]["what"], "object");
+        assert_eq!(shown.last().unwrap()["checkpoints"], 2, "the other two are whole");
         let text = String::from_utf8(host.cli(&["verify"]).stdout).unwrap();
         assert!(text.contains("affects checkpoint 1 of kernel k"), "{text}");
         host.with(async |client| {
@@ -79,10 +79,10 @@ fn verify_names_damaged_blob() {
     let mut host = prepared(User::Own);
     flip(&host, b"a blob to be found");
     host.launch();
-    let (is_sound, told) = verify(&host);
-    let blobs = affects(&told, "blob");
-    assert!(!is_sound && blobs.len() == 1 && blobs[0].0 == "k", "{told:?}");
-    assert!(affects(&told, "checkpoint").is_empty());
+    let (is_sound, shown) = verify(&host);
+    let blobs = affects(&shown, "blob");
+    assert!(!is_sound && blobs.len() == 1 && blobs[0].0 == "k", "{shown:?}");
+    assert!(affects(&shown, "checkpoint").is_empty());
 }
 
 #[test]
@@ -96,10 +96,10 @@ fn verify_finds_truncated_pack() {
     file.set_len(length / 2).unwrap();
     drop(file);
     host.launch();
-    let (is_sound, told) = verify(&host);
-    assert!(!is_sound, "{told:?}");
-    let broken = affects(&told, "checkpoint");
-    assert!(!broken.is_empty(), "{told:?}");
+    let (is_sound, shown) = verify(&host);
+    assert!(!is_sound, "{shown:?}");
+    let broken = affects(&shown, "checkpoint");
+    assert!(!broken.is_empty(), "{shown:?}");
     // Nothing is collected while references are unknown.
     let before = super::bytes_of(&packs(&host));
     let refused = host.cli(&["gc"]);
@@ -128,13 +128,13 @@ fn verify_names_damaged_database() {
     // The first page lists the contents.
     bytes[100..600].fill(0xa5);
     std::fs::write(&engine_db, bytes).unwrap();
-    let (is_sound, told) = verify(&host);
-    assert!(!is_sound, "{told:?}");
+    let (is_sound, shown) = verify(&host);
+    assert!(!is_sound, "{shown:?}");
     assert!(
-        told.iter().any(|one| one["what"] == "database" && one["name"].as_str().unwrap().contains(&id)),
-        "{told:?}"
+        shown.iter().any(|one| one["what"] == "database" && one["name"].as_str().unwrap().contains(&id)),
+        "{shown:?}"
     );
-    assert_eq!(affects(&told, "all"), [("k".to_owned(), String::new())]);
+    assert_eq!(affects(&shown, "all"), [("k".to_owned(), String::new())]);
     host.ok(&["exec", "other", "echo fine"]);
 }
 
@@ -159,7 +159,7 @@ fn verify_during_work_finds_nothing() {
         let watch = async {
             let mut rounds = 0;
             while !done.get() {
-                match client.verify(async |told| panic_on_damage(told)).await {
+                match client.verify(async |shown| panic_on_damage(shown)).await {
                     Ok(report) => {
                         assert_eq!(report.damaged, 0);
                         rounds += 1;
@@ -174,10 +174,10 @@ fn verify_during_work_finds_nothing() {
     });
 }
 
-fn panic_on_damage(told: ryokan::core::upkeep::VerifyTold) -> ryokan::core::error::Result<()> {
-    match told {
-        ryokan::core::upkeep::VerifyTold::Progress(_) => Ok(()),
-        ryokan::core::upkeep::VerifyTold::Damage(damage) => panic!("{damage:?}"),
+fn panic_on_damage(shown: ryokan::core::upkeep::VerifyEvent) -> ryokan::core::error::Result<()> {
+    match shown {
+        ryokan::core::upkeep::VerifyEvent::Progress(_) => Ok(()),
+        ryokan::core::upkeep::VerifyEvent::Damage(damage) => panic!("{damage:?}"),
     }
 }
 

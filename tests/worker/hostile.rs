@@ -36,7 +36,7 @@ fn breaks_the_contract(program: &str) -> String {
 /// Runs hostile code and expects the worker to end with cause `protocol`; returns the detail.
 fn contract_broken_by(plan: Plan, program: &str) -> String {
     let said = std::rc::Rc::new(std::cell::RefCell::new(String::new()));
-    let (program, heard) = (program.to_owned(), said.clone());
+    let (program, got) = (program.to_owned(), said.clone());
     local(async move {
         let mut fake = Fake::with(plan).await;
         let seen = Recorder::new();
@@ -47,7 +47,7 @@ fn contract_broken_by(plan: Plan, program: &str) -> String {
         assert_eq!(seen.end(1).await.status, ExecStatus::Lost);
         link.acknowledge(ExecId(1)).await.unwrap();
         assert_eq!(fake.status().await, 1);
-        *heard.borrow_mut() = why;
+        *got.borrow_mut() = why;
     });
     said.take()
 }

@@ -189,8 +189,8 @@ fn cli_workflow_commands() {
     assert!(log.contains("conflict") && log.contains("before decision 1 is locked: use SQLite"), "{log}");
     let stat = host.ok(&["diff", "k", "step 1 completed: gather", "--stat"]);
     assert!(stat.contains("agent: 1 added") && stat.contains("decision: 1 added"), "{stat}");
-    let told = host.ok(&["diff", "k", "step 1 completed: gather"]);
-    assert!(told.contains("+ 1  use SQLite (superseded) (decision)"), "{told}");
+    let reported = host.ok(&["diff", "k", "step 1 completed: gather"]);
+    assert!(reported.contains("+ 1  use SQLite (superseded) (decision)"), "{reported}");
     let back =
         host.ok(&["restore", "k", "step 1 completed: gather", "--supersede-decisions", "--with-artifacts", "--yes"]);
     assert!(back.contains("k is at"), "{back}");

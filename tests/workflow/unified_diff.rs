@@ -64,7 +64,7 @@ fn abandoned_diff_blocks_nothing() {
         assert!(gone.message.contains("enough"), "{gone:?}");
         let began = Instant::now();
         let one = [b"f1".to_vec()];
-        let told = k.diff_text("a", "b", &one, async |_| Ok(()));
+        let reported = k.diff_text("a", "b", &one, async |_| Ok(()));
         let aside = async {
             let mut slowest = Duration::ZERO;
             for _ in 0..20 {
@@ -74,8 +74,8 @@ fn abandoned_diff_blocks_nothing() {
             }
             slowest
         };
-        let (told, slowest) = futures::join!(told, aside);
-        told.unwrap();
+        let (reported, slowest) = futures::join!(reported, aside);
+        reported.unwrap();
         assert!(slowest < Duration::from_secs(5), "the daemon was blocked for {slowest:?}");
         assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     });

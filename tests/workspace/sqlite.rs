@@ -69,14 +69,14 @@ fn count(path: &Path) -> i64 {
 #[ignore = "the process of other tests here, which name the database"]
 fn database_writer_process() {
     let path = PathBuf::from(std::env::var_os(DATABASE).expect("run by another test"));
-    let told = std::fs::File::create(acknowledged(&path)).unwrap();
+    let reported = std::fs::File::create(acknowledged(&path)).unwrap();
     let database = rusqlite::Connection::open(&path).unwrap();
     database.execute_batch("PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=200;").unwrap();
     // Part of the database is written through a mapping, which sends no notifications.
     database.execute_batch("PRAGMA mmap_size=268435456; CREATE TABLE t(x TEXT)").unwrap();
     for n in 1i64.. {
         database.execute("INSERT INTO t VALUES (?1)", ["x".repeat(n as usize * 37 % 3000)]).unwrap();
-        told.write_all_at(&n.to_le_bytes(), 0).unwrap();
+        reported.write_all_at(&n.to_le_bytes(), 0).unwrap();
         // Fast, but limited, so that the captures do not grow with the machine's speed.
         if n % 10 == 0 {
             std::thread::sleep(Duration::from_millis(1));

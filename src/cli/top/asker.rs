@@ -234,7 +234,7 @@ async fn interrupt(kernel: &KernelClient, version: u64) -> Result<String> {
         }
         if !running.is_empty() {
             let names: Vec<String> = running.iter().map(|exec| format!("#{exec}")).collect();
-            return Ok(format!("execution {} was told to stop", names.join(", ")));
+            return Ok(format!("execution {} was interrupted", names.join(", ")));
         }
         if since == 0 {
             break;

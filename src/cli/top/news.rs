@@ -155,7 +155,7 @@ mod tests {
         info.state = "busy".into();
         assert_eq!(news.since_ms(&info), Some(NOW_MS + 3));
         info.state = "stopped".into();
-        assert_eq!(news.since_ms(&info), None, "no event told of it yet");
+        assert_eq!(news.since_ms(&info), None, "no event names it yet");
         assert_eq!(news.of(&info).map(|event| event.sequence).collect::<Vec<_>>(), [1, 2, 3, 4]);
         assert_eq!(news.take(event(5, "a", "kernel_removed", "{}"), false), Meaning::Removed);
         assert_eq!((news.of(&info).count(), news.sequence), (0, 5));

@@ -339,10 +339,10 @@ mod tests {
         let mut found = Vec::new();
         addresses(&serde_json::to_value(&manifest).expect("JSON"), &mut found);
         let Names { state, tree, objects } = manifest.names();
-        let mut told: Vec<String> = [state, tree].iter().chain(&objects).map(Digest::to_string).collect();
+        let mut reported: Vec<String> = [state, tree].iter().chain(&objects).map(Digest::to_string).collect();
         found.sort();
-        told.sort();
-        assert_eq!(found, told);
+        reported.sort();
+        assert_eq!(found, reported);
     }
 
     #[test]

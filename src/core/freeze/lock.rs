@@ -145,13 +145,13 @@ impl Lock {
 
     /// How this state differs from an earlier lock, for people.
     pub fn differences(&self, before: &Lock) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for then in &before.repository {
             let now = self.repository.iter().find(|now| (&now.name, &now.path) == (&then.name, &then.path));
             match now {
-                None => told.push(format!("repository {} ({}) is gone", then.name, then.path)),
+                None => reported.push(format!("repository {} ({}) is gone", then.name, then.path)),
                 Some(now) if now.commit != then.commit => {
-                    told.push(format!(
+                    reported.push(format!(
                         "repository {} is at {}, not at {}",
                         then.name,
                         start(&now.commit),
@@ -159,24 +159,24 @@ impl Lock {
                     ));
                 }
                 Some(now) if now.files != then.files || now.index != then.index => {
-                    told.push(format!("repository {} has other files", then.name));
+                    reported.push(format!("repository {} has other files", then.name));
                 }
                 Some(now) if now.branch != then.branch => {
-                    told.push(format!("repository {} is on another branch", then.name))
+                    reported.push(format!("repository {} is on another branch", then.name))
                 }
                 Some(_) => {}
             }
         }
         for then in &before.database {
             let Some(now) = self.database.iter().find(|now| now.name == then.name) else {
-                told.push(format!("database {} is gone", then.name));
+                reported.push(format!("database {} is gone", then.name));
                 continue;
             };
             if (&now.state, now.user_version, &now.schema) != (&then.state, then.user_version, &then.schema) {
-                told.push(format!("database {} has another schema", then.name));
+                reported.push(format!("database {} has another schema", then.name));
             }
         }
-        told
+        reported
     }
 }
 

@@ -158,7 +158,7 @@ fn next_check_is_due_in_time() {
 /// An event between two plans.
 #[derive(Debug, Clone, Copy)]
 enum Happens {
-    SomebodyComes,
+    KernelWanted,
     SomebodyGivesUp,
     CreationSucceeds,
     CreationFails,
@@ -170,7 +170,7 @@ enum Happens {
 }
 
 const ALL: [Happens; 11] = [
-    Happens::SomebodyComes,
+    Happens::KernelWanted,
     Happens::SomebodyGivesUp,
     Happens::CreationSucceeds,
     Happens::CreationFails,
@@ -186,7 +186,7 @@ const ALL: [Happens; 11] = [
 /// Applies an event; returns whether it was possible.
 fn happen(world: &mut World, what: Happens) -> bool {
     match what {
-        Happens::SomebodyComes => {
+        Happens::KernelWanted => {
             world.come();
             // More waiting requests differ only in number.
             world.waiting <= 2

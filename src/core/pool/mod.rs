@@ -268,7 +268,7 @@ impl Counters {
 /// [`limits::POOL_EVICTION_AGE`]. Without this minimum age, pools used in turn would evict each
 /// other before their slots are used. `came_ms` holds the time of each pool's last request; `None`
 /// marks a pool that must not be evicted.
-pub fn gives_way(came_ms: impl IntoIterator<Item = Option<u64>>, now_ms: u64) -> Option<usize> {
+pub fn evicted_pool(came_ms: impl IntoIterator<Item = Option<u64>>, now_ms: u64) -> Option<usize> {
     let latest = now_ms.checked_sub(limits::POOL_EVICTION_AGE.as_millis() as u64)?;
     let went = came_ms.into_iter().enumerate().filter_map(|(at, came)| Some((came?, at)));
     went.filter(|(came, _)| *came <= latest).min().map(|(_, at)| at)

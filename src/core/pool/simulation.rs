@@ -56,7 +56,7 @@ enum Load {
 enum Happens {
     LoadTurns,
     SomeCome { load: u64 },
-    SomebodyComes,
+    KernelWanted,
     WaitingEnds,
     CreationEnds { slot: SlotId },
     SlotsAreGone,
@@ -74,7 +74,7 @@ struct Days {
     random: Random,
     /// Scheduled events: time, order among those of the same time, event.
     ahead: BinaryHeap<Reverse<(u64, u64, Happens)>>,
-    told: u64,
+    reported: u64,
     load: Load,
     /// Number of load changes; arrivals scheduled under an earlier load are dropped.
     loads: u64,
@@ -101,7 +101,7 @@ fn days(rules: Rules, seed: u64, hours: u64) -> Days {
         world,
         random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
         ahead: BinaryHeap::new(),
-        told: 0,
+        reported: 0,
         load: Load::Regularly,
         loads: 0,
         waiting: VecDeque::new(),
@@ -139,8 +139,8 @@ fn days(rules: Rules, seed: u64, hours: u64) -> Days {
 
 impl Days {
     fn tell(&mut self, after_ms: u64, what: Happens) {
-        self.told += 1;
-        self.ahead.push(Reverse((self.world.now_ms + after_ms, self.told, what)));
+        self.reported += 1;
+        self.ahead.push(Reverse((self.world.now_ms + after_ms, self.reported, what)));
     }
 
     /// Acts as the pool's driver: performs the plan and schedules the next one.
@@ -187,7 +187,7 @@ impl Days {
                 }
                 return false;
             }
-            Happens::SomebodyComes => self.somebody_comes(),
+            Happens::KernelWanted => self.kernel_wanted(),
             Happens::WaitingEnds => {
                 while self.waiting.front().is_some_and(|since_ms| self.world.now_ms - since_ms >= WAIT_MS) {
                     self.waiting.pop_front();
@@ -286,12 +286,12 @@ impl Days {
         let many = if self.load == Load::InBursts { self.random.within(2, 9) } else { 1 };
         for _ in 0..many {
             let within_ms = self.random.within(0, SECOND_MS / 10);
-            self.tell(within_ms, Happens::SomebodyComes);
+            self.tell(within_ms, Happens::KernelWanted);
         }
         self.next_come();
     }
 
-    fn somebody_comes(&mut self) {
+    fn kernel_wanted(&mut self) {
         let is_fair = self.world.now_ms - self.wrong_ms > 10 * MINUTE_MS;
         let found = self.world.come();
         self.came += 1;

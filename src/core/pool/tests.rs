@@ -390,7 +390,7 @@ fn recent_pool_is_not_evicted() {
         (&[None, Some(NOW_MS), Some(now_ms)], Some(1)),
         (&[Some(NOW_MS), Some(NOW_MS - 1), None], Some(1)),
     ] {
-        assert_eq!(gives_way(came.iter().copied(), now_ms), goes, "{came:?}");
+        assert_eq!(evicted_pool(came.iter().copied(), now_ms), goes, "{came:?}");
     }
-    assert_eq!(gives_way([Some(0)], stays_ms - 1), None, "a daemon that just started");
+    assert_eq!(evicted_pool([Some(0)], stays_ms - 1), None, "a daemon that just started");
 }

@@ -137,8 +137,8 @@ impl Machine {
             engine = engine.or(info);
             let is_empty = page.is_empty();
             heads.extend(page);
-            let told = |head: &Head| head.size.saturating_add((head.key.len() + head.meta_json.len()) as u64);
-            let bytes = heads.iter().fold(0, |sum: u64, head| sum.saturating_add(told(head)));
+            let reported = |head: &Head| head.size.saturating_add((head.key.len() + head.meta_json.len()) as u64);
+            let bytes = heads.iter().fold(0, |sum: u64, head| sum.saturating_add(reported(head)));
             if heads.len() > limits::STATE_ENTRIES || bytes > limits::STATE_BYTES || (more && is_empty) {
                 return Err(Error::refused("the engine's state in the guest is too large"));
             }

@@ -115,11 +115,11 @@ impl worker::Server for WorkerServer {
         let mut results = results.get();
         results.set_proof(&self.identity.proof(Role::Worker, &nonce, &counter_nonce));
         results.set_counter_nonce(&counter_nonce);
-        let mut told = results.init_identity();
-        told.set_worker_id(self.identity.worker.to_string());
-        told.set_kernel_id(self.identity.kernel.to_string());
-        told.set_epoch(self.identity.epoch.0);
-        told.set_build(&self.identity.build);
+        let mut reported = results.init_identity();
+        reported.set_worker_id(self.identity.worker.to_string());
+        reported.set_kernel_id(self.identity.kernel.to_string());
+        reported.set_epoch(self.identity.epoch.0);
+        reported.set_build(&self.identity.build);
         Ok(())
     }
 
@@ -140,8 +140,8 @@ impl worker::Server for WorkerServer {
         let daemon = Daemon::new(params.get_supervisor()?, close);
         *self.handshake.borrow_mut() = Handshake::Attached;
         self.proven.set(true);
-        let told = self.forward(|answer| Call::Attach { daemon, answer }).await?;
-        write_report(results.get().init_report(), &told)
+        let reported = self.forward(|answer| Call::Attach { daemon, answer }).await?;
+        write_report(results.get().init_report(), &reported)
     }
 
     async fn start(self: Rc<Self>, params: worker::StartParams, mut results: worker::StartResults) -> Done {
@@ -222,8 +222,8 @@ impl worker::Server for WorkerServer {
     ) -> Done {
         let binding: KernelBinding = serde_json::from_slice(params.get()?.get_json()?)
             .map_err(|error| to_capnp(Error::invalid(format!("the binding: {error}"))))?;
-        let told = self.call(|answer| Call::BindKernel(Box::new(binding), answer)).await?;
-        write_report(results.get().init_report(), &told)
+        let reported = self.call(|answer| Call::BindKernel(Box::new(binding), answer)).await?;
+        write_report(results.get().init_report(), &reported)
     }
 
     async fn unbind(self: Rc<Self>, params: worker::UnbindParams, _: worker::UnbindResults) -> Done {
@@ -367,26 +367,26 @@ pub async fn serve_connection(
     let _ = calls.send(WorkerCall { connection, what: Call::Gone }).await;
 }
 
-fn write_report(mut to: report::Builder<'_>, told: &Report) -> Done {
-    to.set_engine(&told.engine);
-    to.set_engine_version(&told.engine_version);
-    let mut lines = to.reborrow().init_sandbox(told.sandbox.len() as u32);
-    for (i, line) in told.sandbox.iter().enumerate() {
+fn write_report(mut to: report::Builder<'_>, reported: &Report) -> Done {
+    to.set_engine(&reported.engine);
+    to.set_engine_version(&reported.engine_version);
+    let mut lines = to.reborrow().init_sandbox(reported.sandbox.len() as u32);
+    for (i, line) in reported.sandbox.iter().enumerate() {
         lines.set(i as u32, line);
     }
-    let mut mounts = to.reborrow().init_mounts(told.mounts.len() as u32);
-    for (i, path) in told.mounts.iter().enumerate() {
+    let mut mounts = to.reborrow().init_mounts(reported.mounts.len() as u32);
+    for (i, path) in reported.mounts.iter().enumerate() {
         mounts.set(i as u32, path);
     }
-    let mut known = to.reborrow().init_executions(told.executions.len() as u32);
-    for (i, (exec, running)) in told.executions.iter().enumerate() {
+    let mut known = to.reborrow().init_executions(reported.executions.len() as u32);
+    for (i, (exec, running)) in reported.executions.iter().enumerate() {
         let mut one = known.reborrow().get(i as u32);
         one.set_exec_id(exec.0);
         one.set_running(*running);
     }
-    to.set_jobs_json(&told.jobs_json);
-    to.set_missed_json(&told.missed_json);
-    to.set_restored_entries(told.restored_entries);
-    to.set_not_restored_json(&told.not_restored_json);
+    to.set_jobs_json(&reported.jobs_json);
+    to.set_missed_json(&reported.missed_json);
+    to.set_restored_entries(reported.restored_entries);
+    to.set_not_restored_json(&reported.not_restored_json);
     Ok(())
 }

@@ -64,7 +64,7 @@ impl WorkerLink {
         let listener = Rc::clone(&self.listener);
         async move {
             match channel {
-                Some(channel) => bounded(limits::WORKER_CALL, heard(channel, exec, listener)).await,
+                Some(channel) => bounded(limits::WORKER_CALL, received(channel, exec, listener)).await,
                 None => {
                     // Init would wait for a commit that can no longer be sent.
                     listener.disconnected();
@@ -86,7 +86,7 @@ impl WorkerLink {
     pub(crate) fn start_on_exec_channel(&self, exec: &WorkerExec) -> Option<impl Future<Output = Result<()>> + use<>> {
         let channel = self.say_exec(exec.exec, &exec.request, exec.output_kept, |call| call.init_start())?;
         self.let_it_run();
-        let answer = heard(channel, exec.exec, Rc::clone(&self.listener));
+        let answer = received(channel, exec.exec, Rc::clone(&self.listener));
         Some(async move { bounded(limits::WORKER_CALL, answer).await })
     }
 
@@ -137,7 +137,7 @@ impl WorkerLink {
 }
 
 /// Awaits the answer to a start, and reports the end to the listener if the answer contains it.
-async fn heard(channel: Rc<ExecChannel>, id: ExecId, listener: Rc<dyn WorkerListener>) -> Result<()> {
+async fn received(channel: Rc<ExecChannel>, id: ExecId, listener: Rc<dyn WorkerListener>) -> Result<()> {
     loop {
         let (exec, said) = match poll_fn(|cx| channel.poll_message(cx, read_answer)).await {
             Ok(answer) => answer,

@@ -101,7 +101,7 @@ impl WorkerLink {
         let mut rpc = RpcSystem::new(Box::new(network), None);
         let client: worker::Client = rpc.bootstrap(Side::Server);
         let disconnector = rpc.get_disconnector();
-        let (gone, told) = (listener.clone(), listener.clone());
+        let (gone, reported) = (listener.clone(), listener.clone());
         let connection = tokio::task::spawn_local(async move {
             if let Err(error) = rpc.await {
                 tracing::debug!(%error, "link to a worker closed");
@@ -116,7 +116,7 @@ impl WorkerLink {
             identity,
             connection,
             disconnector: Cell::new(Some(disconnector)),
-            listener: told,
+            listener: reported,
             acknowledged: RefCell::default(),
             acknowledging: Cell::default(),
             exec_channel: RefCell::default(),
@@ -158,18 +158,18 @@ impl WorkerLink {
         decode_report(report).map_err(refused)
     }
 
-    fn check_identity(&self, told: crate::link::schema::worker_capnp::identity::Reader<'_>) -> Result<()> {
+    fn check_identity(&self, reported: crate::link::schema::worker_capnp::identity::Reader<'_>) -> Result<()> {
         let text = |t: capnp::Result<capnp::text::Reader<'_>>| -> Result<String> {
             t.and_then(|t| Ok(t.to_string()?)).map_err(refused)
         };
-        let (identity, build) = (self.identity.now(), text(told.get_build())?);
+        let (identity, build) = (self.identity.now(), text(reported.get_build())?);
         if build != identity.build {
             let message = format!("the worker is of build {build}, not {}", identity.build);
             return Err(Error::refused(message).reason("worker_build"));
         }
-        if text(told.get_worker_id())? != identity.worker.to_string()
-            || text(told.get_kernel_id())? != identity.kernel.to_string()
-            || told.get_epoch() != identity.epoch.0
+        if text(reported.get_worker_id())? != identity.worker.to_string()
+            || text(reported.get_kernel_id())? != identity.kernel.to_string()
+            || reported.get_epoch() != identity.epoch.0
         {
             return Err(foreign("it names another worker, kernel or epoch"));
         }

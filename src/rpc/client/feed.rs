@@ -23,7 +23,7 @@ use crate::core::files::FileInfo;
 use crate::core::ids::ExecId;
 use crate::core::info::{Event, JournalEntry, KernelInfo};
 use crate::core::limits;
-use crate::core::upkeep::{GcItem, VerifyProgress, VerifyTold};
+use crate::core::upkeep::{GcItem, VerifyEvent, VerifyProgress};
 use crate::core::workflow::{Artifact, Decision};
 use crate::rpc::convert::{checkpoint, files, info, output, to_capnp, upkeep, workflow};
 use crate::rpc::schema::ryokan_capnp as wire;
@@ -106,7 +106,7 @@ impl<T> Feed<T> {
 }
 
 /// An item of a subscription.
-pub(super) enum Told {
+pub(super) enum EventOrMark {
     Event(Event),
     CaughtUp,
 }
@@ -114,14 +114,14 @@ pub(super) enum Told {
 /// Events of a host or of one kernel: past events first, then live ones. Dropping it ends the
 /// subscription.
 pub struct Events {
-    feed: Feed<Told>,
+    feed: Feed<EventOrMark>,
     link: Rc<Link>,
     taken: Cell<Option<oneshot::Sender<()>>>,
     _subscription: wire::subscription::Client,
 }
 
 impl Events {
-    pub(super) fn new(feed: Feed<Told>, link: Rc<Link>, subscription: wire::subscription::Client) -> Self {
+    pub(super) fn new(feed: Feed<EventOrMark>, link: Rc<Link>, subscription: wire::subscription::Client) -> Self {
         Events { feed, link, taken: Cell::new(None), _subscription: subscription }
     }
 
@@ -134,7 +134,7 @@ impl Events {
     /// [`ErrorCode::Unavailable`](crate::core::error::ErrorCode::Unavailable) once the connection is lost.
     pub async fn next(&mut self) -> Result<Event> {
         loop {
-            if let Told::Event(event) = self.told().await? {
+            if let EventOrMark::Event(event) = self.received().await? {
                 return Ok(event);
             }
         }
@@ -145,13 +145,13 @@ impl Events {
     /// # Errors
     /// As [`Self::next`].
     pub async fn next_past(&mut self) -> Result<Option<Event>> {
-        Ok(match self.told().await? {
-            Told::Event(event) => Some(event),
-            Told::CaughtUp => None,
+        Ok(match self.received().await? {
+            EventOrMark::Event(event) => Some(event),
+            EventOrMark::CaughtUp => None,
         })
     }
 
-    async fn told(&mut self) -> Result<Told> {
+    async fn received(&mut self) -> Result<EventOrMark> {
         if let Some(taken) = self.taken.take() {
             let _ = taken.send(());
         }
@@ -188,13 +188,13 @@ impl wire::kernel_info_sink::Server for Inlet<KernelInfo> {
     }
 }
 
-impl wire::event_sink::Server for Inlet<Told> {
+impl wire::event_sink::Server for Inlet<EventOrMark> {
     fn event(
         self: Rc<Self>,
         params: wire::event_sink::EventParams,
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
         let read = params.get().and_then(|p| p.get_event());
-        self.put(read.map_err(malformed).and_then(info::read_event).map(Told::Event))
+        self.put(read.map_err(malformed).and_then(info::read_event).map(EventOrMark::Event))
     }
 
     fn caught_up(
@@ -202,7 +202,7 @@ impl wire::event_sink::Server for Inlet<Told> {
         _params: wire::event_sink::CaughtUpParams,
         _results: wire::event_sink::CaughtUpResults,
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
-        self.put(Ok(Told::CaughtUp))
+        self.put(Ok(EventOrMark::CaughtUp))
     }
 }
 
@@ -280,7 +280,7 @@ impl wire::gc_sink::Server for Inlet<GcItem> {
     }
 }
 
-impl wire::verify_sink::Server for Inlet<VerifyTold> {
+impl wire::verify_sink::Server for Inlet<VerifyEvent> {
     fn progress(
         self: Rc<Self>,
         params: wire::verify_sink::ProgressParams,
@@ -290,7 +290,7 @@ impl wire::verify_sink::Server for Inlet<VerifyTold> {
             of_packs: p.get_of_packs(),
             bytes: p.get_bytes(),
         };
-        self.put(params.get().map(at).map(VerifyTold::Progress).map_err(malformed))
+        self.put(params.get().map(at).map(VerifyEvent::Progress).map_err(malformed))
     }
 
     fn damage(
@@ -298,7 +298,7 @@ impl wire::verify_sink::Server for Inlet<VerifyTold> {
         params: wire::verify_sink::DamageParams,
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
         let read = params.get().and_then(|p| p.get_damage());
-        self.put(read.map_err(malformed).and_then(upkeep::read_damage).map(VerifyTold::Damage))
+        self.put(read.map_err(malformed).and_then(upkeep::read_damage).map(VerifyEvent::Damage))
     }
 }
 

@@ -5,7 +5,7 @@ use super::feed::feed;
 use super::host::HostClient;
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::error::{Error, Result};
-use crate::core::upkeep::{GcItem, GcReport, VerifyReport, VerifyTold};
+use crate::core::upkeep::{GcItem, GcReport, VerifyEvent, VerifyReport};
 use crate::rpc::convert::read_text;
 use crate::rpc::convert::upkeep::{read_gc_report, read_verify_report};
 
@@ -35,8 +35,8 @@ impl HostClient {
     ///
     /// # Errors
     /// `busy` during another verification; the errors of `take`.
-    pub async fn verify(&self, mut take: impl AsyncFnMut(VerifyTold) -> Result<()>) -> Result<VerifyReport> {
-        let (inlet, feed) = feed::<VerifyTold>();
+    pub async fn verify(&self, mut take: impl AsyncFnMut(VerifyEvent) -> Result<()>) -> Result<VerifyReport> {
+        let (inlet, feed) = feed::<VerifyEvent>();
         let mut request = self.cap.verify_request();
         request.get().set_sink(capnp_rpc::new_client(inlet));
         let call = request.send().promise;
@@ -44,7 +44,7 @@ impl HostClient {
             let response = self.link.wait(call).await?;
             Ok(read_verify_report(fields(fields(response.get())?.get_report())?))
         };
-        feed.pump(&self.link, ended, async |told| take(told).await).await
+        feed.pump(&self.link, ended, async |reported| take(reported).await).await
     }
 
     /// Passes lines of the audit log after number `since` to `take`, oldest first.

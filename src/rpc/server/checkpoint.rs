@@ -82,7 +82,7 @@ impl KernelServer {
         let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
         let sink = params.get_sink()?;
         let mut refused = None;
-        let told = checkpoint::diff(self.host(), &self.kernel, &from, &to, async |difference| {
+        let reported = checkpoint::diff(self.host(), &self.kernel, &from, &to, async |difference| {
             let mut request = sink.next_request();
             write_difference(request.get().init_difference(), &difference);
             request.send().await.map_err(|error| {
@@ -90,10 +90,10 @@ impl KernelServer {
                 Error::unavailable("the client takes no more")
             })
         });
-        let told = told.await;
+        let reported = reported.await;
         match refused {
             Some(error) => Err(error),
-            None => told.map_err(to_capnp),
+            None => reported.map_err(to_capnp),
         }
     }
 
@@ -109,7 +109,7 @@ impl KernelServer {
         let paths = paths.collect::<Result<Vec<_>>>().map_err(to_capnp)?;
         let sink = params.get_sink()?;
         let mut refused = None;
-        let told = checkpoint::diff_text(self.host(), &self.kernel, (&from, &to), paths, async |patch| {
+        let reported = checkpoint::diff_text(self.host(), &self.kernel, (&from, &to), paths, async |patch| {
             let mut request = sink.next_request();
             write_patch(request.get().init_patch(), &patch);
             request.send().await.map_err(|error| {
@@ -117,10 +117,10 @@ impl KernelServer {
                 Error::unavailable("the client takes no more")
             })
         });
-        let told = told.await;
+        let reported = reported.await;
         match refused {
             Some(error) => Err(error),
-            None => told.map_err(to_capnp),
+            None => reported.map_err(to_capnp),
         }
     }
 

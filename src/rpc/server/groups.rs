@@ -176,8 +176,8 @@ impl groups::Server for GroupsServer {
         mut results: groups::CheckResults,
     ) -> capnp::Result<()> {
         let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
-        let told = freeze::check(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)?;
-        write_text_list(results.get().init_differences(told.len() as u32), &told);
+        let reported = freeze::check(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)?;
+        write_text_list(results.get().init_differences(reported.len() as u32), &reported);
         Ok(())
     }
 }

@@ -160,7 +160,7 @@ fn require(rights: Rights, right: Right) -> Result<()> {
     }
     Err(Error::refused(format!("this capability does not have the right {}", right.name()))
         .reason("rights")
-        .hint("ask whoever handed it out for one that has"))
+        .hint("request one that has it from its owner"))
 }
 
 #[cfg(test)]

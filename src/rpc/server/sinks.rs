@@ -19,7 +19,7 @@ use crate::rpc::convert::output::write_output_event;
 use crate::rpc::convert::to_capnp;
 use crate::rpc::schema::ryokan_capnp::{event_sink, output_callback, subscription};
 use crate::supervisor::host::SubscriptionGuard;
-use crate::supervisor::host::events::{Follower, Heard};
+use crate::supervisor::host::events::{Followed, Follower};
 use crate::supervisor::kernel::output::Reader;
 
 /// A running subscription; ends when the client drops it.
@@ -86,8 +86,8 @@ pub(super) async fn pump(exec: ExecId, mut reader: Reader, callback: output_call
 async fn follow(mut follower: Follower, sink: event_sink::Client, wanted: impl Fn(&str) -> bool) {
     loop {
         let page = match follower.next().await {
-            Ok(Heard::Page(page)) => page,
-            Ok(Heard::CaughtUp) => {
+            Ok(Followed::Page(page)) => page,
+            Ok(Followed::CaughtUp) => {
                 // An older client does not know the call and does not need it.
                 drop(sink.caught_up_request().send().promise.await);
                 continue;

@@ -7,7 +7,7 @@ use crate::core::audit::AuditHead;
 use crate::core::error::{Error, Result};
 use crate::core::ids::KernelId;
 use crate::core::limits;
-use crate::core::upkeep::VerifyTold;
+use crate::core::upkeep::VerifyEvent;
 use crate::rpc::convert::pool::write_pool;
 use crate::rpc::convert::upkeep::{
     write_audit_line, write_damage, write_gc_item, write_gc_report, write_verify_report,
@@ -82,16 +82,16 @@ impl HostServer {
         let actor = self.operator("host.verify").await.map_err(to_capnp)?;
         let sink = params.get()?.get_sink()?;
         let mut refused = None;
-        let done = maintenance::verify(&self.connection.supervisor, &actor, async |told| {
-            let sent = match told {
-                VerifyTold::Progress(at) => {
+        let done = maintenance::verify(&self.connection.supervisor, &actor, async |reported| {
+            let sent = match reported {
+                VerifyEvent::Progress(at) => {
                     let mut request = sink.progress_request();
                     request.get().set_packs(at.packs);
                     request.get().set_of_packs(at.of_packs);
                     request.get().set_bytes(at.bytes);
                     request.send().await
                 }
-                VerifyTold::Damage(damage) => {
+                VerifyEvent::Damage(damage) => {
                     let mut request = sink.damage_request();
                     write_damage(request.get().init_damage(), &damage);
                     request.send().await

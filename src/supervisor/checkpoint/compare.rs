@@ -80,7 +80,7 @@ pub async fn diff(
         take(difference).await?;
     }
     files(host, before.tree, after.tree, &mut take).await?;
-    let told = [
+    let shown = [
         diff::of_mounts(&before.mounts, &after.mounts),
         diff::of_mcp(&before.mcp, &after.mcp),
         diff::of_tools(&before.tools, &after.tools),
@@ -88,7 +88,7 @@ pub async fn diff(
         diff::of_work(&before.work, &after.work),
         diff::of_sizes(&before.sizes(), &after.sizes()),
     ];
-    for difference in told.into_iter().flatten() {
+    for difference in shown.into_iter().flatten() {
         take(difference).await?;
     }
     if let Some(difference) = journal(before.journal, after.journal) {
@@ -201,7 +201,7 @@ pub(super) async fn each_found<T: Send + 'static>(
         drop(found);
         Ok(walked)
     });
-    let told = async {
+    let shown = async {
         while let Some(one) = finds.recv().await {
             if let Err(error) = take(one).await {
                 finds.close();
@@ -210,8 +210,8 @@ pub(super) async fn each_found<T: Send + 'static>(
         }
         Ok::<(), Error>(())
     };
-    let (walked, told) = futures::join!(walk, told);
-    told?;
+    let (walked, shown) = futures::join!(walk, shown);
+    shown?;
     Ok(walked??)
 }
 

@@ -181,7 +181,7 @@ impl FileDonor {
         if self.is_unsettled.get() {
             return Ok(Some(snapshot));
         }
-        let told = async {
+        let reported = async {
             let mut files = Files::of(host, &self.kernel).await?;
             settle(&self.kernel).await?;
             let donor = Arc::clone(&self.donor);
@@ -192,7 +192,7 @@ impl FileDonor {
                 })
                 .await
         };
-        match told.await {
+        match reported.await {
             Ok(snapshot) => Ok(Some(snapshot)),
             Err(error) => {
                 self.is_unsettled.set(true);

@@ -135,9 +135,9 @@ pub(super) async fn seal(
         view.checkpoints += 1;
         view.unreadable.clone_from(&unreadable);
     }
-    let told: Vec<_> = unreadable.iter().take(UNREADABLE_TOLD).map(|missed| &missed.key).collect();
+    let reported: Vec<_> = unreadable.iter().take(UNREADABLE_TOLD).map(|missed| &missed.key).collect();
     let detail = serde_json::json!({
-        "unreadable": told, "unreadable_count": unreadable.len(),
+        "unreadable": reported, "unreadable_count": unreadable.len(),
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
         "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
     });
@@ -145,10 +145,10 @@ pub(super) async fn seal(
     let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
     host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
     if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
-        let told = work_detail(outcome);
+        let reported = work_detail(outcome);
         let versions = (Some(before), Some(version_after(sequence)));
-        host.audit(actor, deed, kernel, versions, told.to_string()).await;
-        host.events.publish(&kernel.event_name, event, told);
+        host.audit(actor, deed, kernel, versions, reported.to_string()).await;
+        host.events.publish(&kernel.event_name, event, reported);
     }
     super::pruning::prune_soon(host, kernel);
     Ok((checkpoint, outcome))

@@ -472,8 +472,8 @@ async fn capture_database(host: &Host, path: &Path, scratch: &Path, any: bool) -
     match found.await? {
         Ok((revision, mode)) => {
             let (image, bytes) = objects::put(host, copy).await?;
-            let told = revision.to_string();
-            Ok((DatabasePart::Whole { image, bytes, revision, mode }, told))
+            let reported = revision.to_string();
+            Ok((DatabasePart::Whole { image, bytes, revision, mode }, reported))
         }
         Err(Present::Absent) if any => Ok((DatabasePart::Absent, "absent".into())),
         Err(Present::Damaged(_)) if any => {

@@ -139,7 +139,7 @@ enum Past {
 
 /// An item delivered to a subscriber.
 #[derive(Debug)]
-pub enum Heard {
+pub enum Followed {
     /// Events, at least one.
     Page(EventPage),
     /// All past events were delivered. Sent once.
@@ -151,7 +151,7 @@ impl Follower {
     ///
     /// # Errors
     /// The catalog's.
-    pub async fn next(&mut self) -> Result<Heard> {
+    pub async fn next(&mut self) -> Result<Followed> {
         if let Past::Queued { published } = self.past
             && self.written.wait_for(|written| *written >= published).await.is_err()
         {
@@ -162,7 +162,7 @@ impl Follower {
                 && self.at >= end
             {
                 self.past = Past::Delivered;
-                return Ok(Heard::CaughtUp);
+                return Ok(Followed::CaughtUp);
             }
             self.written.mark_unchanged();
             let page = self.events.catalog.events_after(self.at, limits::EVENTS_IN_FLIGHT).await?;
@@ -171,7 +171,7 @@ impl Follower {
             }
             if let Some(last) = page.events.last() {
                 self.at = last.sequence;
-                return Ok(Heard::Page(page));
+                return Ok(Followed::Page(page));
             }
             if !matches!(self.past, Past::Delivered) {
                 // The last past event was dropped meanwhile.

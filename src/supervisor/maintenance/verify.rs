@@ -14,7 +14,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::kernel::State;
 use crate::core::limits;
-use crate::core::upkeep::{Affected, Damage, VerifyProgress, VerifyReport, VerifyTold};
+use crate::core::upkeep::{Affected, Damage, VerifyEvent, VerifyProgress, VerifyReport};
 use crate::store::{Store, StoreError};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -32,7 +32,7 @@ const LOOKS: u32 = 5;
 pub async fn verify(
     supervisor: &Supervisor,
     actor: &Actor,
-    take: impl AsyncFnMut(VerifyTold) -> Result<()>,
+    take: impl AsyncFnMut(VerifyEvent) -> Result<()>,
 ) -> Result<VerifyReport> {
     let host = supervisor.host();
     let (tell, items) = mpsc::channel(limits::UPKEEP_QUEUE);
@@ -52,7 +52,7 @@ pub async fn verify(
 
 /// Reports damage.
 struct Reporter<'a> {
-    tell: &'a mpsc::Sender<VerifyTold>,
+    tell: &'a mpsc::Sender<VerifyEvent>,
     damaged: u64,
 }
 
@@ -62,11 +62,11 @@ impl Reporter<'_> {
         let damage = Damage { what: what.into(), name, why, affects };
         tracing::error!(what, name = damage.name, why = damage.why, "damage was found");
         // The client may have disconnected; the count stays.
-        let _ = self.tell.send(VerifyTold::Damage(damage)).await;
+        let _ = self.tell.send(VerifyEvent::Damage(damage)).await;
     }
 }
 
-async fn perform(supervisor: &Supervisor, tell: &mpsc::Sender<VerifyTold>) -> Result<VerifyReport> {
+async fn perform(supervisor: &Supervisor, tell: &mpsc::Sender<VerifyEvent>) -> Result<VerifyReport> {
     let host = supervisor.host();
     let mut reporter = Reporter { tell, damaged: 0 };
     let mut done = VerifyReport::default();
@@ -77,7 +77,7 @@ async fn perform(supervisor: &Supervisor, tell: &mpsc::Sender<VerifyTold>) -> Re
             // Dropped if the queue is full; a later report follows.
             let (packs, of_packs) = (progress.packs as u64, progress.of_packs as u64);
             let at = VerifyProgress { packs, of_packs, bytes: progress.bytes };
-            let _ = progress_to.try_send(VerifyTold::Progress(at));
+            let _ = progress_to.try_send(VerifyEvent::Progress(at));
         })
     });
     let verified = verified.await?;

@@ -372,7 +372,7 @@ impl Pool {
             return true;
         }
         let came = pools.iter().map(|pool| (!pool.standing).then(|| pool.demand.borrow().last_ms()));
-        let Some(pool) = policy::gives_way(came, self.now_ms()).and_then(|at| pools.get(at)) else { return false };
+        let Some(pool) = policy::evicted_pool(came, self.now_ms()).and_then(|at| pools.get(at)) else { return false };
         pool.seen().iter().for_each(|slot| end(workers, pool, slot.id));
         self.pools.borrow_mut().retain(|kept| !Rc::ptr_eq(kept, pool));
         true

@@ -243,7 +243,7 @@ impl EmbeddedKernel {
     ) -> Result<(Event, bool)> {
         let mut buffer = vec![0; READ_BYTES];
         let mut timed_out = false;
-        let mut told = false;
+        let mut reported = false;
         let deadline = async {
             match timeout {
                 Some(timeout) => tokio::time::sleep(timeout).await,
@@ -252,8 +252,8 @@ impl EmbeddedKernel {
         };
         tokio::pin!(deadline);
         loop {
-            if !told && self.executions.borrow().get(&exec) == Some(&true) {
-                told = true;
+            if !reported && self.executions.borrow().get(&exec) == Some(&true) {
+                reported = true;
                 self.peer.send(&Request::Interrupt { exec: exec.0 }, None).await?;
             }
             tokio::select! {

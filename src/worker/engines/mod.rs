@@ -58,10 +58,11 @@ fn environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String,
 pub fn kernel_environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
     let (name, (kind, generation)) =
         kernel.map_or(("", (OriginKind::Original, 0)), |(name, origin)| (name.as_str(), origin));
-    let told = [("RYOKAN_KERNEL".to_owned(), name.to_owned())].into_iter().chain(Origin::environment(kind, generation));
+    let reported =
+        [("RYOKAN_KERNEL".to_owned(), name.to_owned())].into_iter().chain(Origin::environment(kind, generation));
     match kernel {
-        Some(_) => told.collect(),
-        None => told.map(|(name, _)| (name, String::new())).collect(),
+        Some(_) => reported.collect(),
+        None => reported.map(|(name, _)| (name, String::new())).collect(),
     }
 }
 

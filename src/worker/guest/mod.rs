@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The worker builds the same sandbox as on a host: the engine is unprivileged in the guest, too. The machine's disk
-//! holds the kernel's folder. Nothing here is told a secret but the worker's, which it passes on.
+//! holds the kernel's folder. No secret is passed here but the worker's, which it passes on.
 
 mod control;
 mod events;

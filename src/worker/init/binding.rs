@@ -72,7 +72,7 @@ impl Worker {
         self.life = Life::Unbound;
         // The daemon attaches at once or never.
         self.orphan_at = Some(Instant::now() + limits::WORKER_ADOPT);
-        self.tell_ready();
+        self.report_ready();
     }
 
     /// Handles calls while there is no kernel.

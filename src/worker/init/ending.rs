@@ -49,13 +49,13 @@ pub(super) struct Leaving {
     /// Deadline for the daemon to receive the reports.
     pub until: Instant,
     /// All reports were received; the last answers are being written.
-    told: bool,
+    shown: bool,
     status: i32,
 }
 
 /// A leaving worker without a daemon to report to.
 fn leaving(now: Instant, status: i32) -> Life {
-    Life::Leaving(Leaving { until: now + LAST_ANSWERS, told: true, status })
+    Life::Leaving(Leaving { until: now + LAST_ANSWERS, shown: true, status })
 }
 
 impl Worker {
@@ -212,7 +212,7 @@ impl Worker {
             true => (STATUS_STOPPED, LAST_ANSWERS),
             false => (STATUS_ENGINE_GONE, limits::WORKER_LINGER),
         };
-        let leaving = Life::Leaving(Leaving { until: Instant::now() + linger, told: going, status });
+        let leaving = Life::Leaving(Leaving { until: Instant::now() + linger, shown: going, status });
         if let Life::Stopping(Stopping { answer: Some(answer), .. }) = std::mem::replace(&mut self.life, leaving) {
             let _ = answer.send(Err(lost));
         }
@@ -244,7 +244,7 @@ impl Worker {
         if let Some(tell) = self.on_ready.take() {
             tell(Err(why));
         }
-        self.life = Life::Leaving(Leaving { until: Instant::now(), told: true, status: STATUS_ENGINE_GONE });
+        self.life = Life::Leaving(Leaving { until: Instant::now(), shown: true, status: STATUS_ENGINE_GONE });
         self.status = Some(STATUS_ENGINE_GONE);
     }
 
@@ -261,12 +261,12 @@ impl Worker {
 
     /// Exits soon after the daemon has received and confirmed every report.
     pub(super) fn leave_if_told(&mut self) {
-        if let Life::Leaving(leaving @ Leaving { told: false, .. }) = &mut self.life
+        if let Life::Leaving(leaving @ Leaving { shown: false, .. }) = &mut self.life
             && self.outbox.connection().is_some()
             && self.outbox.is_done(&self.ledger)
             && self.ledger.is_empty()
         {
-            leaving.told = true;
+            leaving.shown = true;
             leaving.until = Instant::now() + LAST_ANSWERS;
         }
     }

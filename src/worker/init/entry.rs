@@ -131,7 +131,7 @@ fn serve(
         db,
         calls,
         descriptors: held,
-        on_ready: Box::new(tell_ready),
+        on_ready: Box::new(report_ready),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal("a runtime"))?;
     let tasks = LocalSet::new();
@@ -148,7 +148,7 @@ fn internal<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Error {
 }
 
 /// Reports to the daemon; afterwards stdout is unused.
-fn tell_ready(outcome: Result<()>) {
+fn report_ready(outcome: Result<()>) {
     report(&match outcome {
         Ok(()) => ReportLine::Ready {},
         Err(error) => ReportLine::Failed(error),

@@ -90,7 +90,7 @@ impl Worker {
             }
             EngineEvent::Missed(missed) => {
                 self.state.set_missed(missed)?;
-                self.tell_missed();
+                self.report_missed();
                 Ok(())
             }
             EngineEvent::End(end) => self.on_end(end, json),
@@ -101,12 +101,12 @@ impl Worker {
     /// Sends the list again if an entry left it: its name was bound again.
     fn tell_bound(&mut self, listed: usize) {
         if self.state.listed() != listed {
-            self.tell_missed();
+            self.report_missed();
         }
     }
 
     /// Sends the daemon the list of entries that cannot be saved.
-    pub(super) fn tell_missed(&mut self) {
+    pub(super) fn report_missed(&mut self) {
         let list = json!({ "ev": "missed", "entries": self.state.missed() });
         self.outbox.set_missed(list.to_string().into_bytes());
     }

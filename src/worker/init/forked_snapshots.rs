@@ -277,14 +277,14 @@ impl Worker {
         }
         let Some(waking) = &mut self.snapshots.waking else { return progressed };
         waking.copy.control.poll_flush(cx);
-        let heard = match waking.copy.control.next() {
+        let received = match waking.copy.control.next() {
             Ok(None) => match waking.copy.control.poll_read(cx).is_ready() {
                 true => waking.copy.control.next(),
                 false => Ok(None),
             },
-            heard => heard,
+            received => received,
         };
-        let outcome = match heard {
+        let outcome = match received {
             Ok(None) if waking.copy.control.has_ended() => Err("its process ended while waking".to_owned()),
             Ok(None) => return progressed,
             Ok(Some(frame)) => match frame.event {

@@ -97,7 +97,7 @@ impl Worker {
         });
         match opened {
             Ok((jobs, heads)) => {
-                self.tell_missed();
+                self.report_missed();
                 let lost = |job: crate::catalog::JobRecord| MissedEntry {
                     key: format!("job/{}", job.id),
                     type_name: "job".into(),
@@ -187,11 +187,11 @@ impl Worker {
         if let Some(bound) = self.bound.take() {
             let _ = bound.send(Ok(self.report()));
         }
-        self.tell_ready();
+        self.report_ready();
     }
 
     /// Reports to the daemon that the engine is ready; once.
-    pub(super) fn tell_ready(&mut self) {
+    pub(super) fn report_ready(&mut self) {
         if let Some(tell) = self.on_ready.take() {
             tell(Ok(()));
         }

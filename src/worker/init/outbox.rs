@@ -138,8 +138,8 @@ impl Outbox {
 
     /// Whether the daemon has received everything, including the final notice.
     pub fn is_done(&self, ledger: &Ledger) -> bool {
-        let told = self.last_word.as_ref().is_none_or(|word| word.sent);
-        told && self.notices == 0 && ledger.next().is_none()
+        let reported = self.last_word.as_ref().is_none_or(|word| word.sent);
+        reported && self.notices == 0 && ledger.next().is_none()
     }
 
     /// Calls a dynamic tool.

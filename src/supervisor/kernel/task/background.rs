@@ -156,7 +156,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             drop(background);
-            assert_eq!(texts(&published).concat(), "firstsecond", "nothing is told twice");
+            assert_eq!(texts(&published).concat(), "firstsecond", "nothing is reported twice");
         };
         tokio::task::LocalSet::new().run_until(writing).await;
     }

@@ -56,7 +56,7 @@ impl Task {
                         self.end_after_failed_unmount(&error);
                         return;
                     }
-                    self.tell_tools();
+                    self.send_tools();
                     self.step(Event::WorkerReady { attempt }).await;
                 } else {
                     // It received a stop while it started.
@@ -143,7 +143,7 @@ impl Task {
         self.attach_worker(attempt, adopted.started);
         self.unmount_unrecorded(&mounted).await;
         self.mount_missing(&mounted).await;
-        self.tell_tools();
+        self.send_tools();
         self.dispatch().await;
     }
 
@@ -199,7 +199,7 @@ impl Task {
     }
 
     /// Sends the list of MCP tools to the engine.
-    fn tell_tools(&self) {
+    fn send_tools(&self) {
         if let Some(link) = self.link() {
             self.tools.attach(&link);
         }

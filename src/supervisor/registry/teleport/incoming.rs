@@ -417,7 +417,7 @@ impl TargetHost for TargetSide {
         host.catalog.create_kernel_files(files).await?;
         let made = async {
             let incoming = self.fill(files, source, offer, received, verified).await?;
-            // Durable before the source is told.
+            // Durable before the source is notified.
             sync(host).await?;
             let (id, side, kernel, uid) = (offer.handover, Side::In, offer.kernel, self.actor.uid);
             let row =

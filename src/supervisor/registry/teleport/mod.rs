@@ -163,7 +163,7 @@ impl Supervisor {
                 .reason("committed")
                 .hint(error.hint)
         })?;
-        // Only the target is left to be told.
+        // Only the target is left to be notified.
         self.registry().handovers.wake.notify_one();
         match self.host().catalog.handovers().await?.iter().any(|row| row.kernel == kernel.id && row.side == Side::Out)
         {

@@ -21,13 +21,13 @@ pub struct Jobs {
 const PROCESSES: usize = 65_536;
 
 impl Jobs {
-    /// Updates the jobs. `shell`: between executions its children are jobs; `told`: their names in
+    /// Updates the jobs. `shell`: between executions its children are jobs; `reported`: their names in
     /// bash.
-    pub fn look(&mut self, shell: Pid, told: &[(i32, String)]) {
+    pub fn look(&mut self, shell: Pid, reported: &[(i32, String)]) {
         self.forget_ended();
         let children = children(shell.as_raw());
         for pid in children {
-            let command = told.iter().find(|(told, _)| *told == pid).map(|(_, command)| command.clone());
+            let command = reported.iter().find(|(reported, _)| *reported == pid).map(|(_, command)| command.clone());
             let known = self.known.get_mut(&pid);
             match (known, command) {
                 (Some((known, _)), Some(command)) => *known = one_line(command.as_bytes()),

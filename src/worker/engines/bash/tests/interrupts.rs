@@ -123,13 +123,13 @@ fn changed_ulimits_are_reported() {
 fn jobs_outlive_interrupts() {
     let mut engine = Engine::start();
     let ran = engine.run("sleep 31 & sleep 0.4 & echo $!");
-    let jobs = ran.jobs.expect("told");
+    let jobs = ran.jobs.expect("reported");
     let commands: Vec<&str> = jobs.iter().map(|job| job.command.as_str()).collect();
     assert_eq!(commands, ["sleep 31", "sleep 0.4"]);
     assert!(engine.missed.iter().any(|missed| missed.key.starts_with("job/")), "{:?}", engine.missed);
     // A job that ends by itself, between executions.
-    let told = engine.event_within(Duration::from_secs(5)).expect("told");
-    assert!(matches!(told, Event::Jobs { ref jobs } if jobs.len() == 1), "{told:?}");
+    let reported = engine.event_within(Duration::from_secs(5)).expect("reported");
+    assert!(matches!(reported, Event::Jobs { ref jobs } if jobs.len() == 1), "{reported:?}");
     interrupted(&mut engine, "sleep 32 & echo begun; sleep 30");
     assert_eq!(engine.jobs.iter().map(|job| job.command.as_str()).collect::<Vec<_>>(), ["sleep 31", "sleep 32"]);
     engine.run("exit 1");
@@ -139,7 +139,7 @@ fn jobs_outlive_interrupts() {
         engine.out(&format!("kill {}", job.id));
     }
     while !engine.jobs.is_empty() {
-        engine.event_within(Duration::from_secs(5)).expect("told");
+        engine.event_within(Duration::from_secs(5)).expect("reported");
     }
 }
 

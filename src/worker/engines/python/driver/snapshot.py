@@ -142,6 +142,6 @@ def _wait(number, link, tell, engine, losses):
     losses.restart_timers()
     wire.send({"ev": "reply", "id": wire.number(frame, "id"), "ok": True, "missed": missed})
     jobs.forget()
-    state.tell_again()
+    state.report_again()
     wire.flush()
     _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)

@@ -70,7 +70,7 @@ def _update(effects, harmless, resend, adopt):
     _drop_gone(effects.stored if harmless else None, adopt)
     if not harmless:
         _settings(resend, adopt)
-    _tell_missed(adopt)
+    _report_missed(adopt)
     items.clear()
 
 
@@ -199,7 +199,7 @@ def _settings(resend, adopt):
             wire.post({"ev": "del", "key": key})
 
 
-def _tell_missed(adopt):
+def _report_missed(adopt):
     global _missed_sent
     if (_missed or _missed_sent) and not adopt:
         missed = list(_missed.values())
@@ -208,6 +208,6 @@ def _tell_missed(adopt):
             wire.post({"ev": "missed", "entries": missed})
 
 
-def tell_again():
+def report_again():
     """Posts the list of what cannot be saved again, after init received an outdated one."""
     wire.post({"ev": "missed", "entries": _missed_sent})
