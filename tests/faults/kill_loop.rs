@@ -330,7 +330,9 @@ fn round(host: &mut Host, models: &mut [Model], seed: u64) {
     std::thread::scope(|scope| {
         let mut choice = Random(random.below(u64::MAX));
         let (host, over) = (&*host, &over);
+        let (connected, begins) = std::sync::mpsc::channel();
         scope.spawn(move || {
+            begins.recv().expect("a client is connected");
             std::thread::sleep(delay);
             if let Some(pid) = victim.pid(host, &mut choice) {
                 // It may have ended on its own.
@@ -341,6 +343,7 @@ fn round(host: &mut Host, models: &mut [Model], seed: u64) {
             over.store(true, Ordering::Relaxed);
         });
         host.with(async |client| {
+            connected.send(()).expect("the killer waits");
             let loads = models.iter_mut().map(|model| {
                 let random = Random(random.below(u64::MAX));
                 load(model, &client, random, over)
