@@ -137,7 +137,7 @@ impl Host {
     pub fn configure(&self, text: &str) {
         let as_users = text.contains("[pool") || std::env::var_os("RYOKAN_TEST_POOL").is_some();
         let text = if as_users { text.to_owned() } else { format!("{text}\n{NO_POOL}") };
-        // Mounts of tests are writable for kernels, whoever runs the tests.
+        // Mounts of tests are writable for kernels, for every user of the tests.
         let mapped = format!("[sandbox]\nmap_owner = [{:?}]\n", self.dir.path());
         let text = match text.contains("[sandbox]\n") || text.contains("map_owner") {
             true if text.contains("map_owner") => text,

@@ -64,7 +64,7 @@ class ClientTest(DaemonTest):
 
     def test_refusals_are_typed(self):
         for wrong, expected in [
-            (lambda: self.host.get("nobody"), errors.NotFoundError),
+            (lambda: self.host.get("absent"), errors.NotFoundError),
             (lambda: self.host.create("../up"), errors.InvalidArgumentError),
             (lambda: self.host.create("python"), errors.AlreadyExistsError),
             (lambda: self.python.set_var("v", 1, expected_version=1), errors.ConflictError),
@@ -284,7 +284,7 @@ class ClientTest(DaemonTest):
                 self.assertEqual((await shell.journal())[-2].status, "interrupted")
             with self.assertRaises(errors.UnavailableError):
                 await host.ping()
-            # A second connection of the same loop, closed by nobody.
+            # A second connection of the same loop, which stays open.
             await (await aio.Host.connect(self.socket())).ping()
 
         asyncio.run(work())

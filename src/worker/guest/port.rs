@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::link::machine;
 
-/// Pause between two looks at a port that nobody on the host has open.
+/// Pause between two looks at a port that no process of the host has open.
 const UNUSED_PAUSE: Duration = Duration::from_millis(20);
 
 /// A port.

@@ -237,7 +237,7 @@ class Kernel:
     async def wait(
         self, execution_id: int, *, on_stdout: Taker | None = None, on_stderr: Taker | None = None
     ) -> types.Result:
-        """Waits for an execution's end, whoever started it; callbacks get its output from the beginning.
+        """Waits for an execution's end, also of another client's; callbacks get its output from the start.
 
         Raises:
             NotFoundError: the kernel has no such execution.
