@@ -1,8 +1,9 @@
 @0xb6a8d1c5e04f3b92;
 # The protocol between the daemon and a worker's init, over the worker's private socket. Not public.
 # An upgraded daemon adopts the workers of an earlier build, so the protocol changes by additions
-# only; an incompatible change comes with a migration of the catalog that ends those workers. JSON texts are frames of docs/engine-contract.md: init checks their size and decodes only
-# the fields that it acts on; the daemon decodes values.
+# only; an incompatible change comes with a migration of the catalog that ends those workers.
+# JSON texts are frames of docs/engine-contract.md: init checks their size and decodes only the
+# fields that it acts on; the daemon decodes values.
 
 interface Worker {
   # Bootstrap of the private socket. Only `challenge` and `attach` are answered before `attach`

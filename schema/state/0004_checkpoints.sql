@@ -24,7 +24,7 @@ CREATE TABLE head (
     undo       BLOB CHECK (length(undo) = 16)
 ) STRICT;
 
--- A restore that has begun to change things: whoever finds it must end it, forwards or backwards.
+-- A restore that has begun to change things: the daemon that finds it finishes or reverts it.
 CREATE TABLE restoring (
     one    INTEGER PRIMARY KEY CHECK (one = 1),
     target BLOB NOT NULL CHECK (length(target) = 16), -- the checkpoint to be at

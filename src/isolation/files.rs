@@ -1,7 +1,6 @@
 //! Access to a kernel's files from outside, wherever they are.
 //!
-//! Process isolation implements it for a directory of this host. An isolation whose files are in a guest implements it
-//! through that guest's init.
+//! Process isolation implements it for a directory of this host, microVM isolation for the mirror of the guest's files.
 
 use std::rc::Rc;
 

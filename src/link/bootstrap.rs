@@ -22,7 +22,7 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 
-/// Version and sources of this program. Another build speaks another protocol between daemon and worker.
+/// Version and sources of this program. A new worker is of its daemon's build; an adopted one may be older.
 pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("RYOKAN_SOURCES"));
 
 /// Largest document, bytes.

@@ -21,7 +21,7 @@ pub struct WorkerIdentity {
     pub kernel: KernelId,
     /// The ownership epoch at the start.
     pub epoch: Epoch,
-    /// The build of the worker program; another build speaks another protocol.
+    /// The build of the worker program, as recorded at its start.
     pub build: String,
     /// The secret; only the daemon and the worker's init know it.
     pub secret: [u8; PROOF_BYTES],

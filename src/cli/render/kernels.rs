@@ -94,7 +94,7 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("capture", info.capture.clone());
     field("idle timeout", idle(spec.idle_timeout_ms));
     field("checkpoints", format!("{}, keeps {}", info.checkpoints, spec.retention));
-    field("ephemeral", if spec.ephemeral { "goes with the client that made it".into() } else { String::new() });
+    field("ephemeral", if spec.ephemeral { "removed with its client's connection".into() } else { String::new() });
     field("labels", spec.labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" "));
     for (i, layer) in info.sandbox.iter().enumerate() {
         field(if i == 0 { "sandbox" } else { "" }, layer.clone());

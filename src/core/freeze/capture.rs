@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! suspend each ─▶ lock each ─▶ snapshot each ─▶ confirm each ─▶ intent ─▶ seal ─▶ resume each: sealed
-//!      └───────────────┴──────────── failure, hang, lie ────────────┴─▶ withdraw ─▶ resume each: failed
+//!      └───────────────┴──────────── failure, time-out  ────────────┴─▶ withdraw ─▶ resume each: failed
 //! ```
 //! A member reports its revision three times: when it is locked, with its snapshot, and after every member has its
-//! snapshot. Different revisions are a lie or a change meanwhile: either fails the freeze. Nothing is visible before the
-//! seal.
+//! snapshot. Different revisions mean a false report or a change meanwhile: either fails the freeze. Nothing is
+//! visible before the seal.
 //!
 //! Owns the order; never knows kernels, repositories, databases or time.
 
@@ -44,6 +44,17 @@ pub enum Reply {
     Failed(String),
     /// It did not end in time.
     Late,
+}
+
+impl Reply {
+    /// Why the action did not succeed.
+    pub(super) fn into_reason(self) -> String {
+        match self {
+            Reply::Failed(why) => why,
+            Reply::Late => "it did not answer in time".into(),
+            Reply::Done | Reply::At(_) => "it answered something else than asked".into(),
+        }
+    }
 }
 
 /// How a freeze ended.
@@ -108,7 +119,7 @@ impl Capture {
                 self.suspended = at + 1;
                 match reply {
                     Reply::Done => return self.next = self.after(at, Action::Suspend, Action::Lock(0)),
-                    reply => refusal(reply),
+                    reply => reply.into_reason(),
                 }
             }
             (Action::Lock(at), Reply::At(revision)) => {
@@ -126,7 +137,7 @@ impl Capture {
             (Action::Seal, Reply::Done) | (Action::Withdraw, _) => return self.next = self.resume_from(0),
             // The freeze holds, or has failed, whatever this member does.
             (Action::Resume(at), _) => return self.next = self.resume_from(at + 1),
-            (_, reply) => refusal(reply),
+            (_, reply) => reply.into_reason(),
         };
         let member = match self.next {
             Action::Suspend(at) | Action::Lock(at) | Action::Snapshot(at) | Action::Confirm(at) => Some(at),
@@ -146,13 +157,5 @@ impl Capture {
 
     fn resume_from(&self, at: usize) -> Action {
         if at < self.suspended { Action::Resume(at) } else { Action::End }
-    }
-}
-
-fn refusal(reply: Reply) -> String {
-    match reply {
-        Reply::Failed(why) => why,
-        Reply::Late => "it did not answer in time".into(),
-        Reply::Done | Reply::At(_) => "it answered something else than asked".into(),
     }
 }

@@ -178,12 +178,12 @@ impl Restore {
             // The record may exist although its reply was an error.
             Action::Intent | Action::Prepare(_) | Action::Switch(_) | Action::Commit
         );
-        self.failure = Some((member, refusal(reply)));
+        self.failure = Some((member, reply.into_reason()));
         if is_recorded { self.revert_from(self.switched) } else { self.resume_from(0) }
     }
 
     fn stop(&mut self, member: Option<usize>, reply: Reply) -> Action {
-        self.stuck = Some((member, refusal(reply)));
+        self.stuck = Some((member, reply.into_reason()));
         Action::End
     }
 
@@ -205,13 +205,5 @@ impl Restore {
 
     fn resume_from(&self, at: usize) -> Action {
         if at < self.suspended { Action::Resume(at) } else { Action::End }
-    }
-}
-
-fn refusal(reply: Reply) -> String {
-    match reply {
-        Reply::Failed(why) => why,
-        Reply::Late => "it did not answer in time".into(),
-        Reply::Done | Reply::At(_) => "it answered something else than asked".into(),
     }
 }

@@ -81,7 +81,7 @@ impl StopReason {
             StopReason::Asked => "asked",
             StopReason::Daemon => "daemon stopped",
             StopReason::NoPlace => "no place for a worker",
-            StopReason::NotGiven => "what it was given is not there",
+            StopReason::NotGiven => "a granted resource is missing",
             StopReason::Memory => "memory was short",
         }
     }

@@ -38,7 +38,7 @@ pub enum Kind {
     HandoverOut,
     /// The kernel and everything of it is deleted.
     Remove,
-    /// The kernel stands still while its group is frozen. Nothing of it changes.
+    /// The kernel is paused while its group is frozen. Nothing of it changes.
     Freeze,
 }
 

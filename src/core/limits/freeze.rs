@@ -12,7 +12,7 @@ pub const FREEZE_MESSAGE_BYTES: usize = 255;
 pub const GROUP_FREEZES: u64 = 10_000;
 /// A freeze's manifest, bytes.
 pub const FREEZE_MANIFEST_BYTES: usize = 4 << 20;
-/// Default time for one step of one member; the kernels of the group stand still meanwhile.
+/// Default time for one step of one member; the kernels of the group are paused meanwhile.
 pub const FREEZE_STEP: Duration = Duration::from_secs(60);
 /// Attempts to bring a member back to what it was before they are left to recovery.
 pub const REVERT_ATTEMPTS: u32 = 3;

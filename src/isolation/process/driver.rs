@@ -210,7 +210,7 @@ impl IsolationDriver for ProcessDriver {
             let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
             return Err(Error::unsupported(format!("{asked} processors cannot be had here: without the cpu controller of cgroup v2 a kernel has whole ones"))
                 .reason("sandbox-cpu")
-                .hint("ask for a whole number, or run ryokand under systemd with Delegate=yes (`ryokan doctor` tells what it has)"));
+                .hint("ask for a whole number, or run ryokand under systemd with Delegate=yes (`ryokan doctor` shows what it has)"));
         }
         let layer =
             |name: &String| name.parse().map_err(|_| Error::invalid(format!("there is no sandbox layer {name:?}")));

@@ -71,7 +71,8 @@ async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
             .hint("archive the kernel whose files they are, without threads"));
     }
     if kernel.spec.ephemeral {
-        return Err(Error::refused(format!("kernel {name} goes with the client that made it")).reason("ephemeral"));
+        return Err(Error::refused(format!("kernel {name} is ephemeral: it is removed with its client's connection"))
+            .reason("ephemeral"));
     }
     let threads: Vec<String> = kernel.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
     if !threads.is_empty() {

@@ -179,7 +179,7 @@ async fn files(
     let walk = move |store: &Store, put: &mut dyn FnMut(Difference) -> bool| {
         for change in workspace::diff(store, TreeId(before), TreeId(after))? {
             let change = change?;
-            if is_told(&change) && !put(describe(change)) {
+            if is_reported(&change) && !put(describe(change)) {
                 break;
             }
         }
@@ -216,7 +216,7 @@ pub(super) async fn each_found<T: Send + 'static>(
 }
 
 /// Whether a change is reported. A changed time alone is not: every change in a directory updates the directory's time.
-fn is_told(change: &workspace::Change) -> bool {
+fn is_reported(change: &workspace::Change) -> bool {
     let time_only = Changed { modified: true, ..Changed::default() };
     change.kind != workspace::ChangeKind::Changed(time_only)
 }

@@ -25,7 +25,7 @@ use crate::supervisor::kernel::{Kernel, work_detail};
 use crate::workspace::{self, TreeId};
 
 /// Unreadable files named in one event.
-const UNREADABLE_TOLD: usize = 20;
+const UNREADABLE_NAMED: usize = 20;
 
 /// Takes a checkpoint at the next safe point.
 ///
@@ -135,7 +135,7 @@ pub(super) async fn seal(
         view.checkpoints += 1;
         view.unreadable.clone_from(&unreadable);
     }
-    let reported: Vec<_> = unreadable.iter().take(UNREADABLE_TOLD).map(|missed| &missed.key).collect();
+    let reported: Vec<_> = unreadable.iter().take(UNREADABLE_NAMED).map(|missed| &missed.key).collect();
     let detail = serde_json::json!({
         "unreadable": reported, "unreadable_count": unreadable.len(),
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,

@@ -132,7 +132,8 @@ fn may_be_member(kernel: &Kernel) -> Result<()> {
             .hint("add the kernel whose files they are"));
     }
     if kernel.spec.ephemeral {
-        return Err(Error::refused(format!("kernel {name} goes with the client that made it")).reason("ephemeral"));
+        return Err(Error::refused(format!("kernel {name} is ephemeral: it is removed with its client's connection"))
+            .reason("ephemeral"));
     }
     Ok(())
 }

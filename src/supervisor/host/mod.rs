@@ -285,7 +285,7 @@ impl Host {
         let real = self.check_source(uid, source)?;
         if recorded.is_some_and(|recorded| recorded != real) {
             // The new target is not named: another user's kernel must not learn which paths exist.
-            let message = format!("{} leads elsewhere than when it was given", source.display());
+            let message = format!("{} leads elsewhere than when it was granted", source.display());
             return Err(Error::refused(message).reason("source_moved"));
         }
         Ok(real)

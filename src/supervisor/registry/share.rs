@@ -58,9 +58,12 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     }
     let owner = kernel.files_owner();
     if owner.spec.ephemeral {
-        return Err(Error::refused(format!("kernel {} goes with the client that made it", owner.spec.name))
-            .reason("ephemeral")
-            .hint("make a thread of one that stays"));
+        return Err(Error::refused(format!(
+            "kernel {} is ephemeral: it is removed with its client's connection",
+            owner.spec.name
+        ))
+        .reason("ephemeral")
+        .hint("make a thread of one that stays"));
     }
     if !host.drivers.of(owner.spec.isolation)?.has_local_files() {
         return Err(Error::unsupported("a kernel in a virtual machine shares its workspace with no other")

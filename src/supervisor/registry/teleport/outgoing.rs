@@ -114,7 +114,8 @@ async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
             .hint("remove the threads first: `ryokan rm`"));
     }
     if kernel.spec.ephemeral {
-        return Err(Error::refused(format!("kernel {name} goes with the client that made it")).reason("ephemeral"));
+        return Err(Error::refused(format!("kernel {name} is ephemeral: it is removed with its client's connection"))
+            .reason("ephemeral"));
     }
     match kernel.interrupted() {
         Some(Kind::Restore) => kernel.recovered().await,
@@ -280,7 +281,7 @@ impl Move {
         let mut named = host_resources(&spec);
         named.extend(resources.iter().cloned());
         if !named.is_empty() && !allow_missing {
-            return Err(Error::refused(format!("kernel {} cannot take with it: {}", spec.name, named.join(", ")))
+            return Err(Error::refused(format!("kernel {} leaves these behind: {}", spec.name, named.join(", ")))
                 .reason("missing")
                 .hint("--allow-missing moves the kernel without them"));
         }
