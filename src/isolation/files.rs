@@ -22,6 +22,9 @@ pub trait FileAccess {
     /// Begins a file of at most `most_bytes`. It appears with [`PendingFile::place`]; dropped before, it leaves nothing.
     async fn begin_write(&self, most_bytes: u64) -> Result<Box<dyn PendingFile>>;
 
+    /// The bytes that the files take on their device. Links are not followed.
+    async fn used_bytes(&self) -> Result<u64>;
+
     /// Applies a change. The caller keeps captures and restores away meanwhile.
     async fn change(&self, change: FileChange) -> Result<()>;
 }

@@ -4,6 +4,7 @@
 //! descriptor of the workspace, and never out of it; everything else happens on the resulting descriptor. A daemon that
 //! is root refuses what the workspace's owner could not do.
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions, ReadDir};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -102,6 +103,40 @@ impl LocalFiles {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let opened = OpenOptions::new().read(true).custom_flags(flags).open(beneath::proc_path(found.as_fd()));
         Ok((opened.map_err(|error| failure(&error, &shown))?, info))
+    }
+
+    /// The bytes that the files take on their device. Links are not followed.
+    ///
+    /// # Errors
+    /// `busy` for more files than [`limits::FILES_COUNTED`]; those of the device.
+    pub fn used_bytes(&self) -> Result<u64> {
+        let root = self.root()?;
+        let (mut bytes, mut visited, mut linked) = (0_u64, 0, HashSet::new());
+        let mut dirs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
+        while let Some(names) = dirs.pop() {
+            let shown = String::from_utf8_lossy(&names.join(&b'/')).into_owned();
+            // A directory that is gone, unreadable or no longer one counts as empty.
+            let Ok(dir) = root.try_resolve(&names, OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW) else { continue };
+            let Ok(entries) = std::fs::read_dir(beneath::proc_path(dir.as_fd())) else { continue };
+            for entry in entries {
+                let name = entry.map_err(|error| failure(&error, &shown))?.file_name().into_vec();
+                visited += 1;
+                if visited > limits::FILES_COUNTED {
+                    let text = format!("the workspace has more than {} files", limits::FILES_COUNTED);
+                    return Err(Error::busy(text).hint("remove some of them by an execution"));
+                }
+                let Ok(stat) = beneath::look(dir.as_fd(), &name) else { continue };
+                let is_dir = matches!(beneath::kind(&stat), Kind::Folder);
+                if stat.st_nlink > 1 && !is_dir && !linked.insert((stat.st_dev, stat.st_ino)) {
+                    continue;
+                }
+                bytes = bytes.saturating_add(u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(512));
+                if is_dir {
+                    dirs.push(names.iter().cloned().chain([name]).collect());
+                }
+            }
+        }
+        Ok(bytes)
     }
 
     /// Reads at most `most` bytes of an open file; fewer only at its end.

@@ -86,6 +86,28 @@ fn every_refusal_has_its_reason() {
 }
 
 #[test]
+fn writes_share_workspace_limit() {
+    each_user(|host| {
+        host.with(async |client| {
+            let mut spec = crate::support::spec("small", EngineName::Bash);
+            spec.workspace_bytes = Some(4 << 20);
+            let (kernel, _) = client.create_kernel(&spec, "").await.expect("made");
+            let files = kernel.files().await.expect("its files");
+            let part = vec![1; 3 << 19];
+            // Without a worker, which would count them.
+            files.write(b"one", &part).await.expect("room");
+            files.write(b"two", &part).await.expect("room");
+            assert_eq!(reason(files.write(b"three", &part).await), "too_large");
+            // Replaced and removed files make room at once; so does a refused one.
+            files.write(b"two", b"").await.expect("replaced");
+            files.write(b"three", &part).await.expect("room");
+            files.remove(b"one", false).await.expect("removed");
+            files.write(b"four", &part).await.expect("room");
+        });
+    });
+}
+
+#[test]
 fn changes_apply_by_path() {
     each_user(|host| {
         host.with(async |client| {

@@ -1,5 +1,7 @@
 //! Limits of access to a kernel's files from outside.
 
+use std::time::Duration;
+
 /// Open readers and writers of one kernel's files; further ones fail as `busy`.
 pub const FILES_OPEN: usize = 128;
 /// Path of a file, bytes: the host's own limit without its terminating zero.
@@ -14,3 +16,7 @@ pub const FILE_RESOLVE_ATTEMPTS: usize = 64;
 pub const FILE_LIST_PAGE: usize = 256;
 /// Nesting of directories in a copy.
 pub const COPY_DEPTH: usize = 1024;
+/// Age at which a count of a workspace's bytes is repeated before a client writes.
+pub const FILES_COUNT_AGE: Duration = Duration::from_secs(10);
+/// Files and directories that a count visits; clients cannot write to a larger workspace.
+pub const FILES_COUNTED: usize = 4_000_000;

@@ -65,6 +65,10 @@ impl FileAccess for MirroredFiles {
         self.mirror.begin_write(most_bytes).await
     }
 
+    async fn used_bytes(&self) -> Result<u64> {
+        self.mirror.used_bytes().await
+    }
+
     async fn change(&self, change: FileChange) -> Result<()> {
         self.may_change()?;
         self.mirror.change(change).await

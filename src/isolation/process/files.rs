@@ -41,6 +41,11 @@ impl FileAccess for HostFiles {
         Ok(Box::new(HostNewFile { files: self.0.clone(), new: Some(new) }))
     }
 
+    async fn used_bytes(&self) -> Result<u64> {
+        let files = self.0.clone();
+        blocking(move || files.used_bytes()).await
+    }
+
     async fn change(&self, change: FileChange) -> Result<()> {
         let files = self.0.clone();
         blocking(move || files.change(&change)).await

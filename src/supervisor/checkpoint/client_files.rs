@@ -7,15 +7,16 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
 use super::files::places;
 use crate::core::error::{Error, Result};
 use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement};
-use crate::core::limits;
 use crate::isolation::{FileAccess, FileListing, OpenFile, PendingFile};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
+use crate::supervisor::kernel::file_room::PendingBytes;
 
 /// One client's access to a kernel's files.
 pub struct ClientFiles {
@@ -41,6 +42,7 @@ pub struct ClientWrite {
     /// The first failure, which every later call repeats: a client may send ahead.
     failed: Option<Error>,
     place: Placement,
+    pending: Option<PendingBytes>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -126,22 +128,21 @@ impl ClientFiles {
         let permit = self.kernel.file_place()?;
         self.admit(expected_version).await?;
         let access = self.reading(&place.path).await?;
-        let new = access.begin_write(self.free_bytes().await).await?;
-        Ok(ClientWrite { files: Rc::clone(self), new: Some(new), failed: None, place, _place: permit })
+        let owner = self.kernel.files_owner();
+        if owner.file_room().is_count_due() {
+            self.count(&*access).await?;
+        }
+        let new = access.begin_write(owner.spec.limits.workspace_bytes).await?;
+        let pending = Some(PendingBytes::new(owner));
+        Ok(ClientWrite { files: Rc::clone(self), new: Some(new), failed: None, place, pending, _place: permit })
     }
 
-    /// Room in the workspace, by the last count of a live worker.
-    async fn free_bytes(&self) -> u64 {
-        let owner = self.kernel.files();
-        let link = owner.link.borrow().clone();
-        let used = match link {
-            Some(link) => match tokio::time::timeout(limits::USAGE_ANSWER, link.usage()).await {
-                Ok(Ok(usage)) => usage.workspace_bytes,
-                Ok(Err(_)) | Err(_) => 0,
-            },
-            None => 0,
-        };
-        owner.spec.limits.workspace_bytes.saturating_sub(used)
+    /// Counts the bytes of the workspace.
+    async fn count(&self, access: &dyn FileAccess) -> Result<()> {
+        let begun = Instant::now();
+        let bytes = access.used_bytes().await?;
+        self.kernel.files().file_room().count(begun, bytes);
+        Ok(())
     }
 
     async fn admit(&self, expected_version: u64) -> Result<()> {
@@ -200,7 +201,10 @@ impl ClientWrite {
             (None, Some(new)) => new,
             (None, None) => return Err(Error::conflict("this file is finished")),
         };
-        let written = new.write(data).await;
+        let written = match reserve(&self.files, &mut self.pending, &self.place, data.len() as u64).await {
+            Ok(()) => new.write(data).await,
+            Err(error) => Err(error),
+        };
         self.failed = written.as_ref().err().cloned();
         written
     }
@@ -218,6 +222,24 @@ impl ClientWrite {
         self.files.admit(0).await?;
         let place = self.place.clone();
         let text = format!("wrote {}", place.path.shown());
-        self.files.exclusively(text, async move { new.place(place).await }).await
+        let pending = self.pending.take();
+        let placing = async move {
+            let placed = new.place(place).await?;
+            if let Some(pending) = pending {
+                pending.place();
+            }
+            Ok(placed)
+        };
+        self.files.exclusively(text, placing).await
     }
+}
+
+/// Takes room for more of a file. What was removed or replaced since the last count is counted only if it matters.
+async fn reserve(files: &ClientFiles, pending: &mut Option<PendingBytes>, place: &Placement, bytes: u64) -> Result<()> {
+    let (Some(pending), shown) = (pending, place.path.shown()) else { return Ok(()) };
+    if pending.add(bytes, &shown).is_ok() {
+        return Ok(());
+    }
+    files.count(&*files.access()?).await?;
+    pending.add(bytes, &shown)
 }

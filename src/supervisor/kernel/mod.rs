@@ -4,6 +4,7 @@ pub(crate) mod archive_steps;
 pub mod command;
 pub mod engine_state;
 pub mod execution;
+pub(crate) mod file_room;
 pub mod handle;
 pub mod journal;
 pub mod lease;

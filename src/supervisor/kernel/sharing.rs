@@ -10,6 +10,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::command::Command;
+use super::file_room::FileRoom;
 use crate::core::error::{Error, Result};
 use crate::core::kernel::State;
 use crate::core::kernel::transition::{Kind, Refusal};
@@ -31,6 +32,8 @@ pub struct Sharing {
     turn: Arc<Semaphore>,
     /// Files that clients may have open.
     open: Arc<Semaphore>,
+    /// Room for files that clients write.
+    room: FileRoom,
 }
 
 impl Sharing {
@@ -44,6 +47,7 @@ impl Sharing {
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
             open: Arc::new(Semaphore::new(limits::FILES_OPEN)),
+            room: FileRoom::default(),
         }
     }
 }
@@ -142,6 +146,11 @@ impl Kernel {
             Ok(Err(_)) => Err(Error::unavailable(format!("the workspace of {name} is gone"))),
             Err(_) => Err(Error::deadline(format!("the files of {name} are being captured or restored for too long"))),
         }
+    }
+
+    /// Room for files that clients write; of the kernel that owns the files.
+    pub(crate) fn file_room(&self) -> &FileRoom {
+        &self.sessions.room
     }
 
     /// A place for a file that a client opens.
