@@ -2,7 +2,7 @@
 //!
 //! `RYOKAN_KILLS` sets the number of kills per user, `RYOKAN_KILL_SEED` the first seed; a failure names its seed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -42,8 +42,10 @@ struct Model {
     undo_to: Option<Content>,
     /// A fork that may exist, and its content.
     child: Option<Content>,
-    /// The last operation, for messages.
+    /// The last operation.
     operation: &'static str,
+    /// Successes of each operation.
+    done: BTreeMap<&'static str, u64>,
 }
 
 /// A small seeded generator: SplitMix64.
@@ -87,6 +89,7 @@ impl Model {
             undo_to: None,
             child: None,
             operation: "none",
+            done: BTreeMap::new(),
         }
     }
 
@@ -169,7 +172,10 @@ impl Model {
 
     async fn undo(&mut self, k: &KernelClient) -> Result<()> {
         self.operation = "undo";
-        let Some(content) = self.undo_to.take() else { return Ok(()) };
+        let Some(content) = self.undo_to.take() else {
+            self.operation = "nothing";
+            return Ok(());
+        };
         self.possible.insert(content);
         k.undo(0).await?;
         self.acknowledge(content);
@@ -307,12 +313,23 @@ impl Victim {
     }
 }
 
+/// Progress of one kill.
+#[derive(Default)]
+struct Phase {
+    /// The signal is sent, or about to be.
+    has_struck: AtomicBool,
+    is_over: AtomicBool,
+}
+
 /// Operates on one kernel until something fails or the kill is over.
-async fn load(model: &mut Model, client: &HostClient, mut random: Random, over: &AtomicBool) {
-    while !over.load(Ordering::Relaxed) {
+async fn load(model: &mut Model, client: &HostClient, mut random: Random, phase: &Phase) {
+    while !phase.is_over.load(Ordering::SeqCst) {
         match tokio::time::timeout(STUCK, model.operate(client, &mut random)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) => return,
+            Ok(Ok(())) => *model.done.entry(model.operation).or_default() += 1,
+            Ok(Err(_)) if phase.has_struck.load(Ordering::SeqCst) => return,
+            // Another kernel's client collects at the moment.
+            Ok(Err(error)) if model.operation == "gc" && error.code == ErrorCode::Busy => {}
+            Ok(Err(error)) => panic!("{}: {} failed before the kill: {error:?}", model.name, model.operation),
             Err(_) => {
                 let info = client.list_kernels(&Default::default()).await;
                 panic!("{}: {} is stuck: {info:#?}", model.name, model.operation);
@@ -326,27 +343,29 @@ fn round(host: &mut Host, models: &mut [Model], seed: u64) {
     let mut random = Random(seed);
     let victim = Victim::random(&mut random);
     let delay = Duration::from_millis(random.below(250));
-    let over = AtomicBool::new(false);
+    let phase = Phase::default();
     std::thread::scope(|scope| {
         let mut choice = Random(random.below(u64::MAX));
-        let (host, over) = (&*host, &over);
+        let (host, phase) = (&*host, &phase);
         let (connected, begins) = std::sync::mpsc::channel();
         scope.spawn(move || {
             begins.recv().expect("a client is connected");
             std::thread::sleep(delay);
-            if let Some(pid) = victim.pid(host, &mut choice) {
+            let pid = victim.pid(host, &mut choice);
+            phase.has_struck.store(true, Ordering::SeqCst);
+            if let Some(pid) = pid {
                 // It may have ended on its own.
                 let _ =
                     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL);
             }
             std::thread::sleep(Duration::from_millis(30));
-            over.store(true, Ordering::Relaxed);
+            phase.is_over.store(true, Ordering::SeqCst);
         });
         host.with(async |client| {
             connected.send(()).expect("the killer waits");
             let loads = models.iter_mut().map(|model| {
                 let random = Random(random.below(u64::MAX));
-                load(model, &client, random, over)
+                load(model, &client, random, phase)
             });
             futures::future::join_all(loads).await;
         });
@@ -395,6 +414,10 @@ fn kill_at_random(user: User, kills: u64, first_seed: u64) {
     }
     bystander.check();
     remove_all(&host);
+    for operation in ["execute", "checkpoint", "restore", "undo", "fork", "archive and unarchive", "gc"] {
+        let done: u64 = models.iter().filter_map(|model| model.done.get(operation)).sum();
+        assert!(done > 0, "{operation} never succeeded");
+    }
     let acknowledged: usize = models.iter().map(|model| model.executions.len()).sum();
     println!("{user:?}: {kills} kills from seed {first_seed}, {acknowledged} acknowledged executions");
 }

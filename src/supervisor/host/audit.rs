@@ -116,7 +116,7 @@ impl Host {
             let path = self.environment.data.join(LOST);
             let kept = std::fs::read_to_string(&path).ok();
             if kept.is_none() {
-                // Made while there is room: on a full disk its bytes are only overwritten.
+                // Made while there is room: on most file systems its bytes are only overwritten later.
                 self.keep_lost(0);
             }
             kept.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
@@ -133,7 +133,11 @@ impl Host {
     fn keep_lost(&self, lost: u64) {
         let path = self.environment.data.join(LOST);
         let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let kept = file.and_then(|file| file.write_all_at(format!("{lost:020}\n").as_bytes(), 0));
+        let kept = file.and_then(|file| {
+            file.write_all_at(format!("{lost:020}\n").as_bytes(), 0)?;
+            // Rare, and a loss of power must not hide lost lines.
+            if lost > 0 { file.sync_data() } else { Ok(()) }
+        });
         if let Err(error) = kept {
             tracing::warn!(%error, "the number of lost audit lines could not be kept");
         }
