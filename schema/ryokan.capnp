@@ -762,6 +762,8 @@ struct ForkRequest {
   waitMs @4 :UInt64;          # time for the kernel to quiesce; 0: one minute
   expectedVersion @5 :UInt64;
   key @6 :Text;               # idempotency key: the same key within 24 hours returns the same children
+  isolation @7 :Text;         # of the children: `process` or `microvm`; empty: that of this kernel
+  image @8 :Text;             # of the children; empty: that of this kernel, or the current one of another isolation
 }
 
 struct ForkedKernel {

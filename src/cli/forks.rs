@@ -7,15 +7,18 @@ use clap::Args;
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::tell_unreadable;
+use super::spec::parse_isolation;
 use super::{json, render};
 use crate::core::fork::Forking;
+use crate::core::spec::Isolation;
 
 /// `ryokan fork`
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ryokan fork demo try-it
   ryokan fork demo old --from \"before refactor\"
-  ryokan fork demo worker --count 8")]
+  ryokan fork demo worker --count 8
+  ryokan fork demo untrusted --isolation microvm")]
 pub struct ForkArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -34,6 +37,12 @@ pub struct ForkArgs {
     /// How long to wait for running code
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
+    /// Isolation of the new kernel: process or microvm, whatever that of NAME
+    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
+    pub isolation: Option<Isolation>,
+    /// Image of the new kernel
+    #[arg(long, value_name = "IMG")]
+    pub image: Option<String>,
     /// Idempotency key, valid for 24 hours
     #[arg(long, value_name = "KEY", default_value = "")]
     pub key: String,
@@ -49,6 +58,8 @@ pub async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
         wait: args.wait,
         expected_version: 0,
         key: args.key,
+        isolation: args.isolation,
+        image: args.image,
     };
     forking.check()?;
     let (kernel, info) = context.kernel(&args.name).await?;

@@ -112,7 +112,11 @@ fn parse_engine(text: &str) -> Result<EngineName, String> {
     text.parse().map_err(|e: crate::core::engine::UnknownEngine| e.to_string())
 }
 
-fn parse_isolation(text: &str) -> Result<Isolation, String> {
+/// Parses the name of an isolation.
+///
+/// # Errors
+/// The names.
+pub fn parse_isolation(text: &str) -> Result<Isolation, String> {
     Isolation::from_name(text).ok_or_else(|| "process or microvm".into())
 }
 

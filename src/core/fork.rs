@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::error::{Error, Result};
 use super::limits;
+use super::spec::{Isolation, KernelSpec};
 
 /// A request to fork a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,10 @@ pub struct Forking {
     pub expected_version: u64,
     /// Idempotency key: the same key within a day returns the same children; empty: none.
     pub key: String,
+    /// The children's isolation; `None`: the source's.
+    pub isolation: Option<Isolation>,
+    /// The children's image; `None`: the source's, or the current one of another isolation.
+    pub image: Option<String>,
 }
 
 impl Forking {
@@ -35,6 +40,23 @@ impl Forking {
             wait: limits::CHECKPOINT_WAIT,
             expected_version: 0,
             key: String::new(),
+            isolation: None,
+            image: None,
+        }
+    }
+
+    /// Changes a source's specification to that of the children.
+    ///
+    /// State and files hold nothing of the isolation. A waived layer of a process is not one of a virtual machine.
+    pub fn adapt(&self, spec: &mut KernelSpec) {
+        let isolation = self.isolation.unwrap_or(spec.isolation);
+        if isolation != spec.isolation {
+            spec.isolation = isolation;
+            spec.image.clear();
+            spec.degraded.clear();
+        }
+        if let Some(image) = &self.image {
+            spec.image.clone_from(image);
         }
     }
 
@@ -65,6 +87,25 @@ impl Forking {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fork_changes_isolation() {
+        let name = "a".parse().expect("a name");
+        let mut source = KernelSpec::new(name, crate::core::engine::EngineName::Python);
+        (source.image, source.degraded) = ("v1".into(), vec!["landlock".into()]);
+        let adapted = |forking: Forking| {
+            let mut spec = source.clone();
+            forking.adapt(&mut spec);
+            (spec.isolation, spec.image, spec.degraded.len())
+        };
+        let of = Forking::of("b");
+        assert_eq!(adapted(of.clone()), (Isolation::Process, "v1".into(), 1));
+        let same = Forking { isolation: Some(Isolation::Process), ..of.clone() };
+        assert_eq!(adapted(same), (Isolation::Process, "v1".into(), 1));
+        let machine = Forking { isolation: Some(Isolation::Microvm), ..of.clone() };
+        assert_eq!(adapted(machine.clone()), (Isolation::Microvm, String::new(), 0));
+        assert_eq!(adapted(Forking { image: Some("v2".into()), ..machine }), (Isolation::Microvm, "v2".into(), 0));
+    }
 
     #[test]
     fn fork_children_are_numbered() {

@@ -40,6 +40,17 @@ fn machine_kernel_lives() {
         host.run("twin", "x = 'own'");
         assert_eq!(host.run("lab", SHOW), after);
         host.ok(&["rm", "twin", "--yes"]);
+        // State and files hold nothing of the isolation.
+        host.ok(&["fork", "lab", "plain", "--isolation", "process"]);
+        assert_eq!(host.run("plain", SHOW), after, "{user:?}: in a process");
+        let there = host.run("plain", "import os; os.uname().release");
+        assert!(there.contains(&here), "{user:?}: {there}");
+        assert_eq!(host.machines().len(), 1);
+        host.run("plain", "x = 'from a process'; open('src/deep/b.txt', 'w').write('two')");
+        host.ok(&["fork", "plain", "again", "--isolation", "microvm"]);
+        let seen = host.run("again", "import os; print(x, greet, open('src/deep/b.txt').read(), os.uname().release)");
+        assert!(seen.starts_with("from a process None two ") && !seen.contains(&here), "{user:?}: {seen}");
+        host.ok(&["rm", "plain", "again", "--yes"]);
         host.ok(&["rm", "lab", "--yes"]);
         until("the machines' end", || host.machines().is_empty());
     }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use super::spec::read_isolation;
 use super::text::{read_name, read_text, unknown};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::fork::Forking;
 use crate::core::limits;
+use crate::core::spec::Isolation;
 use crate::rpc::schema::ryokan_capnp as wire;
 
 /// Reads a request.
@@ -24,6 +26,11 @@ pub fn read_fork_request(reader: wire::fork_request::Reader<'_>) -> Result<Forki
         },
         expected_version: reader.get_expected_version(),
         key: read_text(reader.get_key(), "key")?,
+        isolation: match &*read_text(reader.get_isolation(), "isolation")? {
+            "" => None,
+            name => Some(read_isolation(name)?),
+        },
+        image: Some(read_text(reader.get_image(), "image")?).filter(|image| !image.is_empty()),
     })
 }
 
@@ -36,6 +43,8 @@ pub fn write_fork_request(mut builder: wire::fork_request::Builder<'_>, forking:
     builder.set_wait_ms(u64::try_from(forking.wait.as_millis()).unwrap_or(u64::MAX).max(1));
     builder.set_expected_version(forking.expected_version);
     builder.set_key(forking.key.as_str());
+    builder.set_isolation(forking.isolation.map_or("", Isolation::name));
+    builder.set_image(forking.image.as_deref().unwrap_or_default());
 }
 
 /// Reads an error that is part of an answer.
@@ -79,6 +88,8 @@ mod tests {
             wait: Duration::from_millis(5),
             expected_version: 9,
             key: "k".into(),
+            isolation: Some(Isolation::Microvm),
+            image: Some("v1".into()),
             ..Forking::of("name")
         };
         let write = |b: wire::fork_request::Builder<'_>, f: &Forking| infallible(write_fork_request(b, f));

@@ -151,7 +151,7 @@ pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRe
     Ok(SpecRequest {
         name: name.parse().map_err(|e| Error::invalid(format!("{e}")))?,
         engine: engine.map(|text| text.parse().map_err(|e| Error::invalid(format!("{e}")))).transpose()?,
-        isolation: isolation.map(|text| named(&text, "isolation", Isolation::from_name)).transpose()?,
+        isolation: isolation.as_deref().map(read_isolation).transpose()?,
         image: optional(read_name(reader.get_image(), "image")?),
         paths: read_paths(reader)?,
         net: net.map(|text| named(&text, "network", Net::from_name)).transpose()?,
@@ -261,6 +261,11 @@ fn optional(text: String) -> Option<String> {
 
 fn nonzero<T: Default + PartialEq>(number: T) -> Option<T> {
     (number != T::default()).then_some(number)
+}
+
+/// Reads the name of an isolation.
+pub(super) fn read_isolation(text: &str) -> Result<Isolation> {
+    named(text, "isolation", Isolation::from_name)
 }
 
 fn named<T>(text: &str, what: &str, find: impl Fn(&str) -> Option<T>) -> Result<T> {

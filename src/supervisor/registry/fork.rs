@@ -83,7 +83,10 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     // The pinned row keeps the objects that the children will name.
     let (point, _point_held) =
         checkpoint::pin_for_read(kernel, fork_point(supervisor, kernel, wanted, actor).await?).await?;
-    let seed = seed(supervisor, kernel, &point).await?;
+    let mut seed = seed(supervisor, kernel, &point).await?;
+    wanted.adapt(&mut seed.manifest.spec);
+    let driver = host.drivers.of(seed.manifest.spec.isolation)?;
+    seed.manifest.base_image_version = driver.image_version(&seed.manifest.spec);
     let making = children.into_iter().map(async |(name, child)| {
         let made = match child {
             Child::Settled(result) => result,
@@ -145,6 +148,13 @@ async fn settle(
 async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &str) -> Result<Rc<Kernel>> {
     let known = made_as(known, name, kernel.spec.engine)?;
     let made_from = known.view().origin.from.map(|point| point.checkpoint);
+    let mut expected = known.spec.clone();
+    wanted.adapt(&mut expected);
+    if wanted.isolation.is_some() && expected.isolation != known.spec.isolation
+        || wanted.image.is_some() && expected.image != known.spec.image
+    {
+        return Err(key_used(&known));
+    }
     // A removed checkpoint cannot be compared.
     let asked = if wanted.from.is_empty() { None } else { checkpoint::find(kernel, &wanted.from).await.ok() };
     match asked.zip(made_from) {

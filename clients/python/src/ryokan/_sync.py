@@ -300,14 +300,25 @@ class Kernel:
         wait: float | None = None,
         key: str = "",
         expected_version: int = 0,
+        isolation: str = "",
+        image: str = "",
     ) -> list[Kernel]:
         """Creates kernels that start from this kernel's present state, or from checkpoint `ref`.
 
         Several are called `name-1`, `name-2` and so on. Each exists completely or not at all: if one
-        fails, its error is raised, and the others exist.
+        fails, its error is raised, and the others exist. `isolation`: `process` or `microvm`; empty:
+        that of this kernel.
         """
         forks = self._kernel.fork(
-            name, count=count, ref=ref, interrupt=interrupt, wait=wait, key=key, expected_version=expected_version
+            name,
+            count=count,
+            ref=ref,
+            interrupt=interrupt,
+            wait=wait,
+            key=key,
+            expected_version=expected_version,
+            isolation=isolation,
+            image=image,
         )
         return [Kernel(kernel, self._portal) for kernel in self._run(forks)]
 

@@ -350,11 +350,14 @@ class Kernel:
         wait: float | None = None,
         key: str = "",
         expected_version: int = 0,
+        isolation: str = "",
+        image: str = "",
     ) -> list[Kernel]:
         """Creates kernels that start from this kernel's present state, or from checkpoint `ref`.
 
         Several are called `name-1`, `name-2` and so on. Each exists completely or not at all: if one
-        fails, its error is raised, and the others exist.
+        fails, its error is raised, and the others exist. `isolation`: `process` or `microvm`; empty:
+        that of this kernel.
         """
         request = {
             "name": name,
@@ -364,6 +367,8 @@ class Kernel:
             "waitMs": _wire.milliseconds(wait, "wait"),
             "key": key,
             "expectedVersion": expected_version,
+            "isolation": isolation,
+            "image": image,
         }
         answer = await self._call("fork", request, deadline=None)
         kernels = []
