@@ -112,7 +112,7 @@ pub enum Command {
     Mounts(NameArgs),
     /// List a kernel's tools, or call one
     Tools(ToolsArgs),
-    /// Add, list and remove a kernel's MCP servers
+    /// Manage a kernel's MCP servers; serve kernels as one
     Mcp(McpArgs),
     /// Store and read a kernel's blobs
     Blob(BlobArgs),

@@ -1,10 +1,11 @@
-//! MCP servers of a kernel: add, ls, rm.
+//! MCP servers of a kernel: add, ls, rm. Kernels as a server: serve.
 
 use clap::{Args, Subcommand};
 
 use super::args::NameArgs;
 use super::context::Context;
 use super::failure::Failure;
+use super::mcp_serve::{ServeArgs, serve};
 use super::spec::parse_pair;
 use super::{json, render};
 use crate::core::info::McpTransport;
@@ -23,6 +24,8 @@ pub struct McpArgs {
 pub enum McpAction {
     /// Add a server of the configuration's allow-list
     Add(AddArgs),
+    /// Serve kernels to a client of the Model Context Protocol, on the standard streams
+    Serve(ServeArgs),
     /// List a kernel's servers
     Ls(NameArgs),
     /// Remove a server
@@ -73,6 +76,7 @@ impl AddArgs {
 /// Changes a kernel's MCP servers, and shows the resulting list.
 pub async fn mcp(context: &Context, args: McpArgs) -> Result<(), Failure> {
     match args.action {
+        McpAction::Serve(args) => serve(context, args).await,
         McpAction::Add(add) => {
             let transport = add.transport()?;
             let (kernel, _) = context.kernel(&add.name).await?;

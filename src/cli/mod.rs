@@ -27,6 +27,7 @@ mod journal;
 pub mod json;
 mod kernels;
 mod mcp;
+mod mcp_serve;
 mod mounts;
 pub mod paint;
 mod paths;

@@ -3,4 +3,5 @@
 mod fixture;
 mod http;
 mod lifecycle;
+mod serve;
 mod stdio;

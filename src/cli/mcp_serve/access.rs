@@ -1,0 +1,105 @@
+//! The kernels and rights that a server passes on.
+
+use std::cell::RefCell;
+
+use crate::cli::context::Context;
+use crate::cli::failure::Failure;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::info::{KernelFilter, KernelInfo};
+use crate::core::rights::Rights;
+use crate::rpc::client::{HostClient, KernelClient};
+
+/// The kernels and rights that a server passes on.
+pub struct Access {
+    context: Context,
+    /// Names or ids; empty: every kernel.
+    kernels: RefCell<Vec<String>>,
+    is_restricted: bool,
+    rights: Rights,
+    /// Most bytes of text in one answer.
+    pub most_bytes: usize,
+}
+
+impl Access {
+    /// Access to these kernels with these rights; no kernels: to all.
+    pub fn new(context: Context, kernels: Vec<String>, rights: Rights, most_bytes: u64) -> Access {
+        let is_restricted = !kernels.is_empty();
+        let most_bytes = usize::try_from(most_bytes).unwrap_or(usize::MAX);
+        Access { context, kernels: RefCell::new(kernels), is_restricted, rights, most_bytes }
+    }
+
+    /// Opens each named kernel once.
+    ///
+    /// # Errors
+    /// Those of the connection, and `notFound`.
+    pub async fn check(&self) -> Result<()> {
+        let names = self.kernels.borrow().clone();
+        if names.is_empty() {
+            return self.host().await.map(drop);
+        }
+        for name in names {
+            self.kernel(&name).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether only named kernels and their forks are served.
+    pub fn is_restricted(&self) -> bool {
+        self.is_restricted
+    }
+
+    /// Connects to the daemon.
+    ///
+    /// # Errors
+    /// `unavailable`.
+    pub async fn host(&self) -> Result<HostClient> {
+        self.context.host().await.map_err(error_of)
+    }
+
+    /// Opens a kernel with no more than the server's rights.
+    ///
+    /// # Errors
+    /// `notFound`, also for a kernel that is not served.
+    pub async fn kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo)> {
+        let (kernel, info) = self.host().await?.open_kernel(name).await?;
+        if !self.serves(&info) {
+            return Err(Error::new(ErrorCode::NotFound, format!("kernel {name} is not one that this server serves"))
+                .reason("not_served")
+                .hint("list_kernels shows those that it serves"));
+        }
+        match self.rights == Rights::ALL {
+            true => Ok((kernel, info)),
+            false => Ok((kernel.attenuate(self.rights, "mcp").await?, info)),
+        }
+    }
+
+    /// The kernels that are served.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub async fn list(&self) -> Result<Vec<KernelInfo>> {
+        let mut all = self.host().await?.list_kernels(&KernelFilter::default()).await?;
+        all.retain(|info| self.serves(info));
+        Ok(all)
+    }
+
+    /// Also serves a kernel that was forked from a served one.
+    pub fn add_fork(&self, info: &KernelInfo) {
+        if self.is_restricted {
+            self.kernels.borrow_mut().push(info.id.to_string());
+        }
+    }
+
+    fn serves(&self, info: &KernelInfo) -> bool {
+        let (id, name) = (info.id.to_string(), info.spec.name.as_str());
+        !self.is_restricted || self.kernels.borrow().iter().any(|known| *known == id || known == name)
+    }
+}
+
+/// The error that a failure shows.
+fn error_of(failure: Failure) -> Error {
+    match failure {
+        Failure::Error(error) => error,
+        Failure::Quiet(code) => Error::unavailable(format!("the connection failed with code {code}")),
+    }
+}
