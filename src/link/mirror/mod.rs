@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::path::{Component, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -118,20 +118,16 @@ pub fn from_text(text: &str) -> Option<OsString> {
     (!bytes.contains(&0)).then(|| OsString::from_vec(bytes))
 }
 
-/// A checked path below a root: it has only ordinary names.
+/// A checked path below a root: it has only ordinary names, and no other text means the same file.
 ///
 /// # Errors
 /// `InvalidInput`.
-pub fn inside(path: &str) -> io::Result<PathBuf> {
-    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{path:?} is no path inside"));
-    let path = PathBuf::from(from_text(path).ok_or_else(wrong)?);
-    let plain = path.components().all(|part| matches!(part, Component::Normal(_)));
-    let length = path.as_os_str().len();
-    if plain && (1..=MOST_PATH).contains(&length) && !path.as_os_str().as_bytes().ends_with(b"/") {
-        Ok(path)
-    } else {
-        Err(wrong())
-    }
+pub fn inside(text: &str) -> io::Result<PathBuf> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, format!("{text:?} is no path inside"));
+    let path = from_text(text).ok_or_else(wrong)?;
+    let bytes = path.as_bytes();
+    let is_plain = bytes.split(|byte| *byte == b'/').all(|name| !matches!(name, b"" | b"." | b".."));
+    if is_plain && bytes.len() <= MOST_PATH && to_text(bytes) == text { Ok(PathBuf::from(path)) } else { Err(wrong()) }
 }
 
 /// Where a tree comes from.
@@ -382,8 +378,12 @@ mod tests {
             identity: (0, 0, 0),
             target: String::new(),
         };
-        for bad in ["", "/etc/x", "../x", "a/../b", "%00", "a/", "%zz", "a/b"] {
+        for bad in ["", "/etc/x", "../x", "a/../b", "a//b", "a/./b", ".", "%00", "a/", "%zz", "a/b", "%78", "%FF", "%+f"] {
             assert!(check(&[entry(bad, Kind::File)], 10).is_err(), "{bad}");
+        }
+        let folder = entry("a", Kind::Folder);
+        for bad in ["a//b", "a/./b", "a/../b", "a/%62", "a%2fb"] {
+            assert!(check(&[folder.clone(), entry(bad, Kind::File)], 10).is_err(), "{bad}");
         }
         assert!(check(&[entry("l", Kind::Link)], 10).is_err());
         assert!(check(&[entry("f", Kind::File), entry("f", Kind::File)], 10).is_err());
@@ -401,6 +401,22 @@ mod tests {
         assert!(tree.write("d/new", 0, b"x").is_err());
         assert!(tree.remove("d/secret").is_err());
         assert!(outside.path().join("secret").exists() && !outside.path().join("new").exists());
+        Ok(())
+    }
+
+    #[test]
+    fn permissions_behind_links_stay() -> io::Result<()> {
+        let (outside, root) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        let secret = outside.path().join("secret");
+        fs::write(&secret, b"x")?;
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600))?;
+        std::os::unix::fs::symlink(&secret, root.path().join("x"))?;
+        let mut tree = Tree::open(root.path(), true)?;
+        let listed = tree.list_all()?.remove(0);
+        for kind in [Kind::File, Kind::Folder, Kind::Link] {
+            assert!(tree.finish(&Entry { kind, mode: 0o777, ..listed.clone() }).is_err(), "{kind:?}");
+        }
+        assert_eq!(fs::metadata(&secret)?.permissions().mode() & 0o777, 0o600);
         Ok(())
     }
 }

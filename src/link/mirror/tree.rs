@@ -1,17 +1,17 @@
 //! A file tree of this system, as source and sink of a transfer.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2, readlinkat};
-use nix::sys::stat::{FchmodatFlags, FileStat, Mode, UtimensatFlags, fchmodat, fstatat, mkdirat, utimensat};
+use nix::sys::stat::{FileStat, Mode, UtimensatFlags, fstat, fstatat, mkdirat, utimensat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, symlinkat, unlinkat};
 
@@ -73,9 +73,7 @@ impl Tree {
                 libc::S_IFDIR => {
                     let how = OpenHow::new().flags(flags).resolve(BENEATH | ResolveFlag::RESOLVE_NO_XDEV);
                     if self.unlocks && found.st_mode & 0o700 != 0o700 {
-                        let mode = Mode::from_bits_truncate(found.st_mode & MODE_BITS | 0o700);
-                        fchmodat(at, name, mode, FchmodatFlags::NoFollowSymlink)
-                            .or_else(|_| fchmodat(at, name, mode, FchmodatFlags::FollowSymlink))?;
+                        Pinned::open(at, name, Kind::Folder)?.set_mode(found.st_mode | 0o700)?;
                     }
                     let child = match openat2(at, name, how) {
                         Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EXDEV | Errno::ELOOP) => continue,
@@ -104,11 +102,10 @@ impl Tree {
         let opened = match open() {
             Err(Errno::EACCES) if self.unlocks => {
                 let (dir, name) = self.parent(path)?;
-                let found = fstatat(&dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
-                let mode = |bits| Mode::from_bits_truncate(bits & MODE_BITS);
-                fchmodat(&dir, name, mode(found.st_mode | 0o400), FchmodatFlags::FollowSymlink)?;
+                let pinned = Pinned::open(dir.as_fd(), name, Kind::File)?;
+                pinned.set_mode(pinned.found.st_mode | 0o400)?;
                 let opened = open();
-                fchmodat(&dir, name, mode(found.st_mode), FchmodatFlags::FollowSymlink)?;
+                pinned.set_mode(pinned.found.st_mode)?;
                 opened?
             }
             opened => opened?,
@@ -159,6 +156,29 @@ impl Tree {
         let mut entries = Vec::new();
         self.walk(self.root.as_fd(), Path::new(""), &mut entries)?;
         Ok(entries)
+    }
+}
+
+/// A file or folder whose permissions change, whatever its name means meanwhile.
+struct Pinned {
+    opened: OwnedFd,
+    found: FileStat,
+}
+
+impl Pinned {
+    /// Opens it without following a link, and without access to its content.
+    fn open(dir: BorrowedFd<'_>, name: &OsStr, kind: Kind) -> io::Result<Pinned> {
+        let opened = openat(dir, name, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())?;
+        let found = fstat(&opened)?;
+        match (kind, found.st_mode & libc::S_IFMT) {
+            (Kind::File, libc::S_IFREG) | (Kind::Folder, libc::S_IFDIR) => Ok(Pinned { opened, found }),
+            _ => Err(invalid("a file of the workspace has become one of another type")),
+        }
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        let itself = format!("/proc/self/fd/{}", self.opened.as_raw_fd());
+        std::fs::set_permissions(itself, Permissions::from_mode(mode & MODE_BITS))
     }
 }
 
@@ -250,9 +270,7 @@ impl Sink for Tree {
                 file.set_len(entry.size)?;
             }
         }
-        let mode = Mode::from_bits_truncate(entry.mode & MODE_BITS);
-        fchmodat(&dir, name, mode, FchmodatFlags::NoFollowSymlink)
-            .or_else(|_| fchmodat(&dir, name, mode, FchmodatFlags::FollowSymlink))?;
+        Pinned::open(dir.as_fd(), name, entry.kind)?.set_mode(entry.mode)?;
         let (secs, nanos) = entry.modified;
         let modified = TimeSpec::new(secs, nanos.clamp(0, 999_999_999));
         Ok(utimensat(&dir, name, &TimeSpec::UTIME_OMIT, &modified, UtimensatFlags::NoFollowSymlink)?)
