@@ -243,13 +243,15 @@ pub fn transfer(
 fn copy(source: &mut dyn Source, sink: &mut dyn Sink, entry: &Entry) -> io::Result<bool> {
     let mut offset = 0;
     loop {
-        let piece = match source.read(&entry.path, offset) {
+        let mut piece = match source.read(&entry.path, offset) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             read => read?,
         };
         if piece.len() > PIECE_BYTES {
             return Err(invalid("a piece of a file is too large"));
         }
+        // Beyond the listed size, no limit was checked.
+        piece.truncate(usize::try_from(entry.size - offset).unwrap_or(PIECE_BYTES));
         let is_hole = offset > 0 && piece.iter().all(|byte| *byte == 0);
         if !is_hole {
             sink.write(&entry.path, offset, &piece)?;
@@ -389,6 +391,37 @@ mod tests {
         assert!(check(&[entry("f", Kind::File), entry("f", Kind::File)], 10).is_err());
         assert!(check(&[entry("f", Kind::File)], 0).is_err());
         assert!(check(&[entry("d", Kind::Folder), entry("d/f", Kind::File)], 10).is_ok());
+    }
+
+    /// A source whose file is longer than its list says.
+    struct Longer;
+
+    impl Source for Longer {
+        fn list(&mut self) -> io::Result<Vec<Entry>> {
+            let names = ["empty", "short"].into_iter().zip([0, 3]);
+            let entry = |(path, size): (&str, u64)| Entry {
+                path: path.into(),
+                kind: Kind::File,
+                mode: 0o644,
+                size,
+                modified: (0, 0),
+                identity: (0, 0, 0),
+                target: String::new(),
+            };
+            Ok(names.map(entry).collect())
+        }
+
+        fn read(&mut self, _: &str, _: u64) -> io::Result<Vec<u8>> {
+            Ok(vec![7; PIECE_BYTES])
+        }
+    }
+
+    #[test]
+    fn files_keep_listed_sizes() -> io::Result<()> {
+        let to = tempfile::tempdir()?;
+        transfer(&mut Longer, &mut Tree::open(to.path(), true)?, 3, &|_, _| false)?;
+        assert_eq!((fs::read(to.path().join("empty"))?, fs::read(to.path().join("short"))?), (vec![], vec![7; 3]));
+        Ok(())
     }
 
     #[test]
