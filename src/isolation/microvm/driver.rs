@@ -90,8 +90,7 @@ impl MicrovmDriver {
         } else {
             folder.disk()
         };
-        let opened = std::fs::File::options().read(true).write(true).open(&disk);
-        let disk = opened.map_err(|error| Error::internal(format!("open {}: {error}", disk.display())))?;
+        let disk = qemu::open_disk(&disk)?;
         record(about.write()?).await?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;

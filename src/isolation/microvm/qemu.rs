@@ -2,7 +2,7 @@
 //!
 //! It gets every file and socket as a descriptor.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -144,7 +144,12 @@ pub(super) async fn make_disk(path: &Path, workspace_bytes: u64) -> Result<()> {
     let bytes = workspace_bytes.saturating_add(limits::VM_EXTRA_DISK_BYTES).min(limits::VM_DISK_MAX_BYTES);
     let mut options = std::fs::OpenOptions::new();
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let file = options.write(true).create(true).truncate(true).open(path).map_err(failed)?;
+    // A machine that lost its daemon while it started may still use the former file.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let file = options.write(true).create_new(true).open(path).map_err(failed)?;
     file.set_len(bytes).map_err(failed)?;
     let mut command = tokio::process::Command::new(program);
     command.args(["-q", "-F", "-t", "ext4", "-m", "0", "-E"]);
@@ -162,7 +167,58 @@ pub(super) async fn make_disk(path: &Path, workspace_bytes: u64) -> Result<()> {
     }
 }
 
+/// Opens a disk for one machine: QEMU inherits the lock with the descriptor, and holds it until its end.
+///
+/// # Errors
+/// `busy` while another machine has it.
+pub(super) fn open_disk(path: &Path) -> Result<File> {
+    let failed = |error: std::io::Error| Error::unavailable(format!("open {}: {error}", path.display()));
+    let disk = File::options().read(true).write(true).open(path).map_err(failed)?;
+    match disk.try_lock() {
+        Ok(()) => Ok(disk),
+        Err(TryLockError::WouldBlock) => Err(Error::busy("another virtual machine has the kernel's disk")
+            .reason("disk")
+            .hint("try again: a machine that lost its daemon while it started ends within five minutes")),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
 /// The machine's name for `ps`: it names the daemon's folder and the worker.
 fn machine_name(control: &Path) -> String {
     format!("ryokan {}", control.display()).replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::error::ErrorCode;
+
+    #[test]
+    fn disk_has_one_machine() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("disk");
+        std::fs::write(&path, b"")?;
+        let disk = open_disk(&path).map_err(std::io::Error::other)?;
+        let busy = open_disk(&path).err();
+        assert!(busy.is_some_and(|error| error.code == ErrorCode::Busy && !error.hint.is_empty()));
+        // As QEMU inherits it, the daemon's own descriptor being closed.
+        let mut child = Command::new("sleep").arg("60").stdin(Stdio::from(disk)).spawn()?;
+        let held = open_disk(&path).is_err();
+        child.kill()?;
+        child.wait()?;
+        assert!(held, "the child holds the lock");
+        assert!(open_disk(&path).is_ok());
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn new_disk_is_a_new_file() -> Result<()> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk.new");
+        make_disk(&path, 1 << 20).await?;
+        let held = open_disk(&path)?;
+        make_disk(&path, 1 << 20).await?;
+        drop((open_disk(&path)?, held));
+        Ok(())
+    }
 }
