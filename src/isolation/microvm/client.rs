@@ -37,7 +37,7 @@ impl Client {
     /// Connects, again and again until `within` has passed.
     ///
     /// # Errors
-    /// `deadline`.
+    /// `deadline`; `unavailable` at once if QEMU has ended.
     pub(super) fn open(&mut self, within: Duration) -> Result<()> {
         let until = Instant::now() + within;
         // A machine that boots answers the first hello as soon as it can.
@@ -47,6 +47,10 @@ impl Client {
                 Ok(stream) => {
                     self.stream = Some(stream);
                     return Ok(());
+                }
+                // QEMU listens before it runs.
+                Err(failed) if has_ended(&failed) => {
+                    return Err(Error::unavailable(format!("the virtual machine has ended: {failed}")));
                 }
                 Err(failed) => failed,
             };
@@ -109,6 +113,11 @@ pub(super) fn unexpected() -> Error {
     Error::unavailable("the guest gave another answer than was asked for")
 }
 
+/// Whether the error of connecting says that QEMU has ended.
+fn has_ended(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
 fn hello(socket: &Path, wait: Duration) -> io::Result<UnixStream> {
     let mut stream = connect_blocking(socket)?;
     stream.set_read_timeout(Some(wait))?;
@@ -152,8 +161,7 @@ impl Connector for PortConnector {
         loop {
             match tokio::time::timeout(HELLO_WAIT, self.try_connect()).await {
                 Ok(Ok(channel)) => return Ok(channel),
-                // QEMU has ended.
-                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => return Err(error),
+                Ok(Err(error)) if has_ended(&error) => return Err(error),
                 // The caller bounds the attempts.
                 Ok(Err(_)) | Err(_) => tokio::time::sleep(HELLO_PAUSE).await,
             }
@@ -261,5 +269,25 @@ impl Sink for Client {
 
     fn finish(&mut self, entry: &Entry) -> io::Result<()> {
         self.tell(&Request::Finish { entry: entry.clone() }, &[]).map_err(as_io)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::error::ErrorCode;
+
+    #[test]
+    fn ended_machine_fails_at_once() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let (refuses, missing) = (folder.path().join("s"), folder.path().join("none"));
+        drop(crate::link::connector::unix::listen(&refuses)?);
+        for socket in [refuses, missing] {
+            let began = Instant::now();
+            let failed = Client::new(socket).call(&Request::Sync, &[], limits::VM_CALL).err();
+            assert_eq!(failed.map(|error| error.code), Some(ErrorCode::Unavailable));
+            assert!(began.elapsed() < limits::VM_CALL / 3, "{:?}", began.elapsed());
+        }
+        Ok(())
     }
 }

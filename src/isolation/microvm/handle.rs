@@ -95,8 +95,12 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machine: Arc<Machine>, m
     if let Err(error) = watched.process.ended().await {
         tracing::warn!(worker = %id, %error, "a virtual machine cannot be watched");
     }
-    machine.client().close();
     machines.remove(&machine);
+    // Waits outside the event loop for the transfer that the end interrupts.
+    let closed = tokio::task::spawn_blocking(move || machine.client().close()).await;
+    if let Err(error) = closed {
+        tracing::warn!(worker = %id, %error, "the connection to a virtual machine cannot be closed");
+    }
     watched.has_ended.send_replace(true);
 }
 
