@@ -111,6 +111,8 @@ pub const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(10);
 pub const VM_BOOT: Duration = Duration::from_secs(60);
 /// Time for one request to a virtual machine's first process.
 pub const VM_CALL: Duration = Duration::from_secs(30);
+/// Time for one transfer of a virtual machine's files or state, with all of its requests.
+pub const VM_TRANSFER: Duration = Duration::from_secs(600);
 /// Time for a virtual machine to bring its files and state out after its worker has ended.
 pub const VM_SETTLE: Duration = Duration::from_secs(300);
 /// Pause between two checks that a guest answers.

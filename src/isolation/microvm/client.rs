@@ -27,11 +27,31 @@ const STALE_BYTES: usize = 16 << 20;
 pub(super) struct Client {
     socket: PathBuf,
     stream: Option<UnixStream>,
+    /// When the present transfer ends at the latest.
+    until: Option<Instant>,
+    is_over: bool,
 }
 
 impl Client {
     pub(super) fn new(socket: PathBuf) -> Client {
-        Client { socket, stream: None }
+        Client { socket, stream: None, until: None, is_over: false }
+    }
+
+    /// Bounds all further requests together, until another bound is set.
+    pub(super) fn bound(&mut self, until: Option<Instant>) {
+        self.until = until;
+    }
+
+    /// Ends the connection for good: every further request fails.
+    pub(super) fn end(&mut self) {
+        self.stream = None;
+        self.is_over = true;
+    }
+
+    /// The end of what may take `within`.
+    fn deadline(&self, within: Duration) -> Instant {
+        let own = Instant::now() + within;
+        self.until.map_or(own, |until| until.min(own))
     }
 
     /// Connects, again and again until `within` has passed.
@@ -39,11 +59,14 @@ impl Client {
     /// # Errors
     /// `deadline`; `unavailable` at once if QEMU has ended.
     pub(super) fn open(&mut self, within: Duration) -> Result<()> {
-        let until = Instant::now() + within;
+        if self.is_over {
+            return Err(Error::unavailable("the virtual machine has ended"));
+        }
+        let until = self.deadline(within);
         // A machine that boots answers the first hello as soon as it can.
         let wait = if within > limits::VM_CALL { within } else { HELLO_WAIT };
         loop {
-            let failed = match hello(&self.socket, wait) {
+            let failed = match hello(&self.socket, until.min(Instant::now() + wait)) {
                 Ok(stream) => {
                     self.stream = Some(stream);
                     return Ok(());
@@ -74,13 +97,10 @@ impl Client {
         if self.stream.is_none() {
             self.open(limits::VM_CALL)?;
         }
-        let Some(stream) = &mut self.stream else { return Err(Error::internal("the connection is gone")) };
-        let answered = (|| {
-            stream.set_write_timeout(Some(limits::VM_CALL))?;
-            stream.set_read_timeout(Some(within))?;
-            machine::write(stream, request, body)?;
-            machine::read::<Reply>(stream)
-        })();
+        let until = self.deadline(within);
+        let Some(stream) = &self.stream else { return Err(Error::internal("the connection is gone")) };
+        let mut bounded = Bounded { stream, until };
+        let answered = machine::write(&mut bounded, request, body).and_then(|()| machine::read::<Reply>(&mut bounded));
         match answered {
             Ok((Reply::Failed(error), _)) => Err(error),
             Ok(answer) => Ok(answer),
@@ -118,19 +138,50 @@ fn has_ended(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
-fn hello(socket: &Path, wait: Duration) -> io::Result<UnixStream> {
-    let mut stream = connect_blocking(socket)?;
-    stream.set_read_timeout(Some(wait))?;
-    stream.set_write_timeout(Some(wait))?;
+/// A stream whose reads and writes end together at a time, however slowly the guest sends and receives.
+struct Bounded<'s> {
+    stream: &'s UnixStream,
+    until: Instant,
+}
+
+impl Bounded<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl io::Read for Bounded<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(into)
+    }
+}
+
+impl io::Write for Bounded<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn hello(socket: &Path, until: Instant) -> io::Result<UnixStream> {
+    let stream = connect_blocking(socket)?;
+    let mut bounded = Bounded { stream: &stream, until };
     let nonce = random::bytes();
-    stream.write_all(&machine::hello(nonce))?;
+    bounded.write_all(&machine::hello(nonce))?;
     let (ready, mut last, mut stale) = (machine::ready(nonce), Vec::new(), 0);
-    let until = Instant::now() + wait;
-    while stale < STALE_BYTES && Instant::now() < until {
+    while stale < STALE_BYTES {
         // One byte at a time once the echo may have begun: what follows it belongs to the connection.
         let mut bytes = [0; HELLO_BYTES];
         let want = HELLO_BYTES - overlap(&last, &ready);
-        let count = stream.read(&mut bytes[..want])?;
+        let count = bounded.read(&mut bytes[..want])?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -288,6 +339,34 @@ mod tests {
             assert_eq!(failed.map(|error| error.code), Some(ErrorCode::Unavailable));
             assert!(began.elapsed() < limits::VM_CALL / 3, "{:?}", began.elapsed());
         }
+        Ok(())
+    }
+    #[test]
+    fn slow_answers_end_in_time() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let socket = folder.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&socket)?;
+        let guest = std::thread::spawn(move || -> io::Result<()> {
+            let (mut stream, _) = listener.accept()?;
+            let mut bytes = [0; HELLO_BYTES];
+            stream.read_exact(&mut bytes)?;
+            let nonce = machine::nonce_of(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+            stream.write_all(&machine::ready(nonce))?;
+            // The header of the largest answer, which arrives byte by byte.
+            let header = [(4u32 << 20).to_le_bytes(), 0u32.to_le_bytes()].concat();
+            for byte in header.into_iter().chain(std::iter::repeat(b' ')) {
+                stream.write_all(&[byte])?;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Ok(())
+        });
+        let (mut client, began) = (Client::new(socket), Instant::now());
+        client.bound(Some(began + Duration::from_millis(500)));
+        let failed = Source::read(&mut client, "f", 0).map_err(from_io).err();
+        assert_eq!(failed.map(|error| error.code), Some(ErrorCode::Deadline));
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        drop(client);
+        assert!(guest.join().is_ok_and(|sent| sent.is_err()), "the connection was closed");
         Ok(())
     }
 }

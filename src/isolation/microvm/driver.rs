@@ -107,10 +107,14 @@ impl MicrovmDriver {
             let document = self.document(new, &image)?.to_bytes()?;
             let document = [&document[..], &new.identity.secret].concat();
             let machine = Arc::clone(machine);
-            let prepared = tokio::task::spawn_blocking(move || prepare(&machine, is_new, &document));
+            let mut prepared = tokio::task::spawn_blocking(move || prepare(&machine, is_new, &document));
             tokio::select! {
-                prepared = prepared => prepared.map_err(|error| Error::internal(error.to_string()))?,
-                _ = process.ended() => Err(Error::unavailable("the virtual machine ended while it started")),
+                prepared = &mut prepared => prepared.map_err(|error| Error::internal(error.to_string()))?,
+                _ = process.ended() => {
+                    // It fails soon, and keeps no disk of a later machine.
+                    let _ = prepared.await;
+                    Err(Error::unavailable("the virtual machine ended while it started"))
+                }
             }
         };
         match started.await {

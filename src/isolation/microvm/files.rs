@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::DISK;
 use super::machine::Machines;
@@ -21,7 +22,16 @@ pub(super) struct MirroredFiles {
 impl MirroredFiles {
     async fn pull(&self) -> Result<()> {
         let Some(machine) = self.machines.find(&self.dir) else { return self.is_mirror_current() };
-        let pulled = tokio::task::spawn_blocking(move || machine.pull()).await;
+        // One thread for all readers of a kernel, until its transfer has ended.
+        let turn = Arc::clone(&machine.reading).lock_owned().await;
+        if self.machines.find(&self.dir).is_none() {
+            return self.is_mirror_current();
+        }
+        let pulled = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            machine.pull()
+        });
+        let pulled = pulled.await;
         pulled.map_err(|error| Error::internal(error.to_string()))?
     }
 

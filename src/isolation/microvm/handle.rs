@@ -96,9 +96,8 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machine: Arc<Machine>, m
         tracing::warn!(worker = %id, %error, "a virtual machine cannot be watched");
     }
     machines.remove(&machine);
-    // Waits outside the event loop for the transfer that the end interrupts.
-    let closed = tokio::task::spawn_blocking(move || machine.client().close()).await;
-    if let Err(error) = closed {
+    // Waits outside the event loop for the transfer that the end interrupts: the next machine changes the same mirror.
+    if let Err(error) = tokio::task::spawn_blocking(move || machine.client().end()).await {
         tracing::warn!(worker = %id, %error, "the connection to a virtual machine cannot be closed");
     }
     watched.has_ended.send_replace(true);
@@ -108,11 +107,16 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machine: Arc<Machine>, m
 async fn settle(watched: &Watched, machine: &Arc<Machine>) -> Result<()> {
     watched.is_settling.set(true);
     let machine = Arc::clone(machine);
-    let settled = tokio::task::spawn_blocking(move || machine.settle());
-    match tokio::time::timeout(limits::VM_SETTLE, settled).await {
-        Ok(settled) => settled.map_err(|error| Error::internal(error.to_string()))?,
-        Err(_) => Err(Error::deadline("a virtual machine's files were not brought out in time")),
-    }
+    let mut settled = tokio::task::spawn_blocking(move || machine.settle());
+    let done = match tokio::time::timeout(limits::VM_SETTLE, &mut settled).await {
+        Ok(done) => done,
+        Err(_) => {
+            // Its thread may be about to remove the disk: the machine has not ended before it.
+            watched.process.kill();
+            settled.await
+        }
+    };
+    done.map_err(|error| Error::internal(error.to_string()))?
 }
 
 /// Waits until the guest reports its worker's end; an error says that the guest does not answer.

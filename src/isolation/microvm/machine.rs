@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::client::{Client, from_io, unexpected};
 use super::{DISK, NEW_DISK};
@@ -54,6 +55,8 @@ pub(super) struct Machine {
     most_bytes: u64,
     client: Mutex<Client>,
     known: Mutex<Known>,
+    /// The turn of a client that reads files.
+    pub reading: Arc<tokio::sync::Mutex<()>>,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -64,11 +67,19 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Machine {
     pub(super) fn new(folder: Folder, most_bytes: u64, control: PathBuf) -> Machine {
         let client = Mutex::new(Client::new(control));
-        Machine { folder, most_bytes, client, known: Mutex::default() }
+        Machine { folder, most_bytes, client, known: Mutex::default(), reading: Arc::default() }
     }
 
+    /// The connection, for requests that are bounded one by one. Blocks.
     pub(super) fn client(&self) -> MutexGuard<'_, Client> {
-        lock(&self.client)
+        self.client_within(None)
+    }
+
+    /// The connection, for a transfer that takes at most that long once it has its turn.
+    fn client_within(&self, within: Option<Duration>) -> MutexGuard<'_, Client> {
+        let mut client = lock(&self.client);
+        client.bound(within.map(|within| Instant::now() + within));
+        client
     }
 
     /// Makes the mirror equal to the guest's files.
@@ -76,7 +87,12 @@ impl Machine {
     /// # Errors
     /// `refused` beyond the workspace's limit; those of the guest and of writing.
     pub(super) fn pull(&self) -> Result<()> {
-        let (mut client, mut known, mut tree) = (self.client(), lock(&self.known), self.folder.tree()?);
+        self.pull_within(limits::VM_TRANSFER)
+    }
+
+    fn pull_within(&self, within: Duration) -> Result<()> {
+        let (mut client, mut known) = (self.client_within(Some(within)), lock(&self.known));
+        let mut tree = self.folder.tree()?;
         let before = std::mem::take(&mut *known);
         let same = |guest: &Entry, host: &Entry| {
             before.guest.get(&guest.path) == Some(&guest.stamp()) && before.host.get(&host.path) == Some(&host.stamp())
@@ -91,7 +107,8 @@ impl Machine {
     /// # Errors
     /// Those of the guest and of reading.
     pub(super) fn push(&self) -> Result<()> {
-        let (mut client, mut known, mut tree) = (self.client(), lock(&self.known), self.folder.tree()?);
+        let (mut client, mut known) = (self.client_within(Some(limits::VM_TRANSFER)), lock(&self.known));
+        let mut tree = self.folder.tree()?;
         let before = std::mem::take(&mut *known);
         let same = |host: &Entry, guest: &Entry| {
             before.guest.get(&guest.path) == Some(&guest.stamp()) && before.host.get(&host.path) == Some(&host.stamp())
@@ -113,7 +130,7 @@ impl Machine {
         if !self.folder.engine_db.exists() {
             return Ok(());
         }
-        let mut client = self.client();
+        let mut client = self.client_within(Some(limits::VM_TRANSFER));
         let db = EngineDb::open(&self.folder.engine_db, Durability::Process)?;
         let Some(info) = db.info()? else { return Ok(db.close()?) };
         db.entries(|head, piece, _| {
@@ -128,8 +145,8 @@ impl Machine {
     ///
     /// # Errors
     /// Those of the guest and of the database.
-    pub(super) fn pull_state(&self) -> Result<()> {
-        let mut client = self.client();
+    fn pull_state(&self, within: Duration) -> Result<()> {
+        let mut client = self.client_within(Some(within));
         let (mut heads, mut engine) = (Vec::<Head>::new(), None);
         loop {
             let (reply, _) = client.call(&Request::StateHeads { from: heads.len() }, &[], limits::VM_CALL)?;
@@ -173,10 +190,14 @@ impl Machine {
     /// # Errors
     /// Those of the transfers; the disk remains the truth then.
     pub(super) fn settle(&self) -> Result<()> {
-        self.pull()?;
-        self.pull_state()?;
+        let until = Instant::now() + limits::VM_SETTLE;
+        let left = || until.saturating_duration_since(Instant::now());
+        self.pull_within(left())?;
+        self.pull_state(left())?;
         let synced = std::fs::File::open(&self.folder.dir).and_then(|dir| Ok(nix::unistd::syncfs(dir)?));
         synced.map_err(|error| Error::internal(format!("write the mirror of a virtual machine: {error}")))?;
+        // From here on a transfer would change the truth.
+        self.client().end();
         self.folder.drop_disk()
     }
 }

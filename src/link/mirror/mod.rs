@@ -380,7 +380,9 @@ mod tests {
             identity: (0, 0, 0),
             target: String::new(),
         };
-        for bad in ["", "/etc/x", "../x", "a/../b", "a//b", "a/./b", ".", "%00", "a/", "%zz", "a/b", "%78", "%FF", "%+f"] {
+        for bad in
+            ["", "/etc/x", "../x", "a/../b", "a//b", "a/./b", ".", "%00", "a/", "%zz", "a/b", "%78", "%FF", "%+f"]
+        {
             assert!(check(&[entry(bad, Kind::File)], 10).is_err(), "{bad}");
         }
         let folder = entry("a", Kind::Folder);
