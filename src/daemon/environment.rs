@@ -50,6 +50,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         images: paths.data_dir().join(IMAGES),
         sockets: paths.workers_runtime(),
         account: worker_account,
+        durability: config.daemon.durability,
     };
     let microvm = MicrovmDriver::new(settings, Rc::clone(&process));
     let environment = Environment {

@@ -12,6 +12,7 @@ use super::image::{self, Image};
 use super::machine::{Folder, Machine, Machines};
 use super::qemu::{self, NewMachine, Sockets};
 use super::workspace::MirroredWorkspace;
+use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::WorkerId;
@@ -40,6 +41,8 @@ pub struct MicrovmSettings {
     pub sockets: PathBuf,
     /// Uid and gid of QEMU, in a daemon that is root.
     pub account: Option<(u32, u32)>,
+    /// What the machines' disks withstand.
+    pub durability: Durability,
 }
 
 /// The driver of microVM isolation. What is the same on the host is done by that of processes.
@@ -94,8 +97,9 @@ impl MicrovmDriver {
         record(about.write()?).await?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
-        let (limits, account) = (&new.shape.limits, self.settings.account);
-        let mut child = qemu::start(NewMachine { image: &image, disk, sockets: &about.sockets, limits, account, log })?;
+        let MicrovmSettings { account, durability, .. } = self.settings;
+        let (limits, sockets) = (&new.shape.limits, &about.sockets);
+        let mut child = qemu::start(NewMachine { image: &image, disk, sockets, limits, account, durability, log })?;
         let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
         let process = WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("qemu: {error}")))?;
         let identified = ProcessRecord::of(pid);

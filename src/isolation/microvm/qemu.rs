@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::image::Image;
+use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::spec::KernelLimits;
@@ -24,10 +25,21 @@ pub(super) const HINT: &str =
 /// The root file system, descriptor set 1.
 const ROOT_DRIVE: &str =
     "driver=raw,node-name=d0,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off";
-/// The private disk, descriptor set 2. The host's page cache outlives the machine, so a flush need not reach the device.
-const DISK_DRIVE: &str = "driver=raw,node-name=d1,discard=unmap,cache.no-flush=on,file.driver=file,file.filename=/dev/fdset/2,file.locking=off";
 /// The guest kernel's command line.
 const KERNEL_LINE: &str = "quiet panic=-1 random.trust_cpu=on no_timer_check mitigations=off cryptomgr.notests raid=noautodetect audit=0 selinux=0 apparmor=0 ima=off";
+
+/// The private disk, descriptor set 2. The host's page cache outlives the machine: a flush reaches the device only
+/// where a loss of power counts.
+fn disk_drive(durability: Durability) -> String {
+    let no_flush = match durability {
+        Durability::Process => "on",
+        Durability::Power => "off",
+    };
+    format!(
+        "driver=raw,node-name=d1,discard=unmap,cache.no-flush={no_flush},file.driver=file,\
+         file.filename=/dev/fdset/2,file.locking=off"
+    )
+}
 
 /// The sockets of a machine's ports.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -73,6 +85,7 @@ pub(super) struct NewMachine<'a> {
     pub sockets: &'a Sockets,
     pub limits: &'a KernelLimits,
     pub account: Option<(u32, u32)>,
+    pub durability: Durability,
     pub log: OwnedFd,
 }
 
@@ -86,7 +99,7 @@ fn failed(what: &str) -> impl FnOnce(std::io::Error) -> Error {
 /// # Errors
 /// Those of opening, and of the start of the program.
 pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    let NewMachine { image, disk, sockets, limits, account, log } = new;
+    let NewMachine { image, disk, sockets, limits, account, durability, log } = new;
     let mut fds: Vec<(OwnedFd, RawFd)> = Vec::new();
     let mut give = |fd: OwnedFd| {
         let number = 3 + fds.len() as RawFd;
@@ -115,7 +128,7 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
         .args(["-kernel", &format!("/proc/self/fd/{kernel}"), "-initrd", &format!("/proc/self/fd/{initrd}")])
         .args(["-append", KERNEL_LINE])
         .args(["-add-fd", &format!("fd={root},set=1"), "-add-fd", &format!("fd={disk},set=2")])
-        .args(["-blockdev", ROOT_DRIVE, "-blockdev", DISK_DRIVE])
+        .args(["-blockdev", ROOT_DRIVE, "-blockdev", &disk_drive(durability)])
         .args(["-device", "virtio-blk-pci,drive=d0", "-device", "virtio-blk-pci,drive=d1"])
         .args(["-device", "virtio-serial-pci"]);
     for (id, fd, name) in [("c0", link, LINK_PORT), ("c1", control, CONTROL_PORT), ("c2", events, EVENT_PORT)] {
@@ -209,6 +222,12 @@ mod tests {
         assert!(held, "the child holds the lock");
         assert!(open_disk(&path).is_ok());
         Ok(())
+    }
+
+    #[test]
+    fn flushes_follow_durability() {
+        assert!(disk_drive(Durability::Power).contains(",cache.no-flush=off,"));
+        assert!(disk_drive(Durability::Process).contains(",cache.no-flush=on,"));
     }
 
     #[tokio::test]
