@@ -144,6 +144,17 @@ pub trait EngineState: Send {
     fn inspect(&self) -> Result<Inspected>;
 }
 
+/// What reaches the newest files and state of a kernel without a live worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// They are on this host.
+    Host,
+    /// Only the kernel's next worker reaches them.
+    Worker,
+    /// The last worker could not be started with them; this host has older ones.
+    Nothing,
+}
+
 /// Probes the capabilities of a host. Blocks.
 pub type Probe = Box<dyn FnOnce() -> Vec<Ability> + Send>;
 
@@ -222,6 +233,19 @@ pub trait IsolationDriver {
 
     /// Removes leftovers of workers that `known` does not name.
     fn sweep(&self, known: &[WorkerId]);
+
+    /// What reaches the newest files and state of the kernel with this folder.
+    fn reach(&self, _dir: &Path) -> Reach {
+        Reach::Host
+    }
+
+    /// Puts aside what nothing reaches, so that the kernel goes on with what this host has. Returns where it is kept.
+    ///
+    /// # Errors
+    /// Those of renaming.
+    async fn put_aside(&self, _dir: &Path) -> Result<Option<PathBuf>> {
+        Ok(None)
+    }
 
     /// Probes this host's capabilities for this isolation; the returned function blocks.
     fn probe(&self) -> Probe;

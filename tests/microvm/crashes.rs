@@ -35,3 +35,29 @@ fn killed_machine_loses_nothing_acknowledged() {
     let seen = host.ok(&["checkpoint", "lab", "-m", "one"]);
     assert!(!seen.is_empty());
 }
+
+#[test]
+fn restore_passes_over_damaged_disk() {
+    use std::os::unix::fs::FileExt as _;
+
+    let mut host = Machines::start(User::Own);
+    host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    host.run("lab", "x = 1; open('f', 'w').write('one')");
+    host.ok(&["checkpoint", "lab", "-m", "one"]);
+    host.run("lab", "x = 2; open('f', 'w').write('two')");
+    host.kill();
+    host.kill_machines();
+    until("the machine's end", || host.machines().is_empty());
+    let folder = std::fs::read_dir(host.data().join("kernels")).expect("a folder").flatten().next().expect("a kernel");
+    let disk = std::fs::File::options().write(true).open(folder.path().join("disk.ext4")).expect("the disk");
+    disk.write_all_at(&vec![0; 1 << 20], 0).expect("damaged");
+    drop(disk);
+    host.launch();
+    host.ok(&["restore", "lab", "one", "--yes"]);
+    assert_eq!(host.run("lab", "print(x, open('f').read())"), "1 one", "{}", host.log());
+    assert!(folder.path().join("disk.lost.ext4").exists(), "the damaged disk is kept\n{}", host.log());
+    let events = host.ok(&["events", "lab", "--json"]);
+    assert!(events.contains("files_put_aside") && events.contains("disk.lost.ext4"), "{events}");
+    host.ok(&["undo", "lab", "--yes"]);
+    assert_eq!(host.run("lab", "print(open('f').read())"), "one", "the mirror was the safety checkpoint");
+}

@@ -22,7 +22,8 @@ use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
-    EngineState, FileAccess, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
+    EngineState, FileAccess, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Reach, Recorder,
+    Shape,
 };
 use crate::link::bootstrap::{LaunchDocument, ReportLine};
 use crate::link::machine::{Reply, Request};
@@ -110,16 +111,17 @@ impl MicrovmDriver {
             record(about.write()?).await?;
             let document = self.document(new, &image)?.to_bytes()?;
             let document = [&document[..], &new.identity.secret].concat();
-            let machine = Arc::clone(machine);
+            let (machine, dir) = (Arc::clone(machine), folder.dir.clone());
             let mut prepared = tokio::task::spawn_blocking(move || prepare(&machine, is_new, &document));
-            tokio::select! {
+            let served = tokio::select! {
                 prepared = &mut prepared => prepared.map_err(|error| Error::internal(error.to_string()))?,
                 _ = process.ended() => {
                     // It fails soon, and keeps no disk of a later machine.
                     let _ = prepared.await;
                     Err(Error::unavailable("the virtual machine ended while it started"))
                 }
-            }
+            };
+            served.inspect_err(|_| self.machines.note_failure(&dir))
         };
         match started.await {
             Ok(()) => Ok(process),
@@ -303,6 +305,16 @@ impl IsolationDriver for MicrovmDriver {
 
     fn sweep(&self, _: &[WorkerId]) {
         // Sockets are swept with those of processes; every machine is in a catalog before it exists.
+    }
+
+    fn reach(&self, dir: &Path) -> Reach {
+        self.machines.reach(dir)
+    }
+
+    async fn put_aside(&self, dir: &Path) -> Result<Option<PathBuf>> {
+        let (machines, dir) = (self.machines.clone(), dir.to_owned());
+        let kept = tokio::task::spawn_blocking(move || machines.put_aside(&dir)).await;
+        kept.map_err(|error| Error::internal(error.to_string()))?
     }
 
     fn probe(&self) -> Probe {

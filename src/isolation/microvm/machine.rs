@@ -1,16 +1,17 @@
 //! A live machine's files: brings the mirror on this host up to date, and the guest. Blocks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::client::{Client, from_io, unexpected};
-use super::{DISK, NEW_DISK};
+use super::{DISK, LOST_DISK, NEW_DISK};
 use crate::catalog::{EngineDb, EngineInfo, Entry as StateEntry};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
+use crate::isolation::Reach;
 use crate::link::machine::{Head, Reply, Request};
 use crate::link::mirror::{Entry, Sink, Stamp, Tree, stamps, transfer};
 use crate::sys::fs;
@@ -222,23 +223,106 @@ impl Folder {
     }
 }
 
-/// The live machines by their kernel's folder, for captures on other threads.
+/// The machines by their kernel's folder, for captures on other threads.
 #[derive(Clone, Default)]
-pub(super) struct Machines(Arc<Mutex<HashMap<PathBuf, Arc<Machine>>>>);
+pub(super) struct Machines(Arc<Mutex<ByFolder>>);
+
+#[derive(Default)]
+struct ByFolder {
+    live: HashMap<PathBuf, Arc<Machine>>,
+    /// Folders whose last machine did not start.
+    failed: HashSet<PathBuf>,
+}
 
 impl Machines {
     pub(super) fn add(&self, machine: &Arc<Machine>) {
-        lock(&self.0).insert(machine.folder.dir.clone(), Arc::clone(machine));
+        let (mut all, dir) = (lock(&self.0), &machine.folder.dir);
+        all.failed.remove(dir);
+        all.live.insert(dir.clone(), Arc::clone(machine));
     }
 
     pub(super) fn find(&self, dir: &Path) -> Option<Arc<Machine>> {
-        lock(&self.0).get(dir).cloned()
+        lock(&self.0).live.get(dir).cloned()
     }
 
     pub(super) fn remove(&self, machine: &Arc<Machine>) {
-        let mut all = lock(&self.0);
-        if all.get(&machine.folder.dir).is_some_and(|found| Arc::ptr_eq(found, machine)) {
-            all.remove(&machine.folder.dir);
+        let (mut all, dir) = (lock(&self.0), &machine.folder.dir);
+        if all.live.get(dir).is_some_and(|found| Arc::ptr_eq(found, machine)) {
+            all.live.remove(dir);
         }
+    }
+
+    /// Notes that the guest of a started machine did not serve.
+    pub(super) fn note_failure(&self, dir: &Path) {
+        lock(&self.0).failed.insert(dir.to_owned());
+    }
+
+    /// What reaches a kernel's newest files and state.
+    pub(super) fn reach(&self, dir: &Path) -> Reach {
+        let all = lock(&self.0);
+        match dir.join(DISK).exists() {
+            false => Reach::Host,
+            true if all.failed.contains(dir) && !all.live.contains_key(dir) => Reach::Nothing,
+            true => Reach::Worker,
+        }
+    }
+
+    /// Puts aside a disk that nothing reaches. Blocks.
+    ///
+    /// # Errors
+    /// Those of renaming.
+    pub(super) fn put_aside(&self, dir: &Path) -> Result<Option<PathBuf>> {
+        if self.reach(dir) != Reach::Nothing {
+            return Ok(None);
+        }
+        let kept = dir.join(LOST_DISK);
+        fs::rename_durable(&dir.join(DISK), &kept, "microvm.disk.lose")
+            .map_err(|error| Error::internal(format!("put a virtual machine's disk aside: {error}")))?;
+        lock(&self.0).failed.remove(dir);
+        Ok(Some(kept))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::error::ErrorCode;
+
+    fn machine(dir: &Path) -> Arc<Machine> {
+        let folder = Folder { dir: dir.to_owned(), workspace: dir.join("workspace"), engine_db: dir.join("engine.db") };
+        Arc::new(Machine::new(folder, 1, dir.join("control")))
+    }
+
+    #[tokio::test]
+    async fn only_unusable_disks_are_put_aside() -> Result<()> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (dir, machines) = (folder.path(), Machines::default());
+        machines.note_failure(dir);
+        assert_eq!((machines.reach(dir), machines.put_aside(dir)?), (Reach::Host, None));
+        std::fs::write(dir.join(DISK), b"disk").expect("written");
+        let live = machine(dir);
+        machines.add(&live);
+        assert_eq!((machines.reach(dir), machines.put_aside(dir)?), (Reach::Worker, None));
+        machines.remove(&live);
+        assert_eq!((machines.reach(dir), machines.put_aside(dir)?), (Reach::Worker, None));
+        machines.note_failure(dir);
+        assert_eq!(machines.reach(dir), Reach::Nothing);
+        let kept = machines.put_aside(dir)?.expect("it is kept");
+        assert_eq!(std::fs::read(kept).expect("it is there"), b"disk");
+        assert_eq!(machines.reach(dir), Reach::Host);
+        Ok(())
+    }
+
+    #[test]
+    fn ended_machine_transfers_nothing() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        std::fs::create_dir(folder.path().join("workspace"))?;
+        let (machine, listener) =
+            (machine(folder.path()), std::os::unix::net::UnixListener::bind(folder.path().join("control"))?);
+        machine.client().end();
+        assert_eq!(machine.pull().err().map(|error| error.code), Some(ErrorCode::Unavailable));
+        listener.set_nonblocking(true)?;
+        assert!(listener.accept().is_err(), "it did not connect");
+        Ok(())
     }
 }

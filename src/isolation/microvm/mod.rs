@@ -24,3 +24,6 @@ pub use driver::{MicrovmDriver, MicrovmSettings, abilities};
 const DISK: &str = "disk.ext4";
 /// A disk that is being filled.
 const NEW_DISK: &str = "disk.new.ext4";
+/// A disk with which no machine could be started, put aside by a restore. It is kept until the next one or the kernel's
+/// removal.
+const LOST_DISK: &str = "disk.lost.ext4";

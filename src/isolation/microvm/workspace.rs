@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::DISK;
 use super::machine::{Machine, Machines};
 use crate::core::error::Error;
+use crate::isolation::Reach;
 use crate::workspace::{
     Captured, Collected, Donor, DriverChoice, Durability, Objects, Restored, Snapshot, Tracker, TreeId, Unwatched,
     Workspace, WorkspaceError,
@@ -36,6 +37,15 @@ impl MirroredWorkspace {
             None => Ok(()),
         }
     }
+
+    /// As [`Self::pull`]; the mirror is captured as it is where nothing reaches the disk. Only a restore captures a
+    /// kernel without a worker, and puts the disk aside.
+    fn pull_for_capture(&self) -> Result<()> {
+        match self.machines.reach(&self.dir) {
+            Reach::Nothing => Ok(()),
+            Reach::Host | Reach::Worker => self.pull(),
+        }
+    }
 }
 
 impl Workspace for MirroredWorkspace {
@@ -44,12 +54,12 @@ impl Workspace for MirroredWorkspace {
     }
 
     fn prepare(&mut self, objects: &dyn Objects) -> Result<()> {
-        self.pull()?;
+        self.pull_for_capture()?;
         self.tracker.prepare(objects).map(drop)
     }
 
     fn collect(&mut self, objects: &dyn Objects) -> Result<Collected> {
-        self.pull()?;
+        self.pull_for_capture()?;
         self.tracker.collect(objects)
     }
 

@@ -23,6 +23,7 @@ use crate::core::kernel::transition::{Kind, Record, Recovery, Step, Transition};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::workflow::Options;
+use crate::isolation::Reach;
 use crate::link::host::WorkerLink;
 use crate::supervisor::checkpoint::pruning::pin_for_read;
 use crate::supervisor::checkpoint::queue_ticket;
@@ -97,6 +98,7 @@ async fn to(
     // While queued, the restore is dropped with its client: a restore that the client does not see must not undo
     // others' work.
     let (ticket, _guard) = queue_ticket::Ticket::with_guard(&kernel);
+    let (driver, dir) = (Rc::clone(host.drivers.of(kernel.spec.isolation)?), host.home(kernel.id, None).dir);
     // In its own task: once it has changed something, the restore runs to one of its two ends even if the client is
     // gone.
     let restoring = tokio::task::spawn_local(async move {
@@ -105,9 +107,14 @@ async fn to(
         let id = target.checkpoint.id;
         let done = match kernel.view().state {
             // Its last worker crashed: the present state may be what does not load.
-            State::Crashed { .. } if kernel.interrupted().is_none() => None,
+            State::Crashed { .. } if kernel.interrupted().is_none() && driver.reach(&dir) == Reach::Host => None,
             _ => {
-                let done = queue_ticket::take(ticket, change, limits::CHECKPOINT_WAIT, move |link| async move {
+                // A start that fails does so within this time.
+                let wait = match driver.reach(&dir) {
+                    Reach::Host => limits::CHECKPOINT_WAIT,
+                    Reach::Worker | Reach::Nothing => limits::CHECKPOINT_WAIT + limits::VM_BOOT + limits::VM_CALL,
+                };
+                let done = queue_ticket::take(ticket, change, wait, move |link| async move {
                     perform(&of, &own, &link, &owned, (target, options), &actor, None).await
                 });
                 Some(done.await)
@@ -117,7 +124,12 @@ async fn to(
             kernel.link.borrow().is_none()
                 && !transition.is_recorded()
                 && kernel.interrupted().is_none()
-                && may_be_of_worker(error)
+                && match driver.reach(&dir) {
+                    Reach::Host => may_be_of_worker(error),
+                    // A start may succeed: nothing newer is given up.
+                    Reach::Worker => false,
+                    Reach::Nothing => may_be_of_worker(error) || error.code == ErrorCode::Corrupt,
+                }
         };
         let done = match done {
             Some(Err(error)) if !is_without_worker(&error) => Err(error),
@@ -329,6 +341,12 @@ async fn without_worker(
     let name = format!("before restore of {}", target.checkpoint.short_id());
     let taking = CheckpointRequest::new(CheckpointType::System, &name);
     let safety = seal(host, kernel, gathered, &taking, actor, None).await?.0.id;
+    // Before the record: the recovery that follows it replaces files and state as a whole.
+    if let Some(kept) = host.drivers.of(kernel.spec.isolation)?.put_aside(&host.home(kernel.id, None).dir).await? {
+        let detail = serde_json::json!({ "kept": kept });
+        tracing::warn!(kernel = %kernel.spec.name, kept = %kept.display(), "files that no worker loads are put aside");
+        host.events.publish(&kernel.event_name, "files_put_aside", detail);
+    }
     kernel.detach_mounts(target.manifest.mounts.clone()).await?;
     let intent = Transition::Restore { target: id, safety, options };
     if let Err(error) = transition.record(intent, actor.to_string(), host.now_ms()).await {
