@@ -1,11 +1,12 @@
 //! Git repositories of users on this host, through the host's `git`.
 //!
 //! `git` runs as the daemon's own user, in repositories of that user only. Hooks, file system monitors and automatic
-//! maintenance are off; the filters of the user's configuration apply, as the user's own `git` applies them. Never runs in
-//! a kernel's workspace.
+//! maintenance are off; the filters of the user's configuration apply, as the user's own `git` applies them. Those of the
+//! repository's configuration are refused. Never runs in a kernel's workspace.
 
 mod command;
 mod repository;
+mod settings;
 
 pub use command::Git;
 pub use repository::{Repository, State};

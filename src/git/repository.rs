@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::command::{Call, Git};
+use super::settings::unsafe_setting;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::refs::{CommitId, Head};
 use crate::core::limits;
@@ -60,6 +61,44 @@ impl Repository {
                 .reason("no_repository")
                 .hint("give the directory that has .git")),
         }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks that the repository's own configuration runs no programs.
+    ///
+    /// # Errors
+    /// `refused` (`repository_settings`) if it might, `unsupported` if it is elsewhere.
+    pub async fn check_settings(&self) -> Result<()> {
+        let shown = self.path.display();
+        if fs::symlink_metadata(self.git_dir().join("commondir")).is_ok() {
+            return Err(Error::unsupported(format!("{shown} shares the .git directory of another repository"))
+                .reason("linked_repository"));
+        }
+        for name in [".git/config", ".git/config.worktree"] {
+            let file = self.path.join(name);
+            match fs::metadata(&file) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(failed(&file)(error)),
+                Ok(meta) if meta.is_file() && meta.len() <= limits::GIT_CONFIG_BYTES => {}
+                Ok(_) => {
+                    return Err(Error::refused(format!("{} is not a configuration of git", file.display()))
+                        .reason("repository_settings"));
+                }
+            }
+            let listed = self.ok(&["config", "--file", name, "--no-includes", "--list", "-z"], &[], b"").await?;
+            if let Some(setting) = unsafe_setting(&listed) {
+                return Err(Error::refused(format!("{} may run programs: {setting}", file.display()))
+                    .reason("repository_settings")
+                    .hint(format!(
+                        "remove it, or set it for yourself after reading it: git config --global {setting} …"
+                    )));
+            }
+        }
+        Ok(())
     }
 
     fn git_dir(&self) -> PathBuf {
@@ -126,25 +165,34 @@ impl Repository {
             Ok(_) => return Err(Error::refused("the index is too large").reason("git_index")),
             Err(_) => drop(self.ok(&["read-tree", head.commit.as_str()], &env, b"").await?),
         }
+        // Before git looks into them: it would run what is configured there.
+        self.refuse_links(&env).await?;
         let index_tree = self.ok(&["write-tree"], &env, b"").await.map_err(|error| {
             Error::refused(format!("the index of {} cannot be captured: {}", self.path.display(), error.message))
                 .reason("git_index")
                 .hint("end the merge, rebase or sparse checkout that is under way")
         })?;
         self.ok(&["add", "--all"], &env, b"").await?;
-        let listed = self.ok(&["ls-files", "--stage", "-z"], &env, b"").await?;
-        if let Some(link) = listed.split(|byte| *byte == 0).find(|entry| entry.starts_with(b"160000 ")) {
-            let name =
-                String::from_utf8_lossy(link.rsplit(|byte| *byte == b'\t').next().unwrap_or_default()).into_owned();
-            return Err(Error::unsupported(format!("{} has a repository inside it: {name}", self.path.display()))
-                .reason("nested_repository")
-                .hint("ignore it in .gitignore, and add it to the group as a member of its own"));
-        }
+        self.refuse_links(&env).await?;
         let work_tree = self.ok(&["write-tree"], &env, b"").await?;
         let (index_tree, work_tree) = (id(&index_tree)?, id(&work_tree)?);
         let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
         let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
         Ok(State { head, index_tree, work_tree, changed, untracked })
+    }
+
+    /// Refuses an index with repositories inside this one.
+    async fn refuse_links(&self, env: &[(&str, &Path)]) -> Result<()> {
+        let listed = self.ok(&["ls-files", "--stage", "-z"], env, b"").await?;
+        match listed.split(|byte| *byte == 0).find(|entry| entry.starts_with(b"160000 ")) {
+            Some(link) => {
+                let name = String::from_utf8_lossy(link.rsplit(|byte| *byte == b'\t').next().unwrap_or_default());
+                Err(Error::unsupported(format!("{} has a repository inside it: {name}", self.path.display()))
+                    .reason("nested_repository")
+                    .hint("ignore it in .gitignore, and add it to the group as a member of its own"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Numbers of different and of added files between two trees.

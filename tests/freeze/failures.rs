@@ -34,7 +34,7 @@ fn hanging_member_fails_freeze() {
     host.configure("[limits]\nfreeze_step = \"5s\"\n");
     let shop = Shop::of(host, User::Own);
     // A filter of the user's own configuration that does not end.
-    shop.git(&["config", "filter.slow.clean", "sleep 600"]);
+    shop.git(&["config", "--global", "filter.slow.clean", "sleep 600"]);
     shop.write(".gitattributes", "*.slow filter=slow\n");
     shop.write("a.slow", "text");
     let begun = Instant::now();
@@ -51,7 +51,7 @@ fn moving_repository_fails_freeze() {
     let script = shop.host.path("home").join("move.sh");
     std::fs::write(&script, "#!/bin/sh\ndate +%s%N\n").unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    shop.git(&["config", "filter.moving.clean", &script.display().to_string()]);
+    shop.git(&["config", "--global", "filter.moving.clean", &script.display().to_string()]);
     shop.write(".gitattributes", "*.moving filter=moving\n");
     shop.write("a.moving", "text");
     let reported = fails(&shop, "a moving repository");
@@ -70,4 +70,35 @@ fn kernel_cannot_make_git_run_code() {
     shop.host.ok(&["mount", "agent", "/code", &code, "--rw"]);
     let reported = fails(&shop, "a writable mount");
     assert!(reported.contains("agent can write"), "{reported}");
+    shop.host.ok(&["unmount", "agent", "/code"]);
+    // What its code left in the configuration is not run either.
+    shop.git(&["config", "filter.planted.clean", &format!("touch {}; cat", proof.display())]);
+    shop.write(".gitattributes", "*.py filter=planted\n");
+    let reported = fails(&shop, "a planted filter");
+    assert!(reported.contains("filter.planted.clean") && !proof.exists(), "{reported}");
+    shop.git(&["config", "--remove-section", "filter.planted"]);
+    shop.host.ok(&["freeze", "shop"]);
+}
+
+#[test]
+fn kernel_cannot_use_submodules() {
+    let shop = Shop::new(users()[0]);
+    let proof = shop.host.path("home").join("proof");
+    let inner = |args: &[&str]| shop.git(&[&["-C", "sub"], args].concat());
+    std::fs::create_dir(shop.code().join("sub")).unwrap();
+    inner(&["init", "-q"]);
+    shop.write("sub/file", "one");
+    inner(&["add", "-A"]);
+    inner(&["commit", "-q", "-m", "inner"]);
+    shop.commit("with a repository inside");
+    let sub = shop.code().join("sub").display().to_string();
+    shop.host.ok(&["mount", "agent", "/sub", &sub, "--rw"]);
+    let reported = fails(&shop, "a writable mount below the work tree");
+    assert!(reported.contains("agent can write"), "{reported}");
+    shop.host.ok(&["unmount", "agent", "/sub"]);
+    inner(&["config", "filter.planted.clean", &format!("touch {}; cat", proof.display())]);
+    shop.write("sub/.gitattributes", "* filter=planted\n");
+    shop.write("sub/file", "two");
+    let reported = fails(&shop, "a repository inside");
+    assert!(reported.contains("has a repository inside") && !proof.exists(), "{reported}");
 }

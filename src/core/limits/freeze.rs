@@ -20,6 +20,8 @@ pub const REVERT_ATTEMPTS: u32 = 3;
 pub const GIT_ORPHAN: Duration = Duration::from_secs(30);
 /// Output of one git command, bytes.
 pub const GIT_OUTPUT_BYTES: u64 = 256 << 20;
+/// The configuration of a repository, bytes.
+pub const GIT_CONFIG_BYTES: u64 = 1 << 20;
 /// An index of git, bytes.
 pub const GIT_INDEX_BYTES: u64 = 256 << 20;
 /// Wait for the lock of a database in a group.

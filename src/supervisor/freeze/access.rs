@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::objects::blocking;
 use crate::catalog::host_database;
 use crate::core::error::{Error, Result};
-use crate::git::Git;
+use crate::git::{Git, Repository};
 use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
 
@@ -41,11 +41,13 @@ pub(super) fn recheck(host: &Host, uid: u32, path: &Path) -> Result<()> {
     }
 }
 
-/// Checks that git may run in a repository: it is the user's own, and no kernel can write its configuration.
+/// Checks that git may run in a repository: it is the user's own, no kernel can write in it, and its configuration runs no
+/// programs.
 ///
 /// # Errors
 /// `refused`, `notFound`, and database errors.
-pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, path: &Path) -> Result<()> {
+pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, repository: &Repository) -> Result<()> {
+    let path = repository.path();
     let owner = host_database::owner(&path.join(".git"))?;
     if owner != uid {
         return Err(Error::refused(format!("{} belongs to user {owner}", path.display())).reason("other_owner").hint(
@@ -59,16 +61,15 @@ pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, path: 
         let (mounts, _) = kernel.records.grants().await?;
         let mounts = mounts.into_iter().filter(|given| given.mount.writable);
         writable.extend(mounts.map(|given| PathBuf::from(given.real.unwrap_or(given.mount.source))));
-        if writable.iter().any(|real| path.starts_with(real) || real.starts_with(path.join(".git"))) {
+        if writable.iter().any(|real| path.starts_with(real) || real.starts_with(path)) {
             let name = &kernel.spec.name;
             return Err(Error::refused(format!("kernel {name} can write {}", path.display()))
                 .reason("shared_with_kernel")
-                .hint(
-                    "its code could make git run programs outside of the sandbox: unmount it, or mount it read-only",
-                ));
+                .hint("its code could make git run programs outside of the sandbox: mount it read-only, or unmount it and check what was written"));
         }
     }
-    Ok(())
+    // What a kernel wrote before its mount was removed is still there.
+    repository.check_settings().await
 }
 
 /// Git, for operations on groups.

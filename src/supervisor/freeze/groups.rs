@@ -93,8 +93,8 @@ pub async fn add(
             let path = real.display().to_string();
             let target = match kind {
                 "repository" => {
-                    Repository::open(&access::git(host).await?, &real)?;
-                    access::trusted_repository(supervisor, actor.uid, &real).await?;
+                    let repository = Repository::open(&access::git(host).await?, &real)?;
+                    access::trusted_repository(supervisor, actor.uid, &repository).await?;
                     Target::Repository { path }
                 }
                 _ => {

@@ -72,7 +72,7 @@ pub(super) async fn open(supervisor: &Supervisor, group: &Group) -> Result<Vec<L
                 let path = PathBuf::from(path);
                 access::recheck(host, group.uid, &path)?;
                 let repository = Repository::open(&access::git(host).await?, &path)?;
-                access::trusted_repository(supervisor, group.uid, &path).await?;
+                access::trusted_repository(supervisor, group.uid, &repository).await?;
                 LiveKind::Repository { path, repository, state: None }
             }
             Target::Database { path } => {
