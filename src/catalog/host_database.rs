@@ -179,13 +179,13 @@ fn run(source: &Connection, target: &mut Connection, path: &Path, locked: impl F
     let failed = wrong(path, "copy");
     let backup = Backup::new(source, target).map_err(&failed)?;
     let deadline = Instant::now() + limits::DATABASE_LOCK_WAIT;
-    // The first page takes the locks.
-    let mut pages = 1;
+    // Takes the locks, and copies nothing: a single page would be the whole transaction.
+    let mut pages = 0;
     loop {
         match backup.step(pages).map_err(&failed)? {
-            StepResult::Done => return if pages == 1 { locked() } else { Ok(()) },
+            StepResult::Done => return Ok(()),
             StepResult::More => {
-                if pages == 1 {
+                if pages == 0 {
                     locked()?;
                 }
                 pages = -1;
@@ -336,4 +336,24 @@ pub fn owner(path: &Path) -> Result<u32> {
         std::io::ErrorKind::NotFound => Error::not_found(format!("there is no {}", path.display())),
         _ => io(path, "read", error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_image_is_not_copied_unasked() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let (image, live) = (dir.path().join("image"), dir.path().join("live"));
+        Connection::open(&image).expect("made").pragma_update(None, "user_version", 7).expect("set");
+        Connection::open(&live).expect("made").execute_batch("CREATE TABLE kept (x)").expect("set");
+        let (source, mut target) = (open(&image, false).expect("opened"), open(&live, false).expect("opened"));
+        let refused = run(&source, &mut target, &live, || Err(Error::conflict("written meanwhile")));
+        assert_eq!(refused.map_err(|error| error.code), Err(ErrorCode::Conflict));
+        assert_eq!(revision(&live).expect("read").user_version, 0);
+        run(&source, &mut target, &live, || Ok(())).expect("copied");
+        drop(target);
+        assert_eq!(revision(&live).expect("read").user_version, 7);
+    }
 }

@@ -88,6 +88,7 @@ pub const LABELS: &[Label] = &[
     label("engine.state.apply", Steps::Commit, "stores an execution's changes"),
     label("engine.state.replace", Steps::Commit, "replaces all engine state"),
     label("freeze.groups.dir", Steps::Dir, "makes the folder for operations on groups"),
+    label("freeze.kept.dir", Steps::Dir, "makes the folder for copies of databases that others wrote"),
     label("freeze.member.prepare", Steps::One, "makes an inactive copy for a member of a group"),
     label("freeze.member.revert", Steps::One, "brings a member of a group back"),
     label("freeze.member.snapshot", Steps::One, "captures a member of a group"),

@@ -1,8 +1,10 @@
 //! `kill -9` at each labelled step of a freeze and of a restore: all or nothing after the next start.
 
+use std::path::PathBuf;
+
 use ryokan::sys::fault;
 
-use super::Shop;
+use super::{Shop, amounts};
 use crate::support::{Host, users};
 
 const FREEZE: [&str; 4] =
@@ -22,6 +24,13 @@ fn points(labels: &[&str]) -> Vec<String> {
 }
 
 fn armed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
+    let done = killed(shop, fault, args);
+    shop.host.launch();
+    done
+}
+
+/// Runs a command whose daemon ends at the fault; the next one is not started yet.
+fn killed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
     shop.host.kill();
     shop.host.env(fault::VARIABLE, fault);
     shop.host.launch();
@@ -30,8 +39,15 @@ fn armed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
     assert!(ended, "{fault} was not reached\n{}", shop.host.log());
     shop.host.kill();
     shop.host.env(fault::VARIABLE, "");
-    shop.host.launch();
     done
+}
+
+/// The copies of databases that a recovery kept.
+fn kept(shop: &Shop) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(shop.host.data().join("groups/kept")) else { return Vec::new() };
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    found.sort();
+    found
 }
 
 #[test]
@@ -100,4 +116,37 @@ fn failed_restore_goes_back() {
         shop.host.ok(&["--yes", "restore", "shop", "good"]);
         assert_ne!(shop.state(), wrecked, "{fault}");
     }
+}
+
+const RESTORE_GOOD: [&str; 4] = ["--yes", "restore", "shop", "good"];
+
+#[test]
+fn foreign_writes_are_kept() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    shop.work();
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.wreck();
+    let wrecked = shop.state();
+    let write = "UPDATE accounts SET amount = 600 WHERE id = 1; UPDATE accounts SET amount = 400 WHERE id = 2;";
+    // The restored database is not another program's.
+    killed(&mut shop, "catalog.group.restored.before_commit=kill", &RESTORE_GOOD);
+    assert_eq!(shop.amounts(), (500, 500));
+    shop.host.launch();
+    assert_eq!((shop.state(), kept(&shop)), (wrecked.clone(), Vec::new()));
+    killed(&mut shop, "catalog.group.restored.before_commit=kill", &RESTORE_GOOD);
+    shop.sql(write);
+    shop.host.launch();
+    assert_eq!(shop.state(), wrecked);
+    assert_eq!(kept(&shop).iter().map(|path| amounts(path)).collect::<Vec<_>>(), [Ok((600, 400))]);
+    let log = shop.host.log();
+    assert!(log.contains(&kept(&shop)[0].display().to_string()), "{log}");
+    // There was no database before the restore: it is removed again, with a copy.
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{suffix}", shop.data().display()));
+    }
+    killed(&mut shop, "catalog.group.restored.before_commit=kill", &RESTORE_GOOD);
+    shop.sql(write);
+    shop.host.launch();
+    assert!(!shop.data().exists());
+    assert_eq!(kept(&shop).iter().map(|path| amounts(path)).collect::<Vec<_>>(), [Ok((600, 400)), Ok((600, 400))]);
 }

@@ -1,14 +1,14 @@
 //! The members of a group during one operation: how each kind is suspended, captured, restored and resumed.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use super::access;
-use super::objects::{self, blocking};
-use crate::catalog::host_database::{self as database, Present, WriteLock};
+use super::databases::{self, LiveDatabase};
+use super::objects;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::{Captured, DatabasePart, Group, Member, RepositoryPart, Target};
+use crate::core::freeze::{Captured, Group, Member, RepositoryPart, Target};
 use crate::core::ids::{CheckpointId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::git::{Repository, State};
@@ -36,7 +36,7 @@ pub(super) struct Live {
 enum LiveKind {
     Kernel { kernel: Rc<Kernel>, held: Option<Box<HeldKernel>>, checkpoint: Option<CheckpointId> },
     Repository { path: PathBuf, repository: Repository, state: Option<State> },
-    Database { path: PathBuf, lock: Option<WriteLock>, is_switched: bool },
+    Database(LiveDatabase),
 }
 
 impl From<&RepositoryPart> for State {
@@ -78,7 +78,7 @@ pub(super) async fn open(supervisor: &Supervisor, group: &Group) -> Result<Vec<L
             Target::Database { path } => {
                 let path = PathBuf::from(path);
                 access::recheck(host, group.uid, &path)?;
-                LiveKind::Database { path, lock: None, is_switched: false }
+                LiveKind::Database(LiveDatabase::new(path))
             }
         };
         let (name, host) = (member.name.clone(), Rc::clone(host));
@@ -101,6 +101,11 @@ impl Live {
         matches!(self.kind, LiveKind::Kernel { .. })
     }
 
+    /// Whether a change of it goes on although nothing waits for it: it must not be abandoned.
+    pub fn is_lasting(&self) -> bool {
+        matches!(self.kind, LiveKind::Kernel { .. } | LiveKind::Database(_))
+    }
+
     /// What was captured.
     pub fn captured(&self) -> Result<&Captured> {
         self.captured.as_ref().ok_or_else(|| Error::internal(format!("member {} was not captured", self.name)))
@@ -115,7 +120,7 @@ impl Live {
     pub fn repository(&self) -> Option<&Repository> {
         match &self.kind {
             LiveKind::Repository { repository, .. } => Some(repository),
-            LiveKind::Kernel { .. } | LiveKind::Database { .. } => None,
+            LiveKind::Kernel { .. } | LiveKind::Database(_) => None,
         }
     }
 
@@ -125,15 +130,8 @@ impl Live {
             LiveKind::Kernel { kernel, held, .. } => {
                 *held = Some(Box::new(HeldKernel::hold(&self.host, kernel, transition, actor).await?));
             }
-            LiveKind::Database { path, lock, .. } if transition == Kind::Restore => {
-                let path = path.clone();
-                *lock = blocking(move || match database::present(&path)? {
-                    Present::Whole => WriteLock::take(&path).map(Some),
-                    Present::Absent | Present::Damaged(_) => Ok(None),
-                })
-                .await?;
-            }
-            LiveKind::Repository { .. } | LiveKind::Database { .. } => {}
+            LiveKind::Database(database) if transition == Kind::Restore => database.lock().await?,
+            LiveKind::Repository { .. } | LiveKind::Database(_) => {}
         }
         Ok(())
     }
@@ -148,17 +146,7 @@ impl Live {
                 *state = Some(found);
                 Ok(revision)
             }
-            LiveKind::Database { path, .. } => {
-                let path = path.clone();
-                blocking(move || match database::present(&path)? {
-                    Present::Whole => Ok(database::revision(&path)?.to_string()),
-                    Present::Absent if any => Ok("absent".into()),
-                    Present::Damaged(_) if any => Ok("damaged".into()),
-                    Present::Absent => Err(Error::not_found(format!("there is no {}", path.display()))),
-                    Present::Damaged(why) => Err(Error::corrupt(why).reason("database_damaged")),
-                })
-                .await
-            }
+            LiveKind::Database(database) => database.revision(any).await,
         }
     }
 
@@ -184,10 +172,9 @@ impl Live {
                 self.captured = Some(Captured::Repository { path: path.display().to_string(), part });
                 Ok(revision)
             }
-            LiveKind::Database { path, .. } => {
-                let path = path.clone();
-                let (part, revision) = capture_database(&self.host, &path, &self.scratch, any).await?;
-                self.captured = Some(Captured::Database { path: path.display().to_string(), part });
+            LiveKind::Database(database) => {
+                let (part, revision) = database.capture(&self.host, &self.scratch, any).await?;
+                self.captured = Some(Captured::Database { path: database.path.display().to_string(), part });
                 Ok(revision)
             }
         }
@@ -197,7 +184,7 @@ impl Live {
     pub fn checkpoint(&self) -> Option<(KernelId, CheckpointId)> {
         match &self.kind {
             LiveKind::Kernel { kernel, checkpoint, .. } => checkpoint.map(|id| (kernel.id, id)),
-            LiveKind::Repository { .. } | LiveKind::Database { .. } => None,
+            LiveKind::Repository { .. } | LiveKind::Database(_) => None,
         }
     }
 
@@ -219,7 +206,7 @@ impl Live {
     pub async fn withdraw(&self) -> Result<()> {
         match &self.kind {
             LiveKind::Kernel { kernel, checkpoint: Some(id), .. } => held::withdraw(kernel, *id).await,
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Database { .. } => Ok(()),
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Database(_) => Ok(()),
         }
     }
 
@@ -230,8 +217,8 @@ impl Live {
                 Some(mut held) => held.thaw().await,
                 None => Ok(()),
             },
-            LiveKind::Database { lock, .. } => {
-                drop(lock.take());
+            LiveKind::Database(database) => {
+                database.unlock();
                 Ok(())
             }
             LiveKind::Repository { .. } => Ok(()),
@@ -252,11 +239,8 @@ impl Live {
                 let apart = self.scratch.join("verify");
                 repository.verify(&apart, &part.into(), part.pack.is_some().then_some(&*pack)).await
             }
-            (LiveKind::Database { .. }, Captured::Database { part, .. }) => {
-                for (suffix, digest, _) in files_of(part) {
-                    objects::get(&self.host, digest, &self.scratch.join(format!("image{suffix}"))).await?;
-                }
-                Ok(())
+            (LiveKind::Database(_), Captured::Database { part, .. }) => {
+                databases::fetch(&self.host, part, &self.scratch).await
             }
             _ => Err(self.other_kind()),
         }
@@ -272,22 +256,9 @@ impl Live {
                 let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack: None };
                 Ok(Some(Captured::Repository { path: path.display().to_string(), part }))
             }
-            LiveKind::Database { path, .. } => {
-                let own = path.clone();
-                let part = blocking(move || {
-                    Ok(match database::present(&own)? {
-                        Present::Whole => {
-                            let revision = database::revision(&own)?;
-                            // Nothing is copied: only the schema counts here.
-                            let image = crate::core::ids::Digest::from_bytes([0; 32]);
-                            DatabasePart::Whole { image, bytes: 0, revision, mode: 0 }
-                        }
-                        Present::Absent => DatabasePart::Absent,
-                        Present::Damaged(_) => DatabasePart::Damaged { files: Vec::new() },
-                    })
-                });
-                let part = part.await?;
-                Ok(Some(Captured::Database { path: path.display().to_string(), part }))
+            LiveKind::Database(database) => {
+                let part = database.present().await?;
+                Ok(Some(Captured::Database { path: database.path.display().to_string(), part }))
             }
         }
     }
@@ -299,11 +270,7 @@ impl Live {
             (LiveKind::Repository { repository, .. }, Captured::Repository { part, .. }) if part.pack.is_some() => {
                 repository.prepare(&self.scratch.join("restored-pack")).await
             }
-            (LiveKind::Database { path, lock, .. }, Captured::Database { part, .. })
-                if lock.is_none() || !matches!(part, DatabasePart::Whole { .. }) =>
-            {
-                self.place_beside(path, part).await
-            }
+            (LiveKind::Database(database), Captured::Database { part, .. }) => database.prepare(&self.host, part).await,
             _ => Ok(()),
         }
     }
@@ -328,10 +295,8 @@ impl Live {
                 }
                 repository.switch(&self.scratch, &State::from(&part), attach).await
             }
-            (LiveKind::Database { path, lock, is_switched }, Captured::Database { part, .. }, _) => {
-                switch_database(path.clone(), lock.take(), &part, &self.scratch).await?;
-                *is_switched = true;
-                Ok(())
+            (LiveKind::Database(database), Captured::Database { part, .. }, _) => {
+                database.switch(&part, &self.scratch).await
             }
             _ => Err(self.other_kind()),
         }
@@ -361,64 +326,28 @@ impl Live {
                 }
                 repository.switch(&self.scratch, &before, true).await
             }
-            (LiveKind::Database { path, lock, is_switched }, Captured::Database { part, .. }) => {
-                if !*is_switched {
-                    return Ok(());
-                }
-                for (suffix, digest, _) in files_of(&part) {
-                    objects::get(&self.host, digest, &self.scratch.join(format!("image{suffix}"))).await?;
-                }
-                if lock.is_none() {
-                    let path = path.clone();
-                    *lock = blocking(move || match database::present(&path)? {
-                        Present::Whole => WriteLock::take(&path).map(Some),
-                        Present::Absent | Present::Damaged(_) => Ok(None),
-                    })
-                    .await?;
-                }
-                let (path, lock) = (path.clone(), lock.take());
-                if lock.is_none() || !matches!(part, DatabasePart::Whole { .. }) {
-                    self.place_beside(&path, &part).await?;
-                }
-                switch_database(path, lock, &part, &self.scratch).await
+            (LiveKind::Database(database), Captured::Database { part, .. }) => {
+                let target = match &self.target {
+                    Some(Captured::Database { part, .. }) => Some(part),
+                    _ => None,
+                };
+                database.revert(&self.host, &self.name, (&part, target), &self.scratch).await
             }
             _ => Err(self.other_kind()),
         }
     }
 
-    /// Prepares the recovery of a restore that a former daemon may have carried out here.
-    pub async fn after_crash(&mut self) -> Result<()> {
-        let safety = self.captured()?.clone();
-        if let (LiveKind::Database { path, is_switched, .. }, Captured::Database { part, .. }) =
-            (&mut self.kind, safety)
-        {
-            *is_switched = true;
-            if let DatabasePart::Whole { image, .. } = part {
-                let (copy, before) = (self.scratch.join("now"), self.scratch.join("before"));
-                objects::get(&self.host, image, &before).await?;
-                let path = path.clone();
-                let is_same = blocking(move || match database::present(&path)? {
-                    Present::Whole => {
-                        for suffix in database::SUFFIXES {
-                            let _ = std::fs::remove_file(database::beside(&copy, suffix));
-                        }
-                        database::capture(&path, &copy)?;
-                        database::is_same(&copy, &before)
-                    }
-                    Present::Absent | Present::Damaged(_) => Ok(false),
-                });
-                *is_switched = !is_same.await?;
-            }
+    /// Notes that a restore of a former daemon may have changed it.
+    pub fn may_be_switched(&mut self) {
+        if let LiveKind::Database(database) = &mut self.kind {
+            database.may_be_switched();
         }
-        Ok(())
     }
 
     /// Removes inactive copies.
     pub fn discard(&self) {
-        let LiveKind::Database { path, .. } = &self.kind else { return };
-        for suffix in database::SUFFIXES {
-            // Most do not exist.
-            let _ = std::fs::remove_file(inactive(path, suffix));
+        if let LiveKind::Database(database) = &self.kind {
+            database.discard();
         }
     }
 
@@ -429,80 +358,8 @@ impl Live {
     fn other_kind(&self) -> Error {
         Error::refused(format!("member {} was of another kind at that freeze", self.name)).reason("other_member")
     }
-
-    async fn place_beside(&self, path: &Path, part: &DatabasePart) -> Result<()> {
-        for (suffix, digest, _) in files_of(part) {
-            objects::get(&self.host, digest, &inactive(path, &suffix)).await?;
-        }
-        Ok(())
-    }
 }
 
 fn not_held() -> Error {
     Error::internal("the kernel is not held")
-}
-
-/// Suffix, content and mode of a captured database's files.
-fn files_of(part: &DatabasePart) -> Vec<(String, crate::core::ids::Digest, u32)> {
-    match part {
-        DatabasePart::Whole { image, mode, .. } => vec![(String::new(), *image, *mode)],
-        DatabasePart::Absent => Vec::new(),
-        DatabasePart::Damaged { files } => files.clone(),
-    }
-}
-
-/// The inactive file beside a database's.
-fn inactive(path: &Path, suffix: &str) -> PathBuf {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    path.with_file_name(format!(".{name}{suffix}.ryokan"))
-}
-
-async fn capture_database(host: &Host, path: &Path, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
-    let (copy, own) = (scratch.join("copy"), path.to_owned());
-    let to = copy.clone();
-    let found = blocking(move || {
-        for suffix in database::SUFFIXES {
-            let _ = std::fs::remove_file(database::beside(&to, suffix));
-        }
-        match database::present(&own)? {
-            Present::Whole => database::capture(&own, &to).map(Ok),
-            other => Ok(Err(other)),
-        }
-    });
-    match found.await? {
-        Ok((revision, mode)) => {
-            let (image, bytes) = objects::put(host, copy).await?;
-            let reported = revision.to_string();
-            Ok((DatabasePart::Whole { image, bytes, revision, mode }, reported))
-        }
-        Err(Present::Absent) if any => Ok((DatabasePart::Absent, "absent".into())),
-        Err(Present::Damaged(_)) if any => {
-            let mut files = Vec::new();
-            // Not the shared memory: SQLite builds it from the log.
-            for suffix in ["", "-wal", "-journal"] {
-                use std::os::unix::fs::PermissionsExt as _;
-                let file = database::beside(path, suffix);
-                let Ok(meta) = std::fs::symlink_metadata(&file) else { continue };
-                let (digest, _) = objects::put(host, file).await?;
-                files.push((suffix.to_owned(), digest, meta.permissions().mode() & 0o777));
-            }
-            Ok((DatabasePart::Damaged { files }, "damaged".into()))
-        }
-        Err(_) => Err(Error::corrupt(format!("{} cannot be read", path.display())).reason("database_damaged")),
-    }
-}
-
-async fn switch_database(path: PathBuf, lock: Option<WriteLock>, part: &DatabasePart, scratch: &Path) -> Result<()> {
-    let image = scratch.join("image");
-    let files: Vec<(String, PathBuf, u32)> =
-        files_of(part).into_iter().map(|(suffix, _, mode)| (suffix.clone(), inactive(&path, &suffix), mode)).collect();
-    let is_whole = matches!(part, DatabasePart::Whole { .. });
-    blocking(move || match lock {
-        Some(mut lock) if is_whole => lock.replace(&image),
-        lock => {
-            drop(lock);
-            database::replace_files(&path, &files)
-        }
-    })
-    .await
 }

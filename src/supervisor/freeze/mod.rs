@@ -7,6 +7,7 @@
 //! One operation runs at a time. Each runs in a task of its own, to its end, even if its client disconnects.
 
 mod access;
+mod databases;
 mod groups;
 mod locks;
 mod members;

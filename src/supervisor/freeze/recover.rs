@@ -1,6 +1,7 @@
 //! Ends what a former daemon, or a failed restore, left unfinished: a freeze without its row is withdrawn, a restore is
 //! reverted.
 
+use super::databases::KEPT;
 use super::members;
 use super::run_restore::Run;
 use super::{access, manifest, scratch};
@@ -9,6 +10,7 @@ use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent};
 use crate::core::ids::{FreezeId, GroupId};
 use crate::supervisor::checkpoint::held_kernel as held;
+use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
 
 /// Ends every unfinished operation, before clients are served.
@@ -23,12 +25,19 @@ pub async fn recover(supervisor: &Supervisor) {
             tracing::error!(group = %id, %error, "an operation of a group could not be ended");
         }
     }
-    if host.parked.borrow().is_empty() {
-        // Files of operations that have ended.
-        if let Ok(entries) = std::fs::read_dir(host.environment.data.join("groups")) {
-            entries.flatten().filter(|entry| entry.path().is_dir()).for_each(|entry| {
-                let _ = std::fs::remove_dir_all(entry.path());
-            });
+    sweep(host).await;
+}
+
+/// Removes the files of operations that have ended.
+async fn sweep(host: &Host) {
+    // Without an answer everything may be needed.
+    let Ok(intents) = host.catalog.intents().await else { return };
+    let needed: Vec<String> = intents.iter().map(|(id, _)| id.to_string()).collect();
+    let Ok(entries) = std::fs::read_dir(host.environment.data.join("groups")) else { return };
+    for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name != KEPT && !needed.contains(&name) {
+            let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
@@ -85,7 +94,7 @@ async fn revert(
         found.ok_or_else(|| Error::corrupt(format!("freeze {id}, which a restore needs, is gone")))
     };
     let (freeze, safety) = (find(target)?, find(safety)?);
-    let parts = manifest(host, &safety).await?.parts;
+    let (parts, targets) = (manifest(host, &safety).await?.parts, manifest(host, &freeze).await?.parts);
     let mut opened = members::open(supervisor, group).await?;
     let mut live = Vec::new();
     for name in names {
@@ -96,13 +105,10 @@ async fn revert(
         };
         let mut one = opened.swap_remove(at);
         one.set_captured(part.captured.clone());
+        one.target = targets.iter().find(|part| part.name == *name).map(|part| part.captured.clone());
         live.push(one);
     }
-    for (at, one) in live.iter_mut().enumerate() {
-        if at < reached {
-            one.after_crash().await?;
-        }
-    }
+    live.iter_mut().take(reached).for_each(members::Live::may_be_switched);
     let actor = host.own_actor();
     let mut machine = Restore::recovery(live.len(), reached);
     let (parts, safety) = (Vec::new(), Some(safety));

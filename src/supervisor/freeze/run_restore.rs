@@ -146,14 +146,14 @@ impl Run<'_> {
             Action::Safety => done(self.take_safety().await),
             Action::Intent => done(self.intent(0).and_then_begin(self.host, self.group).await),
             Action::Prepare(n) => {
-                in_time(has_deadlines(&self.live[n]), most, async { done(self.live[n].prepare().await) }).await
+                in_time(self.live[n].is_lasting(), most, async { done(self.live[n].prepare().await) }).await
             }
             Action::Switch(n) => {
-                let own = has_deadlines(&self.live[n]);
+                let own = self.live[n].is_lasting();
                 in_time(own, most, async { done(self.switch(n, attach).await) }).await
             }
             Action::Revert(n) => {
-                let own = has_deadlines(&self.live[n]);
+                let own = self.live[n].is_lasting();
                 in_time(own, most, async { done(self.live[n].revert(actor).await) }).await
             }
             Action::Discard(n) => {

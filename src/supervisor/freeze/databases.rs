@@ -1,0 +1,273 @@
+//! A database of a group during one operation: how it is locked, captured, replaced and brought back.
+
+use std::path::{Path, PathBuf};
+
+use super::objects::{self, blocking};
+use crate::catalog::host_database::{self as database, Present, WriteLock};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::DatabasePart;
+use crate::core::ids::Digest;
+use crate::supervisor::host::Host;
+
+/// The folder of copies of what other programs wrote during a restore that was reverted.
+pub(super) const KEPT: &str = "kept";
+
+/// One database.
+#[derive(Debug)]
+pub(super) struct LiveDatabase {
+    pub path: PathBuf,
+    lock: Option<WriteLock>,
+    /// Whether it may hold the target of a restore.
+    is_switched: bool,
+}
+
+impl LiveDatabase {
+    /// A database that is at no operation yet.
+    pub fn new(path: PathBuf) -> LiveDatabase {
+        LiveDatabase { path, lock: None, is_switched: false }
+    }
+
+    /// A restore of a former daemon may have changed it.
+    pub fn may_be_switched(&mut self) {
+        self.is_switched = true;
+    }
+
+    /// Locks it against writers, if SQLite can read it.
+    pub async fn lock(&mut self) -> Result<()> {
+        let path = self.path.clone();
+        self.lock = blocking(move || match database::present(&path)? {
+            Present::Whole => WriteLock::take(&path).map(Some),
+            Present::Absent | Present::Damaged(_) => Ok(None),
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Admits writers.
+    pub fn unlock(&mut self) {
+        drop(self.lock.take());
+    }
+
+    /// The present revision. A missing or damaged database fails, unless `any` state may be captured.
+    pub async fn revision(&self, any: bool) -> Result<String> {
+        let path = self.path.clone();
+        blocking(move || match database::present(&path)? {
+            Present::Whole => Ok(database::revision(&path)?.to_string()),
+            Present::Absent if any => Ok("absent".into()),
+            Present::Damaged(_) if any => Ok("damaged".into()),
+            Present::Absent => Err(Error::not_found(format!("there is no {}", path.display()))),
+            Present::Damaged(why) => Err(Error::corrupt(why).reason("database_damaged")),
+        })
+        .await
+    }
+
+    /// What the gate and the lock judge: the schema. Nothing is copied.
+    pub async fn present(&self) -> Result<DatabasePart> {
+        let path = self.path.clone();
+        blocking(move || {
+            Ok(match database::present(&path)? {
+                Present::Whole => {
+                    let revision = database::revision(&path)?;
+                    DatabasePart::Whole { image: Digest::from_bytes([0; 32]), bytes: 0, revision, mode: 0 }
+                }
+                Present::Absent => DatabasePart::Absent,
+                Present::Damaged(_) => DatabasePart::Damaged { files: Vec::new() },
+            })
+        })
+        .await
+    }
+
+    /// Captures the content; returns it with its revision.
+    pub async fn capture(&self, host: &Host, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
+        let copy = scratch.join("copy");
+        match copied(&self.path, &copy).await? {
+            Copied::Whole(revision, mode) => {
+                let (image, bytes) = objects::put(host, copy).await?;
+                let reported = revision.to_string();
+                Ok((DatabasePart::Whole { image, bytes, revision, mode }, reported))
+            }
+            Copied::Absent if any => Ok((DatabasePart::Absent, "absent".into())),
+            Copied::Damaged(_) if any => {
+                let mut files = Vec::new();
+                for suffix in RAW {
+                    use std::os::unix::fs::PermissionsExt as _;
+                    let file = database::beside(&self.path, suffix);
+                    let Ok(meta) = std::fs::symlink_metadata(&file) else { continue };
+                    let (digest, _) = objects::put(host, file).await?;
+                    files.push((suffix.to_owned(), digest, meta.permissions().mode() & 0o777));
+                }
+                Ok((DatabasePart::Damaged { files }, "damaged".into()))
+            }
+            Copied::Absent => Err(Error::not_found(format!("there is no {}", self.path.display()))),
+            Copied::Damaged(error) => Err(error),
+        }
+    }
+
+    /// Makes the inactive files beside it that a replacement by renames needs.
+    pub async fn prepare(&self, host: &Host, part: &DatabasePart) -> Result<()> {
+        if self.lock.is_some() && matches!(part, DatabasePart::Whole { .. }) {
+            return Ok(());
+        }
+        for (suffix, digest, _) in files_of(part) {
+            objects::get(host, digest, &inactive(&self.path, &suffix)).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a part, whose files are in `scratch` or beside the database, the present content. Not to be abandoned.
+    pub async fn switch(&mut self, part: &DatabasePart, scratch: &Path) -> Result<()> {
+        // Before the change: whatever the answer is, it may happen.
+        self.is_switched = true;
+        let (path, lock, image) = (self.path.clone(), self.lock.take(), scratch.join("image"));
+        let files: Vec<(String, PathBuf, u32)> = files_of(part)
+            .into_iter()
+            .map(|(suffix, _, mode)| (suffix.clone(), inactive(&path, &suffix), mode))
+            .collect();
+        let is_whole = matches!(part, DatabasePart::Whole { .. });
+        blocking(move || match lock {
+            Some(mut lock) if is_whole => lock.replace(&image),
+            lock => {
+                drop(lock);
+                database::replace_files(&path, &files)
+            }
+        })
+        .await
+    }
+
+    /// Brings it back to `safety` if a restore of `target` may have changed it. What another program wrote since is
+    /// copied first. Not to be abandoned.
+    pub async fn revert(
+        &mut self,
+        host: &Host,
+        name: &str,
+        (safety, target): (&DatabasePart, Option<&DatabasePart>),
+        scratch: &Path,
+    ) -> Result<()> {
+        if !self.is_switched {
+            return Ok(());
+        }
+        // Locked first: nothing is written between the comparison and the change.
+        if self.lock.is_none() {
+            self.lock().await?;
+        }
+        let now = scratch.join("now");
+        let present = copied(&self.path, &now).await?;
+        if is_at(host, &present, &now, safety).await? {
+            return Ok(());
+        }
+        let is_own = match target {
+            Some(target) => is_at(host, &present, &now, target).await?,
+            None => false,
+        };
+        if !is_own {
+            self.keep(host, name, &present, &now).await?;
+        }
+        fetch(host, safety, scratch).await?;
+        self.prepare(host, safety).await?;
+        self.switch(safety, scratch).await
+    }
+
+    /// Keeps a copy of the present content, apart from every freeze.
+    async fn keep(&self, host: &Host, name: &str, present: &Copied, now: &Path) -> Result<()> {
+        let files: Vec<(PathBuf, &str)> = match present {
+            Copied::Absent => return Ok(()),
+            Copied::Whole(..) => vec![(now.to_owned(), "")],
+            Copied::Damaged(_) => RAW.map(|suffix| (database::beside(&self.path, suffix), suffix)).to_vec(),
+        };
+        let folder = host.environment.data.join("groups").join(KEPT);
+        let to = folder.join(format!("{name}-{}.db", host.now_ms()));
+        let copies: Vec<_> = files.into_iter().map(|(from, suffix)| (from, database::beside(&to, suffix))).collect();
+        blocking(move || {
+            let failed = |error: std::io::Error| Error::unavailable(format!("{}: {error}", folder.display()));
+            crate::sys::fs::create_dir_durable(&folder, 0o700, "freeze.kept.dir")
+                .map_err(|error| Error::unavailable(error.to_string()))?;
+            for (from, to) in copies {
+                match std::fs::copy(&from, &to) {
+                    Ok(_) => std::fs::File::open(&to).and_then(|file| file.sync_all()).map_err(failed)?,
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+            crate::sys::fs::sync_dir(&folder).map_err(|error| Error::unavailable(error.to_string()))
+        })
+        .await?;
+        let (path, to) = (self.path.display().to_string(), to.display().to_string());
+        tracing::warn!(%path, kept = %to, "another program wrote the database during a restore that is reverted");
+        host.events.publish("", "database_kept", serde_json::json!({ "path": path, "kept": to }));
+        Ok(())
+    }
+
+    /// Removes inactive files.
+    pub fn discard(&self) {
+        for suffix in database::SUFFIXES {
+            // Most do not exist.
+            let _ = std::fs::remove_file(inactive(&self.path, suffix));
+        }
+    }
+}
+
+/// The files of a damaged database. Not the shared memory: SQLite builds it from the log.
+const RAW: [&str; 3] = ["", "-wal", "-journal"];
+
+/// What a copy of a database found.
+enum Copied {
+    Whole(crate::core::freeze::SchemaRevision, u32),
+    Absent,
+    Damaged(Error),
+}
+
+/// Copies a database, if SQLite can read it.
+async fn copied(path: &Path, copy: &Path) -> Result<Copied> {
+    let (path, copy) = (path.to_owned(), copy.to_owned());
+    blocking(move || {
+        for suffix in database::SUFFIXES {
+            let _ = std::fs::remove_file(database::beside(&copy, suffix));
+        }
+        match database::present(&path)? {
+            Present::Whole => match database::capture(&path, &copy) {
+                Ok((revision, mode)) => Ok(Copied::Whole(revision, mode)),
+                Err(error) if error.code == ErrorCode::Corrupt => Ok(Copied::Damaged(error)),
+                Err(error) => Err(error),
+            },
+            Present::Absent => Ok(Copied::Absent),
+            Present::Damaged(why) => Ok(Copied::Damaged(Error::corrupt(why).reason("database_damaged"))),
+        }
+    })
+    .await
+}
+
+/// Whether the present content, whose copy is `now`, is that of a part. Damaged databases are never the same.
+async fn is_at(host: &Host, present: &Copied, now: &Path, part: &DatabasePart) -> Result<bool> {
+    match (present, part) {
+        (Copied::Absent, DatabasePart::Absent) => Ok(true),
+        (Copied::Whole(..), DatabasePart::Whole { image, .. }) => {
+            let (now, other) = (now.to_owned(), now.with_file_name("compared"));
+            objects::get(host, *image, &other).await?;
+            blocking(move || database::is_same(&now, &other)).await
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Reads the files of a part from the store.
+pub(super) async fn fetch(host: &Host, part: &DatabasePart, scratch: &Path) -> Result<()> {
+    for (suffix, digest, _) in files_of(part) {
+        objects::get(host, digest, &scratch.join(format!("image{suffix}"))).await?;
+    }
+    Ok(())
+}
+
+/// Suffix, content and mode of a captured database's files.
+fn files_of(part: &DatabasePart) -> Vec<(String, Digest, u32)> {
+    match part {
+        DatabasePart::Whole { image, mode, .. } => vec![(String::new(), *image, *mode)],
+        DatabasePart::Absent => Vec::new(),
+        DatabasePart::Damaged { files } => files.clone(),
+    }
+}
+
+/// The inactive file beside a database's.
+fn inactive(path: &Path, suffix: &str) -> PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    path.with_file_name(format!(".{name}{suffix}.ryokan"))
+}
