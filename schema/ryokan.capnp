@@ -866,8 +866,9 @@ interface Groups {
   add @1 (group :Text, kind :Text, target :Text, name :Text) -> (member :GroupMember);
   # `kind`: `kernel`, `repository` (a git work tree) or `database` (an SQLite file). `target`: the
   # kernel's name or the path. `name` empty: derived from the target.
-  remove @2 (group :Text, member :Text) -> ();
-  # `member` empty: the group with all of its freezes.
+  remove @2 (group :Text, member :Text, abandon :Bool) -> ();
+  # `member` empty: the group with all of its freezes. `abandon`: although a freeze or a restore of
+  # it has not ended; its members stay as they are.
   list @3 () -> (groups :List(Group));
   show @4 (group :Text) -> (group :Group);
   freeze @5 (group :Text, message :Text) -> (freeze :Freeze);
@@ -879,10 +880,12 @@ interface Groups {
   # a freeze of type `system` to which `undo` returns. All or nothing.
   undo @8 (group :Text) -> (restoration :GroupRestoration);
   lock @9 (name :Text) -> (lock :Text);
-  # Of a kernel's newest checkpoint, or of a group's present state: docs/lock-format.md.
-  check @10 (name :Text) -> (differences :List(Text));
-  # How the present state of a group differs from its newest freeze. `refused` with reason
-  # `data_newer` if its data needs newer code.
+  # Of the present state of a kernel or a group: docs/lock-format.md.
+  check @10 (name :Text, ref :Text) -> (differences :List(Text));
+  # How the present state differs from a checkpoint of the kernel or a freeze of the group; `ref`
+  # empty: the newest. `refused` with reason `data_newer` if a group's data needs newer code.
+  diff @11 (group :Text, from :Text, to :Text) -> (differences :List(FreezeDifference));
+  # Between two freezes.
 }
 
 struct Group {
@@ -914,4 +917,14 @@ struct Freeze {
 struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
+  notes @2 :List(Text);       # what could not be checked
+}
+
+struct FreezeDifference {
+  member @0 :Text;
+  kind @1 :Text;              # of the member
+  what @2 :Text;              # `member`, `commit`, `branch`, `file`, `checkpoint`, `schema`, `table`, `content`
+  name @3 :Text;              # of a file or a table
+  before @4 :Text;            # empty: absent
+  after @5 :Text;
 }

@@ -59,10 +59,15 @@ impl CatalogHandle {
     /// Deletes a group with its freezes; returns the checkpoints that these needed.
     ///
     /// # Errors
-    /// `Conflict` while an operation is recorded.
-    pub fn remove_group(&self, id: GroupId, notes: Notes) -> Pending<Written<Vec<(KernelId, CheckpointId)>>> {
+    /// `Conflict` while an operation is recorded, unless it is abandoned.
+    pub fn remove_group(
+        &self,
+        id: GroupId,
+        abandon: bool,
+        notes: Notes,
+    ) -> Pending<Written<Vec<(KernelId, CheckpointId)>>> {
         self.write("catalog.group.remove", move |db| {
-            if intent(db, id)?.is_some() {
+            if !abandon && intent(db, id)?.is_some() {
                 return Err(CatalogError::Conflict("an operation of the group has not ended".into()));
             }
             let needed = db.sql("list checkpoints", |c| {

@@ -8,7 +8,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::{json, render};
 use crate::core::error::Error;
-use crate::core::freeze::FreezeInfo;
+use crate::core::freeze::{FreezeInfo, GroupRestored};
 
 /// The reason of the daemon's error if a name is a group's and not a kernel's.
 const IS_GROUP: &str = "group";
@@ -37,6 +37,9 @@ pub enum GroupCommand {
         name: String,
         /// Name of the member; without it, the whole group
         member: Option<String>,
+        /// Remove the group although a freeze or a restore of it was interrupted; its members stay as they are
+        #[arg(long, conflicts_with = "member")]
+        abandon: bool,
     },
     /// Show a group, or list all
     Show {
@@ -101,15 +104,16 @@ pub async fn group(context: &Context, args: GroupArgs) -> Result<(), Failure> {
             context.show(|| serde_json::json!({ "name": name }), || format!("created group {name}\n"))
         }
         GroupCommand::Add(args) => add(context, args).await,
-        GroupCommand::Rm { name, member: Some(member) } => {
-            context.host().await?.remove_member(&name, &member).await?;
+        GroupCommand::Rm { name, member: Some(member), .. } => {
+            context.host().await?.remove_member(&name, &member, false).await?;
             context.show(|| serde_json::json!({ "removed": member }), || format!("removed {member} from {name}\n"))
         }
-        GroupCommand::Rm { name, member: None } => {
+        GroupCommand::Rm { name, member: None, abandon } => {
             let host = context.host().await?;
             host.group(&name).await?;
-            context.confirm(&format!("remove group {name} with its freezes"))?;
-            host.remove_member(&name, "").await?;
+            let what = if abandon { "; its members stay as they are, perhaps at different states" } else { "" };
+            context.confirm(&format!("remove group {name} with its freezes{what}"))?;
+            host.remove_member(&name, "", abandon).await?;
             context.show(|| serde_json::json!({ "removed": name }), || format!("removed group {name}\n"))
         }
         GroupCommand::Show { name: None } => {
@@ -180,25 +184,26 @@ pub async fn log(context: &Context, name: &str, limit: u32) -> Result<(), Failur
 pub async fn restore(context: &Context, name: &str, reference: &str, members: &[String]) -> Result<(), Failure> {
     let what = if members.is_empty() { String::new() } else { format!("{} of ", members.join(", ")) };
     context.confirm(&format!("restore {what}group {name} to freeze {reference}"))?;
-    let (freeze, safety) = context.host().await?.restore_group(name, reference, members).await?;
-    show_restored(context, name, &freeze, &safety)
+    show_restored(context, name, &context.host().await?.restore_group(name, reference, members).await?)
 }
 
 /// Undoes a group's last restore.
 pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
     context.confirm(&format!("undo the last restore of group {name}"))?;
-    let (freeze, safety) = context.host().await?.undo_group(name).await?;
-    show_restored(context, name, &freeze, &safety)
+    show_restored(context, name, &context.host().await?.undo_group(name).await?)
 }
 
 fn show(context: &Context, freeze: &FreezeInfo) -> Result<(), Failure> {
     context.show(|| json::of(freeze), || render::freeze_line(freeze, context.terminal.paint))
 }
 
-fn show_restored(context: &Context, name: &str, freeze: &FreezeInfo, safety: &str) -> Result<(), Failure> {
+fn show_restored(context: &Context, name: &str, restored: &GroupRestored) -> Result<(), Failure> {
+    for note in &restored.notes {
+        context.say(&render::plain(note));
+    }
     let text = || {
-        let line = render::freeze_line(freeze, context.terminal.paint);
+        let line = render::freeze_line(&restored.freeze, context.terminal.paint);
         format!("{line}group {name} is at this freeze; `ryokan undo {name}` goes back\n")
     };
-    context.show(|| serde_json::json!({ "freeze": freeze, "safety": safety }), text)
+    context.show(|| json::of(restored), text)
 }

@@ -5,6 +5,7 @@
 //! repository's configuration are refused. Never runs in a kernel's workspace.
 
 mod command;
+mod overwritten;
 mod repository;
 mod settings;
 

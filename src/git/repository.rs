@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::command::{Call, Git};
+use super::overwritten::Change;
 use super::settings::unsafe_setting;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::refs::{CommitId, Head};
@@ -37,6 +38,15 @@ pub struct State {
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     let path = path.display().to_string();
     move |error| Error::unavailable(format!("{path}: {error}"))
+}
+
+/// Directories of objects in git's own notation.
+fn alternates(directories: &[&Path]) -> PathBuf {
+    let quoted = directories.iter().map(|directory| {
+        let text = directory.display().to_string();
+        format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+    });
+    PathBuf::from(quoted.collect::<Vec<_>>().join(":"))
 }
 
 fn id(output: &[u8]) -> Result<CommitId> {
@@ -152,9 +162,12 @@ impl Repository {
     pub async fn state(&self, scratch: &Path, keep: bool) -> Result<State> {
         let (index, objects, own) = (scratch.join("index"), scratch.join("objects"), self.git_dir().join("objects"));
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
+        // A git that was killed leaves its lock.
+        let _ = fs::remove_file(scratch.join("index.lock"));
+        let others = alternates(&[&own]);
         let mut env: Vec<(&str, &Path)> = vec![("GIT_INDEX_FILE", &index)];
         if !keep {
-            env.extend([("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)]);
+            env.extend([("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)]);
         }
         let head = self.head().await?;
         let _ = fs::remove_file(&index);
@@ -203,12 +216,40 @@ impl Repository {
         Ok((status.clone().count() as u64, status.filter(|field| ***field == *b"A").count() as u64))
     }
 
+    /// Refuses a switch that would destroy files which no capture holds. `scratch` holds the objects of the present state,
+    /// `apart` those of the other one.
+    ///
+    /// # Errors
+    /// `refused` (`ignored_files`) names some of them; errors of git.
+    pub async fn check_ignored(&self, scratch: &Path, apart: &Path, (from, to): (&State, &State)) -> Result<()> {
+        let objects = scratch.join("objects");
+        let others = alternates(&[&self.git_dir().join("objects"), &apart.join("objects")]);
+        let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)];
+        let args = ["diff-tree", "-r", "--no-renames", "--name-status", "-z", from.work_tree.as_str()];
+        let reported = self.ok(&[&args[..], &[to.work_tree.as_str()]].concat(), &env, b"").await?;
+        let (change, root) = (Change::read(&reported), self.path.clone());
+        let looked = tokio::task::spawn_blocking(move || change.destroyed(&root)).await;
+        let found = looked.map_err(|error| Error::internal(error.to_string()))?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
+        Err(Error::refused(format!(
+            "{} has ignored files where the restore writes its own: {}",
+            self.path.display(),
+            names.join(", ")
+        ))
+        .reason("ignored_files")
+        .hint("no freeze holds ignored files: move these away, then try again"))
+    }
+
     /// Packs the objects of a state that its commit does not have, into a new file. Returns `None` if there are none.
     ///
     /// # Errors
     /// Errors of git.
     pub async fn pack(&self, scratch: &Path, state: &State) -> Result<Option<PathBuf>> {
-        let (objects, own, to) = (scratch.join("objects"), self.git_dir().join("objects"), scratch.join("pack"));
+        let (objects, to) = (scratch.join("objects"), scratch.join("pack"));
+        let own = alternates(&[&self.git_dir().join("objects")]);
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
         let tree = id(&self.ok(&["rev-parse", &format!("{}^{{tree}}", state.head.commit)], &[], b"").await?)?;
         if state.work_tree == tree && state.index_tree == tree {
@@ -239,7 +280,7 @@ impl Repository {
                 .reason("commit_gone")
                 .hint(format!("fetch it from where it was pushed: `git fetch REMOTE {commit}`")));
         }
-        let (objects, own) = (scratch.join("objects"), self.git_dir().join("objects"));
+        let (objects, own) = (scratch.join("objects"), alternates(&[&self.git_dir().join("objects")]));
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
         if let Some(pack) = pack {
@@ -281,6 +322,7 @@ impl Repository {
     pub async fn switch(&self, scratch: &Path, to: &State, attach: bool) -> Result<()> {
         fault::point("repository.files.switch").map_err(failed(&self.path))?;
         let index = scratch.join("index");
+        let _ = fs::remove_file(scratch.join("staged.lock"));
         self.ok(&["read-tree", "-m", "-u", to.work_tree.as_str()], &[("GIT_INDEX_FILE", &index)], b"").await?;
         let staged = scratch.join("staged");
         let _ = fs::remove_file(&staged);

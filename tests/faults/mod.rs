@@ -6,7 +6,7 @@
 mod daemon_killed;
 mod damage;
 mod disk_errors;
-mod fault_points;
+pub mod fault_points;
 mod full_disk;
 mod invalid_names;
 mod kill_loop;

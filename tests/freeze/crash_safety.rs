@@ -5,10 +5,15 @@ use std::path::PathBuf;
 use ryokan::sys::fault;
 
 use super::{Shop, amounts};
-use crate::support::{Host, users};
+use crate::faults::fault_points::ELSEWHERE;
+use crate::support::{Host, until, users};
 
 const FREEZE: [&str; 4] =
     ["freeze.member.snapshot", "catalog.group.intent", "catalog.freeze.seal", "state.checkpoints.add"];
+const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
+const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
+/// Each by a test of its own.
+const OTHERS: [&str; 3] = ["database.files.replace", "freeze.groups.dir", "state.checkpoints.withdraw"];
 const RESTORE: [&str; 7] = [
     "freeze.member.prepare",
     "freeze.member.switch",
@@ -40,6 +45,15 @@ fn killed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
     shop.host.kill();
     shop.host.env(fault::VARIABLE, "");
     done
+}
+
+/// A daemon that ends at the fault before it serves.
+fn killed_at_start(shop: &mut Shop, fault: &str) {
+    shop.host.env(fault::VARIABLE, fault);
+    shop.host.spawn();
+    until(&format!("death at {fault}"), || !Host::is_alive(shop.host.pid() as u32));
+    shop.host.wait();
+    shop.host.env(fault::VARIABLE, "");
 }
 
 /// The copies of databases that a recovery kept.
@@ -149,4 +163,89 @@ fn foreign_writes_are_kept() {
     shop.host.launch();
     assert!(!shop.data().exists());
     assert_eq!(kept(&shop).iter().map(|path| amounts(path)).collect::<Vec<_>>(), [Ok((600, 400)), Ok((600, 400))]);
+}
+
+#[test]
+fn every_label_is_armed() {
+    let armed = [&FREEZE[..], &COMMANDS, &RECOVERY, &OTHERS, &RESTORE].concat();
+    for (label, place) in ELSEWHERE {
+        assert!(*place != "tests/freeze" || armed.contains(label), "{label} is armed nowhere");
+    }
+}
+
+#[test]
+fn killed_commands_are_whole() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    let data = shop.data().display().to_string();
+    let add = ["group", "add", "other", "--database", &data, "--name", "data"];
+    let commands: [(&[&str], Option<&[&str]>, &str); 4] = [
+        (&["group", "new", "other"], Some(&["--yes", "group", "rm", "other"]), "other"),
+        (&add, Some(&["group", "rm", "other", "data"]), "data"),
+        (&["group", "rm", "other", "data"], Some(&add), "data"),
+        (&["--yes", "group", "rm", "other"], None, "other"),
+    ];
+    for (label, (command, back, name)) in COMMANDS.into_iter().zip(commands) {
+        let removes = command.contains(&"rm");
+        for point in points(&[label]) {
+            armed(&mut shop, &format!("{point}=kill"), command);
+            let shown =
+                shop.host.cli(if name == "data" { &["group", "show", "other"][..] } else { &["group", "show"] });
+            let there = String::from_utf8_lossy(&shown.stdout).lines().any(|line| line.starts_with(name));
+            let done = there != removes;
+            assert_eq!(done, point.ends_with("after_commit"), "{point}");
+            if let (true, Some(back)) = (done, back) {
+                shop.host.ok(back);
+            }
+        }
+        if back.is_some() {
+            shop.host.ok(command);
+        }
+    }
+}
+
+#[test]
+fn killed_recovery_is_repeated() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.wreck();
+    let wrecked = shop.state();
+    for point in points(&RECOVERY) {
+        killed(&mut shop, "catalog.group.restored.before_commit=kill", &RESTORE_GOOD);
+        if point.starts_with("freeze.kept") {
+            shop.sql("UPDATE accounts SET amount = 600 WHERE id = 1; UPDATE accounts SET amount = 400 WHERE id = 2;");
+        }
+        killed_at_start(&mut shop, &format!("{point}=kill"));
+        shop.host.launch();
+        assert_eq!(shop.state(), wrecked, "{point}");
+        assert!(!shop.host.ok(&["group", "show", "shop"]).contains("interrupted"), "{point}");
+    }
+}
+
+#[test]
+fn killed_withdrawal_is_repeated() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    let checkpoints = |shop: &Shop| shop.host.ok(&["log", "agent", "--json"]).lines().count();
+    for point in points(&["state.checkpoints.withdraw"]) {
+        let before = (shop.freezes(), checkpoints(&shop));
+        killed(&mut shop, "catalog.freeze.seal.before_commit=kill", &["freeze", "shop"]);
+        killed_at_start(&mut shop, &format!("{point}=kill"));
+        shop.host.launch();
+        assert_eq!((shop.freezes(), checkpoints(&shop)), before, "{point}");
+    }
+    for point in points(&["freeze.groups.dir"]) {
+        let before = (shop.freezes(), checkpoints(&shop));
+        armed(&mut shop, &format!("{point}=kill"), &["freeze", "shop"]);
+        assert_eq!((shop.freezes(), checkpoints(&shop)), before, "{point}");
+    }
+}
+
+#[test]
+fn killed_replacement_goes_back() {
+    let mut shop = Shop::new(*users().last().unwrap());
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    std::fs::remove_file(shop.data()).unwrap();
+    armed(&mut shop, "database.files.replace=kill", &RESTORE_GOOD);
+    assert!(!shop.data().exists());
+    shop.host.ok(&RESTORE_GOOD);
+    assert_eq!(shop.amounts(), (500, 500));
 }

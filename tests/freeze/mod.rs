@@ -4,6 +4,7 @@ mod crash_safety;
 mod failures;
 mod gate;
 mod restore;
+mod unfinished;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -372,3 +372,15 @@ pub struct FreezeInfo {
     /// Its lock, as text.
     pub lock: String,
 }
+
+/// A group's restore as clients see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GroupRestored {
+    /// The restored freeze.
+    pub freeze: FreezeInfo,
+    /// The freeze taken just before.
+    pub safety: String,
+    /// What could not be checked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}

@@ -20,6 +20,8 @@ pub const REVERT_ATTEMPTS: u32 = 3;
 pub const GIT_ORPHAN: Duration = Duration::from_secs(30);
 /// Output of one git command, bytes.
 pub const GIT_OUTPUT_BYTES: u64 = 256 << 20;
+/// Ignored files that a refusal names.
+pub const IGNORED_NAMED: usize = 5;
 /// The configuration of a repository, bytes.
 pub const GIT_CONFIG_BYTES: u64 = 1 << 20;
 /// An index of git, bytes.

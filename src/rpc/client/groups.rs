@@ -3,7 +3,7 @@
 use super::connection::{answer, fields};
 use super::host::HostClient;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
+use crate::core::freeze::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 use crate::core::limits;
 use crate::rpc::convert::groups::{read_freeze, read_group, read_member};
 use crate::rpc::convert::{read_text, read_text_list};
@@ -39,14 +39,15 @@ impl HostClient {
         answer(read_member(fields(fields(response.get())?.get_member())?))
     }
 
-    /// Removes a member, or with an empty `member` the group.
+    /// Removes a member, or with an empty `member` the group; with `abandon` although an operation of it has not ended.
     ///
     /// # Errors
     /// `notFound`, `conflict`.
-    pub async fn remove_member(&self, group: &str, member: &str) -> Result<()> {
+    pub async fn remove_member(&self, group: &str, member: &str, abandon: bool) -> Result<()> {
         let mut request = self.groups_cap().await?.remove_request();
         request.get().set_group(group);
         request.get().set_member(member);
+        request.get().set_abandon(abandon);
         self.link.wait(request.send().promise).await.map(drop)
     }
 
@@ -100,12 +101,7 @@ impl HostClient {
     ///
     /// # Errors
     /// Refusals of the gate (`refused`, `data_newer`) and errors of members; everything is as before then.
-    pub async fn restore_group(
-        &self,
-        group: &str,
-        reference: &str,
-        members: &[String],
-    ) -> Result<(FreezeInfo, String)> {
+    pub async fn restore_group(&self, group: &str, reference: &str, members: &[String]) -> Result<GroupRestored> {
         let mut request = self.groups_cap().await?.restore_request();
         request.get().set_group(group);
         request.get().set_ref(reference);
@@ -119,7 +115,7 @@ impl HostClient {
     ///
     /// # Errors
     /// `notFound`, and errors of [`Self::restore_group`].
-    pub async fn undo_group(&self, group: &str) -> Result<(FreezeInfo, String)> {
+    pub async fn undo_group(&self, group: &str) -> Result<GroupRestored> {
         let mut request = self.groups_cap().await?.undo_request();
         request.get().set_group(group);
         let response = self.link.wait(request.send().promise).await?;
@@ -149,7 +145,10 @@ impl HostClient {
     }
 }
 
-fn restoration(reader: wire::group_restoration::Reader<'_>) -> Result<(FreezeInfo, String)> {
-    let freeze = answer(read_freeze(fields(reader.get_freeze())?))?;
-    Ok((freeze, answer(read_text(reader.get_safety(), "safety freeze"))?))
+fn restoration(reader: wire::group_restoration::Reader<'_>) -> Result<GroupRestored> {
+    Ok(GroupRestored {
+        freeze: answer(read_freeze(fields(reader.get_freeze())?))?,
+        safety: answer(read_text(reader.get_safety(), "safety freeze"))?,
+        notes: answer(read_text_list(reader.get_notes(), "notes", limits::VALUE_ITEMS))?,
+    })
 }

@@ -3,13 +3,13 @@
 use std::rc::Rc;
 
 use super::Connection;
-use crate::core::error::Result;
+use crate::core::error::{Error, Result};
 use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
 use crate::core::ids::FreezeId;
 use crate::core::limits;
 use crate::rpc::convert::groups::{write_freeze, write_group, write_member};
 use crate::rpc::convert::{read_name, read_text, read_text_list, to_capnp, write_text_list};
-use crate::rpc::schema::ryokan_capnp::groups;
+use crate::rpc::schema::ryokan_capnp::{group_restoration, groups};
 use crate::supervisor::freeze;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
@@ -53,10 +53,18 @@ impl GroupsServer {
         Ok(FreezeInfo { id: id.to_string(), number, message, kind, creator, at_ms, restored_at_ms, is_head, lock })
     }
 
-    async fn restored(&self, group: &str, done: Result<freeze::Restored>) -> Result<(FreezeInfo, String)> {
-        let freeze::Restored { freeze, safety } = done?;
-        let info = self.freeze_info(group, &freeze, Some(freeze.id)).await?;
-        Ok((info, safety.to_string()))
+    async fn restored(
+        &self,
+        group: &str,
+        done: Result<freeze::Restored>,
+        mut restoration: group_restoration::Builder<'_>,
+    ) -> capnp::Result<()> {
+        let freeze::Restored { freeze, safety, notes } = done.map_err(to_capnp)?;
+        let info = self.freeze_info(group, &freeze, Some(freeze.id)).await.map_err(to_capnp)?;
+        restoration.set_safety(safety.to_string().as_str());
+        write_text_list(restoration.reborrow().init_notes(notes.len() as u32), &notes);
+        write_freeze(restoration.init_freeze(), &info);
+        Ok(())
     }
 }
 
@@ -83,7 +91,12 @@ impl groups::Server for GroupsServer {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let member = read_name(params.get_member(), "member").map_err(to_capnp)?;
-        freeze::remove(self.supervisor(), &group, &member, &self.actor).await.map_err(to_capnp)
+        let done = match (params.get_abandon(), member.is_empty()) {
+            (true, true) => freeze::abandon(self.supervisor(), &group, &self.actor).await,
+            (true, false) => Err(Error::invalid("only a whole group is abandoned")),
+            (false, _) => freeze::remove(self.supervisor(), &group, &member, &self.actor).await,
+        };
+        done.map_err(to_capnp)
     }
 
     async fn list(self: Rc<Self>, _: groups::ListParams, mut results: groups::ListResults) -> capnp::Result<()> {
@@ -146,21 +159,13 @@ impl groups::Server for GroupsServer {
         let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
         let members = read_text_list(params.get_members(), "members", limits::GROUP_MEMBERS).map_err(to_capnp)?;
         let done = freeze::restore(self.supervisor(), &group, &reference, members, &self.actor).await;
-        let (info, safety) = self.restored(&group, done).await.map_err(to_capnp)?;
-        let mut restoration = results.get().init_restoration();
-        restoration.set_safety(safety.as_str());
-        write_freeze(restoration.init_freeze(), &info);
-        Ok(())
+        self.restored(&group, done, results.get().init_restoration()).await
     }
 
     async fn undo(self: Rc<Self>, params: groups::UndoParams, mut results: groups::UndoResults) -> capnp::Result<()> {
         let group = read_name(params.get()?.get_group(), "group").map_err(to_capnp)?;
         let done = freeze::undo(self.supervisor(), &group, &self.actor).await;
-        let (info, safety) = self.restored(&group, done).await.map_err(to_capnp)?;
-        let mut restoration = results.get().init_restoration();
-        restoration.set_safety(safety.as_str());
-        write_freeze(restoration.init_freeze(), &info);
-        Ok(())
+        self.restored(&group, done, results.get().init_restoration()).await
     }
 
     async fn lock(self: Rc<Self>, params: groups::LockParams, mut results: groups::LockResults) -> capnp::Result<()> {

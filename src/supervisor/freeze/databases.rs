@@ -19,12 +19,14 @@ pub(super) struct LiveDatabase {
     lock: Option<WriteLock>,
     /// Whether it may hold the target of a restore.
     is_switched: bool,
+    /// A copy of what another program wrote during the restore.
+    pub kept: Option<PathBuf>,
 }
 
 impl LiveDatabase {
     /// A database that is at no operation yet.
     pub fn new(path: PathBuf) -> LiveDatabase {
-        LiveDatabase { path, lock: None, is_switched: false }
+        LiveDatabase { path, lock: None, is_switched: false, kept: None }
     }
 
     /// A restore of a former daemon may have changed it.
@@ -160,7 +162,7 @@ impl LiveDatabase {
             None => false,
         };
         if !is_own {
-            self.keep(host, name, &present, &now).await?;
+            self.kept = self.keep(host, name, &present, &now).await?.or(self.kept.take());
         }
         fetch(host, safety, scratch).await?;
         self.prepare(host, safety).await?;
@@ -168,9 +170,9 @@ impl LiveDatabase {
     }
 
     /// Keeps a copy of the present content, apart from every freeze.
-    async fn keep(&self, host: &Host, name: &str, present: &Copied, now: &Path) -> Result<()> {
+    async fn keep(&self, host: &Host, name: &str, present: &Copied, now: &Path) -> Result<Option<PathBuf>> {
         let files: Vec<(PathBuf, &str)> = match present {
-            Copied::Absent => return Ok(()),
+            Copied::Absent => return Ok(None),
             Copied::Whole(..) => vec![(now.to_owned(), "")],
             Copied::Damaged(_) => RAW.map(|suffix| (database::beside(&self.path, suffix), suffix)).to_vec(),
         };
@@ -191,10 +193,10 @@ impl LiveDatabase {
             crate::sys::fs::sync_dir(&folder).map_err(|error| Error::unavailable(error.to_string()))
         })
         .await?;
-        let (path, to) = (self.path.display().to_string(), to.display().to_string());
-        tracing::warn!(%path, kept = %to, "another program wrote the database during a restore that is reverted");
-        host.events.publish("", "database_kept", serde_json::json!({ "path": path, "kept": to }));
-        Ok(())
+        let (path, kept) = (self.path.display().to_string(), to.display().to_string());
+        tracing::warn!(%path, %kept, "another program wrote the database during a restore that is reverted");
+        host.events.publish("", "database_kept", serde_json::json!({ "path": path, "kept": kept }));
+        Ok(Some(to))
     }
 
     /// Removes inactive files.

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::access;
+use super::databases::LiveDatabase;
 use super::objects::blocking;
+use super::{access, recover};
 use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
@@ -153,9 +154,42 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
             false => Err(Error::not_found(format!("group {} has no member {member:?}", group.name))),
         };
     }
+    remove_whole(supervisor, &group, false, notes(host, actor, "group.remove", group.name.clone())).await
+}
+
+/// Removes a group with its freezes although a freeze or a restore of it has not ended. Its members stay as they are:
+/// nothing is brought back.
+///
+/// # Errors
+/// `notFound`, `conflict` if every operation has ended.
+pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<()> {
+    let host = supervisor.host();
+    let _turn = super::turn(host).await?;
+    let group = find(supervisor, actor.uid, group).await?;
+    if !group.unfinished {
+        return Err(Error::conflict(format!("every operation of group {} has ended", group.name))
+            .reason("group_finished")
+            .hint("remove it without --abandon"));
+    }
+    let notes = notes(host, actor, "group.abandon", group.name.clone());
+    remove_whole(supervisor, &group, true, notes).await?;
+    for member in &group.members {
+        if let Target::Database { path } = &member.target {
+            LiveDatabase::new(path.into()).discard();
+        }
+    }
+    let _ = std::fs::remove_dir_all(super::scratch(host, group.id));
+    drop(host.parked.borrow_mut().remove(&group.id));
+    recover::set_waiting(supervisor, &group, |_| true, false);
+    host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name }));
+    Ok(())
+}
+
+async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, notes: Notes) -> Result<()> {
+    let host = supervisor.host();
     // The marks of a collection under way must see each name that is removed now.
     let _names = host.upkeep.names.read().await;
-    let removed = host.catalog.remove_group(group.id, notes(host, actor, "group.remove", group.name.clone())).await?;
+    let removed = host.catalog.remove_group(group.id, abandon, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
     for (kernel, checkpoint) in removed.value {
         // Retention applies to them again.

@@ -29,7 +29,7 @@ pub async fn lock(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<
     let _turn = turn(host).await?;
     let group = super::find(supervisor, actor.uid, name).await?;
     let mut parts = Vec::new();
-    for mut live in members::open(supervisor, &group).await? {
+    for mut live in members::open(supervisor, &group, |_| true).await? {
         parts.extend(live.present_part().await?);
     }
     Ok(Lock::of_group(&group.name, &parts))
@@ -60,7 +60,7 @@ pub async fn check(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result
     let newest = freezes.first().ok_or_else(|| {
         Error::not_found(format!("group {name} was never frozen")).hint(format!("freeze it: ryokan freeze {name}"))
     })?;
-    let mut live = members::open(supervisor, &group).await?;
+    let mut live = members::open(supervisor, &group, |_| true).await?;
     let mut parts = Vec::new();
     for one in &mut live {
         parts.extend(one.present_part().await?);

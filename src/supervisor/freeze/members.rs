@@ -46,45 +46,57 @@ impl From<&RepositoryPart> for State {
     }
 }
 
-/// The members of a group, kernels first: nothing runs in them while the others are captured.
+/// The members of a group, kernels first: nothing runs in them while the others are captured. Of a restore of some, only
+/// these: `wanted` decides.
 ///
 /// # Errors
 /// `notFound` if a member is gone, `refused` by the rules for host paths.
-pub(super) async fn open(supervisor: &Supervisor, group: &Group) -> Result<Vec<Live>> {
-    let host = supervisor.host();
-    let folder = super::scratch(host, group.id);
-    let mut members: Vec<&Member> = group.members.iter().collect();
+pub(super) async fn open(
+    supervisor: &Supervisor,
+    group: &Group,
+    wanted: impl Fn(&Member) -> bool,
+) -> Result<Vec<Live>> {
+    let mut members: Vec<&Member> = group.members.iter().filter(|member| wanted(member)).collect();
     members.sort_by_key(|member| match member.target {
         Target::Kernel { .. } => 0,
         Target::Repository { .. } => 1,
         Target::Database { .. } => 2,
     });
     let mut opened = Vec::new();
-    for (at, member) in members.into_iter().enumerate() {
-        let scratch = folder.join(at.to_string());
-        std::fs::create_dir_all(&scratch)
-            .map_err(|error| Error::unavailable(format!("{}: {error}", scratch.display())))?;
-        let kind = match &member.target {
-            Target::Kernel { id } => {
-                LiveKind::Kernel { kernel: kernel(supervisor, *id)?, held: None, checkpoint: None }
-            }
-            Target::Repository { path } => {
-                let path = PathBuf::from(path);
-                access::recheck(host, group.uid, &path)?;
-                let repository = Repository::open(&access::git(host).await?, &path)?;
-                access::trusted_repository(supervisor, group.uid, &repository).await?;
-                LiveKind::Repository { path, repository, state: None }
-            }
-            Target::Database { path } => {
-                let path = PathBuf::from(path);
-                access::recheck(host, group.uid, &path)?;
-                LiveKind::Database(LiveDatabase::new(path))
-            }
-        };
-        let (name, host) = (member.name.clone(), Rc::clone(host));
-        opened.push(Live { name, host, kind, scratch, captured: None, target: None });
+    for member in members {
+        let one = open_one(supervisor, group, member).await;
+        opened.push(one.map_err(|error| {
+            let message = format!("member {}: {}", member.name, error.message);
+            Error { message, ..error }
+        })?);
     }
     Ok(opened)
+}
+
+/// Opens one member.
+///
+/// # Errors
+/// As [`open`].
+pub(super) async fn open_one(supervisor: &Supervisor, group: &Group, member: &Member) -> Result<Live> {
+    let host = supervisor.host();
+    let scratch = super::scratch(host, group.id).join(&member.name);
+    std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(format!("{}: {error}", scratch.display())))?;
+    let kind = match &member.target {
+        Target::Kernel { id } => LiveKind::Kernel { kernel: kernel(supervisor, *id)?, held: None, checkpoint: None },
+        Target::Repository { path } => {
+            let path = PathBuf::from(path);
+            access::recheck(host, group.uid, &path)?;
+            let repository = Repository::open(&access::git(host).await?, &path)?;
+            access::trusted_repository(supervisor, group.uid, &repository).await?;
+            LiveKind::Repository { path, repository, state: None }
+        }
+        Target::Database { path } => {
+            let path = PathBuf::from(path);
+            access::recheck(host, group.uid, &path)?;
+            LiveKind::Database(LiveDatabase::new(path))
+        }
+    };
+    Ok(Live { name: member.name.clone(), host: Rc::clone(host), kind, scratch, captured: None, target: None })
 }
 
 fn kernel(supervisor: &Supervisor, id: KernelId) -> Result<Rc<Kernel>> {
@@ -263,6 +275,24 @@ impl Live {
         }
     }
 
+    /// Refuses a restore that would destroy what no freeze holds. `present`: the present state.
+    ///
+    /// # Errors
+    /// `refused` (`ignored_files`).
+    pub async fn check_losses(&self, present: Option<&Captured>) -> Result<()> {
+        match (&self.kind, self.target()?, present) {
+            (
+                LiveKind::Repository { repository, .. },
+                Captured::Repository { part: target, .. },
+                Some(Captured::Repository { part: present, .. }),
+            ) => {
+                let states = (&State::from(present), &State::from(target));
+                repository.check_ignored(&self.scratch, &self.scratch.join("verify"), states).await
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the inactive copy: objects of a repository to which nothing refers, files beside a database.
     pub async fn prepare(&self) -> Result<()> {
         fault::point("freeze.member.prepare").map_err(injected)?;
@@ -293,6 +323,8 @@ impl Live {
                     return Err(Error::conflict(format!("{} was changed during the restore", path.display()))
                         .reason("repository_changed"));
                 }
+                let states = (&State::from(&safety), &State::from(&part));
+                repository.check_ignored(&self.scratch, &self.scratch.join("verify"), states).await?;
                 repository.switch(&self.scratch, &State::from(&part), attach).await
             }
             (LiveKind::Database(database), Captured::Database { part, .. }, _) => {
@@ -341,6 +373,21 @@ impl Live {
     pub fn may_be_switched(&mut self) {
         if let LiveKind::Database(database) = &mut self.kind {
             database.may_be_switched();
+        }
+    }
+
+    /// Keeps code from running in a kernel until its group was brought back.
+    pub fn await_group(&self) {
+        if let LiveKind::Kernel { kernel, .. } = &self.kind {
+            kernel.set_awaits_group(true);
+        }
+    }
+
+    /// Where the content that another program wrote during the restore was kept.
+    pub fn kept(&self) -> Option<&std::path::Path> {
+        match &self.kind {
+            LiveKind::Database(database) => database.kept.as_deref(),
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => None,
         }
     }
 

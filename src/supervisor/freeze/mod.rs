@@ -16,7 +16,7 @@ mod recover;
 mod run_freeze;
 mod run_restore;
 
-pub use groups::{add, create, exists, find, list, remove};
+pub use groups::{abandon, add, create, exists, find, list, remove};
 pub use locks::{check, lock, lock_of};
 pub use recover::recover;
 pub use run_freeze::freeze;
@@ -39,6 +39,8 @@ pub struct Restored {
     pub freeze: Freeze,
     /// The freeze taken just before.
     pub safety: FreezeId,
+    /// What could not be checked.
+    pub notes: Vec<String>,
 }
 
 /// Waits for the turn of an operation.

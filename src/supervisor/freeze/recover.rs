@@ -7,7 +7,7 @@ use super::run_restore::Run;
 use super::{access, manifest, scratch};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
-use crate::core::freeze::{Group, Intent};
+use crate::core::freeze::{Group, Intent, Target};
 use crate::core::ids::{FreezeId, GroupId};
 use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::host::Host;
@@ -16,16 +16,40 @@ use crate::supervisor::registry::Supervisor;
 /// Ends every unfinished operation, before clients are served.
 pub async fn recover(supervisor: &Supervisor) {
     let host = supervisor.host();
-    let intents = match host.catalog.intents().await {
-        Ok(intents) => intents,
-        Err(error) => return tracing::error!(%error, "unfinished operations of groups are not known"),
+    let (intents, groups) = match (host.catalog.intents().await, host.catalog.groups(None).await) {
+        (Ok(intents), Ok(groups)) => (intents, groups),
+        (Err(error), _) | (_, Err(error)) => {
+            return tracing::error!(%error, "unfinished operations of groups are not known");
+        }
     };
     for (id, intent) in intents {
+        let group = groups.iter().find(|group| group.id == id);
+        if let (Some(group), Intent::Restore { members, .. }) = (group, &intent) {
+            // Until the end, nothing runs in kernels that may be between two states.
+            set_waiting(supervisor, group, |name| members.iter().any(|member| member == name), true);
+        }
         if let Err(error) = end(supervisor, id, intent).await {
-            tracing::error!(group = %id, %error, "an operation of a group could not be ended");
+            let group = group.map_or_else(|| id.to_string(), |group| group.name.clone());
+            tracing::error!(%group, %error, "an operation of a group could not be ended");
+            host.events.publish(
+                "",
+                "group_unfinished",
+                serde_json::json!({ "group": group, "error": error.to_string() }),
+            );
         }
     }
     sweep(host).await;
+}
+
+/// Keeps code from running in kernels of a group, or admits it again.
+pub(super) fn set_waiting(supervisor: &Supervisor, group: &Group, of: impl Fn(&str) -> bool, waits: bool) {
+    for member in group.members.iter().filter(|member| of(&member.name)) {
+        if let Target::Kernel { id } = member.target
+            && let Some(kernel) = supervisor.get(id)
+        {
+            kernel.set_awaits_group(waits);
+        }
+    }
 }
 
 /// Removes the files of operations that have ended.
@@ -69,11 +93,11 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             Ok(host.catalog.clear_intent(id).await?)
         }
         Intent::Restore { target, safety, members, reached } => {
-            // The kernels that a failed restore of this daemon holds.
-            drop(host.parked.borrow_mut().remove(&id));
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
-            revert(supervisor, &group, (target, safety), &members, reached).await
+            revert(supervisor, &group, (target, safety), &members, reached).await?;
+            set_waiting(supervisor, &group, |_| true, false);
+            Ok(())
         }
     }
 }
@@ -95,7 +119,8 @@ async fn revert(
     };
     let (freeze, safety) = (find(target)?, find(safety)?);
     let (parts, targets) = (manifest(host, &safety).await?.parts, manifest(host, &freeze).await?.parts);
-    let mut opened = members::open(supervisor, group).await?;
+    // Broken members that the restore did not concern are no obstacle.
+    let mut opened = members::open(supervisor, group, |member| names.contains(&member.name)).await?;
     let mut live = Vec::new();
     for name in names {
         let at = opened.iter().position(|live| live.name == *name);
@@ -110,9 +135,12 @@ async fn revert(
     }
     live.iter_mut().take(reached).for_each(members::Live::may_be_switched);
     let actor = host.own_actor();
+    // The members that a failed restore of this daemon holds. What can fail before has succeeded; their kernels wait.
+    drop(host.parked.borrow_mut().remove(&group.id));
     let mut machine = Restore::recovery(live.len(), reached);
-    let (parts, safety) = (Vec::new(), Some(safety));
-    let mut run = Run { host, group, freeze, parts, live, others: opened, actor: &actor, safety, failed: None };
+    let (parts, others, notes) = (Vec::new(), Vec::new(), Vec::new());
+    let (actor, safety, failed) = (&actor, Some(safety), None);
+    let mut run = Run { host, group, freeze, parts, live, others, actor, safety, failed, notes };
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
         machine.reply(reply);

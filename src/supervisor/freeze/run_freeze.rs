@@ -35,7 +35,7 @@ pub async fn freeze(supervisor: &Supervisor, group: &str, message: &str, actor: 
     let freezing = tokio::task::spawn_local(async move {
         let _turn = turn;
         recover::unfinished(&this, &group).await?;
-        let mut live = members::open(&this, &group).await?;
+        let mut live = members::open(&this, &group, |_| true).await?;
         let host = this.host();
         let taking = Taking { kind: CheckpointType::Manual, message: &message, actor: &actor, suspend: true };
         let done = take(host, &group, &mut live, &taking).await;

@@ -13,7 +13,7 @@ use crate::core::freeze::capture::Reply;
 use crate::core::freeze::gate::{self, Pairing};
 use crate::core::freeze::refs::CommitId;
 use crate::core::freeze::restore::{Action, Outcome, Restore};
-use crate::core::freeze::{Captured, Freeze, Group, Intent, Part};
+use crate::core::freeze::{Captured, Freeze, Group, Intent, Member, Part};
 use crate::core::kernel::transition::Kind;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
@@ -88,19 +88,25 @@ async fn perform(
     }
     let mut parts = manifest.parts.clone();
     parts.retain(|part| members.is_empty() || members.contains(&part.name));
-    let mut all = members::open(supervisor, group).await?;
-    let mut concerned = Vec::new();
+    let is_concerned = |member: &Member| parts.iter().any(|part| part.name == member.name);
+    let mut live = members::open(supervisor, group, is_concerned).await?;
     for part in &parts {
-        let at = all.iter().position(|live| live.name == part.name);
-        let mut live = all.swap_remove(at.ok_or_else(|| {
+        let found = live.iter_mut().find(|live| live.name == part.name);
+        let one = found.ok_or_else(|| {
             Error::refused(format!("{} was a member at that freeze and is none now", part.name))
                 .reason("other_member")
                 .hint("add it to the group again, or restore the others by name")
-        })?);
-        live.target = Some(part.captured.clone());
-        concerned.push(live);
+        })?;
+        one.target = Some(part.captured.clone());
     }
-    let mut run = Run { host, group, freeze, parts, live: concerned, others: all, actor, safety: None, failed: None };
+    let (mut others, mut notes) = (Vec::new(), Vec::new());
+    for member in group.members.iter().filter(|member| !is_concerned(member)) {
+        match members::open_one(supervisor, group, member).await {
+            Ok(live) => others.push(live),
+            Err(error) => notes.push(left_out(&member.name, error)?),
+        }
+    }
+    let mut run = Run { host, group, freeze, parts, live, others, actor, safety: None, failed: None, notes };
     let mut machine = Restore::new(run.live.len());
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
@@ -124,6 +130,21 @@ pub(super) struct Run<'a> {
     /// The freeze of the state before.
     pub safety: Option<Freeze>,
     pub failed: Option<Error>,
+    /// What could not be checked.
+    pub notes: Vec<String>,
+}
+
+/// Leaves a broken member, which is not restored, out of the comparison of code and data; says so.
+///
+/// # Errors
+/// The member's error, if the member is only unavailable now.
+fn left_out(name: &str, error: Error) -> Result<String> {
+    match error.code {
+        ErrorCode::NotFound | ErrorCode::Refused | ErrorCode::Unsupported | ErrorCode::Corrupt => {
+            Ok(format!("code and data were compared without member {name}, which cannot be read: {}", error.message))
+        }
+        _ => Err(error),
+    }
 }
 
 impl Run<'_> {
@@ -196,8 +217,16 @@ impl Run<'_> {
     async fn gate(&mut self) -> Result<()> {
         let mut would_be = self.parts.clone();
         let mut present = Vec::new();
-        for live in self.live.iter_mut().chain(&mut self.others) {
-            present.extend(live.present_part().await?);
+        for live in &mut self.live {
+            let part = live.present_part().await?;
+            live.check_losses(part.as_ref().map(|part| &part.captured)).await?;
+            present.extend(part);
+        }
+        for live in &mut self.others {
+            match live.present_part().await {
+                Ok(part) => present.extend(part),
+                Err(error) => self.notes.push(left_out(&live.name, error)?),
+            }
         }
         let recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
         let restored = |part: &Part| self.parts.iter().any(|one| one.name == part.name);
@@ -228,14 +257,20 @@ impl Run<'_> {
         match outcome {
             Some(Outcome::Restored) => {
                 let safety = self.safety.as_ref().ok_or_else(|| Error::internal("there is no safety freeze"))?.id;
-                Ok(Restored { freeze: self.freeze, safety })
+                Ok(Restored { freeze: self.freeze, safety, notes: self.notes })
             }
             Some(Outcome::AsBefore { member, why }) => {
-                let message = format!("group {name} was not restored: {}{why}; every member is as it was", of(member));
+                let mut message =
+                    format!("group {name} was not restored: {}{why}; every member is as it was", of(member));
+                for kept in self.live.iter().filter_map(Live::kept) {
+                    message.push_str(&format!("; another program wrote meanwhile: {} holds that", kept.display()));
+                }
                 Err(Error { message, ..failed })
             }
             Some(Outcome::Unfinished { member, why }) => {
                 let message = format!("the restore of group {name} failed, and so did going back: {}{why}", of(member));
+                // The next attempt releases the kernels for a moment.
+                self.live.iter().for_each(Live::await_group);
                 let parked: Vec<Box<dyn std::any::Any>> =
                     self.live.into_iter().map(|live| Box::new(live) as Box<dyn std::any::Any>).collect();
                 self.host.parked.borrow_mut().insert(self.group.id, parked);
@@ -246,7 +281,7 @@ impl Run<'_> {
                 );
                 Err(Error { message, ..failed }
                     .reason("group_unfinished")
-                    .hint("nothing is lost: the next freeze, restore or undo of the group goes back first"))
+                    .hint(format!("nothing is lost: the next freeze, restore or undo of {name} goes back first")))
             }
             None => Err(Error::internal("the restore has no outcome")),
         }

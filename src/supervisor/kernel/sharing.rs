@@ -27,6 +27,8 @@ pub struct Sharing {
     making: Cell<usize>,
     /// Number of holds that freeze the files.
     still: Cell<usize>,
+    /// Whether a restore of the kernel's group is unfinished: the files may be those of either state.
+    awaits_group: Cell<bool>,
     /// Tracks the files since their first capture.
     workspace: RefCell<Option<Box<dyn Workspace>>>,
     turn: Arc<Semaphore>,
@@ -44,6 +46,7 @@ impl Sharing {
             threads: RefCell::default(),
             making: Cell::new(0),
             still: Cell::new(0),
+            awaits_group: Cell::new(false),
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
             open: Arc::new(Semaphore::new(limits::FILES_OPEN)),
@@ -123,6 +126,31 @@ impl Kernel {
     pub(crate) fn is_held(&self) -> bool {
         let files = self.files();
         files.sessions.still.get() > 0 || (files.id != self.id && files.is_changing())
+    }
+
+    /// Keeps code from running until the unfinished restore of the kernel's group has ended.
+    pub(crate) fn set_awaits_group(&self, awaits: bool) {
+        self.files().sessions.awaits_group.set(awaits);
+        self.wake_sharers();
+    }
+
+    /// Whether no code may run here until the kernel's group was brought back.
+    pub(crate) fn awaits_group(&self) -> bool {
+        self.files().sessions.awaits_group.get()
+    }
+
+    /// Refuses work in a kernel whose group awaits recovery.
+    ///
+    /// # Errors
+    /// `conflict` with reason `group_unfinished`.
+    pub(crate) fn refuse_unfinished_group(&self) -> Result<()> {
+        if !self.awaits_group() {
+            return Ok(());
+        }
+        let message = format!("a restore of the group of kernel {} could not be ended", self.files().spec.name);
+        Err(Error::conflict(message)
+            .reason("group_unfinished")
+            .hint("`ryokan group show` names the group; its next freeze, restore or undo goes back first"))
     }
 
     /// Wakes every session of this workspace to retry deferred work.

@@ -144,6 +144,7 @@ impl Kernel {
     /// # Errors
     /// `conflict` names the transition.
     pub(crate) fn not_in_transition(&self) -> Result<()> {
+        self.refuse_unfinished_group()?;
         self.transitions.borrow().admit().map_err(|refusal| self.refused(refusal))
     }
 

@@ -43,6 +43,7 @@ impl Task {
             };
         }
         self.admit(&actor, request.expected_version)?;
+        self.kernel.refuse_unfinished_group()?;
         self.settle().await?;
         self.check_room()?;
         self.room_on_disk().await?;
@@ -77,7 +78,7 @@ impl Task {
     fn prepare_start(&self, request: &ExecRequest, output_kept: u64) -> Option<PreparedStart> {
         let leaving = self.worker.current.as_ref().is_none_or(|current| current.leaving);
         let engaged = self.work.operating.is_some() || self.work.running.is_some() || !self.work.queue.is_empty();
-        let waits = self.kernel.is_changing() || self.kernel.is_held();
+        let waits = self.kernel.is_changing() || self.kernel.is_held() || self.kernel.awaits_group();
         if !matches!(self.life.state, State::Ready) || engaged || leaving || waits {
             return None;
         }
@@ -188,6 +189,9 @@ impl Task {
             self.see_to_owner().await;
             return None;
         }
+        if self.kernel.awaits_group() && !self.operation_first() {
+            return None;
+        }
         match self.work.queue.front()? {
             Item::Stop(_) => {
                 let Some(Item::Stop(reply)) = self.work.queue.pop_front() else { return None };
@@ -268,6 +272,14 @@ impl Task {
     /// Moves a queued transition to the front while a transition record exists; returns whether one is queued.
     fn transition_first(&mut self) -> bool {
         let at = self.work.queue.iter().position(|item| matches!(item, Item::Transition(..)));
+        let Some(item) = at.and_then(|at| self.work.queue.remove(at)) else { return false };
+        self.work.queue.push_front(item);
+        true
+    }
+
+    /// Moves the first work that is not an execution to the front; returns whether there is one.
+    fn operation_first(&mut self) -> bool {
+        let at = self.work.queue.iter().position(|item| !matches!(item, Item::Execution(_)));
         let Some(item) = at.and_then(|at| self.work.queue.remove(at)) else { return false };
         self.work.queue.push_front(item);
         true
