@@ -206,6 +206,7 @@ fn killed_commands_are_whole() {
 #[test]
 fn killed_recovery_is_repeated() {
     let mut shop = Shop::new(*users().last().unwrap());
+    shop.work();
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
     shop.wreck();
     let wrecked = shop.state();

@@ -10,6 +10,7 @@ use crate::support::users;
 /// A group whose restore was killed after it changed every member, and whose repository is gone.
 fn unfinished() -> (Shop, PathBuf, String) {
     let mut shop = Shop::new(*users().last().unwrap());
+    shop.work();
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
     shop.wreck();
     let wrecked = shop.state();
@@ -88,6 +89,7 @@ fn broken_member_is_no_obstacle() {
 #[test]
 fn lock_of_killed_git_is_removed() {
     let mut shop = Shop::new(*users().last().unwrap());
+    shop.work();
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
     shop.wreck();
     let wrecked = shop.state();
