@@ -178,7 +178,9 @@ fn killed_commands_are_whole() {
     let mut shop = Shop::new(*users().last().unwrap());
     let data = shop.data().display().to_string();
     let add = ["group", "add", "other", "--database", &data, "--name", "data"];
-    let commands: [(&[&str], Option<&[&str]>, &str); 4] = [
+    // The command, the one that takes it back, and what the command adds or removes.
+    type Undoable<'a> = (&'a [&'a str], Option<&'a [&'a str]>, &'a str);
+    let commands: [Undoable<'_>; 4] = [
         (&["group", "new", "other"], Some(&["--yes", "group", "rm", "other"]), "other"),
         (&add, Some(&["group", "rm", "other", "data"]), "data"),
         (&["group", "rm", "other", "data"], Some(&add), "data"),
