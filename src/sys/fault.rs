@@ -93,6 +93,7 @@ pub const LABELS: &[Label] = &[
     label("freeze.member.revert", Steps::One, "brings a member of a group back"),
     label("freeze.member.snapshot", Steps::One, "captures a member of a group"),
     label("freeze.member.switch", Steps::One, "makes a member's restored copy the active one"),
+    label("handover.data.sync", Steps::One, "makes the records of a handover survive a loss of power"),
     label("host.audit.head", Steps::File, "keeps the end of the audit log beside it"),
     label("kernel.engine.recreate", Steps::One, "gives a kernel an empty engine.db in place of its own"),
     label("kernel.files.adopt", Steps::Rename, "gives a received kernel's directory its name"),

@@ -174,7 +174,8 @@ pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(),
 ///
 /// # Errors
 /// The operating system's errors.
-pub fn sync_file_system(dir: &Path) -> io::Result<()> {
+pub fn sync_file_system(dir: &Path, label: &'static str) -> io::Result<()> {
+    fault::point(label)?;
     Ok(nix::unistd::syncfs(std::fs::File::open(dir)?)?)
 }
 

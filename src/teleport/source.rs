@@ -1,8 +1,10 @@
 //! The source's end of a connection: one method per step of the protocol.
 
+use std::time::Duration;
+
 use super::transfer::{self, Sent};
 use super::transport::Connection;
-use super::wire::{Accept, Message, Offer};
+use super::wire::{Accept, Frame, Message, Offer};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
@@ -14,10 +16,20 @@ pub struct Session {
     host: HostId,
     /// Totals of all transfers.
     pub sent: Sent,
+    /// Time for a decision and its acknowledgement, whatever else the other host sends.
+    pub(super) decision: Duration,
 }
 
 fn unexpected(message: &Message) -> Error {
     Error::corrupt(format!("the other host answered {message:?}")).reason("protocol")
+}
+
+/// Bounds the whole time of a step.
+async fn within<T>(most: Duration, step: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(most, step).await {
+        Ok(done) => done,
+        Err(_) => Err(Error::unavailable("the other host does not acknowledge in time").reason("connection")),
+    }
 }
 
 impl Session {
@@ -27,7 +39,7 @@ impl Session {
     /// `unavailable` if the transport fails, `unsupported` for another version of the protocol.
     pub async fn open(mut connection: Connection, own: HostId) -> Result<Session> {
         match connection.wire().greet(own).await {
-            Ok(host) => Ok(Session { connection, host, sent: Sent::default() }),
+            Ok(host) => Ok(Session { connection, host, sent: Sent::default(), decision: limits::HANDOVER_DECISION }),
             Err(error) => Err(connection.explain(error).await),
         }
     }
@@ -74,11 +86,15 @@ impl Session {
     /// # Errors
     /// A lost connection, and failures of the target: the commit must be repeated.
     pub async fn commit(&mut self, handover: HandoverId, kernel: KernelId, epoch: Epoch) -> Result<()> {
-        self.connection.wire().send(Message::Commit { handover, kernel, epoch }).await?;
-        match self.connection.wire().message(limits::HANDOVER_STEP).await? {
-            Message::Live => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        let wire = self.connection.wire();
+        let committing = async {
+            wire.send(Message::Commit { handover, kernel, epoch }).await?;
+            match wire.message(limits::HANDOVER_STEP).await? {
+                Message::Live => Ok(()),
+                other => Err(unexpected(&other)),
+            }
+        };
+        within(self.decision, committing).await
     }
 
     /// Sends the abort; returns when the target has deleted what it received.
@@ -86,17 +102,63 @@ impl Session {
     /// # Errors
     /// A lost connection, and failures of the target: the abort must be repeated.
     pub async fn abort(&mut self, handover: HandoverId) -> Result<()> {
-        self.connection.wire().send(Message::Abort { handover }).await?;
-        loop {
-            // Answers to earlier steps of an interrupted transfer may precede this one.
-            match self.connection.wire().frame(limits::HANDOVER_STEP).await? {
-                Some(super::wire::Frame::Message(Message::Aborted)) => return Ok(()),
-                Some(super::wire::Frame::Message(Message::Refused { error })) if error.code == ErrorCode::Conflict => {
-                    return Err(error);
+        let wire = self.connection.wire();
+        let aborting = async {
+            wire.send(Message::Abort { handover }).await?;
+            loop {
+                // Answers to earlier steps of an interrupted transfer may precede this one.
+                match wire.frame(limits::HANDOVER_STEP).await? {
+                    Some(Frame::Message(Message::Aborted)) => return Ok(()),
+                    Some(Frame::Message(Message::Refused { error })) if error.code == ErrorCode::Conflict => {
+                        return Err(error);
+                    }
+                    Some(_) => {}
+                    None => {
+                        return Err(Error::unavailable("the other host closed the connection").reason("connection"));
+                    }
                 }
-                Some(_) => {}
-                None => return Err(Error::unavailable("the other host closed the connection").reason("connection")),
             }
+        };
+        within(self.decision, aborting).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::teleport::wire::Wire;
+
+    /// The two ends of a connection without a command.
+    fn ends() -> (Connection, Wire) {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let ((near_read, near_write), (far_read, far_write)) = (tokio::io::split(near), tokio::io::split(far));
+        (Connection::of(Wire::new(near_read, near_write)), Wire::new(far_read, far_write))
+    }
+
+    /// Each frame of the other host comes in time, but no acknowledgement.
+    #[tokio::test]
+    async fn decisions_are_bounded_in_time() {
+        let (own, other) = (HostId::from_bytes([1; 16]), HostId::from_bytes([2; 16]));
+        let (connection, mut far) = ends();
+        let talks = async {
+            far.greet(own).await.expect("a greeting");
+            loop {
+                far.send(Message::Flushed).await.expect("sent");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let decides = async {
+            let mut session = Session::open(connection, other).await.expect("a session");
+            session.decision = Duration::from_millis(100);
+            let (handover, kernel) = (HandoverId::from_bytes([3; 16]), KernelId::from_bytes([4; 16]));
+            let aborted = session.abort(handover).await.expect_err("no acknowledgement");
+            assert_eq!((aborted.code, aborted.reason.as_str()), (ErrorCode::Unavailable, "connection"));
+            // Any other answer ends a commit.
+            assert!(session.commit(handover, kernel, Epoch(2)).await.is_err());
+        };
+        tokio::select! {
+            () = talks => unreachable!("it talks for ever"),
+            ended = tokio::time::timeout(Duration::from_secs(60), decides) => ended.expect("it ends"),
         }
     }
 }

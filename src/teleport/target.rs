@@ -8,7 +8,7 @@ use crate::core::error::{Error, Result};
 use crate::core::handover::{Target, TargetAction, TargetEvent};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
-use crate::store::StoreHandle;
+use crate::store::{GcGuard, StoreHandle};
 
 /// The conditions under which an offer is accepted.
 pub struct Admission {
@@ -41,8 +41,8 @@ pub trait TargetHost {
     /// The recorded state of a handover, and whether the kernel lives or lived here at this epoch.
     async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target>;
 
-    /// Durably activates a prepared kernel.
-    async fn activate(&self, handover: HandoverId) -> Result<()>;
+    /// Durably activates a prepared kernel, or completes its activation.
+    async fn activate(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<()>;
 
     /// Ends a session of this handover, if there is one, and deletes the prepared kernel.
     async fn discard(&self, handover: HandoverId) -> Result<()>;
@@ -54,6 +54,8 @@ struct Session<'a> {
     offer: Offer,
     receiving: Receiving,
     state: Target,
+    /// Keeps what arrives, and what the source refers to, until the record of the prepared kernel names it.
+    guard: Option<GcGuard>,
 }
 
 impl Drop for Session<'_> {
@@ -99,10 +101,9 @@ async fn frames<'a>(
                 session.receiving.flush(objects).await?;
                 wire.send(Message::Flushed).await?;
             }
-            (Frame::Message(Message::Offer(offer)), None) => match host.admit(source, &offer).await {
-                Ok(Admission { accept, reuse, most_bytes }) => {
-                    let receiving = Receiving::new(host.store().clone(), reuse, most_bytes);
-                    *session = Some(Session { host, offer: *offer, receiving, state: Target::Receiving });
+            (Frame::Message(Message::Offer(offer)), None) => match admit(host, source, *offer).await {
+                Ok((admitted, accept)) => {
+                    *session = Some(admitted);
                     wire.send(Message::Accept(accept)).await?;
                 }
                 Err(error) => wire.send(Message::Refused { error }).await?,
@@ -112,8 +113,9 @@ async fn frames<'a>(
             }
             (Frame::Message(Message::Commit { handover, kernel, epoch }), _) => {
                 *session = None;
-                let state = host.recorded(handover, Some((kernel, epoch))).await?;
-                decide(wire, host, state, TargetEvent::Commit, handover).await?;
+                let kernel = Some((kernel, epoch));
+                let state = host.recorded(handover, kernel).await?;
+                decide(wire, host, state, TargetEvent::Commit, (handover, kernel)).await?;
             }
             (Frame::Message(Message::Abort { handover }), _) => {
                 *session = None;
@@ -122,7 +124,7 @@ async fn frames<'a>(
                     Target::Gone => Target::Receiving,
                     state => state,
                 };
-                decide(wire, host, state, TargetEvent::Abort, handover).await?;
+                decide(wire, host, state, TargetEvent::Abort, (handover, None)).await?;
             }
             (Frame::Answer(_), _) => return Err(wrong("an answer")),
             (Frame::Question(_) | Frame::Object { .. } | Frame::Piece(_), None) => return Err(wrong("objects")),
@@ -130,6 +132,13 @@ async fn frames<'a>(
         }
     }
     Ok(())
+}
+
+async fn admit<'a>(host: &'a dyn TargetHost, source: HostId, offer: Offer) -> Result<(Session<'a>, Accept)> {
+    let guard = Some(host.store().run(|store| Ok(store.guard())).await?);
+    let Admission { accept, reuse, most_bytes } = host.admit(source, &offer).await?;
+    let receiving = Receiving::new(host.store().clone(), reuse, most_bytes);
+    Ok((Session { host, offer, receiving, state: Target::Receiving, guard }, accept))
 }
 
 async fn seal(
@@ -146,6 +155,7 @@ async fn seal(
         match action {
             TargetAction::RecordPrepared => {
                 host.prepare(source, &session.offer, &session.receiving.received, description).await?;
+                session.guard = None;
             }
             TargetAction::SendPrepared => wire.send(Message::Prepared).await?,
             other => return Err(Error::internal(format!("{other:?} after a seal"))),
@@ -160,11 +170,11 @@ async fn decide(
     host: &dyn TargetHost,
     mut state: Target,
     event: TargetEvent,
-    handover: HandoverId,
+    (handover, kernel): (HandoverId, Option<(KernelId, Epoch)>),
 ) -> Result<()> {
     for action in state.step(event) {
         match action {
-            TargetAction::Activate => host.activate(handover).await?,
+            TargetAction::Activate => host.activate(handover, kernel).await?,
             TargetAction::SendLive => wire.send(Message::Live).await?,
             TargetAction::Discard => host.discard(handover).await?,
             TargetAction::SendAborted => wire.send(Message::Aborted).await?,

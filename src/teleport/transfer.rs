@@ -129,6 +129,8 @@ pub enum Reuse {
 pub struct Received {
     /// The addresses.
     pub held: HashSet<Digest>,
+    /// Bytes that may arrive.
+    pub most_bytes: u64,
 }
 
 /// The receiving side of one kernel's objects.
@@ -138,7 +140,6 @@ pub(super) struct Receiving {
     pub received: Received,
     asked: HashSet<Digest>,
     bytes: u64,
-    most_bytes: u64,
     round: u64,
     current: Option<u64>,
     sink: Option<Sink>,
@@ -163,10 +164,9 @@ impl Receiving {
         Receiving {
             store,
             reuse,
-            received: Received::default(),
+            received: Received { held: HashSet::new(), most_bytes },
             asked: HashSet::new(),
             bytes: 0,
-            most_bytes,
             round: 0,
             current: None,
             sink: None,
@@ -208,8 +208,8 @@ impl Receiving {
             return Err(wrong("an object that was not asked for"));
         }
         self.bytes = self.bytes.saturating_add(size);
-        if size > limits::BLOB_BYTES || self.bytes > self.most_bytes {
-            return Err(Error::refused(format!("the kernel has more than {} bytes", self.most_bytes))
+        if size > limits::BLOB_BYTES || self.bytes > self.received.most_bytes {
+            return Err(Error::refused(format!("the kernel has more than {} bytes", self.received.most_bytes))
                 .reason("handover_size")
                 .hint("free space on this host, or move a smaller kernel"));
         }

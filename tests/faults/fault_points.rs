@@ -27,6 +27,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("catalog.handover.activate", "tests/teleport"),
     ("catalog.handover.forget", "tests/teleport"),
     ("catalog.handover.put", "tests/teleport"),
+    ("handover.data.sync", "tests/teleport"),
     ("catalog.keys.forget", "not called yet"),
     ("catalog.keys.remember", "creation remembers its key in the kernel's own commit"),
     ("catalog.kernel.touch", "once in a while"),

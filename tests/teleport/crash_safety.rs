@@ -8,6 +8,7 @@ use crate::support::until;
 /// Steps that make part of a move durable, on either side.
 const FAMILIES: &[&str] = &[
     "catalog.handover.",
+    "handover.data.",
     "catalog.kernel.update",
     "kernel.files.",
     "kernel.engine.recreate",

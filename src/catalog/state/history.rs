@@ -3,13 +3,10 @@
 //! Host-specific rows stay: mounts, MCP servers, lease, consents, idempotency keys, transition. A page is JSON, so nothing
 //! that arrives is interpreted as SQL or as a database file; the tables' types and checks apply to each value.
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use rusqlite::types::{Value, ValueRef};
-use rusqlite::{ToSql, params, params_from_iter};
+use rusqlite::{params, params_from_iter};
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
+use super::cell::{AtMost, Cell};
 use super::journal::{self, NewEntry};
 use super::{StateHandle, grants, origin};
 use crate::catalog::error::CatalogError;
@@ -21,7 +18,7 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
 use crate::core::origin::Origin;
 
-/// The moved tables, in the order of the pages: columns, and the order of the rows.
+/// The moved tables, in the order of the pages: columns, and the key, in whose order the rows are.
 const TABLES: &[(&str, &[&str], &str)] = &[
     ("journal", &["sequence", "at_ms", "kind", "actor", "exec", "text", "detail", "stdin"], "sequence"),
     (
@@ -114,6 +111,9 @@ const TABLES: &[(&str, &[&str], &str)] = &[
     ("compacted", &["sequence", "checkpoint"], "sequence, checkpoint"),
 ];
 
+/// Columns of a table, at most.
+const MOST_COLUMNS: usize = 20;
+
 /// Tables that a move leaves behind.
 #[cfg(test)]
 const LEFT: &[&str] = &["blob_grants", "consents", "keys", "lease", "mcp_servers", "mounts", "transition"];
@@ -122,7 +122,7 @@ const LEFT: &[&str] = &["blob_grants", "consents", "keys", "lease", "mcp_servers
 #[derive(Serialize, Deserialize)]
 struct Page {
     table: usize,
-    rows: Vec<Vec<Json>>,
+    rows: AtMost<{ limits::HANDOVER_PAGE_ROWS }, AtMost<MOST_COLUMNS, Cell>>,
 }
 
 /// The position of the next page.
@@ -218,11 +218,11 @@ fn export(db: &Db, mut at: Position) -> Result<Option<(Vec<u8>, Position)>> {
             while let Some(row) = found.next()? {
                 let mut cells = Vec::with_capacity(columns.len());
                 for column in 0..columns.len() {
-                    let (cell, bytes) = cell(row.get_ref(column)?)?;
-                    size += bytes;
+                    let cell = Cell(row.get(column)?);
+                    size += cell.bytes();
                     cells.push(cell);
                 }
-                rows.push(cells);
+                rows.push(AtMost(cells));
                 if size >= limits::HANDOVER_PAGE_TARGET {
                     return Ok((rows, false));
                 }
@@ -236,7 +236,7 @@ fn export(db: &Db, mut at: Position) -> Result<Option<(Vec<u8>, Position)>> {
             Position { table: at.table, row: at.row + rows.len() as u64 }
         };
         if !rows.is_empty() {
-            let page = serde_json::to_vec(&Page { table: at.table, rows }).map_err(malformed)?;
+            let page = serde_json::to_vec(&Page { table: at.table, rows: AtMost(rows) }).map_err(malformed)?;
             return Ok(Some((page, next)));
         }
         at = next;
@@ -244,48 +244,23 @@ fn export(db: &Db, mut at: Position) -> Result<Option<(Vec<u8>, Position)>> {
     Ok(None)
 }
 
-/// A value as JSON, and about its size. Bytes are an array of one text.
-fn cell(value: ValueRef<'_>) -> rusqlite::Result<(Json, usize)> {
-    Ok(match value {
-        ValueRef::Null => (Json::Null, 1),
-        ValueRef::Integer(number) => (number.into(), 8),
-        ValueRef::Real(number) => (number.into(), 8),
-        ValueRef::Text(_) => {
-            let text = value.as_str()?;
-            (text.into(), text.len())
-        }
-        ValueRef::Blob(blob) => (Json::Array(vec![BASE64_STANDARD.encode(blob).into()]), blob.len()),
-    })
-}
-
-fn value(cell: Json) -> Result<Value> {
-    match cell {
-        Json::Null => Ok(Value::Null),
-        Json::Number(number) => number.as_i64().map(Value::Integer).ok_or_else(|| malformed("a number")),
-        Json::String(text) => Ok(Value::Text(text)),
-        Json::Array(parts) => match parts.as_slice() {
-            [Json::String(text)] => BASE64_STANDARD.decode(text).map(Value::Blob).map_err(malformed),
-            _ => Err(malformed("bytes")),
-        },
-        Json::Bool(_) | Json::Object(_) => Err(malformed("a value")),
-    }
-}
-
 fn import(db: &Db, page: &[u8]) -> Result<()> {
     let page: Page = serde_json::from_slice(page).map_err(malformed)?;
-    let (table, columns, _) = TABLES.get(page.table).ok_or_else(|| malformed("a table"))?;
-    if page.rows.len() > limits::HANDOVER_PAGE_ROWS {
-        return Err(malformed("too many rows"));
-    }
+    let (table, columns, key) = TABLES.get(page.table).ok_or_else(|| malformed("a table"))?;
+    let keys = key.split(", ").filter_map(|name| columns.iter().position(|column| *column == name));
+    let keys: Vec<usize> = keys.collect();
     let places = vec!["?"; columns.len()].join(", ");
     let sql = format!("INSERT INTO {table} ({}) VALUES ({places})", columns.join(", "));
-    for row in page.rows {
+    for AtMost(row) in page.rows.0 {
         if row.len() != columns.len() {
             return Err(malformed("a row"));
         }
-        let values = row.into_iter().map(value).collect::<Result<Vec<_>>>()?;
+        // SQLite chooses a number in place of NULL; and one more must follow each number.
+        if keys.iter().any(|key| !row[*key].is_key()) {
+            return Err(malformed("a key"));
+        }
         db.sql("import history", |c| {
-            c.prepare_cached(&sql)?.execute(params_from_iter(values.iter().map(|value| value as &dyn ToSql))).map(drop)
+            c.prepare_cached(&sql)?.execute(params_from_iter(row.iter().map(|Cell(value)| value))).map(drop)
         })?;
     }
     Ok(())
@@ -368,9 +343,32 @@ mod tests {
             r#"{"table":7,"rows":[["one","a"]]}"#,
             r#"{"table":7,"rows":[[1,["not base64!"]]]}"#,
             r#"{"table":8,"rows":[[1,1,1,9,1,1,1,1,1,1,1,1,1]]}"#,
+            r#"{"table":0,"rows":[[null,1,3,"a",null,"x",null,null]]}"#,
+            r#"{"table":0,"rows":[[-1,1,3,"a",null,"x",null,null]]}"#,
+            r#"{"table":0,"rows":[[9223372036854775807,1,3,"a",null,"x",null,null]]}"#,
+            r#"{"table":10,"rows":[[1,null]]}"#,
         ] {
             assert!(import(&db, page.as_bytes()).is_err(), "{page}");
         }
         assert_eq!(pages(&db), Vec::<Vec<u8>>::new());
+    }
+
+    /// A small page could otherwise use far more memory than its bytes.
+    #[test]
+    fn parsing_stops_at_bounds() {
+        let parse = |rows: &str| serde_json::from_str::<Page>(&format!(r#"{{"table":0,"rows":{rows}}}"#)).err();
+        let list = |of: &str, count: usize| format!("[{}]", vec![of; count].join(","));
+        assert!(parse(&list("[]", limits::HANDOVER_PAGE_ROWS)).is_none());
+        assert!(parse(&format!("[{}]", list("1", MOST_COLUMNS))).is_none());
+        // What follows is not read: it is not even JSON.
+        for rows in [
+            list("[]", limits::HANDOVER_PAGE_ROWS + 1).replace("[]]", "[],!"),
+            format!("[{}", list("1", MOST_COLUMNS + 1).replace("1]", "1,!")),
+            r#"[[["a","a",!"#.to_owned(),
+            "[[[[!".to_owned(),
+        ] {
+            let error = parse(&rows).expect("refused").to_string();
+            assert!(!error.contains("expected value"), "{error}");
+        }
     }
 }

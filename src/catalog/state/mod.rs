@@ -1,5 +1,6 @@
 //! One kernel's `state.db`: its history and grants.
 
+mod cell;
 mod checkpoints;
 mod executions;
 mod grants;

@@ -44,7 +44,7 @@ pub enum TargetAction {
     RecordPrepared,
     /// Send "prepared".
     SendPrepared,
-    /// Record durably that the kernel lives here, and open it.
+    /// Record durably that the kernel lives here, and open it. Idempotent.
     Activate,
     /// Acknowledge the commit.
     SendLive,
@@ -76,8 +76,8 @@ impl Target {
             (Target::Receiving, On::Invalid) => (Target::Gone, vec![Act::Discard, Act::SendRefused]),
             (Target::Receiving, On::Lost) => (Target::Gone, vec![Act::Discard]),
             (Target::Receiving | Target::Prepared, On::Abort) => (Target::Gone, vec![Act::Discard, Act::SendAborted]),
-            (Target::Prepared, On::Commit) => (Target::Live, vec![Act::Activate, Act::SendLive]),
-            (Target::Live, On::Commit) => (Target::Live, vec![Act::SendLive]),
+            // A repetition may follow an activation that was not complete: it is completed before the acknowledgement.
+            (Target::Prepared | Target::Live, On::Commit) => (Target::Live, vec![Act::Activate, Act::SendLive]),
             // An operator resolved the handover.
             (Target::Live, On::Abort) => (Target::Live, vec![Act::SendRefused]),
             (Target::Gone, On::Abort) => (Target::Gone, vec![Act::SendAborted]),

@@ -30,6 +30,8 @@ pub const HANDOVER_FRAME: Duration = Duration::from_secs(60);
 pub const HANDOVER_STEP: Duration = Duration::from_secs(900);
 /// Deadline for the first answer of the other host.
 pub const HANDOVER_HELLO: Duration = Duration::from_secs(30);
+/// Deadline for a decision and its acknowledgement; it is repeated after that.
+pub const HANDOVER_DECISION: Duration = Duration::from_secs(300);
 /// Pause before the first repetition of an unacknowledged decision; it doubles.
 pub const HANDOVER_REPEAT_FIRST: Duration = Duration::from_millis(500);
 /// Longest pause between repetitions.

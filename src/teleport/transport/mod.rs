@@ -16,7 +16,7 @@ pub enum Transport {
 /// A connection to another host.
 pub struct Connection {
     wire: Wire,
-    child: exec::Child,
+    child: Option<exec::Child>,
 }
 
 impl Transport {
@@ -46,20 +46,27 @@ impl Transport {
         match self {
             Transport::Exec(command) => {
                 let (wire, child) = exec::start(command)?;
-                Ok(Connection { wire, child })
+                Ok(Connection { wire, child: Some(child) })
             }
         }
     }
 }
 
 impl Connection {
+    /// A connection to the other end of a test.
+    #[cfg(test)]
+    pub(super) fn of(wire: Wire) -> Connection {
+        Connection { wire, child: None }
+    }
+
     pub(super) fn wire(&mut self) -> &mut Wire {
         &mut self.wire
     }
 
     /// Adds what the command reports to an error.
     pub(super) async fn explain(self, error: Error) -> Error {
-        let said = self.child.stderr().await;
+        let Some(child) = self.child else { return error };
+        let said = child.stderr().await;
         match said.is_empty() {
             true => error,
             false => Error { message: format!("{}; the command reports: {said}", error.message), ..error },

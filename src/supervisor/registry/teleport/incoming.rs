@@ -9,7 +9,7 @@ use std::rc::Rc;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Incoming, host_resources, read, sync, without_host, write};
+use super::{Incoming, check_isolation, host_resources, is_epoch, read, sync, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
@@ -77,6 +77,11 @@ impl TargetSide {
         Ok(rows.into_iter().find(|row| row.id == id && row.side == Side::In && row.uid == self.actor.uid))
     }
 
+    /// Whether this user's kernel lives or lived here at this epoch or a later one.
+    fn lives_here(&self, (id, epoch): (KernelId, Epoch)) -> bool {
+        self.supervisor.get(id).is_some_and(|known| known.uid == self.actor.uid && known.epoch >= epoch)
+    }
+
     /// Whether the kernel takes the place that it left here; reserves its name otherwise.
     async fn place(&self, kernel: KernelId, epoch: Epoch, spec: &KernelSpec) -> Result<Option<ReservedName>> {
         let rows = self.host().catalog.handovers().await?;
@@ -142,6 +147,7 @@ impl TargetSide {
         if seal.head.kernel != offer.kernel
             || seal.spec.name != offer.spec.name
             || seal.spec.engine != offer.spec.engine
+            || seal.spec.isolation != offer.spec.isolation
         {
             return Err(wrong("it is another one than was offered"));
         }
@@ -149,6 +155,7 @@ impl TargetSide {
         {
             return Err(wrong("its history was not sent"));
         }
+        let pages = self.page_bytes(&seal.history, received.most_bytes).await?;
         let (head, held) = (seal.head.clone(), received.held.clone());
         let verified = self.host().store.run_beside(move |store| Ok(bundle::verify(store, &head, held))).await?;
         let (manifests, parts, bytes) = verified.map_err(client_error)?;
@@ -158,7 +165,28 @@ impl TargetSide {
             return Err(wrong("a checkpoint of another engine"));
         }
         has_room(self.host(), &manifest, bytes)?;
+        // The files and the history together.
+        if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
+            return Err(Host::full());
+        }
         Ok(Verified { seal, manifest, parts, manifests })
+    }
+
+    /// Bytes of all pages of a history, which the source may have named without sending them.
+    async fn page_bytes(&self, pages: &[Digest], most: u64) -> Result<u64> {
+        let mut distinct = HashSet::new();
+        if let Some(page) = pages.iter().find(|page| !distinct.insert(**page)) {
+            return Err(Error::corrupt(format!("the received kernel: page {page} of its history is repeated"))
+                .reason("handover"));
+        }
+        let pages = pages.to_vec();
+        let sizes = self.host().store.run_beside(move |store| pages.iter().map(|page| store.size(*page)).collect());
+        let sizes: Vec<u64> = sizes.await?;
+        let total = sizes.iter().try_fold(0u64, |total, size| total.checked_add(*size));
+        match total {
+            Some(total) if total <= most && sizes.iter().all(|size| *size <= limits::HANDOVER_PAGE_BYTES) => Ok(total),
+            _ => Err(Error::refused("the kernel's history is too large").reason("handover_size")),
+        }
     }
 
     /// Stores the manifests without what they name of the source host; returns the replaced ones.
@@ -225,13 +253,19 @@ impl TargetSide {
         })
     }
 
-    /// Activates a prepared kernel. Idempotent.
-    pub(super) async fn activate_prepared(&self, id: HandoverId) -> Result<()> {
+    /// Activates a prepared kernel, `known` if its record may be gone. Idempotent: completes an interrupted activation, and
+    /// returns after everything is synced.
+    pub(super) async fn activate_prepared(&self, id: HandoverId, known: Option<(KernelId, Epoch)>) -> Result<()> {
         let handovers = &self.supervisor.registry().handovers;
         let _turn = handovers.deciding.lock().await;
-        let row = self.row(id).await?.ok_or_else(|| Error::not_found(format!("handover {id} is unknown here")))?;
-        let incoming: Incoming = read(&row)?;
         let host = self.host();
+        let Some(row) = self.row(id).await? else {
+            return match known {
+                Some(known) if self.lives_here(known) => sync(host).await,
+                _ => Err(Error::not_found(format!("handover {id} is unknown here"))),
+            };
+        };
+        let incoming: Incoming = read(&row)?;
         if !row.live {
             let departed = if incoming.replaces { self.supervisor.get(row.kernel) } else { None };
             if let Some(departed) = &departed {
@@ -248,11 +282,16 @@ impl TargetSide {
                 return Err(error);
             }
         }
-        if self.supervisor.get(row.kernel).is_none()
-            && let Some(kernel) = host.catalog.kernel(row.kernel).await?
-        {
+        let absent = match self.supervisor.get(row.kernel) {
+            Some(_) => None,
+            None => host.catalog.kernel(row.kernel).await?,
+        };
+        if absent.is_some() {
             host.catalog.adopt_kernel_files(incoming.files, row.kernel).await?;
-            sync(host).await?;
+        }
+        // The source forgets the kernel after the acknowledgement; an earlier attempt may have failed before this.
+        sync(host).await?;
+        if let Some(kernel) = absent {
             self.supervisor.recover_kernel(kernel, None).await;
             let detail = serde_json::json!({ "handover": id, "source": incoming.source, "epoch": incoming.epoch.0 });
             host.events.publish(&host.event_name(row.uid, &incoming.spec.name), "kernel_arrived", detail);
@@ -370,6 +409,10 @@ impl TargetHost for TargetSide {
                 .reason("history_format")
                 .hint("update the older one"));
         }
+        check_isolation(&offer.spec)?;
+        if !is_epoch(&offer.epoch) {
+            return Err(Error::refused(format!("epoch {} is out of range", offer.epoch.0)).reason("epoch"));
+        }
         let mut missing = host_resources(&offer.spec);
         missing.extend(offer.resources.iter().take(limits::MOUNTS + limits::MCP_SERVERS).cloned());
         if !missing.is_empty() && !offer.allow_missing {
@@ -454,14 +497,11 @@ impl TargetHost for TargetSide {
             })));
         }
         // The record of an activated kernel may be gone; the kernel's epoch is not.
-        let is_here = |(id, epoch): (KernelId, Epoch)| {
-            self.supervisor.get(id).is_some_and(|known| known.uid == self.actor.uid && known.epoch >= epoch)
-        };
-        Ok(if kernel.is_some_and(is_here) { Target::Live } else { Target::Gone })
+        Ok(if kernel.is_some_and(|known| self.lives_here(known)) { Target::Live } else { Target::Gone })
     }
 
-    async fn activate(&self, handover: HandoverId) -> Result<()> {
-        self.activate_prepared(handover).await
+    async fn activate(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<()> {
+        self.activate_prepared(handover, kernel).await
     }
 
     async fn discard(&self, handover: HandoverId) -> Result<()> {

@@ -25,7 +25,7 @@ use crate::core::error::{Error, Result};
 use crate::core::handover::Side;
 use crate::core::ids::{Epoch, HandoverId, HostId, KernelId};
 use crate::core::info::HandoverInfo;
-use crate::core::spec::{KernelSpec, Net};
+use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
@@ -89,9 +89,38 @@ fn write(record: &impl Serialize) -> Result<String> {
 /// Makes everything written so far survive a loss of power: the other host acts on it.
 async fn sync(host: &Host) -> Result<()> {
     let data = host.environment.data.clone();
-    let synced = tokio::task::spawn_blocking(move || crate::sys::fs::sync_file_system(&data)).await;
+    let synced =
+        tokio::task::spawn_blocking(move || crate::sys::fs::sync_file_system(&data, "handover.data.sync")).await;
     let synced = synced.map_err(|error| Error::internal(error.to_string()))?;
     synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
+}
+
+/// The epoch after a move.
+fn next_epoch(epoch: Epoch) -> Result<Epoch> {
+    epoch
+        .0
+        .checked_add(1)
+        .map(Epoch)
+        .filter(is_epoch)
+        .ok_or_else(|| Error::refused("the kernel has moved too often").reason("epoch"))
+}
+
+/// Whether the databases have room for an epoch and for the one after it.
+fn is_epoch(epoch: &Epoch) -> bool {
+    i64::try_from(epoch.0).is_ok_and(|number| number < i64::MAX)
+}
+
+/// A virtual machine's files and state are on its disk, which no move carries.
+fn check_isolation(spec: &KernelSpec) -> Result<()> {
+    match spec.isolation {
+        Isolation::Process => Ok(()),
+        Isolation::Microvm => Err(Error::unsupported(format!(
+            "kernel {} is in a virtual machine, and those cannot be moved to another host",
+            spec.name
+        ))
+        .reason("isolation")
+        .hint("use `ryokan export`, and `ryokan import` on the other host")),
+    }
 }
 
 /// What a specification names of its host: these rights do not move with the kernel.
@@ -256,7 +285,7 @@ impl Supervisor {
         self.host().write_audit(line).await;
         match (row.side, live) {
             (Side::Out, _) => Ok(self.host().catalog.forget_handover(id).await?),
-            (Side::In, true) => target.activate_prepared(id).await,
+            (Side::In, true) => target.activate_prepared(id, None).await,
             (Side::In, false) => target.discard_prepared(id).await,
         }
     }

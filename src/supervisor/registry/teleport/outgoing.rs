@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::{Outgoing, host_resources, read, repeat, sync, write};
+use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, sync, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
-use crate::core::ids::{Digest, Epoch, HandoverId, HostId};
+use crate::core::ids::{Digest, HandoverId, HostId};
 use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
@@ -47,6 +47,8 @@ struct Move {
     seen: RefCell<Seen>,
     frozen_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
+    /// Whether the departure survives a loss of power.
+    synced: Cell<bool>,
 }
 
 /// Moves a kernel to the host at the other end of `to`. Dropping the call before the commit cancels the move.
@@ -72,7 +74,7 @@ pub async fn teleport(
     let _guard = cancel.clone().drop_guard();
     check(kernel, actor).await?;
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::HandoverOut)?);
-    let epoch = Epoch(kernel.epoch.0 + 1);
+    let epoch = next_epoch(kernel.epoch)?;
     let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec.name.to_string(), epoch };
     let row = HandoverRow {
         id: HandoverId::from_bytes(host.random()),
@@ -97,6 +99,7 @@ pub async fn teleport(
         seen: RefCell::default(),
         frozen_at: Cell::new(None),
         pause: Cell::new(Duration::ZERO),
+        synced: Cell::new(false),
     });
     // In its own task: once it is committed, the move does not depend on the client.
     let running = tokio::task::spawn_local(async move { moving.run(transport, transition, allow_missing).await });
@@ -108,6 +111,7 @@ async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
     let name = &kernel.spec.name;
     kernel.admit(actor, 0).await?;
     kernel.check_available()?;
+    check_isolation(&kernel.spec)?;
     if kernel.thread_of.is_some() || !kernel.threads().is_empty() {
         return Err(Error::refused(format!("kernel {name} shares its workspace with another kernel"))
             .reason("thread")
@@ -239,7 +243,11 @@ impl Move {
         })
         .await?;
         let mut session = session.lock().await;
-        let acknowledged = session.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await;
+        // The target acts on the commit: it must not be older than what a loss of power leaves here.
+        let acknowledged = match self.synced.get() {
+            true => session.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await,
+            false => Err(Error::unavailable("the departure is not synced")),
+        };
         if let Err(error) = &acknowledged {
             tracing::info!(handover = %self.row.id, %error, "the commit of a move is repeated");
         } else if self.step(SourceEvent::Live).contains(&SourceAction::Forget)
@@ -371,9 +379,9 @@ impl Move {
         }
         self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
         self.host.prepared.discard_of(self.kernel.id).await;
-        // The target acts on the commit: it must not be older than what a loss of power leaves here.
-        if let Err(error) = sync(&self.host).await {
-            tracing::error!(%error, "the departure of a kernel may not survive a loss of power");
+        match sync(&self.host).await {
+            Ok(()) => self.synced.set(true),
+            Err(error) => tracing::error!(%error, "the departure of a kernel may not survive a loss of power"),
         }
         Ok(())
     }

@@ -1,68 +1,192 @@
 //! Repeats the decision about an outgoing move until the target acknowledges it.
+//!
+//! Each target has its own task and its own pauses, so a target that does not answer delays no other.
 
-use super::{Outgoing, read};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::{Outgoing, read, sync};
 use crate::catalog::HandoverRow;
-use crate::core::error::Result;
+use crate::core::error::{Error, Result};
 use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
 use crate::core::limits;
-use crate::supervisor::registry::Supervisor;
+use crate::supervisor::registry::{Registry, Supervisor};
 use crate::teleport::source::Session;
 use crate::teleport::transport::Transport;
 
+/// The next attempt at a target.
+#[derive(Debug, Clone, Copy)]
+struct Attempt {
+    pause: Duration,
+    due: Instant,
+    failures: usize,
+    is_running: bool,
+}
+
+impl Attempt {
+    fn first() -> Attempt {
+        Attempt { pause: limits::HANDOVER_REPEAT_FIRST, due: Instant::now(), failures: 0, is_running: false }
+    }
+
+    fn failed(&mut self) {
+        self.failures += 1;
+        self.due = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).min(limits::HANDOVER_REPEAT_MAX);
+    }
+}
+
 /// Repeats all decisions, with growing pauses, while the supervisor exists.
 pub(super) fn run(supervisor: &Supervisor) {
-    let (weak, registry) = (supervisor.downgrade(), std::rc::Rc::downgrade(supervisor.registry()));
+    let (weak, registry) = (supervisor.downgrade(), Rc::downgrade(supervisor.registry()));
     tokio::task::spawn_local(async move {
-        let mut pause = limits::HANDOVER_REPEAT_FIRST;
+        let mut attempts = HashMap::new();
+        let mut running = JoinSet::new();
         loop {
             let Some(supervisor) = weak.upgrade() else { return };
             if supervisor.host().is_stopping() {
                 return;
             }
-            let open = deliver_all(&supervisor).await;
+            let due = start_due(&supervisor, &mut attempts, &mut running).await;
             drop(supervisor);
             let Some(registry) = registry.upgrade() else { return };
-            // With nothing to repeat, only a new record or the end of the supervisor matters.
-            let wait = if open { pause } else { limits::HANDOVER_REPEAT_MAX };
-            let woken = tokio::time::timeout(wait, registry.handovers.wake.notified()).await.is_ok();
-            pause = if woken || !open {
-                limits::HANDOVER_REPEAT_FIRST
-            } else {
-                (pause * 2).min(limits::HANDOVER_REPEAT_MAX)
-            };
+            wait(&registry, due, &mut attempts, &mut running).await;
         }
     });
 }
 
-/// Delivers every decision; returns whether some are left.
-async fn deliver_all(supervisor: &Supervisor) -> bool {
-    let rows = match supervisor.host().catalog.handovers().await {
-        Ok(rows) => rows,
+/// Starts the attempts that are due; returns when the next one is.
+async fn start_due(
+    supervisor: &Supervisor,
+    attempts: &mut HashMap<String, Attempt>,
+    running: &mut JoinSet<(String, bool)>,
+) -> Instant {
+    let last = Instant::now() + limits::HANDOVER_REPEAT_MAX;
+    let open = match open_rows(supervisor).await {
+        Ok(open) => open,
         Err(error) => {
             tracing::warn!(%error, "the records of moves could not be read");
-            return true;
+            return Instant::now() + limits::HANDOVER_REPEAT_FIRST;
         }
     };
-    let mut is_open = false;
-    for row in rows.into_iter().filter(|row| row.side == Side::Out) {
+    attempts.retain(|to, attempt| attempt.is_running || open.contains_key(to));
+    let mut waiting: Vec<(Instant, String, Vec<HandoverRow>)> = Vec::new();
+    for (to, rows) in open {
+        let attempt = attempts.entry(to.clone()).or_insert_with(Attempt::first);
+        if !attempt.is_running {
+            waiting.push((attempt.due, to, rows));
+        }
+    }
+    // The longest wait first: a free place goes to no target twice while another waits.
+    waiting.sort_by_key(|(due, ..)| *due);
+    let (now, mut next) = (Instant::now(), last);
+    for (due, to, mut rows) in waiting {
+        if due > now {
+            next = next.min(due);
+            break;
+        }
+        if running.len() >= limits::HANDOVERS_CONCURRENT {
+            break;
+        }
+        if let Some(attempt) = attempts.get_mut(&to) {
+            attempt.is_running = true;
+            // An attempt ends with the first decision that is not answered: another one is first next time.
+            let first = attempt.failures % rows.len().max(1);
+            rows.rotate_left(first);
+        }
+        let supervisor = supervisor.clone();
+        running.spawn_local(async move {
+            let is_open = deliver_to_one(&supervisor, &rows).await;
+            (to, is_open)
+        });
+    }
+    next
+}
+
+/// Waits for a new record, the end of an attempt or the next one's time.
+async fn wait(
+    registry: &Registry,
+    due: Instant,
+    attempts: &mut HashMap<String, Attempt>,
+    running: &mut JoinSet<(String, bool)>,
+) {
+    tokio::select! {
+        () = registry.handovers.wake.notified() => {
+            attempts.retain(|_, attempt| attempt.is_running);
+        }
+        Some(ended) = running.join_next() => match ended {
+            Ok((to, true)) => {
+                let attempt = attempts.entry(to).or_insert_with(Attempt::first);
+                attempt.is_running = false;
+                attempt.failed();
+            }
+            Ok((to, false)) => {
+                attempts.remove(&to);
+            }
+            Err(error) => {
+                tracing::error!(%error, "an attempt to deliver decisions about moves ended");
+                attempts.clear();
+            }
+        },
+        () = tokio::time::sleep_until(due) => {}
+    }
+}
+
+/// The decisions that wait for an acknowledgement, by target.
+async fn open_rows(supervisor: &Supervisor) -> Result<BTreeMap<String, Vec<HandoverRow>>> {
+    let mut open: BTreeMap<String, Vec<HandoverRow>> = BTreeMap::new();
+    for row in supervisor.host().catalog.handovers().await?.into_iter().filter(|row| row.side == Side::Out) {
         let is_active = supervisor.registry().handovers.active.borrow().values().any(|(id, _)| *id == row.id);
         if is_active {
             continue;
         }
-        if let Err(error) = deliver(supervisor, &row).await {
-            tracing::info!(handover = %row.id, kernel = %row.kernel, %error, "a decision about a move is repeated later");
-            is_open = true;
+        match read::<Outgoing>(&row) {
+            Ok(outgoing) => open.entry(outgoing.to).or_default().push(row),
+            Err(error) => tracing::warn!(handover = %row.id, %error, "the record of a move is damaged"),
         }
     }
-    is_open
+    Ok(open)
+}
+
+/// Delivers the decisions for one target; returns whether some are left.
+async fn deliver_to_one(supervisor: &Supervisor, rows: &[HandoverRow]) -> bool {
+    for row in rows {
+        if let Err(error) = deliver(supervisor, row).await {
+            tracing::info!(handover = %row.id, kernel = %row.kernel, %error, "a decision about a move is repeated later");
+            // A target that cannot be reached is not tried for each kernel.
+            if error.reason == "connection" {
+                return true;
+            }
+        }
+    }
+    let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+    match supervisor.host().catalog.handovers().await {
+        Ok(left) => left.iter().any(|row| ids.contains(&row.id)),
+        Err(_) => true,
+    }
 }
 
 /// Delivers one decision over a new connection, and forgets the move once the target has acknowledged it.
 pub(super) async fn deliver(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
+    match tokio::time::timeout(limits::HANDOVER_DECISION, deliver_now(supervisor, row)).await {
+        Ok(done) => done,
+        Err(_) => Err(Error::unavailable("the other host does not acknowledge in time").reason("connection")),
+    }
+}
+
+async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
+    let host = supervisor.host();
     let outgoing: Outgoing = read(row)?;
-    let connection = Transport::parse(&outgoing.to)?.connect()?;
-    let mut session = Session::open(connection, supervisor.host().id()).await?;
     let (mut machine, _) = Source::restarted(supervisor.has_departed(row));
+    if machine == Source::Departed {
+        // The target acts on the commit: it must not be older than what a loss of power leaves here.
+        sync(host).await?;
+    }
+    let connection = Transport::parse(&outgoing.to)?.connect()?;
+    let mut session = Session::open(connection, host.id()).await?;
     for action in machine.step(SourceEvent::Reconnected) {
         let acknowledged = match action {
             SourceAction::SendCommit => {
@@ -76,7 +200,6 @@ pub(super) async fn deliver(supervisor: &Supervisor, row: &HandoverRow) -> Resul
             _ => continue,
         };
         if machine.step(acknowledged).contains(&SourceAction::Forget) {
-            let host = supervisor.host();
             host.making_room(async || Ok(host.catalog.forget_handover(row.id).await?)).await?;
         }
     }
