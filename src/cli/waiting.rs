@@ -43,26 +43,29 @@ pub async fn with_notice<T>(
     let (Some(name), true) = (name, context.terminal.stderr) else { return done.await };
     tokio::select! {
         done = &mut done => return done,
-        () = tokio::time::sleep(NOTICE_DELAY) => {}
-    }
-    tokio::select! {
-        done = &mut done => return done,
-        busy = busy_with(context, name) => {
-            if let Some(exec) = busy.filter(|busy| own.is_none_or(|own| own.to_string() != *busy)) {
-                context.say(&format!(
-                    "waiting: kernel {name} is busy with execution {exec}; see it: ryokan exec {name} --attach {exec} (Ctrl-C there interrupts it)"
-                ));
-            }
+        exec = first_execution_met(context, name) => if own != Some(exec) {
+            context.say(&format!(
+                "waiting: kernel {name} is busy with execution {exec}; see it: ryokan exec {name} --attach {exec} (Ctrl-C there interrupts it)"
+            ));
         }
     }
     done.await
 }
 
+/// The execution that a kernel runs. Asks until there is one: the daemon may be slow, the kernel may be starting.
+async fn first_execution_met(context: &Context, name: &str) -> ExecId {
+    loop {
+        tokio::time::sleep(NOTICE_DELAY).await;
+        if let Some(exec) = running_execution(context, name).await {
+            return exec;
+        }
+    }
+}
+
 /// The number of a kernel's running execution, over a second connection: the first one is waiting.
-async fn busy_with(context: &Context, name: &str) -> Option<String> {
+async fn running_execution(context: &Context, name: &str) -> Option<ExecId> {
     let (socket, _) = context.socket().ok()?;
     let host = HostClient::connect(&socket, super::context::CLIENT).await.ok()?;
     let (_, info) = host.open_kernel(name).await.ok()?;
-    let exec = info.state_reason.strip_prefix("execution ")?.to_owned();
-    (info.state == State::Busy { exec: ExecId(0) }.name()).then_some(exec)
+    State::execution_in(&info.state, &info.state_reason)
 }

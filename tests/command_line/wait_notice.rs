@@ -30,6 +30,25 @@ fn terminal_shows_wait_reason() {
     assert_eq!((quiet.status.success(), String::from_utf8_lossy(&quiet.stderr).as_ref()), (true, ""));
 }
 
+/// A stop without other work in the queue puts the kernel into another state.
+#[test]
+fn waiting_stop_shows_reason() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    let mut runs = Terminal::start(&host, &["exec", "k", "sleep 600; echo done"]);
+    until("it runs", || host.ok(&["show", "k", "--json"]).contains("\"busy\""));
+    let mut stops = Terminal::start(&host, &["stop", "k"]);
+    until("the stop is accepted", || host.ok(&["show", "k", "--json"]).contains("\"stopping\""));
+    let mut waits = Terminal::start(&host, &["vars", "k"]);
+    for terminal in [&mut stops, &mut waits] {
+        terminal.wait_for("waiting: kernel k is busy with execution 1; see it: ryokan exec k --attach 1");
+    }
+    runs.press(CTRL_C);
+    runs.wait_for("interrupting");
+    waits.wait_for("no variables");
+    assert!(host.ok(&["journal", "k", "--json"]).contains("\"interrupted\""));
+}
+
 /// An execution that waits for another one is not shown as running.
 #[test]
 fn queued_executions_name_predecessor() {

@@ -175,12 +175,23 @@ impl State {
         match self {
             State::Created | State::Starting | State::Ready => String::new(),
             State::Busy { exec } => format!("execution {exec}"),
-            State::Stopping { reason, .. } | State::Stopped { reason } => reason.name().to_owned(),
+            State::Stopping { reason, exec: Some(exec) } => format!("{}, after execution {exec}", reason.name()),
+            State::Stopping { reason, exec: None } | State::Stopped { reason } => reason.name().to_owned(),
             State::Crashed { cause, restart: Restart::At(_) } => cause.to_string(),
             State::Crashed { cause, restart: Restart::Breaker { .. } } => format!("{cause}; circuit breaker open"),
             State::Archived { checkpoint } => format!("in checkpoint {}", checkpoint.short()),
             State::Departed { host, epoch, .. } => format!("to host {host}, epoch {}", epoch.0),
         }
+    }
+
+    /// The running execution named by a state's public name and [`State::reason`].
+    pub fn execution_in(name: &str, reason: &str) -> Option<ExecId> {
+        let number = match name {
+            "busy" => reason.strip_prefix("execution ")?,
+            "stopping" => reason.rsplit_once(", after execution ")?.1,
+            _ => return None,
+        };
+        number.parse().ok().map(ExecId)
     }
 }
 

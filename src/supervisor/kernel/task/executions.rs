@@ -350,7 +350,10 @@ impl Task {
             }
             return Ok(());
         }
-        if matches!(self.life.state, State::Busy { exec: running } if running == exec) {
+        // A stop waits for the running execution, which can still be interrupted.
+        if let State::Busy { exec: running } | State::Stopping { exec: Some(running), .. } = self.life.state
+            && running == exec
+        {
             self.interrupt_worker(exec);
             return Ok(());
         }
