@@ -79,6 +79,13 @@ pub struct NameArgs {
     pub name: String,
 }
 
+/// `ryokan undo`
+#[derive(Debug, Args)]
+pub struct UndoArgs {
+    /// Name or id of the kernel, or name of the group
+    pub name: String,
+}
+
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -125,7 +132,7 @@ pub enum Command {
     /// Restore a kernel to a checkpoint, or a group to a freeze
     Restore(RestoreArgs),
     /// Undo the last restore of a kernel or a group
-    Undo(NameArgs),
+    Undo(UndoArgs),
     /// Create kernels from a kernel or from one of its checkpoints
     Fork(ForkArgs),
     /// Show or change how long a kernel's automatic checkpoints are kept
