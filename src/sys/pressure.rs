@@ -38,13 +38,24 @@ pub fn available() -> io::Result<f64> {
     part_of(&text).ok_or_else(|| io::Error::other("/proc/meminfo has no memory figures"))
 }
 
+/// The host's memory, bytes.
+///
+/// # Errors
+/// If `/proc/meminfo` lacks the figure.
+pub fn total() -> io::Result<u64> {
+    let text = io::read_to_string(File::open("/proc/meminfo")?)?;
+    let kib = figure(&text, "MemTotal").ok_or_else(|| io::Error::other("/proc/meminfo has no memory figures"))?;
+    Ok(kib as u64 * 1024)
+}
+
 fn part_of(meminfo: &str) -> Option<f64> {
-    let of = |key: &str| -> Option<f64> {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-        line.trim().strip_suffix("kB")?.trim().parse().ok()
-    };
-    let (all, free) = (of("MemTotal")?, of("MemAvailable")?);
+    let (all, free) = (figure(meminfo, "MemTotal")?, figure(meminfo, "MemAvailable")?);
     (all > 0.0).then(|| free / all)
+}
+
+fn figure(meminfo: &str, key: &str) -> Option<f64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -75,6 +75,21 @@ fn limit_errors_use_readable_units() {
     assert_eq!(host.cli(&["mount", "k", "/data", "/nowhere/x"]).status.code(), Some(3));
 }
 
+#[test]
+fn limits_beyond_host_are_refused() {
+    let host = Host::start();
+    for (args, message) in [
+        (["--cpus", "999"], "error: 999 processors are more than this host has ("),
+        (["--memory", "900T"], "error: 900 TiB of memory is more than this host has ("),
+    ] {
+        let refused = host.cli(&[&["new", "k"][..], &args].concat());
+        assert_eq!(refused.status.code(), Some(2));
+        let stderr = String::from_utf8_lossy(&refused.stderr);
+        assert!(stderr.starts_with(message), "{stderr}");
+    }
+    host.ok(&["new", "k", "--cpus", "1"]);
+}
+
 /// The tour prints commands in a form that can be pasted.
 #[test]
 fn tour_commands_shell_quoted() {

@@ -32,8 +32,8 @@ use crate::supervisor::kernel::task::{Adopted, Beginning, Report, Task};
 use crate::supervisor::kernel::tools::Tools;
 use crate::supervisor::kernel::{Kernel, View};
 use crate::supervisor::registry::idempotency::{KeyLock, made_as};
-use crate::supervisor::workers::Workers;
 use crate::supervisor::workers::reserved::ReservedWorker;
+use crate::supervisor::workers::{Workers, admission};
 
 /// The first ownership epoch of a kernel.
 const FIRST_EPOCH: Epoch = Epoch(1);
@@ -177,6 +177,7 @@ impl Supervisor {
     /// Checks a requested specification; returns it with its paths resolved.
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
         self.check_spec(&spec, actor.uid)?;
+        admission::check_host_limits(&spec.limits, &self.host.config.defaults.limits())?;
         for allowed in &mut spec.paths {
             allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
         }

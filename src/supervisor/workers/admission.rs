@@ -12,7 +12,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Limits;
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::quantity;
+use crate::core::quantity::{self, format_size};
+use crate::core::spec::KernelLimits;
 use crate::supervisor::workers::start_queue::STARTS;
 
 /// Reasons of errors when no further worker is admitted: the host's limit, and the user's worker and memory limits.
@@ -276,6 +277,30 @@ impl Drop for UserQuota {
             }
         }
     }
+}
+
+/// Refuses limits that this host can never supply. The configuration's defaults hold on any host.
+///
+/// # Errors
+/// `invalid_argument`.
+pub(crate) fn check_host_limits(limits: &KernelLimits, defaults: &KernelLimits) -> Result<()> {
+    let here = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    let processors = u32::try_from(here).unwrap_or(u32::MAX);
+    if limits.cpu_milli > processors.saturating_mul(1000) && limits.cpu_milli != defaults.cpu_milli {
+        let asked = f64::from(limits.cpu_milli) / 1000.0;
+        return Err(Error::invalid(format!("{asked} processors are more than this host has ({processors})"))
+            .reason("cpus")
+            .hint(format!("request at most {processors}")));
+    }
+    // An unreadable figure bounds nothing.
+    let memory = crate::sys::pressure::total().unwrap_or(u64::MAX);
+    if limits.memory_bytes > memory && limits.memory_bytes != defaults.memory_bytes {
+        let (asked, here) = (format_size(limits.memory_bytes), format_size(memory));
+        return Err(Error::invalid(format!("{asked} of memory is more than this host has ({here})"))
+            .reason("memory")
+            .hint("request less; kernels share the host's memory"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
