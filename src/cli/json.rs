@@ -13,7 +13,7 @@ use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::{Display, ExecResult};
 use crate::core::ids::Digest;
-use crate::core::info::{Event, HandoverInfo, JournalEntry, KernelInfo, TeleportReport, ToolInfo};
+use crate::core::info::{Event, HandoverInfo, JournalEntry, KernelInfo, MountInfo, TeleportReport, ToolInfo};
 use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
@@ -72,10 +72,11 @@ pub fn imported(imported: &ImportedKernel) -> Json {
     json
 }
 
-/// A kernel, the rights of the called capability, and what is not saved.
-pub fn kernel_with_missed(info: &KernelInfo, rights: Rights, missed: &[MissedEntry]) -> Json {
+/// A kernel, the rights of the called capability, what is not saved, and the mounts.
+pub fn shown_kernel(info: &KernelInfo, rights: Rights, missed: &[MissedEntry], mounts: &[MountInfo]) -> Json {
     let mut json = kernel(info);
     json["missed"] = json!(missed);
+    json["mounts"] = list(mounts);
     json["rights"] = rights.iter().map(|right| right.name()).collect();
     json
 }

@@ -142,11 +142,14 @@ pub async fn show(context: &Context, args: NameArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     let (info, rights) = kernel.info_and_rights().await?;
     let missed = kernel.missed().await.unwrap_or_default();
+    let mounts = kernel.mounts().await?;
     context.show(
-        || json::kernel_with_missed(&info, rights, &missed),
+        || json::shown_kernel(&info, rights, &missed, &mounts),
         || {
             let shown = render::kernel(&info, rights, render::now_ms(), context.terminal.paint);
-            shown + &render::missed(&missed, context.terminal.paint)
+            shown
+                + &render::kernel_mounts(&mounts, context.terminal.paint)
+                + &render::missed(&missed, context.terminal.paint)
         },
     )
 }

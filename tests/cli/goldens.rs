@@ -104,7 +104,7 @@ fn golden_kernel_views() {
     golden("kernel.txt", &render::kernel(&busy_kernel(), Rights::ALL, NOW_MS, Paint::OFF));
     let few: Rights = [Right::Read, Right::Execute].into_iter().collect();
     golden("kernel-crashed.txt", &render::kernel(&crashed, few, NOW_MS, Paint::OFF));
-    golden("kernel.json", &sorted(&json::kernel_with_missed(&busy_kernel(), few, &[])));
+    golden("kernel.json", &sorted(&json::shown_kernel(&busy_kernel(), few, &[], &[])));
 }
 
 #[test]

@@ -171,3 +171,34 @@ fn unmount_removes_mount_point() {
         }
     }
 }
+
+#[test]
+fn show_lists_mounts() {
+    let host = Host::start();
+    let source = host.path("home").join("given");
+    std::fs::create_dir(&source).unwrap();
+    host.ok(&["new", "k"]);
+    host.ok(&["mount", "k", "/data", source.to_str().unwrap()]);
+    let shown = host.ok(&["show", "k"]);
+    assert!(shown.contains(&format!("mounts        /data from {}:ro\n", source.display())), "{shown}");
+    let shown: serde_json::Value = serde_json::from_str(&host.ok(&["show", "k", "--json"])).unwrap();
+    assert_eq!(shown["mounts"][0]["path"], "/data");
+}
+
+/// Another kernel with the name of a removed one has events of its own only.
+#[test]
+fn events_exclude_former_kernel() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    host.ok(&["exec", "k", "echo a"]);
+    host.ok(&["rm", "k", "--yes"]);
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    host.ok(&["new", "k"]);
+    let events = host.ok(&["events", "k", "--json"]);
+    let kinds: Vec<String> = events
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["kind"].as_str().unwrap().to_owned())
+        .collect();
+    assert!(kinds.contains(&"kernel_created".to_owned()), "{kinds:?}");
+    assert!(!kinds.iter().any(|kind| kind == "kernel_removed"), "{kinds:?}");
+}

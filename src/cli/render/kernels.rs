@@ -4,7 +4,7 @@ use super::{Table, ago, plain, stamp};
 use crate::cli::paint::Paint;
 use crate::core::host_resource::HostResource;
 use crate::core::ids::CheckpointId;
-use crate::core::info::KernelInfo;
+use crate::core::info::{KernelInfo, MountInfo};
 use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::quantity::format_size;
@@ -119,6 +119,17 @@ pub fn missed(missed: &[MissedEntry], paint: Paint) -> String {
     for (i, entry) in missed.iter().enumerate() {
         let name = if i == 0 { paint.head("not saved") } else { " ".repeat(9) };
         text.push_str(&format!("{name}     {}\n", plain(&format!("{} ({})", entry.key, entry.reason))));
+    }
+    text
+}
+
+/// The mounts, as further lines of [`kernel`].
+pub fn kernel_mounts(mounts: &[MountInfo], paint: Paint) -> String {
+    let mut text = String::new();
+    for (i, mount) in mounts.iter().enumerate() {
+        let name = if i == 0 { paint.head("mounts") } else { " ".repeat(6) };
+        let mode = if mount.writable { "rw" } else { "ro" };
+        text.push_str(&format!("{name}        {}\n", plain(&format!("{} from {}:{mode}", mount.path, mount.source))));
     }
     text
 }

@@ -12,6 +12,7 @@ use super::groups::GroupsServer;
 use super::portable::BundleWriterServer;
 use super::sinks::Subscription;
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::info::Event;
 use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
@@ -209,10 +210,10 @@ impl host::Server for HostServer {
             &self.connection,
             host.events.follow(params.get_since()),
             params.get_sink()?,
-            move |kernel| {
+            move |event: &Event| {
                 match &own {
                     // Events of the host are visible to all users, those of a kernel to its owner.
-                    Some(own) => kernel.is_empty() || kernel.starts_with(own.as_str()),
+                    Some(own) => event.kernel.is_empty() || event.kernel.starts_with(own.as_str()),
                     None => true,
                 }
             },

@@ -12,7 +12,7 @@ use super::{Connection, require};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, Work};
 use crate::core::ids::{Digest, ExecId};
-use crate::core::info::Job;
+use crate::core::info::{Event, Job};
 use crate::core::limits;
 use crate::core::rights::{Right, Rights};
 use crate::rpc::convert::checkpoint::write_checkpoint;
@@ -551,7 +551,9 @@ impl kernel::Server for KernelServer {
         let params = params.get()?;
         let follower = self.connection.supervisor.host().events.follow(params.get_since());
         let name = self.kernel.event_name.clone();
-        let wanted = move |kernel: &str| kernel == name;
+        // An earlier kernel had the same name.
+        let since_ms = self.kernel.created_at_ms;
+        let wanted = move |event: &Event| event.kernel == name && event.at_ms >= since_ms;
         let subscription = Subscription::start(&self.connection, follower, params.get_sink()?, wanted);
         results.get().set_subscription(new_client(subscription.map_err(to_capnp)?));
         Ok(())

@@ -47,7 +47,7 @@ impl Subscription {
         connection: &Connection,
         follower: Follower,
         sink: event_sink::Client,
-        wanted: impl Fn(&str) -> bool + 'static,
+        wanted: impl Fn(&Event) -> bool + 'static,
     ) -> Result<Subscription> {
         let open = &connection.subscriptions;
         if open.get() >= limits::SUBSCRIPTIONS {
@@ -83,7 +83,7 @@ pub(super) async fn pump(exec: ExecId, mut reader: Reader, callback: output_call
 
 /// Delivers the events that `wanted` accepts until the client disconnects. The next page is read
 /// once the client has taken every event of the one before.
-async fn follow(mut follower: Follower, sink: event_sink::Client, wanted: impl Fn(&str) -> bool) {
+async fn follow(mut follower: Follower, sink: event_sink::Client, wanted: impl Fn(&Event) -> bool) {
     loop {
         let page = match follower.next().await {
             Ok(Followed::Page(page)) => page,
@@ -104,7 +104,7 @@ async fn follow(mut follower: Follower, sink: event_sink::Client, wanted: impl F
             kind: "gap".into(),
             detail_json: serde_json::json!({ "lost": page.lost }).to_string(),
         });
-        let events = gap.iter().chain(page.events.iter().filter(|event| wanted(&event.kernel)));
+        let events = gap.iter().chain(page.events.iter().filter(|event| wanted(event)));
         if try_join_all(events.map(|event| deliver(&sink, event))).await.is_err() {
             return;
         }
