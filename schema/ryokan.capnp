@@ -277,6 +277,39 @@ interface Kernel {
   files @67 () -> (files :Files);
   # The workspace's files, whether the kernel runs or not. Reads need the right `read`, changes the
   # right `write`.
+
+  spawn @68 (request :ProcessRequest) -> (process :Process, execution :Execution, execId :UInt64);
+  # Runs a program beside the engine, also during an execution, in the engine's sandbox and limits.
+  # It has the number, the output and the result of an execution: `execution` and `interrupt` take
+  # its number, and `cancel` and `interrupt` end its whole tree. The result's code is the program's
+  # status, or 128 and the number of the signal that ended it; 126 or 127 with status `refused` if
+  # the program cannot be run or was not found. What it leaves running stays in the kernel, without
+  # output, until the worker ends.
+  processes @69 () -> (processes :List(ProcessInfo));
+  # The processes that run.
+  signalProcess @70 (execId :UInt64, signal :Int32) -> ();
+  # Sends a signal to a process's program, not to its tree.
+}
+
+interface Process {}
+# Drop it to end the process with its tree, unless it is detached.
+
+struct ProcessRequest {
+  argv @0 :List(Text);        # a program without a slash is found in PATH
+  cwd @1 :Text;               # empty: /workspace
+  env @2 :List(Pair);         # beside the variables of every engine; the journal keeps the names only
+  stdinOpen @3 :Bool;         # input arrives through Execution.stdin; otherwise it is empty
+  timeoutMs @4 :UInt64;       # then the whole tree is killed; 0: none
+  outputLimitBytes @5 :UInt64; # output kept in the journal; 0: the default
+  detached @6 :Bool;          # it continues without this client, until it, its worker or its daemon ends
+  expectedVersion @7 :UInt64;
+}
+
+struct ProcessInfo {
+  execId @0 :UInt64;
+  argv @1 :List(Text);
+  startedAtMs @2 :Int64;
+  detached @3 :Bool;
 }
 
 interface Files {
@@ -836,9 +869,9 @@ struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Te
 struct JournalEntry {
   sequence @0 :UInt64;
   atMs @1 :Int64;
-  kind @2 :Text;              # execution, message, mark; checkpoint for compacted messages
+  kind @2 :Text;              # execution, process, message, mark; checkpoint for compacted messages
   actor @3 :Text;
-  execId @4 :UInt64;          # 0 unless it is an execution
+  execId @4 :UInt64;          # 0 unless it is an execution or a process
   text @5 :Text;              # code, message or mark
   status @6 :Text;            # an ExecStatus by name, or running
   code @7 :Int32;

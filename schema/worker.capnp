@@ -88,6 +88,22 @@ interface Worker {
   # descriptor socket. Answered when the engine has the kernel's state. Before this call the worker
   # accepts only `usage` and `execChannel`, refuses others with reason `unbound`, and ends when its
   # daemon disconnects.
+
+  spawn @24 (process :Process, sink :ProcessSink) -> ();
+  # Starts a program beside the engine. `stdin`, `interrupt` (ends the tree) and `signal` take its
+  # number. It ends with this attachment. Returns when its sandbox is verified; whether the program
+  # could run is in its end.
+  signal @25 (execId :UInt64, signal :Int32) -> ();
+  # Sends a signal to a process's program.
+  endProcesses @26 () -> ();
+  # Ends every process with its tree; returns when their ends were reported.
+}
+
+interface ProcessSink {
+  # Receives the output and the end of one process.
+  output @0 (offset :UInt64, stream :OutputStream, data :Data) -> stream;
+  # As `Supervisor.output`.
+  ended @1 (end :End) -> ();
 }
 
 interface Supervisor {
@@ -127,6 +143,15 @@ struct Exec {
   timeoutMs @5 :UInt64;       # 0: none
   outputKeptBytes @6 :UInt64; # output that init keeps for a reconnecting daemon
   acknowledged @7 :List(UInt64); # earlier executions, as in `acknowledge`
+}
+
+struct Process {
+  execId @0 :UInt64;
+  argv @1 :List(Text);
+  env @2 :List(Text);         # NAME=VALUE, beside the variables of every engine
+  cwd @3 :Text;
+  hasStdin @4 :Bool;          # input arrives through `stdin`; otherwise it is empty
+  timeoutMs @5 :UInt64;       # 0: none
 }
 
 struct ExecChannelCall {

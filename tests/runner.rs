@@ -20,6 +20,7 @@ mod mcp;
 mod microvm;
 mod node_driver;
 mod pool;
+mod processes;
 mod python_driver;
 mod sandbox_probes;
 mod session_suite;

@@ -22,6 +22,7 @@ use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
+use super::processes::{KillArgs, SpawnArgs};
 use super::repl::ReplArgs;
 use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
@@ -35,7 +36,7 @@ use super::workflow::WorkArgs;
 #[derive(Debug, Parser)]
 #[command(name = "ryokan", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict or refused, \
-                        5 unsupported here, 69 daemon unavailable. `exec` and `run` exit with the code's own status.")]
+                        5 unsupported here, 69 daemon unavailable. `exec`, `run` and `spawn` exit with the code's own status.")]
 pub struct Cli {
     /// Options of every command.
     #[command(flatten)]
@@ -95,6 +96,12 @@ pub enum Command {
     New(NewArgs),
     /// Execute code in a kernel
     Exec(ExecArgs),
+    /// Run a program in a kernel, beside its engine
+    Spawn(SpawnArgs),
+    /// List a kernel's processes
+    Ps(NameArgs),
+    /// End a process with everything that it started, or send it a signal
+    Kill(KillArgs),
     /// Work in a kernel interactively
     Repl(ReplArgs),
     /// List kernels
@@ -185,7 +192,7 @@ pub enum Command {
 
 /// The commands as `ryokan --help` groups them. Every command is in one group.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Kernels", &["run", "new", "exec", "repl", "ls", "show", "start", "stop", "rm"]),
+    ("Kernels", &["run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "rm"]),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),

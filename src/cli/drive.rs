@@ -4,7 +4,7 @@
 //! |---|---|
 //! | first Ctrl-C | interrupted; its end is awaited |
 //! | second Ctrl-C | its worker is killed if it does not stop; the command line exits and says how to attach |
-//! | SIGTERM, SIGHUP (not under `nohup`) | continues |
+//! | SIGTERM, SIGHUP (not under `nohup`) | continues; a process ends |
 //! | the reader of the output exits | interrupted, as in a shell's pipe |
 //!
 //! The runtime's blocking threads write the output. A slow reader therefore slows the execution, and a blocked reader
@@ -48,6 +48,8 @@ pub struct Streams {
     pub show: bool,
     /// Whether standard input is passed to the code.
     pub feed_stdin: bool,
+    /// Whether it is a process: the first Ctrl-C sends its program SIGINT.
+    pub process: bool,
     /// Message on stderr after the first Ctrl-C.
     pub explain: Option<&'static str>,
 }
@@ -131,7 +133,7 @@ pub async fn drive(
                 if let Some(explanation) = streams.explain {
                     say(explanation);
                 }
-                interrupt(kernel, execution.exec());
+                interrupt(kernel, execution.exec(), streams.process);
             }
         }
     };
@@ -152,10 +154,14 @@ pub async fn drive(
 }
 
 /// Interrupts without waiting, because output must be read meanwhile.
-fn interrupt(kernel: &KernelClient, exec: ExecId) {
+fn interrupt(kernel: &KernelClient, exec: ExecId, process: bool) {
     let kernel = kernel.clone();
     tokio::task::spawn_local(async move {
-        if let Err(error) = kernel.interrupt_execution(exec).await {
+        let interrupted = match process {
+            true => kernel.signal_process(exec, nix::sys::signal::Signal::SIGINT as i32).await,
+            false => kernel.interrupt_execution(exec).await,
+        };
+        if let Err(error) = interrupted {
             say(&format!("could not interrupt execution {exec}: {error}"));
         }
     });

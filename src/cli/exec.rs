@@ -138,6 +138,7 @@ pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
         name: &args.name,
         engine: info.spec.engine,
         ephemeral: false,
+        process: false,
         save_display: args.how.save_display.as_deref(),
     };
     shown.execution(&execution, args.how.stdin, &mut signals).await
@@ -155,6 +156,8 @@ pub struct Shown<'a> {
     pub engine: EngineName,
     /// Whether the kernel is removed when the command line exits.
     pub ephemeral: bool,
+    /// Whether it is a process, which ends with this command.
+    pub process: bool,
     /// Folder for the rich forms.
     pub save_display: Option<&'a Path>,
 }
@@ -168,11 +171,12 @@ impl Shown<'_> {
         signals: &mut Signals,
     ) -> Result<(), Failure> {
         let explanation = match self.ephemeral {
+            _ if self.process => "sent SIGINT; press Ctrl-C again to end the program and all that it started",
             true => "interrupting; press Ctrl-C again to remove the kernel at once",
             false => "interrupting; press Ctrl-C again to exit without waiting for its end",
         };
         let explain = self.context.terminal.stderr.then_some(explanation);
-        let streams = Streams { show: !self.context.options.json, feed_stdin, explain };
+        let streams = Streams { show: !self.context.options.json, feed_stdin, process: self.process, explain };
         let exec = execution.exec();
         let driven = drive(self.kernel, execution, streams, signals);
         let driven = waiting::with_notice(self.context, Some(self.name), Some(exec), driven).await;
@@ -189,7 +193,7 @@ impl Shown<'_> {
                 }
                 ended
             }
-            Driven::Detached(_) if self.ephemeral => Err(Failure::Quiet(exit::INTERRUPTED)),
+            Driven::Detached(_) if self.ephemeral || self.process => Err(Failure::Quiet(exit::INTERRUPTED)),
             Driven::Detached(exec) => {
                 let name = self.name;
                 self.context.say(&format!(
@@ -344,7 +348,8 @@ async fn create_and_show(
         code = signals.any() => return Err(Failure::Quiet(code)),
     };
     let name = spec.name.as_str();
-    let shown = Shown { context, kernel: &kernel, name, engine: info.spec.engine, ephemeral: true, save_display };
+    let engine = info.spec.engine;
+    let shown = Shown { context, kernel: &kernel, name, engine, ephemeral: true, process: false, save_display };
     shown.execution(&execution, request.stdin_open, signals).await
 }
 

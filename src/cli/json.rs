@@ -12,8 +12,10 @@ use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::{Display, ExecResult};
-use crate::core::ids::Digest;
-use crate::core::info::{Event, HandoverInfo, JournalEntry, KernelInfo, MountInfo, TeleportReport, ToolInfo};
+use crate::core::ids::{Digest, ExecId};
+use crate::core::info::{
+    Event, HandoverInfo, JournalEntry, KernelInfo, MountInfo, ProcessInfo, TeleportReport, ToolInfo,
+};
 use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
@@ -194,6 +196,24 @@ pub fn of<T: Serialize>(item: &T) -> Json {
 /// Items that serialise to their JSON directly.
 pub fn list<T: Serialize>(items: &[T]) -> Json {
     items.iter().map(|item| serde_json::to_value(item).unwrap_or_default()).collect()
+}
+
+/// A started process.
+pub fn spawned(exec: ExecId) -> Json {
+    json!({ "process": exec.0 })
+}
+
+/// Processes beside the engine.
+pub fn processes(processes: &[ProcessInfo]) -> Json {
+    let process = |process: &ProcessInfo| {
+        json!({
+            "process": process.exec.0,
+            "argv": process.argv,
+            "started_at_ms": process.started_at_ms,
+            "detached": process.detached,
+        })
+    };
+    processes.iter().map(process).collect()
 }
 
 /// Tools, with their schemas as JSON.

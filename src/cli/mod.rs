@@ -33,6 +33,7 @@ pub mod paint;
 mod paths;
 mod pool;
 mod portable;
+mod processes;
 pub mod render;
 mod repl;
 pub mod spec;
@@ -94,6 +95,9 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Run(args) => exec::run(context, args).await,
         Command::New(args) => kernels::new(context, args).await,
         Command::Exec(args) => exec::exec(context, args).await,
+        Command::Spawn(args) => processes::spawn(context, args).await,
+        Command::Ps(args) => processes::ps(context, args).await,
+        Command::Kill(args) => processes::kill(context, args).await,
         Command::Repl(args) => repl::repl(context, args).await,
         Command::Ls(args) => kernels::ls(context, args).await,
         Command::Show(args) => kernels::show(context, args).await,

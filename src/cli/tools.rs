@@ -71,6 +71,7 @@ pub async fn tools(context: &Context, args: ToolsArgs) -> Result<(), Failure> {
                 name: &args.name,
                 engine: info.spec.engine,
                 ephemeral: false,
+                process: false,
                 save_display: None,
             };
             shown.execution(&execution, false, &mut signals).await

@@ -38,7 +38,8 @@ impl ExecRequest {
             (Work::Code(a), Work::Code(b)) => a == b,
             // Compared as JSON, so that a NaN equals itself.
             (Work::Call { name: a, args: x }, Work::Call { name: b, args: y }) => a == b && x.to_json() == y.to_json(),
-            (Work::Code(_), Work::Call { .. }) | (Work::Call { .. }, Work::Code(_)) => false,
+            (Work::Process(a), Work::Process(b)) => a == b,
+            (Work::Code(_) | Work::Call { .. } | Work::Process(_), _) => false,
         };
         same_work
             && (&self.stdin, self.stdin_open, &self.env, self.timeout_ms)
@@ -50,6 +51,7 @@ impl ExecRequest {
         let work = match &self.what {
             Work::Code(code) => code.len(),
             Work::Call { name, args } => name.len() + args.bytes_up_to(usize::MAX),
+            Work::Process(program) => program.argument_bytes() + program.cwd.len(),
         };
         let env: usize = self.env.iter().map(|(name, value)| name.len() + value.len()).sum();
         work + self.stdin.len() + env + self.key.len()
@@ -68,6 +70,57 @@ pub enum Work {
         /// Named (object) or positional (array) arguments.
         args: Value,
     },
+    /// A program beside the engine.
+    Process(Program),
+}
+
+/// A program that runs beside the engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// Its working directory.
+    pub cwd: String,
+    /// Whether it continues without its client.
+    #[serde(default)]
+    pub detached: bool,
+}
+
+impl Program {
+    /// Size of the arguments, bytes.
+    pub fn argument_bytes(&self) -> usize {
+        self.argv.iter().map(|argument| argument.len() + 1).sum()
+    }
+
+    /// The arguments as a shell would read them.
+    pub fn command_line(&self) -> String {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+        let quoted = |argument: &String| match !argument.is_empty() && argument.chars().all(plain) {
+            true => argument.clone(),
+            false => format!("'{}'", argument.replace('\'', "'\\''")),
+        };
+        self.argv.iter().map(quoted).collect::<Vec<_>>().join(" ")
+    }
+
+    fn check(&self) -> Result<(), RequestError> {
+        if self.argv.first().is_none_or(String::is_empty) {
+            return Err(RequestError::NoProgram);
+        }
+        let longest = self.argv.iter().map(String::len).max().unwrap_or(0);
+        if self.argv.len() > limits::PROCESS_ARGUMENTS
+            || self.argument_bytes() > limits::PROCESS_ARGUMENT_BYTES
+            || longest > limits::PROCESS_ARGUMENT_MAX_BYTES
+        {
+            return Err(RequestError::Arguments { count: self.argv.len(), bytes: self.argument_bytes() });
+        }
+        if !self.cwd.starts_with('/') || self.cwd.len() > limits::PROCESS_DIRECTORY_BYTES {
+            return Err(RequestError::Directory);
+        }
+        match self.argv.iter().chain([&self.cwd]).any(|text| text.contains('\0')) {
+            true => Err(RequestError::Nul("an argument or the working directory")),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Default for Work {
@@ -125,6 +178,8 @@ impl ExecStatus {
 
 /// Exit code of an execution whose worker ended; never used by an engine.
 pub const CODE_LOST: i32 = 137;
+/// Exit code of a process that was killed on request: 128 and the number of SIGKILL.
+pub const CODE_KILLED: i32 = 137;
 /// Exit code of a timed-out execution.
 pub const CODE_TIMEOUT: i32 = 124;
 /// Exit code of an interrupted execution.
@@ -293,6 +348,24 @@ pub enum RequestError {
     /// A tool name that is empty or too long.
     #[error("tool name is empty or longer than {} bytes", limits::IDENTIFIER_BYTES)]
     ToolName,
+    /// No program.
+    #[error("a process needs a program")]
+    NoProgram,
+    /// More arguments than [`limits::PROCESS_ARGUMENTS`] or [`limits::PROCESS_ARGUMENT_BYTES`].
+    #[error(
+        "{count} arguments of {bytes} bytes are more than {most} of {most_bytes} bytes, or one is too long",
+        most = limits::PROCESS_ARGUMENTS,
+        most_bytes = limits::PROCESS_ARGUMENT_BYTES
+    )]
+    Arguments {
+        /// Their number.
+        count: usize,
+        /// Their size.
+        bytes: usize,
+    },
+    /// A working directory that is not absolute or too long.
+    #[error("the working directory is not absolute, or longer than {} bytes", limits::PROCESS_DIRECTORY_BYTES)]
+    Directory,
 }
 
 impl ExecRequest {
@@ -315,6 +388,7 @@ impl ExecRequest {
                     return Err(RequestError::ToolName);
                 }
             }
+            Work::Process(program) => program.check()?,
         }
         let env_bytes = self.env.iter().map(|(k, v)| k.len() + v.len() + 2).sum();
         if env_bytes > limits::ENV_BYTES {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::engine::EngineName;
-use super::ids::{Epoch, HandoverId, HostId, KernelId};
+use super::ids::{Epoch, ExecId, HandoverId, HostId, KernelId};
 use super::name::KernelName;
 use super::origin::Origin;
 use super::spec::KernelSpec;
@@ -52,6 +52,19 @@ pub struct ToolInfo {
     pub source: String,
     /// JSON schema of its arguments; empty if it has none.
     pub schema_json: String,
+}
+
+/// A process that runs beside a kernel's engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessInfo {
+    /// Its number.
+    pub exec: ExecId,
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// Milliseconds since 1970.
+    pub started_at_ms: i64,
+    /// Whether it continues without its client.
+    pub detached: bool,
 }
 
 /// A running background job.

@@ -41,14 +41,23 @@ pub(super) enum Word {
     Ready(SandboxReport),
     /// The sandbox could not be built.
     Failed(SandboxError),
+    /// A process beside the engine: its id.
+    Born(i32),
+    /// A process beside the engine is confined, but its program does not run.
+    NotRun {
+        /// Exit code as in shells.
+        code: i32,
+        /// The reason.
+        why: String,
+    },
 }
 
 /// Longest message, bytes.
 pub(super) const WORD_BYTES: usize = 64 << 10;
 /// The report socket's number in the child.
-const REPORT: RawFd = 5;
+pub(super) const REPORT: RawFd = 5;
 /// Exit status of a child that could not report its failure.
-const MUTE: i32 = 70;
+pub(super) const MUTE: i32 = 70;
 
 /// A mount to make, with its source in N1.
 #[derive(Debug, Clone)]
@@ -203,14 +212,14 @@ impl Prepared {
     }
 }
 
-fn close_on_exec(fd: RawFd) -> std::io::Result<()> {
+pub(super) fn close_on_exec(fd: RawFd) -> std::io::Result<()> {
     let socket = crate::sys::process::adopt(fd)?;
     nix::fcntl::fcntl(&socket, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
     std::mem::forget(socket);
     Ok(())
 }
 
-fn say(socket: RawFd, word: &Word, fds: &[RawFd]) -> Result<(), SandboxError> {
+pub(super) fn say(socket: RawFd, word: &Word, fds: &[RawFd]) -> Result<(), SandboxError> {
     const WHAT: &str = "cannot report to init";
     let text = serde_json::to_vec(word).map_err(failed(Layer::Descriptors, WHAT))?;
     let socket = crate::sys::process::adopt(socket).map_err(failed(Layer::Descriptors, WHAT))?;
@@ -220,7 +229,7 @@ fn say(socket: RawFd, word: &Word, fds: &[RawFd]) -> Result<(), SandboxError> {
     sent.map(drop).map_err(failed(Layer::Descriptors, WHAT))
 }
 
-fn await_go() -> Result<(), SandboxError> {
+pub(super) fn await_go() -> Result<(), SandboxError> {
     let socket = crate::sys::process::adopt(REPORT).map_err(failed(Layer::Descriptors, "cannot read init's answer"))?;
     let mut file = std::mem::ManuallyDrop::new(File::from(socket));
     let mut word = [0];

@@ -119,7 +119,7 @@ impl Init {
     }
 
     /// Verifies the child from outside.
-    fn look_again(&self, pid: Pid, in_force: &SandboxReport) -> Result<(), SandboxError> {
+    pub(super) fn look_again(&self, pid: Pid, in_force: &SandboxReport) -> Result<(), SandboxError> {
         let status =
             proc_file(pid.as_raw(), "status").map_err(failed(Layer::PidNs, "cannot look at the engine's process"))?;
         verify::judge_status(in_force, &status)?;
@@ -166,7 +166,7 @@ impl Init {
 }
 
 /// The child's next message with its descriptors; `None` when the socket has closed.
-fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd>)>, SandboxError> {
+pub(super) fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd>)>, SandboxError> {
     let fail = || failed(Layer::Descriptors, "cannot read from the engine's process");
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -200,7 +200,7 @@ fn hear(socket: &OwnedFd, deadline: Instant) -> Result<Option<(Word, Vec<OwnedFd
     }
 }
 
-fn unexpected(word: Option<(Word, Vec<OwnedFd>)>) -> SandboxError {
+pub(super) fn unexpected(word: Option<(Word, Vec<OwnedFd>)>) -> SandboxError {
     match word {
         Some((Word::Failed(error), _)) => error,
         Some((word, fds)) => {

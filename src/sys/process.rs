@@ -48,6 +48,14 @@ pub fn end_with_parent(command: &mut std::process::Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
+/// Makes the orphans of its descendants children of this process.
+///
+/// # Errors
+/// The kernel's errors.
+pub fn adopt_orphans() -> io::Result<()> {
+    set(libc::PR_SET_CHILD_SUBREAPER, 1)
+}
+
 /// Sets the name that `ps` shows; cut at 15 bytes.
 pub fn set_name(name: &str) {
     let mut buffer = [0u8; 16];

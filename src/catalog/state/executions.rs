@@ -9,7 +9,7 @@ use super::output::{Kept, OutputRecord, Runs};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::{bytes, signed, to_json, unsigned, wrong};
 use crate::catalog::sqlite::{Db, Result};
-use crate::core::exec::{Display, ExecEnd, ExecRequest, ExecStatus, Stream, Work};
+use crate::core::exec::{Display, ExecEnd, ExecRequest, ExecStatus, Program, Stream, Work};
 use crate::core::ids::{Digest, ExecId};
 use crate::core::limits;
 use crate::core::value::Value;
@@ -75,6 +75,8 @@ pub struct ExecRecord {
 struct Rest {
     #[serde(skip_serializing_if = "Option::is_none")]
     args: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process: Option<Program>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     env: Vec<(String, String)>,
     #[serde(skip_serializing_if = "is_default")]
@@ -97,13 +99,21 @@ pub(super) fn begin(db: &Db, begin: &ExecBegin) -> Result<Begun> {
     if let Some(before) = key.map(|key| find_key(db, key, *at_ms)).transpose()?.flatten() {
         return Ok(Begun::Before(before));
     }
-    let (text, args) = match &request.what {
-        Work::Code(code) => (code, None),
-        Work::Call { name, args } => (name, Some(args.to_json())),
+    let command_line;
+    let (text, args, process) = match &request.what {
+        Work::Code(code) => (code, None, None),
+        Work::Call { name, args } => (name, Some(args.to_json()), None),
+        Work::Process(program) => {
+            command_line = program.command_line();
+            (&command_line, None, Some(program.clone()))
+        }
     };
+    // Variables of processes are often secrets: their names are kept.
+    let value = |value: &String| if process.is_some() { String::new() } else { value.clone() };
     let rest = Rest {
         args,
-        env: request.env.clone(),
+        env: request.env.iter().map(|(name, of)| (name.clone(), value(of))).collect(),
+        process: process.clone(),
         stdin_open: request.stdin_open,
         timeout_ms: request.timeout_ms,
         output_limit_bytes: request.output_limit_bytes,
@@ -258,9 +268,10 @@ fn read(row: &Row<'_>) -> rusqlite::Result<ExecRecord> {
 fn read_request(row: &Row<'_>) -> rusqlite::Result<ExecRequest> {
     let rest = read_json::<Rest>(row, 12)?.unwrap_or_default();
     let text: String = row.get(11)?;
-    let what = match rest.args {
-        None => Work::Code(text),
-        Some(args) => Work::Call { name: text, args: read_value(&args, 12)? },
+    let what = match (rest.args, rest.process) {
+        (None, None) => Work::Code(text),
+        (Some(args), _) => Work::Call { name: text, args: read_value(&args, 12)? },
+        (None, Some(program)) => Work::Process(program),
     };
     Ok(ExecRequest {
         what,

@@ -69,13 +69,13 @@ pub(super) fn page(db: &Db, from: Direction, most: usize) -> Result<Vec<JournalE
     let (sql, sequence) = match from {
         Direction::After(sequence) => (
             "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, e.status, e.code, e.err, e.duration_us,
-             e.output_bytes, e.truncated_bytes FROM journal j LEFT JOIN executions e ON e.id = j.exec
+             e.output_bytes, e.truncated_bytes, j.kind = 1 AND json_type(j.detail, '$.process') IS NOT NULL FROM journal j LEFT JOIN executions e ON e.id = j.exec
              WHERE j.sequence > ? ORDER BY j.sequence LIMIT ?",
             sequence,
         ),
         Direction::Before(sequence) => (
             "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, e.status, e.code, e.err, e.duration_us,
-             e.output_bytes, e.truncated_bytes FROM journal j LEFT JOIN executions e ON e.id = j.exec
+             e.output_bytes, e.truncated_bytes, j.kind = 1 AND json_type(j.detail, '$.process') IS NOT NULL FROM journal j LEFT JOIN executions e ON e.id = j.exec
              WHERE j.sequence < ? ORDER BY j.sequence DESC LIMIT ?",
             sequence,
         ),
@@ -106,7 +106,8 @@ pub(super) fn page_as(db: &Db, view: JournalView, after: u64, most: usize) -> Re
     // A message belongs to the newest checkpoint that compacted it; the last message of a checkpoint shows its summary.
     const COMPACTED: &str =
         "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, e.status, e.code, e.err, e.duration_us,
-             e.output_bytes, e.truncated_bytes, k.summary, k.creator, k.at_ms
+             e.output_bytes, e.truncated_bytes, j.kind = 1 AND json_type(j.detail, '$.process') IS NOT NULL,
+             k.summary, k.creator, k.at_ms
          FROM (SELECT journal.*, (SELECT max(checkpoint) FROM compacted c WHERE c.sequence = journal.sequence) AS owner
                FROM journal WHERE sequence > ?1) j
          LEFT JOIN executions e ON e.id = j.exec LEFT JOIN checkpoints k ON k.number = j.owner
@@ -115,7 +116,7 @@ pub(super) fn page_as(db: &Db, view: JournalView, after: u64, most: usize) -> Re
                  SELECT 1 FROM compacted y WHERE y.sequence = x.sequence AND y.checkpoint > j.owner))
          ORDER BY j.sequence LIMIT ?2";
     const OF_ONE: &str =
-        "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, NULL, NULL, NULL, NULL, NULL, NULL
+        "SELECT j.sequence, j.at_ms, j.kind, j.actor, j.exec, j.text, NULL, NULL, NULL, NULL, NULL, NULL, 0
          FROM compacted c JOIN journal j ON j.sequence = c.sequence WHERE c.checkpoint = ?3 AND c.sequence > ?1
          ORDER BY c.sequence LIMIT ?2";
     match view {
@@ -131,9 +132,9 @@ pub(super) fn page_as(db: &Db, view: JournalView, after: u64, most: usize) -> Re
 
 fn read_compacted(row: &Row<'_>) -> rusqlite::Result<JournalEntry> {
     let entry = read(row)?;
-    let Some(summary) = row.get::<_, Option<String>>(12)? else { return Ok(entry) };
+    let Some(summary) = row.get::<_, Option<String>>(13)? else { return Ok(entry) };
     let (kind, text) = ("checkpoint".to_owned(), format!("[checkpoint] {summary}"));
-    Ok(JournalEntry { kind, text, actor: row.get(13)?, at_ms: row.get(14)?, ..entry })
+    Ok(JournalEntry { kind, text, actor: row.get(14)?, at_ms: row.get(15)?, ..entry })
 }
 
 /// Records that a checkpoint compacts the messages within the spans. Returns their number.
@@ -190,14 +191,15 @@ pub(super) fn append_one(db: &Db, entry: NewEntry) -> Result<u64> {
 
 fn read(row: &Row<'_>) -> rusqlite::Result<JournalEntry> {
     let kind = match row.get(2)? {
+        EXECUTION if row.get(12)? => "process",
         EXECUTION => "execution",
         MESSAGE => "message",
         MARK => "mark",
         other => return Err(rusqlite::Error::IntegralValueOutOfRange(2, other)),
     };
     let status = match (kind, read_status(row, 6)?) {
-        ("execution", Some(status)) => status.name(),
-        ("execution", None) => "running",
+        ("execution" | "process", Some(status)) => status.name(),
+        ("execution" | "process", None) => "running",
         _ => "",
     };
     let number = |column| row.get::<_, Option<i64>>(column).map(|n| n.and_then(|n| u64::try_from(n).ok()).unwrap_or(0));

@@ -1,8 +1,9 @@
 //! Lists: a kernel's contents, and the host's abilities.
 
-use super::{Table, first_line};
+use super::{Table, first_line, time};
 use crate::cli::paint::Paint;
-use crate::core::info::{Ability, McpInfo, MountInfo, ToolInfo, VarInfo};
+use crate::core::exec::Program;
+use crate::core::info::{Ability, McpInfo, MountInfo, ProcessInfo, ToolInfo, VarInfo};
 
 /// Columns left for a description on a usual terminal.
 const DESCRIPTION: usize = 60;
@@ -23,6 +24,18 @@ pub fn mounts(mounts: &[MountInfo], paint: Paint) -> String {
         table.row(&[mount.path.as_str(), if mount.writable { "rw" } else { "ro" }, &mount.source]);
     }
     table.text("no mounts", paint)
+}
+
+/// Processes beside the engine.
+pub fn processes(processes: &[ProcessInfo], now_ms: i64, paint: Paint) -> String {
+    let mut table = Table::new(&["PROCESS", "SINCE", "MODE", "COMMAND"]);
+    for process in processes {
+        let mode = if process.detached { "detached" } else { "foreground" };
+        let program = Program { argv: process.argv.clone(), ..Program::default() };
+        let command = first_line(&program.command_line(), DESCRIPTION);
+        table.row(&[&process.exec.to_string(), &time::ago(process.started_at_ms, now_ms), mode, &command]);
+    }
+    table.text("no processes", paint)
 }
 
 /// Tools.

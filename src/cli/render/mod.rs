@@ -20,7 +20,7 @@ pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, dif
 pub use groups::{freeze_line, group, groups};
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};
-pub use lists::{abilities, mcp_servers, mounts, tools, vars};
+pub use lists::{abilities, mcp_servers, mounts, processes, tools, vars};
 pub use patch::patch;
 pub use pool::pools;
 pub use table::Table;

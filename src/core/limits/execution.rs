@@ -50,3 +50,23 @@ pub const BACKGROUND_SHOWN_BYTES: usize = 4096;
 pub const BACKGROUND_BUFFER_BYTES: usize = 256 << 10;
 /// Time in which an interrupted engine must stop before it is killed.
 pub const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
+/// Processes beside the engine of one kernel that run at once; a further one fails as `busy`.
+pub const PROCESSES: usize = 32;
+/// Arguments of a process.
+pub const PROCESS_ARGUMENTS: usize = 4096;
+/// Arguments of a process, bytes in total. With its environment it fits what Linux accepts.
+pub const PROCESS_ARGUMENT_BYTES: usize = 512 << 10;
+/// One argument of a process, bytes: what Linux accepts, with its end.
+pub const PROCESS_ARGUMENT_MAX_BYTES: usize = (128 << 10) - 1;
+/// Working directory of a process, bytes.
+pub const PROCESS_DIRECTORY_BYTES: usize = 4096;
+/// Deadline for the sandbox of a process.
+pub const PROCESS_START: Duration = Duration::from_secs(10);
+/// Time in which a killed tree of processes must end; after it the whole worker is killed.
+pub const PROCESS_KILL: Duration = Duration::from_secs(5);
+/// Time in which the end of a process must reach the daemon.
+pub const PROCESS_REPORT: Duration = Duration::from_secs(10);
+/// Exit code of a program that cannot be run.
+pub const CODE_NOT_RUNNABLE: i32 = 126;
+/// Exit code of a program that was not found.
+pub const CODE_NOT_FOUND: i32 = 127;

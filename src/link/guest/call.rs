@@ -3,6 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::daemon::{Daemon, Finish};
+use super::process::{ProcessSink, ProcessStart};
 use crate::core::error::{Error, Result};
 use crate::core::exec::Stream;
 use crate::core::ids::ExecId;
@@ -104,6 +105,12 @@ pub enum Call {
     Thaw(Answer<()>),
     /// Use the descriptor of that token as this attachment's execution channel.
     ExecChannel(u64, Answer<()>),
+    /// Start a program beside the engine. Answered when its sandbox is verified.
+    Spawn(ProcessStart, ProcessSink, Answer<()>),
+    /// Send a signal to a process's program.
+    Signal(ExecId, i32, Answer<()>),
+    /// End every process. Answered when their ends were reported.
+    EndProcesses(Answer<()>),
     /// Save and end. Answered when the state is saved.
     Stop {
         /// Time for the exit that follows, milliseconds.
@@ -138,6 +145,9 @@ impl Call {
             | Call::Freeze(_, answer)
             | Call::Thaw(answer)
             | Call::ExecChannel(_, answer)
+            | Call::Spawn(_, _, answer)
+            | Call::Signal(_, _, answer)
+            | Call::EndProcesses(answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }
     }

@@ -206,7 +206,7 @@ fn streaming(mut promise: capnp::capability::Promise<(), capnp::Error>) -> Optio
     }
 }
 
-fn to_wire_stream(stream: Stream) -> OutputStream {
+pub(super) fn to_wire_stream(stream: Stream) -> OutputStream {
     match stream {
         Stream::Stdout => OutputStream::Stdout,
         Stream::Stderr => OutputStream::Stderr,

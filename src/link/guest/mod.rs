@@ -8,6 +8,7 @@
 mod call;
 mod daemon;
 mod exec_channel;
+mod process;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -29,6 +30,7 @@ use crate::link::types::StateChunk;
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
 pub use exec_channel::{ExecChannelCall, ExecChannelService};
+pub use process::{ProcessSink, ProcessStart};
 
 /// The server of one connection.
 struct WorkerServer {
@@ -314,6 +316,23 @@ impl worker::Server for WorkerServer {
         results.set_size(piece.size);
         results.set_data(&piece.data[..piece.data.len().min(limits::CHUNK_BYTES)]);
         Ok(())
+    }
+
+    async fn spawn(self: Rc<Self>, params: worker::SpawnParams, _: worker::SpawnResults) -> Done {
+        let params = params.get()?;
+        let start = ProcessStart::read(params.get_process()?)?.map_err(to_capnp)?;
+        let sink = ProcessSink::new(params.get_sink()?);
+        self.call(|answer| Call::Spawn(start, sink, answer)).await
+    }
+
+    async fn signal(self: Rc<Self>, params: worker::SignalParams, _: worker::SignalResults) -> Done {
+        let params = params.get()?;
+        let (exec, signal) = (ExecId(params.get_exec_id()), params.get_signal());
+        self.call(|answer| Call::Signal(exec, signal, answer)).await
+    }
+
+    async fn end_processes(self: Rc<Self>, _: worker::EndProcessesParams, _: worker::EndProcessesResults) -> Done {
+        self.call(Call::EndProcesses).await
     }
 
     async fn stop(self: Rc<Self>, params: worker::StopParams, _: worker::StopResults) -> Done {

@@ -17,7 +17,7 @@ use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::value::Value;
 use crate::link::frames::{FrameError, Missed, parse_bounded, parse_up_to, present};
-use crate::link::schema::worker_capnp::{OutputStream, chunk, end, supervisor};
+use crate::link::schema::worker_capnp::{OutputStream, chunk, end, process_sink, supervisor};
 use crate::link::types::{Job, WorkerListener};
 
 type Done = Result<(), capnp::Error>;
@@ -98,6 +98,27 @@ impl supervisor::Server for SupervisorServer {
 
     async fn dying(self: Rc<Self>, params: supervisor::DyingParams, _: supervisor::DyingResults) -> Done {
         self.listener.dying(decode_cause(params.get()?.get_cause_json()?));
+        Ok(())
+    }
+}
+
+/// The daemon's end of one process.
+pub(crate) struct ProcessSinkServer {
+    pub(crate) exec: ExecId,
+    pub(crate) listener: Rc<dyn WorkerListener>,
+}
+
+impl process_sink::Server for ProcessSinkServer {
+    async fn output(self: Rc<Self>, params: process_sink::OutputParams) -> Done {
+        let params = params.get()?;
+        let (offset, stream) = (params.get_offset(), from_wire_stream(params.get_stream()?));
+        self.listener.output(self.exec, offset, stream, params.get_data()?.to_vec()).await;
+        Ok(())
+    }
+
+    async fn ended(self: Rc<Self>, params: process_sink::EndedParams, _: process_sink::EndedResults) -> Done {
+        let end = params.get()?.get_end()?;
+        self.listener.ended(self.exec, decode_end(end)?, end.get_output_bytes());
         Ok(())
     }
 }

@@ -435,6 +435,7 @@ pub(crate) fn write_exec(
             let (name, args) = (Some(name.as_str()), Some(args.to_json()));
             to_json(&ExecFrame { op: "call", exec, name, args, stdin, ..ExecFrame::new(&wanted.env) })?
         }
+        Work::Process(_) => return Err(Error::internal("a process is no work of the engine")),
     };
     wire.set_exec_id(exec);
     wire.set_request_json(&json);

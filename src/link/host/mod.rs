@@ -13,6 +13,7 @@
 mod callbacks;
 mod calls;
 mod exec_channel;
+mod processes;
 mod relay;
 mod state;
 
@@ -39,6 +40,7 @@ pub use crate::link::types::{
     CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerExec, WorkerListener, WorkerReport,
     WorkerUsage,
 };
+pub use processes::WorkerProcess;
 pub use relay::Relay;
 
 /// A live, proven connection to one worker.

@@ -50,6 +50,7 @@ pub fn write_exec_request(mut builder: wire::exec_request::Builder<'_>, request:
             builder.set_tool(name.as_str());
             write_value(builder.reborrow().init_args(), args)?;
         }
+        Work::Process(_) => return Err(Error::invalid("a process is no execution of code: spawn it")),
     }
     builder.set_stdin(&request.stdin);
     builder.set_stdin_open(request.stdin_open);

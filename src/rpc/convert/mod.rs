@@ -17,6 +17,7 @@ pub mod listing;
 pub mod mcp;
 pub mod output;
 pub mod pool;
+pub mod process;
 pub mod rights;
 pub mod spec;
 pub mod teleport;

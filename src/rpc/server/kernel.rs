@@ -50,7 +50,7 @@ impl KernelServer {
         self.kernel.run(request, self.actor.clone()).await.map_err(to_capnp)
     }
 
-    fn execution_client(&self, execution: Rc<Execution>) -> execution::Client {
+    pub(super) fn execution_client(&self, execution: Rc<Execution>) -> execution::Client {
         let actor = self.actor.clone();
         new_client(ExecutionServer { kernel: Rc::clone(&self.kernel), execution, rights: self.rights, actor })
     }
@@ -87,6 +87,7 @@ impl kernel::Server for KernelServer {
         Write message(params: MessageParams, results: MessageResults) = add_message(params, results);
         Read complete(params: CompleteParams, results: CompleteResults) = complete_code(params, results);
         Read check(params: CheckParams, results: CheckResults) = check_code(params, results);
+        Read processes(_params: ProcessesParams, results: ProcessesResults) = list_processes(results);
         Read workflow(_params: WorkflowParams, results: WorkflowResults) = read_workflow(results);
         Read decisions(params: DecisionsParams, _results: DecisionsResults) = stream_decisions(params);
         Read artifacts(params: ArtifactsParams, _results: ArtifactsResults) = stream_artifacts(params);
@@ -94,6 +95,8 @@ impl kernel::Server for KernelServer {
     }
 
     audited! {
+        "kernel.spawn": Execute spawn(params: SpawnParams, results: SpawnResults) = spawn_process(params, results);
+        "kernel.signal": Execute signal_process(params: SignalProcessParams, _results: SignalProcessResults) = send_signal(params);
         "checkpoint.create": Checkpoint checkpoint(params: CheckpointParams, results: CheckpointResults) = take_checkpoint(params, results);
         "checkpoint.restore": Restore restore_checkpoint(params: RestoreCheckpointParams, results: RestoreCheckpointResults) = restore_to(params, results);
         "checkpoint.restore": Restore undo(params: UndoParams, results: UndoResults) = undo_restore(params, results);
@@ -585,7 +588,7 @@ impl kernel::Server for KernelServer {
     async fn jobs(self: Rc<Self>, _params: kernel::JobsParams, mut results: kernel::JobsResults) -> capnp::Result<()> {
         self.may(Right::Read)?;
         let jobs: Vec<Job> =
-            self.kernel.view().jobs.into_iter().map(|job| Job { id: job.id, command: job.command }).collect();
+            self.kernel.background_work().into_iter().map(|job| Job { id: job.id, command: job.command }).collect();
         write_jobs(results.get().init_jobs(jobs.len() as u32), &jobs);
         Ok(())
     }

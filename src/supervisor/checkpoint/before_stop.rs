@@ -97,7 +97,7 @@ async fn take(
     if kernel.spec.ephemeral {
         return Ok(None);
     }
-    let has_jobs = !kernel.view().jobs.is_empty();
+    let has_jobs = kernel.has_background_work();
     if !has_jobs && !kernel.records.changed_since_head().await? {
         return Ok(None);
     }

@@ -297,6 +297,8 @@ async fn perform(
         kernel.reattach_mounts().await;
         return Err(error);
     }
+    // They would write to files of another time. The safety checkpoint names them.
+    kernel.end_processes().await?;
     let restoring = Restoring { safety, actor: actor.to_string(), options };
     let applied = apply(host, kernel, Some(link), transition, &target, present.as_ref(), restoring).await?;
     let Applied { finished, engine, missed, files_changed, engine_us } = applied;

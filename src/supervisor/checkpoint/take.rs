@@ -195,7 +195,7 @@ async fn manifest(
     // Not part of the present state any more.
     missed.retain(|entry| !entry.has_ended());
     missed.extend(files.missed.iter().cloned());
-    missed.extend(view.jobs.iter().map(|job| MissedEntry {
+    missed.extend(kernel.background_work().iter().map(|job| MissedEntry {
         key: format!("job/{}", job.id),
         type_name: "job".into(),
         reason: format!("a process that runs: {}", job.command),

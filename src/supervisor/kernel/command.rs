@@ -78,6 +78,8 @@ pub type Reply<T> = oneshot::Sender<Result<T>>;
 pub enum Command {
     /// Journal and queue an execution.
     Run(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
+    /// Journal and start a process beside the engine.
+    Spawn(Box<ExecRequest>, Actor, Reply<Rc<Execution>>),
     /// Interrupt an execution, or remove it from the queue.
     Interrupt(ExecId, Actor, Reply<()>),
     /// Run an operation on the worker in queue order, unless the caller abandoned it.

@@ -28,6 +28,7 @@ use crate::core::spec::KernelSpec;
 use crate::link::host::{Job, WorkerLink};
 use crate::supervisor::host::audit::Audited;
 use crate::supervisor::kernel::journal::{Found, Records};
+use crate::supervisor::kernel::processes::RunningProcess;
 use crate::supervisor::kernel::sharing::Sharing;
 use crate::supervisor::workers::worker::KernelStart;
 
@@ -81,6 +82,8 @@ pub struct Kernel {
     pub(crate) view: RefCell<View>,
     pub(crate) link: RefCell<Option<Rc<WorkerLink>>>,
     pub(crate) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
+    /// Processes beside the engine.
+    pub(crate) processes: RefCell<BTreeMap<ExecId, RunningProcess>>,
     pub(crate) commands: mpsc::Sender<Box<Command>>,
     /// The current exclusive transition.
     pub(crate) transitions: RefCell<Transitions>,
@@ -316,7 +319,8 @@ impl Kernel {
     /// # Errors
     /// `conflict` if the execution is not running or accepts no input.
     pub async fn stdin(&self, exec: ExecId, data: &[u8], end: bool) -> Result<()> {
-        let running = matches!(self.view.borrow().state, State::Busy { exec: running } if running == exec);
+        let running = matches!(self.view.borrow().state, State::Busy { exec: running } if running == exec)
+            || self.processes.borrow().contains_key(&exec);
         let link = self.link.borrow().clone();
         match link {
             Some(link) if running => link.stdin(exec, data, end).await,

@@ -218,8 +218,7 @@ impl Kernel {
     /// `conflict` names the running sessions.
     pub(crate) fn refuse_if_others_run(&self) -> Result<()> {
         let works = |other: &Rc<Kernel>| {
-            let view = other.view.borrow();
-            matches!(view.state, State::Busy { .. } | State::Starting) || !view.jobs.is_empty()
+            matches!(other.view.borrow().state, State::Busy { .. } | State::Starting) || other.has_background_work()
         };
         let busy: Vec<String> =
             self.others().iter().filter(|other| works(other)).map(|k| k.spec.name.to_string()).collect();

@@ -362,6 +362,7 @@ impl Supervisor {
             transitions: std::cell::RefCell::new(Transitions::loaded(loaded.transition)),
             tools: std::cell::RefCell::default(),
             sessions: Sharing::new(owner.clone()),
+            processes: std::cell::RefCell::default(),
             finished_restore: std::cell::RefCell::default(),
             capture: std::cell::RefCell::new(
                 host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),

@@ -188,6 +188,10 @@ impl EmbeddedKernel {
             Work::Call { name, args } => {
                 Request::Call { id, exec: exec.0, name, args: args.to_json(), env, stdin: has_stdin }
             }
+            Work::Process(_) => {
+                return Err(Error::unsupported("an embedded kernel has no sandbox for processes")
+                    .hint("use a kernel of a daemon"));
+            }
         };
         let _feeding = if has_stdin {
             let (reader, feeding) =

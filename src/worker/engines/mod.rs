@@ -49,9 +49,13 @@ pub fn program(
 }
 
 fn environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
-    let fixed = [("HOME", "/workspace"), ("PATH", PATH), ("LANG", "C.UTF-8"), ("TMPDIR", "/tmp"), ("USER", "guest")]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()));
-    fixed.into_iter().chain(kernel_environment(kernel)).collect()
+    common_environment().into_iter().chain(kernel_environment(kernel)).collect()
+}
+
+/// Environment variables of every program inside.
+pub fn common_environment() -> [(String, String); 5] {
+    [("HOME", "/workspace"), ("PATH", PATH), ("LANG", "C.UTF-8"), ("TMPDIR", "/tmp"), ("USER", "guest")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
 /// Environment variables that identify the kernel; empty for an engine without one.

@@ -22,6 +22,7 @@ impl Worker {
             Call::Attach { daemon, answer } => {
                 self.forget_start();
                 self.exec_channel = None;
+                self.processes.end_all();
                 self.thaw();
                 let lost = self.outbox.attach(connection, daemon, &mut self.ledger);
                 self.lose_tools(lost);
@@ -55,6 +56,16 @@ impl Worker {
             }
             Call::Start(start, answer) => self.start(start, StartAnswer::Call(answer)),
             Call::ExecChannel(token, answer) => reply(answer, self.open_exec_channel(token)),
+            Call::Spawn(start, sink, answer) => reply(answer, self.spawn(start, sink)),
+            Call::Signal(exec, signal, answer) => reply(answer, self.processes.signal(exec, signal)),
+            Call::EndProcesses(answer) => self.processes.end_all_then(answer),
+            Call::Stdin { exec, data, end, answer } if self.processes.has(exec) => {
+                self.processes.stdin(exec, data, end, answer);
+            }
+            Call::Interrupt(exec, answer) if self.processes.has(exec) => {
+                self.processes.end(exec);
+                reply(answer, Ok(()));
+            }
             Call::Stdin { exec, data, end, answer } => match self.stdin(exec) {
                 Ok(stdin) => stdin.take(data, end, answer),
                 Err(error) => reply(answer, Err(error)),
@@ -116,6 +127,7 @@ impl Worker {
     fn on_detached(&mut self) {
         self.forget_start();
         self.exec_channel = None;
+        self.processes.end_all();
         // The daemon that would thaw it is gone.
         self.thaw();
         let lost = self.outbox.detach();

@@ -11,7 +11,9 @@ use nix::sys::signal::Signal;
 use crate::core::error::{Error, Result};
 use crate::core::kernel::CrashCause;
 use crate::link::types::WorkerUsage;
-pub use crate::sandbox::{Exit, KernelEntry, KernelFolder, MountSource};
+pub use crate::sandbox::{
+    Exit, KernelEntry, KernelFolder, MountSource, NotRun, ProcessProgram, ProcessTree, SandboxedProcess, TreeEnd,
+};
 
 /// A started engine.
 #[derive(Debug)]
@@ -102,6 +104,20 @@ pub trait Enclosure {
     }
     /// Rehearses [`Enclosure::enter_kernel`], so that its code and data are in memory.
     fn rehearse(&mut self) {}
+    /// Starts a program beside the engine, in its sandbox. Without `stdin` its input is empty.
+    ///
+    /// # Errors
+    /// The layer that failed; nothing of the program has run then.
+    fn spawn_process(&mut self, program: ProcessProgram, _stdin: Option<OwnedFd>) -> Result<SandboxedProcess> {
+        Err(Error::unsupported(format!("{:?} cannot run beside the engine here", program.argv.first())))
+    }
+    /// Opens the workspace, to write its files to the disk.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn open_workspace(&self) -> Result<OwnedFd> {
+        Err(Error::unsupported("there is no workspace here"))
+    }
     /// Whether anything inside has run since the last call, or resource usage is still being
     /// counted.
     fn has_activity(&mut self) -> bool;

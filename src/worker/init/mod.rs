@@ -33,6 +33,7 @@ pub mod listener;
 mod loading;
 mod outbox;
 mod output;
+mod processes;
 mod requests;
 pub mod sandboxed;
 mod spool;
@@ -63,6 +64,7 @@ use self::ledger::Ledger;
 use self::loading::{Loading, Startup};
 use self::outbox::Outbox;
 use self::output::Pipes;
+use self::processes::Processes;
 use self::requests::Asked;
 use self::state::State;
 use crate::catalog::{Durability, EngineDb};
@@ -139,6 +141,8 @@ pub struct Worker {
     run: Option<Run>,
     loading: Option<Loading>,
     snapshots: ForkedSnapshots,
+    /// Processes beside the engine.
+    processes: Processes,
     /// Whether every process inside is stopped for a checkpoint.
     frozen: bool,
     asked: HashMap<u64, Asked>,
@@ -231,6 +235,7 @@ impl Worker {
             run: None,
             loading: None,
             snapshots: ForkedSnapshots::default(),
+            processes: Processes::default(),
             frozen: false,
             asked: HashMap::new(),
             last_id: 0,
@@ -278,6 +283,7 @@ impl Worker {
         let mut progressed = self.poll_engine(cx);
         progressed |= self.poll_snapshots(cx);
         progressed |= self.poll_exec_channel(cx);
+        progressed |= self.poll_processes(cx);
         while self.takes_calls()
             && let Poll::Ready(Some(call)) = self.calls.poll_recv(cx)
         {
@@ -381,7 +387,7 @@ impl Worker {
     fn on_watch(&mut self, now: Instant) {
         // Between executions only leftovers can use more resources: jobs, and processes unknown to
         // the engine.
-        let busy = self.run.is_some() || !self.state.jobs().is_empty();
+        let busy = self.run.is_some() || !self.state.jobs().is_empty() || !self.processes.is_empty();
         self.quiet = !busy && !self.enclosure.has_activity();
         if self.quiet {
             self.watch_at = Some(now + limits::USAGE_IDLE_SAMPLE);

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::enclosure::{Enclosure, EngineParts, KernelMount, SnapshotsMemory, Watch};
+use super::enclosure::{
+    Enclosure, EngineParts, KernelMount, ProcessProgram, SandboxedProcess, SnapshotsMemory, Watch,
+};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::kernel::CrashCause;
@@ -178,6 +180,14 @@ impl Enclosure for Sandboxed {
     fn snapshots_memory(&mut self, copies: &[i32], enough: u64) -> SnapshotsMemory {
         let (used_bytes, free_bytes) = self.init.snapshots_memory(self.pid, copies, enough);
         SnapshotsMemory { used_bytes, free_bytes }
+    }
+
+    fn spawn_process(&mut self, program: ProcessProgram, stdin: Option<OwnedFd>) -> Result<SandboxedProcess> {
+        self.init.spawn_process(self.pid, program, stdin).map_err(Error::from)
+    }
+
+    fn open_workspace(&self) -> Result<OwnedFd> {
+        self.init.open_workspace().map_err(|error| Error::internal(error.to_string()))
     }
 
     fn has_activity(&mut self) -> bool {

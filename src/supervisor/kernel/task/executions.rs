@@ -343,6 +343,9 @@ impl Task {
     /// Interrupts the running execution, or removes a queued one.
     pub(crate) async fn interrupt(&mut self, exec: ExecId, actor: &Actor) -> Result<()> {
         self.admit(actor, 0)?;
+        if self.kernel.end_process(exec) {
+            return Ok(());
+        }
         let queued = self.work.queue.iter().position(|item| matches!(item, Item::Execution(e) if e.id == exec));
         if let Some(at) = queued {
             if let Some(Item::Execution(execution)) = self.work.queue.remove(at) {
@@ -371,6 +374,10 @@ impl Task {
 
     /// Handles the worker's report that an execution ended.
     pub(crate) async fn execution_ended(&mut self, exec: ExecId, mut end: ExecEnd) {
+        let process = self.kernel.processes.borrow_mut().remove(&exec);
+        if process.is_some() {
+            return self.process_ended(exec, end).await;
+        }
         if let State::Stopping { reason, .. } = &self.life.state
             && end.status == ExecStatus::Interrupted
             && self.worker.is_stop_forced

@@ -17,6 +17,7 @@ mod completion;
 mod executions;
 mod lifecycle;
 mod listener;
+mod processes;
 mod records;
 mod recovery;
 mod restored;
@@ -306,6 +307,9 @@ impl Task {
             Command::Run(request, actor, reply) => {
                 let _ = reply.send(self.accept(*request, actor).await);
             }
+            Command::Spawn(request, actor, reply) => {
+                let _ = reply.send(self.accept_process(*request, actor).await);
+            }
             Command::Interrupt(exec, actor, reply) => {
                 let _ = reply.send(self.interrupt(exec, &actor).await);
             }
@@ -466,7 +470,7 @@ impl Task {
 
     /// Whether the worker serves a client, or works in the background.
     fn is_in_use(&self) -> bool {
-        self.work.operating.is_some() || !self.work.queue.is_empty() || !self.kernel.view.borrow().jobs.is_empty()
+        self.work.operating.is_some() || !self.work.queue.is_empty() || self.kernel.has_background_work()
     }
 
     fn arm_idle(&mut self) {

@@ -2,7 +2,7 @@
 
 use super::{Item, Task};
 use crate::core::error::{Error, ErrorCode};
-use crate::core::kernel::{Event, StopReason};
+use crate::core::kernel::{CrashCause, Event, StopReason};
 use crate::core::limits;
 use crate::supervisor::kernel::command::{Actor, Change, Reply, StopMode};
 
@@ -64,6 +64,7 @@ impl Task {
         }
         self.worker.wanted = None;
         self.kernel.link.borrow_mut().take();
+        self.end_lost_processes(&CrashCause::Killed).await;
         self.tools.detach();
         {
             let mut view = self.kernel.view.borrow_mut();
@@ -97,6 +98,12 @@ impl Task {
             self.workers.forget(&current.worker).await;
         }
         self.kernel.link.borrow_mut().take();
+        for exec in std::mem::take(&mut *self.kernel.processes.borrow_mut()).into_keys() {
+            let execution = self.kernel.executions.borrow().get(&exec).cloned();
+            if let Some(execution) = execution {
+                execution.finish(Err(removed.clone()));
+            }
+        }
         if let Some((execution, _)) = self.work.running.take() {
             let message = format!("{} while execution {} ran", removed.message, execution.id);
             execution.finish(Err(Error { message, ..removed }));

@@ -281,6 +281,7 @@ impl Task {
                 }
             }
         }
+        let processes = self.kernel.background_work().split_off(self.kernel.view.borrow().jobs.len());
         self.workers.forget(&current.worker).await;
         // Queued work may start the next worker at once: the worker permit must be free by then.
         current.worker.leave_place();
@@ -292,7 +293,8 @@ impl Task {
             let ended = view.missed.iter().cloned().map(MissedEntry::into_ended).collect();
             let mut missed = std::mem::replace(&mut view.missed, ended);
             missed.retain(|entry| !entry.has_ended());
-            (std::mem::take(&mut view.jobs), missed)
+            let jobs: Vec<_> = std::mem::take(&mut view.jobs).into_iter().chain(processes).collect();
+            (jobs, missed)
         };
         if !missed.is_empty() {
             let names: Vec<_> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
@@ -305,6 +307,7 @@ impl Task {
             self.host.events.publish(&self.kernel.event_name, "jobs_killed", detail);
         }
         let cause = current.cause.unwrap_or(CrashCause::Killed);
+        self.end_lost_processes(&cause).await;
         if let Some(error) = &current.not_saved {
             let detail = serde_json::json!({ "error": error.message });
             self.host.events.publish(&self.kernel.event_name, "state_not_saved", detail);

@@ -282,7 +282,7 @@ impl Move {
         let (mounts, mcp) = self.kernel.records.grants().await?;
         let mounts = mounts.iter().map(|given| format!("mount {} of {}", given.mount.path, given.mount.source));
         let servers = mcp.iter().map(|(name, _)| format!("MCP server {name}"));
-        let jobs = self.kernel.view().jobs;
+        let jobs = self.kernel.background_work();
         let jobs = jobs.iter().map(|job| format!("process {}: {}", job.id, job.command));
         let resources: Vec<String> = mounts.chain(servers).chain(jobs).collect();
         let spec = self.kernel.spec_now();

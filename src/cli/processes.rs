@@ -1,0 +1,137 @@
+//! Processes beside the engine: spawn, ps, kill.
+
+use clap::Args;
+
+use super::args::NameArgs;
+use super::context::Context;
+use super::drive::Signals;
+use super::exec::Shown;
+use super::failure::Failure;
+use super::spec::{parse_millis, parse_pair};
+use super::{json, render};
+use crate::core::error::Error;
+use crate::core::exec::{ExecRequest, Program, Work};
+use crate::core::ids::ExecId;
+use crate::core::spec::WORKSPACE;
+
+/// `ryokan spawn`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan spawn demo -- ls -la
+  ryokan spawn demo --cwd /workspace/app --env CI=1 --timeout 10m -- make test
+  tar c src | ryokan spawn demo --stdin -- tar x
+  ryokan spawn demo -d -- python3 -m http.server
+  ryokan exec demo --attach 7
+
+The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output.")]
+pub struct SpawnArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Program and arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub argv: Vec<String>,
+    /// Working directory
+    #[arg(long, value_name = "DIR", default_value = WORKSPACE)]
+    pub cwd: String,
+    /// Environment variable; repeatable. The journal keeps the name only
+    #[arg(long = "env", value_name = "K=V", value_parser = parse_pair)]
+    pub env: Vec<(String, String)>,
+    /// Time limit, such as 90s; then everything that the program started is killed, too
+    #[arg(long, value_name = "TIME", value_parser = parse_millis)]
+    pub timeout: Option<u64>,
+    /// Pass standard input to the program
+    #[arg(long, conflicts_with = "detach")]
+    pub stdin: bool,
+    /// Print the process's number and exit; it continues until it, its worker or its daemon ends
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
+/// `ryokan kill`
+#[derive(Debug, Args)]
+pub struct KillArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Number of the process
+    pub process: u64,
+    /// Send this signal to the program instead, such as TERM or 15
+    #[arg(short, long, value_parser = parse_signal)]
+    pub signal: Option<i32>,
+}
+
+fn parse_signal(text: &str) -> Result<i32, String> {
+    use nix::sys::signal::Signal;
+    let known = |number: i32| Signal::try_from(number).ok();
+    let name = text.to_ascii_uppercase();
+    let named = || [name.clone(), format!("SIG{name}")].iter().find_map(|name| name.parse::<Signal>().ok());
+    let signal = text.parse().map_or_else(|_| named(), known);
+    signal.map(|signal| signal as i32).ok_or_else(|| format!("{text:?} is no signal"))
+}
+
+/// Runs a program beside the engine.
+pub async fn spawn(context: &Context, args: SpawnArgs) -> Result<(), Failure> {
+    let program = Program { argv: args.argv, cwd: args.cwd, detached: args.detach };
+    let request = ExecRequest {
+        what: Work::Process(program),
+        stdin_open: args.stdin,
+        env: args.env,
+        timeout_ms: args.timeout.unwrap_or(0),
+        ..ExecRequest::default()
+    };
+    let mut signals = Signals::catch()?;
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let process = kernel.spawn(&request).await?;
+    if args.detach {
+        let exec = process.execution.exec();
+        return context.show(|| json::spawned(exec), || format!("{exec}\n"));
+    }
+    let shown = Shown {
+        context,
+        kernel: &kernel,
+        name: &args.name,
+        engine: info.spec.engine,
+        ephemeral: false,
+        process: true,
+        save_display: None,
+    };
+    shown.execution(&process.execution, args.stdin, &mut signals).await
+}
+
+/// Lists the running processes.
+pub async fn ps(context: &Context, args: NameArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    let processes = kernel.processes().await?;
+    context.show(|| json::processes(&processes), || render::processes(&processes, render::now_ms(), context.terminal.paint))
+}
+
+/// Ends a process with its tree, or sends its program a signal.
+pub async fn kill(context: &Context, args: KillArgs) -> Result<(), Failure> {
+    let (kernel, _) = context.kernel(&args.name).await?;
+    let exec = ExecId(args.process);
+    if let Some(signal) = args.signal {
+        return Ok(kernel.signal_process(exec, signal).await?);
+    }
+    if !kernel.processes().await?.iter().any(|process| process.exec == exec) {
+        let none = Error::not_found(format!("kernel {} runs no process {exec}", args.name));
+        return Err(none.hint(format!("list them: ryokan ps {}", args.name)).into());
+    }
+    kernel.interrupt_execution(exec).await?;
+    // A failed program is not a failure of this command.
+    kernel.execution(exec).await?.result().await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signal_names_parse() {
+        for (text, number) in [("TERM", 15), ("sigterm", 15), ("9", 9), ("HUP", 1)] {
+            assert_eq!(parse_signal(text), Ok(number), "{text}");
+        }
+        for text in ["", "0", "99", "-1", "TERMS"] {
+            assert!(parse_signal(text).is_err(), "{text}");
+        }
+    }
+}

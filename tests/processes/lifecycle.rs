@@ -1,0 +1,157 @@
+//! Processes and everything else that happens to a kernel: executions, checkpoints, restores, stops, killed clients and
+//! daemons.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::{ExecRequest, ExecStatus};
+
+use super::{bash, count, detached, each_user, finish, program, says, script};
+use crate::support::{Host, eventually, kernel, out, run, until};
+
+#[test]
+fn process_runs_beside_execution() {
+    each_user(|host| {
+        host.with(async |client| {
+            for engine in EngineName::ALL {
+                let k = kernel(&client, engine.name(), engine).await;
+                let code = match engine {
+                    EngineName::Python => "import time; time.sleep(5)",
+                    EngineName::Node => "await new Promise(r => setTimeout(r, 5000))",
+                    EngineName::Bash | EngineName::Kaish => "sleep 5",
+                };
+                let running = k.run(&ExecRequest::code(code)).await.expect("accepted");
+                eventually("it runs", || async { k.info().await.expect("info").state == "busy" }).await;
+                assert_eq!(says(&k, "echo beside; ls -d /workspace").await, "beside\n/workspace");
+                assert_eq!(k.info().await.expect("info").state, "busy");
+                running.cancel().await.expect("cancelled");
+                running.result().await.expect("a result");
+                assert_eq!(says(&k, "echo later").await, "later");
+            }
+        });
+    });
+}
+
+#[test]
+fn checkpoint_names_running_process() {
+    each_user(|host| {
+        host.with(async |client| {
+            let kernel = bash(&client, "k").await;
+            let process = kernel.spawn(&detached(script("while :; do date >> log; sleep 0.01; done"))).await;
+            let process = process.expect("accepted");
+            eventually("it writes", || async { says(&kernel, "ls").await.contains("log") }).await;
+            let taken = CheckpointRequest::new(CheckpointType::Manual, "with");
+            let checkpoint = kernel.take_checkpoint(&taken).await.expect("taken");
+            let shown = host.ok(&["log", "k", "--json"]);
+            assert!(shown.contains(&checkpoint.id.to_string()), "{shown}");
+            assert_eq!(kernel.processes().await.expect("listed").len(), 1, "it goes on");
+            kernel.restore_to("with", 0).await.expect("restored");
+            let end = process.execution.result().await.expect("a result").end;
+            assert!(matches!(end.status, ExecStatus::Interrupted | ExecStatus::Lost), "{end:?}");
+            assert_eq!(count(&kernel, "date >> log").await, 0);
+            assert_eq!(says(&kernel, "echo again").await, "again");
+        });
+    });
+}
+
+/// A Python kernel is restored by replacing its engine's process.
+#[test]
+fn replaced_engine_ends_processes() {
+    each_user(|host| {
+        host.with(async |client| {
+            let k = kernel(&client, "k", EngineName::Python).await;
+            run(&k, "x = 1").await;
+            k.take_checkpoint(&CheckpointRequest::new(CheckpointType::Manual, "one")).await.expect("taken");
+            run(&k, "x = 2").await;
+            let process = k.spawn(&program(&["sleep", "4444"])).await.expect("accepted");
+            eventually("it runs", || async { count(&k, "sleep 4444").await == 1 }).await;
+            k.restore_to("one", 0).await.expect("restored");
+            let end = process.execution.result().await.expect("a result").end;
+            assert!(matches!(end.status, ExecStatus::Interrupted | ExecStatus::Lost), "{end:?}");
+            assert_eq!(count(&k, "sleep 4444").await, 0);
+            assert_eq!(out(&k, "print(x)").await, "1");
+            assert_eq!(says(&k, "echo again").await, "again");
+        });
+    });
+}
+
+#[test]
+fn stop_ends_and_names_processes() {
+    each_user(|host| {
+        host.with(async |client| {
+            let kernel = bash(&client, "k").await;
+            let process = kernel.spawn(&detached(program(&["sleep", "5555"]))).await.expect("accepted");
+            eventually("it runs", || async { count(&kernel, "sleep 5555").await == 1 }).await;
+            kernel.stop(false).await.expect("stopped");
+            let end = process.execution.result().await.expect("a result").end;
+            assert_eq!((end.status, end.code != 0), (ExecStatus::Interrupted, true), "{end:?}");
+            assert!(kernel.processes().await.expect("listed").is_empty());
+            assert_eq!(says(&kernel, "echo again").await, "again", "the next one starts a worker");
+        });
+        assert!(host.ok(&["journal", "k"]).contains("sleep 5555"));
+    });
+}
+
+#[test]
+fn killed_client_ends_its_process() {
+    each_user(|host| {
+        host.ok(&["new", "k", "--engine", "bash"]);
+        let mut command = host.command("ryokan");
+        command.args(["--no-autostart", "spawn", "k", "--", "sh", "-c", "sleep 6666 & echo up; wait"]);
+        let mut client = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("started");
+        let running = || host.ok(&["spawn", "k", "--", "sh", "-c", "pgrep -c sleep || true"]).trim() == "1";
+        until("it runs", running);
+        host.ok(&["spawn", "k", "-d", "--", "tail", "-f", "/dev/null"]);
+        client.kill().expect("killed");
+        client.wait().expect("ended");
+        until("it ends", || !running());
+        let listed = host.ok(&["ps", "k"]);
+        assert!(!listed.contains("6666") && listed.contains("tail"), "a detached one goes on: {listed}");
+        let journal = host.ok(&["journal", "k"]);
+        assert!(journal.contains("interrupted"), "{journal}");
+    });
+}
+
+#[test]
+fn killed_daemon_leaves_no_process() {
+    each_user(|mut host| {
+        let workers = |host: &Host| host.workers().len();
+        let exec = host.with(async |client| {
+            let kernel = bash(&client, "k").await;
+            run(&kernel, "kept=1").await;
+            let process = kernel.spawn(&detached(script("sleep 7777 & sleep 7777"))).await.expect("accepted");
+            eventually("it runs", || async { count(&kernel, "sleep 7777").await == 2 }).await;
+            process.execution.exec()
+        });
+        host.kill();
+        until("only the worker is left", || {
+            // Init, and nothing of the process: its supervisor is a fork of init.
+            workers(&host) == 1
+        });
+        host.launch();
+        host.with(async |client| {
+            let (kernel, _) = client.open_kernel("k").await.expect("it is still there");
+            let end = kernel.execution(exec).await.expect("known").result().await.expect("a result").end;
+            assert_eq!(end.status, ExecStatus::Lost, "{end:?}");
+            assert_eq!(count(&kernel, "sleep 7777").await, 0);
+            assert_eq!(out(&kernel, "echo $kept").await, "1", "the engine is the same");
+        });
+    });
+}
+
+#[test]
+fn idle_kernel_with_process_stays() {
+    each_user(|host| {
+        host.ok(&["new", "k", "--engine", "bash", "--idle-timeout", "1s"]);
+        host.with(async |client| {
+            let (kernel, _) = client.open_kernel("k").await.expect("opened");
+            let result = finish(&kernel, &script("sleep 4; echo slept")).await;
+            assert_eq!((result.end.code, &result.stdout[..]), (0, &b"slept\n"[..]), "{:?}", result.end);
+            let stopped = async || kernel.info().await.expect("info").state == "stopped";
+            eventually("it stops when nothing runs", stopped).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        });
+    });
+}

@@ -1,0 +1,62 @@
+//! Processes beside the engine: byte-exact streams, one end for each, nothing left behind, and no way out of the sandbox.
+
+mod ends;
+mod escapes;
+mod lifecycle;
+mod streams;
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::exec::{ExecRequest, ExecResult, Program, Work};
+use ryokan::rpc::client::{HostClient, KernelClient};
+
+use crate::support::{Host, users};
+
+/// Runs a test on a daemon of each user.
+fn each_user(test: impl Fn(Host)) {
+    for user in users() {
+        test(Host::start_as(user));
+    }
+}
+
+/// A request for a program in the workspace.
+fn program(argv: &[&str]) -> ExecRequest {
+    let argv = argv.iter().map(|argument| (*argument).to_owned()).collect();
+    ExecRequest {
+        what: Work::Process(Program { argv, cwd: "/workspace".into(), detached: false }),
+        ..ExecRequest::default()
+    }
+}
+
+/// A request for a script of `sh`.
+fn script(text: &str) -> ExecRequest {
+    program(&["sh", "-c", text])
+}
+
+fn detached(request: ExecRequest) -> ExecRequest {
+    let Work::Process(program) = request.what else { panic!("a process") };
+    ExecRequest { what: Work::Process(Program { detached: true, ..program }), ..request }
+}
+
+/// Runs a process to its end.
+async fn finish(kernel: &KernelClient, request: &ExecRequest) -> ExecResult {
+    kernel.spawn(request).await.expect("accepted").execution.result().await.expect("a result")
+}
+
+/// Runs a script to its end and returns its trimmed output.
+async fn says(kernel: &KernelClient, text: &str) -> String {
+    let result = finish(kernel, &script(text)).await;
+    assert_eq!(result.end.code, 0, "{text:?}: {result:?}");
+    String::from_utf8_lossy(&result.stdout).trim().to_owned()
+}
+
+async fn bash(client: &HostClient, name: &str) -> KernelClient {
+    crate::support::kernel(client, name, EngineName::Bash).await
+}
+
+/// Number of processes inside whose command line has this text.
+async fn count(kernel: &KernelClient, text: &str) -> usize {
+    // Not the counting process itself.
+    let (first, rest) = text.split_at(1);
+    let found = says(kernel, &format!("pgrep -fc '[{first}]{rest}' || true")).await;
+    found.parse().expect("a number")
+}
