@@ -61,6 +61,7 @@ impl FakeExecution {
         match &self.request.what {
             Work::Code(code) => code.trim_end().to_owned(),
             Work::Call { name, args } => format!("say {name} {}", args.to_plain_json()),
+            Work::Process(program) => program.command_line(),
         }
     }
 
