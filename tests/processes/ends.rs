@@ -7,7 +7,7 @@ use ryokan::core::exec::{ExecRequest, ExecStatus};
 use ryokan::core::limits;
 
 use super::{bash, count, detached, each_user, finish, program, says, script};
-use crate::support::{eventually, out, run};
+use crate::support::{eventually, out, run, until};
 
 #[test]
 fn exit_status_is_the_programs() {
@@ -107,6 +107,7 @@ fn kill_ends_detached_process() {
         host.ok(&["new", "k", "--engine", "bash"]);
         let exec = host.ok(&["spawn", "k", "-d", "--", "sh", "-c", "echo begun; sleep 3333"]);
         let exec = exec.trim();
+        until("it runs", || count("sleep 3333") == 1);
         let listed = host.ok(&["ps", "k"]);
         assert!(listed.contains("detached") && listed.contains("sleep 3333"), "{listed}");
         host.ok(&["kill", "k", exec]);

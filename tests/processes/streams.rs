@@ -101,7 +101,7 @@ fn cwd_and_environment_are_set() {
             if let ryokan::core::exec::Work::Process(program) = &mut request.what {
                 program.cwd = "/workspace/sub".into();
             }
-            request.env = vec![("A".into(), "one".into()), ("B".into(), "=two".into()), ("PATH".into(), ".:/usr/bin:/bin".into())];
+            request.env = vec![("A".into(), "one".into()), ("B".into(), "=two".into()), ("C".into(), "nine-lives".into()), ("PATH".into(), ".:/usr/bin:/bin".into())];
             let result = finish(&kernel, &request).await;
             assert_eq!(
                 String::from_utf8_lossy(&result.stdout),
@@ -111,7 +111,7 @@ fn cwd_and_environment_are_set() {
         });
         let journal = host.ok(&["journal", "k", "--json"]);
         assert!(journal.contains("\"process\"") && journal.contains("tool"), "{journal}");
-        let found = std::process::Command::new("grep").args(["-rc", "=two"]).arg(host.data().join("kernels")).output();
+        let found = std::process::Command::new("grep").args(["-rc", "nine-lives"]).arg(host.data().join("kernels")).output();
         let found = String::from_utf8(found.expect("grep runs").stdout).expect("text");
         assert!(found.lines().all(|line| line.ends_with(":0")), "a variable's value was kept: {found}");
     });

@@ -48,6 +48,8 @@ struct Inner {
     /// Each reader's next item.
     readers: BTreeMap<u64, u64>,
     next_reader: u64,
+    /// Whether slow readers lose output instead of slowing its writer.
+    released: bool,
     end: Option<ExecEnd>,
 }
 
@@ -107,6 +109,7 @@ impl Output {
                 written: 0,
                 readers: BTreeMap::new(),
                 next_reader: 0,
+                released: false,
                 end: None,
             }),
             changed: Notify::new(),
@@ -170,12 +173,18 @@ impl Output {
             changed.as_mut().enable();
             {
                 let inner = self.inner.borrow();
-                if inner.window_bytes <= WINDOW_BYTES || inner.end.is_some() {
+                if inner.window_bytes <= WINDOW_BYTES || inner.released || inner.end.is_some() {
                     return;
                 }
             }
             changed.await;
         }
+    }
+
+    /// From now on a slow reader loses output: the end must not wait for it.
+    pub fn release(&self) {
+        self.inner.borrow_mut().released = true;
+        self.changed.notify_waiters();
     }
 
     /// Ends the output.
@@ -266,7 +275,7 @@ impl Inner {
     /// Drops the window items that every reader has taken.
     fn shed(&mut self) {
         let needed = self.readers.values().copied().min().unwrap_or(u64::MAX);
-        while self.first_in_window() < needed {
+        while self.first_in_window() < needed || (self.released && self.window_bytes > WINDOW_BYTES) {
             let Some(item) = self.window.pop_front() else { break };
             self.window_bytes -= item.bytes();
             self.shed += 1;

@@ -67,6 +67,7 @@ impl Kernel {
         let processes = self.processes.borrow();
         let Some(process) = processes.get(&exec) else { return false };
         process.is_cancelled.set(true);
+        self.release_output(exec);
         let link = self.link.borrow().clone();
         if let Some(link) = link {
             tokio::task::spawn_local(async move {
@@ -84,11 +85,21 @@ impl Kernel {
     /// # Errors
     /// Those of the worker.
     pub(crate) async fn end_processes(&self) -> Result<()> {
-        self.processes.borrow().values().for_each(|process| process.is_cancelled.set(true));
+        for (exec, process) in self.processes.borrow().iter() {
+            process.is_cancelled.set(true);
+            self.release_output(*exec);
+        }
         let link = self.link.borrow().clone();
         match link {
             Some(link) if !self.processes.borrow().is_empty() => link.end_processes().await,
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The end of a killed process does not wait for the readers of its output.
+    fn release_output(&self, exec: ExecId) {
+        if let Some(execution) = self.executions.borrow().get(&exec) {
+            execution.output.release();
         }
     }
 
