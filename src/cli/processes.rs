@@ -101,7 +101,10 @@ pub async fn spawn(context: &Context, args: SpawnArgs) -> Result<(), Failure> {
 pub async fn ps(context: &Context, args: NameArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     let processes = kernel.processes().await?;
-    context.show(|| json::processes(&processes), || render::processes(&processes, render::now_ms(), context.terminal.paint))
+    context.show(
+        || json::processes(&processes),
+        || render::processes(&processes, render::now_ms(), context.terminal.paint),
+    )
 }
 
 /// Ends a process with its tree, or sends its program a signal.

@@ -39,7 +39,10 @@ fn process_has_only_its_streams() {
             let kernel = bash(&client, "k").await;
             let found = says(&kernel, "for f in /proc/self/fd/*; do [ -e $f ] && readlink $f; done; true").await;
             for target in found.lines() {
-                assert!(target.starts_with("pipe:") || target == "/dev/null" || target.starts_with("/proc/"), "{found}");
+                assert!(
+                    target.starts_with("pipe:") || target == "/dev/null" || target.starts_with("/proc/"),
+                    "{found}"
+                );
             }
         });
     });
@@ -73,7 +76,10 @@ print('parent', parent, name(sys_(62, parent, 9)))
             let said = String::from_utf8_lossy(&result.stdout);
             // The host kernel scopes signals since Linux 6.12. Before, a process can end its own supervisor.
             let lines: Vec<&str> = said.lines().collect();
-            assert!(matches!(lines.as_slice(), [only] if only.starts_with("parent") && only.ends_with("EPERM")), "{result:?}");
+            assert!(
+                matches!(lines.as_slice(), [only] if only.starts_with("parent") && only.ends_with("EPERM")),
+                "{result:?}"
+            );
             assert_eq!(out(&kernel, "echo $kept").await, "1");
         });
     });

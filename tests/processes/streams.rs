@@ -111,7 +111,8 @@ fn cwd_and_environment_are_set() {
         });
         let journal = host.ok(&["journal", "k", "--json"]);
         assert!(journal.contains("\"process\"") && journal.contains("tool"), "{journal}");
-        let found = std::process::Command::new("grep").args(["-rc", "nine-lives"]).arg(host.data().join("kernels")).output();
+        let found =
+            std::process::Command::new("grep").args(["-rc", "nine-lives"]).arg(host.data().join("kernels")).output();
         let found = String::from_utf8(found.expect("grep runs").stdout).expect("text");
         assert!(found.lines().all(|line| line.ends_with(":0")), "a variable's value was kept: {found}");
     });

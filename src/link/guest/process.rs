@@ -34,7 +34,8 @@ impl ProcessStart {
     /// Reads a process within the limits.
     pub(super) fn read(process: process::Reader<'_>) -> capnp::Result<Result<ProcessStart>> {
         let (argv, env) = (process.get_argv()?, process.get_env()?);
-        if argv.is_empty() || argv.len() as usize > limits::PROCESS_ARGUMENTS || env.len() as usize > limits::ENV_BYTES {
+        if argv.is_empty() || argv.len() as usize > limits::PROCESS_ARGUMENTS || env.len() as usize > limits::ENV_BYTES
+        {
             return Ok(Err(Error::invalid("a process with too many or no arguments")));
         }
         let texts = |list: capnp::text_list::Reader<'_>| {

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use super::WorkerLink;
-use super::calls::answered;
 use super::callbacks::ProcessSinkServer;
+use super::calls::answered;
 use crate::core::error::Result;
 use crate::core::exec::Program;
 use crate::core::ids::ExecId;

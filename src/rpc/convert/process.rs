@@ -120,9 +120,10 @@ mod tests {
                 builder.init_argv(1).set(0, argument);
             })
         };
-        assert!(program("ls", "").is_ok_and(|request| {
-            matches!(request.what, Work::Process(program) if program.cwd == WORKSPACE)
-        }));
+        assert!(
+            program("ls", "")
+                .is_ok_and(|request| { matches!(request.what, Work::Process(program) if program.cwd == WORKSPACE) })
+        );
         for (argument, cwd) in [("", "/tmp"), ("a\0b", "/tmp"), ("ls", "tmp"), ("ls", "/a\0b")] {
             assert!(program(argument, cwd).is_err(), "{argument:?} in {cwd:?}");
         }

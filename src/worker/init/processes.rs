@@ -131,7 +131,9 @@ impl Worker {
     pub(super) fn spawn(&mut self, start: ProcessStart, sink: ProcessSink) -> Result<()> {
         let frozen = || Error::busy("the kernel is frozen or being restored").reason("frozen");
         match &self.life {
-            Life::Serving if self.frozen || self.loading.is_some() || self.snapshots.is_waking() => return Err(frozen()),
+            Life::Serving if self.frozen || self.loading.is_some() || self.snapshots.is_waking() => {
+                return Err(frozen());
+            }
             Life::Serving => {}
             Life::Starting(_) | Life::Unbound => return Err(Error::busy("the worker is starting")),
             Life::Stopping(_) | Life::Leaving(_) => return Err(Error::unavailable("the worker is stopping")),

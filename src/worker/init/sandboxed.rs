@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::enclosure::{
-    Enclosure, EngineParts, KernelMount, ProcessProgram, SandboxedProcess, SnapshotsMemory, Watch,
-};
+use super::enclosure::{Enclosure, EngineParts, KernelMount, ProcessProgram, SandboxedProcess, SnapshotsMemory, Watch};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::kernel::CrashCause;
