@@ -1,7 +1,7 @@
 //! Processes beside the engine: byte-exact streams, one end for each, nothing left behind, and no way out of the sandbox.
 
-mod ends;
 mod escapes;
+mod exits;
 mod lifecycle;
 mod streams;
 
