@@ -47,7 +47,8 @@ fn checkpoint_names_running_process() {
             let shown = host.ok(&["log", "k", "--json"]);
             assert!(shown.contains(&checkpoint.id.to_string()), "{shown}");
             assert_eq!(kernel.processes().await.expect("listed").len(), 1, "it goes on");
-            kernel.restore_checkpoint("with", 0).await.expect("restored");
+            let restored = kernel.restore_checkpoint("with", 0).await.expect("restored");
+            assert!(restored.missed.iter().any(|entry| entry.reason.contains("date >> log")), "{:?}", restored.missed);
             let end = process.execution.result().await.expect("a result").end;
             assert!(matches!(end.status, ExecStatus::Interrupted | ExecStatus::Lost), "{end:?}");
             assert_eq!(count("sh -c while :; do date >> log; sleep 0.01; done"), 0);

@@ -14,7 +14,6 @@ fn output_is_byte_exact() {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
             let all: Vec<u8> = (0..=255).collect();
-            std::fs::write(host.path("bytes"), &all).expect("written");
             let code = "import sys; b = bytes(range(256)); sys.stdout.buffer.write(b * 1000); sys.stderr.buffer.write(b[::-1] * 500)";
             let result = finish(&kernel, &program(&["python3", "-c", code])).await;
             let reversed: Vec<u8> = all.iter().rev().copied().collect();
