@@ -20,7 +20,7 @@ OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "Checkpo
         "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease"]
 # Called by the Python package's tests (files) and by tests/freeze and tests/teleport.
-ELSEWHERE = ["Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "HandoverStream", "TeleportSink"]
+ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "HandoverStream", "TeleportSink"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
 
@@ -646,6 +646,20 @@ async def moves_and_groups(host, shell):
     stream = (await host.handoverStream()).stream
     await stream.write(b"no protocol")
     assert (await host.groups()).groups
+    spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True))
+    listed = (await shell.processes()).processes
+    assert [list(process.argv) for process in listed] == [["cat"]]
+    await spawned.execution.stdin(b"bytes")
+    await spawned.execution.closeStdin()
+    assert (await spawned.execution.result()).result.stdout == b"bytes"
+    spawned = await shell.spawn(dict(argv=["sleep", "60"], detached=True))
+    while True:
+        try:
+            await shell.signalProcess(spawned.execId, 15)
+            break
+        except capnp.KjException:
+            await asyncio.sleep(0.02)
+    assert (await spawned.execution.result()).result.code == 143
     files = (await shell.files()).files
     assert files
 
