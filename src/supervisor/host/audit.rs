@@ -88,15 +88,7 @@ impl Host {
     pub async fn write_audit(&self, line: NewAudit) {
         let lost = self.lost_audit_lines();
         self.auditing.lost.set(Some(0));
-        let gap = (lost > 0).then(|| NewAudit {
-            at_ms: line.at_ms,
-            uid: nix::unistd::geteuid().as_raw(),
-            client: "ryokand".into(),
-            action: GAP.into(),
-            outcome: "lost".into(),
-            detail: format!("{lost} lines could not be written"),
-            ..NewAudit::default()
-        });
+        let gap = (lost > 0).then(|| gap(lost, line.at_ms));
         let action = line.action.clone();
         let lines: Vec<NewAudit> = gap.into_iter().chain([line]).collect();
         let write = async || Ok(self.catalog.append_audit(lines.clone()).await?);
@@ -107,6 +99,23 @@ impl Host {
         }
         if written.is_err() || lost > 0 {
             self.keep_lost_audit_lines();
+        }
+    }
+
+    /// Records the lines that could not be written before, once there is room, without waiting for a further line.
+    pub(crate) async fn record_audit_gap(&self) {
+        let lost = self.lost_audit_lines();
+        if lost == 0 {
+            return;
+        }
+        self.auditing.lost.set(Some(0));
+        match self.catalog.append_audit(vec![gap(lost, self.now_ms())]).await {
+            Ok(()) => self.keep_lost_audit_lines(),
+            // The file still has the number, and the next attempt follows.
+            Err(error) => {
+                tracing::debug!(%error, "the gap in the audit log could not be recorded yet");
+                self.auditing.lost.set(Some(self.lost_audit_lines() + lost));
+            }
         }
     }
 
@@ -245,6 +254,19 @@ impl Host {
             // An absent or unreadable file is reported by verification, not here.
             _ => true,
         }
+    }
+}
+
+/// The line that stands for lost ones.
+fn gap(lost: u64, at_ms: i64) -> NewAudit {
+    NewAudit {
+        at_ms,
+        uid: nix::unistd::geteuid().as_raw(),
+        client: "ryokand".into(),
+        action: GAP.into(),
+        outcome: "lost".into(),
+        detail: format!("{lost} lines could not be written"),
+        ..NewAudit::default()
     }
 }
 

@@ -66,6 +66,7 @@ impl Supervisor {
                 tokio::time::sleep(limits::DISK_RESERVE_INTERVAL).await;
                 let Some(host) = kept.upgrade() else { return };
                 host.reserve.keep();
+                host.record_audit_gap().await;
                 host.keep_audit_head().await;
             }
         });
