@@ -917,8 +917,6 @@ interface Groups {
   check @10 (name :Text, ref :Text) -> (differences :List(Text));
   # How the present state differs from a checkpoint of the kernel or a freeze of the group; `ref`
   # empty: the newest. `refused` with reason `data_newer` if a group's data needs newer code.
-  diff @11 (group :Text, from :Text, to :Text) -> (differences :List(FreezeDifference));
-  # Between two freezes.
 }
 
 struct Group {
@@ -951,13 +949,4 @@ struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
   notes @2 :List(Text);       # what could not be checked
-}
-
-struct FreezeDifference {
-  member @0 :Text;
-  kind @1 :Text;              # of the member
-  what @2 :Text;              # `member`, `commit`, `branch`, `file`, `checkpoint`, `schema`, `table`, `content`
-  name @3 :Text;              # of a file or a table
-  before @4 :Text;            # empty: absent
-  after @5 :Text;
 }

@@ -57,6 +57,7 @@ impl World {
             missed: Vec::new(),
             audit: None,
             repositories: Vec::new(),
+            dependencies: Vec::new(),
         };
         let sealed = store.put(&manifest.encode().expect("encodes")).expect("stored");
         let packed = Packed {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::context::Context;
 use super::failure::Failure;
-use super::{json, render};
+use super::{exit, json, render};
 use crate::core::error::Error;
 use crate::core::freeze::{FreezeInfo, GroupRestored};
 
@@ -86,9 +86,9 @@ pub struct FreezeArgs {
 pub struct LockArgs {
     /// Name of a kernel or a group
     pub name: String,
-    /// Compare a group with its newest freeze; fail if its data needs newer code
-    #[arg(long)]
-    pub check: bool,
+    /// Compare with a checkpoint or a freeze, the newest by default; exit 1 if something differs
+    #[arg(long, value_name = "REF", num_args = 0..=1, default_missing_value = "")]
+    pub check: Option<String>,
 }
 
 /// Whether the daemon says that the name is a group's.
@@ -154,16 +154,18 @@ pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> 
 /// Prints or checks a lock.
 pub async fn lock(context: &Context, args: LockArgs) -> Result<(), Failure> {
     let host = context.host().await?;
-    if !args.check {
+    let Some(reference) = &args.check else {
         let text = host.lock(&args.name).await?;
         return context.show(|| serde_json::json!({ "lock": text }), || text.clone());
-    }
-    let reported = host.check_lock(&args.name).await?;
-    let text = || match reported.as_slice() {
-        [] => "as at its newest freeze\n".to_owned(),
-        reported => reported.iter().map(|line| format!("{}\n", render::plain(line))).collect(),
     };
-    context.show(|| serde_json::json!({ "differences": reported }), text)
+    let reported = host.check_lock(&args.name, reference).await?;
+    let text = || match (reported.as_slice(), reference.as_str()) {
+        ([], "") => "as at the newest\n".to_owned(),
+        ([], reference) => format!("as at {}\n", render::plain(reference)),
+        (reported, _) => reported.iter().map(|line| format!("{}\n", render::plain(line))).collect(),
+    };
+    context.show(|| serde_json::json!({ "differences": reported }), text)?;
+    if reported.is_empty() { Ok(()) } else { Err(Failure::Quiet(exit::FAILED)) }
 }
 
 /// Lists the freezes of a group, newest first.

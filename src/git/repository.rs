@@ -9,7 +9,7 @@ use super::command::{Call, Git};
 use super::overwritten::Change;
 use super::settings::unsafe_setting;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::refs::{CommitId, Head};
+use crate::core::freeze::refs::{CommitId, DEPENDENCY_LOCKS, DependencyLock, Head};
 use crate::core::limits;
 use crate::sys::fault;
 
@@ -192,6 +192,29 @@ impl Repository {
         let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
         let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
         Ok(State { head, index_tree, work_tree, changed, untracked })
+    }
+
+    /// The lock files of package managers in the last [`Self::state`], whose index is in `scratch`.
+    ///
+    /// # Errors
+    /// Errors of git.
+    pub async fn dependencies(&self, scratch: &Path) -> Result<Vec<DependencyLock>> {
+        let index = scratch.join("index");
+        let patterns: Vec<String> = DEPENDENCY_LOCKS.iter().map(|name| format!(":(glob)**/{name}")).collect();
+        let mut args = vec!["ls-files", "--stage", "-z", "--"];
+        args.extend(patterns.iter().map(String::as_str));
+        let listed = self.ok(&args, &[("GIT_INDEX_FILE", &index)], b"").await?;
+        let mut found = Vec::new();
+        for entry in listed.split(|byte| *byte == 0).filter(|entry| !entry.is_empty()) {
+            let entry = String::from_utf8_lossy(entry);
+            let Some((facts, path)) = entry.split_once('\t') else { continue };
+            let blob = facts.split(' ').nth(1).unwrap_or_default();
+            let is_installed = path.split('/').any(|part| part == "node_modules");
+            if !is_installed && found.len() < limits::LOCKED_DEPENDENCIES {
+                found.push(DependencyLock { path: path.to_owned(), digest: format!("git:{blob}") });
+            }
+        }
+        Ok(found)
     }
 
     /// Refuses an index with repositories inside this one.

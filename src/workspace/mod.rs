@@ -74,7 +74,7 @@ pub use tree::entry::Reason;
 pub use tree::lookup::{Text, find, text};
 pub use tree::needs::needs;
 pub use tree::reach::{Seen, reach};
-pub use tree::repositories::{Barren, repositories};
+pub use tree::repositories::{Barren, revisions};
 pub use tree::size::{Size, Sizes};
 
 pub use crate::core::durability::Durability;

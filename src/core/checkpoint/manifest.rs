@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::audit::AuditHead;
 use crate::core::engine::EngineName;
-use crate::core::freeze::refs::RepositoryLock;
+use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
 use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
@@ -70,6 +70,9 @@ pub struct Manifest {
     /// The git repositories in the workspace, at their commits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repositories: Vec<RepositoryLock>,
+    /// The lock files of package managers in the workspace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dependencies: Vec<DependencyLock>,
 }
 
 /// Objects that a manifest names, for garbage collection and verification.
@@ -292,6 +295,7 @@ mod tests {
             missed: Vec::new(),
             audit: Some(AuditHead::EMPTY),
             repositories: Vec::new(),
+            dependencies: Vec::new(),
         }
     }
 

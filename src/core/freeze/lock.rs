@@ -1,9 +1,11 @@
 //! `ryokan.lock`: the revisions of a kernel's checkpoint or of a group, as text (docs/lock-format.md).
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::refs::RepositoryLock;
-use super::{Captured, DatabasePart, Part};
+use super::refs::{DependencyLock, RepositoryLock};
+use super::{Captured, DatabasePart, KernelRevision, Part};
 
 /// Format of the text that this release writes.
 pub const FORMAT: u32 = 1;
@@ -26,6 +28,9 @@ pub struct Lock {
     /// Databases of the group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub database: Vec<LockedDatabase>,
+    /// Lock files of package managers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dependencies: Vec<LockedDependencies>,
 }
 
 /// A kernel.
@@ -33,8 +38,32 @@ pub struct Lock {
 pub struct LockedKernel {
     /// Its name in the group.
     pub name: String,
-    /// The checkpoint that holds it.
+    /// The checkpoint that holds it; absent for the present state.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub checkpoint: String,
+    /// Its engine.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub engine: String,
+    /// The release of ryokan, to which the engine's driver belongs.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub ryokan: String,
+    /// Version of the image below the workspace; absent: none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub image: String,
+    /// Digest of all files of the workspace.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub files: String,
+}
+
+/// A lock file of a package manager.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedDependencies {
+    /// Name of the member or of the kernel.
+    pub name: String,
+    /// Its path within the repository or the workspace.
+    pub path: String,
+    /// Of its content: `git:` with git's id, or `blake3:`.
+    pub digest: String,
 }
 
 /// A repository.
@@ -83,31 +112,48 @@ pub struct LockedDatabase {
 }
 
 impl Lock {
-    /// The lock of a kernel's checkpoint.
-    pub fn of_kernel(name: &str, checkpoint: &str, repositories: &[RepositoryLock]) -> Lock {
-        let kernel = vec![LockedKernel { name: name.to_owned(), checkpoint: checkpoint.to_owned() }];
-        let repository = repositories.iter().map(|one| inside(name, one)).collect();
-        Lock {
-            format: FORMAT,
-            name: name.to_owned(),
-            subject: "kernel".into(),
-            kernel,
-            repository,
-            database: Vec::new(),
-        }
+    /// A lock without entries.
+    pub fn new(name: &str, subject: &str) -> Lock {
+        Lock { format: FORMAT, name: name.to_owned(), subject: subject.to_owned(), ..Lock::default() }
     }
 
     /// The lock of a group.
     pub fn of_group(name: &str, parts: &[Part]) -> Lock {
-        let mut lock = Lock { format: FORMAT, name: name.to_owned(), subject: "group".into(), ..Lock::default() };
-        for part in parts {
-            let name = part.name.clone();
-            match &part.captured {
-                Captured::Kernel { checkpoint, repositories, .. } => {
-                    lock.repository.extend(repositories.iter().map(|one| inside(&name, one)));
-                    lock.kernel.push(LockedKernel { name, checkpoint: checkpoint.to_string() });
-                }
-                Captured::Repository { path, part } => lock.repository.push(LockedRepository {
+        let mut lock = Lock::new(name, "group");
+        parts.iter().for_each(|part| lock.add(part));
+        lock
+    }
+
+    /// Adds a kernel; `checkpoint` empty: its present state.
+    pub fn add_kernel(
+        &mut self,
+        name: &str,
+        checkpoint: String,
+        repositories: &[RepositoryLock],
+        revision: &KernelRevision,
+    ) {
+        let KernelRevision { engine, ryokan, image, files, dependencies } = revision.clone();
+        let files = files.map(|files| files.to_string()).unwrap_or_default();
+        self.kernel.push(LockedKernel { name: name.to_owned(), checkpoint, engine, ryokan, image, files });
+        self.repository.extend(repositories.iter().map(|one| inside(name, one)));
+        self.add_dependencies(name, dependencies);
+    }
+
+    fn add_dependencies(&mut self, name: &str, found: Vec<DependencyLock>) {
+        let locked = |DependencyLock { path, digest }| LockedDependencies { name: name.to_owned(), path, digest };
+        self.dependencies.extend(found.into_iter().map(locked));
+    }
+
+    /// Adds a member of a group.
+    pub fn add(&mut self, part: &Part) {
+        let name = part.name.clone();
+        match &part.captured {
+            Captured::Kernel { checkpoint, repositories, revision, .. } => {
+                self.add_kernel(&name, checkpoint.to_string(), repositories, revision);
+            }
+            Captured::Repository { path, part } => {
+                self.add_dependencies(&name, part.dependencies.clone());
+                self.repository.push(LockedRepository {
                     name,
                     path: path.clone(),
                     commit: part.head.commit.to_string(),
@@ -117,24 +163,23 @@ impl Lock {
                     files: part.work_tree.to_string(),
                     changed: Some(part.changed),
                     untracked: Some(part.untracked),
-                }),
-                Captured::Database { path, part } => {
-                    let (state, revision) = match part {
-                        DatabasePart::Whole { revision, .. } => ("whole", Some(revision)),
-                        DatabasePart::Absent => ("absent", None),
-                        DatabasePart::Damaged { .. } => ("damaged", None),
-                    };
-                    lock.database.push(LockedDatabase {
-                        name,
-                        path: path.clone(),
-                        state: state.into(),
-                        user_version: revision.map(|one| one.user_version),
-                        schema: revision.map(|one| one.schema.clone()).unwrap_or_default(),
-                    });
-                }
+                });
+            }
+            Captured::Database { path, part } => {
+                let (state, revision) = match part {
+                    DatabasePart::Whole { revision, .. } => ("whole", Some(revision)),
+                    DatabasePart::Absent => ("absent", None),
+                    DatabasePart::Damaged { .. } => ("damaged", None),
+                };
+                self.database.push(LockedDatabase {
+                    name,
+                    path: path.clone(),
+                    state: state.into(),
+                    user_version: revision.map(|one| one.user_version),
+                    schema: revision.map(|one| one.schema.clone()).unwrap_or_default(),
+                });
             }
         }
-        lock
     }
 
     /// The text.
@@ -146,6 +191,8 @@ impl Lock {
     /// How this state differs from an earlier lock, for people.
     pub fn differences(&self, before: &Lock) -> Vec<String> {
         let mut reported = Vec::new();
+        self.kernel_differences(before, &mut reported);
+        self.dependency_differences(before, &mut reported);
         for then in &before.repository {
             let now = self.repository.iter().find(|now| (&now.name, &now.path) == (&then.name, &then.path));
             match now {
@@ -177,6 +224,47 @@ impl Lock {
             }
         }
         reported
+    }
+}
+
+impl Lock {
+    fn kernel_differences(&self, before: &Lock, reported: &mut Vec<String>) {
+        for then in &before.kernel {
+            let Some(now) = self.kernel.iter().find(|now| now.name == then.name) else {
+                reported.push(format!("kernel {} is gone", then.name));
+                continue;
+            };
+            let name = &then.name;
+            for (what, now, then) in [
+                ("engine", &now.engine, &then.engine),
+                ("release of ryokan", &now.ryokan, &then.ryokan),
+                ("image", &now.image, &then.image),
+            ] {
+                if now != then {
+                    reported.push(format!("kernel {name} has {what} {now:?}, not {then:?}"));
+                }
+            }
+            if now.files != then.files {
+                reported.push(format!("kernel {} has other files", then.name));
+            }
+        }
+    }
+
+    fn dependency_differences(&self, before: &Lock, reported: &mut Vec<String>) {
+        let key = |one: &LockedDependencies| (one.name.clone(), one.path.clone());
+        let of = |lock: &Lock| -> BTreeMap<(String, String), String> {
+            lock.dependencies.iter().map(|one| (key(one), one.digest.clone())).collect()
+        };
+        let (now, then) = (of(self), of(before));
+        for ((name, path), digest) in &then {
+            match now.get(&(name.clone(), path.clone())) {
+                None => reported.push(format!("{path} of {name} is gone")),
+                Some(now) if now != digest => reported.push(format!("{path} of {name} has other content")),
+                Some(_) => {}
+            }
+        }
+        let new = now.keys().filter(|key| !then.contains_key(*key));
+        reported.extend(new.map(|(name, path)| format!("{path} of {name} is new")));
     }
 }
 

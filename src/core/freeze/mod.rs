@@ -17,8 +17,8 @@ mod restore_tests;
 
 use serde::{Deserialize, Serialize};
 
-use self::refs::{CommitId, Head, RepositoryLock};
-use super::checkpoint::CheckpointType;
+use self::refs::{CommitId, DependencyLock, Head, RepositoryLock};
+use super::checkpoint::{CheckpointType, Manifest};
 use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
 use super::limits;
 
@@ -167,6 +167,38 @@ pub struct RepositoryPart {
     pub untracked: u64,
     /// Objects that the commit does not have, as a thin pack.
     pub pack: Option<Digest>,
+    /// Its lock files of package managers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dependencies: Vec<DependencyLock>,
+}
+
+/// What a kernel's code and files are based on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelRevision {
+    /// The engine's name.
+    pub engine: String,
+    /// The release of ryokan, to which the engine's driver belongs.
+    pub ryokan: String,
+    /// Version of the image below the workspace; empty: none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub image: String,
+    /// Every file of the workspace.
+    pub files: Option<Digest>,
+    /// The lock files of package managers in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dependencies: Vec<DependencyLock>,
+}
+
+impl From<&Manifest> for KernelRevision {
+    fn from(manifest: &Manifest) -> KernelRevision {
+        KernelRevision {
+            engine: manifest.engine.name().into(),
+            ryokan: manifest.ryokan.clone(),
+            image: manifest.base_image_version.clone(),
+            files: Some(manifest.workspace.tree),
+            dependencies: manifest.dependencies.clone(),
+        }
+    }
 }
 
 /// The captured content of one member.
@@ -183,6 +215,9 @@ pub enum Captured {
         checkpoint: CheckpointId,
         /// The repositories in its workspace.
         repositories: Vec<RepositoryLock>,
+        /// What its code and files are based on.
+        #[serde(default)]
+        revision: KernelRevision,
     },
     /// Of a repository.
     Repository {

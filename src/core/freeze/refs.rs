@@ -90,6 +90,28 @@ pub struct RepositoryLock {
     pub files: Digest,
 }
 
+/// Files in which package managers record the versions of dependencies.
+pub const DEPENDENCY_LOCKS: [&str; 7] =
+    ["Cargo.lock", "go.sum", "package-lock.json", "pnpm-lock.yaml", "poetry.lock", "uv.lock", "yarn.lock"];
+
+/// A lock file of a package manager.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DependencyLock {
+    /// Its path within the workspace or the repository.
+    pub path: String,
+    /// Of its content: `git:` with git's id, or `blake3:`.
+    pub digest: String,
+}
+
+/// The revisions in the workspace of a kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Revisions {
+    /// Its repositories.
+    pub repositories: Vec<RepositoryLock>,
+    /// Its lock files.
+    pub dependencies: Vec<DependencyLock>,
+}
+
 /// Finds the present commit. `read` returns a file of the repository's `.git` directory, at most that many bytes, or
 /// `None` if it is no regular file of that size.
 ///

@@ -30,6 +30,8 @@ pub const GIT_INDEX_BYTES: u64 = 256 << 20;
 pub const DATABASE_LOCK_WAIT: Duration = Duration::from_secs(5);
 /// Git repositories that the lock of one checkpoint lists.
 pub const LOCKED_REPOSITORIES: usize = 64;
+/// Lock files of package managers that the lock of one kernel or repository lists.
+pub const LOCKED_DEPENDENCIES: usize = 256;
 /// Depth of directories in which repositories of a workspace are looked for.
 pub const REPOSITORY_DEPTH: usize = 4;
 /// Directories of a workspace in which they are looked for, for one checkpoint.

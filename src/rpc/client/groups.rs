@@ -122,7 +122,7 @@ impl HostClient {
         restoration(fields(fields(response.get())?.get_restoration())?)
     }
 
-    /// The lock of a kernel's newest checkpoint or of a group's present state, as text.
+    /// The lock of the present state of a kernel or a group, as text.
     ///
     /// # Errors
     /// `notFound`, and errors of members.
@@ -133,13 +133,14 @@ impl HostClient {
         answer(read_text(fields(response.get())?.get_lock(), "lock"))
     }
 
-    /// How a group differs from its newest freeze.
+    /// How a kernel differs from a checkpoint, or a group from a freeze; `reference` empty: from the newest.
     ///
     /// # Errors
     /// `refused` with reason `data_newer` if its data needs newer code.
-    pub async fn check_lock(&self, name: &str) -> Result<Vec<String>> {
+    pub async fn check_lock(&self, name: &str, reference: &str) -> Result<Vec<String>> {
         let mut request = self.groups_cap().await?.check_request();
         request.get().set_name(name);
+        request.get().set_ref(reference);
         let response = self.link.wait(request.send().promise).await?;
         answer(read_text_list(fields(response.get())?.get_differences(), "differences", limits::VALUE_ITEMS))
     }

@@ -180,8 +180,10 @@ impl groups::Server for GroupsServer {
         params: groups::CheckParams,
         mut results: groups::CheckResults,
     ) -> capnp::Result<()> {
-        let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
-        let reported = freeze::check(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)?;
+        let params = params.get()?;
+        let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
+        let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
+        let reported = freeze::check(self.supervisor(), &name, &reference, &self.actor).await.map_err(to_capnp)?;
         write_text_list(results.get().init_differences(reported.len() as u32), &reported);
         Ok(())
     }

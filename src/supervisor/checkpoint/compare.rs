@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
 
 use tokio::sync::mpsc;
 
@@ -11,6 +12,8 @@ use super::take::tool_part;
 use crate::core::checkpoint::{Checkpoint, McpPart, StateParts, ToolPart};
 use crate::core::diff::{self, Area, Deed, Difference, Sizes};
 use crate::core::error::{Error, Result};
+use crate::core::freeze::KernelRevision;
+use crate::core::freeze::refs::Revisions;
 use crate::core::ids::Digest;
 use crate::core::info::GivenMount;
 use crate::core::limits;
@@ -121,6 +124,31 @@ pub(super) async fn tree_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Dig
         Ok(gathered.files.part.tree)
     });
     looked.await
+}
+
+/// The revisions in the present files, and what code and files are based on.
+///
+/// # Errors
+/// Errors of capturing the files.
+pub(crate) async fn revisions_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<(Revisions, KernelRevision)> {
+    // Only this guard protects the tree from garbage collection.
+    let _held = host.store.run(|store| Ok(store.guard())).await?;
+    let tree = tree_now(host, kernel).await?;
+    let barren = Arc::clone(&host.barren);
+    let found = host.store.run_beside(move |store| {
+        // What a panic left is at most incomplete.
+        let mut barren = barren.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(workspace::revisions(store, TreeId(tree), &mut barren))
+    });
+    let found = found.await?.map_err(Error::from)?;
+    let revision = KernelRevision {
+        engine: kernel.spec.engine.name().into(),
+        ryokan: env!("CARGO_PKG_VERSION").into(),
+        image: host.drivers.of(kernel.spec.isolation)?.image_version(&kernel.spec),
+        files: Some(tree),
+        dependencies: found.dependencies.clone(),
+    };
+    Ok((found, revision))
 }
 
 /// Captures the present state in the form of a checkpoint; the stored objects are unreferenced. Also returns the

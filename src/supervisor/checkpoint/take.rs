@@ -10,7 +10,7 @@ use super::memory::Keep;
 use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, FORMAT, Manifest, McpPart, ToolPart};
 use crate::core::error::{Error, Result};
-use crate::core::freeze::refs::RepositoryLock;
+use crate::core::freeze::refs::Revisions;
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::ToolInfo;
 use crate::core::limits;
@@ -95,12 +95,13 @@ pub(super) async fn seal(
     let Gathered { id, parts, state, copy, files, mut objects } = gathered;
     let before = kernel.view().version;
     let named = with.as_ref().map(|with| with.request().change.names());
-    let repositories = locks(host, &objects, files.part.tree).await?;
+    let found = revisions(host, &objects, files.part.tree).await?;
     let mut tries = 0;
     let (sealed, Added { checkpoint, outcome, sequence }) = loop {
         let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
         manifest.missed.extend(copy.why_not.iter().cloned());
-        manifest.repositories.clone_from(&repositories);
+        manifest.repositories.clone_from(&found.repositories);
+        manifest.dependencies.clone_from(&found.dependencies);
         let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
         let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
         let new = NewCheckpoint {
@@ -154,13 +155,13 @@ pub(super) async fn seal(
     Ok((checkpoint, outcome))
 }
 
-/// The git repositories in the captured files.
-async fn locks(host: &Host, objects: &Objects, tree: Digest) -> Result<Vec<RepositoryLock>> {
+/// The revisions in the captured files.
+async fn revisions(host: &Host, objects: &Objects, tree: Digest) -> Result<Revisions> {
     let (objects, barren) = (Arc::clone(&objects.together), Arc::clone(&host.barren));
     let found = host.store.run_beside(move |_| {
         // What a panic left is at most incomplete.
         let mut barren = barren.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(workspace::repositories(&*objects, TreeId(tree), &mut barren))
+        Ok(workspace::revisions(&*objects, TreeId(tree), &mut barren))
     });
     found.await?.map_err(Error::from)
 }
@@ -225,6 +226,7 @@ async fn manifest(
         missed,
         audit: Some(host.catalog.audit_head().await?),
         repositories: Vec::new(),
+        dependencies: Vec::new(),
     };
     Ok((manifest, seen))
 }

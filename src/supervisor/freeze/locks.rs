@@ -1,38 +1,57 @@
 //! The locks of kernels and groups, and their comparison with what is there.
 
-use super::members;
+use std::rc::Rc;
+
+use super::members::{self, Live};
 use super::run_freeze::pairings;
 use super::run_restore::judge;
-use super::{manifest, turn};
+use super::{find_freeze, manifest, turn};
 use crate::core::error::{Error, Result};
-use crate::core::freeze::Freeze;
 use crate::core::freeze::lock::Lock;
-use crate::supervisor::checkpoint::manifest_of;
+use crate::core::freeze::{Freeze, Group, KernelRevision, Part};
+use crate::supervisor::checkpoint::{find, manifest_of, revisions_now};
+use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
+use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
 
-/// The lock of a group's present state, or of a kernel's newest checkpoint.
+/// The lock of the present state of a kernel or a group.
 ///
 /// # Errors
 /// `notFound`, and errors of members.
 pub async fn lock(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<Lock> {
     let host = supervisor.host();
     if let Ok(kernel) = supervisor.find(actor.uid, name) {
-        let newest = kernel.records.all_checkpoints().await?.into_iter().next();
-        let newest = newest.ok_or_else(|| {
-            Error::not_found(format!("kernel {name} has no checkpoint"))
-                .hint(format!("take one: ryokan checkpoint {name}; each carries the lock"))
-        })?;
-        let manifest = manifest_of(host, &newest).await?;
-        return Ok(Lock::of_kernel(kernel.spec.name.as_str(), &newest.id.to_string(), &manifest.repositories));
+        return of_kernel_now(host, &kernel).await;
     }
     let _turn = turn(host).await?;
     let group = super::find(supervisor, actor.uid, name).await?;
-    let mut parts = Vec::new();
-    for mut live in members::open(supervisor, &group, |_| true).await? {
-        parts.extend(live.present_part().await?);
+    let mut live = members::open(supervisor, &group, |_| true).await?;
+    Ok(of_group_now(host, &group, &mut live).await?.0)
+}
+
+async fn of_kernel_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Lock> {
+    let name = kernel.spec.name.as_str();
+    let mut lock = Lock::new(name, "kernel");
+    let (found, revision) = revisions_now(host, kernel).await?;
+    lock.add_kernel(name, String::new(), &found.repositories, &revision);
+    Ok(lock)
+}
+
+/// The lock of the present state, and the parts of which the gate judges.
+async fn of_group_now(host: &Rc<Host>, group: &Group, live: &mut [Live]) -> Result<(Lock, Vec<Part>)> {
+    let (mut lock, mut parts) = (Lock::new(&group.name, "group"), Vec::new());
+    for one in live {
+        if let Some(kernel) = one.kernel() {
+            let (found, revision) = revisions_now(host, kernel).await?;
+            lock.add_kernel(&one.name, String::new(), &found.repositories, &revision);
+        }
+        if let Some(part) = one.present_part().await? {
+            lock.add(&part);
+            parts.push(part);
+        }
     }
-    Ok(Lock::of_group(&group.name, &parts))
+    Ok((lock, parts))
 }
 
 /// The lock of a freeze.
@@ -43,32 +62,34 @@ pub async fn lock_of(supervisor: &Supervisor, group: &str, freeze: &Freeze) -> R
     Ok(Lock::of_group(group, &manifest(supervisor.host(), freeze).await?.parts))
 }
 
-/// How a group differs from its newest freeze.
+/// How the present state of a kernel or a group differs from one of its checkpoints or freezes; `reference` empty: from
+/// the newest.
 ///
 /// # Errors
-/// `refused` (`data_newer`) if its data needs newer code; `notFound` without a freeze; `unsupported` for a kernel.
-pub async fn check(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<Vec<String>> {
+/// `refused` (`data_newer`) if the data needs newer code; `notFound` without a checkpoint or a freeze.
+pub async fn check(supervisor: &Supervisor, name: &str, reference: &str, actor: &Actor) -> Result<Vec<String>> {
     let host = supervisor.host();
-    if supervisor.find(actor.uid, name).is_ok() {
-        return Err(Error::unsupported("the lock of a single kernel cannot be checked yet")
-            .reason("lock_check")
-            .hint("add the kernel to a group"));
+    let reference = if reference.is_empty() { "latest" } else { reference };
+    if let Ok(kernel) = supervisor.find(actor.uid, name) {
+        let checkpoint = find(&kernel, reference).await?;
+        let manifest = manifest_of(host, &checkpoint).await?;
+        let mut before = Lock::new(name, "kernel");
+        let revision = KernelRevision::from(&manifest);
+        before.add_kernel(kernel.spec.name.as_str(), checkpoint.id.to_string(), &manifest.repositories, &revision);
+        return Ok(of_kernel_now(host, &kernel).await?.differences(&before));
     }
     let _turn = turn(host).await?;
     let group = super::find(supervisor, actor.uid, name).await?;
     let freezes = host.catalog.freezes(group.id).await?;
-    let newest = freezes.first().ok_or_else(|| {
-        Error::not_found(format!("group {name} was never frozen")).hint(format!("freeze it: ryokan freeze {name}"))
-    })?;
-    let mut live = members::open(supervisor, &group, |_| true).await?;
-    let mut parts = Vec::new();
-    for one in &mut live {
-        parts.extend(one.present_part().await?);
+    if freezes.is_empty() {
+        return Err(
+            Error::not_found(format!("group {name} was never frozen")).hint(format!("freeze it: ryokan freeze {name}"))
+        );
     }
+    let freeze = find_freeze(host, &group, reference).await?;
+    let mut live = members::open(supervisor, &group, |_| true).await?;
+    let (now, parts) = of_group_now(host, &group, &mut live).await?;
     let recorded = host.catalog.pairings(group.id).await?;
     judge(&pairings(&parts), &recorded, live.iter()).await?;
-    let mut before = manifest(host, newest).await?.parts;
-    // What is in a workspace now is known at its next checkpoint only.
-    before.retain(|part| parts.iter().any(|now| now.name == part.name));
-    Ok(Lock::of_group(name, &parts).differences(&Lock::of_group(name, &before)))
+    Ok(now.differences(&Lock::of_group(name, &manifest(host, &freeze).await?.parts)))
 }

@@ -8,7 +8,7 @@ use super::databases::{self, LiveDatabase};
 use super::objects;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::{Captured, Group, Member, RepositoryPart, Target};
+use crate::core::freeze::{Captured, Group, KernelRevision, Member, RepositoryPart, Target};
 use crate::core::ids::{CheckpointId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::git::{Repository, State};
@@ -179,8 +179,9 @@ impl Live {
                     None => None,
                 };
                 let revision = format!("{state:?}");
+                let dependencies = repository.dependencies(&self.scratch).await?;
                 let State { head, index_tree, work_tree, changed, untracked } = state;
-                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack };
+                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack, dependencies };
                 self.captured = Some(Captured::Repository { path: path.display().to_string(), part });
                 Ok(revision)
             }
@@ -209,6 +210,7 @@ impl Live {
             kernel: kernel.id,
             kernel_name: kernel.spec.name.to_string(),
             checkpoint: checkpoint.id,
+            revision: KernelRevision::from(&manifest),
             repositories: manifest.repositories,
         });
         Ok(())
@@ -265,7 +267,8 @@ impl Live {
             LiveKind::Repository { path, repository, .. } => {
                 let State { head, index_tree, work_tree, changed, untracked } =
                     repository.state(&self.scratch, false).await?;
-                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack: None };
+                let dependencies = repository.dependencies(&self.scratch).await?;
+                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack: None, dependencies };
                 Ok(Some(Captured::Repository { path: path.display().to_string(), part }))
             }
             LiveKind::Database(database) => {
@@ -290,6 +293,14 @@ impl Live {
                 repository.check_ignored(&self.scratch, &self.scratch.join("verify"), states).await
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The kernel, if it is one.
+    pub fn kernel(&self) -> Option<&Rc<Kernel>> {
+        match &self.kind {
+            LiveKind::Kernel { kernel, .. } => Some(kernel),
+            LiveKind::Repository { .. } | LiveKind::Database(_) => None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! The git repositories in a captured tree: their present commits.
+//! The git repositories in a captured tree with their present commits, and the lock files of package managers.
 //!
 //! Reads objects of the store only, never the live files: nothing can be executed, and no link can be followed.
 
@@ -9,34 +9,31 @@ use super::TreeId;
 use super::entry::{Content, Entry, Node};
 use super::lookup::{Text, text};
 use super::read::{self, Entries};
-use crate::core::freeze::refs::{self, RepositoryLock};
+use crate::core::freeze::refs::{self, DEPENDENCY_LOCKS, DependencyLock, RepositoryLock, Revisions};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::workspace::error::WorkspaceError;
 use crate::workspace::objects::Objects;
 
-/// Folders known to hold no repository, with the depth to which they were searched.
+/// Folders known to hold neither, with the depth to which they were searched.
 #[derive(Debug, Default)]
 pub struct Barren(HashSet<(Digest, usize)>);
 
 /// Folders that are remembered.
 const REMEMBERED: usize = 1 << 16;
 
-/// Finds the repositories to a depth of [`limits::REPOSITORY_DEPTH`], at most [`limits::LOCKED_REPOSITORIES`].
+/// Finds both to a depth of [`limits::REPOSITORY_DEPTH`], at most [`limits::LOCKED_REPOSITORIES`] and
+/// [`limits::LOCKED_DEPENDENCIES`]. Lock files of installed packages are not listed.
 ///
 /// # Errors
 /// An object is missing, damaged or no tree.
-pub fn repositories(
-    objects: &dyn Objects,
-    tree: TreeId,
-    barren: &mut Barren,
-) -> Result<Vec<RepositoryLock>, WorkspaceError> {
+pub fn revisions(objects: &dyn Objects, tree: TreeId, barren: &mut Barren) -> Result<Revisions, WorkspaceError> {
     let root = read::root(objects, tree)?;
-    let Some(digest) = read::root_folder(&root) else { return Ok(Vec::new()) };
+    let Some(digest) = read::root_folder(&root) else { return Ok(Revisions::default()) };
     if barren.0.len() > REMEMBERED {
         barren.0.clear();
     }
-    let mut search = Search { objects, barren, found: Vec::new(), folders: 0 };
+    let mut search = Search { objects, barren, found: Revisions::default(), folders: 0 };
     search.folder(digest, PathBuf::new(), limits::REPOSITORY_DEPTH)?;
     Ok(search.found)
 }
@@ -44,7 +41,7 @@ pub fn repositories(
 struct Search<'a> {
     objects: &'a dyn Objects,
     barren: &'a mut Barren,
-    found: Vec<RepositoryLock>,
+    found: Revisions,
     folders: usize,
 }
 
@@ -54,13 +51,20 @@ impl Search<'_> {
         if self.barren.0.contains(&(digest, depth)) {
             return Ok(true);
         }
-        if self.folders >= limits::REPOSITORY_FOLDERS || self.found.len() >= limits::LOCKED_REPOSITORIES {
+        if self.folders >= limits::REPOSITORY_FOLDERS || self.found.repositories.len() >= limits::LOCKED_REPOSITORIES {
             return Ok(false);
         }
         self.folders += 1;
         let (mut entries, mut is_barren, mut below) = (Entries::of(self.objects, digest)?, true, Vec::new());
         while let Some(entry) = entries.take()? {
-            let Node::Folder { digest: inner } = entry.node else { continue };
+            let inner = match entry.node {
+                Node::Folder { digest } => digest,
+                Node::File { content, .. } => {
+                    is_barren &= !self.dependency(&path, &entry.name, content);
+                    continue;
+                }
+                _ => continue,
+            };
             if &*entry.name == b".git" {
                 is_barren = false;
                 self.repository(digest, inner, &path)?;
@@ -78,6 +82,17 @@ impl Search<'_> {
         Ok(is_barren)
     }
 
+    /// Lists a file if it is a lock file; returns whether it is one.
+    fn dependency(&mut self, folder: &std::path::Path, name: &[u8], content: Content) -> bool {
+        let Some(name) = DEPENDENCY_LOCKS.iter().find(|known| known.as_bytes() == name) else { return false };
+        let is_installed = folder.components().any(|part| part.as_os_str() == "node_modules");
+        if !is_installed && self.found.dependencies.len() < limits::LOCKED_DEPENDENCIES {
+            let (path, digest) = (folder.join(name).to_string_lossy().into_owned(), digest_of(content));
+            self.found.dependencies.push(DependencyLock { path, digest: format!("blake3:{digest}") });
+        }
+        true
+    }
+
     fn repository(&mut self, files: Digest, git: Digest, path: &std::path::Path) -> Result<(), WorkspaceError> {
         let found = refs::head(|name, most| {
             let Some(entry) = self.file(git, name)? else { return Ok::<_, WorkspaceError>(None) };
@@ -88,10 +103,7 @@ impl Search<'_> {
             })
         })?;
         let index = match self.file(git, "index")?.map(|entry| entry.node) {
-            Some(Node::File { content, .. }) => Some(match content {
-                Content::Inline(bytes) => Digest::from_bytes(*blake3::hash(&bytes).as_bytes()),
-                Content::Whole(digest) | Content::Map(digest) => digest,
-            }),
+            Some(Node::File { content, .. }) => Some(digest_of(content)),
             _ => None,
         };
         let path = if path.as_os_str().is_empty() { ".".into() } else { path.to_string_lossy().into_owned() };
@@ -99,7 +111,7 @@ impl Search<'_> {
             Ok(head) => (Some(head), String::new()),
             Err(why) => (None, why.to_owned()),
         };
-        self.found.push(RepositoryLock { path, head, note, index, files });
+        self.found.repositories.push(RepositoryLock { path, head, note, index, files });
         Ok(())
     }
 
@@ -115,5 +127,13 @@ impl Search<'_> {
             }
         }
         Ok(None)
+    }
+}
+
+/// Of a large file: of the list of its pieces.
+fn digest_of(content: Content) -> Digest {
+    match content {
+        Content::Inline(bytes) => Digest::from_bytes(*blake3::hash(&bytes).as_bytes()),
+        Content::Whole(digest) | Content::Map(digest) => digest,
     }
 }
