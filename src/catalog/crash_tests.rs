@@ -464,7 +464,7 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 #[test]
 fn catalog_steps_are_atomic() {
     let seen = expected();
-    // Groups have crash tests of whole freezes and restores: `tests/freeze`.
+    // Groups have crash tests of whole freezes and restores, moves of both hosts: `tests/freeze`, `tests/teleport`.
     let elsewhere = [
         "store.",
         "workspace.",
@@ -473,6 +473,7 @@ fn catalog_steps_are_atomic() {
         "catalog.freeze.",
         "catalog.group.",
         "database.",
+        "handover.",
         "repository.",
         "state.checkpoints.withdraw",
     ];

@@ -194,6 +194,29 @@ class ClientTest(DaemonTest):
         self.shell.unmount("/given")
         self.assertEqual(self.shell.mounts(), [])
 
+    def test_commands(self):
+        commands = self.shell.commands
+        ran = commands.run("echo out; echo err >&2; exit 3")
+        self.assertEqual((ran.stdout, ran.stderr, ran.exit_code, ran.status), ("out\n", "err\n", 3, "failed"))
+        content = bytes(range(256)) * (10 << 10)
+        self.assertEqual(commands.run(["cat"], stdin=content).stdout_bytes, content)
+        self.assertEqual(commands.run(["printenv", "A"], env={"A": "b c"}).stdout, "b c\n")
+        self.assertEqual(commands.run(["pwd"], cwd="/tmp").stdout, "/tmp\n")
+        # A program that reads no input ends all the same.
+        self.assertTrue(commands.run(["true"], stdin=content).ok)
+        self.assertEqual(commands.run("sleep 60 & wait", timeout=0.2).status, "timeout")
+        self.assertEqual((commands.run(["nothing"]).status, commands.run(["nothing"]).exit_code), ("refused", 127))
+        heard = []
+
+        def take(text):
+            heard.append(text)
+            (process,) = commands.list()
+            self.assertEqual(process.argv[0], "sh")
+            commands.kill(process.execution_id)
+
+        self.assertEqual(commands.run("echo begun; sleep 60", on_stdout=take).ok, False)
+        self.assertEqual((heard, commands.list()), (["begun\n"], []))
+
     def test_files(self):
         files = self.shell.files
         # Several chunks, and byte-exact.

@@ -5,12 +5,13 @@ coroutines. `Sandbox` is a kernel under the names of E2B's SDK.
 """
 
 from . import aio, errors, types
-from ._sync import Files, Host, Kernel, Sandbox
+from ._sync import Commands, Files, Host, Kernel, Sandbox
 from ._version import __version__
 from .errors import ExecutionError, RyokanError
 from .types import Mount, Result
 
 __all__ = [
+    "Commands",
     "ExecutionError",
     "Files",
     "Host",

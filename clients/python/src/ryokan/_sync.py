@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import builtins
 import pathlib
+import signal as signals
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from . import aio, types
+from ._commands import Command
 from ._files import READ_BYTES, WORKSPACE, Path
 from ._portal import Portal, portal
 
@@ -112,6 +114,8 @@ class Kernel:
         self.id, self.name, self.engine = kernel.id, kernel.name, kernel.engine
         self.files = Files(kernel.files, runner)
         """The files in the workspace."""
+        self.commands = Commands(self)
+        """Programs beside the engine."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ({self.engine})>"
@@ -420,6 +424,70 @@ class Files:
     def remove(self, path: Path, *, recursive: bool = False, expected_version: int = 0) -> None:
         """Removes a file or an empty directory; with `recursive`, also a directory's content."""
         self._run(self._files.remove(path, recursive=recursive, expected_version=expected_version))
+
+
+class Commands:
+    """Programs beside the engine, in its sandbox and limits, also while code runs."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._commands = kernel, kernel._kernel.commands
+
+    def run(
+        self,
+        command: Command,
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes = b"",
+        timeout: float | None = None,
+        on_stdout: Taker | None = None,
+        on_stderr: Taker | None = None,
+        output_limit: int = 0,
+    ) -> types.Result:
+        """Runs a program and waits for its end. A program that fails is a result, not an exception.
+
+        The exit code is the program's, or 128 and the number of the signal that ended it. Ctrl-C, an
+        exception of a callback and a lost connection end it with all that it started.
+
+        Args:
+            command: a text for `sh -c`, or a list: the program and its arguments.
+            cwd: the working directory; empty: `/workspace`.
+            env: variables beside those of every engine.
+            stdin: its standard input.
+            timeout: seconds after which it is killed; the status is then `timeout`.
+            on_stdout, on_stderr: receive the output while it runs, in this thread.
+            output_limit: bytes of output kept in the result and the journal; 0: the default.
+        """
+
+        def work(out: aio.Taker | None, err: aio.Taker | None) -> Coroutine[Any, Any, types.Result]:
+            return self._commands.run(
+                command,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                timeout=timeout,
+                on_stdout=out,
+                on_stderr=err,
+                output_limit=output_limit,
+            )
+
+        return self._kernel._with_output(work, on_stdout, on_stderr)
+
+    def list(self) -> builtins.list[types.Process]:
+        """The programs that run."""
+        return self._kernel._run(self._commands.list())
+
+    def kill(self, execution_id: int) -> None:
+        """Ends a program with all that it started.
+
+        Raises:
+            NotFoundError: there is no such execution.
+        """
+        self._kernel._run(self._commands.kill(execution_id))
+
+    def send_signal(self, execution_id: int, signal: int = signals.SIGTERM) -> None:
+        """Sends a signal to the program, not to what it started."""
+        self._kernel._run(self._commands.send_signal(execution_id, signal))
 
 
 class Sandbox(Kernel):

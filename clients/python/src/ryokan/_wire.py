@@ -184,6 +184,11 @@ def host_info(reader: Any) -> types.HostInfo:
 
 
 @_reads
+def process(reader: Any) -> types.Process:
+    return types.Process(reader.execId, _texts(reader.argv), time(reader.startedAtMs), reader.detached)
+
+
+@_reads
 def ability(reader: Any) -> types.Ability:
     return types.Ability(reader.name, reader.present, reader.detail, reader.hint, reader.required)
 

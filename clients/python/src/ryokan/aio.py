@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _connection, _daemon, _wire, types
+from ._commands import Commands
 from ._connection import Capability, Connection
 from ._files import Files
 from ._version import __version__
@@ -161,6 +162,8 @@ class Kernel:
         self.id, self.name, self.engine = info.id, info.name, info.engine
         self.files = Files(connection, self._cap)
         """The files in the workspace."""
+        self.commands = Commands(self)
+        """Programs beside the engine."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} ({self.engine})>"

@@ -86,6 +86,17 @@ class HostInfo:
 
 
 @dataclass(frozen=True)
+class Process:
+    """A running program beside the engine."""
+
+    execution_id: int
+    argv: list[str]
+    started_at: datetime | None
+    detached: bool
+    """Whether it continues without the client that started it."""
+
+
+@dataclass(frozen=True)
 class Ability:
     """Something that a host can or cannot do, with a hint how to add it."""
 
