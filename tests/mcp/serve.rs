@@ -124,6 +124,16 @@ fn rights_and_kernels_are_limited() {
         assert!(!client.call("list_kernels", json!({})).await.contains("other"));
         client.0.cancel().await.expect("it ends");
     });
+    run(async {
+        // Without a kernel to attenuate, the server itself is what refuses.
+        let client = Client::start(&host, &["--rights", "execute"]).await;
+        for (tool, given) in [("create_kernel", json!({ "name": "new" })), ("list_kernels", json!({}))] {
+            assert!(client.fails(tool, given).await.contains("does not pass on the right"), "{tool}");
+        }
+        assert!(client.0.list_all_resources().await.expect("resources").is_empty());
+        client.0.cancel().await.expect("it ends");
+    });
+    assert!(!host.ok(&["ls"]).contains("new"));
     let unknown = host.cli(&["mcp", "serve", "--kernel", "nothing"]);
     assert_eq!(unknown.status.code(), Some(3), "{unknown:?}");
 }

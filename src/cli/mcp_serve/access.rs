@@ -6,7 +6,7 @@ use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::{KernelFilter, KernelInfo};
-use crate::core::rights::Rights;
+use crate::core::rights::{Right, Rights};
 use crate::rpc::client::{HostClient, KernelClient};
 
 /// The kernels and rights that a server passes on.
@@ -46,6 +46,24 @@ impl Access {
     /// Whether only named kernels and their forks are served.
     pub fn is_restricted(&self) -> bool {
         self.is_restricted
+    }
+
+    /// Whether the server passes a right on.
+    pub fn has(&self, right: Right) -> bool {
+        self.rights.has(right)
+    }
+
+    /// Refuses what needs a right that the server does not pass on. The daemon checks the rights on a kernel too;
+    /// what concerns no single kernel is checked only here.
+    ///
+    /// # Errors
+    /// `refused`.
+    pub fn require(&self, right: Right) -> Result<()> {
+        if self.has(right) {
+            return Ok(());
+        }
+        Err(Error::refused(format!("this server does not pass on the right {}", right.name()))
+            .hint("start it with this right in --rights"))
     }
 
     /// Connects to the daemon.

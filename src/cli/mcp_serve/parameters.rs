@@ -16,6 +16,17 @@ pub enum Kind {
     Flag,
 }
 
+impl Kind {
+    /// The type's name in JSON schema.
+    const fn name(self) -> &'static str {
+        match self {
+            Kind::Text => "string",
+            Kind::Number => "number",
+            Kind::Flag => "boolean",
+        }
+    }
+}
+
 /// A parameter of a tool.
 #[derive(Debug)]
 pub struct Parameter {
@@ -42,12 +53,7 @@ pub const fn optional(name: &'static str, kind: Kind, about: &'static str) -> Pa
 /// The JSON schema of these parameters.
 pub fn schema(parameters: &[Parameter]) -> JsonObject {
     let property = |parameter: &Parameter| {
-        let kind = match parameter.kind {
-            Kind::Text => "string",
-            Kind::Number => "number",
-            Kind::Flag => "boolean",
-        };
-        (parameter.name.to_owned(), json!({ "type": kind, "description": parameter.about }))
+        (parameter.name.to_owned(), json!({ "type": parameter.kind.name(), "description": parameter.about }))
     };
     let required: Vec<&str> = parameters.iter().filter(|p| p.is_required).map(|p| p.name).collect();
     let mut schema = JsonObject::new();
@@ -81,7 +87,7 @@ impl Arguments {
                 Kind::Flag => value.is_boolean(),
             };
             if !fits && !value.is_null() {
-                return Err(Error::invalid(format!("parameter {name}: expected {:?}", parameter.kind)));
+                return Err(Error::invalid(format!("parameter {name}: expected a {}", parameter.kind.name())));
             }
         }
         let missing =
@@ -130,8 +136,8 @@ mod tests {
         for (bad, said) in [
             (json!({}), "kernel is missing"),
             (json!({ "kernel": null }), "kernel is missing"),
-            (json!({ "kernel": 1 }), "expected Text"),
-            (json!({ "kernel": "k", "count": -1 }), "expected Number"),
+            (json!({ "kernel": 1 }), "expected a string"),
+            (json!({ "kernel": "k", "count": -1 }), "expected a number"),
             (json!({ "kernel": "k", "other": 1 }), "no parameter \"other\""),
         ] {
             assert!(check(bad.clone()).expect_err("refused").message.contains(said), "{bad}");

@@ -8,10 +8,11 @@ use percent_encoding::percent_decode_str;
 use rmcp::model::{ErrorData, ReadResourceResult, Resource, ResourceContents, ResourceTemplate};
 
 use super::access::Access;
-use super::tools::{read_range, says};
+use super::tools::{describe, read_range};
 use crate::cli::paint::Paint;
 use crate::cli::render;
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::rights::Right;
 
 const SCHEME: &str = "ryokan://";
 
@@ -28,7 +29,10 @@ pub fn templates() -> Vec<ResourceTemplate> {
 
 /// The journals of the served kernels.
 pub async fn list(access: &Access) -> Result<Vec<Resource>, ErrorData> {
-    let all = access.list().await.map_err(|error| ErrorData::internal_error(says(&error), None))?;
+    if !access.has(Right::Read) {
+        return Ok(Vec::new());
+    }
+    let all = access.list().await.map_err(|error| ErrorData::internal_error(describe(&error), None))?;
     let journal = |name: &str| {
         Resource::new(format!("{SCHEME}{name}/journal"), format!("journal of {name}")).with_mime_type("text/plain")
     };
@@ -38,9 +42,9 @@ pub async fn list(access: &Access) -> Result<Vec<Resource>, ErrorData> {
 /// Reads a resource.
 pub async fn read(access: &Access, uri: &str) -> Result<ReadResourceResult, ErrorData> {
     let content = contents(access, uri).await.map_err(|error| match error.code {
-        ErrorCode::NotFound => ErrorData::resource_not_found(says(&error), None),
-        ErrorCode::InvalidArgument => ErrorData::invalid_params(says(&error), None),
-        _ => ErrorData::internal_error(says(&error), None),
+        ErrorCode::NotFound => ErrorData::resource_not_found(describe(&error), None),
+        ErrorCode::InvalidArgument => ErrorData::invalid_params(describe(&error), None),
+        _ => ErrorData::internal_error(describe(&error), None),
     })?;
     Ok(ReadResourceResult::new(vec![content]))
 }

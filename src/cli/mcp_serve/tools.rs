@@ -139,8 +139,8 @@ const TOOLS: &[Definition] = &[
 
 /// The tools that these rights allow.
 pub fn list(rights: Rights, is_restricted: bool) -> Vec<Tool> {
-    let shown = TOOLS.iter().filter(|tool| rights.has(tool.right) && !(is_restricted && tool.is_for_all));
-    shown
+    let allowed = TOOLS.iter().filter(|tool| rights.has(tool.right) && !(is_restricted && tool.is_for_all));
+    allowed
         .map(|tool| {
             let annotations = ToolAnnotations::new()
                 .read_only(tool.right == Right::Read)
@@ -165,14 +165,15 @@ pub async fn call(
         return Err(ErrorData::invalid_params("there is no such tool", None));
     };
     let called = async {
+        access.require(tool.right)?;
         let arguments = Arguments::check(tool.parameters, request.arguments.unwrap_or_default())?;
         perform(access, tool.name, &arguments, cancelled).await
     };
-    Ok(called.await.unwrap_or_else(|error| CallToolResult::error(vec![ContentBlock::text(says(&error))])))
+    Ok(called.await.unwrap_or_else(|error| CallToolResult::error(vec![ContentBlock::text(describe(&error))])))
 }
 
-/// What an error says, in one text.
-pub fn says(error: &Error) -> String {
+/// An error's message, code and hint as one text.
+pub fn describe(error: &Error) -> String {
     let hint = if error.hint.is_empty() { String::new() } else { format!("\nhint: {}", error.hint) };
     format!("{} ({}){hint}", error.message, error.code.name())
 }
@@ -251,7 +252,7 @@ async fn execute(access: &Access, arguments: &Arguments, cancelled: &Cancellatio
         }
     };
     let value = render::value_of(&result, info.spec.engine);
-    let mut content = vec![ContentBlock::text(shorten(shown(&result, value), access.most_bytes))];
+    let mut content = vec![ContentBlock::text(shorten(outcome(&result, value), access.most_bytes))];
     content.extend(result.displays.iter().filter_map(image));
     match result.end.status {
         ExecStatus::Done => Ok(CallToolResult::success(content)),
@@ -260,7 +261,7 @@ async fn execute(access: &Access, arguments: &Arguments, cancelled: &Cancellatio
 }
 
 /// An execution's output, value and end.
-fn shown(result: &ExecResult, value: Option<String>) -> String {
+fn outcome(result: &ExecResult, value: Option<String>) -> String {
     let mut text = String::from_utf8_lossy(&result.stdout).into_owned();
     let mut part = |head: &str, more: &str| {
         if !more.is_empty() {
@@ -410,7 +411,7 @@ async fn fork(access: &Access, arguments: &Arguments) -> Result<CallToolResult> 
         access.add_fork(made);
     }
     let text = render::forks(info.spec.name.as_str(), &done, Paint::OFF);
-    let failed: Vec<String> = done.children.iter().filter_map(|(_, made)| made.as_ref().err()).map(says).collect();
+    let failed: Vec<String> = done.children.iter().filter_map(|(_, made)| made.as_ref().err()).map(describe).collect();
     Ok(match failed.is_empty() {
         true => CallToolResult::success(vec![ContentBlock::text(text)]),
         false => CallToolResult::error(vec![ContentBlock::text(format!("{text}{}\n", failed.join("\n")))]),
