@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::context::Context;
 use super::failure::Failure;
-use super::kernels::tell_unreadable;
+use super::kernels::warn_unreadable;
 use super::{groups, json, render};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
@@ -157,7 +157,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
     request.check()?;
     let (kernel, _) = context.kernel(&args.name).await?;
     let taken = kernel.checkpoint(&request).await?;
-    tell_unreadable(context, &kernel).await;
+    warn_unreadable(context, &kernel).await;
     match context.options.json {
         true => context.print_json(&json::checkpoint(&taken, true)),
         false => context.print(&render::checkpoint_line(&taken, true, context.terminal.paint)),

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::context::Context;
 use super::failure::Failure;
-use super::kernels::tell_unreadable;
+use super::kernels::warn_unreadable;
 use super::spec::parse_isolation;
 use super::{json, render};
 use crate::core::fork::Forking;
@@ -65,7 +65,7 @@ pub async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
     let (kernel, info) = context.kernel(&args.name).await?;
     let done = kernel.fork(&forking).await?;
     if forking.from.is_empty() {
-        tell_unreadable(context, &kernel).await;
+        warn_unreadable(context, &kernel).await;
     }
     match context.options.json {
         true => context.print_json(&json::forks(&done))?,

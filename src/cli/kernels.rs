@@ -193,7 +193,7 @@ pub async fn unarchive(context: &Context, args: NameArgs) -> Result<(), Failure>
 }
 
 /// Warns of files that a capture of the workspace could not read and therefore omitted.
-pub async fn tell_unreadable(context: &Context, kernel: &KernelClient) {
+pub async fn warn_unreadable(context: &Context, kernel: &KernelClient) {
     let missed = kernel.missed().await.unwrap_or_default();
     let unreadable = missed.iter().filter(|entry| entry.reason == UNREADABLE);
     let files: Vec<&str> = unreadable.filter_map(|entry| entry.key.strip_prefix("file/")).collect();

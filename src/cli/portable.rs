@@ -7,7 +7,7 @@ use clap::Args;
 use super::blobs::{self, Progress, Target};
 use super::context::Context;
 use super::failure::Failure;
-use super::kernels::tell_unreadable;
+use super::kernels::warn_unreadable;
 use super::spec::{parse_allowed, parse_net};
 use super::{json, render};
 use crate::core::error::{Error, ErrorCode};
@@ -117,7 +117,7 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
     to.finish()?;
     progress.end();
     if args.checkpoints.is_empty() {
-        tell_unreadable(context, &kernel).await;
+        warn_unreadable(context, &kernel).await;
     }
     if to_stdout {
         return Ok(());

@@ -341,6 +341,7 @@ mod tests {
         }
         Ok(())
     }
+
     #[test]
     fn slow_answers_end_in_time() -> io::Result<()> {
         let folder = tempfile::tempdir()?;

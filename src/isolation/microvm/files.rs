@@ -23,12 +23,12 @@ impl MirroredFiles {
     async fn pull(&self) -> Result<()> {
         let Some(machine) = self.machines.find(&self.dir) else { return self.is_mirror_current() };
         // One thread for all readers of a kernel, until its transfer has ended.
-        let turn = Arc::clone(&machine.reading).lock_owned().await;
+        let pulling = Arc::clone(&machine.pull_lock).lock_owned().await;
         if self.machines.find(&self.dir).is_none() {
             return self.is_mirror_current();
         }
         let pulled = tokio::task::spawn_blocking(move || {
-            let _turn = turn;
+            let _pulling = pulling;
             machine.pull()
         });
         let pulled = pulled.await;

@@ -56,8 +56,8 @@ pub(super) struct Machine {
     most_bytes: u64,
     client: Mutex<Client>,
     known: Mutex<Known>,
-    /// The turn of a client that reads files.
-    pub reading: Arc<tokio::sync::Mutex<()>>,
+    /// Held while files are brought into the mirror.
+    pub pull_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -68,7 +68,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Machine {
     pub(super) fn new(folder: Folder, most_bytes: u64, control: PathBuf) -> Machine {
         let client = Mutex::new(Client::new(control));
-        Machine { folder, most_bytes, client, known: Mutex::default(), reading: Arc::default() }
+        Machine { folder, most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
     }
 
     /// The connection, for requests that are bounded one by one. Blocks.
@@ -76,7 +76,7 @@ impl Machine {
         self.client_within(None)
     }
 
-    /// The connection, for a transfer that takes at most that long once it has its turn.
+    /// The connection, for a transfer that takes at most that long once it is acquired.
     fn client_within(&self, within: Option<Duration>) -> MutexGuard<'_, Client> {
         let mut client = lock(&self.client);
         client.bound(within.map(|within| Instant::now() + within));
@@ -106,7 +106,7 @@ impl Machine {
     /// Makes the guest's files equal to the mirror.
     ///
     /// # Errors
-    /// Those of the guest and of reading.
+    /// Those of the guest and of the mirror.
     pub(super) fn push(&self) -> Result<()> {
         let (mut client, mut known) = (self.client_within(Some(limits::VM_TRANSFER)), lock(&self.known));
         let mut tree = self.folder.tree()?;

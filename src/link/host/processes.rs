@@ -64,7 +64,7 @@ impl WorkerLink {
         answered(request.send().promise).await.map(drop)
     }
 
-    /// Ends every process; returns when the listener was told.
+    /// Ends every process; returns when each end is reported.
     ///
     /// # Errors
     /// Only those of the link.

@@ -111,7 +111,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         };
         prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree, has_use);
     }
-    if let Err(error) = tell(supervisor, kernel, &point, &children, (version, actor)).await {
+    if let Err(error) = record(supervisor, kernel, &point, &children, (version, actor)).await {
         // The children exist, and record their origin themselves.
         tracing::warn!(kernel = %kernel.spec.name, %error, "a fork could not be noted in the journal of its parent");
         let detail = serde_json::json!({ "checkpoint": point.id, "error": error.message });
@@ -235,7 +235,7 @@ fn words(kernel: &Kernel, point: &Checkpoint) -> CreationRecord<'static> {
 }
 
 /// Records the fork in the parent's journal and the audit log, and publishes an event.
-async fn tell(
+async fn record(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,
     point: &Checkpoint,

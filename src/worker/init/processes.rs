@@ -149,10 +149,26 @@ impl Worker {
             }
             false => (None, None),
         };
+        // Before the program runs: what fails here leaves nothing behind.
+        let files = if self.settings.sync_files { Some(self.enclosure.open_workspace()?) } else { None };
         let ProcessStart { exec, argv, env, cwd, has_stdin: _, timeout_ms } = start;
         let env = engines::common_environment().into_iter().chain(env).collect();
         let process = self.enclosure.spawn_process(ProcessProgram { argv, env, cwd }, read_end)?;
         let SandboxedProcess { tree, pidfd, starting, exit, stdout, stderr } = process;
+        let watched = || -> std::io::Result<_> {
+            let starting = watch_fd(starting, Interest::READABLE)?;
+            Ok((starting, watch_fd(exit, Interest::READABLE)?, Pipes::new(stdout, stderr)?))
+        };
+        let overran = self.processes.overran.clone();
+        let (starting, exit, pipes) = match watched() {
+            Ok(watched) => watched,
+            Err(error) => {
+                // The program runs already, and nothing would report its end.
+                let _ = pidfd::signal(pidfd.as_fd(), Signal::SIGKILL);
+                tokio::task::spawn_local(async move { end_tree(&tree, exec, &overran).await });
+                return Err(internal(error));
+            }
+        };
         let (end, ends) = mpsc::unbounded_channel();
         let program = Rc::new(pidfd);
         let started = Instant::now();
@@ -160,9 +176,9 @@ impl Worker {
             exec,
             tree,
             program: Rc::clone(&program),
-            starting: Some(watch_fd(starting, Interest::READABLE).map_err(internal)?),
-            exit: watch_fd(exit, Interest::READABLE).map_err(internal)?,
-            pipes: Pipes::new(stdout, stderr).map_err(internal)?,
+            starting: Some(starting),
+            exit,
+            pipes,
             sink,
             ends,
             started,
@@ -170,9 +186,8 @@ impl Worker {
             timeout: (timeout_ms > 0).then(|| started.checked_add(Duration::from_millis(timeout_ms))).flatten(),
             written: 0,
             why: None,
-            overran: self.processes.overran.clone(),
+            overran,
         };
-        let files = if self.settings.sync_files { Some(self.enclosure.open_workspace()?) } else { None };
         self.processes.running.borrow_mut().insert(exec, Handle { program, stdin, end });
         self.processes.count.send_modify(|count| *count += 1);
         self.start_watch();
@@ -219,6 +234,22 @@ struct Process {
     /// Why it is being ended.
     why: Option<Why>,
     overran: mpsc::UnboundedSender<ExecId>,
+}
+
+/// Ends the whole tree; reports one that does not end.
+async fn end_tree(tree: &ProcessTree, exec: ExecId, overran: &mpsc::UnboundedSender<ExecId>) {
+    let overdue = Instant::now() + limits::PROCESS_KILL;
+    let mut is_reported = false;
+    loop {
+        let end = tree.end();
+        if end == TreeEnd::Gone {
+            return;
+        }
+        if end == TreeEnd::Killed && !is_reported && Instant::now() > overdue {
+            is_reported = overran.send(exec).is_ok();
+        }
+        tokio::time::sleep(ROUND).await;
+    }
 }
 
 /// Something that happened to a process.
@@ -340,20 +371,8 @@ impl Process {
         }
     }
 
-    /// Ends the whole tree.
     async fn end_tree(&self) {
-        let overdue = Instant::now() + limits::PROCESS_KILL;
-        let mut told = false;
-        loop {
-            let end = self.tree.end();
-            if end == TreeEnd::Gone {
-                return;
-            }
-            if end == TreeEnd::Killed && !told && Instant::now() > overdue {
-                told = self.overran.send(self.exec).is_ok();
-            }
-            tokio::time::sleep(ROUND).await;
-        }
+        end_tree(&self.tree, self.exec, &self.overran).await;
     }
 
     /// The program may have failed to run in the moment in which its process ended.
