@@ -6,6 +6,7 @@
 //!  ├ pool.rs      kernels with a warm worker, cost of warm workers, many idle kernels
 //!  ├ stream.rs    throughput, a slow client
 //!  ├ scale.rs     memory, idle cost, many clients, restart, many kernels
+//!  ├ hostile.rs    a kernel beside one that attacks
 //!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (other tools)
 //!  ├ workspace.rs captures and restores of a directory, beside cp, restic, borg, rsync
 //!  ├ rollback.rs  restores of a Python kernel, from memory and from saved state
@@ -17,6 +18,7 @@
 
 mod checkpoint;
 mod daemon;
+mod hostile;
 mod latency;
 mod peers;
 mod pool;
@@ -115,6 +117,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("restart", scale::restart),
     ("idle", scale::idle),
     ("kernels", scale::kernels),
+    ("hostile", hostile::hostile),
     ("workspace", workspace::workspace),
     ("rollback", rollback::rollback),
     ("checkpoint-10k", checkpoint::ten_thousand),

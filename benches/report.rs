@@ -114,6 +114,13 @@ impl Report {
         row.target = target.map(|target| (target.text(), target.met(p50)));
     }
 
+    /// Times with a target for the 99th percentile.
+    pub fn tail(&mut self, what: &str, samples: &Samples, target: Option<Target>) {
+        let (p50, p99) = (samples.p50(), samples.quantile(0.99));
+        let row = self.row(what, p50, "ms", Some(p99), samples.count());
+        row.target = target.map(|target| (format!("p99 {}", target.text()), target.met(p99)));
+    }
+
     /// Adds one figure.
     pub fn figure(&mut self, what: &str, value: f64, unit: &'static str, target: Option<Target>) {
         let row = self.row(what, value, unit, None, 1);
