@@ -92,6 +92,12 @@ interface Host {
   # The receiving end of the handover protocol. `ryokan pipe` connects its standard streams to it.
   groups @19 () -> (groups :Groups);
   # Kernels, repositories and databases that are frozen and restored as one.
+
+  renameKernel @20 (name :Text, to :Text, expectedVersion :UInt64 = 0) -> (version :UInt64);
+  # Its id, history and open capabilities stay; its earlier events get the new name. Its own socket
+  # moves to the new name; published ones stay. `alreadyExists` if a kernel, a group or a published
+  # socket has the name.
+  daemon @21 () -> (daemon :DaemonInfo);
 }
 
 interface Kernel {
@@ -813,6 +819,14 @@ struct ForkedKernel {
 struct KernelFilter { labels @0 :List(Pair); states @1 :List(Text); prefix @2 :Text; }
 struct HostInfo { id @0 :Text; name @1 :Text; version @2 :Text; arch @3 :Text; engines @4 :List(Text); }
 struct Ability { name @0 :Text; present @1 :Bool; detail @2 :Text; hint @3 :Text; required @4 :Bool; }
+
+struct DaemonInfo {
+  pid @0 :UInt32;             # in the daemon's own pid namespace
+  startedAtMs @1 :Int64;
+  memoryBytes @2 :UInt64;     # resident, of the daemon without its workers
+  logFile @3 :Text;           # where it logs; empty: no file
+  logUnit @4 :Text;           # the systemd unit whose journal it logs to; empty: none
+}
 
 struct PoolInfo {
   # Warm workers of one engine with the same limits and rights.

@@ -62,6 +62,15 @@ pub(super) fn append(db: &Db, events: Vec<NewEvent>) -> Result<Vec<Event>> {
     })
 }
 
+/// Gives a renamed kernel's events its new name.
+pub(super) fn rename(db: &Db, from: &str, to: &str, since_ms: i64) -> Result<()> {
+    db.sql("rename events", |c| {
+        c.prepare_cached("UPDATE events SET kernel = ? WHERE kernel = ? AND at_ms >= ?")?
+            .execute(params![to, from, since_ms])
+            .map(drop)
+    })
+}
+
 pub(super) fn after(db: &Db, sequence: u64, most: usize) -> Result<EventPage> {
     db.sql("read events", |c| {
         let (oldest, newest) = c

@@ -24,6 +24,7 @@ use crate::core::durability::Durability;
 use crate::core::ids::{HostId, KernelId, WorkerId};
 use crate::core::info::Event;
 use crate::core::limits;
+use crate::core::spec::KernelSpec;
 use crate::sys::fs::{self, FsError};
 
 /// Location of the databases, and their guarantees.
@@ -339,6 +340,25 @@ impl CatalogHandle {
     pub fn update_kernel(&self, id: KernelId, change: KernelChange, notes: Notes) -> Pending<Written<KernelRow>> {
         self.write("catalog.kernel.update", move |db| {
             let row = kernels::update(db, id, &change)?;
+            notes.write(db, row)
+        })
+    }
+
+    /// Changes a kernel's name to that of `spec`, also in its events; `names` are its names in events, before and
+    /// after.
+    ///
+    /// # Errors
+    /// `NotFound`; `Exists` if the new name is taken.
+    pub fn rename_kernel(
+        &self,
+        id: KernelId,
+        spec: KernelSpec,
+        names: (String, String),
+        notes: Notes,
+    ) -> Pending<Written<KernelRow>> {
+        self.write("catalog.kernel.rename", move |db| {
+            let row = kernels::update(db, id, &KernelChange { spec: Some(spec), ..KernelChange::default() })?;
+            events::rename(db, &names.0, &names.1, row.created_at_ms)?;
             notes.write(db, row)
         })
     }

@@ -11,12 +11,13 @@ use super::blobs::BlobArgs;
 use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
 use super::copy::CopyArgs;
+use super::daemon::DaemonArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
 use super::groups::{FreezeArgs, GroupArgs, LockArgs};
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
-use super::kernels::{LsArgs, NewArgs, RmArgs, StopArgs};
+use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
 use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
@@ -112,6 +113,8 @@ pub enum Command {
     Start(NameArgs),
     /// Stop a kernel's worker; its state is kept
     Stop(StopArgs),
+    /// Change a kernel's name
+    Rename(RenameArgs),
     /// Remove kernels with their files and journals
     Rm(RmArgs),
     /// List, print or set a kernel's variables
@@ -172,6 +175,8 @@ pub enum Command {
     Events(EventsArgs),
     /// Show the audit log, or verify it
     Audit(AuditArgs),
+    /// Show, stop or read the log of the daemon
+    Daemon(DaemonArgs),
     /// Watch kernels and pools on the whole screen, and control them
     Top(TopArgs),
     /// Show the pools of warm workers
@@ -192,13 +197,13 @@ pub enum Command {
 
 /// The commands as `ryokan --help` groups them. Every command is in one group.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Kernels", &["run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "rm"]),
+    ("Kernels", &["run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "rename", "rm"]),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "gc", "verify", "config", "doctor"]),
+    ("Host", &["daemon", "top", "pool", "gc", "verify", "config", "doctor"]),
     ("Shell", &["completions", "tour", "help"]),
 ];
 

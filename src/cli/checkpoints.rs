@@ -218,8 +218,8 @@ async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branch
 pub struct DiffArgs {
     /// Name or id of the kernel
     pub name: String,
-    /// The older checkpoint
-    #[arg(value_name = "A")]
+    /// The older checkpoint; the newest by default
+    #[arg(value_name = "A", default_value = "latest", hide_default_value = true)]
     pub from: String,
     /// The newer checkpoint; the present by default
     #[arg(value_name = "B", default_value = "")]

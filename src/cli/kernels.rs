@@ -1,4 +1,4 @@
-//! Kernels as a whole: new, ls, show, start, stop, rm, archive, unarchive.
+//! Kernels as a whole: new, ls, show, start, stop, rename, rm, archive, unarchive.
 
 use clap::Args;
 
@@ -79,6 +79,19 @@ pub struct StopArgs {
     /// Interrupt running code, do not wait for it
     #[arg(long)]
     pub force: bool,
+}
+
+/// `ryokan rename`
+#[derive(Debug, Args)]
+#[command(after_help = "Id, history, checkpoints and open connections stay. The kernel's own socket gets the new name;
+published sockets keep theirs. Running code sees the new name in RYOKAN_KERNEL after the next start.")]
+pub struct RenameArgs {
+    /// Name or id of the kernel
+    #[arg(value_name = "OLD")]
+    pub name: String,
+    /// Its new name
+    #[arg(value_name = "NEW", value_parser = parse_name)]
+    pub to: KernelName,
 }
 
 /// `ryokan rm`
@@ -190,6 +203,16 @@ pub async fn unarchive(context: &Context, args: NameArgs) -> Result<(), Failure>
     kernel.unarchive(0).await?;
     let info = kernel.info().await?;
     context.show(|| json::kernel(&info), || format!("{} is unarchived: its next use starts it\n", info.spec.name))
+}
+
+/// Changes a kernel's name.
+pub async fn rename(context: &Context, args: RenameArgs) -> Result<(), Failure> {
+    let host = context.host().await?;
+    let (kernel, before) = host.open_kernel(&args.name).await?;
+    // By id: a new kernel may have taken the name meanwhile.
+    host.rename_kernel(&before.id.to_string(), args.to.as_str(), 0).await?;
+    let info = kernel.info().await?;
+    context.show(|| json::kernel(&info), || format!("renamed {} to {}\n", before.spec.name, info.spec.name))
 }
 
 /// Warns of files that a capture of the workspace could not read and therefore omitted.

@@ -15,6 +15,7 @@ mod completions;
 mod confirm;
 mod context;
 mod copy;
+mod daemon;
 mod displays;
 mod doctor;
 mod drive;
@@ -103,6 +104,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Show(args) => kernels::show(context, args).await,
         Command::Start(args) => kernels::start(context, args).await,
         Command::Stop(args) => kernels::stop(context, args).await,
+        Command::Rename(args) => kernels::rename(context, args).await,
         Command::Rm(args) => kernels::rm(context, args).await,
         Command::Vars(args) => vars::vars(context, args).await,
         Command::Mount(args) => mounts::mount(context, args).await,
@@ -135,6 +137,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Gc(args) => upkeep::gc(context, args).await,
         Command::Verify => upkeep::verify(context).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
+        Command::Daemon(args) => daemon::daemon(context, args).await,
         Command::Pool(args) => pool::pool(context, args).await,
         Command::Top(args) => top::top(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,

@@ -190,7 +190,7 @@ async fn republish(supervisor: &Supervisor, published: &Rc<Published>) {
     for kernel in supervisor.kernels() {
         match kernel.records.published().await {
             Ok(sockets) => published.republish(&kernel, &sockets),
-            Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "published sockets are not known"),
+            Err(error) => tracing::warn!(kernel = %kernel.spec().name, %error, "published sockets are not known"),
         }
         if kernel.view().worker_pid.is_none() {
             kernel.records.close().await;

@@ -20,7 +20,7 @@ use crate::core::value::Value;
 /// The servers of one kernel, on the `LocalSet` of its task. Dropping it kills every server's
 /// process group at once; [`McpServers::shutdown`] ends them gracefully.
 pub struct McpServers {
-    kernel: KernelName,
+    kernel: RefCell<KernelName>,
     allow: Arc<AllowList>,
     launch: Launch,
     servers: RefCell<BTreeMap<String, Rc<Server>>>,
@@ -30,7 +30,7 @@ pub struct McpServers {
 impl McpServers {
     /// Creates an empty set.
     pub fn new(kernel: KernelName, allow: Arc<AllowList>, launch: Launch) -> Self {
-        Self { kernel, allow, launch, servers: RefCell::default(), changes: watch::Sender::new(0) }
+        Self { kernel: RefCell::new(kernel), allow, launch, servers: RefCell::default(), changes: watch::Sender::new(0) }
     }
 
     /// Registers a server and waits until it is ready. Dropping the future unregisters it.
@@ -59,15 +59,28 @@ impl McpServers {
         self.insert(name, transport).map(drop)
     }
 
+    /// Refuses a new name for the kernel under which a server would not be allowed.
+    ///
+    /// # Errors
+    /// `refused`.
+    pub fn check_rename(&self, kernel: &KernelName, wanted: &[(String, McpTransport)]) -> Result<()> {
+        wanted.iter().try_for_each(|(name, transport)| self.allow.admit(kernel.as_str(), name, transport).map(drop))
+    }
+
+    /// Changes the kernel's name.
+    pub fn rename(&self, kernel: KernelName) {
+        self.kernel.replace(kernel);
+    }
+
     fn insert(&self, name: &str, transport: &McpTransport) -> Result<Rc<Server>> {
         let mut servers = self.servers.borrow_mut();
         if servers.contains_key(name) {
             return Err(Error::already_exists(format!("MCP server {name:?} is registered already")));
         }
         if servers.len() >= limits::MCP_SERVERS {
-            return Err(Error::busy(format!("kernel {} has {} MCP servers already", self.kernel, servers.len())));
+            return Err(Error::busy(format!("kernel {} has {} MCP servers already", self.kernel.borrow(), servers.len())));
         }
-        let admission = self.allow.admit(self.kernel.as_str(), name, transport)?;
+        let admission = self.allow.admit(self.kernel.borrow().as_str(), name, transport)?;
         let server = Rc::new(Server::start(name, admission, self.launch.clone(), self.changes.clone()));
         servers.insert(name.to_owned(), Rc::clone(&server));
         Ok(server)

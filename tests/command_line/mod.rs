@@ -1,9 +1,11 @@
 //! The command line with a real daemon and real kernels.
 
+mod daemon;
 mod doc_examples;
 mod kernels;
 mod output_errors;
 mod pool;
+mod rename;
 mod terminal;
 mod top;
 mod uncaptured_files;

@@ -28,7 +28,7 @@ impl GroupsServer {
     fn member(&self, member: &Member) -> MemberInfo {
         let target = match &member.target {
             Target::Kernel { id } => match self.supervisor().find(self.actor.uid, &id.to_string()) {
-                Ok(kernel) => kernel.spec.name.to_string(),
+                Ok(kernel) => kernel.spec().name.to_string(),
                 Err(_) => id.to_string(),
             },
             Target::Repository { path } | Target::Database { path } => path.clone(),

@@ -14,10 +14,11 @@ use super::sinks::Subscription;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::Event;
 use crate::core::limits;
+use crate::core::name::{KernelName, NameError};
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
 use crate::link::message_limit::MaxWords;
-use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
+use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_daemon_info, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
@@ -151,7 +152,7 @@ impl host::Server for HostServer {
         let filter = read_kernel_filter(params.get_filter()?).map_err(to_capnp)?;
         let sink = params.get_sink()?;
         let mut kernels = self.connection.supervisor.visible(actor.uid);
-        kernels.retain(|kernel| filter.admits(&kernel.spec.name, &kernel.spec.labels, kernel.view().state.name()));
+        kernels.retain(|kernel| filter.admits(&kernel.spec().name, &kernel.spec().labels, kernel.view().state.name()));
         // Several live workers are queried at once, since one of them may be slow to answer.
         let infos = kernels.into_iter().map(|kernel| async move { kernel.info().await });
         let mut infos = futures::stream::iter(infos).buffered(limits::USAGE_QUERIES);
@@ -179,6 +180,41 @@ impl host::Server for HostServer {
             supervisor.host().audit_refusal(&actor, "kernel.remove", Some(&kernel), error).await;
         }
         removed.map_err(to_capnp)
+    }
+
+    async fn rename_kernel(
+        self: Rc<Self>,
+        params: host::RenameKernelParams,
+        mut results: host::RenameKernelResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let name = read_text(params.get_name(), "name").map_err(to_capnp)?;
+        let to = read_name(params.get_to(), "to").map_err(to_capnp)?;
+        let to: KernelName = to.parse().map_err(|error: NameError| to_capnp(Error::invalid(error.to_string())))?;
+        let supervisor = &self.connection.supervisor;
+        let kernel = supervisor.find(actor.uid, &name).map_err(to_capnp)?;
+        let change = Change { actor: actor.clone(), expected_version: params.get_expected_version() };
+        let renamed = match freeze::exists(supervisor, actor.uid, to.as_str()).await {
+            true => Err(Error::already_exists(format!("there is a group {to}")).hint("take another name")),
+            false => supervisor.rename(&kernel, to, change).await,
+        };
+        if let Err(error) = &renamed {
+            supervisor.host().audit_refusal(&actor, "kernel.rename", Some(&kernel), error).await;
+        }
+        results.get().set_version(renamed.map_err(to_capnp)?);
+        Ok(())
+    }
+
+    async fn daemon(
+        self: Rc<Self>,
+        _params: host::DaemonParams,
+        mut results: host::DaemonResults,
+    ) -> capnp::Result<()> {
+        self.actor().map_err(to_capnp)?;
+        let daemon = self.connection.supervisor.host().daemon_info();
+        write_daemon_info(results.get().init_daemon(), &daemon);
+        Ok(())
     }
 
     async fn import_kernel(

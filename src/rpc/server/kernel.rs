@@ -553,10 +553,9 @@ impl kernel::Server for KernelServer {
         self.may(Right::Read)?;
         let params = params.get()?;
         let follower = self.connection.supervisor.host().events.follow(params.get_since());
-        let name = self.kernel.event_name.clone();
         // An earlier kernel had the same name.
-        let since_ms = self.kernel.created_at_ms;
-        let wanted = move |event: &Event| event.kernel == name && event.at_ms >= since_ms;
+        let (kernel, since_ms) = (Rc::clone(&self.kernel), self.kernel.created_at_ms);
+        let wanted = move |event: &Event| event.kernel == *kernel.event_name.borrow() && event.at_ms >= since_ms;
         let subscription = Subscription::start(&self.connection, follower, params.get_sink()?, wanted);
         results.get().set_subscription(new_client(subscription.map_err(to_capnp)?));
         Ok(())

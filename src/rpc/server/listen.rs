@@ -198,10 +198,19 @@ impl Published {
     }
 
     fn open(self: &Rc<Self>, kernel: &Rc<Kernel>) {
-        let path = self.path(kernel.uid, kernel.spec.name.as_str());
+        let path = self.path(kernel.uid, kernel.spec().name.as_str());
+        // A renamed kernel's socket moves; its connections continue.
+        self.sockets.borrow_mut().retain(|path, listening| {
+            let keep = listening.kernel != kernel.id || !listening.own;
+            if !keep {
+                // A missing file is fine.
+                let _ = std::fs::remove_file(path);
+            }
+            keep
+        });
         let actor = Actor { uid: kernel.uid, client: "kernel socket".into(), lease: Vec::new() };
         if let Err(error) = self.listen(&path, kernel, Rights::ALL, actor, true) {
-            tracing::warn!(kernel = %kernel.spec.name, %error, "the kernel has no socket of its own");
+            tracing::warn!(kernel = %kernel.spec().name, %error, "the kernel has no socket of its own");
         }
     }
 
@@ -289,7 +298,7 @@ impl Published {
             self.supervisor.registry().published.borrow_mut().insert((kernel.uid, name.clone()));
             let actor = Actor { uid: kernel.uid, client: format!("published {name}"), lease: Vec::new() };
             if let Err(error) = self.listen(&self.path(kernel.uid, name), kernel, *rights, actor, false) {
-                tracing::warn!(kernel = %kernel.spec.name, name, %error, "a published socket could not be served again");
+                tracing::warn!(kernel = %kernel.spec().name, name, %error, "a published socket could not be served again");
             }
         }
     }
@@ -299,7 +308,7 @@ impl Published {
         let path = self.path(kernel.uid, name);
         let published = self.sockets.borrow().get(&path).is_some_and(|l| l.kernel == kernel.id && !l.own);
         if !published {
-            return Err(Error::not_found(format!("kernel {} has published nothing as {name:?}", kernel.spec.name)));
+            return Err(Error::not_found(format!("kernel {} has published nothing as {name:?}", kernel.spec().name)));
         }
         kernel.records.publish(name, None, actor, crate::sys::clock::now_ms()).await?;
         self.sockets.borrow_mut().remove(&path);

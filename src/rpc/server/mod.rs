@@ -107,7 +107,7 @@ impl Connection {
     /// Removes the kernel when the connection ends.
     fn hold(&self, kernel: &Rc<Kernel>, actor: Actor) {
         // An idempotency key may have found a kernel that is not ephemeral.
-        if !kernel.spec.ephemeral {
+        if !kernel.spec().ephemeral {
             return;
         }
         let ended = match &mut *self.ephemeral.borrow_mut() {

@@ -28,7 +28,7 @@ impl Kernel {
     /// Refuses operations that an archived kernel does not support.
     pub(crate) fn check_available(&self) -> Result<()> {
         self.check_here()?;
-        let name = &self.spec.name;
+        let name = &self.spec().name;
         match self.archived_in() {
             Some(_) => Err(Error::conflict(format!("kernel {name} is archived"))
                 .reason("archived")
@@ -60,21 +60,21 @@ pub async fn archive(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Re
 }
 
 async fn put_away(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<(Checkpoint, u64)> {
-    let (name, actor) = (&kernel.spec.name, &change.actor);
+    let (name, actor) = (&kernel.spec().name, &change.actor);
     kernel.admit(actor, change.expected_version).await?;
     if kernel.archived_in().is_some() {
         return Err(Error::conflict(format!("kernel {name} is archived already")).reason("archived"));
     }
     if kernel.thread_of.is_some() {
-        return Err(Error::refused(format!("{name} works in the workspace of {}", kernel.files().spec.name))
+        return Err(Error::refused(format!("{name} works in the workspace of {}", kernel.files().spec().name))
             .reason("thread")
             .hint("archive the kernel whose files they are, without threads"));
     }
-    if kernel.spec.ephemeral {
+    if kernel.spec().ephemeral {
         return Err(Error::refused(format!("kernel {name} is ephemeral: it is removed with its client's connection"))
             .reason("ephemeral"));
     }
-    let threads: Vec<String> = kernel.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
+    let threads: Vec<String> = kernel.threads().iter().map(|thread| thread.spec().name.to_string()).collect();
     if !threads.is_empty() {
         return Err(Error::conflict(format!("{} works in the workspace of {name}", threads.join(", ")))
             .reason("threads")
@@ -113,7 +113,7 @@ fn nothing_is_left_out(kernel: &Kernel, manifest: &Manifest) -> Result<()> {
     }
     let more = if named.len() > NAMED { format!(" and {} more", named.len() - NAMED) } else { String::new() };
     let named = named.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
-    Err(Error::refused(format!("files of kernel {} cannot be kept in a checkpoint: {named}{more}", kernel.spec.name))
+    Err(Error::refused(format!("files of kernel {} cannot be kept in a checkpoint: {named}{more}", kernel.spec().name))
         .reason("not_captured")
         .hint("make them readable (chmod u+r), or remove them, then archive again"))
 }
@@ -150,7 +150,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     kernel.settle().await?;
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::Unarchive)?);
     let id = kernel.archived_in().ok_or_else(|| {
-        Error::conflict(format!("kernel {} is not archived", kernel.spec.name)).reason("not_archived")
+        Error::conflict(format!("kernel {} is not archived", kernel.spec().name)).reason("not_archived")
     })?;
     let (checkpoint, _held) = pin_for_read(kernel, kernel.recorded(id).await?).await?;
     let (manifest, parts) = contents(host, &checkpoint).await?;
@@ -162,7 +162,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
         host.catalog.recreate_kernel_files(kernel.id).await?;
         fill(host, kernel.id, manifest.workspace.tree, None, None).await?;
         transition.enter(Step::EngineState)?;
-        super::state::load_engine(host, kernel.id, kernel.spec.isolation, manifest.engine, parts).await?;
+        super::state::load_engine(host, kernel.id, kernel.spec().isolation, manifest.engine, parts).await?;
         kernel.unarchive(change.actor.clone(), Rc::clone(&transition)).await
     };
     let made = made.await;
@@ -171,7 +171,7 @@ async fn take_out(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     if made.is_err()
         && let Err(error) = kernel.settle().await
     {
-        tracing::warn!(kernel = %kernel.spec.name, %error, "what was made of an archived kernel's files is left");
+        tracing::warn!(kernel = %kernel.spec().name, %error, "what was made of an archived kernel's files is left");
     }
     made
 }

@@ -40,7 +40,7 @@ impl CheckpointService for Checkpoints {
         let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), Rc::clone(link));
         async move {
             if let Err(error) = take(&host, &kernel, &link, reason).await {
-                tracing::warn!(kernel = %kernel.spec.name, %error, "no checkpoint was taken before the stop");
+                tracing::warn!(kernel = %kernel.spec().name, %error, "no checkpoint was taken before the stop");
                 publish_failure(&host, &kernel, &error.message);
             }
         }
@@ -50,7 +50,7 @@ impl CheckpointService for Checkpoints {
     fn skipped(&self, kernel: &Rc<Kernel>) -> LocalBoxFuture<'static, ()> {
         let (host, kernel) = (Rc::clone(&self.host), Rc::clone(kernel));
         async move {
-            if !kernel.spec.ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
+            if !kernel.spec().ephemeral && kernel.records.changed_since_head().await.unwrap_or(true) {
                 publish_failure(&host, &kernel, "something else was being done with the kernel");
             }
         }
@@ -84,7 +84,7 @@ impl CheckpointService for Checkpoints {
 /// Publishes that a kernel stops without the due checkpoint.
 fn publish_failure(host: &Host, kernel: &Kernel, why: &str) {
     let detail = serde_json::json!({ "error": why });
-    host.events.publish(&kernel.event_name, "stop_checkpoint_failed", detail);
+    host.events.publish(&kernel.event_name(), "stop_checkpoint_failed", detail);
 }
 
 async fn take(
@@ -94,7 +94,7 @@ async fn take(
     reason: StopReason,
 ) -> Result<Option<Checkpoint>> {
     // An ephemeral kernel is never resumed.
-    if kernel.spec.ephemeral {
+    if kernel.spec().ephemeral {
         return Ok(None);
     }
     let has_jobs = kernel.has_background_work();

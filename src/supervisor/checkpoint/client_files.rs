@@ -55,7 +55,7 @@ impl ClientFiles {
 
     fn access(&self) -> Result<Rc<dyn FileAccess>> {
         let owner = self.kernel.files();
-        Ok(self.host.drivers.of(owner.spec.isolation)?.files(places(&self.host, owner.id)))
+        Ok(self.host.drivers.of(owner.spec().isolation)?.files(places(&self.host, owner.id)))
     }
 
     /// Refuses access while a transition changes the files, or while there are none.
@@ -132,7 +132,7 @@ impl ClientFiles {
         if owner.file_room().is_count_due() {
             self.count(&*access).await?;
         }
-        let new = access.begin_write(owner.spec.limits.workspace_bytes).await?;
+        let new = access.begin_write(owner.spec().limits.workspace_bytes).await?;
         let pending = Some(PendingBytes::new(owner));
         Ok(ClientWrite { files: Rc::clone(self), new: Some(new), failed: None, place, pending, _place: permit })
     }

@@ -142,9 +142,9 @@ pub(crate) async fn revisions_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Resul
     });
     let found = found.await?.map_err(Error::from)?;
     let revision = KernelRevision {
-        engine: kernel.spec.engine.name().into(),
+        engine: kernel.spec().engine.name().into(),
         ryokan: env!("CARGO_PKG_VERSION").into(),
-        image: host.drivers.of(kernel.spec.isolation)?.image_version(&kernel.spec),
+        image: host.drivers.of(kernel.spec().isolation)?.image_version(&kernel.spec()),
         files: Some(tree),
         dependencies: found.dependencies.clone(),
     };
@@ -180,7 +180,7 @@ async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>, before: StateParts) -> Result
         mounts,
         mcp,
         tools: kernel.offered_tools().iter().map(tool_part).collect(),
-        spec: kernel.spec.clone(),
+        spec: (*kernel.spec()).clone(),
         work: kernel.records.workflow_part().await?,
         files: workspace.files,
         journal: kernel.view().version.saturating_sub(1),

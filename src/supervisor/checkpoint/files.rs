@@ -69,7 +69,7 @@ impl Files {
         let store = host.store.clone();
         let mut files = Files { kernel: Rc::clone(kernel), store, workspace: kept, durability, _turn: turn };
         if files.workspace.is_none() {
-            let open = host.drivers.of(owner.spec.isolation)?.workspace(places);
+            let open = host.drivers.of(owner.spec().isolation)?.workspace(places);
             let opened = tokio::task::spawn_blocking(open).await;
             files.workspace = Some(opened.map_err(|error| Error::internal(error.to_string()))??);
         }

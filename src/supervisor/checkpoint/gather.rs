@@ -129,7 +129,7 @@ pub(super) async fn gather_quiesced(
     let (parts, state) = saved?;
     let id = CheckpointId::from_bytes(host.random());
     let copy = match link {
-        Some(link) => memory::keep(host, link, kernel.spec.engine, id, keep).await?,
+        Some(link) => memory::keep(host, link, kernel.spec().engine, id, keep).await?,
         None => Copy { why_not: None, took_us: None },
     };
     let still = Quiesced::of(kernel, link).await?;

@@ -40,7 +40,7 @@ where
         if done.is_err()
             && let Err(error) = still.end().await
         {
-            tracing::warn!(kernel = %own.spec.name, %error, "a worker did not resume after a failed move");
+            tracing::warn!(kernel = %own.spec().name, %error, "a worker did not resume after a failed move");
         }
         done
     })

@@ -11,7 +11,7 @@ use crate::supervisor::kernel::Kernel;
 /// # Errors
 /// `notFound`, `invalidArgument`, and `conflict` with the candidates if the reference is ambiguous.
 pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
-    let name = &kernel.spec.name;
+    let name = &kernel.spec().name;
     let refusal = |error: RefError| match error {
         RefError::Malformed(_) => Error::invalid(error.to_string()),
         RefError::Ambiguous { .. } => {

@@ -136,7 +136,7 @@ async fn publish_expired(host: &Host, kernel: &Kernel, gone: &[Checkpoint]) {
     }
     let ids: Vec<String> = gone.iter().take(NAMED).map(|one| one.id.to_string()).collect();
     let detail = serde_json::json!({ "count": gone.len(), "ids": ids });
-    host.events.publish(&kernel.event_name, "checkpoints_expired", detail);
+    host.events.publish(&kernel.event_name(), "checkpoints_expired", detail);
 }
 
 /// Checkpoints named in one event.
@@ -147,7 +147,7 @@ pub(super) fn prune_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     tokio::task::spawn_local(async move {
         if let Err(error) = prune(&host, &kernel).await {
-            tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
+            tracing::warn!(kernel = %kernel.spec().name, %error, "old checkpoints could not be removed");
         }
     });
 }
@@ -166,7 +166,7 @@ pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, chang
     let version = kernel.forget_checkpoint(change, found.clone()).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
     let detail = serde_json::json!({ "id": found.id, "name": found.name });
-    host.events.publish(&kernel.event_name, "checkpoint_removed", detail);
+    host.events.publish(&kernel.event_name(), "checkpoint_removed", detail);
     let words = if found.name.is_empty() { found.id.to_string() } else { format!("{} {:?}", found.id, found.name) };
     host.audit_checkpoint(&actor, "checkpoint.remove", kernel, (before, version), found.manifest, words).await;
     Ok(found)
@@ -201,7 +201,7 @@ pub async fn set_retention(host: &Rc<Host>, kernel: &Rc<Kernel>, retention: Rete
     let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
     let first = tokio::task::spawn_local(async move {
         prune(&host, &kernel).await.map(|gone| gone.len()).unwrap_or_else(|error| {
-            tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
+            tracing::warn!(kernel = %kernel.spec().name, %error, "old checkpoints could not be removed");
             0
         })
     });

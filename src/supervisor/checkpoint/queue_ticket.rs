@@ -84,7 +84,7 @@ where
         () = tokio::time::sleep(wait) => {}
     }
     if ticket.give_up() {
-        let name = &kernel.spec.name;
+        let name = &kernel.spec().name;
         return Err(Error::deadline(format!("kernel {name} was not at rest within {} s", wait.as_secs_f32()))
             .hint("interrupt what runs, or ask for that with --interrupt"));
     }

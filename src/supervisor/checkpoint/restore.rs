@@ -62,7 +62,7 @@ pub async fn restore(
 /// # Errors
 /// `notFound` if nothing was restored, and errors of [`restore`].
 pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Result<Restoration> {
-    let name = &kernel.spec.name;
+    let name = &kernel.spec().name;
     let none = || Error::not_found(format!("nothing was restored in kernel {name}, so there is nothing to undo"));
     let id = kernel.records.head().await?.undo.ok_or_else(|| {
         none().hint(format!("`ryokan log {name}` lists checkpoints; `ryokan restore {name} REF` goes back to one"))
@@ -98,7 +98,7 @@ async fn to(
     // While queued, the restore is dropped with its client: a restore that the client does not see must not undo
     // others' work.
     let (ticket, _guard) = queue_ticket::Ticket::with_guard(&kernel);
-    let (driver, dir) = (Rc::clone(host.drivers.of(kernel.spec.isolation)?), host.home(kernel.id, None).dir);
+    let (driver, dir) = (Rc::clone(host.drivers.of(kernel.spec().isolation)?), host.home(kernel.id, None).dir);
     // In its own task: once it has changed something, the restore runs to one of its two ends even if the client is
     // gone.
     let restoring = tokio::task::spawn_local(async move {
@@ -138,7 +138,7 @@ async fn to(
         };
         match done {
             Ok(done) => {
-                host.metrics.since(Stage::Restore, kernel.spec.engine, begun);
+                host.metrics.since(Stage::Restore, kernel.spec().engine, begun);
                 Ok(done)
             }
             Err(failed) if transition.is_recorded() => Err(revert(&host, &kernel, transition, failed).await),
@@ -153,7 +153,7 @@ async fn revert(host: &Rc<Host>, kernel: &Rc<Kernel>, transition: Rc<ExclusiveTr
     // If the revert cannot be recorded, recovery may finish the restore instead: either state is complete.
     let aborted = transition.abort(host).await;
     if let Err(error) = &aborted {
-        tracing::warn!(kernel = %kernel.spec.name, %error, "a failed restore could not be recorded as such");
+        tracing::warn!(kernel = %kernel.spec().name, %error, "a failed restore could not be recorded as such");
     }
     transition.release();
     let undone = kernel.recovered().await;
@@ -218,8 +218,8 @@ async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> R
     if manifest.kernel != kernel.id || manifest.id != checkpoint.id {
         return Err(Error::refused(format!("checkpoint {short} is another kernel's")).reason("other_kernel"));
     }
-    if manifest.engine != kernel.spec.engine {
-        let (its, ours) = (manifest.engine.name(), kernel.spec.engine.name());
+    if manifest.engine != kernel.spec().engine {
+        let (its, ours) = (manifest.engine.name(), kernel.spec().engine.name());
         return Err(Error::refused(format!("checkpoint {short} is of engine {its}, not {ours}")).reason("engine"));
     }
     Ok(Target { checkpoint, manifest, parts })
@@ -308,14 +308,14 @@ async fn perform(
         "id": id, "name": target.checkpoint.name, "safety": safety, "files_changed": files_changed,
         "objects_read": objects_read, "engine": engine, "engine_us": engine_us,
     });
-    host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
+    host.events.publish(&kernel.event_name(), "checkpoint_restored", detail);
     let (words, manifest) = (format!("{id}, safety checkpoint {safety}"), target.checkpoint.manifest);
     host.audit_checkpoint(actor, "checkpoint.restore", kernel, (before, version), manifest, words).await;
     // The restore holds, whatever this read returns.
     let checkpoint = match kernel.records.checkpoint(id).await {
         Ok(found) => found.unwrap_or(target.checkpoint),
         Err(error) => {
-            tracing::warn!(kernel = %kernel.spec.name, %error, "a restored checkpoint could not be read again");
+            tracing::warn!(kernel = %kernel.spec().name, %error, "a restored checkpoint could not be read again");
             target.checkpoint
         }
     };
@@ -344,10 +344,10 @@ async fn without_worker(
     let taking = CheckpointRequest::new(CheckpointType::System, &name);
     let safety = seal(host, kernel, gathered, &taking, actor, None).await?.0.id;
     // Before the record: the recovery that follows it replaces files and state as a whole.
-    if let Some(kept) = host.drivers.of(kernel.spec.isolation)?.put_aside(&host.home(kernel.id, None).dir).await? {
+    if let Some(kept) = host.drivers.of(kernel.spec().isolation)?.put_aside(&host.home(kernel.id, None).dir).await? {
         let detail = serde_json::json!({ "kept": kept });
-        tracing::warn!(kernel = %kernel.spec.name, kept = %kept.display(), "files that no worker loads are put aside");
-        host.events.publish(&kernel.event_name, "files_put_aside", detail);
+        tracing::warn!(kernel = %kernel.spec().name, kept = %kept.display(), "files that no worker loads are put aside");
+        host.events.publish(&kernel.event_name(), "files_put_aside", detail);
     }
     kernel.detach_mounts(target.manifest.mounts.clone()).await?;
     let intent = Transition::Restore { target: id, safety, options };
@@ -364,14 +364,14 @@ async fn without_worker(
         (None, Err(error)) => return Err(error),
         (None, Ok(())) => {
             return Err(Error::unavailable("the restore could not be done; the kernel is as it was")
-                .hint(format!("`ryokan events {}` says why", kernel.spec.name)));
+                .hint(format!("`ryokan events {}` says why", kernel.spec().name)));
         }
     };
     let detail = serde_json::json!({
         "id": id, "name": done.checkpoint.name, "safety": safety, "files_changed": done.files_changed,
         "engine": done.engine,
     });
-    host.events.publish(&kernel.event_name, "checkpoint_restored", detail);
+    host.events.publish(&kernel.event_name(), "checkpoint_restored", detail);
     let words = format!("{id}, safety checkpoint {safety}");
     let versions = (before, done.version);
     host.audit_checkpoint(actor, "checkpoint.restore", kernel, versions, target.checkpoint.manifest, words).await;
@@ -429,14 +429,14 @@ async fn apply(
         Some(link) => memory::recall(host, link, checkpoint, (manifest, parts), is_there).await?,
         None => {
             host.catalog.recreate_engine_db(kernel.id).await?;
-            super::state::load_engine(host, kernel.id, kernel.spec.isolation, manifest.engine, parts.clone()).await?;
+            super::state::load_engine(host, kernel.id, kernel.spec().isolation, manifest.engine, parts.clone()).await?;
             let why_not_memory = String::from("no worker was running");
             (RestoredFrom::Saved { why_not_memory }, manifest.missed.clone())
         }
     };
     let engine_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
     if kernel.thread_of.is_some() {
-        let owner = &kernel.files().spec.name;
+        let owner = &kernel.files().spec().name;
         missed.push(MissedEntry {
             key: "workspace".into(),
             type_name: "workspace".into(),
@@ -490,7 +490,7 @@ impl Kernel {
     /// A checkpoint that the kernel's own records refer to.
     pub(super) async fn recorded(&self, id: CheckpointId) -> Result<Checkpoint> {
         let found = self.records.checkpoint(id).await?;
-        found.ok_or_else(|| Error::corrupt(format!("checkpoint {id}, which kernel {} needs, is gone", self.spec.name)))
+        found.ok_or_else(|| Error::corrupt(format!("checkpoint {id}, which kernel {} needs, is gone", self.spec().name)))
     }
 }
 
@@ -513,16 +513,16 @@ pub(crate) async fn recover(
     transition: ExclusiveTransition,
     record: Record,
 ) -> Result<()> {
-    let (name, _hold) = (&kernel.spec.name, kernel.hold_files());
+    let (name, _hold) = (&kernel.spec().name, kernel.hold_files());
     let ended = finish_or_revert(host, kernel, link, &transition, &record).await;
     match &ended {
         Ok(outcome) => {
-            host.events.publish(&kernel.event_name, "restore_ended", serde_json::json!({ "outcome": outcome }))
+            host.events.publish(&kernel.event_name(), "restore_ended", serde_json::json!({ "outcome": outcome }))
         }
         Err(error) => {
             tracing::error!(kernel = %name, %error, with_worker = link.is_some(), "an interrupted restore could not be ended");
             let detail = serde_json::json!({ "error": error.message });
-            host.events.publish(&kernel.event_name, "restore_unfinished", detail);
+            host.events.publish(&kernel.event_name(), "restore_unfinished", detail);
         }
     }
     ended.map(drop)
@@ -558,7 +558,7 @@ async fn finish_or_revert(
             // The next attempt runs without this worker.
             Err(error) if link.is_some() && may_be_of_worker(&error) => return Err(error),
             Err(error) => {
-                tracing::warn!(kernel = %kernel.spec.name, %error, "an interrupted restore cannot go on: it goes back");
+                tracing::warn!(kernel = %kernel.spec().name, %error, "an interrupted restore cannot go on: it goes back");
                 transition.abort(host).await?;
             }
         }

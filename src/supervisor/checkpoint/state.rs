@@ -70,7 +70,7 @@ pub(super) async fn capture_stored(
     kernel: &Kernel,
     objects: &Arc<SharedBatch>,
 ) -> Result<(StateParts, Digest)> {
-    let state = host.drivers.of(kernel.spec.isolation)?.engine_state(&host.home(kernel.id, None));
+    let state = host.drivers.of(kernel.spec().isolation)?.engine_state(&host.home(kernel.id, None));
     let together = Arc::clone(objects);
     let stored = host.store.run_beside(move |_| {
         let mut entries = Vec::new();

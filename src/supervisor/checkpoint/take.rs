@@ -51,7 +51,7 @@ pub(crate) async fn take_with(
     // Checked before anything is interrupted.
     let version = kernel.view().version;
     if taking.expected_version != 0 && taking.expected_version != version {
-        let (name, wanted) = (&kernel.spec.name, taking.expected_version);
+        let (name, wanted) = (&kernel.spec().name, taking.expected_version);
         return Err(Error::conflict(format!("kernel {name} is at version {version}, not {wanted}"))
             .hint("look at what changed, then try again with the present version"));
     }
@@ -66,7 +66,7 @@ pub(crate) async fn take_with(
             capture(&to, &own, &link, &taking, &actor, with).await
         });
     let taken = taken.await?;
-    host.metrics.since(Stage::Checkpoint, kernel.spec.engine, begun);
+    host.metrics.since(Stage::Checkpoint, kernel.spec().engine, begun);
     Ok(taken)
 }
 
@@ -128,7 +128,7 @@ pub(super) async fn seal(
             added => break (sealed, added?),
         }
     };
-    host.metrics.took(Stage::CheckpointPause, kernel.spec.engine, Duration::from_micros(files.pause_us));
+    host.metrics.took(Stage::CheckpointPause, kernel.spec().engine, Duration::from_micros(files.pause_us));
     kernel.advance(version_after(sequence));
     let unreadable = files.unreadable();
     {
@@ -142,14 +142,14 @@ pub(super) async fn seal(
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
         "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
     });
-    host.events.publish(&kernel.event_name, "checkpoint_created", detail);
+    host.events.publish(&kernel.event_name(), "checkpoint_created", detail);
     let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
     host.audit_checkpoint(actor, "checkpoint.create", kernel, versions, sealed, words).await;
     if let (Some((event, deed)), Some(outcome)) = (named, &outcome) {
         let reported = work_detail(outcome);
         let versions = (Some(before), Some(version_after(sequence)));
         host.audit(actor, deed, kernel, versions, reported.to_string()).await;
-        host.events.publish(&kernel.event_name, event, reported);
+        host.events.publish(&kernel.event_name(), event, reported);
     }
     super::pruning::prune_soon(host, kernel);
     Ok((checkpoint, outcome))
@@ -207,14 +207,14 @@ async fn manifest(
         kind: Manifest::kind_name(),
         ryokan: env!("CARGO_PKG_VERSION").into(),
         arch: std::env::consts::ARCH.into(),
-        base_image_version: host.drivers.of(kernel.spec.isolation)?.image_version(&kernel.spec),
+        base_image_version: host.drivers.of(kernel.spec().isolation)?.image_version(&kernel.spec()),
         host: host.id(),
         kernel: kernel.id,
         epoch: kernel.epoch,
         id,
         parent: kernel.records.head().await?.checkpoint,
         at_ms: host.now_ms(),
-        engine: kernel.spec.engine,
+        engine: kernel.spec().engine,
         spec: kernel.spec_now(),
         journal: view.version.saturating_sub(1),
         state,

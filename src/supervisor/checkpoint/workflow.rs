@@ -127,7 +127,7 @@ pub async fn revert_artifact(kernel: &Kernel, change: Change, name: String, vers
 async fn store_file(host: &Rc<Host>, kernel: &Rc<Kernel>, path: Vec<u8>) -> Result<(Digest, u64)> {
     // Another kernel owns a thread's workspace.
     let root = host.catalog.kernel_files(kernel.files().id).workspace;
-    if !host.drivers.of(kernel.files().spec.isolation)?.has_local_files() {
+    if !host.drivers.of(kernel.files().spec().isolation)?.has_local_files() {
         super::files::refresh(host, kernel).await?;
     }
     let read = host.store.run_beside(move |store| Ok(workspace::read_file(&root, Path::new(as_os(&path)), store)));

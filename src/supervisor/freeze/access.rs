@@ -55,14 +55,15 @@ pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, reposi
         ));
     }
     for kernel in supervisor.kernels() {
-        let own = kernel.spec.paths.iter().filter(|allowed| allowed.writable);
+        let spec = kernel.spec();
+        let own = spec.paths.iter().filter(|allowed| allowed.writable);
         let mut writable: Vec<PathBuf> =
             own.map(|allowed| allowed.real.clone().unwrap_or_else(|| allowed.path.clone())).collect();
         let (mounts, _) = kernel.records.grants().await?;
         let mounts = mounts.into_iter().filter(|given| given.mount.writable);
         writable.extend(mounts.map(|given| PathBuf::from(given.real.unwrap_or(given.mount.source))));
         if writable.iter().any(|real| path.starts_with(real) || real.starts_with(path)) {
-            let name = &kernel.spec.name;
+            let name = &kernel.spec().name;
             return Err(Error::refused(format!("kernel {name} can write {}", path.display()))
                 .reason("shared_with_kernel")
                 .hint("its code could make git run programs outside of the sandbox: mount it read-only, or unmount it and check what was written"));

@@ -86,7 +86,7 @@ pub async fn add(
         "kernel" => {
             let kernel = supervisor.find(actor.uid, target)?;
             may_be_member(&kernel)?;
-            (Target::Kernel { id: kernel.id }, kernel.spec.name.to_string())
+            (Target::Kernel { id: kernel.id }, kernel.spec().name.to_string())
         }
         "repository" | "database" => {
             let real = access::checked(host, actor.uid, Path::new(target))?;
@@ -126,13 +126,13 @@ pub async fn add(
 }
 
 fn may_be_member(kernel: &Kernel) -> Result<()> {
-    let name = &kernel.spec.name;
+    let name = &kernel.spec().name;
     if kernel.thread_of.is_some() {
-        return Err(Error::refused(format!("{name} works in the workspace of {}", kernel.files().spec.name))
+        return Err(Error::refused(format!("{name} works in the workspace of {}", kernel.files().spec().name))
             .reason("thread")
             .hint("add the kernel whose files they are"));
     }
-    if kernel.spec.ephemeral {
+    if kernel.spec().ephemeral {
         return Err(Error::refused(format!("kernel {name} is ephemeral: it is removed with its client's connection"))
             .reason("ephemeral"));
     }

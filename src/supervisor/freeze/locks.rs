@@ -31,10 +31,10 @@ pub async fn lock(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<
 }
 
 async fn of_kernel_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Lock> {
-    let name = kernel.spec.name.as_str();
-    let mut lock = Lock::new(name, "kernel");
+    let name = &kernel.spec().name;
+    let mut lock = Lock::new(name.as_str(), "kernel");
     let (found, revision) = revisions_now(host, kernel).await?;
-    lock.add_kernel(name, String::new(), &found.repositories, &revision);
+    lock.add_kernel(name.as_str(), String::new(), &found.repositories, &revision);
     Ok(lock)
 }
 
@@ -75,7 +75,7 @@ pub async fn check(supervisor: &Supervisor, name: &str, reference: &str, actor: 
         let manifest = manifest_of(host, &checkpoint).await?;
         let mut before = Lock::new(name, "kernel");
         let revision = KernelRevision::from(&manifest);
-        before.add_kernel(kernel.spec.name.as_str(), checkpoint.id.to_string(), &manifest.repositories, &revision);
+        before.add_kernel(kernel.spec().name.as_str(), checkpoint.id.to_string(), &manifest.repositories, &revision);
         return Ok(of_kernel_now(host, &kernel).await?.differences(&before));
     }
     let _turn = turn(host).await?;

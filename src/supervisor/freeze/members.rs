@@ -208,7 +208,7 @@ impl Live {
         let manifest = manifest_of(&self.host, &checkpoint).await?;
         self.captured = Some(Captured::Kernel {
             kernel: kernel.id,
-            kernel_name: kernel.spec.name.to_string(),
+            kernel_name: kernel.spec().name.to_string(),
             checkpoint: checkpoint.id,
             revision: KernelRevision::from(&manifest),
             repositories: manifest.repositories,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::core::engine::EngineName;
+use crate::core::info::DaemonInfo;
 use crate::mcp::Launch;
 use crate::mcp::allow::AllowList;
 
@@ -11,6 +12,8 @@ use crate::mcp::allow::AllowList;
 pub struct Environment {
     /// Whether kernels belong to their peers' uids.
     pub system_wide: bool,
+    /// The daemon's process, without its present memory.
+    pub daemon: DaemonInfo,
     /// The host's name.
     pub host_name: String,
     /// The home of the daemon's own user.

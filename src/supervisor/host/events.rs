@@ -88,6 +88,12 @@ impl Events {
         let _ = written.wait_for(|written| *written >= published).await;
     }
 
+    /// Waits, for a bounded time, until all published events are written.
+    pub(crate) async fn flush(&self) {
+        // On a full disk, events cannot be written.
+        let _ = tokio::time::timeout(limits::EVENT_FLUSH, self.written()).await;
+    }
+
     /// Follows the events after number `since`.
     pub fn follow(self: &Rc<Self>, since: u64) -> Follower {
         let past = Past::Queued { published: self.published.get() };

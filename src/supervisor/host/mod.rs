@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
-use crate::core::info::HostInfo;
+use crate::core::info::{DaemonInfo, HostInfo};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::pool::Rules;
@@ -189,6 +189,12 @@ impl Host {
             arch: std::env::consts::ARCH.to_owned(),
             engines: self.environment.engines.clone(),
         }
+    }
+
+    /// The daemon's process.
+    pub fn daemon_info(&self) -> DaemonInfo {
+        let memory_bytes = crate::sys::heap::resident_bytes().unwrap_or_default();
+        DaemonInfo { memory_bytes, ..self.environment.daemon.clone() }
     }
 
     /// The daemon as the actor of its own operations.

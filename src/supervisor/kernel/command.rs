@@ -13,6 +13,7 @@ use crate::core::error::Result;
 use crate::core::exec::ExecRequest;
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{GivenMount, McpInfo, McpTransport, MountInfo, ToolInfo};
+use crate::core::name::KernelName;
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
 use crate::link::host::WorkerLink;
@@ -131,6 +132,8 @@ pub enum Command {
     AdmitRemoval(Change, Reply<()>),
     /// Set the retention of automatic checkpoints.
     Retain(Change, Retention, Reply<()>),
+    /// Change the name; returns the version.
+    Rename(Change, KernelName, Reply<u64>),
     /// A queued caller may have given up.
     LeaveQueue,
     /// Retry deferred work: the workspace is no longer frozen, or a transition has lost its owner.

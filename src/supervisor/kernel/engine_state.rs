@@ -19,7 +19,7 @@ use crate::supervisor::kernel::Kernel;
 /// # Errors
 /// `refused` if it is larger than one message holds, `corrupt` if `engine.db` is damaged.
 pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
-    let engine = kernel.spec.engine.name();
+    let engine = kernel.spec().engine.name();
     let mut state = kernel
         .with_worker(None, move |link| async move {
             link.save().await?;
@@ -58,7 +58,7 @@ pub async fn take(kernel: &Rc<Kernel>) -> Result<StateSnapshot> {
 /// `invalidArgument` if the bytes are no engine state, `refused` if they come from another engine; the kernel is
 /// unchanged then.
 pub async fn put_back(kernel: &Rc<Kernel>, change: Change, data: &[u8]) -> Result<Vec<MissedEntry>> {
-    let state = EngineState::unpack_of(data, kernel.spec.engine.name())?;
+    let state = EngineState::unpack_of(data, kernel.spec().engine.name())?;
     let chunks: Vec<Result<StateChunk>> =
         state.entries.into_iter().flat_map(|(key, entry)| entry_chunks(key, entry)).collect();
     kernel

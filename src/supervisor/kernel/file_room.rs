@@ -59,7 +59,7 @@ impl PendingBytes {
     /// `too_large` beyond the workspace's limit.
     pub(crate) fn add(&mut self, bytes: u64, shown: &str) -> Result<()> {
         let room = self.owner.file_room();
-        if bytes > room.left(self.owner.spec.limits.workspace_bytes) {
+        if bytes > room.left(self.owner.spec().limits.workspace_bytes) {
             return Err(FileError::TooLarge.on(shown));
         }
         self.bytes += bytes;

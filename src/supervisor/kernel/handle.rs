@@ -67,16 +67,14 @@ pub struct Kernel {
     pub id: KernelId,
     /// Uid of the owner.
     pub uid: u32,
-    /// Specification at creation.
-    pub spec: KernelSpec,
+    pub(crate) spec: RefCell<Rc<KernelSpec>>,
     /// Epoch on this host.
     pub epoch: Epoch,
     /// The kernel that owns the workspace, if this kernel is a thread.
     pub thread_of: Option<KernelId>,
     /// Time of creation, milliseconds since 1970.
     pub created_at_ms: i64,
-    /// Name of the kernel in events.
-    pub event_name: String,
+    pub(crate) event_name: RefCell<String>,
     /// Records on disk.
     pub records: Records,
     pub(crate) view: RefCell<View>,
@@ -113,6 +111,16 @@ impl Kernel {
         self.view.borrow().clone()
     }
 
+    /// The specification at creation, with the present name.
+    pub fn spec(&self) -> Rc<KernelSpec> {
+        Rc::clone(&self.spec.borrow())
+    }
+
+    /// The present name of the kernel in events.
+    pub fn event_name(&self) -> String {
+        self.event_name.borrow().clone()
+    }
+
     /// Origin of the present state, and its generation.
     pub(crate) fn origin_now(&self) -> (OriginKind, u32) {
         let view = self.view.borrow();
@@ -135,7 +143,7 @@ impl Kernel {
 
     /// The specification with its later changes.
     pub(crate) fn spec_now(&self) -> KernelSpec {
-        KernelSpec { retention: self.retention.get(), ..self.spec.clone() }
+        KernelSpec { retention: self.retention.get(), ..(*self.spec()).clone() }
     }
 
     /// Kernel information for lists.
@@ -165,7 +173,7 @@ impl Kernel {
         let (reply, answer) = oneshot::channel();
         self.commands.try_send(Box::new(command(reply))).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => {
-                Error::busy(format!("kernel {} has too many requests waiting", self.spec.name))
+                Error::busy(format!("kernel {} has too many requests waiting", self.spec().name))
                     .hint("wait for some of them to be answered")
             }
             mpsc::error::TrySendError::Closed(_) => self.gone(),
@@ -181,12 +189,12 @@ impl Kernel {
     }
 
     fn gone(&self) -> Error {
-        Error::not_found(format!("kernel {} is no longer here", self.spec.name))
+        Error::not_found(format!("kernel {} is no longer here", self.spec().name))
     }
 
     /// The refusal to archive a kernel that was used meanwhile.
     pub(crate) fn used_meanwhile(&self) -> Error {
-        Error::conflict(format!("kernel {} was used while it was to be archived", self.spec.name))
+        Error::conflict(format!("kernel {} was used while it was to be archived", self.spec().name))
             .reason("used")
             .hint("try again when no client uses it")
     }
@@ -195,14 +203,14 @@ impl Kernel {
     ///
     /// # Errors
     /// `corrupt` if the kernel that owns the workspace is gone.
-    pub(crate) fn start_request(&self) -> Result<KernelStart<'_>> {
+    pub(crate) fn start_request(&self) -> Result<KernelStart> {
         let (id, epoch, uid, origin) = (self.id, self.epoch, self.uid, self.origin_now());
         if let Some(owner) = self.thread_of
             && self.files().id != owner
         {
             return Err(Error::corrupt(format!("kernel {owner}, in whose workspace it works, is gone")));
         }
-        Ok(KernelStart { id, epoch, uid, spec: &self.spec, origin, workspace_of: self.thread_of })
+        Ok(KernelStart { id, epoch, uid, spec: self.spec(), origin, workspace_of: self.thread_of })
     }
 
     /// Journals and queues an execution.
@@ -229,7 +237,7 @@ impl Kernel {
                 let live = self.executions.borrow().get(&id).cloned();
                 live.ok_or_else(|| Error::unavailable(format!("execution {id} is being taken over")).hint("try again"))
             }
-            Found::Nothing => Err(Error::not_found(format!("kernel {} has no execution {id}", self.spec.name))),
+            Found::Nothing => Err(Error::not_found(format!("kernel {} has no execution {id}", self.spec().name))),
         }
     }
 
@@ -424,7 +432,7 @@ impl Kernel {
             Ok(version) => {
                 self.advance(version);
             }
-            Err(error) => tracing::warn!(kernel = %self.spec.name, %error, "a failed change is not in the journal"),
+            Err(error) => tracing::warn!(kernel = %self.spec().name, %error, "a failed change is not in the journal"),
         }
     }
 }

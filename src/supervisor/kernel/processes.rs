@@ -111,7 +111,7 @@ impl Kernel {
         let link = self.link.borrow().clone();
         match link {
             Some(link) if self.processes.borrow().contains_key(&exec) => link.signal(exec, signal).await,
-            Some(_) | None => Err(Error::not_found(format!("kernel {} runs no process {exec}", self.spec.name))
+            Some(_) | None => Err(Error::not_found(format!("kernel {} runs no process {exec}", self.spec().name))
                 .hint("list them: ryokan ps")),
         }
     }

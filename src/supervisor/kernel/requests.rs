@@ -7,6 +7,7 @@ use crate::core::checkpoint::Checkpoint;
 use crate::core::error::Result;
 use crate::core::ids::CheckpointId;
 use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
+use crate::core::name::KernelName;
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
 use crate::supervisor::kernel::Kernel;
@@ -121,6 +122,14 @@ impl Kernel {
     /// `conflict`, `busy` (leased), and catalog errors.
     pub(crate) async fn change_retention(&self, change: Change, retention: Retention) -> Result<()> {
         self.ask(|reply| Command::Retain(change, retention, reply)).await
+    }
+
+    /// Changes the kernel's name; returns the version.
+    ///
+    /// # Errors
+    /// `conflict`, `busy` (leased), `alreadyExists`, `refused`, and catalog errors.
+    pub(crate) async fn rename(&self, change: Change, name: KernelName) -> Result<u64> {
+        self.ask(|reply| Command::Rename(change, name, reply)).await
     }
 
     /// Archives the kernel if it still equals this checkpoint; its files are removed.

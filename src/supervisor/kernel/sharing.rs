@@ -147,7 +147,7 @@ impl Kernel {
         if !self.awaits_group() {
             return Ok(());
         }
-        let message = format!("a restore of the group of kernel {} could not be ended", self.files().spec.name);
+        let message = format!("a restore of the group of kernel {} could not be ended", self.files().spec().name);
         Err(Error::conflict(message)
             .reason("group_unfinished")
             .hint("`ryokan group show` names the group; its next freeze, restore or undo goes back first"))
@@ -167,7 +167,7 @@ impl Kernel {
     /// `deadline` if the lock was not free in time.
     pub(crate) async fn lock_files(&self) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
-        let name = &files.spec.name;
+        let name = &files.spec().name;
         let turn = Arc::clone(&files.sessions.turn).acquire_owned();
         match tokio::time::timeout(limits::CHECKPOINT_WAIT, turn).await {
             Ok(Ok(turn)) => Ok(turn),
@@ -188,7 +188,7 @@ impl Kernel {
     pub(crate) fn file_place(&self) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
         Arc::clone(&files.sessions.open).try_acquire_owned().map_err(|_| {
-            Error::busy(format!("clients have {} files of {} open", limits::FILES_OPEN, files.spec.name))
+            Error::busy(format!("clients have {} files of {} open", limits::FILES_OPEN, files.spec().name))
                 .reason("files_open")
                 .hint("close some of them, or wait")
         })
@@ -221,11 +221,11 @@ impl Kernel {
             matches!(other.view.borrow().state, State::Busy { .. } | State::Starting) || other.has_background_work()
         };
         let busy: Vec<String> =
-            self.others().iter().filter(|other| works(other)).map(|k| k.spec.name.to_string()).collect();
+            self.others().iter().filter(|other| works(other)).map(|k| k.spec().name.to_string()).collect();
         if busy.is_empty() {
             return Ok(());
         }
-        let message = format!("{} runs code in the workspace of {}", busy.join(", "), self.files().spec.name);
+        let message = format!("{} runs code in the workspace of {}", busy.join(", "), self.files().spec().name);
         Err(Error::conflict(message)
             .reason("workspace_busy")
             .hint("wait for it, or stop it: its files would be changed under it"))
@@ -255,8 +255,8 @@ impl Kernel {
     /// # Errors
     /// `conflict` names its threads, unless they are removed too, or says that it is being removed, archived or read.
     pub(crate) fn begin_removal(self: &Rc<Self>, with_threads: bool) -> Result<ExclusiveTransition> {
-        let name = &self.spec.name;
-        let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec.name.to_string()).collect();
+        let name = &self.spec().name;
+        let threads: Vec<String> = self.threads().iter().map(|thread| thread.spec().name.to_string()).collect();
         if !with_threads && !threads.is_empty() {
             return Err(Error::conflict(format!("{} works in the workspace of {name}", threads.join(", ")))
                 .reason("threads")
@@ -273,7 +273,7 @@ impl Kernel {
         if self.sessions.making.get() == 0 {
             return Ok(());
         }
-        Err(Error::conflict(format!("a fork, a thread or a file is being made of {}", self.spec.name))
+        Err(Error::conflict(format!("a fork, a thread or a file is being made of {}", self.spec().name))
             .reason("forking")
             .hint("try again when that is done"))
     }
@@ -293,7 +293,7 @@ impl Kernel {
         let Some(mut workspace) = self.take_workspace() else { return };
         // The next tracker checks that the known contents still exist.
         self.files().base.set(None);
-        let name = self.files().spec.name.to_string();
+        let name = self.files().spec().name.to_string();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = workspace.save() {
                 tracing::warn!(kernel = name, %error, "the next checkpoint looks at every file: what was known could not be kept");

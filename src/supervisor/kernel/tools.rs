@@ -20,7 +20,7 @@ use crate::supervisor::host::events::Events;
 
 /// MCP servers of a kernel.
 pub struct Tools {
-    event_name: String,
+    event_name: RefCell<String>,
     servers: Rc<McpServers>,
     wanted: RefCell<Vec<(String, McpTransport)>>,
     events: Rc<Events>,
@@ -38,12 +38,32 @@ impl Tools {
         events: Rc<Events>,
     ) -> Rc<Self> {
         let servers = Rc::new(McpServers::new(kernel, allow, launch));
-        Rc::new(Tools { event_name, servers, wanted: RefCell::new(wanted), events, follower: RefCell::new(None) })
+        Rc::new(Tools {
+            event_name: RefCell::new(event_name),
+            servers,
+            wanted: RefCell::new(wanted),
+            events,
+            follower: RefCell::new(None),
+        })
     }
 
     /// Destination of events.
     pub(crate) fn events(&self) -> &Rc<Events> {
         &self.events
+    }
+
+    /// Refuses a new name for the kernel under which a registered server would not be allowed.
+    ///
+    /// # Errors
+    /// `refused`.
+    pub(crate) fn check_rename(&self, kernel: &KernelName) -> Result<()> {
+        self.servers.check_rename(kernel, &self.wanted.borrow())
+    }
+
+    /// Changes the kernel's name.
+    pub(crate) fn rename(&self, kernel: KernelName, event_name: String) {
+        self.servers.rename(kernel);
+        self.event_name.replace(event_name);
     }
 
     /// The servers and their tools. A registered server that is not running is listed as `stopped`.
@@ -89,7 +109,7 @@ impl Tools {
             if let Err(error) = self.register(name, transport) {
                 self.wanted.borrow_mut().push((name.clone(), transport.clone()));
                 let detail = serde_json::json!({ "server": name, "error": error.message, "hint": error.hint });
-                self.events.publish(&self.event_name, "mcp_not_started", detail);
+                self.events.publish(&self.event_name.borrow(), "mcp_not_started", detail);
             }
         }
     }
@@ -104,7 +124,7 @@ impl Tools {
         for (name, transport) in self.wanted.borrow().iter().filter(|(name, _)| !running.contains(name)) {
             if let Err(error) = self.servers.start(name, transport) {
                 let detail = serde_json::json!({ "server": name, "error": error.message, "hint": error.hint });
-                self.events.publish(&self.event_name, "mcp_not_started", detail);
+                self.events.publish(&self.event_name.borrow(), "mcp_not_started", detail);
             }
         }
         self.follow(link);

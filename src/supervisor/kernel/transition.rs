@@ -156,10 +156,10 @@ impl Kernel {
         match self.view.borrow().state {
             State::Departed { host, epoch, .. } => Err(Error::new(
                 ErrorCode::Departed,
-                format!("kernel {} moved to host {host}, where it has epoch {}", self.spec.name, epoch.0),
+                format!("kernel {} moved to host {host}, where it has epoch {}", self.spec().name, epoch.0),
             )
             .reason(host.to_string())
-            .hint(format!("use it there; `ryokan rm {}` deletes what is left here", self.spec.name))),
+            .hint(format!("use it there; `ryokan rm {}` deletes what is left here", self.spec().name))),
             _ => Ok(()),
         }
     }
@@ -191,6 +191,6 @@ impl Kernel {
     }
 
     pub(super) fn refused(&self, refusal: Refusal) -> Error {
-        refusal.of_kernel(self.spec.name.as_str())
+        refusal.of_kernel(self.spec().name.as_str())
     }
 }

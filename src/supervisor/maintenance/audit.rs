@@ -39,7 +39,7 @@ impl Supervisor {
                 && manifest.host == self.host().id()
                 && let Some(head) = manifest.audit
             {
-                heads.push((head, format!("checkpoint {} of kernel {}", checkpoint.short_id(), kernel.spec.name)));
+                heads.push((head, format!("checkpoint {} of kernel {}", checkpoint.short_id(), kernel.spec().name)));
             }
         }
         heads

@@ -151,7 +151,7 @@ async fn retain(
                 doomed.insert((kernel.id, one.number));
             }
             if dry_run || !stays {
-                let thing = GcThing::Checkpoint { kernel: kernel.event_name.clone(), checkpoint: Box::new(one) };
+                let thing = GcThing::Checkpoint { kernel: kernel.event_name(), checkpoint: Box::new(one) };
                 // The client may have disconnected; the work continues.
                 let _ = tell.send(GcItem { thing, stays, why: fate.to_string() }).await;
             }

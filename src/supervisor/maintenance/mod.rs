@@ -99,7 +99,7 @@ async fn prune_due(supervisor: &Supervisor) {
     let now_ms = host.now_ms();
     for kernel in supervisor.kernels().iter().filter(|kernel| kernel.prune_due_ms.get() <= now_ms) {
         if let Err(error) = checkpoint::prune(host, kernel).await {
-            tracing::warn!(kernel = %kernel.spec.name, %error, "old checkpoints could not be removed");
+            tracing::warn!(kernel = %kernel.spec().name, %error, "old checkpoints could not be removed");
         }
     }
 }

@@ -99,7 +99,7 @@ async fn collect(supervisor: &Supervisor, unreadable: fn(Error) -> Result<()>) -
     }
     for kernel in supervisor.kernels() {
         if let Some(digest) = kernel.base.get() {
-            let name = kernel.event_name.as_str().into();
+            let name = kernel.event_name().into();
             all.push(Root { kernel: kernel.id, name, named: Named::Files, digest });
         }
     }

@@ -100,7 +100,7 @@ async fn databases(supervisor: &Supervisor, reporter: &mut Reporter<'_>, done: &
         Err(error) => reporter.damage("audit log", "audit.head".into(), error.message, Vec::new()).await,
     }
     for kernel in supervisor.kernels() {
-        let all = || vec![Affected { kernel: kernel.event_name.clone(), what: "all".into(), name: String::new() }];
+        let all = || vec![Affected { kernel: kernel.event_name(), what: "all".into(), name: String::new() }];
         let files = host.catalog.kernel_files(kernel.id);
         match host.catalog.state(kernel.id).check().await {
             Ok(()) => {}
@@ -137,7 +137,7 @@ async fn engine_db(host: &Host, kernel: &Kernel) -> Result<()> {
                 looked => return looked,
             }
         } else {
-            let state = host.drivers.of(kernel.spec.isolation)?.engine_state(&host.home(kernel.id, None));
+            let state = host.drivers.of(kernel.spec().isolation)?.engine_state(&host.home(kernel.id, None));
             let looked = tokio::task::spawn_blocking(move || state.inspect());
             match looked.await.map_err(|error| Error::internal(error.to_string()))? {
                 Ok(Inspected::Sound) => return Ok(()),

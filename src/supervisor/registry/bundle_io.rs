@@ -58,7 +58,7 @@ pub async fn export(
         at_ms: host.now_ms(),
         host: host.id(),
         kernel: kernel.id,
-        name: kernel.spec.name.to_string(),
+        name: kernel.spec().name.to_string(),
         generation: kernel.view().origin.generation,
         begin: newest.id,
         blobs: kernel.records.blobs_granted_until(newest.at_ms).await?,

@@ -308,7 +308,7 @@ impl Supervisor {
         let mut detail = words.detail;
         detail["id"] = id.to_string().into();
         detail["by"] = actor.to_string().into();
-        host.events.publish(&kernel.event_name, "kernel_created", detail);
+        host.events.publish(&kernel.event_name(), "kernel_created", detail);
         Ok(kernel)
     }
 }

@@ -54,7 +54,7 @@ pub async fn fork(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Forking,
     let forking = tokio::task::spawn_local(async move {
         let begun = Instant::now();
         let forked = perform(&supervisor, &kernel, &wanted, &actor).await?;
-        supervisor.host().metrics.since(Stage::Fork, kernel.spec.engine, begun);
+        supervisor.host().metrics.since(Stage::Fork, kernel.spec().engine, begun);
         Ok(forked)
     });
     forking.await.map_err(|error| Error::internal(error.to_string()))?
@@ -107,15 +107,15 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         let owner = Rc::downgrade(&kernel.files_owner());
         let has_use = move || {
             let owner = owner.upgrade().filter(|owner| !owner.is_gone() && owner.archived_in().is_none())?;
-            Some(owner.event_name.clone())
+            Some(owner.event_name())
         };
         prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree, has_use);
     }
     if let Err(error) = record(supervisor, kernel, &point, &children, (version, actor)).await {
         // The children exist, and record their origin themselves.
-        tracing::warn!(kernel = %kernel.spec.name, %error, "a fork could not be noted in the journal of its parent");
+        tracing::warn!(kernel = %kernel.spec().name, %error, "a fork could not be noted in the journal of its parent");
         let detail = serde_json::json!({ "checkpoint": point.id, "error": error.message });
-        host.events.publish(&kernel.event_name, "fork_not_recorded", detail);
+        host.events.publish(&kernel.event_name(), "fork_not_recorded", detail);
     }
     Ok(Forked { checkpoint: Some(point), children })
 }
@@ -146,12 +146,12 @@ async fn settle(
 
 /// The child created earlier with the same key, if the request matches it.
 async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &str) -> Result<Rc<Kernel>> {
-    let known = made_as(known, name, kernel.spec.engine)?;
+    let known = made_as(known, name, kernel.spec().engine)?;
     let made_from = known.view().origin.from.map(|point| point.checkpoint);
-    let mut expected = known.spec.clone();
+    let mut expected = (*known.spec()).clone();
     wanted.adapt(&mut expected);
-    if wanted.isolation.is_some() && expected.isolation != known.spec.isolation
-        || wanted.image.is_some() && expected.image != known.spec.image
+    if wanted.isolation.is_some() && expected.isolation != known.spec().isolation
+        || wanted.image.is_some() && expected.image != known.spec().image
     {
         return Err(key_used(&known));
     }
@@ -212,9 +212,9 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     // Each child begins with fresh random state; otherwise all would draw the same numbers.
     parts.leave_out_random();
     let blobs = kernel.records.blobs_granted_until(point.at_ms).await?;
-    let from = ForkPoint { kernel: kernel.id, name: kernel.spec.name.to_string(), checkpoint: point.id };
+    let from = ForkPoint { kernel: kernel.id, name: kernel.spec().name.to_string(), checkpoint: point.id };
     let origin = Origin::of_fork(kernel.view().origin.generation, from);
-    let called = format!("fork of {}", kernel.spec.name);
+    let called = format!("fork of {}", kernel.spec().name);
     let giving = match kernel.archived_in() {
         Some(_) => None,
         None => checkpoint::donor(supervisor.host(), kernel).await?,
@@ -225,7 +225,7 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
 }
 
 fn words(kernel: &Kernel, point: &Checkpoint) -> CreationRecord<'static> {
-    let (name, short) = (&kernel.spec.name, point.short_id());
+    let (name, short) = (&kernel.spec().name, point.short_id());
     CreationRecord {
         mark: format!("forked from {name} at checkpoint {short}"),
         action: "kernel.fork",
@@ -251,7 +251,7 @@ async fn record(
     let version = kernel.records.mark(actor, &text, host.now_ms()).await?;
     kernel.advance(version);
     let detail = serde_json::json!({ "checkpoint": point.id, "children": made });
-    host.events.publish(&kernel.event_name, "kernel_forked", detail);
+    host.events.publish(&kernel.event_name(), "kernel_forked", detail);
     let outcome = format!("{} to {}", point.id, made.join(" "));
     host.audit(actor, "kernel.forked", kernel, (Some(before), Some(version)), outcome).await;
     Ok(())

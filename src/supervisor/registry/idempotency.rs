@@ -75,7 +75,7 @@ impl Supervisor {
 /// # Errors
 /// `conflict` (`key_used`).
 pub(crate) fn made_as(kernel: Rc<Kernel>, name: &str, engine: EngineName) -> Result<Rc<Kernel>> {
-    match kernel.spec.name.as_str() == name && kernel.spec.engine == engine {
+    match kernel.spec().name.as_str() == name && kernel.spec().engine == engine {
         true => Ok(kernel),
         false => Err(key_used(&kernel)),
     }
@@ -83,7 +83,7 @@ pub(crate) fn made_as(kernel: Rc<Kernel>, name: &str, engine: EngineName) -> Res
 
 /// The error for a key that created another kernel than the requested one.
 pub(crate) fn key_used(made: &Kernel) -> Error {
-    Error::conflict(format!("this key was given with another request: it made {}", made.spec.name))
+    Error::conflict(format!("this key was given with another request: it made {}", made.spec().name))
         .reason("key_used")
         .hint("take a new key for a new request")
 }

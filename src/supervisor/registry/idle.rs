@@ -18,7 +18,7 @@ async fn stop_some(unused: Vec<Rc<Kernel>>) {
         match kernel.stop_if_idle().await {
             Ok(true) => left -= 1,
             Ok(false) => {}
-            Err(error) => tracing::debug!(kernel = %kernel.spec.name, %error, "a kernel is not stopped"),
+            Err(error) => tracing::debug!(kernel = %kernel.spec().name, %error, "a kernel is not stopped"),
         }
     }
 }

@@ -116,7 +116,7 @@ impl Supervisor {
     pub fn metrics_text(&self) -> String {
         let (host, workers) = (&self.host, &self.workers);
         let is_memory_short = workers.pressure.is_on();
-        let state = |kernel: Rc<Kernel>| (kernel.spec.engine, kernel.view().state.name().to_owned());
+        let state = |kernel: Rc<Kernel>| (kernel.spec().engine, kernel.view().state.name().to_owned());
         host.metrics.text(&Gauges {
             kernels: self.kernels().into_iter().map(state).collect(),
             remembered: host.remembered(),

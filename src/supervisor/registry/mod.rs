@@ -7,6 +7,7 @@ pub(crate) mod idempotency;
 mod idle;
 mod kernels;
 pub mod recovery;
+mod rename;
 pub mod share;
 mod supervisor;
 pub mod teleport;

@@ -105,7 +105,7 @@ impl Supervisor {
     /// Removes ephemeral kernels: no connection outlives a daemon.
     async fn remove_all_ephemeral(&self) {
         let mut ephemeral = self.kernels();
-        ephemeral.retain(|kernel| kernel.spec.ephemeral);
+        ephemeral.retain(|kernel| kernel.spec().ephemeral);
         let gone = ephemeral.iter().map(|kernel| {
             self.remove_ephemeral(kernel, Actor { uid: kernel.uid, client: "ryokand".into(), lease: Vec::new() })
         });

@@ -52,20 +52,20 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
         let scope = format!("thread/{}/{}", actor.uid, kernel.id);
         let (known, waited) = supervisor.recall(scope, &wanted.key).await?;
         if let Some(known) = known {
-            return made_as(known, wanted.name.as_str(), wanted.engine.unwrap_or(kernel.spec.engine));
+            return made_as(known, wanted.name.as_str(), wanted.engine.unwrap_or(kernel.spec().engine));
         }
         key_lock = Some(waited);
     }
     let owner = kernel.files_owner();
-    if owner.spec.ephemeral {
+    if owner.spec().ephemeral {
         return Err(Error::refused(format!(
             "kernel {} is ephemeral: it is removed with its client's connection",
-            owner.spec.name
+            owner.spec().name
         ))
         .reason("ephemeral")
         .hint("make a thread of one that stays"));
     }
-    if !host.drivers.of(owner.spec.isolation)?.has_local_files() {
+    if !host.drivers.of(owner.spec().isolation)?.has_local_files() {
         return Err(Error::unsupported("a kernel in a virtual machine shares its workspace with no other")
             .reason("thread")
             .hint("fork it, or use --isolation process"));
@@ -74,11 +74,11 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     owner.check_available()?;
     kernel.admit(actor, 0).await?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
-    let engine = wanted.engine.unwrap_or(kernel.spec.engine);
+    let engine = wanted.engine.unwrap_or(kernel.spec().engine);
     let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
     let (mounts, _) = kernel.records.grants().await?;
     let validated = supervisor.validate_spec(spec, &mounts, Vec::new(), actor)?;
-    let name = &owner.spec.name;
+    let name = &owner.spec().name;
     let words = CreationRecord {
         mark: format!("made as a thread of {name}"),
         action: "kernel.thread",
@@ -90,7 +90,7 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     let key = key_lock.as_ref().map(KeyLock::parts);
     let thread = supervisor.create_shared(&owner, validated, key, words, actor).await?;
     let before = owner.view().version;
-    let text = format!("{} works in this workspace as a thread", thread.spec.name);
+    let text = format!("{} works in this workspace as a thread", thread.spec().name);
     match owner.records.mark(actor, &text, host.now_ms()).await {
         Ok(version) => {
             owner.advance(version);
@@ -99,9 +99,9 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
         }
         Err(error) => {
             // The thread exists, and records its owner itself.
-            tracing::warn!(kernel = %owner.spec.name, %error, "a thread could not be noted in the journal of its owner");
+            tracing::warn!(kernel = %owner.spec().name, %error, "a thread could not be noted in the journal of its owner");
             let detail = serde_json::json!({ "thread": thread.id, "error": error.message });
-            host.events.publish(&owner.event_name, "thread_not_recorded", detail);
+            host.events.publish(&owner.event_name(), "thread_not_recorded", detail);
         }
     }
     Ok(thread)

@@ -162,6 +162,14 @@ impl Supervisor {
                     .hint("remove some, or have limits.kernels_per_user raised"));
             }
         }
+        self.reserve_name(uid, name)
+    }
+
+    /// Reserves a name.
+    ///
+    /// # Errors
+    /// `alreadyExists`.
+    pub(super) fn reserve_name(&self, uid: u32, name: KernelName) -> Result<ReservedName> {
         if self.registry.published.borrow().contains(&(uid, name.to_string())) {
             return Err(Error::already_exists(format!("a kernel is published as {name} already"))
                 .hint("take another name: both would have the same socket"));
@@ -337,11 +345,11 @@ impl Supervisor {
         let kernel = Rc::new(Kernel {
             id: row.id,
             uid: row.uid,
-            spec: row.spec.clone(),
+            spec: std::cell::RefCell::new(Rc::new(row.spec.clone())),
             epoch: row.epoch,
             thread_of: row.thread_of,
             created_at_ms: row.created_at_ms,
-            event_name: host.event_name(row.uid, &row.spec.name),
+            event_name: std::cell::RefCell::new(host.event_name(row.uid, &row.spec.name)),
             records: Records::new(row.id, row.epoch, &host.catalog, &host.store),
             view: std::cell::RefCell::new(View {
                 state: record.life.state.clone(),
@@ -390,7 +398,7 @@ impl Supervisor {
         let beginning = Beginning { life: record.life, lease, mounts, tools, unclosed, damage: loaded.damage };
         let task = Task::new(&self.services, Rc::clone(&kernel), waiting, channel, beginning);
         // The span adds the kernel to each log line of its task, at every level.
-        let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name);
+        let span = tracing::error_span!("kernel", id = %row.id, name = %kernel.event_name());
         tokio::task::spawn_local(task.run(adopted).instrument(span));
         self.registry.by_id.borrow_mut().insert(row.id, Rc::clone(&kernel));
         self.registry.by_name.borrow_mut().insert((row.uid, row.spec.name.clone()), row.id);
@@ -425,7 +433,7 @@ impl Supervisor {
             }
             kernel.admit_removal(&change.actor, change.expected_version).await?;
             if let Some(group) = this.host.catalog.group_of_kernel(kernel.id).await? {
-                return Err(Error::conflict(format!("kernel {} is a member of group {group}", kernel.spec.name))
+                return Err(Error::conflict(format!("kernel {} is a member of group {group}", kernel.spec().name))
                     .reason("group")
                     .hint(format!("`ryokan group rm {group} MEMBER` takes it out of the group")));
             }
@@ -446,7 +454,7 @@ impl Supervisor {
             Ok(()) => {}
             // Its client removed it before disconnecting.
             Err(error) if error.code == ErrorCode::NotFound => {}
-            Err(error) => tracing::warn!(kernel = %kernel.spec.name, %error, "an ephemeral kernel is left"),
+            Err(error) => tracing::warn!(kernel = %kernel.spec().name, %error, "an ephemeral kernel is left"),
         }
     }
 
@@ -469,7 +477,7 @@ impl Supervisor {
         host.prepared.discard_of(kernel.id).await;
         self.forget_kernel(kernel);
         let line = host.line(&actor, "kernel.remove", Some(kernel));
-        let detail = bounded(kernel.spec.name.to_string());
+        let detail = bounded(kernel.spec().name.to_string());
         let audit = NewAudit { version_before: Some(version), detail, ..line };
         let names = host.upkeep.names.read().await;
         let forget = async || {
@@ -497,7 +505,7 @@ impl Supervisor {
         host.catalog.remove_kernel_files(kernel.id).await?;
         drop(names);
         host.upkeep.gone.set(host.upkeep.gone.get() + 1);
-        host.events.publish(&kernel.event_name, "kernel_removed", serde_json::json!({ "by": actor.to_string() }));
+        host.events.publish(&kernel.event_name(), "kernel_removed", serde_json::json!({ "by": actor.to_string() }));
         Ok(())
     }
 
@@ -505,7 +513,7 @@ impl Supervisor {
     pub(super) fn forget_kernel(&self, kernel: &Rc<Kernel>) {
         self.publish_socket(kernel, false);
         self.registry.by_id.borrow_mut().remove(&kernel.id);
-        self.registry.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec.name.clone()));
+        self.registry.by_name.borrow_mut().remove(&(kernel.uid, kernel.spec().name.clone()));
     }
 
     /// Shuts down: workers save and end or, with `keep_workers`, are released for the next daemon.
@@ -520,8 +528,7 @@ impl Supervisor {
         self.workers.pool.close(&self.workers).await;
         self.host.prepared.discard_all().await;
         self.host.keep_audit_head().await;
-        // Bounded: on a full disk the events cannot be written, however long the wait.
-        let _ = tokio::time::timeout(limits::EVENT_FLUSH, self.host.events.written()).await;
+        self.host.events.flush().await;
     }
 }
 

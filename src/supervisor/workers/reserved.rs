@@ -83,7 +83,7 @@ impl ReservedWorker {
     pub(crate) async fn bind(
         self,
         workers: &Rc<Workers>,
-        kernel: &KernelStart<'_>,
+        kernel: &KernelStart,
         mounts: &[HostMount],
         listener: Rc<dyn WorkerListener>,
     ) -> Result<Started> {

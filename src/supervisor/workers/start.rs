@@ -27,13 +27,13 @@ use crate::supervisor::host::metrics::Stage;
 /// `busy`, `refused`, `unsupported`, and those of the start.
 pub(crate) async fn start(
     workers: &Rc<Workers>,
-    kernel: &KernelStart<'_>,
+    kernel: &KernelStart,
     mounts: Vec<GivenMount>,
     listener: Rc<dyn WorkerListener>,
     mut given_up: impl Future + Unpin,
 ) -> Result<Started> {
     let (begun, engine) = (Instant::now(), kernel.spec.engine);
-    let shape = workers.shape(kernel.spec, kernel.uid)?;
+    let shape = workers.shape(&kernel.spec, kernel.uid)?;
     let mounts = check_mounts(&workers.host, kernel, mounts)?;
     // Admission was checked with the request; the load may have changed since.
     let (one, admission) = (ResourceUse::one(shape.limits.memory_bytes), &workers.admission);
@@ -129,7 +129,7 @@ pub(crate) async fn attach_mounts(
 async fn start_new(
     workers: &Workers,
     permit: WorkerPermit,
-    kernel: &KernelStart<'_>,
+    kernel: &KernelStart,
     shape: &Shape,
     mounts: Vec<HostMount>,
     listener: Rc<dyn WorkerListener>,
@@ -155,10 +155,10 @@ async fn start_new(
 
 /// Checks the kernel's mounts again at each start, since the target of a path may have changed. The worker opens the
 /// checked path itself and follows no new link.
-pub(crate) fn check_mounts(host: &Host, kernel: &KernelStart<'_>, mounts: Vec<GivenMount>) -> Result<Vec<HostMount>> {
+pub(crate) fn check_mounts(host: &Host, kernel: &KernelStart, mounts: Vec<GivenMount>) -> Result<Vec<HostMount>> {
     let planned = mounts.into_iter().map(|GivenMount { mount, real }| {
         let real = host.revalidate_source(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new));
-        let source = real.map_err(|error| with_way_out(error, kernel.spec, &mount))?;
+        let source = real.map_err(|error| with_way_out(error, &kernel.spec, &mount))?;
         Ok(HostMount { inside: mount.path.into(), source, writable: mount.writable })
     });
     planned.collect()

@@ -160,7 +160,7 @@ impl WarmWorker {
     pub(crate) async fn bind(
         mut self,
         workers: &Rc<Workers>,
-        kernel: &KernelStart<'_>,
+        kernel: &KernelStart,
         mounts: &[HostMount],
         listener: Rc<dyn WorkerListener>,
         active: Active,
@@ -226,7 +226,7 @@ impl WarmWorker {
     }
 }
 
-fn binding(kernel: &KernelStart<'_>, sources: BoundSources) -> KernelBinding {
+fn binding(kernel: &KernelStart, sources: BoundSources) -> KernelBinding {
     let origin: (OriginKind, u32) = kernel.origin;
     KernelBinding {
         kernel: kernel.id,
@@ -258,7 +258,7 @@ async fn remove_files(workers: &Workers, own: KernelId) {
 
 /// The lifetime of an ephemeral kernel's worker without its daemon, which never reattaches: long enough to be attached
 /// once.
-pub(crate) fn orphan_grace(workers: &Workers, kernel: &KernelStart<'_>) -> Duration {
+pub(crate) fn orphan_grace(workers: &Workers, kernel: &KernelStart) -> Duration {
     let grace = workers.host.config.daemon.orphan_grace;
     if kernel.spec.ephemeral { grace.min(limits::WORKER_ADOPT) } else { grace }
 }

@@ -16,8 +16,8 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener, WorkerReport};
 
 /// A kernel that needs a worker.
-#[derive(Debug, Clone, Copy)]
-pub struct KernelStart<'a> {
+#[derive(Debug, Clone)]
+pub struct KernelStart {
     /// Its id.
     pub id: KernelId,
     /// The ownership under which it starts.
@@ -25,7 +25,7 @@ pub struct KernelStart<'a> {
     /// Its owner.
     pub uid: u32,
     /// Its specification.
-    pub spec: &'a KernelSpec,
+    pub spec: Rc<KernelSpec>,
     /// The origin of its state, and its generation.
     pub origin: (OriginKind, u32),
     /// The kernel whose workspace it shares, if any.

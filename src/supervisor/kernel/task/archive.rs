@@ -73,9 +73,9 @@ impl Task {
         if let Some(record) = record
             && let Err(error) = self.carry_out(transition, &record, version).await
         {
-            tracing::warn!(kernel = %self.kernel.spec.name, %error, "the rest of a transition is left to recovery");
+            tracing::warn!(kernel = %self.kernel.spec().name, %error, "the rest of a transition is left to recovery");
             let detail = serde_json::json!({ "kind": record.transition.kind(), "error": error.message });
-            self.host.events.publish(&self.kernel.event_name, "transition_interrupted", detail);
+            self.host.events.publish(&self.kernel.event_name(), "transition_interrupted", detail);
         }
         let detail = serde_json::json!({ "state": self.life.state.name(), "reason": self.life.state.reason() });
         self.changed(actor, version, named, detail).await;

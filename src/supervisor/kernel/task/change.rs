@@ -17,7 +17,8 @@ use crate::supervisor::kernel::lease::{self, Lease};
 impl Task {
     /// The allowed paths of the specification and the mounts added since.
     pub(crate) fn all_mounts(&self) -> Vec<GivenMount> {
-        let own = self.kernel.spec.paths.iter().map(|allowed| {
+        let spec = self.kernel.spec();
+        let own = spec.paths.iter().map(|allowed| {
             let path = allowed.path.display().to_string();
             let real = allowed.real.as_ref().map(|real| real.display().to_string());
             GivenMount { mount: MountInfo { source: path.clone(), path, writable: allowed.writable }, real }
@@ -29,7 +30,7 @@ impl Task {
     pub(crate) async fn mount(&mut self, change: Change, mount: MountInfo) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
         self.not_in_transition().await?;
-        let driver = Rc::clone(self.workers.driver(self.kernel.spec.isolation)?);
+        let driver = Rc::clone(self.workers.driver(self.kernel.spec().isolation)?);
         if !driver.has_local_files() {
             let message = "a kernel in a virtual machine has no host paths: its files are on a disk of its own";
             return Err(Error::unsupported(message).reason("mounts").hint("use --isolation process"));
@@ -39,7 +40,7 @@ impl Task {
         let mounts = self.all_mounts();
         if mounts.iter().any(|there| there.mount.path == mount.path) {
             return Err(Error::already_exists(format!("something is mounted at {} already", mount.path))
-                .hint(format!("`ryokan unmount {} {}` takes it away", self.kernel.spec.name, mount.path)));
+                .hint(format!("`ryokan unmount {} {}` takes it away", self.kernel.spec().name, mount.path)));
         }
         if mounts.len() >= limits::MOUNTS {
             return Err(Error::busy(format!("a kernel has at most {} mounts", limits::MOUNTS)));
@@ -87,7 +88,7 @@ impl Task {
         self.admit(&change.actor, change.expected_version)?;
         self.not_in_transition().await?;
         let Some(at) = self.mounts.added.iter().position(|given| given.mount.path == path) else {
-            let own = self.kernel.spec.paths.iter().any(|allowed| allowed.path == Path::new(path));
+            let own = self.kernel.spec().paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
                 Error::refused(format!("{path} belongs to the kernel's specification")).reason("spec_path")
             } else {
@@ -105,7 +106,7 @@ impl Task {
         }
         // In a shared workspace, another session may have a mount at the same path.
         if self.kernel.others().is_empty() {
-            let driver = self.workers.driver(self.kernel.spec.isolation)?;
+            let driver = self.workers.driver(self.kernel.spec().isolation)?;
             driver.remove_components(&self.workspace(), Path::new(path), made);
         }
         Ok(())
@@ -171,7 +172,7 @@ impl Task {
         let line = self.host.line(actor, names.1, Some(&self.kernel));
         let line = NewAudit { version_before: Some(before), version_after: Some(version), ..line };
         self.host.write_audit(NewAudit { detail: bounded(detail.to_string()), ..line }).await;
-        self.host.events.publish(&self.kernel.event_name, names.0, detail);
+        self.host.events.publish(&self.kernel.event_name(), names.0, detail);
     }
 
     /// Takes, renews, or (with a time of 0) releases a lease.

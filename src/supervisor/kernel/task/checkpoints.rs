@@ -39,7 +39,7 @@ impl Task {
     /// Sets the retention of automatic checkpoints.
     pub(crate) async fn retain(&mut self, change: Change, retention: Retention) -> Result<()> {
         self.admit(&change.actor, change.expected_version)?;
-        let spec = KernelSpec { retention, ..self.kernel.spec.clone() };
+        let spec = KernelSpec { retention, ..(*self.kernel.spec()).clone() };
         let update = KernelChange { spec: Some(spec), ..KernelChange::default() };
         self.host.catalog.update_kernel(self.kernel.id, update, Notes::default()).await?;
         let before = self.kernel.retention.replace(retention);
@@ -49,7 +49,7 @@ impl Task {
         let detail = format!("from {before} to {retention}");
         self.host.write_audit(NewAudit { version_before: version, version_after: version, detail, ..line }).await;
         let detail = serde_json::json!({ "retention": retention });
-        self.host.events.publish(&self.kernel.event_name, "retention_changed", detail);
+        self.host.events.publish(&self.kernel.event_name(), "retention_changed", detail);
         Ok(())
     }
 

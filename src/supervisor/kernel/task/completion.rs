@@ -46,7 +46,7 @@ impl Task {
             }
             Err(error) => {
                 let detail = serde_json::json!({ "exec": execution.id.0, "error": error.message });
-                self.host.events.publish(&self.kernel.event_name, "journal_failed", detail);
+                self.host.events.publish(&self.kernel.event_name(), "journal_failed", detail);
                 match error.code {
                     // Errors that may be transient.
                     ErrorCode::Busy | ErrorCode::Unavailable | ErrorCode::Internal => {

@@ -92,7 +92,7 @@ impl Task {
 
     /// Whether the queue has room for one more item.
     pub(crate) fn check_room(&self) -> Result<()> {
-        let name = &self.kernel.spec.name;
+        let name = &self.kernel.spec().name;
         if self.work.queue.len() >= self.host.config.limits.executions_queued {
             return Err(Error::busy(format!("kernel {name} has {} pieces of work waiting", self.work.queue.len()))
                 .reason("executions_queued")
@@ -110,11 +110,11 @@ impl Task {
             return Err(Error::unavailable("the daemon is stopping").hint("try again when it is back"));
         }
         self.kernel.check_available()?;
-        if self.life.has_worker() { Ok(()) } else { self.workers.admit(&self.kernel.spec, self.kernel.uid) }
+        if self.life.has_worker() { Ok(()) } else { self.workers.admit(&self.kernel.spec(), self.kernel.uid) }
     }
 
     fn breaker_error(&self) -> Error {
-        let name = &self.kernel.spec.name;
+        let name = &self.kernel.spec().name;
         Error::refused(format!("kernel {name} is held back: {}", self.life.state.reason()))
             .reason("circuit_breaker")
             .hint(format!("look at `ryokan journal {name}`, then `ryokan start {name}` tries again"))
@@ -217,7 +217,7 @@ impl Task {
                 let Some(Item::Execution(execution)) = self.work.queue.pop_front() else { return None };
                 let exec = execution.id;
                 let mut request = execution.take_request()?;
-                self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec.engine, execution.queued_at);
+                self.host.metrics.since(Stage::ExecutionQueued, self.kernel.spec().engine, execution.queued_at);
                 request.env.extend(self.unknown_origin().into_iter().flatten());
                 let output_kept = request.output_limit_bytes.min(limits::OUTPUT_KEPT_MAX_BYTES);
                 let starting = match self
@@ -400,7 +400,7 @@ impl Task {
             }
         };
         let lost = end.status == ExecStatus::Lost;
-        self.host.metrics.executed(self.kernel.spec.engine, &end);
+        self.host.metrics.executed(self.kernel.spec().engine, &end);
         if let Some(output) = &end.output {
             execution.output.push_event(OutputEvent::Structured(output.clone())).await;
         }
@@ -443,7 +443,7 @@ impl Task {
             if execution.id == exec {
                 self.end(&execution, ExecEnd::lost(cause.to_string())).await;
                 self.host.events.publish(
-                    &self.kernel.event_name,
+                    &self.kernel.event_name(),
                     "execution_lost",
                     serde_json::json!({ "exec": exec.0, "cause": cause.to_string() }),
                 );

@@ -66,6 +66,6 @@ impl Task {
     pub(super) fn publish(&self, kind: &'static str) {
         let view = self.kernel.view.borrow();
         let detail = serde_json::json!({ "state": view.state.name(), "reason": view.state.reason(), "worker_pid": view.worker_pid });
-        self.host.events.publish(&self.kernel.event_name, kind, detail);
+        self.host.events.publish(&self.kernel.event_name(), kind, detail);
     }
 }

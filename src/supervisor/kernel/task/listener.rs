@@ -47,7 +47,7 @@ impl Listener {
         let background = Background::new(move |detail| {
             let kernel = bound.borrow().upgrade();
             if let Some(kernel) = &kernel {
-                events.publish(&kernel.event_name, "background_output", detail);
+                events.publish(&kernel.event_name(), "background_output", detail);
             }
             kernel.is_some()
         });

@@ -20,6 +20,7 @@ mod listener;
 mod processes;
 mod records;
 mod recovery;
+mod rename;
 mod restored;
 mod stop;
 mod worker_lifecycle;
@@ -390,6 +391,9 @@ impl Task {
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);
             }
+            Command::Rename(change, name, reply) => {
+                let _ = reply.send(self.rename(change, name).await);
+            }
             Command::Wake => {
                 self.begin_recovery().await;
                 self.dispatch().await;
@@ -474,7 +478,7 @@ impl Task {
     }
 
     fn arm_idle(&mut self) {
-        self.timers.idle_at = self.kernel.spec.idle_timeout().map(|timeout| Instant::now() + timeout);
+        self.timers.idle_at = self.kernel.spec().idle_timeout().map(|timeout| Instant::now() + timeout);
     }
 
     fn rearm_idle(&mut self) {
@@ -487,7 +491,7 @@ impl Task {
     fn admit(&self, actor: &Actor, expected_version: u64) -> Result<()> {
         if let Some(damage) = &self.damage {
             let message =
-                format!("the history of kernel {} could not be loaded: {}", self.kernel.spec.name, damage.message);
+                format!("the history of kernel {} could not be loaded: {}", self.kernel.spec().name, damage.message);
             return Err(Error { message, ..damage.clone() }
                 .hint("nothing was changed: restart ryokand to load it again, or remove the kernel"));
         }
@@ -500,7 +504,7 @@ impl Task {
         lease::admit(self.lease.as_ref(), &actor.lease, self.host.now_ms())?;
         let version = self.kernel.view.borrow().version;
         if expected_version != 0 && expected_version != version {
-            let name = &self.kernel.spec.name;
+            let name = &self.kernel.spec().name;
             return Err(Error::conflict(format!("kernel {name} is at version {version}, not {expected_version}"))
                 .hint("look at what changed, then try again with the present version"));
         }

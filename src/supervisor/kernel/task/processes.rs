@@ -35,7 +35,7 @@ impl Task {
         self.settle().await?;
         self.check_room()?;
         if self.kernel.processes.borrow().len() >= limits::PROCESSES {
-            let name = &self.kernel.spec.name;
+            let name = &self.kernel.spec().name;
             return Err(Error::busy(format!("kernel {name} runs {} processes already", limits::PROCESSES))
                 .reason("processes")
                 .hint("end some of them, or let one program start the others"));
@@ -65,7 +65,7 @@ impl Task {
         };
         self.kernel.processes.borrow_mut().insert(exec, running);
         let (kind, generation) = self.kernel.origin_now();
-        let own = [("RYOKAN_KERNEL".to_owned(), self.kernel.spec.name.to_string())];
+        let own = [("RYOKAN_KERNEL".to_owned(), self.kernel.spec().name.to_string())];
         let env = own.into_iter().chain(Origin::environment(kind, generation)).chain(request.env).collect();
         let (has_stdin, timeout_ms) = (request.stdin_open, request.timeout_ms);
         let process = WorkerProcess { exec, program, env, has_stdin, timeout_ms };

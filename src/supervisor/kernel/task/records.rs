@@ -49,7 +49,7 @@ impl Task {
         };
         let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
         if let Err(error) = self.host.making_room(save).await {
-            tracing::error!(kernel = %self.kernel.spec.name, %error, "the kernel's state could not be saved");
+            tracing::error!(kernel = %self.kernel.spec().name, %error, "the kernel's state could not be saved");
         }
     }
 }

@@ -67,7 +67,7 @@ impl Task {
                 self.workers.end(started.worker).await;
             }
             Err(error) => {
-                tracing::warn!(kernel = %self.kernel.spec.name, %error, "a worker could not be started");
+                tracing::warn!(kernel = %self.kernel.spec().name, %error, "a worker could not be started");
                 self.workers.remember_error(self.kernel.id, &error);
                 let cause = CrashCause::NotStarted(error.message.clone());
                 // Errors that no wait resolves are reported to the waiting clients now.
@@ -108,7 +108,7 @@ impl Task {
         if !report.not_restored.is_empty() {
             let names: Vec<_> = report.not_restored.iter().map(|m| format!("{} ({})", m.key, m.reason)).collect();
             self.host.events.publish(
-                &self.kernel.event_name,
+                &self.kernel.event_name(),
                 "state_not_restored",
                 serde_json::json!({ "entries": names }),
             );
@@ -193,7 +193,7 @@ impl Task {
             if let Err(error) = attaching.await {
                 tracing::warn!(path, %error, "a mount that is recorded is missing until the worker ends");
                 let detail = serde_json::json!({ "path": path, "error": error.message });
-                self.host.events.publish(&self.kernel.event_name, "mount_missing", detail);
+                self.host.events.publish(&self.kernel.event_name(), "mount_missing", detail);
             }
         }
     }
@@ -299,18 +299,18 @@ impl Task {
         if !missed.is_empty() {
             let names: Vec<_> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
             let detail = serde_json::json!({ "entries": names });
-            self.host.events.publish(&self.kernel.event_name, "state_not_captured", detail);
+            self.host.events.publish(&self.kernel.event_name(), "state_not_captured", detail);
         }
         if !jobs.is_empty() {
             let names: Vec<_> = jobs.iter().map(|job| format!("{}: {}", job.id, job.command)).collect();
             let detail = serde_json::json!({ "jobs": names });
-            self.host.events.publish(&self.kernel.event_name, "jobs_killed", detail);
+            self.host.events.publish(&self.kernel.event_name(), "jobs_killed", detail);
         }
         let cause = current.cause.unwrap_or(CrashCause::Killed);
         self.end_lost_processes(&cause).await;
         if let Some(error) = &current.not_saved {
             let detail = serde_json::json!({ "error": error.message });
-            self.host.events.publish(&self.kernel.event_name, "state_not_saved", detail);
+            self.host.events.publish(&self.kernel.event_name(), "state_not_saved", detail);
         }
         self.step(Event::WorkerEnded { attempt, cause }).await;
         if matches!(self.life.state, State::Stopped { .. }) {

@@ -96,9 +96,9 @@ impl TargetSide {
         let state = known.view().state;
         match state {
             _ if known.uid != self.actor.uid => Err(Error::already_exists("another user has this kernel")),
-            State::Departed { epoch: left, .. } if left < epoch => match known.spec.name == spec.name {
+            State::Departed { epoch: left, .. } if left < epoch => match known.spec().name == spec.name {
                 true => Ok(None),
-                false => Err(Error::conflict(format!("the kernel left here as {}", known.spec.name))),
+                false => Err(Error::conflict(format!("the kernel left here as {}", known.spec().name))),
             },
             State::Departed { epoch: left, .. } => Err(Error::refused(format!(
                 "epoch {} of kernel {} has ended: it left here for {}",

@@ -188,7 +188,7 @@ impl Supervisor {
             return Ok(());
         }
         kernel.check_here().map_err(|error| {
-            Error::conflict(format!("the move of kernel {} is committed", kernel.spec.name))
+            Error::conflict(format!("the move of kernel {} is committed", kernel.spec().name))
                 .reason("committed")
                 .hint(error.hint)
         })?;
@@ -197,14 +197,14 @@ impl Supervisor {
         match self.host().catalog.handovers().await?.iter().any(|row| row.kernel == kernel.id && row.side == Side::Out)
         {
             true => Ok(()),
-            false => Err(Error::not_found(format!("kernel {} is not being moved", kernel.spec.name))),
+            false => Err(Error::not_found(format!("kernel {} is not being moved", kernel.spec().name))),
         }
     }
 
     /// Refuses the removal of a kernel while the other host still needs its decision.
     pub(crate) async fn check_no_handover(&self, kernel: &Kernel) -> Result<()> {
         let rows = self.host().catalog.handovers().await?;
-        let name = &kernel.spec.name;
+        let name = &kernel.spec().name;
         for row in rows.iter().filter(|row| row.kernel == kernel.id) {
             match row.side {
                 Side::Out if self.has_departed(row) => {

@@ -75,7 +75,7 @@ pub async fn teleport(
     check(kernel, actor).await?;
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::HandoverOut)?);
     let epoch = next_epoch(kernel.epoch)?;
-    let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec.name.to_string(), epoch };
+    let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec().name.to_string(), epoch };
     let row = HandoverRow {
         id: HandoverId::from_bytes(host.random()),
         side: Side::Out,
@@ -108,16 +108,16 @@ pub async fn teleport(
 
 /// Checks that the kernel may be moved at all.
 async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
-    let name = &kernel.spec.name;
+    let name = &kernel.spec().name;
     kernel.admit(actor, 0).await?;
     kernel.check_available()?;
-    check_isolation(&kernel.spec)?;
+    check_isolation(&kernel.spec())?;
     if kernel.thread_of.is_some() || !kernel.threads().is_empty() {
         return Err(Error::refused(format!("kernel {name} shares its workspace with another kernel"))
             .reason("thread")
             .hint("remove the threads first: `ryokan rm`"));
     }
-    if kernel.spec.ephemeral {
+    if kernel.spec().ephemeral {
         return Err(Error::refused(format!("kernel {name} is ephemeral: it is removed with its client's connection"))
             .reason("ephemeral"));
     }
@@ -180,7 +180,7 @@ impl Move {
         if transition.is_recorded()
             && let Err(error) = transition.clear(&self.host).await
         {
-            tracing::warn!(kernel = %self.kernel.spec.name, %error, "the record of a failed move is left to recovery");
+            tracing::warn!(kernel = %self.kernel.spec().name, %error, "the record of a failed move is left to recovery");
         }
         transition.release();
         let is_refused =
@@ -197,7 +197,7 @@ impl Move {
             }
         }
         let detail = serde_json::json!({ "handover": self.row.id, "error": error.message, "reason": error.reason });
-        self.host.events.publish(&self.kernel.event_name, "teleport_failed", detail);
+        self.host.events.publish(&self.kernel.event_name(), "teleport_failed", detail);
         self.host.audit_refusal(&self.actor, "kernel.teleport", Some(&self.kernel), &error).await;
         error
     }
@@ -404,7 +404,7 @@ impl Move {
             at_ms: self.host.now_ms(),
             host: self.host.id(),
             kernel: kernel.id,
-            name: kernel.spec.name.to_string(),
+            name: kernel.spec().name.to_string(),
             generation: kernel.view().origin.generation,
             begin: last.id,
             blobs: kernel.records.blobs_granted_until(i64::MAX).await?,
