@@ -75,7 +75,7 @@ pub fn warning(text: &str, paint: Paint) -> String {
 /// Control characters in foreign text are escaped.
 pub fn render(error: &Error, paint: Paint) -> String {
     let mut text = format!("{} {}", paint.bad("error:"), super::render::plain(&error.message));
-    if !error.reason.is_empty() {
+    if !error.reason.is_empty() && error.code != ErrorCode::Departed {
         text.push_str(&format!(" ({})", super::render::plain(&error.reason)));
     }
     text.push('\n');
