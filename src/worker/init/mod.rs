@@ -95,6 +95,8 @@ pub struct Settings {
     pub rollback_bytes: u64,
     /// Memory limit for changed state on its way into the database, bytes.
     pub state_bytes: usize,
+    /// Limit of the state in the database, bytes.
+    pub stored_bytes: u64,
     /// Durability of the state's database.
     pub durability: Durability,
     /// Whether the files that an execution wrote are written to the disk before its end is reported.
