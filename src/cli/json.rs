@@ -16,6 +16,7 @@ use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{
     Event, HandoverInfo, JournalEntry, KernelInfo, MountInfo, ProcessInfo, TeleportReport, ToolInfo,
 };
+use crate::core::limits::engine_state_bytes;
 use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
@@ -44,6 +45,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
             "pids": limits.pids,
             "open_files": limits.open_files,
             "workspace_bytes": limits.workspace_bytes,
+            "engine_state_bytes": engine_state_bytes(limits.memory_bytes),
         },
         "idle_timeout_ms": spec.idle_timeout_ms,
         "retention": retention(&spec.retention),

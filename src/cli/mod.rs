@@ -62,8 +62,13 @@ pub fn main() -> ExitCode {
             // An error repeats the arguments, which may hold anything.
             let text = help_or_error.render().to_string();
             let plain = render::plain(&text);
+            let wants_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
             // `--help | head` closes the pipe: the failure cannot be reported.
             let _ = match help_or_error.use_stderr() && plain != text {
+                _ if help_or_error.use_stderr() && wants_json => {
+                    let line = Failure::of_parser(&plain).report(true, Paint::OFF).unwrap_or_default();
+                    std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes())
+                }
                 true => std::io::Write::write_all(&mut std::io::stderr(), plain.as_bytes()),
                 false => help_or_error.print(),
             };
@@ -71,6 +76,7 @@ pub fn main() -> ExitCode {
         }
     };
     trace(&cli.options);
+    let wants_json = cli.options.json;
     let context = Context::new(cli.options);
     let waits_for = cli.command.waits_for().map(str::to_owned);
     let command = waiting::with_notice(&context, waits_for.as_deref(), None, dispatch(&context, cli.command));
@@ -81,7 +87,7 @@ pub fn main() -> ExitCode {
     let code = match done {
         Ok(()) => exit::OK,
         Err(failure) => {
-            if let Some(text) = failure.text(context.terminal.paint_stderr) {
+            if let Some(text) = failure.report(wants_json, context.terminal.paint_stderr) {
                 let _ = std::io::stderr().write_all(text.as_bytes());
             }
             failure.exit_code()

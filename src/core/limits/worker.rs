@@ -67,8 +67,12 @@ pub const LISTING_PARTS: usize = 5 * STATE_ENTRIES;
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// Engine state as one message (`snapshot`, `restore`), bytes.
 pub const STATE_INLINE_BYTES: usize = 32 << 20;
-/// Engine state of one kernel, all entries, bytes.
+/// Engine state of any kernel, all entries, bytes.
 pub const STATE_BYTES: u64 = 4 << 30;
+/// Engine state of a kernel, all entries, bytes, for its memory limit: more could not be loaded again.
+pub const fn engine_state_bytes(memory_bytes: u64) -> u64 {
+    if memory_bytes > STATE_BYTES { STATE_BYTES } else { memory_bytes }
+}
 /// State entries of one kernel.
 pub const STATE_ENTRIES: usize = 100_000;
 /// Parts, as in [`FRAME_PARTS`], of the metadata of all of a kernel's state entries.

@@ -160,8 +160,9 @@ impl Host {
     /// The error for [`disk_is_full`](Self::disk_is_full).
     pub(crate) fn full() -> Error {
         Error::busy("no room on the disk that holds ryokan's data").reason(DISK_FULL).hint(
-            "free space on the device or raise the quota; `ryokan rm` and `ryokan gc` free space, and an idle kernel \
-                 can run code that deletes its files; `du -s` of the folder `kernels` names the largest",
+            "free space on the device or raise the quota; `ryokan rm`, `ryokan gc` and a `ryokan restore` to smaller \
+                 files free space, and an idle kernel can run code that deletes its files; `du -s` of the folder \
+                 `kernels` names the largest",
         )
     }
 

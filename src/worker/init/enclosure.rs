@@ -40,6 +40,8 @@ pub enum Watch {
     },
     /// A limit was exceeded: the engine must end.
     Beyond(CrashCause),
+    /// The workspace exceeds its size limit: the execution must end, and code may run to delete files.
+    Full,
 }
 
 /// A mount of a kernel: path inside, source, and whether the kernel may write.
