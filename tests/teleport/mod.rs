@@ -4,7 +4,7 @@ mod crash_safety;
 mod failures;
 mod hostile;
 mod moves;
-
+mod ssh;
 
 use std::process::Output;
 
