@@ -76,9 +76,10 @@ interface Host {
   # their own.
 
   teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink) -> (report :TeleportReport);
-  # Moves a kernel to another host; returns when the kernel lives there. `to` is `exec:COMMAND`: a
-  # shell command whose standard streams are connected to the other daemon. The daemon runs the
-  # command, so only its own user may name one. Before the commit, a failure or the loss of this call
+  # Moves a kernel to another host; returns when the kernel lives there. `to` is
+  # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
+  # connected to the other daemon. The daemon runs ssh or the command, so only its own user may name
+  # one. Before the commit, a failure or the loss of this call
   # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP
   # servers and processes; otherwise `refused` names them.
   abortTeleport @15 (kernel :Text) -> ();

@@ -27,7 +27,7 @@ pub use self::path_rules::PathRules;
 pub use self::pool::Pool;
 pub use self::problem::{ConfigError, Problem};
 use self::read::Document;
-pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Upkeep};
+pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Teleport, Upkeep};
 pub use self::servers::{Mcp, Server};
 use crate::mcp::allow::AllowList;
 
@@ -49,6 +49,8 @@ pub struct Config {
     pub daemon: Daemon,
     /// `[upkeep]`.
     pub upkeep: Upkeep,
+    /// `[teleport]`.
+    pub teleport: Teleport,
     /// `[pool]`.
     pub pool: Pool,
     /// `[engines]`.

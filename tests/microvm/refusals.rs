@@ -30,3 +30,13 @@ fn host_paths_are_refused() {
     assert!(refused(&host, &with(&["--image", "0123"])).contains("no image 0123"));
     assert!(host.machines().is_empty());
 }
+
+#[test]
+fn machines_do_not_teleport() {
+    let host = Machines::start(User::Own);
+    host.ok(&["new", "lab", "--isolation", "microvm"]);
+    let output = host.cli(&["teleport", "lab", "--to", "exec:cat"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("virtual machine") && said.contains("ryokan export"), "{said}");
+}
