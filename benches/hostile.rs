@@ -141,12 +141,7 @@ async fn victim(host: &HostClient, ends: &AtomicBool) -> anyhow::Result<Samples>
 }
 
 /// Attacks until the end; returns what it could do.
-async fn attacker(
-    daemon: &Daemon,
-    host: &HostClient,
-    attack: Attack,
-    ends: &AtomicBool,
-) -> anyhow::Result<String> {
+async fn attacker(daemon: &Daemon, host: &HostClient, attack: Attack, ends: &AtomicBool) -> anyhow::Result<String> {
     let (kernel, _) = host.open_kernel("attacker").await?;
     let (done, refused) = (Cell::new(0), Cell::new(0));
     let count = |works: bool| if works { done.set(done.get() + 1) } else { refused.set(refused.get() + 1) };
