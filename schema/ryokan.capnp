@@ -290,6 +290,14 @@ interface Kernel {
   # The processes that run.
   signalProcess @70 (execId :UInt64, signal :Int32) -> ();
   # Sends a signal to a process's program, not to its tree.
+
+  suspend @71 (interrupt :Bool = false) -> ();
+  # Waits for the running execution, unless `interrupt` interrupts it, saves the engine's state and
+  # pauses every process of the kernel. Memory is kept until the host stops; afterwards the kernel is
+  # as after `stop`. The next use resumes it. `conflict` if the kernel has no worker, `unsupported`
+  # in a virtual machine.
+  resume @72 () -> ();
+  # `conflict` if the kernel has no worker.
 }
 
 interface Process {}

@@ -97,6 +97,11 @@ interface Worker {
   # Sends a signal to a process's program.
   endProcesses @26 () -> ();
   # Ends every process with its tree; returns when their ends were reported.
+
+  suspend @27 () -> ();
+  # As `freeze`, but until `resume` or `stop`: the processes stay stopped without a daemon, too.
+  # Idempotent.
+  resume @28 () -> ();
 }
 
 interface ProcessSink {
@@ -196,6 +201,7 @@ struct Report {
   missedJson @5 :Data;        # the last `missed` frame; empty: none
   restoredEntries @6 :UInt32;
   mounts @8 :List(Text);      # mount points inside of the kernel's host mounts
+  suspended @9 :Bool;         # paused by `suspend`
   notRestoredJson @7 :Data;   # a list as in `missed`: state entries of engine.db that the engine could not rebuild
 }
 

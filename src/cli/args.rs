@@ -24,6 +24,7 @@ use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
 use super::processes::{KillArgs, SpawnArgs};
 use super::repl::ReplArgs;
+use super::suspend::{ResumeArgs, SuspendArgs};
 use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
 use super::top::TopArgs;
@@ -112,6 +113,10 @@ pub enum Command {
     Start(NameArgs),
     /// Stop a kernel's worker; its state is kept
     Stop(StopArgs),
+    /// Pause a kernel and keep its memory while the host is up
+    Suspend(SuspendArgs),
+    /// Resume a suspended kernel
+    Resume(ResumeArgs),
     /// Remove kernels with their files and journals
     Rm(RmArgs),
     /// List, print or set a kernel's variables
@@ -192,7 +197,13 @@ pub enum Command {
 
 /// The commands as `ryokan --help` groups them. Every command is in one group.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Kernels", &["run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "rm"]),
+    (
+        "Kernels",
+        &[
+            "run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "suspend", "resume",
+            "rm",
+        ],
+    ),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),

@@ -37,6 +37,7 @@ mod processes;
 pub mod render;
 mod repl;
 pub mod spec;
+mod suspend;
 mod teleport;
 mod tools;
 mod top;
@@ -109,6 +110,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Show(args) => kernels::show(context, args).await,
         Command::Start(args) => kernels::start(context, args).await,
         Command::Stop(args) => kernels::stop(context, args).await,
+        Command::Suspend(args) => suspend::suspend(context, args).await,
+        Command::Resume(args) => suspend::resume(context, args).await,
         Command::Rm(args) => kernels::rm(context, args).await,
         Command::Vars(args) => vars::vars(context, args).await,
         Command::Mount(args) => mounts::mount(context, args).await,

@@ -190,6 +190,11 @@ pub trait IsolationDriver {
         true
     }
 
+    /// Whether kernels can be suspended.
+    fn can_suspend(&self) -> bool {
+        true
+    }
+
     /// The version of the image that a kernel runs; empty if there is none.
     fn image_version(&self, _spec: &KernelSpec) -> String {
         String::new()

@@ -104,6 +104,8 @@ pub const LABELS: &[Label] = &[
     label("kernel.files.remove", Steps::One, "removes a hidden kernel directory"),
     label("kernel.files.state", Steps::One, "writes a kernel's empty state.db"),
     label("kernel.files.sync", Steps::One, "makes a new kernel's files durable"),
+    label("kernel.worker.resume", Steps::One, "resumes the paused worker of a kernel"),
+    label("kernel.worker.suspend", Steps::One, "pauses the worker of a kernel"),
     label("repository.files.switch", Steps::One, "has git change the files of a repository"),
     label("repository.head.switch", Steps::One, "sets the commit of a repository"),
     label("repository.index.switch", Steps::One, "puts a restored index into a repository"),

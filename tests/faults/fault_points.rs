@@ -52,6 +52,8 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("repository.head.switch", "tests/freeze"),
     ("repository.index.switch", "tests/freeze"),
     ("state.checkpoints.withdraw", "tests/freeze"),
+    ("kernel.worker.resume", "tests/suspend"),
+    ("kernel.worker.suspend", "tests/suspend"),
     ("state.checkpoints.add", "tests/checkpoints"),
     ("state.checkpoints.pin", "one row of one table, as a consent"),
     ("state.checkpoints.remove", "tests/upkeep"),

@@ -102,6 +102,10 @@ impl IsolationDriver for MicrovmDriver {
         false
     }
 
+    fn can_suspend(&self) -> bool {
+        false
+    }
+
     fn image_version(&self, spec: &KernelSpec) -> String {
         image::find(&self.settings.images, &spec.image).map_or_else(|_| String::new(), |image| image.version)
     }

@@ -103,6 +103,10 @@ pub enum Call {
     Freeze(bool, Answer<()>),
     /// Resume every process inside.
     Thaw(Answer<()>),
+    /// Pause every process inside, until a resume or a stop.
+    Suspend(Answer<()>),
+    /// End the pause.
+    Resume(Answer<()>),
     /// Use the descriptor of that token as this attachment's execution channel.
     ExecChannel(u64, Answer<()>),
     /// Start a program beside the engine. Answered when its sandbox is verified.
@@ -144,6 +148,8 @@ impl Call {
             | Call::Unbind(_, answer)
             | Call::Freeze(_, answer)
             | Call::Thaw(answer)
+            | Call::Suspend(answer)
+            | Call::Resume(answer)
             | Call::ExecChannel(_, answer)
             | Call::Spawn(_, _, answer)
             | Call::Signal(_, _, answer)
@@ -233,6 +239,8 @@ pub struct Report {
     pub missed_json: Vec<u8>,
     /// Paths inside with mounts from the host.
     pub mounts: Vec<String>,
+    /// Whether every process inside is paused.
+    pub is_suspended: bool,
     /// Number of entries given to the engine at start.
     pub restored_entries: u32,
     /// Entries that the engine could not build, as a JSON list.

@@ -271,6 +271,14 @@ impl worker::Server for WorkerServer {
         self.call(Call::Thaw).await
     }
 
+    async fn suspend(self: Rc<Self>, _: worker::SuspendParams, _: worker::SuspendResults) -> Done {
+        self.call(Call::Suspend).await
+    }
+
+    async fn resume(self: Rc<Self>, _: worker::ResumeParams, _: worker::ResumeResults) -> Done {
+        self.call(Call::Resume).await
+    }
+
     async fn exec_channel(self: Rc<Self>, params: worker::ExecChannelParams, _: worker::ExecChannelResults) -> Done {
         let token = params.get()?.get_token();
         self.call(|answer| Call::ExecChannel(token, answer)).await
@@ -405,6 +413,7 @@ fn write_report(mut to: report::Builder<'_>, reported: &Report) -> Done {
     }
     to.set_jobs_json(&reported.jobs_json);
     to.set_missed_json(&reported.missed_json);
+    to.set_suspended(reported.is_suspended);
     to.set_restored_entries(reported.restored_entries);
     to.set_not_restored_json(&reported.not_restored_json);
     Ok(())

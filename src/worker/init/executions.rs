@@ -183,6 +183,7 @@ impl Worker {
             (Life::Serving, None, None) if self.snapshots.is_waking() => {
                 Err(Error::busy("the engine is being restored"))
             }
+            (Life::Serving, None, None) if self.suspended => Err(Error::busy("the kernel is suspended")),
             (Life::Serving, None, None) if self.frozen => Err(Error::busy("the kernel is frozen for a checkpoint")),
             (Life::Serving, None, None) => Ok(()),
             (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),

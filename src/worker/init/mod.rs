@@ -147,6 +147,8 @@ pub struct Worker {
     processes: Processes,
     /// Whether every process inside is stopped for a checkpoint.
     frozen: bool,
+    /// Whether they are stopped until the kernel resumes.
+    suspended: bool,
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
@@ -242,6 +244,7 @@ impl Worker {
             snapshots: ForkedSnapshots::default(),
             processes: Processes::default(),
             frozen: false,
+            suspended: false,
             asked: HashMap::new(),
             last_id: 0,
             killed_for: None,

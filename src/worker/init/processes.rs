@@ -9,7 +9,7 @@
 //! The end is that of the program, as with `docker exec`. What the program leaves running may hold
 //! its pipes open; the end does not wait for it, and its later output is dropped.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use super::enclosure::{Exit, NotRun, ProcessProgram, ProcessTree, SandboxedProcess, TreeEnd};
@@ -55,10 +55,58 @@ struct Handle {
     end: mpsc::UnboundedSender<Why>,
 }
 
+/// The pauses of a worker: a process's timeout does not count them.
+#[derive(Default)]
+pub(super) struct Pauses {
+    since: Cell<Option<Instant>>,
+    total: Cell<Duration>,
+    changed: Notify,
+}
+
+impl Pauses {
+    pub(super) fn begin(&self) {
+        self.since.set(Some(Instant::now()));
+        self.changed.notify_waiters();
+    }
+
+    pub(super) fn end(&self) {
+        if let Some(since) = self.since.take() {
+            self.total.set(self.total.get() + since.elapsed());
+        }
+        self.changed.notify_waiters();
+    }
+}
+
+/// A deadline that pauses move.
+struct Timeout {
+    at: Instant,
+    /// The pauses before its start.
+    paused: Duration,
+    pauses: Rc<Pauses>,
+}
+
+impl Timeout {
+    async fn reached(&self) {
+        loop {
+            let changed = self.pauses.changed.notified();
+            if self.pauses.since.get().is_some() {
+                changed.await;
+                continue;
+            }
+            let at = self.at + (self.pauses.total.get() - self.paused);
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => return,
+                () = changed => {}
+            }
+        }
+    }
+}
+
 /// The running processes.
 pub(super) struct Processes {
     running: Rc<RefCell<BTreeMap<ExecId, Handle>>>,
     count: Rc<watch::Sender<usize>>,
+    pub(super) pauses: Rc<Pauses>,
     /// Trees that do not end.
     pub(super) overrun: mpsc::UnboundedReceiver<ExecId>,
     overran: mpsc::UnboundedSender<ExecId>,
@@ -67,7 +115,13 @@ pub(super) struct Processes {
 impl Default for Processes {
     fn default() -> Self {
         let (overran, overrun) = mpsc::unbounded_channel();
-        Processes { running: Rc::default(), count: Rc::new(watch::Sender::new(0)), overrun, overran }
+        Processes {
+            running: Rc::default(),
+            count: Rc::new(watch::Sender::new(0)),
+            pauses: Rc::default(),
+            overrun,
+            overran,
+        }
     }
 }
 
@@ -131,7 +185,7 @@ impl Worker {
     pub(super) fn spawn(&mut self, start: ProcessStart, sink: ProcessSink) -> Result<()> {
         let frozen = || Error::busy("the kernel is frozen or being restored").reason("frozen");
         match &self.life {
-            Life::Serving if self.frozen || self.loading.is_some() || self.snapshots.is_waking() => {
+            Life::Serving if self.frozen || self.suspended || self.loading.is_some() || self.snapshots.is_waking() => {
                 return Err(frozen());
             }
             Life::Serving => {}
@@ -172,6 +226,7 @@ impl Worker {
         let (end, ends) = mpsc::unbounded_channel();
         let program = Rc::new(pidfd);
         let started = Instant::now();
+        let pauses = Rc::clone(&self.processes.pauses);
         let task = Process {
             exec,
             tree,
@@ -183,7 +238,10 @@ impl Worker {
             ends,
             started,
             timeout_ms,
-            timeout: (timeout_ms > 0).then(|| started.checked_add(Duration::from_millis(timeout_ms))).flatten(),
+            timeout: (timeout_ms > 0)
+                .then(|| started.checked_add(Duration::from_millis(timeout_ms)))
+                .flatten()
+                .map(|at| Timeout { at, paused: pauses.total.get(), pauses }),
             written: 0,
             why: None,
             overran,
@@ -228,7 +286,7 @@ struct Process {
     ends: mpsc::UnboundedReceiver<Why>,
     started: Instant,
     timeout_ms: u64,
-    timeout: Option<Instant>,
+    timeout: Option<Timeout>,
     /// Bytes of both streams so far.
     written: u64,
     /// Why it is being ended.
@@ -311,7 +369,7 @@ impl Process {
         let exited = exit.async_io(Interest::READABLE, |exit| SandboxedProcess::read_exit(exit.as_fd()));
         let clock = async {
             match timeout {
-                Some(at) => tokio::time::sleep_until(*at).await,
+                Some(timeout) => timeout.reached().await,
                 None => std::future::pending().await,
             }
         };
@@ -332,8 +390,8 @@ impl Process {
             let sent = self.sink.output(self.written, stream, piece);
             self.written += piece.len() as u64;
             let clock = async {
-                match self.timeout.filter(|_| self.why.is_none()) {
-                    Some(at) => tokio::time::sleep_until(at).await,
+                match self.timeout.as_ref().filter(|_| self.why.is_none()) {
+                    Some(timeout) => timeout.reached().await,
                     None => std::future::pending().await,
                 }
             };
