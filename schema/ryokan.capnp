@@ -917,6 +917,9 @@ interface Groups {
   check @10 (name :Text, ref :Text) -> (differences :List(Text));
   # How the present state differs from a checkpoint of the kernel or a freeze of the group; `ref`
   # empty: the newest. `refused` with reason `data_newer` if a group's data needs newer code.
+  diff @11 (group :Text, from :Text, to :Text) -> (differences :List(GroupDifference), omitted :UInt64);
+  # From freeze `from` (empty: the newest) to freeze `to` (empty: the present state), member by
+  # member. `omitted`: the number of further differences.
 }
 
 struct Group {
@@ -943,6 +946,17 @@ struct Freeze {
   restoredAtMs @6 :Int64;     # 0: never
   isHead @7 :Bool;            # the last taken or restored
   lock @8 :Text;              # docs/lock-format.md
+}
+
+struct GroupDifference {
+  member @0 :Text;
+  kind @1 :Text;              # the member's
+  what @2 :Text;              # an area of a kernel; `head`, `commit`, `file`, `table`, `rows` and so on
+  deed @3 :Deed;
+  name @4 :Text;              # a path, a table, a commit
+  before @5 :Text;            # bounded
+  after @6 :Text;             # bounded
+  details @7 :List(Text);     # as in `Difference.what`; `uncommitted` for a file of a repository
 }
 
 struct GroupRestoration {

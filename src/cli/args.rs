@@ -134,7 +134,7 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// List a kernel's checkpoints, or a group's freezes, newest first
     Log(LogArgs),
-    /// Compare two checkpoints, or one with the present
+    /// Compare two checkpoints of a kernel or freezes of a group, or one with the present
     Diff(DiffArgs),
     /// Restore a kernel to a checkpoint, or a group to a freeze
     Restore(RestoreArgs),

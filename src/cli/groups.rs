@@ -182,6 +182,19 @@ pub async fn log(context: &Context, name: &str, limit: u32) -> Result<(), Failur
     context.print(&all.iter().map(|freeze| render::freeze_line(freeze, context.terminal.paint)).collect::<String>())
 }
 
+/// Shows the differences between two states of a group.
+pub async fn diff(context: &Context, name: &str, from: &str, to: &str) -> Result<(), Failure> {
+    let diff = context.host().await?.diff_group(name, from, to).await?;
+    if diff.omitted > 0 {
+        context.say(&format!("{} further differences are not listed", diff.omitted));
+    }
+    if context.options.json {
+        let lines = diff.differences.iter().map(|one| format!("{}\n", json::of(one)));
+        return context.print(&lines.collect::<String>());
+    }
+    context.print(&render::group_differences(&diff.differences, context.terminal.paint))
+}
+
 /// Restores a group.
 pub async fn restore(context: &Context, name: &str, reference: &str, members: &[String]) -> Result<(), Failure> {
     let what = if members.is_empty() { String::new() } else { format!("{} of ", members.join(", ")) };

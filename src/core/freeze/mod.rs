@@ -5,6 +5,7 @@
 //! what follows a failure.
 
 pub mod capture;
+pub mod difference;
 pub mod gate;
 pub mod lock;
 pub mod refs;
@@ -233,6 +234,28 @@ pub enum Captured {
         /// Its content.
         part: DatabasePart,
     },
+}
+
+impl Captured {
+    /// The member's kind by name.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Captured::Kernel { .. } => "kernel",
+            Captured::Repository { .. } => "repository",
+            Captured::Database { .. } => "database",
+        }
+    }
+}
+
+impl DatabasePart {
+    /// The form by name.
+    pub const fn form(&self) -> &'static str {
+        match self {
+            DatabasePart::Whole { .. } => "whole",
+            DatabasePart::Absent => "absent",
+            DatabasePart::Damaged { .. } => "damaged",
+        }
+    }
 }
 
 /// One member in a freeze.

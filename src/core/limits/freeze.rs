@@ -20,6 +20,14 @@ pub const REVERT_ATTEMPTS: u32 = 3;
 pub const GIT_ORPHAN: Duration = Duration::from_secs(30);
 /// Output of one git command, bytes.
 pub const GIT_OUTPUT_BYTES: u64 = 256 << 20;
+/// Differences between two states of a group that are listed.
+pub const GROUP_DIFFERENCES: usize = 1000;
+/// The name of an item in one of them, characters.
+pub const GROUP_DIFFERENCE_NAME: usize = 1024;
+/// Commits between two states of a repository that are listed, for each direction.
+pub const COMMITS_COMPARED: usize = 100;
+/// Tables of a database whose rows a comparison counts.
+pub const TABLES_COMPARED: usize = 1000;
 /// Ignored files that a refusal names.
 pub const IGNORED_NAMED: usize = 5;
 /// The configuration of a repository, bytes.

@@ -238,6 +238,15 @@ async fn copied(path: &Path, copy: &Path) -> Result<Copied> {
     .await
 }
 
+/// Copies the present content into a new file if SQLite can read it; returns the form of what is there.
+pub(super) async fn copy_now(path: &Path, copy: &Path) -> Result<&'static str> {
+    Ok(match copied(path, copy).await? {
+        Copied::Whole(..) => "whole",
+        Copied::Absent => "absent",
+        Copied::Damaged(_) => "damaged",
+    })
+}
+
 /// Whether the present content, whose copy is `now`, is that of a part. Damaged databases are never the same.
 async fn is_at(host: &Host, present: &Copied, now: &Path, part: &DatabasePart) -> Result<bool> {
     match (present, part) {

@@ -78,8 +78,16 @@ pub(super) async fn open(
 /// # Errors
 /// As [`open`].
 pub(super) async fn open_one(supervisor: &Supervisor, group: &Group, member: &Member) -> Result<Live> {
+    let scratch = super::scratch(supervisor.host(), group.id).join(&member.name);
+    open_in(supervisor, group, member, scratch).await
+}
+
+/// Opens one member with files of an operation in `scratch`.
+///
+/// # Errors
+/// As [`open`].
+pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Member, scratch: PathBuf) -> Result<Live> {
     let host = supervisor.host();
-    let scratch = super::scratch(host, group.id).join(&member.name);
     std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(format!("{}: {error}", scratch.display())))?;
     let kind = match &member.target {
         Target::Kernel { id } => LiveKind::Kernel { kernel: kernel(supervisor, *id)?, held: None, checkpoint: None },

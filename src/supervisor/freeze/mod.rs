@@ -7,6 +7,7 @@
 //! One operation runs at a time. Each runs in a task of its own, to its end, even if its client disconnects.
 
 mod access;
+mod compare;
 mod databases;
 mod groups;
 mod locks;
@@ -16,6 +17,7 @@ mod recover;
 mod run_freeze;
 mod run_restore;
 
+pub use compare::diff;
 pub use groups::{abandon, add, create, exists, find, list, remove};
 pub use locks::{check, lock, lock_of};
 pub use recover::recover;
