@@ -174,6 +174,9 @@ impl Repository {
         match fs::metadata(self.git_dir().join("index")) {
             Ok(meta) if meta.len() <= limits::GIT_INDEX_BYTES => {
                 fs::copy(self.git_dir().join("index"), &index).map_err(failed(&index))?;
+                // Git reads files that changed in the second of the index's own time, and trusts older ones.
+                let copy = File::options().write(true).open(&index).map_err(failed(&index))?;
+                meta.modified().and_then(|time| copy.set_modified(time)).map_err(failed(&index))?;
             }
             Ok(_) => return Err(Error::refused("the index is too large").reason("git_index")),
             Err(_) => drop(self.ok(&["read-tree", head.commit.as_str()], &env, b"").await?),

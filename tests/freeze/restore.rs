@@ -165,6 +165,22 @@ fn states_are_compared() {
     }
 }
 
+/// Git compares whole seconds, and trusts a file that is older than the index.
+#[test]
+fn change_within_second_is_captured() {
+    let shop = Shop::new(users()[0]);
+    for (n, (one, other)) in [("aaa", "bbb"), ("ccc", "ddd"), ("eee", "fff")].into_iter().enumerate() {
+        shop.write("app.py", one);
+        shop.commit(one);
+        shop.write("app.py", other);
+        std::thread::sleep(Duration::from_millis(1100));
+        shop.host.ok(&["freeze", "shop", "-m", one]);
+        shop.write("app.py", "another");
+        shop.host.ok(&["--yes", "restore", "shop", one, "--member", "code"]);
+        assert_eq!(shop.read("app.py").as_deref(), Some(other), "round {n}");
+    }
+}
+
 #[test]
 fn checkpoints_carry_locks() {
     let shop = Shop::new(users()[0]);
