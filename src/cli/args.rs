@@ -144,7 +144,7 @@ pub enum Command {
     Fork(ForkArgs),
     /// Show or change how long a kernel's automatic checkpoints are kept
     Retention(RetentionArgs),
-    /// Manage groups: kernels, repositories and databases that are frozen as one
+    /// Manage groups: kernels, repositories and data that are frozen as one
     Group(GroupArgs),
     /// Freeze a group: capture all of its members within one pause
     Freeze(FreezeArgs),

@@ -31,7 +31,8 @@ impl GroupsServer {
                 Ok(kernel) => kernel.spec.name.to_string(),
                 Err(_) => id.to_string(),
             },
-            Target::Repository { path } | Target::Database { path } => path.clone(),
+            Target::Repository { path } | Target::Database { path } | Target::Directory { path } => path.clone(),
+            Target::Command { source } => source.clone(),
         };
         MemberInfo { name: member.name.clone(), kind: member.target.kind().into(), target }
     }

@@ -7,16 +7,19 @@ use std::rc::Rc;
 use super::members::{self, Live};
 use super::objects::{self, blocking};
 use super::run_freeze::in_time;
-use super::{databases, find_freeze, manifest, turn};
+use super::{find_freeze, manifest, sources, turn};
 use crate::catalog::host_database;
 use crate::core::diff::{Area, Deed};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::capture::Reply;
 use crate::core::freeze::difference::{GroupDiff, Subject};
 use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
-use crate::core::freeze::{Captured, DatabasePart, Group, KernelRevision, Member, Part, RepositoryPart, Target};
+use crate::core::freeze::{
+    Captured, DatabasePart, DirectoryPart, Group, KernelRevision, Member, Part, RepositoryPart, Target,
+};
 use crate::core::ids::{CheckpointId, KernelId};
 use crate::core::limits;
+use crate::core::quantity::format_size;
 use crate::supervisor::checkpoint::{self, revisions_now};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
@@ -36,6 +39,8 @@ pub async fn diff(supervisor: &Supervisor, group: &str, (from, to): (&str, &str)
         "" => None,
         to => Some(manifest(host, &find_freeze(host, &group, to).await?).await?.parts),
     };
+    // Only this guard protects trees of the present state from garbage collection.
+    let _held = host.store.run(|store| Ok(store.guard())).await?;
     let scratch = Scratch::new(super::scratch(host, group.id).join(".diff"))?;
     let mut names: BTreeSet<&str> = before.iter().map(|part| part.name.as_str()).collect();
     match &after {
@@ -47,7 +52,7 @@ pub async fn diff(supervisor: &Supervisor, group: &str, (from, to): (&str, &str)
         let of = |parts: &[Part]| parts.iter().find(|part| part.name == name).map(|part| part.captured.clone());
         let then = of(&before);
         let now = match &after {
-            Some(parts) => of(parts).map(Now::Frozen),
+            Some(parts) => parts.iter().find(|part| part.name == name).map(|part| Now::Frozen(&part.captured)),
             None => group.members.iter().find(|member| member.name == name).map(|member| Now::Present(&member.target)),
         };
         let pair = Pair { supervisor, group: &group, name, scratch: scratch.0.join(name) };
@@ -78,7 +83,7 @@ impl Drop for Scratch {
 
 /// The second state of a member.
 enum Now<'a> {
-    Frozen(Captured),
+    Frozen(&'a Captured),
     Present(&'a Target),
 }
 
@@ -116,9 +121,10 @@ impl Pair<'_> {
                 let before = (checkpoint, repositories, revision);
                 match now {
                     Now::Frozen(Captured::Kernel { kernel: id, checkpoint, repositories, revision, .. })
-                        if id == kernel =>
+                        if *id == kernel =>
                     {
-                        self.kernel(kernel, before, Some((checkpoint, repositories, revision)), &mut of).await
+                        let after = (*checkpoint, repositories.clone(), revision.clone());
+                        self.kernel(kernel, before, Some(after), &mut of).await
                     }
                     Now::Present(Target::Kernel { id }) if *id == kernel => {
                         self.kernel(kernel, before, None, &mut of).await
@@ -127,19 +133,56 @@ impl Pair<'_> {
                 }
             }
             (Captured::Repository { path, part }, Now::Frozen(Captured::Repository { part: now, .. })) => {
-                self.in_time(self.repository(path, &part, Some(now), &mut of)).await
+                self.in_time(self.repository(path, &part, Some(now.clone()), &mut of)).await
             }
             (Captured::Repository { part, .. }, Now::Present(Target::Repository { path })) => {
                 self.in_time(self.repository(path.clone(), &part, None, &mut of)).await
             }
             (Captured::Database { part, .. }, Now::Frozen(Captured::Database { part: now, .. })) => {
-                self.in_time(self.database(&part, Ok(&now), &mut of)).await
+                self.in_time(self.database(&part, Ok(now), &mut of)).await
             }
             (Captured::Database { part, .. }, Now::Present(Target::Database { path })) => {
                 self.in_time(self.database(&part, Err(Path::new(path)), &mut of)).await
             }
+            (Captured::Directory { part, .. }, now) => {
+                let now = match now {
+                    Now::Frozen(Captured::Directory { part, .. }) => *part,
+                    Now::Present(target @ Target::Directory { .. }) => self.directory_now(target).await?,
+                    now => return replaced(&mut of, self.name, &now),
+                };
+                self.directory(part, now, &mut of).await
+            }
+            (Captured::Command { data, bytes, .. }, Now::Frozen(Captured::Command { data: now, bytes: size, .. })) => {
+                if data != *now {
+                    of.add("data", Deed::Changed, "data", &format_size(bytes), &format_size(*size));
+                }
+                Ok(())
+            }
+            // What its programs would write now is not known without a freeze.
+            (Captured::Command { .. }, Now::Present(Target::Command { .. })) => Ok(()),
             (_, now) => replaced(&mut of, self.name, &now),
         }
+    }
+
+    async fn directory_now(&self, target: &Target) -> Result<DirectoryPart> {
+        let member = Member { name: self.name.to_owned(), target: target.clone() };
+        let mut live = members::open_in(self.supervisor, self.group, &member, self.scratch.clone()).await?;
+        match live.present().await? {
+            Some(Captured::Directory { part, .. }) => Ok(part),
+            _ => Err(Error::internal("a directory has another kind of content")),
+        }
+    }
+
+    async fn directory(&self, before: DirectoryPart, after: DirectoryPart, of: &mut Subject<'_>) -> Result<()> {
+        let state = |part: &DirectoryPart| if part.tree.is_some() { "present" } else { "absent" };
+        of.change("state", "directory", state(&before), state(&after));
+        let (Some(before), Some(after)) = (before.tree, after.tree) else { return Ok(()) };
+        let take = async |found: crate::core::diff::Difference| {
+            let crate::core::diff::Difference { area, deed, name, before, after, what } = found;
+            of.push(area.name(), deed, &name, (&before, &after), what);
+            Ok(())
+        };
+        checkpoint::diff_trees(self.host(), before, after, take).await
     }
 
     async fn in_time(&self, compared: impl Future<Output = Result<()>>) -> Result<()> {
@@ -266,7 +309,7 @@ impl Pair<'_> {
         let (one, other) = (self.scratch.join("before"), self.scratch.join("after"));
         let (then, now) = match after {
             Ok(after) => (self.image(before, &one).await?, self.image(after, &other).await?),
-            Err(path) => (self.image(before, &one).await?, databases::copy_now(path, &other).await?),
+            Err(path) => (self.image(before, &one).await?, sources::copy_now(path, &other).await?),
         };
         of.change("state", "database", then, now);
         if (then, now) != ("whole", "whole") {
