@@ -906,8 +906,9 @@ interface Groups {
   create @0 (name :Text) -> ();
   # `alreadyExists` if a group or a kernel of the caller has this name.
   add @1 (group :Text, kind :Text, target :Text, name :Text) -> (member :GroupMember);
-  # `kind`: `kernel`, `repository` (a git work tree) or `database` (an SQLite file). `target`: the
-  # kernel's name or the path. `name` empty: derived from the target.
+  # `kind`: `kernel`, `repository` (a git work tree), `database` (an SQLite file), `directory`, or
+  # `command` (a data source of the daemon's configuration). `target`: the kernel's name, the path or
+  # the source's name. `name` empty: derived from the target.
   remove @2 (group :Text, member :Text, abandon :Bool) -> ();
   # `member` empty: the group with all of its freezes. `abandon`: although a freeze or a restore of
   # it has not ended; its members stay as they are.
@@ -926,6 +927,9 @@ interface Groups {
   check @10 (name :Text, ref :Text) -> (differences :List(Text));
   # How the present state differs from a checkpoint of the kernel or a freeze of the group; `ref`
   # empty: the newest. `refused` with reason `data_newer` if a group's data needs newer code.
+  diff @11 (group :Text, from :Text, to :Text) -> (differences :List(GroupDifference), omitted :UInt64);
+  # From freeze `from` (empty: the newest) to freeze `to` (empty: the present state), member by
+  # member. `omitted`: the number of further differences.
 }
 
 struct Group {
@@ -939,7 +943,7 @@ struct Group {
 struct GroupMember {
   name @0 :Text;
   kind @1 :Text;
-  target @2 :Text;            # a kernel's name, or a path
+  target @2 :Text;            # a kernel's name, a path, or the name of a configured source
 }
 
 struct Freeze {
@@ -952,6 +956,17 @@ struct Freeze {
   restoredAtMs @6 :Int64;     # 0: never
   isHead @7 :Bool;            # the last taken or restored
   lock @8 :Text;              # docs/lock-format.md
+}
+
+struct GroupDifference {
+  member @0 :Text;
+  kind @1 :Text;              # the member's
+  what @2 :Text;              # an area of a kernel; `head`, `commit`, `file`, `table`, `rows` and so on
+  deed @3 :Deed;
+  name @4 :Text;              # a path, a table, a commit
+  before @5 :Text;            # bounded
+  after @6 :Text;             # bounded
+  details @7 :List(Text);     # as in `Difference.what`; `uncommitted` for a file of a repository
 }
 
 struct GroupRestoration {

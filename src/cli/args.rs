@@ -139,7 +139,7 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// List a kernel's checkpoints, or a group's freezes, newest first
     Log(LogArgs),
-    /// Compare two checkpoints, or one with the present
+    /// Compare two checkpoints of a kernel or freezes of a group, or one with the present
     Diff(DiffArgs),
     /// Restore a kernel to a checkpoint, or a group to a freeze
     Restore(RestoreArgs),
@@ -149,7 +149,7 @@ pub enum Command {
     Fork(ForkArgs),
     /// Show or change how long a kernel's automatic checkpoints are kept
     Retention(RetentionArgs),
-    /// Manage groups: kernels, repositories and databases that are frozen as one
+    /// Manage groups: kernels, repositories and data that are frozen as one
     Group(GroupArgs),
     /// Freeze a group: capture all of its members within one pause
     Freeze(FreezeArgs),

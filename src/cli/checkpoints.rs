@@ -216,12 +216,12 @@ async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branch
 /// `ryokan diff`
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// Name or id of the kernel
+    /// Name or id of the kernel, or name of the group
     pub name: String,
-    /// The older checkpoint
-    #[arg(value_name = "A")]
+    /// The older checkpoint or freeze; the newest by default
+    #[arg(value_name = "A", default_value = "latest", hide_default_value = true)]
     pub from: String,
-    /// The newer checkpoint; the present by default
+    /// The newer checkpoint or freeze; the present by default
     #[arg(value_name = "B", default_value = "")]
     pub to: String,
     /// Only counts
@@ -235,9 +235,14 @@ pub struct DiffArgs {
     pub paths: Vec<OsString>,
 }
 
-/// Shows the differences between two checkpoints.
+/// Shows the differences between two checkpoints or freezes.
 pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
-    let (kernel, _) = context.kernel(&args.name).await?;
+    let (kernel, _) = match context.kernel(&args.name).await {
+        Err(failure) if groups::is_group(&failure) && !args.text && !args.stat => {
+            return groups::diff(context, &args.name, &args.from, &args.to).await;
+        }
+        found => found?,
+    };
     if args.text {
         return diff_text(context, &kernel, args).await;
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::problem::Fault;
 use super::sections::{Daemon, Defaults, Engines, Limits, Python, Sandbox, Teleport, Upkeep};
 use super::values::Span;
-use super::{Config, pool, servers};
+use super::{Config, pool, servers, sources};
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
@@ -59,6 +59,7 @@ pub(super) fn check(mut config: Config) -> Result<Config, Vec<Fault>> {
     pool::check(&mut config.pool, &mut faults);
     engines(&config.engines, &mut faults);
     servers::check(&config.mcp, &mut faults);
+    sources::check(&config.sources, &mut faults);
     if faults.0.is_empty() { Ok(config) } else { Err(faults.0) }
 }
 

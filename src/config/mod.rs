@@ -13,6 +13,7 @@ mod problem;
 mod read;
 mod sections;
 mod servers;
+mod sources;
 mod values;
 
 use std::fs::File;
@@ -29,6 +30,7 @@ pub use self::problem::{ConfigError, Problem};
 use self::read::Document;
 pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Teleport, Upkeep};
 pub use self::servers::{Mcp, Server};
+pub use self::sources::{Source, Sources};
 use crate::mcp::allow::AllowList;
 
 /// Largest configuration file, bytes.
@@ -57,6 +59,8 @@ pub struct Config {
     pub engines: Engines,
     /// `[mcp]`.
     pub mcp: Mcp,
+    /// `[sources.NAME]`.
+    pub sources: Sources,
 }
 
 impl Config {

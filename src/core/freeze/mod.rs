@@ -1,10 +1,11 @@
-//! Freezes: kernels, repositories and databases that are captured and restored as one.
+//! Freezes: kernels, repositories and data sources that are captured and restored as one.
 //!
 //! A *group* names its members. A [`FreezeManifest`], an object of the store, holds what was captured of each; the row
 //! of the catalog that names it makes the freeze visible. [`capture`] and [`restore`] decide the order of the steps and
 //! what follows a failure.
 
 pub mod capture;
+pub mod difference;
 pub mod gate;
 pub mod lock;
 pub mod refs;
@@ -44,6 +45,16 @@ pub enum Target {
         /// Its file, without symbolic links.
         path: String,
     },
+    /// A directory on this host.
+    Directory {
+        /// Its path, without symbolic links.
+        path: String,
+    },
+    /// A data source of the configuration: the user's own programs.
+    Command {
+        /// Its name there.
+        source: String,
+    },
 }
 
 impl Target {
@@ -53,6 +64,8 @@ impl Target {
             Target::Kernel { .. } => "kernel",
             Target::Repository { .. } => "repository",
             Target::Database { .. } => "database",
+            Target::Directory { .. } => "directory",
+            Target::Command { .. } => "command",
         }
     }
 }
@@ -151,6 +164,19 @@ pub enum DatabasePart {
     },
 }
 
+/// What was captured of a directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryPart {
+    /// Its tree; `None`: there was none. Only before a restore.
+    pub tree: Option<Digest>,
+    /// Number of entries.
+    pub entries: u64,
+    /// The directory's owner.
+    pub uid: u32,
+    /// The directory's group.
+    pub gid: u32,
+}
+
 /// What was captured of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -233,6 +259,46 @@ pub enum Captured {
         /// Its content.
         part: DatabasePart,
     },
+    /// Of a directory.
+    Directory {
+        /// Its path.
+        path: String,
+        /// Its content.
+        part: DirectoryPart,
+    },
+    /// Of a command source.
+    Command {
+        /// Its name in the configuration.
+        source: String,
+        /// What its program wrote.
+        data: Digest,
+        /// The size of that.
+        bytes: u64,
+    },
+}
+
+impl Captured {
+    /// The member's kind by name.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Captured::Kernel { .. } => "kernel",
+            Captured::Repository { .. } => "repository",
+            Captured::Database { .. } => "database",
+            Captured::Directory { .. } => "directory",
+            Captured::Command { .. } => "command",
+        }
+    }
+}
+
+impl DatabasePart {
+    /// The form by name.
+    pub const fn form(&self) -> &'static str {
+        match self {
+            DatabasePart::Whole { .. } => "whole",
+            DatabasePart::Absent => "absent",
+            DatabasePart::Damaged { .. } => "damaged",
+        }
+    }
 }
 
 /// One member in a freeze.
@@ -308,7 +374,7 @@ impl FreezeManifest {
         }
     }
 
-    /// The objects that it names. Those of its kernels belong to their checkpoints.
+    /// The objects that it names, without those of trees. Those of its kernels belong to their checkpoints.
     pub fn objects(&self) -> Vec<Digest> {
         let of = |part: &Part| -> Vec<Digest> {
             match &part.captured {
@@ -319,16 +385,33 @@ impl FreezeManifest {
                     DatabasePart::Absent => Vec::new(),
                     DatabasePart::Damaged { files } => files.iter().map(|(_, digest, _)| *digest).collect(),
                 },
+                Captured::Directory { .. } => Vec::new(),
+                Captured::Command { data, .. } => vec![*data],
             }
         };
         self.parts.iter().flat_map(of).collect()
+    }
+
+    /// The file trees that it names.
+    pub fn trees(&self) -> Vec<Digest> {
+        let of = |part: &Part| match part.captured {
+            Captured::Directory { part: DirectoryPart { tree, .. }, .. } => tree,
+            Captured::Kernel { .. }
+            | Captured::Repository { .. }
+            | Captured::Database { .. }
+            | Captured::Command { .. } => None,
+        };
+        self.parts.iter().filter_map(of).collect()
     }
 
     /// The checkpoints that it needs.
     pub fn checkpoints(&self) -> Vec<(KernelId, CheckpointId)> {
         let of = |part: &Part| match part.captured {
             Captured::Kernel { kernel, checkpoint, .. } => Some((kernel, checkpoint)),
-            Captured::Repository { .. } | Captured::Database { .. } => None,
+            Captured::Repository { .. }
+            | Captured::Database { .. }
+            | Captured::Directory { .. }
+            | Captured::Command { .. } => None,
         };
         self.parts.iter().filter_map(of).collect()
     }
@@ -378,9 +461,9 @@ pub struct GroupInfo {
 pub struct MemberInfo {
     /// Its name within the group.
     pub name: String,
-    /// `kernel`, `repository` or `database`.
+    /// `kernel`, `repository`, `database`, `directory` or `command`.
     pub kind: String,
-    /// A kernel's name, or a path.
+    /// A kernel's name, a path, or the name of a configured source.
     pub target: String,
 }
 

@@ -219,7 +219,10 @@ pub(super) fn pairings(parts: &[Part]) -> Vec<Pairing> {
         .iter()
         .filter_map(|part| match &part.captured {
             Captured::Repository { part: captured, .. } => Some((&part.name, &captured.head.commit)),
-            Captured::Kernel { .. } | Captured::Database { .. } => None,
+            Captured::Kernel { .. }
+            | Captured::Database { .. }
+            | Captured::Directory { .. }
+            | Captured::Command { .. } => None,
         })
         .collect();
     let with_each = |(database, revision): (&String, &crate::core::freeze::SchemaRevision)| {

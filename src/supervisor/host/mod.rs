@@ -61,6 +61,8 @@ pub struct Host {
     pub(crate) group_turn: std::sync::Arc<tokio::sync::Semaphore>,
     /// Runs git for groups, since its first use.
     pub(crate) git: RefCell<Option<Rc<crate::git::Git>>>,
+    /// Runs programs of data sources, since its first use.
+    pub(crate) programs: RefCell<Option<Rc<crate::programs::Programs>>>,
     /// Members of restores that could not be ended: kernels among them stay held.
     pub(crate) parked: RefCell<HashMap<crate::core::ids::GroupId, Vec<Box<dyn std::any::Any>>>>,
     /// Folders without a git repository, by content.
@@ -103,6 +105,7 @@ impl Host {
             reserve,
             group_turn: std::sync::Arc::new(tokio::sync::Semaphore::new(1)),
             git: RefCell::default(),
+            programs: RefCell::default(),
             parked: RefCell::default(),
             barren: std::sync::Arc::default(),
             prepared,
