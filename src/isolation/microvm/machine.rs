@@ -91,7 +91,7 @@ impl Machine {
     /// The same machine as that of the kernel with this folder. It takes the connection with it. Blocks.
     pub(super) fn moved_to(&self, folder: Folder) -> Machine {
         let client = Mutex::new(self.client().take());
-        Machine { folder, most_bytes: self.most_bytes, client, known: Mutex::default(), reading: Arc::default() }
+        Machine { folder, most_bytes: self.most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
     }
 
     /// Gives a warm machine its kernel's files, once it is seeded anew. Its disk becomes the truth.
