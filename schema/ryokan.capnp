@@ -907,8 +907,9 @@ interface Groups {
   # `alreadyExists` if a group or a kernel of the caller has this name.
   add @1 (group :Text, kind :Text, target :Text, name :Text) -> (member :GroupMember);
   # `kind`: `kernel`, `repository` (a git work tree), `database` (an SQLite file), `directory`, or
-  # `command` (a data source of the daemon's configuration). `target`: the kernel's name, the path or
-  # the source's name. `name` empty: derived from the target.
+  # `command` (a data source of the daemon's configuration), or `postgres`. `target`: the kernel's
+  # name, the path, the source's name, or `dbname=… host=… port=… user=…` without a password. `name`
+  # empty: derived from the target.
   remove @2 (group :Text, member :Text, abandon :Bool) -> ();
   # `member` empty: the group with all of its freezes. `abandon`: although a freeze or a restore of
   # it has not ended; its members stay as they are.
@@ -943,7 +944,7 @@ struct Group {
 struct GroupMember {
   name @0 :Text;
   kind @1 :Text;
-  target @2 :Text;            # a kernel's name, a path, or the name of a configured source
+  target @2 :Text;            # a kernel's name, a path, a source's name, or a connection
 }
 
 struct Freeze {

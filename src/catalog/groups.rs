@@ -103,7 +103,8 @@ impl CatalogHandle {
                 Target::Repository { .. }
                 | Target::Database { .. }
                 | Target::Directory { .. }
-                | Target::Command { .. } => None,
+                | Target::Command { .. }
+                | Target::Postgres { .. } => None,
             };
             db.sql("add member", |c| {
                 c.execute(

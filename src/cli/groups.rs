@@ -55,7 +55,8 @@ pub enum GroupCommand {
   ryokan group add shop --repository ~/src/shop
   ryokan group add shop --database ~/src/shop/shop.db --name data
   ryokan group add shop --directory ~/src/shop/uploads
-  ryokan group add shop --command queue")]
+  ryokan group add shop --command queue
+  ryokan group add shop --postgres 'dbname=shop host=/run/postgresql'")]
 pub struct AddArgs {
     /// Name of the group
     pub group: String,
@@ -74,6 +75,9 @@ pub struct AddArgs {
     /// A data source of the daemon's configuration: your own programs
     #[arg(long, value_name = "SOURCE", group = "what")]
     pub command: Option<String>,
+    /// A PostgreSQL database: dbname, host, port, user; a restore ends its connections
+    #[arg(long, value_name = "CONNECTION", group = "what")]
+    pub postgres: Option<String>,
     /// Name of the member; the kernel's or the file's by default
     #[arg(long, value_name = "NAME", default_value = "")]
     pub name: String,
@@ -146,10 +150,13 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
         (Some(kernel), _, _) => ("kernel", kernel.clone()),
         (_, Some((kind, path)), _) => (kind, absolute(path)?),
         (_, _, Some(source)) => ("command", source.clone()),
-        (None, None, None) => {
-            let hint = "give --kernel, --repository, --database, --directory or --command";
-            return Err(Failure::usage("nothing to add", hint));
-        }
+        (None, None, None) => match &args.postgres {
+            Some(connection) => ("postgres", connection.clone()),
+            None => {
+                let hint = "give --kernel, --repository, --database, --directory, --command or --postgres";
+                return Err(Failure::usage("nothing to add", hint));
+            }
+        },
     };
     let member = context.host().await?.add_member(&args.group, kind, &target, &args.name).await?;
     let text = || format!("added {} {} to {}\n", member.kind, render::plain(&member.name), args.group);

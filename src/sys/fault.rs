@@ -115,6 +115,8 @@ pub const LABELS: &[Label] = &[
     label("source.command.restore", Steps::One, "runs the program that restores a command source"),
     label("source.directory.switch", Steps::One, "exchanges a directory for its restored copy"),
     label("source.directory.switched", Steps::One, "compares an exchanged directory with what was captured"),
+    label("source.postgres.switch", Steps::One, "names a restored PostgreSQL database"),
+    label("source.postgres.switched", Steps::One, "ends the switch of a PostgreSQL database"),
     label("state.blobs.grant", Steps::Commit, "grants a kernel access to blobs"),
     label("state.checkpoints.add", Steps::Commit, "makes a checkpoint visible"),
     label("state.checkpoints.pin", Steps::Commit, "pins or unpins a checkpoint"),

@@ -54,6 +54,8 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("source.command.restore", "tests/freeze"),
     ("source.directory.switch", "tests/freeze"),
     ("source.directory.switched", "tests/freeze"),
+    ("source.postgres.switch", "tests/freeze"),
+    ("source.postgres.switched", "tests/freeze"),
     ("repository.files.switch", "tests/freeze"),
     ("repository.head.switch", "tests/freeze"),
     ("repository.index.switch", "tests/freeze"),

@@ -13,7 +13,7 @@ const FREEZE: [&str; 4] =
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
 /// Each by a test of its own.
-const OTHERS: [&str; 9] = [
+const OTHERS: [&str; 11] = [
     "database.files.replace",
     "freeze.groups.dir",
     "state.checkpoints.withdraw",
@@ -24,6 +24,9 @@ const OTHERS: [&str; 9] = [
     "source.command.restore",
     "source.directory.switch",
     "source.directory.switched",
+    // In `postgres`.
+    "source.postgres.switch",
+    "source.postgres.switched",
 ];
 const RESTORE: [&str; 7] = [
     "freeze.member.prepare",

@@ -3,6 +3,7 @@
 mod crash_safety;
 mod failures;
 mod gate;
+mod postgres;
 mod restore;
 mod sources;
 mod unfinished;

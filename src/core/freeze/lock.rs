@@ -207,6 +207,13 @@ impl Lock {
                     schema: revision.map(|one| one.schema.clone()).unwrap_or_default(),
                 });
             }
+            Captured::Postgres { connection, part } => self.database.push(LockedDatabase {
+                name,
+                path: connection.clone(),
+                state: if part.revision.is_some() { "whole" } else { "absent" }.into(),
+                user_version: None,
+                schema: part.revision.as_ref().map(|one| one.schema.clone()).unwrap_or_default(),
+            }),
             Captured::Directory { path, part } => {
                 let files = part.tree.map(|tree| tree.to_string()).unwrap_or_default();
                 self.directory.push(LockedDirectory { name, path: path.clone(), files });

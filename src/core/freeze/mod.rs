@@ -8,6 +8,7 @@ pub mod capture;
 pub mod difference;
 pub mod gate;
 pub mod lock;
+pub mod postgres;
 pub mod refs;
 pub mod restore;
 
@@ -55,6 +56,11 @@ pub enum Target {
         /// Its name there.
         source: String,
     },
+    /// A PostgreSQL database.
+    Postgres {
+        /// How it is reached, see [`postgres::Connection`].
+        connection: String,
+    },
 }
 
 impl Target {
@@ -66,6 +72,7 @@ impl Target {
             Target::Database { .. } => "database",
             Target::Directory { .. } => "directory",
             Target::Command { .. } => "command",
+            Target::Postgres { .. } => "postgres",
         }
     }
 }
@@ -177,6 +184,32 @@ pub struct DirectoryPart {
     pub gid: u32,
 }
 
+/// What was captured of a PostgreSQL database.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PostgresPart {
+    /// The archive that `pg_dump` wrote; `None`: there was no database. Only before a restore.
+    pub image: Option<Digest>,
+    /// Its size.
+    pub bytes: u64,
+    /// Its schema; `user_version` is 0.
+    pub revision: Option<SchemaRevision>,
+    /// What an archive does not hold.
+    pub facts: Option<PostgresFacts>,
+}
+
+/// What a new PostgreSQL database is created with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PostgresFacts {
+    /// Its encoding.
+    pub encoding: String,
+    /// Its collation.
+    pub collate: String,
+    /// Its character classes.
+    pub ctype: String,
+    /// Its owner.
+    pub owner: String,
+}
+
 /// What was captured of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -275,6 +308,13 @@ pub enum Captured {
         /// The size of that.
         bytes: u64,
     },
+    /// Of a PostgreSQL database.
+    Postgres {
+        /// How it is reached.
+        connection: String,
+        /// Its content.
+        part: PostgresPart,
+    },
 }
 
 impl Captured {
@@ -286,6 +326,7 @@ impl Captured {
             Captured::Database { .. } => "database",
             Captured::Directory { .. } => "directory",
             Captured::Command { .. } => "command",
+            Captured::Postgres { .. } => "postgres",
         }
     }
 }
@@ -387,6 +428,7 @@ impl FreezeManifest {
                 },
                 Captured::Directory { .. } => Vec::new(),
                 Captured::Command { data, .. } => vec![*data],
+                Captured::Postgres { part, .. } => part.image.into_iter().collect(),
             }
         };
         self.parts.iter().flat_map(of).collect()
@@ -399,7 +441,8 @@ impl FreezeManifest {
             Captured::Kernel { .. }
             | Captured::Repository { .. }
             | Captured::Database { .. }
-            | Captured::Command { .. } => None,
+            | Captured::Command { .. }
+            | Captured::Postgres { .. } => None,
         };
         self.parts.iter().filter_map(of).collect()
     }
@@ -411,7 +454,8 @@ impl FreezeManifest {
             Captured::Repository { .. }
             | Captured::Database { .. }
             | Captured::Directory { .. }
-            | Captured::Command { .. } => None,
+            | Captured::Command { .. }
+            | Captured::Postgres { .. } => None,
         };
         self.parts.iter().filter_map(of).collect()
     }
@@ -461,9 +505,9 @@ pub struct GroupInfo {
 pub struct MemberInfo {
     /// Its name within the group.
     pub name: String,
-    /// `kernel`, `repository`, `database`, `directory` or `command`.
+    /// `kernel`, `repository`, `database`, `directory`, `command` or `postgres`.
     pub kind: String,
-    /// A kernel's name, a path, or the name of a configured source.
+    /// A kernel's name, a path, the name of a configured source, or a connection.
     pub target: String,
 }
 

@@ -40,6 +40,14 @@ pub const SOURCE_BYTES: u64 = 1 << 30;
 pub const PROGRAM_ORPHAN: Duration = Duration::from_secs(10);
 /// The record of a quiesced data source, bytes.
 pub const QUIESCED_BYTES: u64 = 64 << 10;
+/// A name in a PostgreSQL server, bytes; with a suffix it has at most 63.
+pub const POSTGRES_NAME_BYTES: usize = 48;
+/// The directory of a PostgreSQL server's socket, or its name, bytes.
+pub const POSTGRES_HOST_BYTES: usize = 100;
+/// The answer of a PostgreSQL server to one statement, bytes.
+pub const POSTGRES_ANSWER_BYTES: u64 = 64 << 10;
+/// The definitions of a PostgreSQL database, bytes.
+pub const POSTGRES_SCHEMA_BYTES: u64 = 64 << 20;
 /// Ignored files that a refusal names.
 pub const IGNORED_NAMED: usize = 5;
 /// The configuration of a repository, bytes.

@@ -15,7 +15,7 @@ use crate::core::freeze::capture::Reply;
 use crate::core::freeze::difference::{GroupDiff, Subject};
 use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
 use crate::core::freeze::{
-    Captured, DatabasePart, DirectoryPart, Group, KernelRevision, Member, Part, RepositoryPart, Target,
+    Captured, DatabasePart, DirectoryPart, Group, KernelRevision, Member, Part, PostgresPart, RepositoryPart, Target,
 };
 use crate::core::ids::{CheckpointId, KernelId};
 use crate::core::limits;
@@ -147,7 +147,10 @@ impl Pair<'_> {
             (Captured::Directory { part, .. }, now) => {
                 let now = match now {
                     Now::Frozen(Captured::Directory { part, .. }) => *part,
-                    Now::Present(target @ Target::Directory { .. }) => self.directory_now(target).await?,
+                    Now::Present(target @ Target::Directory { .. }) => match self.present(target).await? {
+                        Captured::Directory { part, .. } => part,
+                        _ => return Err(Error::internal("a directory has another kind of content")),
+                    },
                     now => return replaced(&mut of, self.name, &now),
                 };
                 self.directory(part, now, &mut of).await
@@ -158,19 +161,29 @@ impl Pair<'_> {
                 }
                 Ok(())
             }
+            (Captured::Postgres { part, .. }, now) => {
+                let now = match now {
+                    Now::Frozen(Captured::Postgres { part, .. }) => part.clone(),
+                    Now::Present(target @ Target::Postgres { .. }) => match self.present(target).await? {
+                        Captured::Postgres { part, .. } => part,
+                        _ => return Err(Error::internal("a database has another kind of content")),
+                    },
+                    now => return replaced(&mut of, self.name, &now),
+                };
+                let schema = |part: &PostgresPart| part.revision.as_ref().map(ToString::to_string).unwrap_or_default();
+                of.change("schema", "schema", &schema(&part), &schema(&now));
+                Ok(())
+            }
             // What its programs would write now is not known without a freeze.
             (Captured::Command { .. }, Now::Present(Target::Command { .. })) => Ok(()),
             (_, now) => replaced(&mut of, self.name, &now),
         }
     }
 
-    async fn directory_now(&self, target: &Target) -> Result<DirectoryPart> {
+    async fn present(&self, target: &Target) -> Result<Captured> {
         let member = Member { name: self.name.to_owned(), target: target.clone() };
         let mut live = members::open_in(self.supervisor, self.group, &member, self.scratch.clone()).await?;
-        match live.present().await? {
-            Some(Captured::Directory { part, .. }) => Ok(part),
-            _ => Err(Error::internal("a directory has another kind of content")),
-        }
+        live.present().await?.ok_or_else(|| Error::internal("the member has no present state"))
     }
 
     async fn directory(&self, before: DirectoryPart, after: DirectoryPart, of: &mut Subject<'_>) -> Result<()> {

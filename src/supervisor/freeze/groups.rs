@@ -9,6 +9,7 @@ use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::postgres::{Connection, ConnectionError};
 use crate::core::freeze::{Group, Member, Target};
 use crate::core::ids::GroupId;
 use crate::core::name::KernelName;
@@ -97,6 +98,17 @@ pub async fn add(
             }
             (Target::Command { source: target.to_owned() }, target.to_owned())
         }
+        "postgres" => {
+            access::own_user(actor.uid)?;
+            let connection: Connection =
+                target.parse().map_err(|error: ConnectionError| Error::invalid(error.to_string()))?;
+            let member = Member {
+                name: connection.database.clone(),
+                target: Target::Postgres { connection: connection.to_string() },
+            };
+            sources::check_reachable(host, group.id, actor.uid, &member).await?;
+            (member.target, connection.database.to_ascii_lowercase())
+        }
         "repository" | "database" | "directory" => {
             let real = access::checked(host, actor.uid, Path::new(target))?;
             let file = real.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -126,7 +138,7 @@ pub async fn add(
             (target, file)
         }
         other => {
-            let kinds = "kernel, repository, database, directory or command";
+            let kinds = "kernel, repository, database, directory, command or postgres";
             return Err(Error::invalid(format!("{other:?} is no kind of member: {kinds}")));
         }
     };
@@ -147,7 +159,7 @@ fn check_overlap(group: &Group, target: &Target) -> Result<()> {
         Target::Repository { path } | Target::Database { path } | Target::Directory { path } => {
             Some(Path::new(path).to_owned())
         }
-        Target::Kernel { .. } | Target::Command { .. } => None,
+        Target::Kernel { .. } | Target::Command { .. } | Target::Postgres { .. } => None,
     };
     let is_directory = |target: &Target| matches!(target, Target::Directory { .. });
     let Some(new) = path(target) else { return Ok(()) };
@@ -186,7 +198,9 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
     let group = find(supervisor, actor.uid, group).await?;
     if !member.is_empty() {
         let notes = notes(host, actor, "group.drop", format!("{}: {member}", group.name));
-        pending::resume(host, Some(group.id)).await?;
+        if !group.unfinished {
+            pending::resume(host, |id| id == group.id).await?;
+        }
         return match host.catalog.remove_member(group.id, member.to_owned(), notes).await?.value {
             true => {
                 forget(host, group.members.iter().filter(|one| one.name == member));
@@ -195,7 +209,9 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
             false => Err(Error::not_found(format!("group {} has no member {member:?}", group.name))),
         };
     }
-    pending::resume(host, Some(group.id)).await?;
+    if !group.unfinished {
+        pending::resume(host, |id| id == group.id).await?;
+    }
     remove_whole(supervisor, &group, false, notes(host, actor, "group.remove", group.name.clone())).await
 }
 
@@ -231,7 +247,7 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
             source.discard().await;
         }
     }
-    let _ = pending::resume(host, Some(group.id)).await;
+    let _ = pending::resume(host, |id| id == group.id).await;
     let _ = std::fs::remove_dir_all(super::scratch(host, group.id));
     drop(host.parked.borrow_mut().remove(&group.id));
     recover::set_waiting(supervisor, &group, |_| true, false);

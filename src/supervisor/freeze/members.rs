@@ -63,7 +63,7 @@ pub(super) async fn open(
     members.sort_by_key(|member| match member.target {
         Target::Kernel { .. } => 0,
         Target::Repository { .. } => 1,
-        Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } => 2,
+        Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } | Target::Postgres { .. } => 2,
     });
     let mut opened = Vec::new();
     for member in members {
@@ -101,7 +101,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
             access::trusted_repository(supervisor, group.uid, &repository).await?;
             LiveKind::Repository { path, repository, state: None }
         }
-        Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } => {
+        Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } | Target::Postgres { .. } => {
             let source = sources::open_checked(supervisor, group.uid, member, scratch.clone()).await?;
             LiveKind::Data(source.ok_or_else(|| Error::internal("the member is no data source"))?)
         }
@@ -130,7 +130,8 @@ impl Live {
     /// Whether a step needs no deadline of its own: each call to a worker and each program of the user has one, and must
     /// not be abandoned.
     pub fn has_deadlines(&self) -> bool {
-        matches!(self.kind, LiveKind::Kernel { .. }) || matches!(self.member.target, Target::Command { .. })
+        matches!(self.kind, LiveKind::Kernel { .. })
+            || matches!(self.member.target, Target::Command { .. } | Target::Postgres { .. })
     }
 
     /// Whether a change of it goes on although nothing waits for it: it must not be abandoned.

@@ -25,7 +25,9 @@ pub async fn recover(supervisor: &Supervisor) {
         }
     };
     // What fails stays recorded, and was reported.
-    let _ = pending::resume(host, None).await;
+    let reverts =
+        |id: GroupId| intents.iter().any(|(of, intent)| *of == id && matches!(intent, Intent::Restore { .. }));
+    let _ = pending::resume(host, |id| !reverts(id)).await;
     for (id, intent) in intents {
         let group = groups.iter().find(|group| group.id == id);
         if let (Some(group), Intent::Restore { members, .. }) = (group, &intent) {
@@ -84,8 +86,10 @@ async fn sweep(host: &Rc<Host>, groups: &[Group]) {
 /// # Errors
 /// Errors that prevent it: the group stays unfinished.
 pub(super) async fn unfinished(supervisor: &Supervisor, group: &Group) -> Result<()> {
-    pending::resume(supervisor.host(), Some(group.id)).await?;
     let intents = supervisor.host().catalog.intents().await?;
+    if !intents.iter().any(|(id, intent)| *id == group.id && matches!(intent, Intent::Restore { .. })) {
+        pending::resume(supervisor.host(), |id| id == group.id).await?;
+    }
     let Some((id, intent)) = intents.into_iter().find(|(id, _)| *id == group.id) else {
         // Files of the operation before.
         let _ = std::fs::remove_dir_all(scratch(supervisor.host(), group.id));

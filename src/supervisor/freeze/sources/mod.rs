@@ -11,6 +11,7 @@ mod command;
 mod database;
 mod directory;
 pub(super) mod pending;
+mod postgres;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -21,7 +22,9 @@ pub(super) use self::database::copy_now;
 pub(super) use self::directory::{check as check_directory, forget as forget_directory};
 use super::access;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::postgres::ConnectionError;
 use crate::core::freeze::{Captured, Member, Target};
+use crate::core::ids::GroupId;
 use crate::core::kernel::transition::Kind;
 use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
@@ -105,6 +108,11 @@ pub(super) async fn open(
             access::own_user(uid)?;
             Box::new(command::CommandSource::new(host, source, scratch)?)
         }
+        Target::Postgres { connection } => {
+            access::own_user(uid)?;
+            let wrong = |error: ConnectionError| Error::corrupt(format!("member {name}: {error}"));
+            Box::new(postgres::PostgresSource::new(host, connection.parse().map_err(wrong)?, scratch))
+        }
     }))
 }
 
@@ -123,6 +131,19 @@ pub(super) async fn open_checked(
         access::unshared_directory(supervisor, Path::new(path)).await?;
     }
     Ok(opened)
+}
+
+/// Checks that the content of a new member can be reached.
+///
+/// # Errors
+/// Those of its revision.
+pub(super) async fn check_reachable(host: &Rc<Host>, group: GroupId, uid: u32, member: &Member) -> Result<()> {
+    let scratch = super::scratch(host, group).join(".check");
+    std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(error.to_string()))?;
+    match open(host, uid, member, scratch).await? {
+        Some(mut source) => source.revision(false).await.map(drop),
+        None => Ok(()),
+    }
 }
 
 fn other_content() -> Error {

@@ -65,18 +65,19 @@ pub(in crate::supervisor::freeze) fn clear(host: &Host, group: GroupId, member: 
     sys::fs::remove_durable(&file, "freeze.quiesced.clear").map_err(|error| Error::unavailable(error.to_string()))
 }
 
-/// Resumes every recorded source, or those of one group. What fails stays recorded, and is reported.
+/// Resumes the recorded sources of the groups that `is_meant` accepts: not those of a restore that is still to be
+/// reverted, which resumes them at its end. What fails stays recorded, and is reported.
 ///
 /// # Errors
 /// The first failure.
-pub(in crate::supervisor::freeze) async fn resume(host: &Rc<Host>, of: Option<GroupId>) -> Result<()> {
+pub(in crate::supervisor::freeze) async fn resume(host: &Rc<Host>, is_meant: impl Fn(GroupId) -> bool) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(folder(host)) else { return Ok(()) };
     let mut failed = None;
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some((group, member)) = name.split_once('.') else { continue };
         let Ok(id) = group.parse::<GroupId>() else { continue };
-        if of.is_some_and(|of| of != id) {
+        if !is_meant(id) {
             continue;
         }
         if let Err(error) = resume_one(host, id, &entry.path()).await {
