@@ -97,6 +97,8 @@ interface Worker {
   # Sends a signal to a process's program.
   endProcesses @26 () -> ();
   # Ends every process with its tree; returns when their ends were reported.
+  resize @27 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
+  # Sets the size of a process's terminal.
 }
 
 interface ProcessSink {
@@ -152,6 +154,8 @@ struct Process {
   cwd @3 :Text;
   hasStdin @4 :Bool;          # input arrives through `stdin`; otherwise it is empty
   timeoutMs @5 :UInt64;       # 0: none
+  rows @6 :UInt16;            # with `columns`: size of its terminal; both 0: it has none
+  columns @7 :UInt16;
 }
 
 struct ExecChannelCall {

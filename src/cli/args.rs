@@ -11,6 +11,7 @@ use super::blobs::BlobArgs;
 use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
 use super::copy::CopyArgs;
+use super::daemon::DaemonArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
@@ -22,7 +23,7 @@ use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
-use super::processes::{KillArgs, SpawnArgs};
+use super::processes::{KillArgs, ShellArgs, SpawnArgs};
 use super::repl::ReplArgs;
 use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
@@ -98,6 +99,8 @@ pub enum Command {
     Exec(ExecArgs),
     /// Run a program in a kernel, beside its engine
     Spawn(SpawnArgs),
+    /// Open a shell in a kernel, on this terminal
+    Shell(ShellArgs),
     /// List a kernel's processes
     Ps(NameArgs),
     /// End a process with everything that it started, or send it a signal
@@ -116,7 +119,7 @@ pub enum Command {
     Rm(RmArgs),
     /// List, print or set a kernel's variables
     Vars(VarsArgs),
-    /// Copy files and directories between this host and a kernel
+    /// Copy files and directories between this host and a kernel, or two kernels
     Cp(CopyArgs),
     /// Mount a host directory or file in a kernel
     Mount(MountArgs),
@@ -134,7 +137,7 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// List a kernel's checkpoints, or a group's freezes, newest first
     Log(LogArgs),
-    /// Compare two checkpoints, or one with the present
+    /// Compare two checkpoints, or one with the present; the last one by default
     Diff(DiffArgs),
     /// Restore a kernel to a checkpoint, or a group to a freeze
     Restore(RestoreArgs),
@@ -180,6 +183,8 @@ pub enum Command {
     Gc(GcArgs),
     /// Read all stored data and report damage
     Verify,
+    /// Show the daemon's status or log, or stop it
+    Daemon(DaemonArgs),
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
     /// Show what this host supports, and how to get the rest
@@ -192,13 +197,13 @@ pub enum Command {
 
 /// The commands as `ryokan --help` groups them. Every command is in one group.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Kernels", &["run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "rm"]),
+    ("Kernels", &["run", "new", "exec", "spawn", "shell", "ps", "kill", "repl", "ls", "show", "start", "stop", "rm"]),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "gc", "verify", "config", "doctor"]),
+    ("Host", &["top", "pool", "gc", "verify", "daemon", "config", "doctor"]),
     ("Shell", &["completions", "tour", "help"]),
 ];
 

@@ -58,6 +58,7 @@ impl Worker {
             Call::ExecChannel(token, answer) => reply(answer, self.open_exec_channel(token)),
             Call::Spawn(start, sink, answer) => reply(answer, self.spawn(start, sink)),
             Call::Signal(exec, signal, answer) => reply(answer, self.processes.signal(exec, signal)),
+            Call::Resize(exec, size, answer) => reply(answer, self.processes.resize(exec, size)),
             Call::EndProcesses(answer) => self.processes.end_all_then(answer),
             Call::Stdin { exec, data, end, answer } if self.processes.has(exec) => {
                 self.processes.stdin(exec, data, end, answer);
