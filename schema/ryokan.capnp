@@ -298,6 +298,8 @@ interface Kernel {
   # in a virtual machine.
   resume @72 () -> ();
   # `conflict` if the kernel has no worker.
+  resizeTerminal @73 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
+  # Sets the size of a process's terminal; its foreground processes get SIGWINCH.
 }
 
 interface Process {}
@@ -312,6 +314,8 @@ struct ProcessRequest {
   outputLimitBytes @5 :UInt64; # output kept in the journal; 0: the default
   detached @6 :Bool;          # it continues without this client, until it, its worker or its daemon ends
   expectedVersion @7 :UInt64;
+  rows @8 :UInt16;            # with `columns`: the program gets a terminal of that size as its
+  columns @9 :UInt16;         # streams, and its output is all stdout; both 0: none
 }
 
 struct ProcessInfo {
@@ -820,7 +824,14 @@ struct ForkedKernel {
 }
 
 struct KernelFilter { labels @0 :List(Pair); states @1 :List(Text); prefix @2 :Text; }
-struct HostInfo { id @0 :Text; name @1 :Text; version @2 :Text; arch @3 :Text; engines @4 :List(Text); }
+struct HostInfo {
+  id @0 :Text;
+  name @1 :Text;
+  version @2 :Text;
+  arch @3 :Text;
+  engines @4 :List(Text);
+  pid @5 :UInt32;             # the daemon's process, as it sees it; 0: an older daemon
+}
 struct Ability { name @0 :Text; present @1 :Bool; detail @2 :Text; hint @3 :Text; required @4 :Bool; }
 
 struct PoolInfo {

@@ -102,6 +102,8 @@ interface Worker {
   # As `freeze`, but until `resume` or `stop`: the processes stay stopped without a daemon, too.
   # Idempotent.
   resume @28 () -> ();
+  resize @29 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
+  # Sets the size of a process's terminal.
 }
 
 interface ProcessSink {
@@ -157,6 +159,8 @@ struct Process {
   cwd @3 :Text;
   hasStdin @4 :Bool;          # input arrives through `stdin`; otherwise it is empty
   timeoutMs @5 :UInt64;       # 0: none
+  rows @6 :UInt16;            # with `columns`: size of its terminal; both 0: it has none
+  columns @7 :UInt16;
 }
 
 struct ExecChannelCall {

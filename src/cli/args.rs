@@ -11,6 +11,7 @@ use super::blobs::BlobArgs;
 use super::checkpoints::{CheckpointArgs, DiffArgs, LogArgs, RestoreArgs};
 use super::completions::CompletionsArgs;
 use super::copy::CopyArgs;
+use super::daemon::DaemonArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
@@ -22,7 +23,7 @@ use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
-use super::processes::{KillArgs, SpawnArgs};
+use super::processes::{KillArgs, ShellArgs, SpawnArgs};
 use super::repl::ReplArgs;
 use super::suspend::{ResumeArgs, SuspendArgs};
 use super::teleport::TeleportArgs;
@@ -99,6 +100,8 @@ pub enum Command {
     Exec(ExecArgs),
     /// Run a program in a kernel, beside its engine
     Spawn(SpawnArgs),
+    /// Open a shell in a kernel, on this terminal
+    Shell(ShellArgs),
     /// List a kernel's processes
     Ps(NameArgs),
     /// End a process with everything that it started, or send it a signal
@@ -121,7 +124,7 @@ pub enum Command {
     Rm(RmArgs),
     /// List, print or set a kernel's variables
     Vars(VarsArgs),
-    /// Copy files and directories between this host and a kernel
+    /// Copy files and directories between this host and a kernel, or two kernels
     Cp(CopyArgs),
     /// Mount a host directory or file in a kernel
     Mount(MountArgs),
@@ -139,7 +142,7 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// List a kernel's checkpoints, or a group's freezes, newest first
     Log(LogArgs),
-    /// Compare two checkpoints of a kernel or freezes of a group, or one with the present
+    /// Compare two checkpoints of a kernel or freezes of a group, or one with the present; the last one by default
     Diff(DiffArgs),
     /// Restore a kernel to a checkpoint, or a group to a freeze
     Restore(RestoreArgs),
@@ -185,6 +188,8 @@ pub enum Command {
     Gc(GcArgs),
     /// Read all stored data and report damage
     Verify,
+    /// Show the daemon's status or log, or stop it
+    Daemon(DaemonArgs),
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
     /// Show what this host supports, and how to get the rest
@@ -200,8 +205,8 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "Kernels",
         &[
-            "run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "suspend", "resume",
-            "rm",
+            "run", "new", "exec", "spawn", "shell", "ps", "kill", "repl", "ls", "show", "start", "stop", "suspend",
+            "resume", "rm",
         ],
     ),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
@@ -209,7 +214,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "gc", "verify", "config", "doctor"]),
+    ("Host", &["top", "pool", "gc", "verify", "daemon", "config", "doctor"]),
     ("Shell", &["completions", "tour", "help"]),
 ];
 

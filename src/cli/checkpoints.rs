@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
-use super::{groups, json, render};
+use super::{groups, json, preview, render};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
@@ -110,6 +110,9 @@ pub struct RestoreArgs {
     /// Checkpoint: an id's beginning, a name, latest, or '~N' (N before the newest; quote it)
     #[arg(value_name = "REF")]
     pub reference: String,
+    /// Change nothing; show what the restore would change
+    #[arg(long, conflicts_with_all = ["with_artifacts", "supersede_decisions"])]
+    pub preview: bool,
     /// Also restore artifacts, as new versions
     #[arg(long)]
     pub with_artifacts: bool,
@@ -303,6 +306,9 @@ async fn diff_text(context: &Context, kernel: &KernelClient, args: DiffArgs) -> 
 /// Restores a checkpoint.
 pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let (kernel, info) = match context.kernel(&args.name).await {
+        Err(failure) if groups::is_group(&failure) && args.preview => {
+            return Err(Failure::usage("--preview is for kernels", "name one of the group's kernels"));
+        }
         Err(failure) if groups::is_group(&failure) => {
             return groups::restore(context, &args.name, &args.reference, &args.members).await;
         }
@@ -312,6 +318,9 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
         return Err(Failure::usage("--member is for groups", "leave it out for a kernel"));
     }
     let (found, _) = kernel.find_checkpoint(&args.reference).await?;
+    if args.preview {
+        return preview::preview(context, &kernel, &info, &found).await;
+    }
     let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
     context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
     // By id: `latest` may change meaning before the confirmation.

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
+use super::preview::Preview;
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
@@ -292,6 +293,16 @@ pub fn restoration(done: &Restoration) -> Json {
         "why_not_memory": why_not_memory,
         "decisions_changed": done.decisions_changed,
         "artifacts_changed": done.artifacts_changed,
+    })
+}
+
+/// What a restore would do.
+pub fn preview(preview: &Preview<'_>) -> Json {
+    json!({
+        "checkpoint": checkpoint(preview.checkpoint, false),
+        "changes": preview.changes,
+        "ends": preview.ends.iter().map(|job| json!({ "id": job.id, "command": job.command })).collect::<Vec<_>>(),
+        "lost": preview.lost,
     })
 }
 

@@ -15,6 +15,7 @@ mod completions;
 mod confirm;
 mod context;
 mod copy;
+mod daemon;
 mod displays;
 mod doctor;
 mod drive;
@@ -33,12 +34,14 @@ pub mod paint;
 mod paths;
 mod pool;
 mod portable;
+mod preview;
 mod processes;
 pub mod render;
 mod repl;
 pub mod spec;
 mod suspend;
 mod teleport;
+mod terminal;
 mod tools;
 mod top;
 mod tour;
@@ -103,6 +106,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::New(args) => kernels::new(context, args).await,
         Command::Exec(args) => exec::exec(context, args).await,
         Command::Spawn(args) => processes::spawn(context, args).await,
+        Command::Shell(args) => processes::shell(context, args).await,
         Command::Ps(args) => processes::ps(context, args).await,
         Command::Kill(args) => processes::kill(context, args).await,
         Command::Repl(args) => repl::repl(context, args).await,
@@ -146,6 +150,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Audit(args) => upkeep::audit(context, args).await,
         Command::Pool(args) => pool::pool(context, args).await,
         Command::Top(args) => top::top(context, args).await,
+        Command::Daemon(args) => daemon::daemon(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Completions(args) => completions::completions(context, args),

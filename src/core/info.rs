@@ -173,6 +173,8 @@ pub struct HostInfo {
     pub arch: String,
     /// The engines available on this host.
     pub engines: Vec<EngineName>,
+    /// The daemon's process, as it sees it; 0: an older daemon.
+    pub pid: u32,
 }
 
 /// A feature that the host has or lacks.

@@ -49,7 +49,7 @@ pub use init::{EngineProcess, EngineProgram, Exit, Init, MountSource};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
 pub use monitor::{MonitorBounds, monitor_layers};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
-pub use process::{NotRun, ProcessProgram, ProcessTree, SandboxedProcess, TreeEnd};
+pub use process::{NotRun, ProcessProgram, ProcessStreams, ProcessTree, SandboxedProcess, TreeEnd};
 pub use seccomp::prepare;
 pub use slot::{KernelEntry, KernelFolder};
 pub use staging::Owners;

@@ -3,6 +3,7 @@
 mod admission;
 mod background_processes;
 mod capacity;
+mod command;
 mod creation;
 mod host_paths;
 pub mod metrics;

@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use super::daemon::{Daemon, Finish};
 use super::process::{ProcessSink, ProcessStart};
 use crate::core::error::{Error, Result};
-use crate::core::exec::Stream;
+use crate::core::exec::{Stream, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::link::binding::KernelBinding;
 use crate::link::types::{StateChunk, StateHead, WorkerUsage};
@@ -113,6 +113,8 @@ pub enum Call {
     Spawn(ProcessStart, ProcessSink, Answer<()>),
     /// Send a signal to a process's program.
     Signal(ExecId, i32, Answer<()>),
+    /// Set the size of a process's terminal.
+    Resize(ExecId, TerminalSize, Answer<()>),
     /// End every process. Answered when their ends were reported.
     EndProcesses(Answer<()>),
     /// Save and end. Answered when the state is saved.
@@ -153,6 +155,7 @@ impl Call {
             | Call::ExecChannel(_, answer)
             | Call::Spawn(_, _, answer)
             | Call::Signal(_, _, answer)
+            | Call::Resize(_, _, answer)
             | Call::EndProcesses(answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }

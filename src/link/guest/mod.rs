@@ -19,6 +19,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::error::{Error, Result};
+use crate::core::exec::TerminalSize;
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::binding::KernelBinding;
@@ -337,6 +338,14 @@ impl worker::Server for WorkerServer {
         let params = params.get()?;
         let (exec, signal) = (ExecId(params.get_exec_id()), params.get_signal());
         self.call(|answer| Call::Signal(exec, signal, answer)).await
+    }
+
+    async fn resize(self: Rc<Self>, params: worker::ResizeParams, _: worker::ResizeResults) -> Done {
+        let params = params.get()?;
+        let size = TerminalSize::from_wire(params.get_rows(), params.get_columns());
+        let size = size.ok_or_else(|| to_capnp(Error::invalid("a terminal without size")))?;
+        let exec = ExecId(params.get_exec_id());
+        self.call(|answer| Call::Resize(exec, size, answer)).await
     }
 
     async fn end_processes(self: Rc<Self>, _: worker::EndProcessesParams, _: worker::EndProcessesResults) -> Done {

@@ -129,6 +129,7 @@ pub fn read_host_info(reader: wire::host_info::Reader<'_>) -> Result<HostInfo> {
         version: read_name(reader.get_version(), "version")?,
         arch: read_name(reader.get_arch(), "architecture")?,
         engines: engines.iter().filter_map(|name| name.parse().ok()).collect(),
+        pid: reader.get_pid(),
     })
 }
 
@@ -138,6 +139,7 @@ pub fn write_host_info(mut builder: wire::host_info::Builder<'_>, host: &HostInf
     builder.set_name(host.name.as_str());
     builder.set_version(host.version.as_str());
     builder.set_arch(host.arch.as_str());
+    builder.set_pid(host.pid);
     let engines: Vec<&str> = host.engines.iter().map(|engine| engine.name()).collect();
     write_text_list(builder.init_engines(count(engines.len())), &engines);
 }

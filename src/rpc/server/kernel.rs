@@ -88,6 +88,7 @@ impl kernel::Server for KernelServer {
         Read complete(params: CompleteParams, results: CompleteResults) = complete_code(params, results);
         Read check(params: CheckParams, results: CheckResults) = check_code(params, results);
         Read processes(_params: ProcessesParams, results: ProcessesResults) = list_processes(results);
+        Execute resize_terminal(params: ResizeTerminalParams, _results: ResizeTerminalResults) = set_terminal_size(params);
         Read workflow(_params: WorkflowParams, results: WorkflowResults) = read_workflow(results);
         Read decisions(params: DecisionsParams, _results: DecisionsResults) = stream_decisions(params);
         Read artifacts(params: ArtifactsParams, _results: ArtifactsResults) = stream_artifacts(params);

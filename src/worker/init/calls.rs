@@ -62,6 +62,7 @@ impl Worker {
                 reply(answer, Err(Error::busy("the kernel is suspended").reason("suspended").hint("resume it first")));
             }
             Call::Signal(exec, signal, answer) => reply(answer, self.processes.signal(exec, signal)),
+            Call::Resize(exec, size, answer) => reply(answer, self.processes.resize(exec, size)),
             Call::EndProcesses(answer) => self.processes.end_all_then(answer),
             Call::Stdin { exec, data, end, answer } if self.processes.has(exec) => {
                 self.processes.stdin(exec, data, end, answer);

@@ -12,7 +12,8 @@ use crate::core::error::{Error, Result};
 use crate::core::kernel::CrashCause;
 use crate::link::types::WorkerUsage;
 pub use crate::sandbox::{
-    Exit, KernelEntry, KernelFolder, MountSource, NotRun, ProcessProgram, ProcessTree, SandboxedProcess, TreeEnd,
+    Exit, KernelEntry, KernelFolder, MountSource, NotRun, ProcessProgram, ProcessStreams, ProcessTree,
+    SandboxedProcess, TreeEnd,
 };
 
 /// A started engine.

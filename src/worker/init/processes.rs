@@ -21,17 +21,18 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use super::enclosure::{Exit, NotRun, ProcessProgram, ProcessTree, SandboxedProcess, TreeEnd};
+use super::enclosure::{Exit, NotRun, ProcessProgram, ProcessStreams, ProcessTree, SandboxedProcess, TreeEnd};
 use super::output::Pipes;
 use super::stdin::Stdin;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
-use crate::core::exec::{CODE_KILLED, CODE_LOST, CODE_TIMEOUT, ExecStatus, Stream};
+use crate::core::exec::{CODE_KILLED, CODE_LOST, CODE_TIMEOUT, ExecStatus, Stream, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::{Answer, Finish, ProcessSink, ProcessStart};
 use crate::sys::pidfd;
+use crate::sys::terminal;
 use crate::sys::watched::{Watched, watch as watch_fd};
 use crate::worker::engines;
 
@@ -51,6 +52,7 @@ enum Why {
 struct Handle {
     program: Rc<OwnedFd>,
     stdin: Option<Stdin>,
+    terminal: Option<OwnedFd>,
     /// At most a few requests: the task takes them at once.
     end: mpsc::UnboundedSender<Why>,
 }
@@ -168,6 +170,14 @@ impl Processes {
         pidfd::signal(handle.program.as_fd(), signal).map_err(|_| gone())
     }
 
+    /// Sets the size of a process's terminal.
+    pub(super) fn resize(&self, exec: ExecId, size: TerminalSize) -> Result<()> {
+        let running = self.running.borrow();
+        let handle = running.get(&exec).ok_or_else(|| Error::not_found(format!("process {exec} does not run")))?;
+        let none = || Error::not_found(format!("process {exec} has no terminal"));
+        terminal::resize(handle.terminal.as_ref().ok_or_else(none)?, size.rows, size.columns).map_err(|_| none())
+    }
+
     /// Ends all of them; answered when their ends were reported.
     pub(super) fn end_all_then(&self, answer: Answer<()>) {
         self.end_all();
@@ -196,7 +206,7 @@ impl Worker {
             return Err(Error::busy(format!("{} processes run already", limits::PROCESSES)).reason("processes"));
         }
         let internal = |error: std::io::Error| Error::internal(format!("no descriptor for a process: {error}"));
-        let (stdin, read_end) = match start.has_stdin {
+        let (mut stdin, read_end) = match start.has_stdin && start.terminal.is_none() {
             true => {
                 let (stdin, read_end) = Stdin::open(Vec::new(), false).map_err(internal)?;
                 (Some(stdin), Some(read_end))
@@ -205,16 +215,27 @@ impl Worker {
         };
         // Before the program runs: what fails here leaves nothing behind.
         let files = if self.settings.sync_files { Some(self.enclosure.open_workspace()?) } else { None };
-        let ProcessStart { exec, argv, env, cwd, has_stdin: _, timeout_ms } = start;
+        let ProcessStart { exec, argv, env, cwd, has_stdin, timeout_ms, terminal } = start;
         let env = engines::common_environment().into_iter().chain(env).collect();
-        let process = self.enclosure.spawn_process(ProcessProgram { argv, env, cwd }, read_end)?;
-        let SandboxedProcess { tree, pidfd, starting, exit, stdout, stderr } = process;
+        let process = self.enclosure.spawn_process(ProcessProgram { argv, env, cwd, terminal }, read_end)?;
+        let SandboxedProcess { tree, pidfd, starting, exit, streams } = process;
         let watched = || -> std::io::Result<_> {
             let starting = watch_fd(starting, Interest::READABLE)?;
-            Ok((starting, watch_fd(exit, Interest::READABLE)?, Pipes::new(stdout, stderr)?))
+            let exit = watch_fd(exit, Interest::READABLE)?;
+            let (pipes, terminal) = match streams {
+                ProcessStreams::Pipes { stdout, stderr } => (Pipes::new(stdout, stderr)?, None),
+                ProcessStreams::Terminal(terminal) => {
+                    if has_stdin {
+                        stdin = Some(Stdin::to(terminal.try_clone()?, Vec::new(), false)?);
+                    }
+                    let sized = terminal.try_clone()?;
+                    (Pipes::of_terminal(terminal)?, Some(sized))
+                }
+            };
+            Ok((starting, exit, pipes, terminal))
         };
         let overran = self.processes.overran.clone();
-        let (starting, exit, pipes) = match watched() {
+        let (starting, exit, pipes, terminal) = match watched() {
             Ok(watched) => watched,
             Err(error) => {
                 // The program runs already, and nothing would report its end.
@@ -246,7 +267,7 @@ impl Worker {
             why: None,
             overran,
         };
-        self.processes.running.borrow_mut().insert(exec, Handle { program, stdin, end });
+        self.processes.running.borrow_mut().insert(exec, Handle { program, stdin, terminal, end });
         self.processes.count.send_modify(|count| *count += 1);
         self.start_watch();
         let (running, count) = (Rc::clone(&self.processes.running), Rc::clone(&self.processes.count));
