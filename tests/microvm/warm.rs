@@ -31,12 +31,17 @@ impl Machines {
         self.ok(&["new", "first", "--isolation", "microvm", "--engine", "python"]);
         assert_eq!(self.run("first", "1 + 1"), "2", "{}", self.log());
         until("a template", || !self.templates().is_empty());
-        // What was booted meanwhile goes.
+        self.replace_booted()
+    }
+
+    /// Kills the warm machine that was booted while there was no template. Returns the one that replaces it.
+    fn replace_booted(&self) -> u32 {
         until("a warm machine", || !self.parked().is_empty());
-        for pid in self.parked() {
-            kill(pid);
-        }
-        self.await_restored()
+        let killed = self.parked();
+        killed.iter().for_each(|pid| kill(*pid));
+        let restored = self.await_restored();
+        assert!(!killed.contains(&restored));
+        restored
     }
 }
 
@@ -62,7 +67,11 @@ fn warm_machines_differ() {
         let next = host.await_restored();
         // Created before: it brings its folder, and binds a machine all the same.
         let given = host.given(user);
-        host.ok(&["new", "two", "--isolation", "microvm", "--from-dir", given.to_str().expect("a path")]);
+        host.ok(&[
+            &["new", "two", "--isolation", "microvm", "--engine", "python", "--from-dir"][..],
+            &[given.to_str().expect("a path")],
+        ]
+        .concat());
         let two = host.run("two", WHO);
         assert!(host.machines().contains(&next), "{user:?}: the kernel has the warm machine\n{}", host.log());
         assert_eq!(host.run("two", "print(open('file').read())"), "of the host");
@@ -156,7 +165,7 @@ fn damaged_template_is_built_again() {
         let now = host.templates().pop().and_then(|found| fs::metadata(found).ok());
         now.is_some_and(|now| now.modified().ok() != before.modified().ok())
     });
-    host.await_restored();
+    host.replace_booted();
     host.ok(&["new", "three", "--isolation", "microvm", "--engine", "python"]);
     assert_eq!(host.run("three", "1 + 2"), "3", "{}", host.log());
     let events = host.ok(&["events", "--json"]);

@@ -138,7 +138,7 @@ pub const VM_MONITOR_LINE_BYTES: usize = 256 << 10;
 /// Memory of a virtual machine monitor beside its guest's, bytes: translated code, devices, threads.
 pub const VM_MONITOR_MEMORY_BYTES: u64 = 2 << 30;
 /// Templates of virtual machines that a host keeps.
-pub const VM_TEMPLATES: usize = 6;
+pub const VM_TEMPLATES: usize = 12;
 /// Largest description of a template, bytes.
 pub const VM_TEMPLATE_JSON_BYTES: u64 = 64 << 10;
 /// Largest saved state of a template without its memory, bytes.

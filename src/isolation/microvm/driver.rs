@@ -11,7 +11,7 @@ use super::image::{self, Image};
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
 use super::qemu::{self, Sockets};
-use super::template::{TemplateSettings, Templates};
+use super::templates::{TemplateSettings, Templates};
 use super::workspace::MirroredWorkspace;
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;

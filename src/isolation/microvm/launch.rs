@@ -59,7 +59,7 @@ impl MicrovmDriver {
         };
         let found = disk.metadata().map_err(|error| Error::unavailable(format!("{}: {error}", disk.display())))?;
         let version = self.templates.qemu_version().await?;
-        let kind = Kind::new(&image, new.shape.engine, version, limits, found.len());
+        let kind = Kind::new(&image, new.shape, version, found.len());
         record(about.write()?).await?;
         let attempt = Attempt { kind: &kind, disk: &disk, machine };
         let (mut notes, mut shared_boot_id) = (Vec::new(), String::new());

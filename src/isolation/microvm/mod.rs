@@ -21,6 +21,7 @@ mod qemu;
 mod qmp;
 mod seed;
 mod template;
+mod templates;
 mod workspace;
 
 pub use driver::{MicrovmDriver, MicrovmSettings, abilities};
