@@ -182,7 +182,13 @@ impl Shown<'_> {
             false => "interrupting; press Ctrl-C again to exit without waiting for its end",
         };
         let explain = self.context.terminal.stderr.then_some(explanation);
-        let streams = Streams { show: !self.context.options.json, offset: self.offset, feed_stdin, process: self.process, explain };
+        let streams = Streams {
+            show: !self.context.options.json,
+            offset: self.offset,
+            feed_stdin,
+            process: self.process,
+            explain,
+        };
         let exec = execution.exec();
         let driven = drive(self.kernel, execution, streams, signals);
         let driven = waiting::with_notice(self.context, Some(self.name), Some(exec), driven).await;
@@ -378,7 +384,8 @@ async fn create_and_show(
     };
     let name = spec.name.as_str();
     let engine = info.spec.engine;
-    let shown = Shown { context, kernel: &kernel, name, engine, ephemeral: true, process: false, offset: 0, save_display };
+    let shown =
+        Shown { context, kernel: &kernel, name, engine, ephemeral: true, process: false, offset: 0, save_display };
     shown.execution(&execution, request.stdin_open, signals).await
 }
 

@@ -100,7 +100,11 @@ fn preview_names_changes_of_restore() {
         host.ok(&["exec", "k", "kept = 1; gone = 1; open('old', 'w').write('old'); None"]);
         checkpoint(&host, "k", "a");
         assert!(host.ok(&["restore", "k", "a", "--preview"]).contains("would change nothing"), "{user:?}");
-        host.ok(&["exec", "k", "import os; kept = 2; del gone; new = 3; os.rename('old', 'other'); open('more', 'w'); None"]);
+        host.ok(&[
+            "exec",
+            "k",
+            "import os; kept = 2; del gone; new = 3; os.rename('old', 'other'); open('more', 'w'); None",
+        ]);
         host.ok(&["exec", "k", "handle = open('more')"]);
         let process = host.ok(&["spawn", "k", "-d", "--", "sleep", "6767"]);
         let before = differences(&host, &[]);

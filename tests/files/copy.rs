@@ -133,7 +133,8 @@ fn folder_goes_to_other_kernel() {
         host.ok(&["new", "try", "--engine", "bash"]);
         host.ok(&["new", "main", "--engine", "bash"]);
         host.ok(&["exec", "try", "mkdir -p src/sub; echo one > src/sub/a; ln -s sub/a src/link; chmod 751 src/sub; head -c 3000000 /dev/zero > src/big; touch -d 2001-02-03T04:05:06Z src/sub/a src/sub"]);
-        let list = "cd src; find . -printf '%P %y %m %l %s\\n' | grep -v 'sub d' | sort; stat -c '%a %Y' sub sub/a; cat link";
+        let list =
+            "cd src; find . -printf '%P %y %m %l %s\\n' | grep -v 'sub d' | sort; stat -c '%a %Y' sub sub/a; cat link";
         host.ok(&["cp", "try:src", "main:"]);
         host.ok(&["cp", "try:src", "main:"]);
         assert_eq!(host.ok(&["exec", "main", list]), host.ok(&["exec", "try", list]));
