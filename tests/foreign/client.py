@@ -480,6 +480,9 @@ async def history(host, shell):
     assert (await shell.info()).info.state == "stopped"
     await shell.start()
     assert (await shell.info()).info.state == "ready"
+    await shell.suspend()
+    assert (await shell.info()).info.state == "suspended"
+    await shell.resume()
     await eventually("events of the kernel", lambda: len(sink.events) >= 2)
     del subscription
     await host.ping()
@@ -652,6 +655,10 @@ async def moves_and_groups(host, shell):
     await spawned.execution.stdin(b"bytes")
     await spawned.execution.closeStdin()
     assert (await spawned.execution.result()).result.stdout == b"bytes"
+    spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True, rows=24, columns=80))
+    await shell.resizeTerminal(spawned.execId, 50, 132)
+    await spawned.execution.closeStdin()
+    await spawned.execution.result()
     spawned = await shell.spawn(dict(argv=["sleep", "60"], detached=True))
     while True:
         try:
@@ -773,7 +780,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 20 and len(methods("Kernel")) == 71
+    assert len(methods("Host")) == 20 and len(methods("Kernel")) == 74
     print(f"called {len(wanted)} methods")
 
 
