@@ -3,6 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 
+use ryokan::catalog::StateHandle;
+
 use super::*;
 
 /// One frame.
@@ -28,7 +30,7 @@ fn offer(spec: &Value, name: &str, epoch: u64) -> Vec<u8> {
     spec["name"] = name.into();
     let offer = serde_json::json!({
         "message": "offer", "handover": "11".repeat(16), "kernel": "22".repeat(16), "epoch": epoch, "spec": spec,
-        "resources": [], "allow_missing": false, "format": 9, "bytes": 0,
+        "resources": [], "allow_missing": false, "format": StateHandle::history_format(), "bytes": 0,
     });
     frame(1, offer.to_string().as_bytes())
 }
