@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ pub struct DaemonArgs {
 pub enum DaemonAction {
     /// Show its process, version, uptime and memory; exit code 3 if none answers
     Status,
-    /// Stop it and wait for its end; kernels save their state, the next command starts it again
+    /// Stop it and wait for its end; kernels save their state
     Stop,
     /// Print the end of its log: of the file or journal that it writes
     Log {
@@ -148,7 +149,7 @@ async fn stop(context: &Context) -> Result<(), Failure> {
     process_of(&host)?;
     drop(host);
     let ended = sys::watched::watch(process, Interest::READABLE).map_err(internal)?;
-    match sys::pidfd::signal(std::os::fd::AsFd::as_fd(ended.get_ref()), Signal::SIGTERM) {
+    match sys::pidfd::signal(ended.get_ref().as_fd(), Signal::SIGTERM) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
         sent => sent.map_err(internal)?,
     }

@@ -43,7 +43,7 @@ pub struct SpawnArgs {
     /// Pass standard input to the program
     #[arg(long, conflicts_with = "detach")]
     pub stdin: bool,
-    /// Run it on this terminal, as in ssh -t: shells, editors and full-screen programs
+    /// Run it on this terminal: shells, editors, full-screen programs
     #[arg(short, long, conflicts_with_all = ["stdin", "detach"])]
     pub tty: bool,
     /// Print the process's number and exit; it continues until it, its worker or its daemon ends
@@ -57,7 +57,7 @@ pub struct SpawnArgs {
   ryokan shell demo
   ryokan shell demo --cwd /workspace/app
 
-The same as spawn -t with bash or, if the kernel has none, sh. The shell is a program beside the kernel's engine: it sees the files, not the variables of the engine. It ends with this terminal; what it leaves running is hung up.")]
+The same as spawn -t with bash or, if the kernel has none, sh. The shell is a program beside the kernel's engine: it sees the files, not the variables of the engine. It ends with this terminal. Jobs that it leaves in the background stay in the kernel.")]
 pub struct ShellArgs {
     /// Name or id of the kernel
     pub name: String,

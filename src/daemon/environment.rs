@@ -55,6 +55,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
     };
     let microvm = MicrovmDriver::new(settings, Rc::clone(&process));
     let environment = Environment {
+        pid: std::process::id(),
         system_wide: paths.mode() == Mode::System,
         host_name: nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
         home: std::env::var_os("HOME").map(PathBuf::from),

@@ -655,10 +655,6 @@ async def moves_and_groups(host, shell):
     await spawned.execution.stdin(b"bytes")
     await spawned.execution.closeStdin()
     assert (await spawned.execution.result()).result.stdout == b"bytes"
-    spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True, rows=24, columns=80))
-    await shell.resizeTerminal(spawned.execId, 50, 132)
-    await spawned.execution.closeStdin()
-    await spawned.execution.result()
     spawned = await shell.spawn(dict(argv=["sleep", "60"], detached=True))
     while True:
         try:
@@ -667,6 +663,16 @@ async def moves_and_groups(host, shell):
         except capnp.KjException:
             await asyncio.sleep(0.02)
     assert (await spawned.execution.result()).result.code == 143
+    text = "until [ \"$(stty size)\" = \"7 8\" ]; do sleep 0.02; done; tty"
+    spawned = await shell.spawn(dict(argv=["sh", "-c", text], rows=5, columns=6))
+    resized = False
+    while not resized:
+        try:
+            await shell.resizeTerminal(spawned.execId, 7, 8)
+            resized = True
+        except capnp.KjException:
+            await asyncio.sleep(0.02)
+    assert b"/dev/pts/" in (await spawned.execution.result()).result.stdout
     files = (await shell.files()).files
     assert files
 

@@ -43,11 +43,13 @@ fn shell_on_terminal_has_job_control() {
         shell.resize(33, 44);
         shell.enter("$ ", "sleep 0.5; stty size < /dev/tty");
         shell.wait_for("33 44");
-        // What it leaves running is hung up.
+        // Its jobs stay in the kernel, as after the end of a shell on the host.
         shell.enter("$ ", "sleep 2345 &");
         shell.enter("$ ", "exit 7");
         shell.ended_with(7);
         assert!(is_usual(&shell));
+        assert_eq!(super::count("sleep 2345"), 1);
+        host.ok(&["stop", "k"]);
         until("nothing is left", || super::count("sleep 2345") == 0);
     });
 }
@@ -106,7 +108,6 @@ fn terminal_takes_input_and_size() {
             let process = kernel.spawn(&on_terminal(text)).await.expect("accepted");
             process.execution.stdin(b"typed\r").await.expect("taken");
             let exec = process.execution.exec();
-            assert!(kernel.resize_terminal(exec, TerminalSize { rows: 5, columns: 6 }).await.is_ok());
             let mut size = 6;
             let result = process.execution.result();
             let again = async {

@@ -11,6 +11,8 @@ use crate::mcp::allow::AllowList;
 pub struct Environment {
     /// Whether kernels belong to their peers' uids.
     pub system_wide: bool,
+    /// The daemon's process, for clients.
+    pub pid: u32,
     /// The host's name.
     pub host_name: String,
     /// The home of the daemon's own user.

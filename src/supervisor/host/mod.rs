@@ -192,7 +192,7 @@ impl Host {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arch: std::env::consts::ARCH.to_owned(),
             engines: self.environment.engines.clone(),
-            pid: std::process::id(),
+            pid: self.environment.pid,
         }
     }
 
