@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecResult};
+use ryokan::core::info::Event;
 use ryokan::core::name::KernelName;
 use ryokan::rpc::client::{HostClient, KernelClient};
 use ryokan::rpc::convert::spec::SpecRequest;
@@ -178,6 +179,24 @@ pub async fn worker_pid(host: &HostClient, name: &str) -> anyhow::Result<u32> {
     found.get(name).copied().context("no event names the worker")
 }
 
+/// The process of a kernel's newest worker, from its events.
+pub async fn newest_worker_pid(host: &HostClient, name: &str) -> anyhow::Result<u32> {
+    let (mut events, mut newest) = (host.events(0).await?, None);
+    while let Some(event) = events.next_past().await? {
+        newest = pid_in(&event)?.filter(|_| event.kernel == name).or(newest);
+    }
+    newest.context("no event names the worker")
+}
+
+/// The worker's process in an event of its start.
+fn pid_in(event: &Event) -> anyhow::Result<Option<u32>> {
+    if !matches!(&*event.kind, "kernel_ready" | "kernel_adopted") {
+        return Ok(None);
+    }
+    let detail: serde_json::Value = serde_json::from_str(&event.detail_json)?;
+    Ok(detail["worker_pid"].as_u64().map(u32::try_from).transpose()?)
+}
+
 /// The processes of several kernels' workers, from their events.
 pub async fn worker_pids(host: &HostClient, kernels: usize) -> anyhow::Result<HashMap<String, u32>> {
     workers(host, |found| found.len() == kernels).await
@@ -192,12 +211,8 @@ async fn workers(
     let all = tokio::time::timeout(ANSWER, async {
         while !are_all(&found) {
             let event = events.next().await?;
-            if !matches!(&*event.kind, "kernel_ready" | "kernel_adopted") {
-                continue;
-            }
-            let detail: serde_json::Value = serde_json::from_str(&event.detail_json)?;
-            if let Some(pid) = detail["worker_pid"].as_u64() {
-                found.insert(event.kernel, u32::try_from(pid)?);
+            if let Some(pid) = pid_in(&event)? {
+                found.insert(event.kernel, pid);
             }
         }
         Ok::<_, anyhow::Error>(())

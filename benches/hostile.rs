@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
+use ryokan::core::limits;
 use ryokan::core::value::Value;
 use ryokan::rpc::client::{HostClient, KernelClient};
 use ryokan::session::Session as _;
 
-use crate::daemon::{create, run, worker_pid};
+use crate::daemon::{create, newest_worker_pid, run};
 use crate::report::{Report, Samples, Target};
 use crate::{Daemon, World, go_on, process};
 
@@ -42,8 +43,14 @@ else:
 link, n = socket.socket(fileno=os.dup(fd)), 0
 while True:
     n += 1
-    text = json.dumps({'ev': 'put', 'key': f'var/x{n}', 'meta': {'type': 'int', 'summary': 'x' * 60000}, 'more': True}).encode()
+    text = json.dumps({'ev': 'put', 'key': f'var/x{n}', 'meta': {'type': 'int', 'summary': 'x' * 60000}, 'more': False}).encode()
     link.sendall(struct.pack('<II', len(text), 0) + text)";
+
+/// Longest time until a kernel that attacked may run again.
+const BREAKER: Duration = Duration::from_secs(180);
+
+/// Connections with as many subscriptions as the daemon accepts.
+const CONNECTIONS: usize = 64;
 
 /// What attacks.
 #[derive(Clone, Copy)]
@@ -51,7 +58,7 @@ enum Attack {
     None,
     /// Code in a Python kernel. Its end is repeated.
     Code(&'static str),
-    /// Large values through the interface.
+    /// Values through the interface, the largest that are accepted and larger ones.
     Values,
     /// Subscriptions that are never read, on connections of their own.
     Subscriptions,
@@ -93,7 +100,7 @@ fn one(
     })?;
     std::thread::sleep(Duration::from_secs(1));
     let memory = || -> anyhow::Result<(f64, f64)> {
-        let init = daemon.with(async |host| worker_pid(&host, "attacker").await)?;
+        let init = daemon.with(async |host| newest_worker_pid(&host, "attacker").await)?;
         Ok((process::rss_mib(daemon.pid()), process::rss_mib(init)))
     };
     let before = memory()?;
@@ -114,6 +121,12 @@ fn one(
         Ok::<_, anyhow::Error>((latency, attacker.join().map_err(|_| gone())??, during))
     })?;
     std::thread::sleep(rest);
+    // An attack may have ended its worker, and opened its circuit breaker.
+    let begun = Instant::now();
+    while let Err(error) = daemon.with(async |host| run(&host.open_kernel("attacker").await?.0, "1").await) {
+        anyhow::ensure!(begun.elapsed() < BREAKER, "the attacker's kernel is unusable: {error:#}");
+        std::thread::sleep(Duration::from_secs(1));
+    }
     let after = memory()?;
     report.tail(&format!("victim, beside {name}"), &latency, Some(Target::AtMost(20.0)));
     report.note(counts);
@@ -141,18 +154,14 @@ async fn victim(host: &HostClient, ends: &AtomicBool) -> anyhow::Result<Samples>
 }
 
 /// Attacks until the end; returns what it could do.
-async fn attacker(
-    daemon: &Daemon,
-    host: &HostClient,
-    attack: Attack,
-    ends: &AtomicBool,
-) -> anyhow::Result<String> {
+async fn attacker(daemon: &Daemon, host: &HostClient, attack: Attack, ends: &AtomicBool) -> anyhow::Result<String> {
     let (kernel, _) = host.open_kernel("attacker").await?;
     let (done, refused) = (Cell::new(0), Cell::new(0));
     let count = |works: bool| if works { done.set(done.get() + 1) } else { refused.set(refused.get() + 1) };
     let mut held = Vec::new();
     while !ends.load(Ordering::Relaxed) {
         match attack {
+            Attack::Subscriptions if held.len() == CONNECTIONS => tokio::time::sleep(Duration::from_millis(50)).await,
             Attack::None => tokio::time::sleep(Duration::from_millis(50)).await,
             Attack::Code(code) => count(code_until(&kernel, code, ends).await),
             Attack::Values => values(&kernel, ends, &count).await,
@@ -189,19 +198,24 @@ async fn code_until(kernel: &KernelClient, code: &str, ends: &AtomicBool) -> boo
         () = end => true,
     };
     if ran_on {
-        let _ = kernel.stop(true).await;
+        let _ = kernel.interrupt_execution(execution.exec()).await;
+        let _ = execution.result().await;
     }
     ran_on
 }
 
 async fn values(kernel: &KernelClient, ends: &AtomicBool, count: &impl Fn(bool)) {
-    let large = Value::Array((0..900_000).map(Value::Int).collect());
-    let code = format!("'{}'", "x".repeat(8 << 20));
-    let dicts = "d = [{'a': i, 'b': str(i)} for i in range(150_000)]";
+    let code = |bytes: usize| format!("_ = '{}'", "x".repeat(bytes));
+    let dicts = "d, e = [[{'a': i, 'b': str(i)} for i in range(n)] for n in (10_000, 150_000)]";
     count(kernel.execute(ExecRequest::code(dicts)).await.is_ok());
     while !ends.load(Ordering::Relaxed) {
-        count(kernel.put_var("x", &large, 0).await.is_ok());
-        count(kernel.var("d").await.is_ok());
-        count(kernel.execute(ExecRequest::code(&*code)).await.is_ok());
+        for (items, variable, bytes) in
+            [(limits::VALUE_PARTS - 10, "d", limits::CODE_BYTES - 10), (900_000, "e", 8 << 20)]
+        {
+            let large = Value::Array((0..items as i64).map(Value::Int).collect());
+            count(kernel.put_var("x", &large, 0).await.is_ok());
+            count(kernel.var(variable).await.is_ok());
+            count(kernel.execute(ExecRequest::code(code(bytes))).await.is_ok());
+        }
     }
 }

@@ -76,9 +76,10 @@ interface Host {
   # their own.
 
   teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink) -> (report :TeleportReport);
-  # Moves a kernel to another host; returns when the kernel lives there. `to` is `exec:COMMAND`: a
-  # shell command whose standard streams are connected to the other daemon. The daemon runs the
-  # command, so only its own user may name one. Before the commit, a failure or the loss of this call
+  # Moves a kernel to another host; returns when the kernel lives there. `to` is
+  # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
+  # connected to the other daemon. The daemon runs ssh or the command, so only its own user may name
+  # one. Before the commit, a failure or the loss of this call
   # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP
   # servers and processes; otherwise `refused` names them.
   abortTeleport @15 (kernel :Text) -> ();
@@ -97,7 +98,6 @@ interface Host {
   # Its id, history and open capabilities stay; its earlier events get the new name. Its own socket
   # moves to the new name; published ones stay. `alreadyExists` if a kernel, a group or a published
   # socket has the name.
-  daemon @21 () -> (daemon :DaemonInfo);
 }
 
 interface Kernel {
@@ -295,6 +295,16 @@ interface Kernel {
   # The processes that run.
   signalProcess @70 (execId :UInt64, signal :Int32) -> ();
   # Sends a signal to a process's program, not to its tree.
+
+  suspend @71 (interrupt :Bool = false) -> ();
+  # Waits for the running execution, unless `interrupt` interrupts it, saves the engine's state and
+  # pauses every process of the kernel. Memory is kept until the host stops; afterwards the kernel is
+  # as after `stop`. The next use resumes it. `conflict` if the kernel has no worker, `unsupported`
+  # in a virtual machine.
+  resume @72 () -> ();
+  # `conflict` if the kernel has no worker.
+  resizeTerminal @73 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
+  # Sets the size of a process's terminal; its foreground processes get SIGWINCH.
 }
 
 interface Process {}
@@ -309,6 +319,8 @@ struct ProcessRequest {
   outputLimitBytes @5 :UInt64; # output kept in the journal; 0: the default
   detached @6 :Bool;          # it continues without this client, until it, its worker or its daemon ends
   expectedVersion @7 :UInt64;
+  rows @8 :UInt16;            # with `columns`: the program gets a terminal of that size as its
+  columns @9 :UInt16;         # streams, and its output is all stdout; both 0: none
 }
 
 struct ProcessInfo {
@@ -817,16 +829,15 @@ struct ForkedKernel {
 }
 
 struct KernelFilter { labels @0 :List(Pair); states @1 :List(Text); prefix @2 :Text; }
-struct HostInfo { id @0 :Text; name @1 :Text; version @2 :Text; arch @3 :Text; engines @4 :List(Text); }
-struct Ability { name @0 :Text; present @1 :Bool; detail @2 :Text; hint @3 :Text; required @4 :Bool; }
-
-struct DaemonInfo {
-  pid @0 :UInt32;             # in the daemon's own pid namespace
-  startedAtMs @1 :Int64;
-  memoryBytes @2 :UInt64;     # resident, of the daemon without its workers
-  logFile @3 :Text;           # where it logs; empty: no file
-  logUnit @4 :Text;           # the systemd unit whose journal it logs to; empty: none
+struct HostInfo {
+  id @0 :Text;
+  name @1 :Text;
+  version @2 :Text;
+  arch @3 :Text;
+  engines @4 :List(Text);
+  pid @5 :UInt32;             # the daemon's process, as it sees it; 0: an older daemon
 }
+struct Ability { name @0 :Text; present @1 :Bool; detail @2 :Text; hint @3 :Text; required @4 :Bool; }
 
 struct PoolInfo {
   # Warm workers of one engine with the same limits and rights.
@@ -911,8 +922,10 @@ interface Groups {
   create @0 (name :Text) -> ();
   # `alreadyExists` if a group or a kernel of the caller has this name.
   add @1 (group :Text, kind :Text, target :Text, name :Text) -> (member :GroupMember);
-  # `kind`: `kernel`, `repository` (a git work tree) or `database` (an SQLite file). `target`: the
-  # kernel's name or the path. `name` empty: derived from the target.
+  # `kind`: `kernel`, `repository` (a git work tree), `database` (an SQLite file), `directory`, or
+  # `command` (a data source of the daemon's configuration), or `postgres`. `target`: the kernel's
+  # name, the path, the source's name, or `dbname=… host=… port=… user=…` without a password. `name`
+  # empty: derived from the target.
   remove @2 (group :Text, member :Text, abandon :Bool) -> ();
   # `member` empty: the group with all of its freezes. `abandon`: although a freeze or a restore of
   # it has not ended; its members stay as they are.
@@ -931,6 +944,9 @@ interface Groups {
   check @10 (name :Text, ref :Text) -> (differences :List(Text));
   # How the present state differs from a checkpoint of the kernel or a freeze of the group; `ref`
   # empty: the newest. `refused` with reason `data_newer` if a group's data needs newer code.
+  diff @11 (group :Text, from :Text, to :Text) -> (differences :List(GroupDifference), omitted :UInt64);
+  # From freeze `from` (empty: the newest) to freeze `to` (empty: the present state), member by
+  # member. `omitted`: the number of further differences.
 }
 
 struct Group {
@@ -944,7 +960,7 @@ struct Group {
 struct GroupMember {
   name @0 :Text;
   kind @1 :Text;
-  target @2 :Text;            # a kernel's name, or a path
+  target @2 :Text;            # a kernel's name, a path, a source's name, or a connection
 }
 
 struct Freeze {
@@ -957,6 +973,17 @@ struct Freeze {
   restoredAtMs @6 :Int64;     # 0: never
   isHead @7 :Bool;            # the last taken or restored
   lock @8 :Text;              # docs/lock-format.md
+}
+
+struct GroupDifference {
+  member @0 :Text;
+  kind @1 :Text;              # the member's
+  what @2 :Text;              # an area of a kernel; `head`, `commit`, `file`, `table`, `rows` and so on
+  deed @3 :Deed;
+  name @4 :Text;              # a path, a table, a commit
+  before @5 :Text;            # bounded
+  after @6 :Text;             # bounded
+  details @7 :List(Text);     # as in `Difference.what`; `uncommitted` for a file of a repository
 }
 
 struct GroupRestoration {

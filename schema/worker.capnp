@@ -97,6 +97,13 @@ interface Worker {
   # Sends a signal to a process's program.
   endProcesses @26 () -> ();
   # Ends every process with its tree; returns when their ends were reported.
+
+  suspend @27 () -> ();
+  # As `freeze`, but until `resume` or `stop`: the processes stay stopped without a daemon, too.
+  # Idempotent.
+  resume @28 () -> ();
+  resize @29 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
+  # Sets the size of a process's terminal.
 }
 
 interface ProcessSink {
@@ -152,6 +159,8 @@ struct Process {
   cwd @3 :Text;
   hasStdin @4 :Bool;          # input arrives through `stdin`; otherwise it is empty
   timeoutMs @5 :UInt64;       # 0: none
+  rows @6 :UInt16;            # with `columns`: size of its terminal; both 0: it has none
+  columns @7 :UInt16;
 }
 
 struct ExecChannelCall {
@@ -196,6 +205,7 @@ struct Report {
   missedJson @5 :Data;        # the last `missed` frame; empty: none
   restoredEntries @6 :UInt32;
   mounts @8 :List(Text);      # mount points inside of the kernel's host mounts
+  suspended @9 :Bool;         # paused by `suspend`
   notRestoredJson @7 :Data;   # a list as in `missed`: state entries of engine.db that the engine could not rebuild
 }
 

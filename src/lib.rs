@@ -12,6 +12,7 @@ pub mod git;
 pub mod isolation;
 pub mod link;
 pub mod mcp;
+pub mod programs;
 pub mod rpc;
 pub mod sandbox;
 pub mod session;

@@ -25,6 +25,7 @@ mod python_driver;
 mod sandbox_probes;
 mod session_suite;
 mod support;
+mod suspend;
 mod systemd;
 mod teleport;
 mod tidy;

@@ -464,7 +464,8 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 #[test]
 fn catalog_steps_are_atomic() {
     let seen = expected();
-    // Groups have crash tests of whole freezes and restores, moves of both hosts: `tests/freeze`, `tests/teleport`.
+    // Groups have crash tests of whole freezes and restores, moves of both hosts, suspended kernels of live workers:
+    // `tests/freeze`, `tests/teleport`, `tests/suspend`.
     let elsewhere = [
         "store.",
         "workspace.",
@@ -475,6 +476,8 @@ fn catalog_steps_are_atomic() {
         "database.",
         "handover.",
         "repository.",
+        "source.",
+        "kernel.worker.",
         "state.checkpoints.withdraw",
     ];
     for (label, point) in points().filter(|(label, _)| !elsewhere.iter().any(|of| label.name.starts_with(of))) {

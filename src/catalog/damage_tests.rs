@@ -307,3 +307,43 @@ fn body_reads_at_any_offset() {
     let lost = db.piece("var/large", PART as u64 + 5).expect_err("gone");
     assert!(matches!(lost, CatalogError::Corrupt { .. }), "{lost}");
 }
+
+/// What another program changes in a `state.db` is found, although its pages are sound.
+#[test]
+fn foreign_writes_are_found() {
+    let dir = dir();
+    let path = filled(dir.path()).swap_remove(1);
+    let check = || Db::open(Kind::State, &path, Durability::Process).and_then(|db| db.check().and(db.check_rows()));
+    check().expect("whole");
+    let whole = std::fs::read(&path).expect("readable");
+    let mut changed = whole.clone();
+    let at = whole.windows(7).position(|bytes| bytes == b"step 42").expect("the code of an execution");
+    changed[at + 5] = b'7';
+    std::fs::write(&path, &changed).expect("written");
+    let error = check().expect_err("changed");
+    assert_corrupt(error, &path, "a byte");
+    for (sql, wanted) in [
+        ("UPDATE journal SET text = 'other' WHERE sequence = 17", "entry 17 of the journal"),
+        ("UPDATE journal SET sum = NULL WHERE sequence = 17", "entry 17 of the journal"),
+        ("DELETE FROM journal WHERE sequence = 17", "entry 18 of the journal"),
+        ("DELETE FROM journal WHERE sequence = 100", "the end of the journal"),
+        ("INSERT INTO journal (at_ms, kind, actor, text) VALUES (1, 3, 'me', 'x')", "entry 101 of the journal"),
+        ("UPDATE executions SET status = 2 WHERE id = 5", "executions"),
+        ("DELETE FROM executions WHERE id = 5", "executions"),
+        ("INSERT INTO mounts (path, source, writable) VALUES ('/etc', '/etc', 1)", "mounts"),
+        ("INSERT INTO transition (one, record) VALUES (1, '{}')", "transition"),
+        ("DELETE FROM sums WHERE name = 'lease'", "lease"),
+    ] {
+        std::fs::write(&path, &whole).expect("written");
+        let conn = rusqlite::Connection::open(&path).expect("opened");
+        let triggers: Vec<String> = conn
+            .prepare("SELECT name FROM sqlite_schema WHERE type = 'trigger'")
+            .and_then(|mut found| found.query_map([], |row| row.get(0))?.collect())
+            .expect("listed");
+        triggers.iter().for_each(|name| conn.execute_batch(&format!("DROP TRIGGER {name}")).expect("dropped"));
+        conn.execute(sql, []).expect("tampered");
+        conn.close().expect("closed");
+        let error = check().expect_err(sql).to_string();
+        assert!(error.contains(wanted), "{sql}: {error}");
+    }
+}

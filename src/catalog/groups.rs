@@ -100,7 +100,11 @@ impl CatalogHandle {
             let target = to_json(db.path(), "a member", &member.target)?;
             let kernel = match &member.target {
                 Target::Kernel { id } => Some(*id.as_bytes()),
-                Target::Repository { .. } | Target::Database { .. } => None,
+                Target::Repository { .. }
+                | Target::Database { .. }
+                | Target::Directory { .. }
+                | Target::Command { .. }
+                | Target::Postgres { .. } => None,
             };
             db.sql("add member", |c| {
                 c.execute(

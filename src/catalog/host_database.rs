@@ -6,6 +6,7 @@
 //!
 //! Nothing in the database is executed: no query of it runs but those of the schema, without triggers and views.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -292,6 +293,54 @@ impl Observer {
             }
         }
     }
+}
+
+/// What a comparison reads of a database.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// The application's own schema number.
+    pub user_version: i64,
+    /// The definitions by kind (`table`, `index`, `view`, `trigger`) and name: a digest and the beginning.
+    pub definitions: BTreeMap<String, BTreeMap<String, String>>,
+    /// Numbers of rows of the tables, at most [`limits::TABLES_COMPARED`]. Virtual tables, which run code, have none.
+    pub rows: BTreeMap<String, u64>,
+    /// Number of tables whose rows were not counted.
+    pub omitted: u64,
+}
+
+/// Reads the definitions and the numbers of rows of a copy. Blocks.
+///
+/// # Errors
+/// `corrupt`.
+pub fn contents(copy: &Path) -> Result<Contents> {
+    let connection = open(copy, false)?;
+    let read = || {
+        let user_version = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+        let mut contents = Contents { user_version, ..Contents::default() };
+        let mut statement = connection.prepare(
+            "SELECT type, name, sql, rootpage FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT GLOB 'sqlite_*'",
+        )?;
+        let mut listed = statement.query([])?;
+        while let Some(row) = listed.next()? {
+            let (kind, name, sql): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let is_stored = row.get::<_, i64>(3)? > 0;
+            if kind == "table" && is_stored {
+                if contents.rows.len() < limits::TABLES_COMPARED {
+                    let table = name.replace('"', "\"\"");
+                    let count = format!("SELECT count(*) FROM main.\"{table}\"");
+                    let rows: i64 = connection.query_row(&count, [], |row| row.get(0))?;
+                    contents.rows.insert(name.clone(), u64::try_from(rows).unwrap_or_default());
+                } else {
+                    contents.omitted += 1;
+                }
+            }
+            let digest: String = blake3::hash(sql.as_bytes()).to_hex().chars().take(10).collect();
+            let start: String = sql.chars().take(limits::DIFF_SHOWN_CHARS).collect();
+            contents.definitions.entry(kind).or_default().insert(name, format!("{digest} {start}"));
+        }
+        Ok(contents)
+    };
+    read().map_err(wrong(copy, "compare"))
 }
 
 /// The path of a file beside a database.

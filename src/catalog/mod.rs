@@ -24,6 +24,7 @@ mod open_databases;
 mod row;
 mod sqlite;
 pub mod state;
+mod sums;
 mod thread;
 mod workers;
 

@@ -164,6 +164,7 @@ fn removal_uncompacts_messages() {
         let drop_checkpoint = async |id: u8| {
             state.close().await.expect("closed");
             let db = rusqlite::Connection::open(path).expect("opened");
+            crate::catalog::sums::define(&db).expect("defined");
             db.execute("DELETE FROM checkpoints WHERE id = ?", [[id; 16]]).expect("removed");
             let left: i64 = db
                 .query_row(
@@ -223,6 +224,7 @@ fn keys_expire_records_stay() {
         assert!(matches!(state.change_workflow(Request { key, ..open(1) }).await, Err(CatalogError::Limit { .. })));
         state.close().await.expect("closed");
         let db = rusqlite::Connection::open(path).expect("opened");
+        crate::catalog::sums::define(&db).expect("defined");
         db.execute("INSERT INTO artifacts VALUES ('a', 1, NULL, 0, '', 'me', 1, 0, NULL)", []).expect("written");
         for sql in ["DELETE FROM decisions", "DELETE FROM artifacts", "UPDATE artifacts SET bytes = 1"] {
             assert!(db.execute(sql, []).is_err(), "{sql}");

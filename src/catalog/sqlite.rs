@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 use super::error::CatalogError;
+use super::sums;
 use crate::core::durability::Durability;
 use crate::core::limits;
 use crate::sys::{fault, sqlite_vfs};
@@ -73,6 +74,7 @@ impl Kind {
                 include_str!("../../schema/state/0007_workflow.sql"),
                 include_str!("../../schema/state/0008_transition.sql"),
                 include_str!("../../schema/state/0009_displays.sql"),
+                include_str!("../../schema/state/0010_sums.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }
@@ -81,6 +83,14 @@ impl Kind {
     /// The latest format.
     pub const fn format(self) -> i64 {
         self.migrations().len() as i64
+    }
+
+    fn run_migrations(self, conn: &Connection, due: &[&str]) -> rusqlite::Result<()> {
+        if self == Kind::State {
+            sums::define(conn)?;
+        }
+        due.iter().try_for_each(|migration| conn.execute_batch(migration))?;
+        if self == Kind::State { sums::cover(conn) } else { Ok(()) }
     }
 
     /// Page size of a new database, bytes. Each commit writes whole pages to the WAL; those of a kernel's journal hold
@@ -109,9 +119,7 @@ impl Kind {
         let mut conn = Connection::open_in_memory()?;
         conn.pragma_update(None, "page_size", self.page_bytes())?;
         conn.pragma_update(None, "application_id", self.application_id())?;
-        for migration in self.migrations() {
-            conn.execute_batch(migration)?;
-        }
+        self.run_migrations(&conn, self.migrations())?;
         conn.pragma_update(None, "user_version", self.format())?;
         let mut bytes = conn.serialize("main")?.to_vec();
         // A database in memory has no WAL; these two header bytes, write and read version, select it
@@ -156,6 +164,9 @@ impl Db {
             return Err(CatalogError::Corrupt { path: path.to_owned(), why: "it is empty".into() });
         }
         let db = Db::connect(path, durability)?;
+        if kind == Kind::State {
+            db.sql("open", sums::define)?;
+        }
         db.check_identity(kind)?;
         if bytes <= limits::DATABASE_CHECKED_BYTES {
             db.check()?;
@@ -208,7 +219,7 @@ impl Db {
             // The lock first: entering WAL mode exclusively avoids the shared memory file.
             c.execute_batch(
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;
-                 PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0;
+                 PRAGMA foreign_keys = ON; PRAGMA recursive_triggers = ON; PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = 0;
                  PRAGMA cache_size = -1024; PRAGMA journal_size_limit = 0;",
             )?;
             c.execute_batch(match durability {
@@ -273,7 +284,7 @@ impl Db {
         }
         self.transaction("catalog.schema.migrate", |db| {
             db.sql("migrate", |c| {
-                due.iter().try_for_each(|migration| c.execute_batch(migration))?;
+                kind.run_migrations(c, due)?;
                 c.pragma_update(None, "user_version", known)
             })
         })
@@ -371,10 +382,21 @@ impl Db {
         fault::step(label, ".before_commit").map_err(|e| CatalogError::of_io("commit", &self.path, e))
     }
 
+    /// Checks every row of a `state.db` against the checksums.
+    ///
+    /// # Errors
+    /// `Corrupt` with the first difference.
+    pub(super) fn check_rows(&self) -> Result<()> {
+        match self.sql("check rows", sums::find_wrong)? {
+            None => Ok(()),
+            Some(why) => Err(CatalogError::Corrupt { path: self.path.clone(), why }),
+        }
+    }
+
     /// Checks every page.
+    ///
     /// # Errors
     /// `Corrupt` with the first problem.
-    /// `Corrupt` with the first thing found.
     pub fn check(&self) -> Result<()> {
         self.check_length()?;
         let first: Option<String> =

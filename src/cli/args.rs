@@ -23,8 +23,9 @@ use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
-use super::processes::{KillArgs, SpawnArgs};
+use super::processes::{KillArgs, ShellArgs, SpawnArgs};
 use super::repl::ReplArgs;
+use super::suspend::{ResumeArgs, SuspendArgs};
 use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
 use super::top::TopArgs;
@@ -99,6 +100,8 @@ pub enum Command {
     Exec(ExecArgs),
     /// Run a program in a kernel, beside its engine
     Spawn(SpawnArgs),
+    /// Open a shell in a kernel, on this terminal
+    Shell(ShellArgs),
     /// List a kernel's processes
     Ps(NameArgs),
     /// End a process with everything that it started, or send it a signal
@@ -113,13 +116,17 @@ pub enum Command {
     Start(NameArgs),
     /// Stop a kernel's worker; its state is kept
     Stop(StopArgs),
+    /// Pause a kernel and keep its memory while the host is up
+    Suspend(SuspendArgs),
+    /// Resume a suspended kernel
+    Resume(ResumeArgs),
     /// Change a kernel's name
     Rename(RenameArgs),
     /// Remove kernels with their files and journals
     Rm(RmArgs),
     /// List, print or set a kernel's variables
     Vars(VarsArgs),
-    /// Copy files and directories between this host and a kernel
+    /// Copy files and directories between this host and a kernel, or two kernels
     Cp(CopyArgs),
     /// Mount a host directory or file in a kernel
     Mount(MountArgs),
@@ -137,7 +144,7 @@ pub enum Command {
     Checkpoint(CheckpointArgs),
     /// List a kernel's checkpoints, or a group's freezes, newest first
     Log(LogArgs),
-    /// Compare two checkpoints, or one with the present
+    /// Compare two checkpoints of a kernel or freezes of a group, or one with the present; the last one by default
     Diff(DiffArgs),
     /// Restore a kernel to a checkpoint, or a group to a freeze
     Restore(RestoreArgs),
@@ -147,7 +154,7 @@ pub enum Command {
     Fork(ForkArgs),
     /// Show or change how long a kernel's automatic checkpoints are kept
     Retention(RetentionArgs),
-    /// Manage groups: kernels, repositories and databases that are frozen as one
+    /// Manage groups: kernels, repositories and data that are frozen as one
     Group(GroupArgs),
     /// Freeze a group: capture all of its members within one pause
     Freeze(FreezeArgs),
@@ -175,8 +182,6 @@ pub enum Command {
     Events(EventsArgs),
     /// Show the audit log, or verify it
     Audit(AuditArgs),
-    /// Show, stop or read the log of the daemon
-    Daemon(DaemonArgs),
     /// Watch kernels and pools on the whole screen, and control them
     Top(TopArgs),
     /// Show the pools of warm workers
@@ -185,6 +190,8 @@ pub enum Command {
     Gc(GcArgs),
     /// Read all stored data and report damage
     Verify,
+    /// Show the daemon's status or log, or stop it
+    Daemon(DaemonArgs),
     /// Check or show the daemon's configuration
     Config(ConfigArgs),
     /// Show what this host supports, and how to get the rest
@@ -197,13 +204,19 @@ pub enum Command {
 
 /// The commands as `ryokan --help` groups them. Every command is in one group.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("Kernels", &["run", "new", "exec", "spawn", "ps", "kill", "repl", "ls", "show", "start", "stop", "rename", "rm"]),
+    (
+        "Kernels",
+        &[
+            "run", "new", "exec", "spawn", "shell", "ps", "kill", "repl", "ls", "show", "start", "stop", "suspend",
+            "resume", "rename", "rm",
+        ],
+    ),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["daemon", "top", "pool", "gc", "verify", "config", "doctor"]),
+    ("Host", &["top", "pool", "gc", "verify", "daemon", "config", "doctor"]),
     ("Shell", &["completions", "tour", "help"]),
 ];
 

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
-use super::{groups, json, render};
+use super::{groups, json, preview, render};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
@@ -110,6 +110,9 @@ pub struct RestoreArgs {
     /// Checkpoint: an id's beginning, a name, latest, or '~N' (N before the newest; quote it)
     #[arg(value_name = "REF")]
     pub reference: String,
+    /// Change nothing; show what the restore would change
+    #[arg(long, conflicts_with_all = ["with_artifacts", "supersede_decisions"])]
+    pub preview: bool,
     /// Also restore artifacts, as new versions
     #[arg(long)]
     pub with_artifacts: bool,
@@ -216,12 +219,12 @@ async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branch
 /// `ryokan diff`
 #[derive(Debug, Args)]
 pub struct DiffArgs {
-    /// Name or id of the kernel
+    /// Name or id of the kernel, or name of the group
     pub name: String,
-    /// The older checkpoint; the newest by default
+    /// The older checkpoint or freeze; the newest by default
     #[arg(value_name = "A", default_value = "latest", hide_default_value = true)]
     pub from: String,
-    /// The newer checkpoint; the present by default
+    /// The newer checkpoint or freeze; the present by default
     #[arg(value_name = "B", default_value = "")]
     pub to: String,
     /// Only counts
@@ -235,9 +238,14 @@ pub struct DiffArgs {
     pub paths: Vec<OsString>,
 }
 
-/// Shows the differences between two checkpoints.
+/// Shows the differences between two checkpoints or freezes.
 pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
-    let (kernel, _) = context.kernel(&args.name).await?;
+    let (kernel, _) = match context.kernel(&args.name).await {
+        Err(failure) if groups::is_group(&failure) && !args.text && !args.stat => {
+            return groups::diff(context, &args.name, &args.from, &args.to).await;
+        }
+        found => found?,
+    };
     if args.text {
         return diff_text(context, &kernel, args).await;
     }
@@ -298,6 +306,9 @@ async fn diff_text(context: &Context, kernel: &KernelClient, args: DiffArgs) -> 
 /// Restores a checkpoint.
 pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure> {
     let (kernel, info) = match context.kernel(&args.name).await {
+        Err(failure) if groups::is_group(&failure) && args.preview => {
+            return Err(Failure::usage("--preview is for kernels", "name one of the group's kernels"));
+        }
         Err(failure) if groups::is_group(&failure) => {
             return groups::restore(context, &args.name, &args.reference, &args.members).await;
         }
@@ -307,6 +318,9 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
         return Err(Failure::usage("--member is for groups", "leave it out for a kernel"));
     }
     let (found, _) = kernel.find_checkpoint(&args.reference).await?;
+    if args.preview {
+        return preview::preview(context, &kernel, &info, &found).await;
+    }
     let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
     context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
     // By id: `latest` may change meaning before the confirmation.

@@ -1,12 +1,9 @@
-//! `ryokan daemon`: the daemon's status, its end, and its log. None of them starts a daemon.
+//! The daemon as a process: its status, its end, its log. None of these starts one.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -17,228 +14,242 @@ use tokio::io::Interest;
 use super::context::{CLIENT, Context};
 use super::failure::Failure;
 use super::{exit, paths, render};
-use crate::core::error::{Error, ErrorCode};
-use crate::core::info::{DaemonInfo, KernelFilter};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::info::KernelFilter;
+use crate::core::limits;
 use crate::core::quantity::format_size;
 use crate::rpc::client::HostClient;
-use crate::sys::pidfd;
-use crate::sys::watched::watch;
+use crate::sys;
 
 /// Interval at which a followed log is read.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(250);
-/// Bytes of the log read at once.
-const LOG_CHUNK_BYTES: u64 = 64 << 10;
-/// Bytes of the log's end in which its last lines are searched.
-const LOG_TAIL_BYTES: u64 = 4 << 20;
+/// Bytes of the log's end that are searched for the last lines.
+const TAIL_BYTES: u64 = 1 << 20;
 
 /// `ryokan daemon`
 #[derive(Debug, Args)]
 pub struct DaemonArgs {
+    /// The action.
     #[command(subcommand)]
-    command: DaemonCommand,
+    pub action: DaemonAction,
 }
 
+/// Actions on the daemon.
 #[derive(Debug, Subcommand)]
-enum DaemonCommand {
-    /// Show the daemon; exit code 3 if none answers
+pub enum DaemonAction {
+    /// Show its process, version, uptime and memory; exit code 3 if none answers
     Status,
-    /// Stop the daemon and wait for its end; kernels are saved
+    /// Stop it and wait for its end; kernels save their state
     Stop,
-    /// Print the end of the daemon's log
-    Log(DaemonLogArgs),
+    /// Print the end of its log: of the file or journal that it writes
+    Log {
+        /// Continue with new lines until Ctrl-C
+        #[arg(short, long)]
+        follow: bool,
+        /// Number of lines
+        #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+        lines: usize,
+    },
 }
 
-/// `ryokan daemon log`
-#[derive(Debug, Args)]
-pub struct DaemonLogArgs {
-    /// Continue with new lines until Ctrl-C
-    #[arg(short, long)]
-    follow: bool,
-    /// Number of last lines
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
-    lines: u32,
-}
-
-/// Shows, stops or reads the log of the daemon.
+/// Executes an action.
 pub async fn daemon(context: &Context, args: DaemonArgs) -> Result<(), Failure> {
-    match args.command {
-        DaemonCommand::Status => status(context).await,
-        DaemonCommand::Stop => stop(context).await,
-        DaemonCommand::Log(args) => log(context, args).await,
+    match args.action {
+        DaemonAction::Status => status(context).await,
+        DaemonAction::Stop => stop(context).await,
+        DaemonAction::Log { follow, lines } => log(context, follow, lines).await,
     }
 }
 
-/// Connects to the daemon without starting one; `None` if none answers.
-async fn answering(context: &Context) -> Result<(PathBuf, Option<HostClient>), Failure> {
+/// The daemon, if one answers, and its socket.
+async fn running(context: &Context) -> Result<(Option<HostClient>, PathBuf), Failure> {
     let (socket, _) = context.socket()?;
     match HostClient::connect(&socket, CLIENT).await {
-        Ok(host) => Ok((socket, Some(host))),
-        Err(error) if error.code == ErrorCode::Unavailable => Ok((socket, None)),
+        Ok(host) => Ok((Some(host), socket)),
+        Err(error) if error.code == ErrorCode::Unavailable => Ok((None, socket)),
         Err(error) => Err(error.into()),
     }
 }
 
+/// The daemon's process. Its word alone is not enough: a signal goes there.
+fn process_of(host: &HostClient) -> Result<u32> {
+    let pid = host.info().pid;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    match pid > 0 && name.trim_end() == "ryokand" {
+        true => Ok(pid),
+        false => Err(Error::unsupported("the daemon's process is not visible from here")
+            .hint("it is an older version, or runs in a container: use its service manager")),
+    }
+}
+
 async fn status(context: &Context) -> Result<(), Failure> {
-    let (socket, host) = answering(context).await?;
+    let (host, socket) = running(context).await?;
+    let shown = socket.display();
     let Some(host) = host else {
-        context.show(
-            || serde_json::json!({ "running": false, "socket": socket }),
-            || format!("no daemon answers on {}\n", socket.display()),
-        )?;
+        let json = || serde_json::json!({ "running": false, "socket": socket });
+        context.show(json, || format!("no daemon answers on {shown}\n"))?;
         return Err(Failure::Quiet(exit::NOT_FOUND));
     };
-    let (daemon, kernels) = (host.daemon().await?, host.list_kernels(&KernelFilter::default()).await?);
-    let workers_memory: u64 = kernels.iter().map(|kernel| kernel.memory_bytes).sum();
-    let live = kernels.iter().filter(|kernel| kernel.memory_bytes > 0).count();
-    let now_ms = render::now_ms();
-    let uptime_ms = now_ms.saturating_sub(daemon.started_at_ms).max(0);
+    let kernels = host.list_kernels(&KernelFilter::default()).await?;
+    let workers = kernels.iter().filter(|kernel| matches!(kernel.state.as_str(), "ready" | "busy")).count();
+    let pid = host.info().pid;
+    let (uptime, memory) = (process_of(&host).ok().and_then(uptime), process_of(&host).ok().and_then(memory));
     let version = &host.info().version;
-    context.show(
-        || {
-            serde_json::json!({
-                "running": true,
-                "socket": socket,
-                "version": version,
-                "pid": daemon.pid,
-                "started_at_ms": daemon.started_at_ms,
-                "uptime_ms": uptime_ms,
-                "memory_bytes": daemon.memory_bytes,
-                "kernels": kernels.len(),
-                "kernels_with_worker": live,
-                "kernels_memory_bytes": workers_memory,
-                "log_file": daemon.log_file,
-                "log_unit": daemon.log_unit,
-            })
-        },
-        || {
-            let started = render::ago(daemon.started_at_ms, now_ms);
-            format!(
-                "ryokand {version}, pid {}, started {started}\nsocket   {}\nmemory   {}\nkernels  {}, {live} with a worker ({})\nlog      {}\n",
-                daemon.pid,
-                socket.display(),
-                format_size(daemon.memory_bytes),
-                kernels.len(),
-                format_size(workers_memory),
-                render::plain(&destination(&daemon)),
-            )
-        },
-    )
+    let json = || {
+        serde_json::json!({
+            "running": true, "socket": socket, "pid": pid, "version": version,
+            "uptime_ms": uptime.map(|uptime| u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX)),
+            "kernels": kernels.len(), "workers": workers, "memory_bytes": memory,
+        })
+    };
+    let text = || {
+        let known = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
+        let seconds = |uptime: Duration| humantime::format_duration(Duration::from_secs(uptime.as_secs())).to_string();
+        format!(
+            "process  {pid}\nversion  {}\nsocket   {shown}\nuptime   {}\nmemory   {}\nkernels  {}, {} running\n",
+            render::plain(version),
+            known(uptime.map(seconds)),
+            known(memory.map(format_size)),
+            kernels.len(),
+            workers,
+        )
+    };
+    context.show(json, text)
 }
 
-fn destination(daemon: &DaemonInfo) -> String {
-    match (daemon.log_file.as_str(), daemon.log_unit.as_str()) {
-        ("", "") => "its standard error".to_owned(),
-        ("", unit) => format!("journal of {unit}"),
-        (file, _) => file.to_owned(),
-    }
+fn uptime(pid: u32) -> Option<Duration> {
+    let ticks = sys::process::start_ticks(pid).ok()?;
+    let per_second = u64::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??).ok()?;
+    let since_boot: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
+    Duration::try_from_secs_f64(since_boot).ok()?.checked_sub(Duration::from_secs(ticks.checked_div(per_second)?))
 }
 
-/// Sends SIGTERM and waits for the end of the process.
+/// Resident memory of a process, bytes.
+fn memory(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 async fn stop(context: &Context) -> Result<(), Failure> {
-    let (socket, host) = answering(context).await?;
+    let (host, socket) = running(context).await?;
     let Some(host) = host else {
-        return context.show(
-            || serde_json::json!({ "stopped": false, "socket": socket }),
-            || format!("no daemon answers on {}\n", socket.display()),
-        );
+        let text = || format!("no daemon answers on {}\n", socket.display());
+        return context.show(|| serde_json::json!({ "stopped": false }), text);
     };
-    let pid = host.daemon().await?.pid;
-    let no_process = |error: io::Error| {
-        Error::unavailable(format!("process {pid} cannot be watched: {error}"))
-            .hint("run this in the daemon's pid namespace")
-    };
-    let process = pidfd::open(Pid::from_raw(pid.cast_signed())).map_err(no_process)?;
-    // The connection still answers, so the descriptor is that of the daemon and not of a later process.
-    host.daemon().await?;
-    pidfd::signal(process.as_fd(), Signal::SIGTERM).map_err(|error| {
-        Error::refused(format!("daemon {pid} cannot be stopped: {error}"))
-            .hint("only its own user and root may stop it")
-    })?;
-    let ended = watch(process, Interest::READABLE).map_err(no_process)?;
-    drop(ended.readable().await.map_err(no_process)?);
-    context.show(
-        || serde_json::json!({ "stopped": true, "socket": socket, "pid": pid }),
-        || format!("stopped ryokand (pid {pid})\n"),
-    )
-}
-
-async fn log(context: &Context, args: DaemonLogArgs) -> Result<(), Failure> {
-    let daemon = match answering(context).await?.1 {
-        Some(host) => host.daemon().await?,
-        None => {
-            // An earlier daemon that a command started logged here.
-            let file = paths::state_dir()?.join("ryokand.log");
-            DaemonInfo { log_file: file.display().to_string(), ..DaemonInfo::default() }
+    let pid = process_of(&host)?;
+    let internal = |error: io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Error::refused(format!("may not stop process {pid}: it belongs to another user"))
         }
+        _ => Error::internal(format!("could not stop process {pid}: {error}")),
     };
-    match (daemon.log_file.as_str(), daemon.log_unit.as_str()) {
-        ("", "") => Err(Error::unsupported("the daemon logs to its standard error, which is no file")
-            .hint("read it where the daemon was started")
-            .into()),
-        ("", unit) => {
-            let mut journal = Command::new("journalctl");
-            journal.args((!context.options.system).then_some("--user")).args(["--unit", unit, "--lines"]);
-            journal.arg(args.lines.to_string()).args(args.follow.then_some("--follow"));
-            let error = journal.exec();
-            Err(Error::unavailable(format!("journalctl does not start: {error}")).into())
-        }
-        (file, _) => log_file(context, Path::new(file), args).await,
+    // This process, not a successor with its number.
+    let process = sys::pidfd::open(Pid::from_raw(pid.cast_signed())).map_err(internal)?;
+    process_of(&host)?;
+    drop(host);
+    let ended = sys::watched::watch(process, Interest::READABLE).map_err(internal)?;
+    match sys::pidfd::signal(ended.get_ref().as_fd(), Signal::SIGTERM) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+        sent => sent.map_err(internal)?,
     }
+    let Ok(waited) = tokio::time::timeout(limits::DAEMON_EXIT_WAIT, ended.readable()).await else {
+        let still = format!("process {pid} has not ended within {} s", limits::DAEMON_EXIT_WAIT.as_secs());
+        return Err(Error::deadline(still).hint("see what it waits for: ryokan daemon log").into());
+    };
+    drop(waited.map_err(internal)?);
+    context.show(|| serde_json::json!({ "stopped": true }), || format!("stopped (process {pid})\n"))
 }
 
-/// Prints the last lines of a file, then follows it, also through its truncation and replacement.
-async fn log_file(context: &Context, path: &Path, args: DaemonLogArgs) -> Result<(), Failure> {
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound => Error::not_found(format!("there is no log {}", path.display())),
-        _ => Error::unavailable(format!("the log {} cannot be read: {error}", path.display())),
-    };
-    let mut file = File::open(path).map_err(failed)?;
-    let mut at = tail_start(&mut file, args.lines).map_err(failed)?;
-    loop {
-        at += print_from(context, &mut file, at).map_err(failed)??;
-        if !args.follow {
-            return Ok(());
-        }
-        tokio::time::sleep(FOLLOW_INTERVAL).await;
-        if let Ok(named) = std::fs::metadata(path) {
-            let open = file.metadata().map_err(failed)?;
-            if (named.dev(), named.ino()) != (open.dev(), open.ino()) {
-                (file, at) = (File::open(path).map_err(failed)?, 0);
-            } else if open.len() < at {
-                at = 0;
+async fn log(context: &Context, follow: bool, lines: usize) -> Result<(), Failure> {
+    let (host, _) = running(context).await?;
+    let file = match &host {
+        Some(host) => {
+            let pid = process_of(host)?;
+            // A daemon of another user, or one whose stderr is the journal, has no readable file there.
+            match std::fs::read_link(format!("/proc/{pid}/fd/2")) {
+                Ok(path) if path.is_file() => path,
+                Ok(path) if !path.to_string_lossy().starts_with("socket:") => {
+                    return Err(Error::unsupported(format!("the daemon logs to {}", path.display())).into());
+                }
+                Ok(_) | Err(_) => return journal(pid, follow, lines),
             }
         }
+        None => {
+            let path = paths::state_dir()?.join("ryokand.log");
+            match path.is_file() {
+                true => path,
+                false => {
+                    return Err(Error::not_found(format!("no daemon answers, and there is no {}", path.display()))
+                        .hint("of a service: journalctl --user -u ryokand")
+                        .into());
+                }
+            }
+        }
+    };
+    print_file(context, &file, follow, lines).await
+}
+
+/// Becomes `journalctl`.
+fn journal(pid: u32, follow: bool, lines: usize) -> Result<(), Failure> {
+    use std::os::unix::process::CommandExt as _;
+    let mut command = std::process::Command::new("journalctl");
+    command.arg(format!("_PID={pid}")).args(["-n", &lines.to_string()]).args(follow.then_some("-f"));
+    let error = command.exec();
+    Err(Error::unsupported(format!("the daemon logs to the journal, and journalctl does not run: {error}")).into())
+}
+
+async fn print_file(context: &Context, path: &Path, follow: bool, lines: usize) -> Result<(), Failure> {
+    let unreadable = |error: io::Error| Failure::of_file("read", path, &error);
+    let mut file = File::open(path).map_err(unreadable)?;
+    let length = file.metadata().map_err(unreadable)?.len();
+    let begin = length.saturating_sub(TAIL_BYTES);
+    file.seek(SeekFrom::Start(begin)).map_err(unreadable)?;
+    let mut tail = Vec::new();
+    (&mut file).take(TAIL_BYTES).read_to_end(&mut tail).map_err(unreadable)?;
+    context.print(&last_lines(&String::from_utf8_lossy(&tail), lines))?;
+    let mut at = begin + tail.len() as u64;
+    loop {
+        if !follow {
+            return Ok(());
+        }
+        let length = file.metadata().map_err(unreadable)?.len();
+        if length < at {
+            at = 0;
+        }
+        file.seek(SeekFrom::Start(at)).map_err(unreadable)?;
+        let mut more = Vec::new();
+        (&mut file).take(TAIL_BYTES).read_to_end(&mut more).map_err(unreadable)?;
+        // Whole lines only: the rest follows.
+        let whole = more.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        at += whole as u64;
+        context.print(&last_lines(&String::from_utf8_lossy(&more[..whole]), usize::MAX))?;
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
     }
 }
 
-/// The offset at which the last `lines` lines begin.
-fn tail_start(file: &mut File, lines: u32) -> io::Result<u64> {
-    let length = file.metadata()?.len();
-    let from = length.saturating_sub(LOG_TAIL_BYTES);
-    file.seek(SeekFrom::Start(from))?;
-    let mut tail = Vec::new();
-    file.take(LOG_TAIL_BYTES).read_to_end(&mut tail)?;
-    let whole = tail.strip_suffix(b"\n").unwrap_or(&tail);
-    let breaks = whole.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at as u64);
-    Ok(match lines {
-        0 => length,
-        lines => breaks.map(|at| from + at + 1).nth(lines as usize - 1).unwrap_or(from),
-    })
+/// The last lines of a text, printable on a terminal.
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].iter().map(|line| format!("{}\n", render::plain(line))).collect()
 }
 
-/// Prints the complete lines from an offset; returns their length.
-fn print_from(context: &Context, file: &mut File, at: u64) -> io::Result<Result<u64, Failure>> {
-    file.seek(SeekFrom::Start(at))?;
-    let (mut reader, mut printed) = (BufReader::new(file), 0);
-    loop {
-        let mut line = Vec::new();
-        let length = (&mut reader).take(LOG_CHUNK_BYTES).read_until(b'\n', &mut line)? as u64;
-        if length == 0 || (line.last() != Some(&b'\n') && length < LOG_CHUNK_BYTES) {
-            return Ok(Ok(printed));
-        }
-        if let Err(failure) = context.print(&render::plain(&String::from_utf8_lossy(&line))) {
-            return Ok(Err(failure));
-        }
-        printed += length;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_lines_are_printable() {
+        assert_eq!(last_lines("a\nb\x1b[2Jc\nd\n", 2).lines().count(), 2);
+        assert!(!last_lines("b\x1b[2Jc", 2).contains('\x1b'));
+        assert_eq!(last_lines("", 2), "");
+    }
+
+    #[test]
+    fn own_process_has_uptime_and_memory() {
+        let pid = std::process::id();
+        assert!(uptime(pid).is_some_and(|uptime| uptime < Duration::from_secs(86_400)));
+        assert!(memory(pid).is_some_and(|bytes| bytes > 1 << 20));
+        assert_eq!(memory(0), None);
     }
 }

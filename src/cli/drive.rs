@@ -46,6 +46,8 @@ pub enum Driven {
 pub struct Streams {
     /// Whether output is streamed; otherwise it is in the result.
     pub show: bool,
+    /// The byte of the output, both streams together, at which showing begins.
+    pub offset: u64,
     /// Whether standard input is passed to the code.
     pub feed_stdin: bool,
     /// Whether it is a process: the first Ctrl-C sends its program SIGINT.
@@ -103,7 +105,7 @@ pub async fn drive(
         if !streams.show {
             return result.await;
         }
-        let output = execution.output(0, async |event| {
+        let output = execution.output(streams.offset, async |event| {
             show(event, &wrote_stderr).await.map_err(|error| {
                 reader_gone.set(error.kind() == io::ErrorKind::BrokenPipe);
                 not_written(&error)
@@ -197,7 +199,7 @@ async fn write(mut to: impl AsyncWrite + Unpin, bytes: &[u8]) -> io::Result<()> 
 }
 
 /// Passes standard input on until its end. Code that ends or closes its input first is no failure.
-async fn feed_stdin(execution: &ExecutionClient) {
+pub async fn feed_stdin(execution: &ExecutionClient) {
     let mut stdin = tokio::io::stdin();
     let mut chunk = vec![0; STDIN_BYTES];
     loop {

@@ -69,6 +69,9 @@ pub struct ExecArgs {
     /// Attach to an existing execution, by its number
     #[arg(long, value_name = "EXECUTION", conflicts_with_all = ["code", "file", "timeout", "stdin", "env", "key"])]
     pub attach: Option<u64>,
+    /// Show the output from this byte on, counted over both streams
+    #[arg(long, value_name = "BYTES", default_value_t = 0, requires = "attach")]
+    pub offset: u64,
 }
 
 /// `ryokan run`
@@ -139,6 +142,7 @@ pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
         engine: info.spec.engine,
         ephemeral: false,
         process: false,
+        offset: args.offset,
         save_display: args.how.save_display.as_deref(),
     };
     shown.execution(&execution, args.how.stdin, &mut signals).await
@@ -158,6 +162,8 @@ pub struct Shown<'a> {
     pub ephemeral: bool,
     /// Whether it is a process, which ends with this command.
     pub process: bool,
+    /// The byte of the output at which showing begins.
+    pub offset: u64,
     /// Folder for the rich forms.
     pub save_display: Option<&'a Path>,
 }
@@ -176,10 +182,21 @@ impl Shown<'_> {
             false => "interrupting; press Ctrl-C again to exit without waiting for its end",
         };
         let explain = self.context.terminal.stderr.then_some(explanation);
-        let streams = Streams { show: !self.context.options.json, feed_stdin, process: self.process, explain };
+        let streams = Streams {
+            show: !self.context.options.json,
+            offset: self.offset,
+            feed_stdin,
+            process: self.process,
+            explain,
+        };
         let exec = execution.exec();
         let driven = drive(self.kernel, execution, streams, signals);
         let driven = waiting::with_notice(self.context, Some(self.name), Some(exec), driven).await;
+        self.driven(exec, driven).await
+    }
+
+    /// Shows how driving an execution ended and takes over its exit code.
+    pub async fn driven(&self, exec: ExecId, driven: Result<Driven, Failure>) -> Result<(), Failure> {
         let again = format!("attach to it again: ryokan exec {} --attach {exec}", self.name);
         match driven.map_err(|failure| match failure {
             Failure::Error(error) if self.ephemeral => ephemeral_kernel_lost(error).into(),
@@ -241,12 +258,30 @@ impl Shown<'_> {
             if let Some(text) = text {
                 self.context.say(text.trim_end());
             }
+            if let Some(hint) = missing_module(self.name, self.engine, &result.end.err) {
+                self.context.say(&hint);
+            }
         }
         match exit::of_execution(result.end.code) {
             exit::OK => Ok(()),
             code => Err(Failure::Quiet(code)),
         }
     }
+}
+
+/// How to install a Python module that was not found.
+fn missing_module(name: &str, engine: EngineName, err: &str) -> Option<String> {
+    let module = err.strip_prefix("ModuleNotFoundError: No module named '").filter(|_| engine == EngineName::Python)?;
+    let module = module.split(['\'', '.']).next()?;
+    // It is shown as a command.
+    let plain = !module.is_empty() && module.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    plain.then(|| {
+        format!(
+            "hint: code sees Python packages below /usr and /opt; others go into the workspace (with --net host): ryokan \
+             spawn {name} -- python3 -m pip install --target lib {module}; then: import sys; sys.path.insert(0, \
+             '/workspace/lib')"
+        )
+    })
 }
 
 /// Adds how to attach again: the execution continues after a lost connection or failed output.
@@ -349,7 +384,8 @@ async fn create_and_show(
     };
     let name = spec.name.as_str();
     let engine = info.spec.engine;
-    let shown = Shown { context, kernel: &kernel, name, engine, ephemeral: true, process: false, save_display };
+    let shown =
+        Shown { context, kernel: &kernel, name, engine, ephemeral: true, process: false, offset: 0, save_display };
     shown.execution(&execution, request.stdin_open, signals).await
 }
 
@@ -377,4 +413,19 @@ fn random_name() -> Result<KernelName> {
     getrandom::fill(&mut bytes).map_err(|e| Error::internal(format!("no randomness: {e}")))?;
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("run-{digits}").parse().map_err(|e| Error::internal(format!("{e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_module_has_hint() {
+        let hint = |engine, err: &str| missing_module("k", engine, err);
+        let of = |module: &str| format!("ModuleNotFoundError: No module named '{module}'");
+        assert!(hint(EngineName::Python, &of("yaml.nodes")).is_some_and(|hint| hint.contains("--target lib yaml;")));
+        assert_eq!(hint(EngineName::Python, &of("a; rm -rf x")), None);
+        assert_eq!(hint(EngineName::Python, "ValueError: no"), None);
+        assert_eq!(hint(EngineName::Bash, &of("yaml")), None);
+    }
 }

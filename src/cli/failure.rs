@@ -22,6 +22,14 @@ impl Failure {
         Failure::Error(Error::new(ErrorCode::InvalidArgument, message).hint(hint))
     }
 
+    /// An invalid command line, from the parser's text.
+    pub fn of_parser(text: &str) -> Failure {
+        let text = text.trim();
+        let (message, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+        let message = message.strip_prefix("error: ").unwrap_or(message);
+        Failure::usage(message, rest.split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+
     /// A file or directory of this host that could not be used; `done` is the attempted operation.
     pub fn of_file(done: &str, path: &Path, error: &io::Error) -> Failure {
         let code = match error.kind() {
@@ -50,6 +58,14 @@ impl Failure {
         }
     }
 
+    /// For stderr: the text, or one line of JSON.
+    pub fn report(&self, json: bool, paint: Paint) -> Option<String> {
+        match self {
+            Failure::Error(error) if json => Some(format!("{}\n", super::json::of(error))),
+            Failure::Error(_) | Failure::Quiet(_) => self.text(paint),
+        }
+    }
+
     /// Failed output; a closed pipe is no error.
     pub fn of_output(error: io::Error) -> Failure {
         match error.kind() {
@@ -75,7 +91,7 @@ pub fn warning(text: &str, paint: Paint) -> String {
 /// Control characters in foreign text are escaped.
 pub fn render(error: &Error, paint: Paint) -> String {
     let mut text = format!("{} {}", paint.bad("error:"), super::render::plain(&error.message));
-    if !error.reason.is_empty() {
+    if !error.reason.is_empty() && error.code != ErrorCode::Departed {
         text.push_str(&format!(" ({})", super::render::plain(&error.reason)));
     }
     text.push('\n');

@@ -29,7 +29,7 @@ pub enum GroupCommand {
         /// Name of the group
         name: String,
     },
-    /// Add a kernel, a git repository or an SQLite database
+    /// Add a kernel, a git repository or a data source
     Add(AddArgs),
     /// Remove a member, or the group with its freezes
     Rm {
@@ -53,7 +53,10 @@ pub enum GroupCommand {
 #[command(after_help = "Examples:
   ryokan group add shop --kernel agent
   ryokan group add shop --repository ~/src/shop
-  ryokan group add shop --database ~/src/shop/shop.db --name data")]
+  ryokan group add shop --database ~/src/shop/shop.db --name data
+  ryokan group add shop --directory ~/src/shop/uploads
+  ryokan group add shop --command queue
+  ryokan group add shop --postgres 'dbname=shop host=/run/postgresql'")]
 pub struct AddArgs {
     /// Name of the group
     pub group: String,
@@ -66,6 +69,15 @@ pub struct AddArgs {
     /// An SQLite database
     #[arg(long, value_name = "PATH", group = "what")]
     pub database: Option<PathBuf>,
+    /// A directory; a restore exchanges it as a whole
+    #[arg(long, value_name = "PATH", group = "what")]
+    pub directory: Option<PathBuf>,
+    /// A data source of the daemon's configuration: your own programs
+    #[arg(long, value_name = "SOURCE", group = "what")]
+    pub command: Option<String>,
+    /// A PostgreSQL database: dbname, host, port, user; a restore ends its connections
+    #[arg(long, value_name = "CONNECTION", group = "what")]
+    pub postgres: Option<String>,
     /// Name of the member; the kernel's or the file's by default
     #[arg(long, value_name = "NAME", default_value = "")]
     pub name: String,
@@ -132,13 +144,19 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
         let path = std::path::absolute(path).map_err(|error| Failure::of_file("find", path, &error))?;
         path.to_str().map(str::to_owned).ok_or_else(|| Failure::from(Error::invalid("the path is not UTF-8")))
     };
-    let (kind, target) = match (&args.kernel, &args.repository, &args.database) {
+    let paths = [("repository", &args.repository), ("database", &args.database), ("directory", &args.directory)];
+    let path = paths.into_iter().find_map(|(kind, path)| path.as_ref().map(|path| (kind, path)));
+    let (kind, target) = match (&args.kernel, path, &args.command) {
         (Some(kernel), _, _) => ("kernel", kernel.clone()),
-        (_, Some(path), _) => ("repository", absolute(path)?),
-        (_, _, Some(path)) => ("database", absolute(path)?),
-        (None, None, None) => {
-            return Err(Failure::usage("nothing to add", "give --kernel, --repository or --database"));
-        }
+        (_, Some((kind, path)), _) => (kind, absolute(path)?),
+        (_, _, Some(source)) => ("command", source.clone()),
+        (None, None, None) => match &args.postgres {
+            Some(connection) => ("postgres", connection.clone()),
+            None => {
+                let hint = "give --kernel, --repository, --database, --directory, --command or --postgres";
+                return Err(Failure::usage("nothing to add", hint));
+            }
+        },
     };
     let member = context.host().await?.add_member(&args.group, kind, &target, &args.name).await?;
     let text = || format!("added {} {} to {}\n", member.kind, render::plain(&member.name), args.group);
@@ -180,6 +198,19 @@ pub async fn log(context: &Context, name: &str, limit: u32) -> Result<(), Failur
         return Ok(());
     }
     context.print(&all.iter().map(|freeze| render::freeze_line(freeze, context.terminal.paint)).collect::<String>())
+}
+
+/// Shows the differences between two states of a group.
+pub async fn diff(context: &Context, name: &str, from: &str, to: &str) -> Result<(), Failure> {
+    let diff = context.host().await?.diff_group(name, from, to).await?;
+    if diff.omitted > 0 {
+        context.say(&format!("{} further differences are not listed", diff.omitted));
+    }
+    if context.options.json {
+        let lines = diff.differences.iter().map(|one| format!("{}\n", json::of(one)));
+        return context.print(&lines.collect::<String>());
+    }
+    context.print(&render::group_differences(&diff.differences, context.terminal.paint))
 }
 
 /// Restores a group.

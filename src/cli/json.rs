@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
+use super::preview::Preview;
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
@@ -16,6 +17,7 @@ use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{
     Event, HandoverInfo, JournalEntry, KernelInfo, MountInfo, ProcessInfo, TeleportReport, ToolInfo,
 };
+use crate::core::limits::engine_state_bytes;
 use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
@@ -44,6 +46,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
             "pids": limits.pids,
             "open_files": limits.open_files,
             "workspace_bytes": limits.workspace_bytes,
+            "engine_state_bytes": engine_state_bytes(limits.memory_bytes),
         },
         "idle_timeout_ms": spec.idle_timeout_ms,
         "retention": retention(&spec.retention),
@@ -290,6 +293,16 @@ pub fn restoration(done: &Restoration) -> Json {
         "why_not_memory": why_not_memory,
         "decisions_changed": done.decisions_changed,
         "artifacts_changed": done.artifacts_changed,
+    })
+}
+
+/// What a restore would do.
+pub fn preview(preview: &Preview<'_>) -> Json {
+    json!({
+        "checkpoint": checkpoint(preview.checkpoint, false),
+        "changes": preview.changes,
+        "ends": preview.ends.iter().map(|job| json!({ "id": job.id, "command": job.command })).collect::<Vec<_>>(),
+        "lost": preview.lost,
     })
 }
 

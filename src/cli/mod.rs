@@ -34,11 +34,14 @@ pub mod paint;
 mod paths;
 mod pool;
 mod portable;
+mod preview;
 mod processes;
 pub mod render;
 mod repl;
 pub mod spec;
+mod suspend;
 mod teleport;
+mod terminal;
 mod tools;
 mod top;
 mod tour;
@@ -63,8 +66,13 @@ pub fn main() -> ExitCode {
             // An error repeats the arguments, which may hold anything.
             let text = help_or_error.render().to_string();
             let plain = render::plain(&text);
+            let wants_json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
             // `--help | head` closes the pipe: the failure cannot be reported.
             let _ = match help_or_error.use_stderr() && plain != text {
+                _ if help_or_error.use_stderr() && wants_json => {
+                    let line = Failure::of_parser(&plain).report(true, Paint::OFF).unwrap_or_default();
+                    std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes())
+                }
                 true => std::io::Write::write_all(&mut std::io::stderr(), plain.as_bytes()),
                 false => help_or_error.print(),
             };
@@ -72,6 +80,7 @@ pub fn main() -> ExitCode {
         }
     };
     trace(&cli.options);
+    let wants_json = cli.options.json;
     let context = Context::new(cli.options);
     let waits_for = cli.command.waits_for().map(str::to_owned);
     let command = waiting::with_notice(&context, waits_for.as_deref(), None, dispatch(&context, cli.command));
@@ -82,7 +91,7 @@ pub fn main() -> ExitCode {
     let code = match done {
         Ok(()) => exit::OK,
         Err(failure) => {
-            if let Some(text) = failure.text(context.terminal.paint_stderr) {
+            if let Some(text) = failure.report(wants_json, context.terminal.paint_stderr) {
                 let _ = std::io::stderr().write_all(text.as_bytes());
             }
             failure.exit_code()
@@ -97,6 +106,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::New(args) => kernels::new(context, args).await,
         Command::Exec(args) => exec::exec(context, args).await,
         Command::Spawn(args) => processes::spawn(context, args).await,
+        Command::Shell(args) => processes::shell(context, args).await,
         Command::Ps(args) => processes::ps(context, args).await,
         Command::Kill(args) => processes::kill(context, args).await,
         Command::Repl(args) => repl::repl(context, args).await,
@@ -104,6 +114,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Show(args) => kernels::show(context, args).await,
         Command::Start(args) => kernels::start(context, args).await,
         Command::Stop(args) => kernels::stop(context, args).await,
+        Command::Suspend(args) => suspend::suspend(context, args).await,
+        Command::Resume(args) => suspend::resume(context, args).await,
         Command::Rename(args) => kernels::rename(context, args).await,
         Command::Rm(args) => kernels::rm(context, args).await,
         Command::Vars(args) => vars::vars(context, args).await,
@@ -137,9 +149,9 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Gc(args) => upkeep::gc(context, args).await,
         Command::Verify => upkeep::verify(context).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
-        Command::Daemon(args) => daemon::daemon(context, args).await,
         Command::Pool(args) => pool::pool(context, args).await,
         Command::Top(args) => top::top(context, args).await,
+        Command::Daemon(args) => daemon::daemon(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
         Command::Completions(args) => completions::completions(context, args),

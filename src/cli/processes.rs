@@ -8,7 +8,7 @@ use super::drive::Signals;
 use super::exec::Shown;
 use super::failure::Failure;
 use super::spec::{parse_millis, parse_pair};
-use super::{json, render};
+use super::{json, render, terminal};
 use crate::core::error::Error;
 use crate::core::exec::{ExecRequest, Program, Work};
 use crate::core::ids::ExecId;
@@ -21,6 +21,7 @@ use crate::core::spec::WORKSPACE;
   ryokan spawn demo --cwd /workspace/app --env CI=1 --timeout 10m -- make test
   tar c src | ryokan spawn demo --stdin -- tar x
   ryokan spawn demo -d -- python3 -m http.server
+  ryokan spawn demo -t -- vim notes.txt
   ryokan exec demo --attach 7
 
 The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output.")]
@@ -42,9 +43,27 @@ pub struct SpawnArgs {
     /// Pass standard input to the program
     #[arg(long, conflicts_with = "detach")]
     pub stdin: bool,
+    /// Run it on this terminal: shells, editors, full-screen programs
+    #[arg(short, long, conflicts_with_all = ["stdin", "detach"])]
+    pub tty: bool,
     /// Print the process's number and exit; it continues until it, its worker or its daemon ends
     #[arg(short, long)]
     pub detach: bool,
+}
+
+/// `ryokan shell`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan shell demo
+  ryokan shell demo --cwd /workspace/app
+
+The same as spawn -t with bash or, if the kernel has none, sh. The shell is a program beside the kernel's engine: it sees the files, not the variables of the engine. It ends with this terminal. Jobs that it leaves in the background stay in the kernel.")]
+pub struct ShellArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Working directory
+    #[arg(long, value_name = "DIR", default_value = WORKSPACE)]
+    pub cwd: String,
 }
 
 /// `ryokan kill`
@@ -70,11 +89,18 @@ fn parse_signal(text: &str) -> Result<i32, String> {
 
 /// Runs a program beside the engine.
 pub async fn spawn(context: &Context, args: SpawnArgs) -> Result<(), Failure> {
-    let program = Program { argv: args.argv, cwd: args.cwd, detached: args.detach };
+    if args.tty && context.options.json {
+        return Err(Failure::usage("a program on a terminal has no result as JSON", "leave out --json or -t"));
+    }
+    let terminal = if args.tty { Some(terminal::size()?) } else { None };
+    if args.tty && !context.terminal.stdout {
+        return Err(Error::unsupported("standard output is no terminal").hint("leave out -t").into());
+    }
+    let program = Program { argv: args.argv, cwd: args.cwd, detached: args.detach, terminal };
     let request = ExecRequest {
         what: Work::Process(program),
-        stdin_open: args.stdin,
-        env: args.env,
+        stdin_open: args.stdin || args.tty,
+        env: args.tty.then(terminal_type).flatten().into_iter().chain(args.env).collect(),
         timeout_ms: args.timeout.unwrap_or(0),
         ..ExecRequest::default()
     };
@@ -92,9 +118,31 @@ pub async fn spawn(context: &Context, args: SpawnArgs) -> Result<(), Failure> {
         engine: info.spec.engine,
         ephemeral: false,
         process: true,
+        offset: 0,
         save_display: None,
     };
-    shown.execution(&process.execution, args.stdin, &mut signals).await
+    let Some(size) = terminal else {
+        return shown.execution(&process.execution, args.stdin, &mut signals).await;
+    };
+    let driven = terminal::attach(&kernel, &process.execution, size, &mut signals).await;
+    shown.driven(process.execution.exec(), driven).await
+}
+
+/// What this command line's terminal understands, for programs inside.
+fn terminal_type() -> Option<(String, String)> {
+    let plain = |name: &String| {
+        !name.is_empty() && name.len() < 64 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b))
+    };
+    Some(("TERM".to_owned(), std::env::var("TERM").ok().filter(plain)?))
+}
+
+/// Runs a shell on the terminal.
+pub async fn shell(context: &Context, args: ShellArgs) -> Result<(), Failure> {
+    const FIRST_SHELL: &str = "if command -v bash >/dev/null; then exec bash; else exec sh; fi";
+    let argv = ["sh", "-c", FIRST_SHELL].map(String::from).to_vec();
+    let ShellArgs { name, cwd } = args;
+    let (env, timeout, stdin, tty, detach) = (Vec::new(), None, false, true, false);
+    spawn(context, SpawnArgs { name, argv, cwd, env, timeout, stdin, tty, detach }).await
 }
 
 /// Lists the running processes.

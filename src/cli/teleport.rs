@@ -21,7 +21,7 @@ pub struct TeleportArgs {
     /// Name or id of the kernel
     #[arg(required_unless_present_any = ["status", "resolve"])]
     pub name: Option<String>,
-    /// The other host: exec:COMMAND, whose standard streams lead to `ryokan pipe` there
+    /// The other host: ssh://[USER@]HOST[:PORT], or exec:COMMAND that leads to `ryokan pipe` there
     #[arg(long, value_name = "TRANSPORT", required_unless_present_any = ["status", "abort", "resolve"])]
     pub to: Option<String>,
     /// Move without host paths, network, MCP servers and processes
@@ -119,7 +119,7 @@ async fn resolve(context: &Context, id: &str, live: bool) -> Result<(), Failure>
     context.show(|| serde_json::json!({ "handover": id, "resolved": done }), || format!("handover {id} is {done}\n"))
 }
 
-/// Connects the standard streams to the local daemon: the far end of `teleport --to exec:COMMAND`.
+/// Connects the standard streams to the local daemon: the far end of `teleport`.
 pub async fn pipe(context: &Context) -> Result<(), Failure> {
     let stream = context.host().await?.handover_pipe().await?;
     let sender = stream.clone();

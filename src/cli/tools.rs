@@ -72,6 +72,7 @@ pub async fn tools(context: &Context, args: ToolsArgs) -> Result<(), Failure> {
                 engine: info.spec.engine,
                 ephemeral: false,
                 process: false,
+                offset: 0,
                 save_display: None,
             };
             shown.execution(&execution, false, &mut signals).await

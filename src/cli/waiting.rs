@@ -18,6 +18,7 @@ impl Command {
             Command::Start(args) | Command::Archive(args) | Command::Unarchive(args) => Some(&args.name),
             Command::Undo(args) => Some(&args.name),
             Command::Stop(args) if !args.force => Some(&args.name),
+            Command::Suspend(args) => args.name.as_deref(),
             Command::Vars(args) => Some(&args.name),
             Command::Mount(args) => Some(&args.name),
             Command::Unmount(args) => Some(&args.name),

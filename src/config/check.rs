@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::problem::Fault;
-use super::sections::{Daemon, Defaults, Engines, Limits, Python, Sandbox, Upkeep};
+use super::sections::{Daemon, Defaults, Engines, Limits, Python, Sandbox, Teleport, Upkeep};
 use super::values::Span;
-use super::{Config, pool, servers};
+use super::{Config, pool, servers, sources};
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
@@ -55,9 +55,11 @@ pub(super) fn check(mut config: Config) -> Result<Config, Vec<Fault>> {
     sandbox(&config.sandbox, &mut faults);
     daemon(&config.daemon, &mut faults);
     upkeep(&config.upkeep, &mut faults);
+    teleport(&config.teleport, &mut faults);
     pool::check(&mut config.pool, &mut faults);
     engines(&config.engines, &mut faults);
     servers::check(&config.mcp, &mut faults);
+    sources::check(&config.sources, &mut faults);
     if faults.0.is_empty() { Ok(config) } else { Err(faults.0) }
 }
 
@@ -87,6 +89,18 @@ fn defaults(defaults: &Defaults, net_host_allowed: bool, faults: &mut Faults) {
     if let Err(error) = defaults.retention().check() {
         faults.add(Fault::new(&["defaults", "keep_checkpoints_for"], error.to_string()));
     }
+}
+
+fn teleport(teleport: &Teleport, faults: &mut Faults) {
+    let is_text = |text: &str| text.len() <= limits::HANDOVER_TRANSPORT_BYTES && !text.contains(['\0', '\n']);
+    let ssh = &teleport.ssh;
+    faults.unless(
+        ssh.len() <= LIST && ssh.first().is_some_and(|program| !program.is_empty()) && ssh.iter().all(|a| is_text(a)),
+        || Fault::new(&["teleport", "ssh"], "is no program with its arguments").hint("for example [\"ssh\"]"),
+    );
+    faults.unless(!teleport.command.trim().is_empty() && is_text(&teleport.command), || {
+        Fault::new(&["teleport", "command"], "is no command on one line").hint("for example \"ryokan pipe\"")
+    });
 }
 
 fn upkeep(upkeep: &Upkeep, faults: &mut Faults) {

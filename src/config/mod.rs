@@ -13,6 +13,7 @@ mod problem;
 mod read;
 mod sections;
 mod servers;
+mod sources;
 mod values;
 
 use std::fs::File;
@@ -27,8 +28,9 @@ pub use self::path_rules::PathRules;
 pub use self::pool::Pool;
 pub use self::problem::{ConfigError, Problem};
 use self::read::Document;
-pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Upkeep};
+pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Teleport, Upkeep};
 pub use self::servers::{Mcp, Server};
+pub use self::sources::{Source, Sources};
 use crate::mcp::allow::AllowList;
 
 /// Largest configuration file, bytes.
@@ -49,12 +51,16 @@ pub struct Config {
     pub daemon: Daemon,
     /// `[upkeep]`.
     pub upkeep: Upkeep,
+    /// `[teleport]`.
+    pub teleport: Teleport,
     /// `[pool]`.
     pub pool: Pool,
     /// `[engines]`.
     pub engines: Engines,
     /// `[mcp]`.
     pub mcp: Mcp,
+    /// `[sources.NAME]`.
+    pub sources: Sources,
 }
 
 impl Config {

@@ -340,6 +340,22 @@ impl Default for Upkeep {
     }
 }
 
+/// `[teleport]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Teleport {
+    /// The program of `ssh://`, and its first arguments.
+    pub ssh: Vec<String>,
+    /// The command at the far end of `ssh://`, for the shell there.
+    pub command: String,
+}
+
+impl Default for Teleport {
+    fn default() -> Self {
+        Self { ssh: vec!["ssh".into()], command: "ryokan pipe".into() }
+    }
+}
+
 /// `[engines]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

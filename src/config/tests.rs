@@ -64,7 +64,31 @@ fn example_values_match_defaults() {
     };
     let servers: Vec<_> = std::mem::take(&mut config.mcp).entries().collect();
     assert_eq!(servers, [entry("files", files, "FILES_TOKEN"), entry("search", search, "SEARCH_TOKEN")]);
+    let queue = config.sources.remove("queue").expect("it is shown");
+    let argv = |verb: &str| vec!["/usr/local/bin/queue".to_owned(), verb.to_owned()];
+    let Source { timeout, max_size, .. } = Source::default();
+    let shown = [&queue.freeze, &queue.capture, &queue.thaw, &queue.restore].map(Clone::clone);
+    assert_eq!(shown, ["pause", "dump", "resume", "load"].map(argv));
+    assert_eq!((queue.timeout, queue.max_size), (timeout, max_size));
     assert_eq!(config, Config::default());
+}
+
+#[test]
+fn invalid_sources_are_refused() {
+    let source = |body: &str| problems(&format!("[sources.x]\n{body}"));
+    let both = "capture = [\"/c\"]\nrestore = [\"/r\"]\n";
+    for (body, part) in [
+        ("", "sources.x.capture: a program is required"),
+        ("capture = [\"c\"]\nrestore = [\"/r\"]", "sources.x.capture: \"c\" is not an absolute path"),
+        (&*format!("{both}freeze = [\"/f\"]"), "sources.x.thaw: a program is required"),
+        (&format!("{both}thaw = [\"/t\"]"), "sources.x.freeze: a program is required"),
+        (&format!("{both}timeout = \"0s\""), "sources.x.timeout: a program's time is above zero"),
+        (&format!("{both}max_size = \"0\""), "sources.x.max_size: it is above zero"),
+    ] {
+        let found = source(body).join("\n");
+        assert!(found.contains(part), "{body}: {found}");
+    }
+    assert!(parse(&format!("[sources.x]\n{both}")).is_ok());
 }
 
 fn keys(prefix: &str, table: &toml::Table, out: &mut BTreeSet<String>) {
@@ -94,6 +118,7 @@ fn example_lists_every_key() {
         ..Server::default()
     };
     every.mcp.servers.insert("x".into(), full);
+    every.sources.insert("queue".into(), Source::default());
     let (mut known, mut shown) = (BTreeSet::new(), BTreeSet::new());
     keys("", &table(&toml::to_string(&every).expect("serialisable")), &mut known);
     keys("", &table(&activated()), &mut shown);

@@ -139,6 +139,18 @@ impl Difference {
     pub fn changed(area: Area, name: &str, before: String, after: String) -> Difference {
         Difference { area, deed: Deed::Changed, name: name.into(), before, after, what: Vec::new() }
     }
+
+    /// The same difference, from the second state to the first.
+    #[must_use]
+    pub fn reversed(self) -> Difference {
+        let Difference { area, deed, name, before, after, what } = self;
+        match deed {
+            Deed::Renamed => Difference { area, deed, name: before, before: name, after, what },
+            Deed::Added => Difference { area, deed: Deed::Removed, name, before: after, after: before, what },
+            Deed::Removed => Difference { area, deed: Deed::Added, name, before: after, after: before, what },
+            Deed::Changed => Difference { area, deed, name, before: after, after: before, what },
+        }
+    }
 }
 
 /// A part of the text difference of one file.

@@ -84,6 +84,25 @@ pub struct Program {
     /// Whether it continues without its client.
     #[serde(default)]
     pub detached: bool,
+    /// Its terminal; none: pipes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<TerminalSize>,
+}
+
+/// The size of a terminal, characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters per line.
+    pub columns: u16,
+}
+
+impl TerminalSize {
+    /// A size as messages hold it: zeros for none.
+    pub fn from_wire(rows: u16, columns: u16) -> Option<TerminalSize> {
+        (rows > 0 && columns > 0).then_some(TerminalSize { rows, columns })
+    }
 }
 
 impl Program {

@@ -173,21 +173,8 @@ pub struct HostInfo {
     pub arch: String,
     /// The engines available on this host.
     pub engines: Vec<EngineName>,
-}
-
-/// The daemon's process.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DaemonInfo {
-    /// Process id, in its own pid namespace.
+    /// The daemon's process, as it sees it; 0: an older daemon.
     pub pid: u32,
-    /// Milliseconds since 1970.
-    pub started_at_ms: i64,
-    /// Resident memory without workers.
-    pub memory_bytes: u64,
-    /// The file that it logs to; empty: none.
-    pub log_file: String,
-    /// The systemd unit whose journal it logs to; empty: none.
-    pub log_unit: String,
 }
 
 /// A feature that the host has or lacks.

@@ -1,7 +1,5 @@
 //! Detection of the host's environment for the supervisor.
 
-use std::fs::File;
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,7 +11,7 @@ use crate::config::{self, Config};
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::ids::HostId;
-use crate::core::info::{Ability, DaemonInfo};
+use crate::core::info::Ability;
 use crate::isolation::microvm::{self, MicrovmDriver, MicrovmSettings};
 use crate::isolation::process::program::WorkerProgram;
 use crate::isolation::process::{ProcessDriver, ProcessSettings};
@@ -50,14 +48,15 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
     }));
     let settings = MicrovmSettings {
         images: paths.data_dir().join(IMAGES),
+        templates: paths.data_dir().join("templates"),
         sockets: paths.workers_runtime(),
         account: worker_account,
         durability: config.daemon.durability,
     };
     let microvm = MicrovmDriver::new(settings, Rc::clone(&process));
     let environment = Environment {
+        pid: std::process::id(),
         system_wide: paths.mode() == Mode::System,
-        daemon: this_process(),
         host_name: nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default(),
         home: std::env::var_os("HOME").map(PathBuf::from),
         engines: engines(config),
@@ -68,21 +67,6 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         protected,
     };
     Ok((environment, Drivers::new(vec![process, Rc::new(microvm)])))
-}
-
-/// This process, and where its log goes.
-fn this_process() -> DaemonInfo {
-    let log_file = match std::io::stderr().as_fd().try_clone_to_owned().map(File::from) {
-        Ok(log) if log.metadata().is_ok_and(|found| found.is_file()) => std::fs::read_link("/proc/self/fd/2").ok(),
-        Ok(_) | Err(_) => None,
-    };
-    DaemonInfo {
-        pid: std::process::id(),
-        started_at_ms: crate::sys::clock::now_ms(),
-        memory_bytes: 0,
-        log_file: log_file.map(|path| path.display().to_string()).unwrap_or_default(),
-        log_unit: super::service::log_unit().unwrap_or_default(),
-    }
 }
 
 /// The account of workers. Only a daemon that runs as root needs another one.

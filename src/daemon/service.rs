@@ -89,13 +89,6 @@ fn own_unit() -> Option<String> {
     unit_of(&groups)
 }
 
-/// The unit to whose journal this process logs.
-pub(super) fn log_unit() -> Option<String> {
-    let stream = std::env::var("JOURNAL_STREAM").ok()?;
-    let log = nix::sys::stat::fstat(std::io::stderr()).ok()?;
-    own_unit().filter(|_| stream == format!("{}:{}", log.st_dev, log.st_ino))
-}
-
 fn unit_of(groups: &str) -> Option<String> {
     let path = groups
         .lines()

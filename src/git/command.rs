@@ -1,27 +1,17 @@
 //! Runs `git`: one command at a time, without hooks, with a bounded output.
 //!
-//! Each command inherits a locked log file as its standard error. A daemon that finds the lock taken waits: a command of
-//! the former daemon still runs.
+//! Each command inherits the log, [`ProgramLog`], as its standard error.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-
-/// Size from which on the log is emptied, bytes.
-const LOG_BYTES: u64 = 1 << 20;
-/// Part of the log that an error repeats, bytes.
-const SHOWN_BYTES: u64 = 500;
+use crate::programs::{ProgramLog, RunningGroup};
 
 /// Settings that keep git from running other programs and from work of its own.
 const SETTINGS: [&str; 9] = [
@@ -42,7 +32,7 @@ const KEPT: [&str; 3] = ["PATH", "HOME", "XDG_CONFIG_HOME"];
 /// Runs git commands, one at a time.
 #[derive(Debug)]
 pub struct Git {
-    log: Flock<File>,
+    log: ProgramLog,
 }
 
 /// One git command.
@@ -60,18 +50,6 @@ pub(super) struct Call<'a> {
     pub to: Option<&'a Path>,
 }
 
-/// Kills a command with everything that it started, unless it has ended.
-struct Running(Option<i32>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(group) = self.0 {
-            // It may have ended just now.
-            let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-        }
-    }
-}
-
 impl Git {
     /// Opens the log, and waits for commands of a former daemon. Blocks.
     ///
@@ -79,22 +57,9 @@ impl Git {
     /// `deadline` if such a command does not end.
     pub fn open(log: PathBuf) -> Result<Git> {
         let failed = |error: std::io::Error| Error::internal(format!("{}: {error}", log.display()));
-        let mut file = File::options().create(true).append(true).read(true).open(&log).map_err(failed)?;
-        let deadline = std::time::Instant::now() + limits::GIT_ORPHAN;
-        let locked = loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(locked) => break locked,
-                Err((unlocked, Errno::EWOULDBLOCK)) if std::time::Instant::now() < deadline => {
-                    file = unlocked;
-                    std::thread::sleep(std::time::Duration::from_millis(20));
-                }
-                Err((_, Errno::EWOULDBLOCK)) => {
-                    return Err(Error::deadline("a git command of a former daemon does not end"));
-                }
-                Err((_, error)) => return Err(failed(error.into())),
-            }
-        };
-        Ok(Git { log: locked })
+        let opened = ProgramLog::open(&log, limits::GIT_ORPHAN).map_err(failed)?;
+        let log = opened.ok_or_else(|| Error::deadline("a git command of a former daemon does not end"))?;
+        Ok(Git { log })
     }
 
     /// Runs a command; returns its exit code and its output.
@@ -106,9 +71,6 @@ impl Git {
             _ => Error::unavailable(format!("git could not be started: {error}")),
         };
         let failed = |error: std::io::Error| Error::unavailable(format!("git: {error}"));
-        if self.log.metadata().map_err(failed)?.len() > LOG_BYTES {
-            self.log.set_len(0).map_err(failed)?;
-        }
         let mut command = Command::new("git");
         command.env_clear().envs(KEPT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs([("LC_ALL", "C"), ("GIT_TERMINAL_PROMPT", "0"), ("GIT_OPTIONAL_LOCKS", "0")]);
@@ -128,9 +90,9 @@ impl Git {
             Some(file) => Stdio::from(File::create(file).map_err(failed)?),
             None => Stdio::piped(),
         });
-        command.stderr(Stdio::from(self.log.try_clone().map_err(failed)?));
+        command.stderr(self.log.begin().map_err(failed)?.0);
         let mut child = command.spawn().map_err(started)?;
-        let mut running = Running(child.id().and_then(|id| i32::try_from(id).ok()));
+        let mut running = RunningGroup::of(child.id());
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let feed = async {
             if let Some(mut stdin) = stdin {
@@ -150,28 +112,20 @@ impl Git {
         };
         let ((), output) = futures::join!(feed, read);
         let (output, status) = (output?, child.wait().await.map_err(failed)?);
-        running.0 = None;
+        running.ended();
         Ok((status.code().unwrap_or(-1), output))
     }
 
     /// Runs a command that must succeed; returns its output.
     pub(super) async fn ok(&self, call: Call<'_>) -> Result<Vec<u8>> {
-        let (name, at) = (call.args.first().copied().unwrap_or_default().to_owned(), self.log.metadata());
+        let (name, at) = (call.args.first().copied().unwrap_or_default().to_owned(), self.log.end());
         let path = call.repository.map(|path| format!(" in {}", path.display())).unwrap_or_default();
         match self.run(call).await? {
             (0, output) => Ok(output),
             (code, _) => {
-                let said = self.said_since(at.map(|meta| meta.len()).unwrap_or_default());
+                let said = self.log.said_since(at);
                 Err(Error::refused(format!("git {name}{path} failed ({code}): {said}")).reason("git"))
             }
         }
-    }
-
-    fn said_since(&self, at: u64) -> String {
-        let mut bytes = Vec::new();
-        let mut log: &File = &self.log;
-        // The text is for people; without it the exit code remains.
-        let _ = log.seek(SeekFrom::Start(at)).and_then(|_| log.take(SHOWN_BYTES).read_to_end(&mut bytes));
-        String::from_utf8_lossy(&bytes).trim().replace('\n', "; ")
     }
 }

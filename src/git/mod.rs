@@ -5,9 +5,11 @@
 //! repository's configuration are refused. Never runs in a kernel's workspace.
 
 mod command;
+mod compare;
 mod overwritten;
 mod repository;
 mod settings;
 
 pub use command::Git;
+pub use compare::Commit;
 pub use repository::{Repository, State};

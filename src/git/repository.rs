@@ -35,13 +35,13 @@ pub struct State {
     pub untracked: u64,
 }
 
-fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
+pub(super) fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     let path = path.display().to_string();
     move |error| Error::unavailable(format!("{path}: {error}"))
 }
 
 /// Directories of objects in git's own notation.
-fn alternates(directories: &[&Path]) -> PathBuf {
+pub(super) fn alternates(directories: &[&Path]) -> PathBuf {
     let quoted = directories.iter().map(|directory| {
         let text = directory.display().to_string();
         format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
@@ -49,7 +49,7 @@ fn alternates(directories: &[&Path]) -> PathBuf {
     PathBuf::from(quoted.collect::<Vec<_>>().join(":"))
 }
 
-fn id(output: &[u8]) -> Result<CommitId> {
+pub(super) fn id(output: &[u8]) -> Result<CommitId> {
     let text = String::from_utf8_lossy(output);
     text.trim().parse().map_err(|error: crate::core::freeze::refs::NotACommit| Error::internal(format!("git: {error}")))
 }
@@ -111,11 +111,11 @@ impl Repository {
         Ok(())
     }
 
-    fn git_dir(&self) -> PathBuf {
+    pub(super) fn git_dir(&self) -> PathBuf {
         self.path.join(".git")
     }
 
-    async fn ok(&self, args: &[&str], env: &[(&str, &Path)], input: &[u8]) -> Result<Vec<u8>> {
+    pub(super) async fn ok(&self, args: &[&str], env: &[(&str, &Path)], input: &[u8]) -> Result<Vec<u8>> {
         self.git.ok(Call { args, env, input, repository: Some(&self.path), ..Call::default() }).await
     }
 
@@ -174,6 +174,9 @@ impl Repository {
         match fs::metadata(self.git_dir().join("index")) {
             Ok(meta) if meta.len() <= limits::GIT_INDEX_BYTES => {
                 fs::copy(self.git_dir().join("index"), &index).map_err(failed(&index))?;
+                // Git reads files that changed in the second of the index's own time, and trusts older ones.
+                let copy = File::options().write(true).open(&index).map_err(failed(&index))?;
+                meta.modified().and_then(|time| copy.set_modified(time)).map_err(failed(&index))?;
             }
             Ok(_) => return Err(Error::refused("the index is too large").reason("git_index")),
             Err(_) => drop(self.ok(&["read-tree", head.commit.as_str()], &env, b"").await?),
@@ -292,17 +295,25 @@ impl Repository {
         Ok(Some(to))
     }
 
+    /// Checks that the repository has this commit.
+    ///
+    /// # Errors
+    /// `notFound` (`commit_gone`) without it.
+    pub async fn check_commit(&self, commit: &CommitId) -> Result<()> {
+        match self.has_commit(commit).await? {
+            true => Ok(()),
+            false => Err(Error::not_found(format!("{} no longer has commit {commit}", self.path.display()))
+                .reason("commit_gone")
+                .hint(format!("fetch it from where it was pushed: `git fetch REMOTE {commit}`"))),
+        }
+    }
+
     /// Checks that a captured state can be restored here: its commit is present, and the pack completes it.
     ///
     /// # Errors
     /// `notFound` without the commit, `corrupt` if objects are missing.
     pub async fn verify(&self, scratch: &Path, state: &State, pack: Option<&Path>) -> Result<()> {
-        let commit = &state.head.commit;
-        if !self.has_commit(commit).await? {
-            return Err(Error::not_found(format!("{} no longer has commit {commit}", self.path.display()))
-                .reason("commit_gone")
-                .hint(format!("fetch it from where it was pushed: `git fetch REMOTE {commit}`")));
-        }
+        self.check_commit(&state.head.commit).await?;
         let (objects, own) = (scratch.join("objects"), alternates(&[&self.git_dir().join("objects")]));
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
@@ -330,7 +341,7 @@ impl Repository {
         self.unpack(pack, &[]).await
     }
 
-    async fn unpack(&self, pack: &Path, env: &[(&str, &Path)]) -> Result<()> {
+    pub(super) async fn unpack(&self, pack: &Path, env: &[(&str, &Path)]) -> Result<()> {
         let args = ["unpack-objects", "-q"];
         let call = Call { args: &args, env, repository: Some(&self.path), from: Some(pack), ..Call::default() };
         self.git.ok(call).await.map(drop)

@@ -107,6 +107,17 @@ pub struct Launched {
     pub connector: Rc<dyn Connector>,
     /// The worker itself.
     pub handle: Rc<dyn WorkerHandle>,
+    /// What the launch has to report.
+    pub notes: Vec<LaunchNote>,
+}
+
+/// A remarkable course of a launch: an event of the host, and counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchNote {
+    /// The event.
+    pub kind: &'static str,
+    /// Its reason.
+    pub detail: String,
 }
 
 /// The kernel files sent to a warm worker. Their descriptors are sent before this message.
@@ -169,8 +180,18 @@ pub trait IsolationDriver {
         true
     }
 
+    /// Whether a warm worker can become the worker of the kernel with these files.
+    fn takes_warm(&self, _home: &KernelHome) -> bool {
+        true
+    }
+
     /// Whether a kernel's files on this host are always up to date.
     fn has_local_files(&self) -> bool {
+        true
+    }
+
+    /// Whether kernels can be suspended.
+    fn can_suspend(&self) -> bool {
         true
     }
 
@@ -260,6 +281,24 @@ pub trait WorkerHandle {
     /// Its record for a later daemon.
     fn record(&self) -> WorkerRecord;
 
+    /// Its record once it is the worker of the kernel with these files.
+    fn record_for(&self, _home: &KernelHome) -> WorkerRecord {
+        self.record()
+    }
+
+    /// Stops a warm worker until a kernel has it, where that saves something.
+    ///
+    /// # Errors
+    /// If it cannot be stopped: the caller ends it.
+    async fn park(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the worker is stopped, and answers nothing.
+    fn is_parked(&self) -> bool {
+        false
+    }
+
     /// Its process id on this host, for display; `None` if it has no process of its own.
     fn process_id(&self) -> Option<u32>;
 
@@ -272,7 +311,7 @@ pub trait WorkerHandle {
     /// Removes its leftovers on the host. Called after its end.
     async fn clean_up(&self);
 
-    /// Prepares a kernel's files for a warm worker. `home` is `None` if the kernel adopts the worker's own folder.
+    /// Prepares a kernel's files for a warm worker, which goes on if it was stopped. `home` is `None` if the kernel adopts the worker's own folder.
     ///
     /// # Errors
     /// `unsupported` where a file system refuses it; those of the link.

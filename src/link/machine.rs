@@ -68,13 +68,21 @@ pub fn nonce_of(received: &[u8]) -> Option<[u8; 16]> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Seeds the random generator and sets the clock, nanoseconds since 1970. Before anything of a user runs.
+    /// Seeds the random generator and sets the clock, nanoseconds since 1970. Before anything of a user runs, and again
+    /// before a machine that was stopped becomes a kernel's.
     Seed {
         /// 32 random bytes.
         entropy: [u8; 32],
         /// The time.
         now_ns: i64,
     },
+    /// Runs a program of the image without input, so that a template holds what its start reads.
+    WarmUp {
+        /// An interpreter.
+        program: String,
+    },
+    /// Mounts the machine's disk, once.
+    Mount,
     /// Starts the worker; the body is its launch document with the secret. Answered when it serves or failed.
     Start,
     /// A page of the workspace's entries; 0 lists anew.
@@ -165,6 +173,13 @@ pub struct Head {
 pub enum Reply {
     /// It is done; a body may follow.
     Done,
+    /// The generator is seeded and the clock is set.
+    Seeded {
+        /// The guest's boot id.
+        boot_id: String,
+        /// The guest's clock, nanoseconds since 1970.
+        now_ns: i64,
+    },
     /// The worker's report.
     Started(ReportLine),
     /// Entries of the workspace; `more`: further ones follow.

@@ -59,6 +59,8 @@ pub struct WorkerReport {
     pub missed: Vec<MissedEntry>,
     /// Paths inside with mounts from the host.
     pub mounts: Vec<String>,
+    /// Whether every process inside is paused.
+    pub is_suspended: bool,
     /// Number of state entries given to the engine at the worker's start.
     pub restored_entries: u32,
     /// Entries that the engine could not rebuild.

@@ -30,7 +30,13 @@ pub struct McpServers {
 impl McpServers {
     /// Creates an empty set.
     pub fn new(kernel: KernelName, allow: Arc<AllowList>, launch: Launch) -> Self {
-        Self { kernel: RefCell::new(kernel), allow, launch, servers: RefCell::default(), changes: watch::Sender::new(0) }
+        Self {
+            kernel: RefCell::new(kernel),
+            allow,
+            launch,
+            servers: RefCell::default(),
+            changes: watch::Sender::new(0),
+        }
     }
 
     /// Registers a server and waits until it is ready. Dropping the future unregisters it.
@@ -78,7 +84,11 @@ impl McpServers {
             return Err(Error::already_exists(format!("MCP server {name:?} is registered already")));
         }
         if servers.len() >= limits::MCP_SERVERS {
-            return Err(Error::busy(format!("kernel {} has {} MCP servers already", self.kernel.borrow(), servers.len())));
+            return Err(Error::busy(format!(
+                "kernel {} has {} MCP servers already",
+                self.kernel.borrow(),
+                servers.len()
+            )));
         }
         let admission = self.allow.admit(self.kernel.borrow().as_str(), name, transport)?;
         let server = Rc::new(Server::start(name, admission, self.launch.clone(), self.changes.clone()));

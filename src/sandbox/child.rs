@@ -43,6 +43,8 @@ pub(super) enum Word {
     Failed(SandboxError),
     /// A process beside the engine: its id.
     Born(i32),
+    /// The end that controls its terminal accompanies the message.
+    Terminal,
     /// A process beside the engine is confined, but its program does not run.
     NotRun {
         /// Exit code as in shells.

@@ -23,8 +23,9 @@ use super::bind::LiveBind;
 use super::child::{WORD_BYTES, Word};
 use super::init::{Exit, Init, proc_file};
 use super::layer::{Layer, SandboxError, SandboxReport, failed};
-use super::process_child::{ProcessChild, supervise};
+use super::process_child::{ProcessChild, Streams, supervise};
 use super::spawn::{hear, unexpected};
+use crate::core::exec::TerminalSize;
 use crate::core::limits;
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::pidfd;
@@ -45,6 +46,8 @@ pub struct ProcessProgram {
     pub env: Vec<(String, String)>,
     /// Its working directory.
     pub cwd: String,
+    /// Its terminal, in place of pipes.
+    pub terminal: Option<TerminalSize>,
 }
 
 /// A process whose program is about to run. Init's ends are close-on-exec and non-blocking.
@@ -58,10 +61,22 @@ pub struct SandboxedProcess {
     pub starting: OwnedFd,
     /// Readable with the exit; closes without one if the supervisor was killed.
     pub exit: OwnedFd,
-    /// Read end of its stdout.
-    pub stdout: OwnedFd,
-    /// Read end of its stderr.
-    pub stderr: OwnedFd,
+    /// Where its output and input are.
+    pub streams: ProcessStreams,
+}
+
+/// Init's ends of a process's streams.
+#[derive(Debug)]
+pub enum ProcessStreams {
+    /// The read ends of two pipes.
+    Pipes {
+        /// Of its stdout.
+        stdout: OwnedFd,
+        /// Of its stderr.
+        stderr: OwnedFd,
+    },
+    /// The end that controls its terminal.
+    Terminal(OwnedFd),
 }
 
 /// Why a program did not run.
@@ -77,8 +92,8 @@ pub struct NotRun {
 struct Ends {
     starting: OwnedFd,
     exit: OwnedFd,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
+    /// None: a terminal.
+    output: Option<(OwnedFd, OwnedFd)>,
     inside: Inside,
 }
 
@@ -86,30 +101,40 @@ struct Ends {
 struct Inside {
     report: OwnedFd,
     exit: OwnedFd,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
+    streams: Streams,
 }
 
 impl Ends {
-    fn make() -> std::io::Result<Ends> {
+    fn make(terminal: Option<TerminalSize>, stdin: Option<OwnedFd>) -> std::io::Result<Ends> {
         let pair = || socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
         let (starting, report) = pair()?;
         let (exit, exit_inside) = pair()?;
-        let (stdout, stdout_inside) = pipe2(OFlag::O_CLOEXEC)?;
-        let (stderr, stderr_inside) = pipe2(OFlag::O_CLOEXEC)?;
-        for ours in [&stdout, &stderr, &starting, &exit] {
+        for ours in [&starting, &exit] {
             fcntl(ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         }
-        enlarge_pipe(&stdout, PIPE_BYTES);
-        enlarge_pipe(&stderr, PIPE_BYTES);
-        let inside = Inside { report, exit: exit_inside, stdout: stdout_inside, stderr: stderr_inside };
-        Ok(Ends { starting, exit, stdout, stderr, inside })
+        let (output, streams) = match terminal {
+            Some(size) => (None, Streams::Terminal(size)),
+            None => {
+                let (stdout, stdout_inside) = output_pipe()?;
+                let (stderr, stderr_inside) = output_pipe()?;
+                (Some((stdout, stderr)), Streams::Pipes { stdin, stdout: stdout_inside, stderr: stderr_inside })
+            }
+        };
+        Ok(Ends { starting, exit, output, inside: Inside { report, exit: exit_inside, streams } })
     }
+}
+
+/// Init's end is non-blocking.
+fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, inside) = pipe2(OFlag::O_CLOEXEC)?;
+    fcntl(&ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    enlarge_pipe(&ours, PIPE_BYTES);
+    Ok((ours, inside))
 }
 
 impl Init {
     /// Starts a program in the engine's tree, with every layer of the engine. `engine`: the
-    /// engine's present process. Without `stdin` its input is empty.
+    /// engine's present process. Without `stdin` its input is empty, unless it has a terminal.
     ///
     /// # Errors
     /// The layer that failed. Nothing of the program has run then.
@@ -120,29 +145,40 @@ impl Init {
         stdin: Option<OwnedFd>,
     ) -> Result<SandboxedProcess, SandboxError> {
         let tree = self.engine.as_ref().ok_or_else(|| SandboxError::new(Layer::PivotRoot, "no engine has a tree"))?;
-        let made = tree.namespace.try_clone().and_then(|namespace| Ok((namespace, Ends::make()?)));
+        let ends = |namespace| Ok((namespace, Ends::make(program.terminal, stdin)?));
+        let made = tree.namespace.try_clone().and_then(ends);
         let (namespace, ends) = made.map_err(failed(Layer::Descriptors, "cannot make the process's descriptors"))?;
-        let Ends { starting, exit, stdout, stderr, inside } = ends;
+        let Ends { starting, exit, output, inside } = ends;
         let mut plan = self.plan.clone();
         plan.mounts.extend(self.live.iter().map(LiveBind::planned));
         let supervisor = match fork().map_err(failed(Layer::PidNs, "cannot start the process"))? {
             Forked::Parent(pid) => pid,
             Forked::Child => {
-                let Inside { report, exit, stdout, stderr } = inside;
+                let Inside { report, exit, streams } = inside;
                 let by = self.by_cgroup();
-                supervise(exit, ProcessChild { plan: &plan, by, namespace, program, report, stdin, stdout, stderr })
+                supervise(exit, ProcessChild { plan: &plan, by, namespace, program, report, streams })
             }
         };
-        drop((inside, namespace, stdin));
+        drop((inside, namespace));
         let watched = pidfd::open(supervisor).map_err(failed(Layer::PidNs, "cannot watch the process"));
         let tree = ProcessTree { supervisor: supervisor.as_raw(), watched: watched? };
         // On a failure the dropped tree ends; init reaps it.
-        let pidfd = self.admit_process(engine, &starting)?;
-        Ok(SandboxedProcess { tree, pidfd, starting, exit, stdout, stderr })
+        let (pidfd, terminal) = self.admit_process(engine, &starting, output.is_none())?;
+        let streams = match (output, terminal) {
+            (Some((stdout, stderr)), _) => ProcessStreams::Pipes { stdout, stderr },
+            (None, Some(terminal)) => ProcessStreams::Terminal(terminal),
+            (None, None) => return Err(SandboxError::new(Layer::Descriptors, "the process sent no terminal")),
+        };
+        Ok(SandboxedProcess { tree, pidfd, starting, exit, streams })
     }
 
-    /// Verifies the child and lets its program run.
-    fn admit_process(&self, engine: i32, socket: &OwnedFd) -> Result<OwnedFd, SandboxError> {
+    /// Verifies the child and lets its program run. Returns its process and the terminal that it made.
+    fn admit_process(
+        &self,
+        engine: i32,
+        socket: &OwnedFd,
+        has_terminal: bool,
+    ) -> Result<(OwnedFd, Option<OwnedFd>), SandboxError> {
         let deadline = Instant::now() + limits::PROCESS_START;
         let pid = match hear(socket, deadline)? {
             Some((Word::Born(pid), _)) => Pid::from_raw(pid),
@@ -152,6 +188,10 @@ impl Init {
         if let Some(cgroup) = &self.cgroup {
             cgroup.take(pid).map_err(failed(Layer::Memory, "cannot move the process into the kernel's cgroup"))?;
         }
+        let terminal = match has_terminal {
+            true => Some(hear_terminal(socket, deadline)?),
+            false => None,
+        };
         let in_force = match hear(socket, deadline)? {
             Some((Word::Ready(report), _)) => report,
             other => return Err(unexpected(other)),
@@ -160,7 +200,7 @@ impl Init {
         self.look_again(pid, &in_force)?;
         self.nothing_less(&in_force)?;
         send_with_fds(socket, b"!", &[]).map_err(failed(Layer::Descriptors, "cannot send `go`"))?;
-        Ok(pidfd)
+        Ok((pidfd, terminal))
     }
 
     /// Where affinity is the limit, the kernel has one set of processors.
@@ -192,6 +232,17 @@ impl Init {
         }
         Ok(())
     }
+}
+
+fn hear_terminal(socket: &OwnedFd, deadline: Instant) -> Result<OwnedFd, SandboxError> {
+    let terminal = match hear(socket, deadline)? {
+        Some((Word::Terminal, mut fds)) if fds.len() == 1 => fds.remove(0),
+        other => return Err(unexpected(other)),
+    };
+    // The child closes its copy of this open file before it runs its program.
+    let set = fcntl(&terminal, FcntlArg::F_SETFL(OFlag::O_RDWR | OFlag::O_NONBLOCK));
+    set.map_err(failed(Layer::Descriptors, "cannot use the terminal"))?;
+    Ok(terminal)
 }
 
 impl SandboxedProcess {

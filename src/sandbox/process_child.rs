@@ -22,6 +22,7 @@ use super::layer::{Layer, SandboxError, SandboxReport, failed};
 use super::plan::SandboxPlan;
 use super::process::ProcessProgram;
 use super::verify;
+use crate::core::exec::TerminalSize;
 use crate::core::limits;
 use crate::sys::caps;
 use crate::sys::namespace::{Forked, fork};
@@ -30,6 +31,10 @@ use crate::sys::process::{
     unmap_shared_files,
 };
 use crate::sys::socket::send_with_fds;
+use crate::sys::terminal;
+
+/// Makes terminals of the engine's tree.
+const PTMX: &str = "/dev/pts/ptmx";
 
 /// The child's input.
 pub(super) struct ProcessChild<'a> {
@@ -40,10 +45,41 @@ pub(super) struct ProcessChild<'a> {
     pub namespace: OwnedFd,
     pub program: ProcessProgram,
     pub report: OwnedFd,
-    /// None: empty input.
-    pub stdin: Option<OwnedFd>,
-    pub stdout: OwnedFd,
-    pub stderr: OwnedFd,
+    pub streams: Streams,
+}
+
+/// The process's streams.
+pub(super) enum Streams {
+    Pipes {
+        /// None: empty input.
+        stdin: Option<OwnedFd>,
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+    },
+    /// A terminal of that size, which the child makes in the engine's tree.
+    Terminal(TerminalSize),
+}
+
+impl Streams {
+    /// Input, output and errors. Called in the engine's tree by the leader of a session.
+    fn open(self, report: &OwnedFd) -> Result<[OwnedFd; 3], SandboxError> {
+        let cannot = |what: &'static str| failed::<std::io::Error>(Layer::Descriptors, what);
+        match self {
+            Streams::Pipes { stdin: Some(stdin), stdout, stderr } => Ok([stdin, stdout, stderr]),
+            Streams::Pipes { stdin: None, stdout, stderr } => {
+                let null = openat(AT_FDCWD, "/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty());
+                Ok([null.map_err(failed(Layer::Descriptors, "cannot open /dev/null"))?, stdout, stderr])
+            }
+            Streams::Terminal(TerminalSize { rows, columns }) => {
+                let (controller, end) = terminal::make(PTMX.as_ref()).map_err(cannot("cannot make a terminal"))?;
+                terminal::resize(&end, rows, columns).map_err(cannot("cannot size the terminal"))?;
+                terminal::control(&end).map_err(cannot("cannot control the terminal"))?;
+                say(report.as_raw_fd(), &Word::Terminal, &[controller.as_raw_fd()])?;
+                let again = || end.try_clone().map_err(cannot("cannot use the terminal"));
+                Ok([again()?, again()?, end])
+            }
+        }
+    }
 }
 
 /// Becomes the supervisor of a process: starts the child, reaps its tree and sends the program's exit.
@@ -102,7 +138,7 @@ impl ProcessChild<'_> {
     }
 
     fn become_program(self) -> Result<Infallible, SandboxError> {
-        let ProcessChild { plan, by, namespace, program, report, stdin, stdout, stderr } = self;
+        let ProcessChild { plan, by, namespace, program, report, streams } = self;
         let _ = setsid();
         reset_signals().map_err(failed(Layer::Descriptors, "cannot reset signals"))?;
         let_large_writes_fail().map_err(failed(Layer::Rlimits, "cannot ignore a signal"))?;
@@ -112,11 +148,7 @@ impl ProcessChild<'_> {
         setns(&namespace, CloneFlags::CLONE_NEWNS).map_err(failed(Layer::PivotRoot, "cannot enter the tree"))?;
         let expected = [0, 1, 2, REPORT];
         let descriptors = |error| failed(Layer::Descriptors, "cannot put descriptors in place")(error);
-        let stdin = match stdin {
-            Some(pipe) => pipe,
-            None => openat(AT_FDCWD, "/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())
-                .map_err(failed(Layer::Descriptors, "cannot open /dev/null"))?,
-        };
+        let [stdin, stdout, stderr] = streams.open(&report)?;
         let argv = strings(program.argv)?;
         let env = strings(program.env.iter().map(|(name, value)| format!("{name}={value}")).collect())?;
         let path = program.env.iter().rev().find(|(name, _)| name == "PATH").map_or("", |(_, path)| path.as_str());

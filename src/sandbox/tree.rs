@@ -68,7 +68,7 @@ impl Source {
 /// Folders of the host that are shown unchanged, read-only.
 pub(super) const SYSTEM: [&str; 8] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix"];
 /// Devices: those without state.
-const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 /// Parts of `/proc` that reveal or change the host.
 const PROC_COVERED: [&str; 19] = [
     "acpi",

@@ -109,7 +109,8 @@ fn wrong<T>(layer: Layer, cause: impl Into<String>) -> Result<T, SandboxError> {
 /// # Errors
 /// The first violating mount.
 pub(super) fn judge_mounts(plan: &SandboxPlan, mounts: &str) -> Result<(), SandboxError> {
-    const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/pts"];
+    const DEVICES: [&str; 7] =
+        ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts"];
     let mut root_seen = false;
     for line in mounts.lines() {
         let Some(mount) = Mount::parse(line) else {

@@ -24,6 +24,7 @@ pub mod process;
 pub mod random;
 pub mod socket;
 pub mod sqlite_vfs;
+pub mod terminal;
 pub mod watched;
 
 /// Turns the C convention (negative, errno) into a result.

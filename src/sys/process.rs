@@ -323,22 +323,39 @@ pub fn unread(pipe: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Confines the child of `command`, a virtual machine monitor: a session of its own, no core files, no new privileges,
-/// and namespaces without network. The start fails where the kernel refuses one of them.
-pub fn confine_monitor(command: &mut std::process::Command) {
+/// What confines a virtual machine monitor, prepared by its parent.
+pub struct MonitorLayers {
+    /// A Landlock rule set.
+    pub rules: OwnedFd,
+    /// A system call filter.
+    pub filter: seccompiler::BpfProgram,
+    /// Resource limits.
+    pub limits: Vec<(nix::sys::resource::Resource, u64)>,
+}
+
+/// Confines the child of `command`, a virtual machine monitor: a session of its own, resource limits, no new
+/// privileges, namespaces without network, file access, system calls. The start fails where the kernel refuses one of
+/// them.
+pub fn confine_monitor(command: &mut std::process::Command, layers: MonitorLayers) {
     use nix::sched::CloneFlags;
-    use nix::sys::resource::{Resource, setrlimit};
+    use nix::sys::resource::{getrlimit, setrlimit};
     use std::os::unix::process::CommandExt as _;
-    let prepare = || {
+    let prepare = move || {
         nix::unistd::setsid()?;
-        setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+        for (resource, most) in &layers.limits {
+            let most = getrlimit(*resource)?.1.min(*most);
+            setrlimit(*resource, most, most)?;
+        }
         set_no_new_privileges()?;
         let apart = CloneFlags::CLONE_NEWUSER
             | CloneFlags::CLONE_NEWNET
             | CloneFlags::CLONE_NEWIPC
             | CloneFlags::CLONE_NEWUTS
             | CloneFlags::CLONE_NEWCGROUP;
-        Ok(nix::sched::unshare(apart)?)
+        nix::sched::unshare(apart)?;
+        // SAFETY: this call takes integers only.
+        checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, layers.rules.as_raw_fd(), 0u32) })?;
+        seccompiler::apply_filter(&layers.filter).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))
     };
     // SAFETY: between fork and exec only system calls that any thread may make, and no allocation.
     unsafe { command.pre_exec(prepare) };

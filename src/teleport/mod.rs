@@ -1,7 +1,7 @@
 //! The handover protocol on a byte stream: frames, transfer of objects by digest, both ends, transports.
 //!
 //! ```text
-//! source: Session ── wire ── transport (exec:COMMAND) ═══ ryokan pipe ─ rpc ── wire ── target::serve ─▶ TargetHost
+//! source: Session ── wire ── transport (ssh, exec) ═══ ryokan pipe ─ rpc ── wire ── target::serve ─▶ TargetHost
 //! ```
 //! [`crate::core::handover`] decides; the supervisor records decisions and owns the kernels. Nothing that arrives is
 //! trusted: each frame has a bound, each object is verified before it is stored under its address, and nothing is

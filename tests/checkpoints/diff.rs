@@ -91,3 +91,39 @@ u = Unsteady(); steady = [1]
     assert!(what("var/steady").is_some_and(|what| !what.contains("perhaps")), "{:?}", what("var/steady"));
     assert!(host.ok(&["diff", "k", "a"]).contains("perhaps"), "{}", host.ok(&["diff", "k", "a"]));
 }
+
+#[test]
+fn preview_names_changes_of_restore() {
+    for user in users() {
+        let host = Host::start_as(user);
+        host.ok(&["new", "k", "--engine", "python"]);
+        host.ok(&["exec", "k", "kept = 1; gone = 1; open('old', 'w').write('old'); None"]);
+        checkpoint(&host, "k", "a");
+        assert!(host.ok(&["restore", "k", "a", "--preview"]).contains("would change nothing"), "{user:?}");
+        host.ok(&[
+            "exec",
+            "k",
+            "import os; kept = 2; del gone; new = 3; os.rename('old', 'other'); open('more', 'w'); None",
+        ]);
+        host.ok(&["exec", "k", "handle = open('more')"]);
+        let process = host.ok(&["spawn", "k", "-d", "--", "sleep", "6767"]);
+        let before = differences(&host, &[]);
+        let preview: Value = serde_json::from_str(&host.ok(&["restore", "k", "a", "--preview", "--json"])).unwrap();
+        let has = |area: &str, deed: &str, name: &str| {
+            let changes = preview["changes"].as_array().unwrap();
+            changes.iter().any(|one| one["area"] == area && one["deed"] == deed && one["name"] == name)
+        };
+        assert!(has("state", "added", "var/gone") && has("state", "removed", "var/new"), "{preview}");
+        assert!(has("state", "changed", "var/kept") && has("file", "removed", "more"), "{preview}");
+        assert!(has("file", "renamed", "old") && !has("journal", "removed", "journal"), "{preview}");
+        assert!(preview["ends"][0]["command"].as_str().unwrap().contains("sleep 6767"), "{preview}");
+        assert!(preview["lost"].to_string().contains("var/handle"), "{preview}");
+        let text = host.ok(&["restore", "k", "a", "--preview"]);
+        assert!(text.contains("+ var/gone  int 1") && text.contains("would end:"), "{text}");
+        // Nothing has changed, and the last checkpoint is the default of `diff`.
+        assert_eq!((differences(&host, &["a"]), host.ok(&["exec", "k", "kept"])), (before, "2\n".to_owned()));
+        assert!(host.ok(&["ps", "k"]).contains(process.trim()), "{user:?}");
+        host.ok(&["restore", "k", "a", "--yes"]);
+        assert_eq!(host.ok(&["exec", "k", "(kept, gone)"]), "(1, 1)\n");
+    }
+}

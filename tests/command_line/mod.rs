@@ -1,6 +1,5 @@
 //! The command line with a real daemon and real kernels.
 
-mod daemon;
 mod doc_examples;
 mod kernels;
 mod output_errors;

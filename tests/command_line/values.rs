@@ -76,6 +76,81 @@ fn limit_errors_use_readable_units() {
 }
 
 #[test]
+fn json_errors_are_objects() {
+    let host = Host::start();
+    for (args, code, exit) in [
+        (&["show", "none", "--json"][..], "notFound", 3),
+        (&["new", "k", "--memory", "10M", "--json"], "invalidArgument", 2),
+        (&["show", "--json"], "invalidArgument", 2),
+        (&["blob", "put", "k", "/nowhere/x", "--json"], "notFound", 3),
+    ] {
+        let failed = host.cli(args);
+        let said = String::from_utf8_lossy(&failed.stderr);
+        let error: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{args:?}: {said}"));
+        assert_eq!((error["code"].as_str(), failed.status.code()), (Some(code), Some(exit)), "{args:?}: {said}");
+        assert!(error["message"].as_str().is_some_and(|text| !text.starts_with("error")), "{said}");
+        assert!(error["hint"].is_string() && error["reason"].is_string(), "{said}");
+    }
+    let failed = host.cli(&["show", "--", "--json", "x"]);
+    assert!(failed.stderr.starts_with(b"error: "), "{failed:?}");
+}
+
+/// The commands that `docs/cli-json.md` lists as lines print lines, the others one document.
+#[test]
+fn json_is_lines_where_documented() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    host.ok(&["exec", "k", "x=1; echo 1 > f"]);
+    host.ok(&["checkpoint", "k", "-m", "one"]);
+    host.ok(&["exec", "k", "x=2; echo 2 > f; echo 2 > g"]);
+    host.ok(&["checkpoint", "k", "-m", "two"]);
+    for args in [
+        &["journal", "k"][..],
+        &["events", "k"],
+        &["log", "k"],
+        &["diff", "k", "one", "two"],
+        &["diff", "k", "one", "two", "--text"],
+        &["gc", "--dry-run"],
+        &["verify"],
+        &["audit"],
+    ] {
+        let said = host.ok(&[args, &["--json"]].concat());
+        assert!(!said.is_empty(), "{args:?}");
+        for line in said.lines() {
+            let line = serde_json::from_str::<serde_json::Value>(line);
+            assert!(line.is_ok_and(|line| line.is_object()), "{args:?}: {said}");
+        }
+    }
+    for args in [
+        &["ls"][..],
+        &["show", "k"],
+        &["vars", "k"],
+        &["vars", "k", "get", "x"],
+        &["mounts", "k"],
+        &["tools", "k"],
+        &["mcp", "ls", "k"],
+        &["ps", "k"],
+        &["retention", "k"],
+        &["diff", "k", "one", "two", "--stat"],
+        &["restore", "k", "one", "--yes"],
+        &["undo", "k", "--yes"],
+        &["group", "show"],
+        &["work", "step", "ls", "k"],
+        &["work", "decision", "ls", "k"],
+        &["work", "artifact", "ls", "k"],
+        &["audit", "--verify"],
+        &["pool"],
+        &["config", "show"],
+        &["config", "check"],
+        &["message", "k", "hello", "--role", "user"],
+        &["exec", "k", "echo 1"],
+    ] {
+        let said = host.ok(&[args, &["--json"]].concat());
+        assert!(serde_json::from_str::<serde_json::Value>(&said).is_ok(), "{args:?}: {said}");
+    }
+}
+
+#[test]
 fn limits_beyond_host_are_refused() {
     let host = Host::start();
     for (args, message) in [

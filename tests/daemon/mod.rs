@@ -3,12 +3,14 @@
 mod admission;
 mod background_processes;
 mod capacity;
+mod command;
 mod creation;
 mod host_paths;
 pub mod metrics;
 mod shutdown;
 mod system_wide;
 mod upgrade;
+mod workspace_limit;
 
 use std::time::Duration;
 
@@ -559,26 +561,4 @@ fn daemon_start_waits_for_lock() {
     std::thread::sleep(Duration::from_millis(200));
     drop(held);
     crate::support::until("it serves", || std::os::unix::net::UnixStream::connect(host.socket()).is_ok());
-}
-
-/// A file beyond the size limit is an error of the writing code and does not end the engine.
-#[test]
-fn file_size_limit() {
-    let host = Host::start();
-    for (engine, writes, look) in [
-        ("kaish", "x=kept; head -c 5000000 /dev/zero > f || echo refused", "echo $x"),
-        ("kaish", "x=kept; /usr/bin/head -c 5000000 /dev/zero > f || echo refused", "echo $x"),
-        (
-            "python",
-            "x = 'kept'\ntry:\n open('f', 'wb').write(bytes(5000000))\nexcept OSError as e:\n print('refused', e.errno)",
-            "print(x)",
-        ),
-    ] {
-        host.ok(&["new", "k", "--engine", engine, "--workspace", "1M"]);
-        let said = host.cli(&["exec", "k", writes]);
-        assert!(String::from_utf8_lossy(&said.stdout).contains("refused"), "{engine}: {said:?}");
-        assert_eq!(host.ok(&["exec", "k", look]).trim(), "kept", "{engine}");
-        assert!(!host.ok(&["events", "--json"]).contains("kernel_crashed"), "{engine}");
-        host.ok(&["rm", "k", "--yes"]);
-    }
 }

@@ -273,6 +273,26 @@ fn full_disk_allows_deletion() {
     remove_all(&host);
 }
 
+/// A restore and its undo that need little room take the reserve.
+#[test]
+fn full_disk_allows_small_undo() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let (host, disk, _) = small(User::Own);
+    host.ok(&["new", "k"]);
+    host.ok(&["exec", "k", "x=1; echo 1 > f"]);
+    host.ok(&["checkpoint", "k", "-m", "one"]);
+    host.ok(&["exec", "k", "x=2; echo 2 > f"]);
+    host.ok(&["restore", "k", "one", "--yes"]);
+    disk.fill();
+    host.ok(&["undo", "k", "--yes"]);
+    assert!(!host.data().join("reserve").exists(), "the reserve was released");
+    assert_eq!(host.ok(&["exec", "k", "echo $x; cat f"]), "2\n2\n");
+    disk.free();
+    remove_all(&host);
+}
+
 /// A restore that the disk has no room for ends by itself: finished or reverted, once there is room.
 #[test]
 fn interrupted_restore_ends_after_full_disk() {

@@ -102,7 +102,7 @@ fn streams_and_conflicts() {
         (vec!["cp", "k:d", text(&input)], 4, "not_directory"),
         (vec!["cp", text(&input), "k:/etc/x"], 4, "outside"),
         (vec!["cp", "a", "b"], 2, "NAME:PATH"),
-        (vec!["cp", "k:a", "k:b"], 2, "NAME:PATH"),
+        (vec!["cp", "k:a", "k:b"], 2, "same kernel"),
     ] {
         let (got, stderr) = code(&args);
         assert_eq!(got, status, "{args:?}: {stderr}");
@@ -125,4 +125,26 @@ fn copied_link_is_not_followed() {
     assert_eq!(output.status.code(), Some(4));
     assert!(String::from_utf8_lossy(&output.stderr).contains("not_directory"));
     assert_eq!(victim.read_dir().expect("listed").count(), 0);
+}
+
+#[test]
+fn folder_goes_to_other_kernel() {
+    each_user(|host| {
+        host.ok(&["new", "try", "--engine", "bash"]);
+        host.ok(&["new", "main", "--engine", "bash"]);
+        host.ok(&["exec", "try", "mkdir -p src/sub; echo one > src/sub/a; ln -s sub/a src/link; chmod 751 src/sub; head -c 3000000 /dev/zero > src/big; touch -d 2001-02-03T04:05:06Z src/sub/a src/sub"]);
+        let list =
+            "cd src; find . -printf '%P %y %m %l %s\\n' | grep -v 'sub d' | sort; stat -c '%a %Y' sub sub/a; cat link";
+        host.ok(&["cp", "try:src", "main:"]);
+        host.ok(&["cp", "try:src", "main:"]);
+        assert_eq!(host.ok(&["exec", "main", list]), host.ok(&["exec", "try", list]));
+        host.ok(&["cp", "try:src/sub/a", "main:b"]);
+        assert_eq!(host.ok(&["exec", "main", "cd /workspace; cat b; ls"]), "one\nb\nsrc\n");
+        assert_eq!(host.cli(&["cp", "try:none", "main:"]).status.code(), Some(3));
+        let same = host.cli(&["cp", "try:src", "try:other"]);
+        assert_eq!(same.status.code(), Some(2));
+        host.ok(&["stop", "main"]);
+        host.ok(&["cp", "try:src/big", "main:big"]);
+        assert_eq!(host.ok(&["exec", "main", "stat -c %s /workspace/big"]), "3000000\n");
+    });
 }

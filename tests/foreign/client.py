@@ -449,6 +449,12 @@ async def holding(host, shell, kernels, folder):
     await refused(shell.unpublish("window"), "notFound")
     own = Caller("Kernel", (await connect(kernels / "shell.sock")).bootstrap().cast_as(ryokan.Kernel))
     assert (await own.info()).info.spec.name == "shell"
+    version = (await shell.info()).info.version
+    assert (await host.renameKernel("shell", "renamed", version)).version == version + 1
+    assert (await own.info()).info.spec.name == "renamed" and (kernels / "renamed.sock").exists()
+    await refused(host.renameKernel("renamed", "py", 0), "alreadyExists")
+    await host.renameKernel("renamed", "shell", 0)
+    assert not (kernels / "renamed.sock").exists()
     # A lease, resumed by its token, excludes others.
     held = await shell.lease("me", 60_000, b"")
     lease = Caller("Lease", held.lease)
@@ -480,6 +486,9 @@ async def history(host, shell):
     assert (await shell.info()).info.state == "stopped"
     await shell.start()
     assert (await shell.info()).info.state == "ready"
+    await shell.suspend()
+    assert (await shell.info()).info.state == "suspended"
+    await shell.resume()
     await eventually("events of the kernel", lambda: len(sink.events) >= 2)
     del subscription
     await host.ping()
@@ -660,6 +669,16 @@ async def moves_and_groups(host, shell):
         except capnp.KjException:
             await asyncio.sleep(0.02)
     assert (await spawned.execution.result()).result.code == 143
+    text = "until [ \"$(stty size)\" = \"7 8\" ]; do sleep 0.02; done; tty"
+    spawned = await shell.spawn(dict(argv=["sh", "-c", text], rows=5, columns=6))
+    resized = False
+    while not resized:
+        try:
+            await shell.resizeTerminal(spawned.execId, 7, 8)
+            resized = True
+        except capnp.KjException:
+            await asyncio.sleep(0.02)
+    assert b"/dev/pts/" in (await spawned.execution.result()).result.stdout
     files = (await shell.files()).files
     assert files
 
@@ -773,7 +792,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 20 and len(methods("Kernel")) == 71
+    assert len(methods("Host")) == 21 and len(methods("Kernel")) == 74
     print(f"called {len(wanted)} methods")
 
 

@@ -13,7 +13,21 @@ const FREEZE: [&str; 4] =
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
 /// Each by a test of its own.
-const OTHERS: [&str; 3] = ["database.files.replace", "freeze.groups.dir", "state.checkpoints.withdraw"];
+const OTHERS: [&str; 11] = [
+    "database.files.replace",
+    "freeze.groups.dir",
+    "state.checkpoints.withdraw",
+    // In `sources`.
+    "freeze.quiesced.clear",
+    "freeze.quiesced.dir",
+    "freeze.quiesced.record",
+    "source.command.restore",
+    "source.directory.switch",
+    "source.directory.switched",
+    // In `postgres`.
+    "source.postgres.switch",
+    "source.postgres.switched",
+];
 const RESTORE: [&str; 7] = [
     "freeze.member.prepare",
     "freeze.member.switch",
@@ -24,18 +38,18 @@ const RESTORE: [&str; 7] = [
     "repository.head.switch",
 ];
 
-fn points(labels: &[&str]) -> Vec<String> {
+pub fn points(labels: &[&str]) -> Vec<String> {
     fault::points().filter(|(label, _)| labels.contains(&label.name)).map(|(_, point)| point).collect()
 }
 
-fn armed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
+pub fn armed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
     let done = killed(shop, fault, args);
     shop.host.launch();
     done
 }
 
 /// Runs a command whose daemon ends at the fault; the next one is not started yet.
-fn killed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
+pub fn killed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
     shop.host.kill();
     shop.host.env(fault::VARIABLE, fault);
     shop.host.launch();
@@ -48,7 +62,7 @@ fn killed(shop: &mut Shop, fault: &str, args: &[&str]) -> bool {
 }
 
 /// A daemon that ends at the fault before it serves.
-fn killed_at_start(shop: &mut Shop, fault: &str) {
+pub fn killed_at_start(shop: &mut Shop, fault: &str) {
     shop.host.env(fault::VARIABLE, fault);
     shop.host.spawn();
     until(&format!("death at {fault}"), || !Host::is_alive(shop.host.pid() as u32));

@@ -3,7 +3,9 @@
 mod crash_safety;
 mod failures;
 mod gate;
+mod postgres;
 mod restore;
+mod sources;
 mod unfinished;
 
 use std::path::{Path, PathBuf};
@@ -182,20 +184,27 @@ struct Writer {
 
 impl Writer {
     fn start(path: &Path) -> Writer {
-        let (stop, moves, path) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), path.to_owned());
+        let database = Connection::open(path).unwrap();
+        database.busy_timeout(std::time::Duration::from_secs(20)).unwrap();
+        Writer::run(move || {
+            database
+                .execute_batch(
+                    "BEGIN IMMEDIATE; UPDATE accounts SET amount = amount - 1 WHERE id = 1;
+                     UPDATE accounts SET amount = amount + 1 WHERE id = 2; COMMIT;",
+                )
+                .unwrap();
+            let sum: i64 = database.query_row("SELECT sum(amount) FROM accounts", [], |row| row.get(0)).unwrap();
+            assert_eq!(sum, 1000, "the writer saw a torn database");
+        })
+    }
+
+    /// Repeats a write.
+    fn run(mut write: impl FnMut() + Send + 'static) -> Writer {
+        let (stop, moves) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (ends, counts) = (Arc::clone(&stop), Arc::clone(&moves));
         let thread = std::thread::spawn(move || {
-            let database = Connection::open(path).unwrap();
-            database.busy_timeout(std::time::Duration::from_secs(20)).unwrap();
             while !ends.load(Ordering::Relaxed) {
-                database
-                    .execute_batch(
-                        "BEGIN IMMEDIATE; UPDATE accounts SET amount = amount - 1 WHERE id = 1;
-                         UPDATE accounts SET amount = amount + 1 WHERE id = 2; COMMIT;",
-                    )
-                    .unwrap();
-                let sum: i64 = database.query_row("SELECT sum(amount) FROM accounts", [], |row| row.get(0)).unwrap();
-                assert_eq!(sum, 1000, "the writer saw a torn database");
+                write();
                 counts.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }

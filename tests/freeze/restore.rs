@@ -99,6 +99,89 @@ fn slow_database_is_awaited() {
 }
 
 #[test]
+fn states_are_compared() {
+    for user in users() {
+        let shop = Shop::new(user);
+        shop.write("Cargo.lock", "one");
+        shop.commit("lock");
+        shop.host.ok(&["freeze", "shop", "-m", "a"]);
+        // The entry of the checkpoint itself.
+        assert_eq!(shop.host.ok(&["diff", "shop"]), "agent  kernel\n  + journal journal  1 entry\n");
+        shop.host.with(async |client| {
+            let agent = client.open_kernel("agent").await.expect("it is there").0;
+            crate::support::out(&agent, "x=2; echo 2 > f; echo dep > Cargo.lock").await;
+        });
+        shop.write("app.py", "two");
+        let commit = shop.commit("second");
+        shop.work();
+        shop.write("Cargo.lock", "two");
+        shop.sql("CREATE TABLE notes (x); INSERT INTO accounts VALUES (3, 0); PRAGMA user_version = 2;");
+        let present = shop.host.ok(&["diff", "shop", "--json"]);
+        shop.host.ok(&["freeze", "shop", "-m", "b"]);
+        // The same from freeze to freeze, although the present is another again.
+        shop.write("app.py", "three");
+        shop.sql("DROP TABLE notes; DELETE FROM accounts");
+        for reported in [present, shop.host.ok(&["diff", "shop", "a", "b", "--json"])] {
+            let lines: Vec<serde_json::Value> =
+                reported.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let text = |line: &serde_json::Value, key: &str| line[key].as_str().unwrap().to_owned();
+            let of = |member: &str, what: &str, name: &str| {
+                let found =
+                    lines.iter().find(|line| line["member"] == member && line["what"] == what && line["name"] == name);
+                found.map(|line| {
+                    (text(line, "deed"), text(line, "before"), text(line, "after"), line["details"].to_string())
+                })
+            };
+            let changed = |before: &str, after: &str, details: &str| {
+                Some(("changed".to_owned(), before.to_owned(), after.to_owned(), details.to_owned()))
+            };
+            let added = |after: &str, details: &str| {
+                Some(("added".to_owned(), String::new(), after.to_owned(), details.to_owned()))
+            };
+            assert_eq!(of("code", "commit", &commit), added("second", "[]"), "{reported}");
+            assert_eq!(of("code", "file", "app.py"), changed("", "", "[\"uncommitted\"]"), "{reported}");
+            assert_eq!(of("code", "file", "new.txt"), added("", "[\"uncommitted\"]"), "{reported}");
+            assert!(
+                of("code", "dependencies", "Cargo.lock").is_some() && of("code", "index", "staged files").is_some()
+            );
+            assert_eq!(of("data", "rows", "accounts"), changed("2", "3", "[]"), "{reported}");
+            assert_eq!(of("data", "rows", "notes"), None, "{reported}");
+            assert!(
+                of("data", "table", "notes")
+                    .is_some_and(|(deed, _, after, _)| deed == "added" && after.contains("notes"))
+            );
+            assert_eq!(of("data", "table", "accounts"), None, "its definition is the same");
+            assert_eq!(of("data", "schema", "user_version"), changed("1", "2", "[]"), "{reported}");
+            assert!(of("agent", "state", "var/x").is_some() && of("agent", "file", "f").is_some(), "{reported}");
+            assert!(of("agent", "dependencies", "Cargo.lock").is_some(), "{reported}");
+        }
+        // What is not whole is named.
+        std::fs::remove_file(shop.data()).unwrap();
+        assert!(shop.host.ok(&["diff", "shop", "b"]).contains("whole → absent"));
+        shop.host.ok(&["group", "rm", "shop", "data"]);
+        assert!(shop.host.ok(&["diff", "shop", "b"]).contains("- member data"));
+        let missing = shop.host.cli(&["diff", "shop", "none"]);
+        assert_eq!(missing.status.code(), Some(3));
+    }
+}
+
+/// Git compares whole seconds, and trusts a file that is older than the index.
+#[test]
+fn change_within_second_is_captured() {
+    let shop = Shop::new(users()[0]);
+    for (n, (one, other)) in [("aaa", "bbb"), ("ccc", "ddd"), ("eee", "fff")].into_iter().enumerate() {
+        shop.write("app.py", one);
+        shop.commit(one);
+        shop.write("app.py", other);
+        std::thread::sleep(Duration::from_millis(1100));
+        shop.host.ok(&["freeze", "shop", "-m", one]);
+        shop.write("app.py", "another");
+        shop.host.ok(&["--yes", "restore", "shop", one, "--member", "code"]);
+        assert_eq!(shop.read("app.py").as_deref(), Some(other), "round {n}");
+    }
+}
+
+#[test]
 fn checkpoints_carry_locks() {
     let shop = Shop::new(users()[0]);
     let commit = "00112233445566778899aabbccddeeff00112233";
@@ -122,7 +205,7 @@ fn checkpoints_carry_locks() {
 #[test]
 fn other_verbs_refuse_groups() {
     let shop = Shop::new(users()[0]);
-    for verb in [&["diff", "shop", "a"][..], &["export", "shop", "-"], &["checkpoint", "shop"]] {
+    for verb in [&["diff", "shop", "a", "--stat"][..], &["export", "shop", "-"], &["checkpoint", "shop"]] {
         let output = shop.host.cli(verb);
         assert_eq!(output.status.code(), Some(5), "{verb:?}: {}", String::from_utf8_lossy(&output.stderr));
     }

@@ -19,6 +19,15 @@ fn missing_image_is_unsupported() {
 }
 
 #[test]
+fn machine_is_not_suspended() {
+    let host = Machines::start(User::Own);
+    host.ok(&["new", "lab", "--isolation", "microvm"]);
+    let output = host.cli(&["suspend", "lab"]);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ryokan stop lab"), "{output:?}");
+}
+
+#[test]
 fn host_paths_are_refused() {
     let host = Machines::start(User::Own);
     let new = ["new", "lab", "--isolation", "microvm"];
@@ -29,4 +38,14 @@ fn host_paths_are_refused() {
     assert!(refused(&host, &with(&["--engine", "node"])).contains("has no node"));
     assert!(refused(&host, &with(&["--image", "0123"])).contains("no image 0123"));
     assert!(host.machines().is_empty());
+}
+
+#[test]
+fn machines_do_not_teleport() {
+    let host = Machines::start(User::Own);
+    host.ok(&["new", "lab", "--isolation", "microvm"]);
+    let output = host.cli(&["teleport", "lab", "--to", "exec:cat"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("virtual machine") && said.contains("ryokan export"), "{said}");
 }

@@ -4,6 +4,7 @@ mod escapes;
 mod exits;
 mod lifecycle;
 mod streams;
+mod terminal;
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecResult, Program, Work};
@@ -22,7 +23,7 @@ fn each_user(test: impl Fn(Host)) {
 fn program(argv: &[&str]) -> ExecRequest {
     let argv = argv.iter().map(|argument| (*argument).to_owned()).collect();
     ExecRequest {
-        what: Work::Process(Program { argv, cwd: "/workspace".into(), detached: false }),
+        what: Work::Process(Program { argv, cwd: "/workspace".into(), ..Program::default() }),
         ..ExecRequest::default()
     }
 }

@@ -136,3 +136,14 @@ fn command_line_passes_everything_through() {
         assert_eq!(child.wait_with_output().expect("ended").stdout, b"c\nb\na\n");
     });
 }
+
+#[test]
+fn attached_output_begins_at_offset() {
+    each_user(|host| {
+        host.ok(&["new", "k", "--engine", "bash"]);
+        let exec = host.ok(&["spawn", "k", "-d", "--", "sh", "-c", "printf 0123456789; sleep 0.2; printf abc"]);
+        assert_eq!(host.ok(&["exec", "k", "--attach", exec.trim(), "--offset", "4"]), "456789abc");
+        assert_eq!(host.ok(&["exec", "k", "--attach", exec.trim(), "--offset", "12"]), "c");
+        assert_eq!(host.ok(&["exec", "k", "--attach", exec.trim()]), "0123456789abc");
+    });
+}

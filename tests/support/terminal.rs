@@ -117,6 +117,11 @@ impl Terminal {
         nix::sys::termios::tcgetattr(&self.keys).unwrap()
     }
 
+    /// Changes the terminal's size.
+    pub fn resize(&self, rows: u16, columns: u16) {
+        ryokan::sys::terminal::resize(&self.keys, rows, columns).unwrap();
+    }
+
     /// The program's process.
     pub fn pid(&self) -> u32 {
         self.child.id()

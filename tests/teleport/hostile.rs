@@ -3,6 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 
+use ryokan::catalog::StateHandle;
+
 use super::*;
 
 /// One frame.
@@ -18,12 +20,17 @@ fn hello() -> Vec<u8> {
     frame(1, format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":1,"host":"{host}"}}"#).as_bytes())
 }
 
+/// The specification that most tests offer.
+fn default_spec() -> Value {
+    serde_json::to_value(ryokan::core::spec::KernelSpec::new("k".parse().unwrap(), EngineName::Kaish)).unwrap()
+}
+
 fn offer(spec: &Value, name: &str, epoch: u64) -> Vec<u8> {
     let mut spec = spec.clone();
     spec["name"] = name.into();
     let offer = serde_json::json!({
         "message": "offer", "handover": "11".repeat(16), "kernel": "22".repeat(16), "epoch": epoch, "spec": spec,
-        "resources": [], "allow_missing": false, "format": 9, "bytes": 0,
+        "resources": [], "allow_missing": false, "format": StateHandle::history_format(), "bytes": 0,
     });
     frame(1, offer.to_string().as_bytes())
 }
@@ -46,8 +53,7 @@ fn answer(target: &Host, bytes: &[u8]) -> String {
 #[test]
 fn hostile_source_is_refused() {
     let target = Host::start();
-    let spec =
-        serde_json::to_value(ryokan::core::spec::KernelSpec::new("k".parse().unwrap(), EngineName::Kaish)).unwrap();
+    let spec = default_spec();
     let accepted = answer(&target, &[hello(), offer(&spec, "k", 1)].concat());
     assert!(accepted.contains("\"accept\""), "the frames of this test are understood: {accepted}");
     let digest = [7; 32];
@@ -96,4 +102,139 @@ fn hostile_source_is_refused() {
     );
     assert_eq!((target.ok(&["ls", "--quiet"]), handovers(&target)), (String::new(), Vec::new()));
     assert_eq!(target.data().join("kernels").read_dir().unwrap().count(), 0, "nothing is left");
+}
+
+/// An object with its frames, and its address.
+fn object(bytes: &[u8]) -> ([u8; 32], Vec<u8>) {
+    let digest = *blake3::hash(bytes).as_bytes();
+    let head = [&digest[..], &(bytes.len() as u64).to_le_bytes()].concat();
+    (digest, [frame(4, &head), frame(5, bytes)].concat())
+}
+
+#[test]
+fn unacceptable_offers_name_their_rule() {
+    let target = Host::start();
+    let spec = default_spec();
+    let mut machine = spec.clone();
+    machine["isolation"] = "microvm".into();
+    for (bytes, code, reason) in [
+        (offer(&spec, "k", i64::MAX as u64), "refused", "epoch"),
+        (offer(&spec, "k", u64::MAX), "refused", "epoch"),
+        (offer(&machine, "k", 1), "unsupported", "isolation"),
+    ] {
+        let said = answer(&target, &[hello(), bytes].concat());
+        let (code, reason) = (format!(r#""code":"{code}""#), format!(r#""reason":"{reason}""#));
+        assert!(said.contains(&code) && said.contains(&reason), "{said}");
+    }
+    let accepted = answer(&target, &[hello(), offer(&spec, "k", i64::MAX as u64 - 1)].concat());
+    assert!(accepted.contains("\"accept\""), "{accepted}");
+}
+
+/// A page is counted once, but would be imported as often as it is named.
+#[test]
+fn repeated_pages_are_refused() {
+    use ryokan::core::ids::{CheckpointId, Digest, HostId, KernelId};
+    let target = Host::start();
+    let (page, page_frames) = object(b"a page");
+    let head = ryokan::bundle::Head {
+        ryokan: String::new(),
+        at_ms: 0,
+        host: HostId::from_bytes([0; 16]),
+        kernel: KernelId::from_bytes([0x22; 16]),
+        name: "k".into(),
+        generation: 0,
+        begin: CheckpointId::from_bytes([1; 16]),
+        checkpoints: Vec::new(),
+        blobs: Vec::new(),
+        decisions: Vec::new(),
+    };
+    let page = Digest::from_bytes(page);
+    let said = |history: Vec<Digest>| {
+        let spec = serde_json::from_value(default_spec()).unwrap();
+        let seal = ryokan::teleport::Seal { head: head.clone(), spec, history, created_at_ms: 0 };
+        let (description, frames) = object(&serde_json::to_vec(&seal).unwrap());
+        let seal = serde_json::json!({ "message": "seal", "description": Digest::from_bytes(description) });
+        let question = [*page.as_bytes(), description].concat();
+        let flush = frame(1, br#"{"message":"flush","objects":2}"#);
+        let seal = frame(1, seal.to_string().as_bytes());
+        answer(
+            &target,
+            &[hello(), offer(&default_spec(), "k", 1), frame(2, &question), page_frames.clone(), frames, flush, seal]
+                .concat(),
+        )
+    };
+    assert!(said(vec![page, page]).contains("is repeated"));
+    let once = said(vec![page]);
+    assert!(once.contains("\"refused\"") && !once.contains("is repeated"), "{once}");
+}
+
+/// A session that stays open.
+struct Session {
+    pipe: std::process::Child,
+    to: std::process::ChildStdin,
+    from: std::process::ChildStdout,
+}
+
+impl Session {
+    fn open(target: &Host, id: u8) -> Session {
+        let mut command = target.command("ryokan");
+        command.args(["--no-autostart", "pipe"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut pipe = command.spawn().unwrap();
+        let (to, from) = (pipe.stdin.take().unwrap(), pipe.stdout.take().unwrap());
+        let mut session = Session { pipe, to, from };
+        let offer = String::from_utf8(offer(&default_spec(), "k", 1).split_off(5)).unwrap();
+        let offer = offer.replace(&"11".repeat(16), &format!("{id:02x}").repeat(16));
+        session.send(&[hello(), frame(1, offer.as_bytes())].concat());
+        assert!(session.receive().1.contains("hello"));
+        assert!(session.receive().1.contains("accept"));
+        session
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.to.write_all(bytes).unwrap();
+    }
+
+    fn receive(&mut self) -> (Vec<u8>, String) {
+        let mut head = [0; 5];
+        self.from.read_exact(&mut head).unwrap();
+        let mut bytes = vec![0; u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize];
+        self.from.read_exact(&mut bytes).unwrap();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        (bytes, text)
+    }
+
+    fn lacks(&mut self, digest: &[u8; 32]) -> bool {
+        self.send(&frame(2, digest));
+        self.receive().0 == [1]
+    }
+
+    fn close(mut self) {
+        drop(self.to);
+        self.pipe.wait().unwrap();
+    }
+}
+
+#[test]
+fn collection_spares_arriving_objects() {
+    let mut target = Host::prepare(User::Own);
+    target.configure("[upkeep]\ngrace = \"0s\"\ninterval = \"never\"\n");
+    target.launch();
+    let (digest, frames) = object(b"arrives before its kernel");
+    let mut session = Session::open(&target, 1);
+    assert!(session.lacks(&digest));
+    session.send(&[frames, frame(1, br#"{"message":"flush","objects":1}"#)].concat());
+    assert!(session.receive().1.contains("flushed"));
+    target.ok(&["gc"]);
+    let mut other = Session::open(&target, 2);
+    assert!(!other.lacks(&digest), "it is kept while its session lasts");
+    session.close();
+    other.close();
+    // Without a session, nothing keeps it.
+    crate::support::until("it is removed", || {
+        target.ok(&["gc"]);
+        let mut later = Session::open(&target, 3);
+        let lacks = later.lacks(&digest);
+        later.close();
+        lacks
+    });
 }

@@ -1,8 +1,10 @@
 //! Kernels that move between two daemons.
 
 mod crash_safety;
+mod failures;
 mod hostile;
 mod moves;
+mod ssh;
 
 use std::process::Output;
 

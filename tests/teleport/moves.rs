@@ -119,7 +119,7 @@ fn unusable_transports_are_refused() {
     set_up(&here, "demo");
     let own = to(&here);
     for (to, code) in
-        [("exec:false", 1), ("exec:cat", 1), ("exec:head -c 99 /dev/zero", 1), ("ssh://x", 5), ("x", 2), (&own, 4)]
+        [("exec:false", 1), ("exec:cat", 1), ("exec:head -c 99 /dev/zero", 1), ("ssh://-x", 2), ("x", 2), (&own, 4)]
     {
         let refused = here.cli(&["teleport", "demo", "--to", to]);
         assert_ne!(refused.status.code(), Some(0), "{to}: {refused:?}");

@@ -84,9 +84,10 @@ fn bytes_of(paths: &[PathBuf]) -> u64 {
     paths.iter().map(|path| std::fs::metadata(path).map_or(0, |meta| meta.len())).sum()
 }
 
-/// Changes a database of a stopped daemon.
+/// Changes a database of a stopped daemon, without its triggers.
 fn edit(database: &Path, sql: &str) {
     let conn = rusqlite::Connection::open(database).unwrap();
+    conn.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false).unwrap();
     conn.execute_batch(sql).unwrap();
     conn.close().unwrap();
 }

@@ -3,7 +3,7 @@
 use ryokan::core::engine::EngineName;
 use serde_json::Value;
 
-use super::{gc, host, manual, packs, sound, verify};
+use super::{edit, gc, host, manual, packs, sound, verify};
 use crate::support::{Host, User, kernel, out, users};
 
 /// A kernel with two checkpoints whose files share nothing, an output and a blob; its daemon has stopped.
@@ -38,6 +38,10 @@ fn flip(host: &Host, bytes: &[u8]) {
         }
     }
     panic!("no pack holds {:?}", String::from_utf8_lossy(bytes));
+}
+
+fn id_of(host: &Host, kernel: &str) -> String {
+    serde_json::from_str::<Value>(&host.ok(&["show", kernel, "--json"])).unwrap()["id"].as_str().unwrap().into()
 }
 
 fn affects(shown: &[Value], what: &str) -> Vec<(String, String)> {
@@ -120,8 +124,7 @@ fn verify_names_damaged_database() {
     let mut host = prepared(User::Own);
     host.launch();
     host.ok(&["stop", "k"]);
-    let id: String =
-        serde_json::from_str::<Value>(&host.ok(&["show", "k", "--json"])).unwrap()["id"].as_str().unwrap().into();
+    let id = id_of(&host, "k");
     sound(&host, "with a stopped kernel and a live one");
     let engine_db = host.data().join("kernels").join(&id).join("engine.db");
     let mut bytes = std::fs::read(&engine_db).unwrap();
@@ -136,6 +139,20 @@ fn verify_names_damaged_database() {
     );
     assert_eq!(affects(&shown, "all"), [("k".to_owned(), String::new())]);
     host.ok(&["exec", "other", "echo fine"]);
+}
+
+#[test]
+fn verify_names_changed_history() {
+    let mut host = prepared(User::Own);
+    host.launch();
+    let database = host.data().join("kernels").join(id_of(&host, "k")).join("state.db");
+    host.kill();
+    edit(&database, "UPDATE journal SET text = 'other' WHERE sequence = 3");
+    host.launch();
+    let (is_sound, shown) = verify(&host);
+    assert!(!is_sound, "{shown:?}");
+    assert_eq!(affects(&shown, "all"), [("k".to_owned(), String::new())]);
+    assert!(shown[0]["why"].as_str().unwrap().contains("entry 3 of the journal"), "{shown:?}");
 }
 
 #[test]

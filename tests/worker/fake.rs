@@ -129,6 +129,7 @@ pub struct Plan {
     pub daemon_uid: u32,
     pub rollback_bytes: u64,
     pub state_bytes: usize,
+    pub stored_bytes: u64,
 }
 
 impl Default for Plan {
@@ -140,6 +141,7 @@ impl Default for Plan {
             daemon_uid: Uid::effective().as_raw(),
             rollback_bytes: limits::ROLLBACK_BYTES,
             state_bytes: 512 << 20,
+            stored_bytes: limits::STATE_BYTES,
         }
     }
 }
@@ -184,7 +186,7 @@ impl Fake {
         let notes = Rc::new(RefCell::new(Notes::default()));
         let (enclosure, engine) = spawn(&plan.prelude, notes.clone());
         notes.borrow_mut().pid = engine.pid;
-        let db = EngineDb::open(&folder.path().join("engine.db"), Durability::Process)?;
+        let db = EngineDb::open(&folder.path().join("engine.db"), Durability::Process)?.bounded(plan.stored_bytes);
         let sockets = Sockets::bind(&folder.path().join("w")).unwrap();
         let (sender, calls) = mpsc::channel(limits::WORKER_CALLS);
         let descriptors = Descriptors::default();
@@ -206,6 +208,7 @@ impl Fake {
                 rollback_bytes: plan.rollback_bytes,
                 sync_files: false,
                 state_bytes: plan.state_bytes,
+                stored_bytes: plan.stored_bytes,
                 durability: Durability::Process,
                 unbound: false,
                 preload: Vec::new(),

@@ -230,6 +230,31 @@ fn dropped_entries_count_across_executions() {
 }
 
 #[test]
+fn stored_state_is_bounded() {
+    let _turn = alone();
+    local(async {
+        let mut fake = Fake::with(Plan { stored_bytes: 8 << 20, ..Plan::default() }).await;
+        let seen = Recorder::new();
+        let (link, _) = fake.attach(&seen).await.unwrap();
+        for exec in 1..=9 {
+            let program = format!("send({{'ev': 'put', 'key': 'var/{exec}', 'meta': {{}}}}, b'x' * (1 << 20))");
+            link.start(code(exec, &program)).await.unwrap();
+            let err = seen.end(exec).await.err;
+            assert_eq!(err.contains("size of the engine state"), exec == 9, "{exec}: {err}");
+            link.acknowledge(ExecId(exec)).await.unwrap();
+        }
+        // A state within the bound is stored, with what did not fit before.
+        link.start(code(10, "send({'ev': 'del', 'key': 'var/1'})")).await.unwrap();
+        assert_eq!(seen.end(10).await.err, "");
+        link.acknowledge(ExecId(10)).await.unwrap();
+        link.stop(Duration::from_secs(5)).await.unwrap();
+        fake.status().await;
+        let keys: Vec<String> = fake.state().into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, (2..=9).map(|exec| format!("var/{exec}")).collect::<Vec<_>>());
+    });
+}
+
+#[test]
 fn non_reading_engine_bounded() {
     local(async {
         let fake = Fake::start().await;

@@ -10,6 +10,7 @@ use super::EngineDb;
 use crate::catalog::error::CatalogError;
 use crate::catalog::sqlite::{Db, Kind, Result};
 use crate::core::durability::Durability;
+use crate::core::limits;
 
 /// Result of an inspection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,7 @@ fn in_a_copy(path: &Path, log: &Path, scratch: &Path) -> Result<()> {
 }
 
 fn check(db: Db) -> Result<()> {
-    EngineDb { db, totals: std::cell::Cell::new(None) }.check()
+    EngineDb { db, totals: std::cell::Cell::new(None), most_bytes: limits::STATE_BYTES }.check()
 }
 
 /// The path as a URI that declares the file immutable: SQLite takes no lock and looks for no WAL.

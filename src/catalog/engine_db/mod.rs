@@ -108,6 +108,7 @@ pub struct EngineDb {
     db: Db,
     /// Computed at the first write; `None` also after a failed one.
     totals: Cell<Option<Totals>>,
+    most_bytes: u64,
 }
 
 impl EngineDb {
@@ -125,7 +126,13 @@ impl EngineDb {
     /// Those of [`Db::open`].
     pub fn open(path: &Path, durability: Durability) -> Result<EngineDb, CatalogError> {
         let db = Db::open_or_create(Kind::Engine, path, durability)?;
-        Ok(EngineDb { db, totals: Cell::new(None) })
+        Ok(EngineDb { db, totals: Cell::new(None), most_bytes: limits::STATE_BYTES })
+    }
+
+    /// Bounds all bodies together, bytes; [`limits::STATE_BYTES`] without this.
+    #[must_use]
+    pub fn bounded(self, most_bytes: u64) -> EngineDb {
+        EngineDb { most_bytes, ..self }
     }
 
     /// The engine that wrote the entries; `None` in a new database.
@@ -160,7 +167,7 @@ impl EngineDb {
     /// Stores an execution's changes in one transaction; in none if nothing differs.
     ///
     /// # Errors
-    /// `Limit` beyond [`limits::STATE_BYTES`] or [`limits::STATE_ENTRIES`], `Full`, `Corrupt`, …; nothing is changed
+    /// `Limit` beyond the bound of all bodies or [`limits::STATE_ENTRIES`], `Full`, `Corrupt`, …; nothing is changed
     /// then.
     pub fn apply(&self, changes: &Changes) -> Result<Applied, CatalogError> {
         let dels = self.present(&changes.dels)?;
@@ -231,7 +238,7 @@ impl EngineDb {
                 let entry = entry?;
                 totals.entries += 1;
                 totals.bytes = totals.bytes.saturating_add(entry.body.len() as u64);
-                totals.check()?;
+                totals.check(self.most_bytes)?;
                 put(db, &Due { digest: digest(&entry.body), entry: &entry, before: None }, 0)?;
             }
             replace_missed(db, missed)?;
@@ -429,6 +436,7 @@ impl EngineDb {
                     .query_row([], |row| Ok(Totals { entries: unsigned(row, 0)?, bytes: unsigned(row, 1)? }))
             })?,
         };
+        let before = totals.bytes;
         totals.entries = totals.entries.saturating_sub(dels.len() as u64);
         totals.bytes = totals.bytes.saturating_sub(dels.values().sum());
         for due in puts {
@@ -438,7 +446,8 @@ impl EngineDb {
                 None => totals.entries += 1,
             }
         }
-        totals.check()?;
+        // State beyond a bound that is new may shrink.
+        totals.check(self.most_bytes.max(before))?;
         Ok(totals)
     }
 
@@ -488,17 +497,17 @@ impl EngineDb {
 }
 
 impl Totals {
-    fn check(self) -> Result<()> {
+    fn check(self, most_bytes: u64) -> Result<()> {
         if self.entries > limits::STATE_ENTRIES as u64 {
             return Err(CatalogError::Limit {
                 what: "the number of state entries",
                 most: limits::STATE_ENTRIES as u64,
             });
         }
-        if self.bytes > limits::STATE_BYTES {
+        if self.bytes > most_bytes {
             return Err(CatalogError::Limit {
-                what: "the size of the engine state in bytes",
-                most: limits::STATE_BYTES,
+                what: "the size of the engine state in bytes, which the kernel's memory limit bounds,",
+                most: most_bytes,
             });
         }
         Ok(())

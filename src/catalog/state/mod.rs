@@ -302,12 +302,12 @@ impl StateHandle {
         self.read(move |db| grants::consents(db, after))
     }
 
-    /// Verifies every page.
+    /// Verifies every page and every row.
     ///
     /// # Errors
     /// `Corrupt`.
     pub fn check(&self) -> Pending<()> {
-        self.read(Db::check)
+        self.read(|db| db.check().and_then(|()| db.check_rows()))
     }
 
     /// Opens the database and compiles the statements of an execution, so that the first execution need not.

@@ -102,6 +102,8 @@ mod tests {
                 found.insert(format!("{table}.{column}"));
             }
         }
+        // Checksums of rows name no object.
+        found.retain(|name| !name.ends_with(".sum"));
         assert_eq!(found, COLUMNS.iter().map(|name| (*name).to_owned()).collect());
         assert!(COLUMNS.iter().all(|name| ROOTS.contains(name.rsplit('.').next().expect("a column"))));
         assert_eq!(roots(&db).expect("readable"), []);

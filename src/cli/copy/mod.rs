@@ -1,5 +1,6 @@
-//! `cp`: files and directories between this host and a kernel's workspace.
+//! `cp`: files and directories between this host and a kernel's workspace, or those of two kernels.
 
+mod between;
 mod download;
 mod upload;
 
@@ -27,6 +28,7 @@ use crate::rpc::client::FilesClient;
   ryokan cp ./project demo:src
   git archive HEAD | ryokan cp - demo:head.tar
   ryokan cp demo:report.txt -
+  ryokan cp try2:src demo:
 
 A path of the kernel is in /workspace. A destination that is a directory receives the source under its own name. Modes and times are kept, links in directories stay links, and files are replaced. Works on running and stopped kernels.")]
 pub struct CopyArgs {
@@ -78,25 +80,42 @@ impl Copied {
     }
 }
 
-/// Copies files between this host and a kernel.
+/// Copies files between this host and a kernel, or two kernels.
 pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
     let (source, destination) = (Place::parse(&args.source), Place::parse(&args.destination));
     let to_stdout = destination == Place::Stream;
     let inwards = matches!(destination, Place::Kernel { .. });
-    let ((Place::Kernel { name, path }, host) | (host, Place::Kernel { name, path })) = (source, destination) else {
-        return Err(one_kernel());
+    let ((Place::Kernel { name, path }, other) | (other, Place::Kernel { name, path })) = (source, destination) else {
+        return Err(no_kernel());
     };
-    if matches!(host, Place::Kernel { .. }) {
-        return Err(one_kernel());
-    }
-    let (kernel, _) = context.kernel(&name).await?;
+    let (kernel, info) = context.kernel(&name).await?;
     let files = kernel.files().await?;
+    // The first of two kernels is the source.
+    let target = match &other {
+        Place::Kernel { name, .. } => {
+            let (kernel, target) = context.kernel(name).await?;
+            if target.id == info.id {
+                return Err(Failure::usage(
+                    "both sides are the same kernel",
+                    "copy inside it: ryokan spawn NAME -- cp -a",
+                ));
+            }
+            Some(kernel.files().await?)
+        }
+        Place::Stream | Place::Host(_) => None,
+    };
     let progress = Progress::new(context, if inwards { "sent" } else { "received" });
     let mut copied = Copied { files: 0, bytes: 0, progress };
     // On standard output, signals keep their default.
     let mut signals = if to_stdout { None } else { Some(Signals::catch()?) };
     let copying = async {
-        match (host, inwards) {
+        match (other, inwards) {
+            (Place::Kernel { path: to, .. }, _) => match &target {
+                Some(target) => {
+                    between::path(context, &between::Sides { from: &files, to: target }, &path, &to, &mut copied).await
+                }
+                None => Err(no_kernel()),
+            },
             (Place::Host(from), true) => upload::path(context, &files, &from, &path, &mut copied).await,
             (_, true) => upload::stream(&files, &path, &mut copied).await,
             (Place::Host(to), false) => download::path(context, &files, &path, &to, &mut copied).await,
@@ -121,8 +140,8 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
     )
 }
 
-fn one_kernel() -> Failure {
-    Failure::usage("cp needs a kernel on one side", "write it as NAME:PATH; the other side is a path of this host or -")
+fn no_kernel() -> Failure {
+    Failure::usage("cp needs a kernel on a side", "write it as NAME:PATH; the other side is a path of this host or -")
 }
 
 /// A path below a directory of the kernel.

@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use super::time::{ago, now_ms};
 use super::{first_line, plain};
 use crate::cli::paint::Paint;
+use crate::cli::preview::Preview;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Difference};
 use crate::core::ids::CheckpointId;
+use crate::core::info::Job;
+use crate::core::missed::MissedEntry;
 use crate::core::origin::ForkPoint;
 use crate::core::quantity::format_size;
 
@@ -157,6 +160,28 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
         }
     }
     text.push_str(&format!("\n{}\n", paint.dim(&format!("to undo: ryokan undo {}", plain(name)))));
+    text
+}
+
+/// What a restore would do.
+pub fn preview(preview: &Preview<'_>, paint: Paint) -> String {
+    let (name, to) = (plain(preview.name), preview.checkpoint.short_id());
+    let mut text = match preview.changes.is_empty() {
+        true => format!("a restore of {name} to {to} would change nothing\n"),
+        false => format!("a restore of {name} to {to} would change:\n"),
+    };
+    text.extend(preview.changes.iter().map(|change| difference(change, paint)));
+    if !preview.ends.is_empty() {
+        text.push_str(&format!("{}\n", paint.note("would end:")));
+        let line = |job: &Job| format!("  {}  {}\n", plain(&job.id), paint.dim(&first_line(&job.command, REASON)));
+        text.extend(preview.ends.iter().map(line));
+    }
+    if !preview.lost.is_empty() {
+        text.push_str(&format!("{}\n", paint.note("would be lost, also for undo:")));
+        let line =
+            |lost: &MissedEntry| format!("  {}  {}\n", plain(&lost.key), paint.dim(&first_line(&lost.reason, REASON)));
+        text.extend(preview.lost.iter().map(line));
+    }
     text
 }
 

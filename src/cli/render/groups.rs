@@ -1,8 +1,10 @@
 //! Groups and freezes.
 
 use super::table::Table;
-use super::{counted, plain};
+use super::{counted, first_line, plain};
 use crate::cli::paint::Paint;
+use crate::core::diff::Deed;
+use crate::core::freeze::difference::GroupDifference;
 use crate::core::freeze::{FreezeInfo, GroupInfo};
 
 /// One line for each group.
@@ -34,4 +36,39 @@ pub fn freeze_line(freeze: &FreezeInfo, paint: Paint) -> String {
     let head = if freeze.is_head { " *" } else { "" };
     let message = if freeze.message.is_empty() { String::new() } else { format!("  {}", plain(&freeze.message)) };
     format!("{} {}{head}  {}{message}\n", freeze.number, paint.head(&plain(&id)), freeze.kind.name())
+}
+
+/// Characters of a value in a difference.
+const SHOWN: usize = 60;
+
+/// The differences between two states of a group, member by member.
+pub fn group_differences(differences: &[GroupDifference], paint: Paint) -> String {
+    let (mut text, mut member) = (String::new(), "");
+    for one in differences {
+        if one.member != member {
+            member = &one.member;
+            text.push_str(&format!("{}  {}\n", paint.head(&plain(member)), plain(&one.kind)));
+        }
+        let name = format!("{} {}", plain(&one.what), plain(&one.name));
+        text.push_str("  ");
+        text.push_str(&match one.deed {
+            Deed::Added => paint.good(&format!("+ {name}")),
+            Deed::Removed => paint.bad(&format!("- {name}")),
+            Deed::Changed | Deed::Renamed => paint.note(&format!("~ {name}")),
+        });
+        let (before, after) = (first_line(&one.before, SHOWN), first_line(&one.after, SHOWN));
+        let mut facts = match (before.as_str(), after.as_str()) {
+            ("", value) | (value, "") => value.to_owned(),
+            (before, after) => format!("{before} → {after}"),
+        };
+        if !one.details.is_empty() {
+            let details: Vec<String> = one.details.iter().map(|detail| plain(detail)).collect();
+            facts.push_str(&format!("({})", details.join(", ")));
+        }
+        if !facts.is_empty() {
+            text.push_str(&format!("  {}", paint.dim(&facts)));
+        }
+        text.push('\n');
+    }
+    if text.is_empty() { "no differences\n".into() } else { text }
 }

@@ -5,6 +5,7 @@ use crate::cli::paint::Paint;
 use crate::core::host_resource::HostResource;
 use crate::core::ids::CheckpointId;
 use crate::core::info::{KernelInfo, MountInfo};
+use crate::core::limits::engine_state_bytes;
 use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::quantity::format_size;
@@ -91,6 +92,7 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("pids", limits.pids.to_string());
     field("open files", limits.open_files.to_string());
     field("workspace", format_size(limits.workspace_bytes));
+    field("engine state", format_size(engine_state_bytes(limits.memory_bytes)));
     field("capture", info.capture.clone());
     field("idle timeout", idle(spec.idle_timeout_ms));
     field("checkpoints", format!("{}, keeps {}", info.checkpoints, spec.retention));

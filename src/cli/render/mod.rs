@@ -16,8 +16,8 @@ mod upkeep;
 mod value;
 mod workflow;
 
-pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, restoration};
-pub use groups::{freeze_line, group, groups};
+pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, preview, restoration};
+pub use groups::{freeze_line, group, group_differences, groups};
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};
 pub use lists::{abilities, mcp_servers, mounts, processes, tools, vars};

@@ -95,7 +95,7 @@ impl Session<'_> {
     async fn execute(&mut self, code: &str, signals: &mut Signals) -> Result<(), Failure> {
         let execution = self.kernel.run(&ExecRequest::code(code)).await?;
         let explain = self.interactive.then_some("interrupting; press Ctrl-C again to return to the prompt");
-        let streams = Streams { show: true, feed_stdin: false, process: false, explain };
+        let streams = Streams { show: true, offset: 0, feed_stdin: false, process: false, explain };
         match drive(&self.kernel, &execution, streams, signals).await? {
             Driven::Ended { result, wrote_stderr } => {
                 self.last = exit::of_execution(result.end.code);

@@ -50,6 +50,7 @@ pub fn host() -> HostInfo {
         version: "0.1.0".into(),
         arch: "x86_64".into(),
         engines: vec![EngineName::Kaish, EngineName::Python],
+        pid: 7,
     }
 }
 

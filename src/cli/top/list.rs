@@ -80,7 +80,7 @@ impl Column {
 
 /// Sort rank of a state: transient and failed states first, states unknown to this build last.
 fn rank(state: &str) -> u8 {
-    let order = ["busy", "starting", "stopping", "crashed", "ready", "stopped", "created", "archived"];
+    let order = ["busy", "starting", "stopping", "crashed", "ready", "suspended", "stopped", "created", "archived"];
     order.iter().position(|known| *known == state).map_or(u8::MAX, |at| at as u8)
 }
 

@@ -28,6 +28,12 @@ pub struct Lock {
     /// Databases of the group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub database: Vec<LockedDatabase>,
+    /// Directories of the group.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub directory: Vec<LockedDirectory>,
+    /// Command sources of the group; absent for the present state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<LockedCommand>,
     /// Lock files of package managers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<LockedDependencies>,
@@ -111,6 +117,28 @@ pub struct LockedDatabase {
     pub schema: String,
 }
 
+/// A directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedDirectory {
+    /// Its name in the group.
+    pub name: String,
+    /// Its path.
+    pub path: String,
+    /// Digest of all files; empty: the directory is missing.
+    pub files: String,
+}
+
+/// A command source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedCommand {
+    /// Its name in the group.
+    pub name: String,
+    /// Its name in the configuration.
+    pub source: String,
+    /// Digest of its data.
+    pub data: String,
+}
+
 impl Lock {
     /// A lock without entries.
     pub fn new(name: &str, subject: &str) -> Lock {
@@ -179,6 +207,20 @@ impl Lock {
                     schema: revision.map(|one| one.schema.clone()).unwrap_or_default(),
                 });
             }
+            Captured::Postgres { connection, part } => self.database.push(LockedDatabase {
+                name,
+                path: connection.clone(),
+                state: if part.revision.is_some() { "whole" } else { "absent" }.into(),
+                user_version: None,
+                schema: part.revision.as_ref().map(|one| one.schema.clone()).unwrap_or_default(),
+            }),
+            Captured::Directory { path, part } => {
+                let files = part.tree.map(|tree| tree.to_string()).unwrap_or_default();
+                self.directory.push(LockedDirectory { name, path: path.clone(), files });
+            }
+            Captured::Command { source, data, .. } => {
+                self.command.push(LockedCommand { name, source: source.clone(), data: data.to_string() });
+            }
         }
     }
 
@@ -221,6 +263,15 @@ impl Lock {
             };
             if (&now.state, now.user_version, &now.schema) != (&then.state, then.user_version, &then.schema) {
                 reported.push(format!("database {} has another schema", then.name));
+            }
+        }
+        for then in &before.directory {
+            match self.directory.iter().find(|now| now.name == then.name) {
+                None => reported.push(format!("directory {} is gone", then.name)),
+                Some(now) if now.files != then.files => {
+                    reported.push(format!("directory {} has other files", then.name));
+                }
+                Some(_) => {}
             }
         }
         reported

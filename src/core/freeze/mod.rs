@@ -1,12 +1,14 @@
-//! Freezes: kernels, repositories and databases that are captured and restored as one.
+//! Freezes: kernels, repositories and data sources that are captured and restored as one.
 //!
 //! A *group* names its members. A [`FreezeManifest`], an object of the store, holds what was captured of each; the row
 //! of the catalog that names it makes the freeze visible. [`capture`] and [`restore`] decide the order of the steps and
 //! what follows a failure.
 
 pub mod capture;
+pub mod difference;
 pub mod gate;
 pub mod lock;
+pub mod postgres;
 pub mod refs;
 pub mod restore;
 
@@ -44,6 +46,21 @@ pub enum Target {
         /// Its file, without symbolic links.
         path: String,
     },
+    /// A directory on this host.
+    Directory {
+        /// Its path, without symbolic links.
+        path: String,
+    },
+    /// A data source of the configuration: the user's own programs.
+    Command {
+        /// Its name there.
+        source: String,
+    },
+    /// A PostgreSQL database.
+    Postgres {
+        /// How it is reached, see [`postgres::Connection`].
+        connection: String,
+    },
 }
 
 impl Target {
@@ -53,6 +70,9 @@ impl Target {
             Target::Kernel { .. } => "kernel",
             Target::Repository { .. } => "repository",
             Target::Database { .. } => "database",
+            Target::Directory { .. } => "directory",
+            Target::Command { .. } => "command",
+            Target::Postgres { .. } => "postgres",
         }
     }
 }
@@ -151,6 +171,45 @@ pub enum DatabasePart {
     },
 }
 
+/// What was captured of a directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryPart {
+    /// Its tree; `None`: there was none. Only before a restore.
+    pub tree: Option<Digest>,
+    /// Number of entries.
+    pub entries: u64,
+    /// The directory's owner.
+    pub uid: u32,
+    /// The directory's group.
+    pub gid: u32,
+}
+
+/// What was captured of a PostgreSQL database.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PostgresPart {
+    /// The archive that `pg_dump` wrote; `None`: there was no database. Only before a restore.
+    pub image: Option<Digest>,
+    /// Its size.
+    pub bytes: u64,
+    /// Its schema; `user_version` is 0.
+    pub revision: Option<SchemaRevision>,
+    /// What an archive does not hold.
+    pub facts: Option<PostgresFacts>,
+}
+
+/// What a new PostgreSQL database is created with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PostgresFacts {
+    /// Its encoding.
+    pub encoding: String,
+    /// Its collation.
+    pub collate: String,
+    /// Its character classes.
+    pub ctype: String,
+    /// Its owner.
+    pub owner: String,
+}
+
 /// What was captured of a repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -233,6 +292,54 @@ pub enum Captured {
         /// Its content.
         part: DatabasePart,
     },
+    /// Of a directory.
+    Directory {
+        /// Its path.
+        path: String,
+        /// Its content.
+        part: DirectoryPart,
+    },
+    /// Of a command source.
+    Command {
+        /// Its name in the configuration.
+        source: String,
+        /// What its program wrote.
+        data: Digest,
+        /// The size of that.
+        bytes: u64,
+    },
+    /// Of a PostgreSQL database.
+    Postgres {
+        /// How it is reached.
+        connection: String,
+        /// Its content.
+        part: PostgresPart,
+    },
+}
+
+impl Captured {
+    /// The member's kind by name.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Captured::Kernel { .. } => "kernel",
+            Captured::Repository { .. } => "repository",
+            Captured::Database { .. } => "database",
+            Captured::Directory { .. } => "directory",
+            Captured::Command { .. } => "command",
+            Captured::Postgres { .. } => "postgres",
+        }
+    }
+}
+
+impl DatabasePart {
+    /// The form by name.
+    pub const fn form(&self) -> &'static str {
+        match self {
+            DatabasePart::Whole { .. } => "whole",
+            DatabasePart::Absent => "absent",
+            DatabasePart::Damaged { .. } => "damaged",
+        }
+    }
 }
 
 /// One member in a freeze.
@@ -308,7 +415,7 @@ impl FreezeManifest {
         }
     }
 
-    /// The objects that it names. Those of its kernels belong to their checkpoints.
+    /// The objects that it names, without those of trees. Those of its kernels belong to their checkpoints.
     pub fn objects(&self) -> Vec<Digest> {
         let of = |part: &Part| -> Vec<Digest> {
             match &part.captured {
@@ -319,16 +426,36 @@ impl FreezeManifest {
                     DatabasePart::Absent => Vec::new(),
                     DatabasePart::Damaged { files } => files.iter().map(|(_, digest, _)| *digest).collect(),
                 },
+                Captured::Directory { .. } => Vec::new(),
+                Captured::Command { data, .. } => vec![*data],
+                Captured::Postgres { part, .. } => part.image.into_iter().collect(),
             }
         };
         self.parts.iter().flat_map(of).collect()
+    }
+
+    /// The file trees that it names.
+    pub fn trees(&self) -> Vec<Digest> {
+        let of = |part: &Part| match part.captured {
+            Captured::Directory { part: DirectoryPart { tree, .. }, .. } => tree,
+            Captured::Kernel { .. }
+            | Captured::Repository { .. }
+            | Captured::Database { .. }
+            | Captured::Command { .. }
+            | Captured::Postgres { .. } => None,
+        };
+        self.parts.iter().filter_map(of).collect()
     }
 
     /// The checkpoints that it needs.
     pub fn checkpoints(&self) -> Vec<(KernelId, CheckpointId)> {
         let of = |part: &Part| match part.captured {
             Captured::Kernel { kernel, checkpoint, .. } => Some((kernel, checkpoint)),
-            Captured::Repository { .. } | Captured::Database { .. } => None,
+            Captured::Repository { .. }
+            | Captured::Database { .. }
+            | Captured::Directory { .. }
+            | Captured::Command { .. }
+            | Captured::Postgres { .. } => None,
         };
         self.parts.iter().filter_map(of).collect()
     }
@@ -378,9 +505,9 @@ pub struct GroupInfo {
 pub struct MemberInfo {
     /// Its name within the group.
     pub name: String,
-    /// `kernel`, `repository` or `database`.
+    /// `kernel`, `repository`, `database`, `directory`, `command` or `postgres`.
     pub kind: String,
-    /// A kernel's name, or a path.
+    /// A kernel's name, a path, the name of a configured source, or a connection.
     pub target: String,
 }
 

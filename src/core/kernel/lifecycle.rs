@@ -4,7 +4,7 @@
 //!  created ─▶ starting ─▶ ready ⇄ busy        crashed{cause} ─(back-off)─▶ starting
 //!               ▲           │   │                    └─(three in a minute: breaker; asked, or used after the minute)
 //!               │           ▼   ▼
-//!               └─stopped ◀─ stopping
+//!               └─stopped ◀─ stopping           ready ─▶ suspended ─▶ starting, stopping; stopped if its worker ends
 //!                    ├─▶ archived ─▶ stopped        (from created and crashed, too)
 //!                    └─▶ departed                   (from created, crashed and archived, too)
 //! ```
@@ -15,77 +15,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::causes::{CrashCause, StopReason};
 use crate::core::ids::{CheckpointId, Epoch, ExecId, HandoverId, HostId};
 use crate::core::limits;
-
-/// Cause of an unexpected end of a worker; also serialized on the link and in `state.db`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "kind", content = "detail")]
-pub enum CrashCause {
-    /// The engine exited with this status.
-    Exited(i32),
-    /// A signal of this number ended the engine.
-    Signalled(i32),
-    /// The kernel's memory limit was reached.
-    OutOfMemory,
-    /// The workspace's size limit was reached.
-    DiskFull,
-    /// The engine did not answer, or did not stop when interrupted.
-    Unresponsive,
-    /// The engine broke the engine contract.
-    Protocol(String),
-    /// The worker's init itself was killed, or its link broke.
-    Killed,
-    /// The worker did not start.
-    NotStarted(String),
-}
-
-impl std::fmt::Display for CrashCause {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            CrashCause::Exited(code) => write!(f, "the engine exited with status {code}"),
-            CrashCause::Signalled(signal) => write!(f, "signal {signal} ended the engine"),
-            CrashCause::OutOfMemory => f.write_str("the kernel's memory limit was reached"),
-            CrashCause::DiskFull => f.write_str("the workspace size limit was reached"),
-            CrashCause::Unresponsive => f.write_str("the engine did not respond"),
-            CrashCause::Protocol(what) => write!(f, "the engine broke its contract: {what}"),
-            CrashCause::Killed => f.write_str("the worker was killed"),
-            CrashCause::NotStarted(why) => write!(f, "the worker did not start: {why}"),
-        }
-    }
-}
-
-/// Reason why a kernel has no worker although it is healthy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum StopReason {
-    /// No client used the kernel for its idle time.
-    Idle,
-    /// A client requested the stop.
-    Asked,
-    /// The daemon stopped.
-    Daemon,
-    /// The host had no room for its worker.
-    NoPlace,
-    /// A granted resource does not exist, or may not be granted any more.
-    NotGiven,
-    /// The kernel was idle, and memory was short on the host.
-    Memory,
-}
-
-impl StopReason {
-    /// The reason in a few words.
-    pub const fn name(self) -> &'static str {
-        match self {
-            StopReason::Idle => "idle",
-            StopReason::Asked => "asked",
-            StopReason::Daemon => "daemon stopped",
-            StopReason::NoPlace => "no place for a worker",
-            StopReason::NotGiven => "a granted resource is missing",
-            StopReason::Memory => "memory was short",
-        }
-    }
-}
 
 /// When a crashed kernel is restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,6 +54,8 @@ pub enum State {
         /// The execution that it still runs, if it was busy.
         exec: Option<ExecId>,
     },
+    /// The worker is paused between two executions and keeps its memory; the next use resumes it.
+    Suspended,
     /// No worker; the next use starts one.
     Stopped {
         /// Reason of the stop.
@@ -152,8 +86,8 @@ pub enum State {
 
 impl State {
     /// Every public name, in the order of a kernel's life.
-    pub const NAMES: [&str; 9] =
-        ["created", "starting", "ready", "busy", "stopping", "stopped", "crashed", "archived", "departed"];
+    pub const NAMES: [&str; 10] =
+        ["created", "starting", "ready", "busy", "stopping", "suspended", "stopped", "crashed", "archived", "departed"];
 
     /// The state's public name.
     pub const fn name(&self) -> &'static str {
@@ -163,6 +97,7 @@ impl State {
             State::Ready => "ready",
             State::Busy { .. } => "busy",
             State::Stopping { .. } => "stopping",
+            State::Suspended => "suspended",
             State::Stopped { .. } => "stopped",
             State::Crashed { .. } => "crashed",
             State::Archived { .. } => "archived",
@@ -173,7 +108,7 @@ impl State {
     /// Reason of the state; empty if the name suffices.
     pub fn reason(&self) -> String {
         match self {
-            State::Created | State::Starting | State::Ready => String::new(),
+            State::Created | State::Starting | State::Ready | State::Suspended => String::new(),
             State::Busy { exec } => format!("execution {exec}"),
             State::Stopping { reason, exec: Some(exec) } => format!("{}, after execution {exec}", reason.name()),
             State::Stopping { reason, exec: None } | State::Stopped { reason } => reason.name().to_owned(),
@@ -212,6 +147,10 @@ pub enum Event {
         /// The running execution.
         running: Option<ExecId>,
     },
+    /// The paused worker of a former daemon was adopted.
+    SuspendedAdopted,
+    /// The worker is paused.
+    Suspended,
     /// The worker of this attempt is gone, or could not be started.
     WorkerEnded {
         /// The attempt.
@@ -270,6 +209,11 @@ pub enum Event {
 pub enum Action {
     /// Start a worker; report it under this attempt.
     StartWorker {
+        /// The attempt.
+        attempt: u64,
+    },
+    /// Resume the paused worker; report it ready under this attempt.
+    ResumeWorker {
         /// The attempt.
         attempt: u64,
     },
@@ -332,6 +276,7 @@ impl Life {
             State::Created => State::Created,
             State::Stopped { reason } | State::Stopping { reason, .. } => State::Stopped { reason },
             State::Starting | State::Ready | State::Busy { .. } => State::Stopped { reason: StopReason::Daemon },
+            State::Suspended => State::Stopped { reason: StopReason::Suspended },
             State::Crashed { cause, restart } => State::Crashed { cause, restart },
             State::Archived { checkpoint } => State::Archived { checkpoint },
             State::Departed { host, epoch, handover } => State::Departed { host, epoch, handover },
@@ -339,10 +284,10 @@ impl Life {
         Life { state, ..self }
     }
 
-    /// Whether a worker runs or is starting.
+    /// Whether a worker runs, is paused or is starting.
     pub const fn has_worker(&self) -> bool {
         match self.state {
-            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => true,
+            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } | State::Suspended => true,
             State::Created
             | State::Stopped { .. }
             | State::Crashed { .. }
@@ -364,6 +309,18 @@ impl Life {
             Event::StartAsked => self.start_asked(),
             Event::WorkerReady { attempt } => self.worker_ready(attempt),
             Event::WorkerAdopted { running } => self.worker_adopted(running),
+            Event::SuspendedAdopted => {
+                self.attempt += 1;
+                self.state = State::Suspended;
+                vec![Action::DisarmIdle, Action::Publish("kernel_adopted")]
+            }
+            Event::Suspended => match self.state {
+                State::Ready => {
+                    self.state = State::Suspended;
+                    vec![Action::DisarmIdle, Action::Publish("kernel_suspended")]
+                }
+                _ => Vec::new(),
+            },
             Event::WorkerEnded { attempt, cause } => self.worker_ended(attempt, cause, now_ms),
             Event::WorkerRefused { attempt, why } => self.worker_refused(attempt, why, now_ms),
             Event::ExecutionStarted { exec } => self.execution_started(exec),
@@ -409,10 +366,16 @@ impl Life {
         vec![Action::StartWorker { attempt: self.attempt }, Action::Publish("kernel_starting")]
     }
 
+    fn resume(&mut self) -> Vec<Action> {
+        self.state = State::Starting;
+        vec![Action::ResumeWorker { attempt: self.attempt }, Action::Publish("kernel_resuming")]
+    }
+
     fn used(&mut self, now_ms: i64) -> Vec<Action> {
         match &self.state {
             State::Created | State::Stopped { .. } => self.start(),
             State::Ready => vec![Action::DisarmIdle, Action::Dispatch],
+            State::Suspended => self.resume(),
             State::Crashed { restart: Restart::Breaker { until_ms }, .. } if now_ms >= *until_ms => self.start(),
             State::Crashed { cause, restart: Restart::Breaker { .. } } => {
                 vec![Action::FailQueued { cause: cause.clone() }]
@@ -429,6 +392,7 @@ impl Life {
     fn start_asked(&mut self) -> Vec<Action> {
         match self.state {
             State::Created | State::Stopped { .. } => self.start(),
+            State::Suspended => self.resume(),
             State::Crashed { .. } => {
                 self.crashes.clear();
                 self.start()
@@ -510,6 +474,11 @@ impl Life {
                 self.state = State::Stopping { reason, exec: None };
                 vec![Action::StopWorker, Action::Publish("kernel_stopping")]
             }
+            State::Suspended => {
+                self.state = State::Stopping { reason, exec: None };
+                let resume = Action::ResumeWorker { attempt: self.attempt };
+                vec![Action::Publish("kernel_stopping"), resume, Action::StopWorker]
+            }
             State::Stopping { exec: Some(exec), .. } if force => vec![Action::Interrupt { exec }],
             State::Crashed { .. } => {
                 self.state = State::Stopped { reason };
@@ -551,6 +520,10 @@ impl Life {
                 // Work queued meanwhile starts the next worker.
                 actions.extend([Action::Publish("kernel_stopped"), Action::Dispatch]);
                 return actions;
+            }
+            State::Suspended => {
+                self.state = State::Stopped { reason: StopReason::Suspended };
+                return vec![Action::Publish("kernel_stopped"), Action::Dispatch];
             }
             State::Starting | State::Ready => None,
             State::Busy { exec } => Some(*exec),

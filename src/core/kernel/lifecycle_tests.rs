@@ -24,6 +24,7 @@ fn states() -> Vec<State> {
         State::Crashed { cause: CrashCause::Killed, restart: Restart::Breaker { until_ms: NOW + 100 } },
         State::Archived { checkpoint: HELD_BY },
         DEPARTED,
+        State::Suspended,
     ]
 }
 
@@ -38,138 +39,276 @@ fn after(state: State, event: Event) -> (State, Vec<Action>) {
 }
 
 /// One row for each event, with the name of the state that follows each state of `states`.
-fn table() -> Vec<(Event, [&'static str; 11])> {
+fn table() -> Vec<(Event, [&'static str; 12])> {
     let killed = || CrashCause::Killed;
     vec![
-        //                                        created      starting    ready       busy       stopping   stopping+x  stopped     crashed     breaker    archived   departed
+        //                                        created      starting    ready       busy       stopping   stopping+x  stopped     crashed     breaker    archived   departed   suspended
         (
             Event::Used,
             [
                 "starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "crashed", "crashed",
-                "archived", "departed",
+                "archived", "departed", "starting",
             ],
         ),
         (
             Event::StartAsked,
             [
                 "starting", "starting", "ready", "busy", "stopping", "stopping", "starting", "starting", "starting",
-                "archived", "departed",
+                "archived", "departed", "starting",
             ],
         ),
         (
             Event::WorkerReady { attempt: 3 },
             [
-                "created", "ready", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "ready",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::WorkerReady { attempt: 2 },
             [
-                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::WorkerEnded { attempt: 3, cause: killed() },
             [
                 "created", "crashed", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "archived", "departed", "stopped",
             ],
         ),
         (
             Event::WorkerEnded { attempt: 2, cause: killed() },
             [
-                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::WorkerRefused { attempt: 3, why: StopReason::NoPlace },
             [
                 "created", "stopped", "crashed", "crashed", "stopped", "stopped", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "archived", "departed", "stopped",
             ],
         ),
         (
             Event::WorkerRefused { attempt: 2, why: StopReason::NoPlace },
             [
-                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::ExecutionStarted { exec: EXEC },
             [
-                "created", "starting", "busy", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "busy",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::ExecutionEnded { exec: EXEC },
             [
-                "created", "starting", "ready", "ready", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "ready",
+                "ready",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::ExecutionEnded { exec: ExecId(1) },
             [
-                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::IdleElapsed,
             [
-                "created", "starting", "stopping", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "stopping",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::StopAsked { reason: StopReason::Asked, force: false },
             [
                 "created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped",
-                "archived", "departed",
+                "archived", "departed", "stopping",
             ],
         ),
         (
             Event::StopAsked { reason: StopReason::Daemon, force: true },
             [
                 "created", "stopping", "stopping", "stopping", "stopping", "stopping", "stopped", "stopped", "stopped",
-                "archived", "departed",
+                "archived", "departed", "stopping",
             ],
         ),
         (
             Event::BackoffElapsed,
             [
-                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "starting", "crashed",
-                "archived", "departed",
+                "created",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "starting",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::ArchiveAsked { checkpoint: HELD_BY },
             [
-                "archived", "starting", "ready", "busy", "stopping", "stopping", "archived", "archived", "archived",
-                "archived", "departed",
+                "archived",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "archived",
+                "archived",
+                "archived",
+                "archived",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::Unarchived,
             [
-                "created", "starting", "ready", "busy", "stopping", "stopping", "stopped", "crashed", "crashed",
-                "stopped", "departed",
+                "created",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "stopped",
+                "departed",
+                "suspended",
             ],
         ),
         (
             Event::DepartureCommitted { host: THERE, epoch: Epoch(2), handover: MOVE },
             [
-                "departed", "starting", "ready", "busy", "stopping", "stopping", "departed", "departed", "departed",
-                "departed", "departed",
+                "departed",
+                "starting",
+                "ready",
+                "busy",
+                "stopping",
+                "stopping",
+                "departed",
+                "departed",
+                "departed",
+                "departed",
+                "departed",
+                "suspended",
             ],
         ),
-        (Event::WorkerAdopted { running: None }, ["ready"; 11]),
-        (Event::WorkerAdopted { running: Some(EXEC) }, ["busy"; 11]),
+        (
+            Event::Suspended,
+            [
+                "created",
+                "starting",
+                "suspended",
+                "busy",
+                "stopping",
+                "stopping",
+                "stopped",
+                "crashed",
+                "crashed",
+                "archived",
+                "departed",
+                "suspended",
+            ],
+        ),
+        (Event::SuspendedAdopted, ["suspended"; 12]),
+        (Event::WorkerAdopted { running: None }, ["ready"; 12]),
+        (Event::WorkerAdopted { running: Some(EXEC) }, ["busy"; 12]),
     ]
 }
 
@@ -182,6 +321,22 @@ fn every_state_and_event() {
             assert_eq!(to.name(), name, "{event:?} in {from:?}");
         }
     }
+}
+
+#[test]
+fn suspended_worker_end_is_no_crash() {
+    let mut life = life(State::Suspended);
+    let actions = life.step(Event::WorkerEnded { attempt: 3, cause: CrashCause::Killed }, NOW);
+    assert_eq!(life.state, State::Stopped { reason: StopReason::Suspended });
+    assert!(life.crashes.is_empty() && actions.contains(&Action::Dispatch), "{actions:?}");
+}
+
+#[test]
+fn suspended_worker_resumes_before_stop() {
+    let (_, actions) = after(State::Suspended, Event::StopAsked { reason: StopReason::Asked, force: true });
+    let at = |wanted: &Action| actions.iter().position(|action| action == wanted);
+    assert!(at(&Action::ResumeWorker { attempt: 3 }) < at(&Action::StopWorker), "{actions:?}");
+    assert!(at(&Action::StopWorker).is_some());
 }
 
 #[test]
@@ -267,6 +422,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         (0u64..3).prop_map(|e| Event::ExecutionStarted { exec: ExecId(e) }),
         (0u64..3).prop_map(|e| Event::ExecutionEnded { exec: ExecId(e) }),
         Just(Event::IdleElapsed),
+        Just(Event::Suspended),
         any::<bool>().prop_map(|force| Event::StopAsked { reason: StopReason::Asked, force }),
         Just(Event::BackoffElapsed),
         Just(Event::ArchiveAsked { checkpoint: HELD_BY }),

@@ -1,6 +1,8 @@
 //! A kernel's lifecycle, and beside it at most one exclusive transition. Both are pure.
 
+mod causes;
 mod lifecycle;
 pub mod transition;
 
-pub use lifecycle::{Action, CrashCause, Event, Life, Restart, State, StopReason};
+pub use causes::{CrashCause, StopReason};
+pub use lifecycle::{Action, Event, Life, Restart, State};

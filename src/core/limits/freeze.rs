@@ -20,6 +20,34 @@ pub const REVERT_ATTEMPTS: u32 = 3;
 pub const GIT_ORPHAN: Duration = Duration::from_secs(30);
 /// Output of one git command, bytes.
 pub const GIT_OUTPUT_BYTES: u64 = 256 << 20;
+/// Differences between two states of a group that are listed.
+pub const GROUP_DIFFERENCES: usize = 1000;
+/// The name of an item in one of them, characters.
+pub const GROUP_DIFFERENCE_NAME: usize = 1024;
+/// Commits between two states of a repository that are listed, for each direction.
+pub const COMMITS_COMPARED: usize = 100;
+/// Tables of a database whose rows a comparison counts.
+pub const TABLES_COMPARED: usize = 1000;
+/// Passes over a directory until two of them agree.
+pub const DIRECTORY_ATTEMPTS: usize = 6;
+/// Pause after a pass during which a directory was written.
+pub const DIRECTORY_PAUSE: Duration = Duration::from_millis(100);
+/// Default time limit of a program of a data source.
+pub const SOURCE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Default limit of the data of a command source, bytes.
+pub const SOURCE_BYTES: u64 = 1 << 30;
+/// Time that a new daemon grants a data source's program of the former one to end.
+pub const PROGRAM_ORPHAN: Duration = Duration::from_secs(10);
+/// The record of a quiesced data source, bytes.
+pub const QUIESCED_BYTES: u64 = 64 << 10;
+/// A name in a PostgreSQL server, bytes; with a suffix it has at most 63.
+pub const POSTGRES_NAME_BYTES: usize = 48;
+/// The directory of a PostgreSQL server's socket, or its name, bytes.
+pub const POSTGRES_HOST_BYTES: usize = 100;
+/// The answer of a PostgreSQL server to one statement, bytes.
+pub const POSTGRES_ANSWER_BYTES: u64 = 64 << 10;
+/// The definitions of a PostgreSQL database, bytes.
+pub const POSTGRES_SCHEMA_BYTES: u64 = 64 << 20;
 /// Ignored files that a refusal names.
 pub const IGNORED_NAMED: usize = 5;
 /// The configuration of a repository, bytes.

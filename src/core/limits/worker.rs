@@ -67,8 +67,12 @@ pub const LISTING_PARTS: usize = 5 * STATE_ENTRIES;
 pub const FRAME_TAIL_BYTES: usize = 1 << 20;
 /// Engine state as one message (`snapshot`, `restore`), bytes.
 pub const STATE_INLINE_BYTES: usize = 32 << 20;
-/// Engine state of one kernel, all entries, bytes.
+/// Engine state of any kernel, all entries, bytes.
 pub const STATE_BYTES: u64 = 4 << 30;
+/// Engine state of a kernel, all entries, bytes, for its memory limit: more could not be loaded again.
+pub const fn engine_state_bytes(memory_bytes: u64) -> u64 {
+    if memory_bytes > STATE_BYTES { STATE_BYTES } else { memory_bytes }
+}
 /// State entries of one kernel.
 pub const STATE_ENTRIES: usize = 100_000;
 /// Parts, as in [`FRAME_PARTS`], of the metadata of all of a kernel's state entries.
@@ -129,3 +133,17 @@ pub const VM_IMAGE_JSON_BYTES: u64 = 64 << 10;
 pub const VM_LIST_BYTES: usize = 64 << 20;
 /// Largest disk of a virtual machine, bytes.
 pub const VM_DISK_MAX_BYTES: u64 = 8 << 40;
+/// Longest answer of a virtual machine monitor, bytes.
+pub const VM_MONITOR_LINE_BYTES: usize = 256 << 10;
+/// Memory of a virtual machine monitor beside its guest's, bytes: translated code, devices, threads.
+pub const VM_MONITOR_MEMORY_BYTES: u64 = 2 << 30;
+/// Templates of virtual machines that a host keeps.
+pub const VM_TEMPLATES: usize = 12;
+/// Largest description of a template, bytes.
+pub const VM_TEMPLATE_JSON_BYTES: u64 = 64 << 10;
+/// Largest saved state of a template without its memory, bytes.
+pub const VM_TEMPLATE_STATE_BYTES: u64 = 64 << 20;
+/// Time after a failure in which a template is not built again.
+pub const VM_TEMPLATE_RETRY: Duration = Duration::from_secs(600);
+/// Largest difference between the clocks of a seeded guest and its host.
+pub const VM_CLOCK_ERROR: Duration = Duration::from_secs(5);

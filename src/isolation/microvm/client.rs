@@ -84,9 +84,12 @@ impl Client {
         }
     }
 
-    /// Closes the connection.
-    pub(super) fn close(&mut self) {
-        self.stream = None;
+    /// Moves the connection, and ends this one.
+    pub(super) fn take(&mut self) -> Client {
+        let taken =
+            Client { socket: self.socket.clone(), stream: self.stream.take(), until: None, is_over: self.is_over };
+        self.is_over = true;
+        taken
     }
 
     /// Sends a request and waits for its reply. Connects first if needed.

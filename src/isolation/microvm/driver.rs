@@ -1,16 +1,17 @@
 //! Launches and finds workers in virtual machines.
 
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::client::{PortConnector, unexpected};
+use super::client::PortConnector;
 use super::files::MirroredFiles;
-use super::handle::{MachineHandle, Record, no_mounts};
+use super::handle::{MachineHandle, Record, Warm, no_mounts};
 use super::image::{self, Image};
+use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
-use super::qemu::{self, NewMachine, Sockets};
+use super::qemu::{self, Sockets};
+use super::templates::{TemplateSettings, Templates};
 use super::workspace::MirroredWorkspace;
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
@@ -19,16 +20,13 @@ use crate::core::ids::WorkerId;
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
-use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
     EngineState, FileAccess, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Reach, Recorder,
     Shape,
 };
-use crate::link::bootstrap::{LaunchDocument, ReportLine};
-use crate::link::machine::{Reply, Request};
+use crate::link::bootstrap::LaunchDocument;
 use crate::sandbox::{RunAs, SandboxPlan};
-use crate::sys;
 use crate::workspace::{Tracker, Workspace, WorkspacePaths};
 
 /// The user of the engine in a guest. Root owns the files on the disk, which are mapped to it.
@@ -38,6 +36,8 @@ const GUEST_USER: RunAs = RunAs { uid: 1000, gid: 1000, map_root: true };
 pub struct MicrovmSettings {
     /// The folder of images.
     pub images: PathBuf,
+    /// The folder of templates.
+    pub templates: PathBuf,
     /// Folder of the ports' sockets.
     pub sockets: PathBuf,
     /// Uid and gid of QEMU, in a daemon that is root.
@@ -48,22 +48,31 @@ pub struct MicrovmSettings {
 
 /// The driver of microVM isolation. What is the same on the host is done by that of processes.
 pub struct MicrovmDriver {
-    settings: MicrovmSettings,
+    pub(super) settings: MicrovmSettings,
+    pub(super) machines: Machines,
+    pub(super) templates: Rc<Templates>,
     host: Rc<dyn IsolationDriver>,
-    machines: Machines,
 }
 
 impl MicrovmDriver {
     /// A driver with these settings.
     pub fn new(settings: MicrovmSettings, host: Rc<dyn IsolationDriver>) -> MicrovmDriver {
-        MicrovmDriver { settings, host, machines: Machines::default() }
+        let templates = Templates::new(TemplateSettings {
+            folder: settings.templates.clone(),
+            sockets: settings.sockets.clone(),
+            account: settings.account,
+        });
+        MicrovmDriver { settings, machines: Machines::default(), templates, host }
     }
 
-    fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
+    pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
         let mut plan = SandboxPlan::new("/data/kernel");
         plan.limits = new.shape.limits;
         plan.run_as = Some(GUEST_USER);
-        plan.hostname = new.name.as_str().to_owned();
+        plan.unbound = new.is_warm;
+        if !new.is_warm {
+            plan.hostname = new.name.as_str().to_owned();
+        }
         let engine = new.shape.engine;
         let socket = PathBuf::from("/run/ryokan/worker.sock");
         let mut document = LaunchDocument::new(new.identity, new.name.clone(), engine, plan, socket);
@@ -77,82 +86,6 @@ impl MicrovmDriver {
         document.orphan_grace_ms = u64::try_from(new.orphan_grace.as_millis()).unwrap_or(u64::MAX);
         Ok(document)
     }
-
-    async fn boot(
-        &self,
-        new: &NewWorker<'_>,
-        about: &mut Record,
-        machine: &Arc<Machine>,
-        record: &Recorder<'_>,
-    ) -> Result<WorkerProcess> {
-        let folder = &machine.folder;
-        let image = image::find(&self.settings.images, &new.shape.variant)?;
-        let is_new = !folder.has_disk();
-        let disk = if is_new {
-            qemu::make_disk(&folder.new_disk(), new.shape.limits.workspace_bytes).await?;
-            folder.new_disk()
-        } else {
-            folder.disk()
-        };
-        let disk = qemu::open_disk(&disk)?;
-        record(about.write()?).await?;
-        let log = std::io::stderr().as_fd().try_clone_to_owned();
-        let log = log.map_err(|error| Error::internal(error.to_string()))?;
-        let MicrovmSettings { account, durability, .. } = self.settings;
-        let (limits, sockets) = (&new.shape.limits, &about.sockets);
-        let mut child = qemu::start(NewMachine { image: &image, disk, sockets, limits, account, durability, log })?;
-        let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
-        let process = WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("qemu: {error}")))?;
-        let identified = ProcessRecord::of(pid);
-        // Reaps it.
-        tokio::task::spawn_local(async move { child.wait().await });
-        let started = async {
-            about.process = Some(identified.map_err(|error| Error::unavailable(format!("identify qemu: {error}")))?);
-            record(about.write()?).await?;
-            let document = self.document(new, &image)?.to_bytes()?;
-            let document = [&document[..], &new.identity.secret].concat();
-            let (machine, dir) = (Arc::clone(machine), folder.dir.clone());
-            let mut prepared = tokio::task::spawn_blocking(move || prepare(&machine, is_new, &document));
-            let served = tokio::select! {
-                prepared = &mut prepared => prepared.map_err(|error| Error::internal(error.to_string()))?,
-                _ = process.ended() => {
-                    // It fails soon, and keeps no disk of a later machine.
-                    let _ = prepared.await;
-                    Err(Error::unavailable("the virtual machine ended while it started"))
-                }
-            };
-            served.inspect_err(|_| self.machines.note_failure(&dir))
-        };
-        match started.await {
-            Ok(()) => Ok(process),
-            Err(error) => {
-                process.kill();
-                let _ = process.ended().await;
-                Err(error)
-            }
-        }
-    }
-}
-
-/// Fills a booted machine and starts its worker. Blocks.
-fn prepare(machine: &Machine, is_new: bool, document: &[u8]) -> Result<()> {
-    machine.client().open(limits::VM_BOOT)?;
-    let now_ns = sys::clock::now_ms().saturating_mul(1_000_000);
-    machine.client().tell(&Request::Seed { entropy: sys::random::bytes(), now_ns }, &[])?;
-    if is_new {
-        machine.push()?;
-        machine.push_state()?;
-        machine.client().tell(&Request::Sync, &[])?;
-        machine.folder.keep_disk()?;
-    }
-    let within = limits::WORKER_START + limits::VM_CALL;
-    let (reply, _) = machine.client().call(&Request::Start, document, within)?;
-    machine.client().close();
-    match reply {
-        Reply::Started(ReportLine::Ready {}) => Ok(()),
-        Reply::Started(ReportLine::Failed(error)) => Err(error),
-        _ => Err(unexpected()),
-    }
 }
 
 #[async_trait::async_trait(?Send)]
@@ -161,11 +94,15 @@ impl IsolationDriver for MicrovmDriver {
         Isolation::Microvm
     }
 
-    fn is_pooled(&self) -> bool {
-        false
+    fn takes_warm(&self, home: &KernelHome) -> bool {
+        home.shared_workspace.is_none() && Folder::of(home).is_new()
     }
 
     fn has_local_files(&self) -> bool {
+        false
+    }
+
+    fn can_suspend(&self) -> bool {
         false
     }
 
@@ -205,10 +142,8 @@ impl IsolationDriver for MicrovmDriver {
         if !new.mounts.is_empty() {
             return Err(no_mounts());
         }
-        let worker = new.identity.worker;
-        let (home, sockets) = (new.home, Sockets::new(&self.settings.sockets, &worker));
-        let workspace = home.dir.join(&home.own_workspace);
-        let folder = Folder { dir: home.dir.clone(), workspace, engine_db: home.engine_db.clone() };
+        let (worker, sockets) = (new.identity.worker, Sockets::new(&self.settings.sockets, &new.identity.worker));
+        let folder = Folder::of(new.home);
         let mut about = Record {
             sockets: sockets.clone(),
             process: None,
@@ -218,12 +153,13 @@ impl IsolationDriver for MicrovmDriver {
             most_bytes: new.shape.limits.workspace_bytes,
         };
         let machine = Arc::new(Machine::new(folder, about.most_bytes, sockets.control.clone()));
-        match self.boot(&new, &mut about, &machine, record).await {
-            Ok(process) => {
-                let connector = Rc::new(PortConnector { socket: sockets.link.clone() });
-                let handle =
-                    MachineHandle::new(worker, process, about.write()?, sockets, machine, self.machines.clone());
-                Ok(Launched { connector, handle: Rc::new(handle) })
+        match self.start(&new, &mut about, &machine, record).await {
+            Ok(Serving { process, shared_boot_id, mut notes }) => {
+                notes.extend(self.templates.take_notes());
+                let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
+                let connector = Rc::new(PortConnector { socket: sockets.link });
+                let handle = MachineHandle::new(worker, process, about, machine, self.machines.clone(), warm)?;
+                Ok(Launched { connector, handle: Rc::new(handle), notes })
             }
             Err(error) => {
                 sockets.unlink();
@@ -233,35 +169,35 @@ impl IsolationDriver for MicrovmDriver {
     }
 
     fn adopt(&self, worker: WorkerId, record: &str) -> Result<Launched> {
-        let about = Record::read(record)?;
-        let recorded = about.process.ok_or_else(|| Error::lost("the worker was not started"))?;
-        let found = recorded.find().map_err(|error| Error::unavailable(format!("check the worker's process: {error}")));
-        let process = found?.ok_or_else(|| Error::lost("the worker has ended"))?;
-        let folder = Folder { dir: about.dir, workspace: about.workspace, engine_db: about.engine_db };
+        let (about, process) = find(record)?;
+        let folder =
+            Folder { dir: about.dir.clone(), workspace: about.workspace.clone(), engine_db: about.engine_db.clone() };
+        if !folder.has_disk() {
+            return Err(Error::lost("the virtual machine has no kernel yet"));
+        }
         let machine = Arc::new(Machine::new(folder, about.most_bytes, about.sockets.control.clone()));
         let connector = Rc::new(PortConnector { socket: about.sockets.link.clone() });
-        let (written, machines) = (record.to_owned(), self.machines.clone());
-        let handle = MachineHandle::new(worker, process, written, about.sockets, machine, machines);
-        Ok(Launched { connector, handle: Rc::new(handle) })
+        let handle = MachineHandle::new(worker, process, about, machine, self.machines.clone(), None)?;
+        Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
     }
 
     async fn end_orphan(&self, worker: WorkerId, record: &str) -> Result<()> {
-        match self.adopt(worker, record) {
-            Ok(Launched { handle, .. }) => {
-                tracing::info!(%worker, pid = handle.process_id(), "ending a virtual machine that could not be adopted");
-                handle.kill();
-                let _ = tokio::time::timeout(limits::WORKER_STOP, handle.exited()).await;
+        match find(record) {
+            Ok((about, process)) => {
+                tracing::info!(%worker, pid = process.pid, "ending a virtual machine that could not be adopted");
+                process.kill();
+                let _ = tokio::time::timeout(limits::WORKER_STOP, process.ended()).await;
                 if self.may_run(record) {
                     return Err(Error::deadline("the killed virtual machine has not ended"));
                 }
-                handle.clean_up().await;
+                about.sockets.unlink();
                 Ok(())
             }
             Err(error) if error.code == ErrorCode::Lost => {
                 Record::read(record)?.sockets.unlink();
                 Ok(())
             }
-            // Nothing identifies its process; `sweep` removes its sockets.
+            // Nothing identifies its process; `sweep` ends it.
             Err(error) if error.code == ErrorCode::Corrupt => {
                 tracing::error!(%worker, %error, "the virtual machine's process is unknown");
                 Ok(())
@@ -303,8 +239,9 @@ impl IsolationDriver for MicrovmDriver {
 
     fn remove_components(&self, _: &Path, _: &Path, _: u32) {}
 
-    fn sweep(&self, _: &[WorkerId]) {
-        // Sockets are swept with those of processes; every machine is in a catalog before it exists.
+    fn sweep(&self, known: &[WorkerId]) {
+        // Sockets are swept with those of processes.
+        qemu::kill_unknown(&self.settings.sockets, known);
     }
 
     fn reach(&self, dir: &Path) -> Reach {
@@ -321,6 +258,18 @@ impl IsolationDriver for MicrovmDriver {
         let images = self.settings.images.clone();
         Box::new(move || abilities(&images))
     }
+}
+
+/// The recorded machine.
+///
+/// # Errors
+/// `lost` if it has ended, `corrupt`, `unavailable`.
+fn find(record: &str) -> Result<(Record, WorkerProcess)> {
+    let about = Record::read(record)?;
+    let recorded = about.process.ok_or_else(|| Error::lost("the worker was not started"))?;
+    let found = recorded.find().map_err(|error| Error::unavailable(format!("check the worker's process: {error}")));
+    let process = found?.ok_or_else(|| Error::lost("the worker has ended"))?;
+    Ok((about, process))
 }
 
 /// Whether this host runs kernels in virtual machines. Blocks.

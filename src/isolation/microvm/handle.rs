@@ -1,6 +1,6 @@
 //! A handle to a machine's worker. A task beside it watches the machine, and brings files and state out at the end.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,8 +10,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::machine::{Machine, Machines};
+use super::machine::{Folder, Machine, Machines};
 use super::qemu::Sockets;
+use super::qmp::Qmp;
+use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::limits;
@@ -20,7 +22,7 @@ use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{BoundSources, HostMount, KernelHome, WorkerHandle, WorkerRecord};
 use crate::link::connector::unix::connect;
 use crate::link::host::WorkerLink;
-use crate::link::machine::{EVENT_ENDED, EVENT_QUERY};
+use crate::link::machine::{EVENT_ENDED, EVENT_QUERY, Request};
 
 /// The record of a machine, for a later daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,43 +50,71 @@ impl Record {
 pub(super) struct MachineHandle {
     id: WorkerId,
     pid: u32,
+    about: Record,
     written: WorkerRecord,
-    sockets: Sockets,
+    warm: Option<Warm>,
+    machines: Machines,
     watched: Rc<Watched>,
+}
+
+/// What a warm machine's binding needs.
+pub(super) struct Warm {
+    /// The boot id of another machine of its template; empty if it was booted.
+    pub shared_boot_id: String,
+    pub durability: Durability,
 }
 
 /// What the handle and its task share.
 struct Watched {
     process: WorkerProcess,
+    machine: RefCell<Arc<Machine>>,
+    /// Whether it is a kernel's: the guest of a warm machine may be stopped, and is not asked.
+    is_bound: watch::Sender<bool>,
+    is_parked: Cell<bool>,
     /// Whether no code of the kernel runs any more, and files and state are being brought out.
     is_settling: Cell<bool>,
     has_ended: watch::Sender<bool>,
 }
 
+impl Watched {
+    fn machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine.borrow())
+    }
+}
+
 impl MachineHandle {
-    /// A handle to a running machine; `machine` is known to captures until it ends.
+    /// A handle to a running machine. One that is not `warm` is known to captures until it ends.
     pub(super) fn new(
         id: WorkerId,
         process: WorkerProcess,
-        written: WorkerRecord,
-        sockets: Sockets,
+        about: Record,
         machine: Arc<Machine>,
         machines: Machines,
-    ) -> MachineHandle {
-        let (pid, (has_ended, _)) = (process.pid, watch::channel(false));
-        let watched = Rc::new(Watched { process, is_settling: Cell::new(false), has_ended });
-        machines.add(&machine);
-        tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machine, machines, sockets.clone()));
-        MachineHandle { id, pid, written, sockets, watched }
+        warm: Option<Warm>,
+    ) -> Result<MachineHandle> {
+        let (pid, written) = (process.pid, about.write()?);
+        if warm.is_none() {
+            machines.add(&machine);
+        }
+        let watched = Rc::new(Watched {
+            process,
+            machine: RefCell::new(machine),
+            is_bound: watch::Sender::new(warm.is_none()),
+            is_parked: Cell::new(false),
+            is_settling: Cell::new(false),
+            has_ended: watch::Sender::new(false),
+        });
+        tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.sockets.clone()));
+        Ok(MachineHandle { id, pid, about, written, warm, machines, watched })
     }
 }
 
 /// Watches a machine until it has ended.
-async fn watch_over(id: WorkerId, watched: Rc<Watched>, machine: Arc<Machine>, machines: Machines, sockets: Sockets) {
+async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, sockets: Sockets) {
     let why = tokio::select! {
         ended = watched.process.ended() => ended.err().map(|error| error.to_string()),
-        over = worker_is_over(&sockets) => match over {
-            Ok(()) => settle(&watched, &machine).await.err().map(|error| error.message),
+        over = kernels_worker_is_over(&watched, &sockets) => match over {
+            Ok(()) => settle(&watched, &watched.machine()).await.err().map(|error| error.message),
             Err(why) => Some(why),
         },
     };
@@ -95,12 +125,19 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machine: Arc<Machine>, m
     if let Err(error) = watched.process.ended().await {
         tracing::warn!(worker = %id, %error, "a virtual machine cannot be watched");
     }
+    let machine = watched.machine();
     machines.remove(&machine);
     // Waits outside the event loop for the transfer that the end interrupts: the next machine changes the same mirror.
     if let Err(error) = tokio::task::spawn_blocking(move || machine.client().end()).await {
         tracing::warn!(worker = %id, %error, "the connection to a virtual machine cannot be closed");
     }
     watched.has_ended.send_replace(true);
+}
+
+async fn kernels_worker_is_over(watched: &Watched, sockets: &Sockets) -> std::result::Result<(), String> {
+    // The sender is borrowed, so it does not close.
+    let _ = watched.is_bound.subscribe().wait_for(|is_bound| *is_bound).await;
+    worker_is_over(sockets).await
 }
 
 /// Brings files and state out of a machine whose worker has ended.
@@ -185,11 +222,59 @@ impl WorkerHandle for MachineHandle {
     }
 
     async fn clean_up(&self) {
-        self.sockets.unlink();
+        self.about.sockets.unlink();
     }
 
-    async fn bind_sources(&self, _: &WorkerLink, _: Option<&KernelHome>, _: &[HostMount]) -> Result<BoundSources> {
-        Err(Error::internal("a virtual machine is started for its kernel"))
+    fn record_for(&self, home: &KernelHome) -> WorkerRecord {
+        let Folder { dir, workspace, engine_db } = Folder::of(home);
+        let about = Record { dir, workspace, engine_db, ..self.about.clone() };
+        about.write().unwrap_or_else(|_| self.written.clone())
+    }
+
+    async fn park(&self) -> Result<()> {
+        // The processor's next instructions are those after the binding: what is written by then is on the disk.
+        let machine = self.watched.machine();
+        blocking(move || machine.client().tell(&Request::Sync, &[])).await?;
+        Qmp::connect(&self.about.sockets.monitor).await?.stop().await?;
+        self.watched.is_parked.set(true);
+        Ok(())
+    }
+
+    fn is_parked(&self) -> bool {
+        self.watched.is_parked.get()
+    }
+
+    async fn bind_sources(
+        &self,
+        _: &WorkerLink,
+        home: Option<&KernelHome>,
+        mounts: &[HostMount],
+    ) -> Result<BoundSources> {
+        let Some(warm) = self.warm.as_ref().filter(|_| !*self.watched.is_bound.borrow()) else {
+            return Err(Error::internal("a virtual machine has its kernel already"));
+        };
+        if !mounts.is_empty() {
+            return Err(no_mounts());
+        }
+        if self.watched.is_parked.replace(false) {
+            Qmp::connect(&self.about.sockets.monitor).await?.resume().await?;
+        }
+        let (slot, folder) = (self.watched.machine(), home.map(Folder::of));
+        let (shared_boot_id, durability) = (warm.shared_boot_id.clone(), warm.durability);
+        let bound = blocking(move || {
+            let disk = slot.folder.new_disk();
+            let machine = match folder {
+                Some(folder) => Arc::new(slot.moved_to(folder)),
+                None => slot,
+            };
+            machine.bind(&disk, &shared_boot_id, durability)?;
+            Ok(machine)
+        });
+        let machine = bound.await?;
+        self.machines.add(&machine);
+        *self.watched.machine.borrow_mut() = machine;
+        self.watched.is_bound.send_replace(true);
+        Ok(BoundSources::default())
     }
 
     async fn attach_mount(&self, _: &WorkerLink, _: &HostMount) -> Result<()> {
@@ -199,6 +284,10 @@ impl WorkerHandle for MachineHandle {
     async fn detach_mount(&self, _: &WorkerLink, inside: &Path) -> Result<()> {
         Err(Error::not_found(format!("nothing is mounted at {}", inside.display())))
     }
+}
+
+async fn blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(act).await.map_err(|error| Error::internal(error.to_string()))?
 }
 
 /// Why there are no mounts.

@@ -70,6 +70,14 @@ impl Image {
         let summary = format!("Debian {}, Linux {}", about.debian, about.kernel);
         Ok(Image { dir: dir.to_owned(), version: about.version, engines: about.engines, summary })
     }
+
+    /// Opens one of its files.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(super) fn open(&self, name: &str) -> std::io::Result<std::fs::File> {
+        std::fs::File::open(self.dir.join(name))
+    }
 }
 
 /// Finds the newest usable image, or the one whose version begins with `wanted`.

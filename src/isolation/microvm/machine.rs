@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::client::{Client, from_io, unexpected};
+use super::seed;
 use super::{DISK, LOST_DISK, NEW_DISK};
 use crate::catalog::{EngineDb, EngineInfo, Entry as StateEntry};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::isolation::Reach;
+use crate::isolation::{KernelHome, Reach};
 use crate::link::machine::{Head, Reply, Request};
 use crate::link::mirror::{Entry, Sink, Stamp, Tree, stamps, transfer};
 use crate::sys::fs;
@@ -25,6 +26,22 @@ pub(super) struct Folder {
 }
 
 impl Folder {
+    pub(super) fn of(home: &KernelHome) -> Folder {
+        let workspace = home.dir.join(&home.own_workspace);
+        Folder { dir: home.dir.clone(), workspace, engine_db: home.engine_db.clone() }
+    }
+
+    /// Whether it has neither a disk nor engine state, so that a warm machine can take it. Blocks for a moment.
+    pub(super) fn is_new(&self) -> bool {
+        let is_empty = || {
+            let db = EngineDb::open(&self.engine_db, Durability::Process)?;
+            let is_empty = db.info()?.is_none() && db.heads()?.is_empty();
+            db.close()?;
+            Ok::<_, Error>(is_empty)
+        };
+        !self.has_disk() && (!self.engine_db.exists() || is_empty().unwrap_or(false))
+    }
+
     pub(super) fn disk(&self) -> PathBuf {
         self.dir.join(DISK)
     }
@@ -69,6 +86,34 @@ impl Machine {
     pub(super) fn new(folder: Folder, most_bytes: u64, control: PathBuf) -> Machine {
         let client = Mutex::new(Client::new(control));
         Machine { folder, most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
+    }
+
+    /// The same machine as that of the kernel with this folder. It takes the connection with it. Blocks.
+    pub(super) fn moved_to(&self, folder: Folder) -> Machine {
+        let client = Mutex::new(self.client().take());
+        Machine { folder, most_bytes: self.most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
+    }
+
+    /// Gives a warm machine its kernel's files, once it is seeded anew. Its disk becomes the truth.
+    ///
+    /// # Errors
+    /// If the seeding is not confirmed; those of the guest and of renaming. The machine must end then.
+    pub(super) fn bind(&self, disk: &Path, shared_boot_id: &str, durability: Durability) -> Result<()> {
+        seed::seed(&mut self.client(), shared_boot_id)?;
+        let failed = |error: &dyn std::fmt::Display| Error::internal(format!("take a warm machine's disk: {error}"));
+        let mut files = std::fs::read_dir(&self.folder.workspace).map_err(|error| failed(&error))?;
+        if files.next().is_some() {
+            self.push()?;
+        }
+        if self.folder.has_disk() {
+            return Err(Error::internal("the kernel has a disk already"));
+        }
+        match durability {
+            Durability::Process => std::fs::rename(disk, self.folder.disk()).map_err(|error| failed(&error)),
+            Durability::Power => {
+                fs::rename_durable(disk, &self.folder.disk(), "microvm.disk.bind").map_err(|error| failed(&error))
+            }
+        }
     }
 
     /// The connection, for requests that are bounded one by one. Blocks.

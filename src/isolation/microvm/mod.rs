@@ -1,7 +1,8 @@
 //! MicroVM isolation: a worker is a process tree in a QEMU virtual machine of its own.
 //!
 //! ```text
-//!  driver ── launch ─▶ qemu ─ boot ─▶ control: seed, files, state, start ─▶ the worker serves
+//!  driver ── launch ─▶ qemu ─┬ boot ───────────┬▶ control: seed, disk, files, state, start ─▶ the worker serves
+//!                            └ template, restore ┘                       a warm one is stopped until a kernel has it
 //!  disk.ext4        the truth while a machine exists and after its crash: workspace and engine.db
 //!  workspace/,      a mirror on this host, brought up to date before a capture and at the worker's end; the truth
 //!  engine.db        while there is no disk
@@ -14,8 +15,13 @@ mod driver;
 mod files;
 mod handle;
 mod image;
+mod launch;
 mod machine;
 mod qemu;
+mod qmp;
+mod seed;
+mod template;
+mod templates;
 mod workspace;
 
 pub use driver::{MicrovmDriver, MicrovmSettings, abilities};

@@ -1,20 +1,24 @@
 //! Starts QEMU: one process for each machine, without network, in namespaces of its own, as an unprivileged user.
 //!
-//! It gets every file and socket as a descriptor.
+//! It gets every file and socket as a descriptor, opens nothing else but the system's libraries, and is as untrusted as
+//! its guest (`sandbox::monitor`).
 
 use std::fs::{File, TryLockError};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::image::Image;
+use super::template::{Kind, Template};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
+use crate::core::ids::WorkerId;
 use crate::core::limits;
-use crate::core::spec::KernelLimits;
+use crate::isolation::process::launch::WorkerProcess;
 use crate::link::connector::unix;
 use crate::link::machine::{CONTROL_PORT, EVENT_PORT, LINK_PORT};
+use crate::sandbox::{MonitorBounds, monitor_layers};
 use crate::sys::process::{confine_monitor, give_descriptors};
 
 /// The program.
@@ -27,6 +31,18 @@ const ROOT_DRIVE: &str =
     "driver=raw,node-name=d0,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off";
 /// The guest kernel's command line.
 const KERNEL_LINE: &str = "quiet panic=-1 random.trust_cpu=on no_timer_check mitigations=off cryptomgr.notests raid=noautodetect audit=0 selinux=0 apparmor=0 ima=off";
+
+/// The machine itself, which a template and what is restored from it have in common.
+pub(super) const MACHINE: [&str; 6] = [
+    "-M",
+    "q35,sata=off,usb=off,smbus=off,vmport=off,graphics=off,hpet=off,mem-merge=off,suppress-vmdesc=on,memory-backend=ram",
+    "-cpu",
+    "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt",
+    "-accel",
+    "tcg",
+];
+/// The state of a machine without its memory, descriptor set 3.
+pub(super) const STATE_URI: &str = "file:/dev/fdset/3";
 
 /// The private disk, descriptor set 2. The host's page cache outlives the machine: a flush reaches the device only
 /// where a loss of power counts.
@@ -47,16 +63,19 @@ pub(super) struct Sockets {
     pub link: PathBuf,
     pub control: PathBuf,
     pub events: PathBuf,
+    /// Of QEMU's monitor; absent in records of earlier daemons.
+    #[serde(default)]
+    pub monitor: PathBuf,
 }
 
 impl Sockets {
     pub(super) fn new(folder: &Path, worker: &impl std::fmt::Display) -> Sockets {
         let path = |port: &str| folder.join(format!("{worker}.{port}"));
-        Sockets { link: path("link"), control: path("control"), events: path("events") }
+        Sockets { link: path("link"), control: path("control"), events: path("events"), monitor: path("monitor") }
     }
 
     pub(super) fn unlink(&self) {
-        for path in [&self.link, &self.control, &self.events] {
+        for path in [&self.link, &self.control, &self.events, &self.monitor] {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -78,12 +97,22 @@ pub(super) fn program() -> Result<PathBuf> {
         .ok_or_else(|| Error::unsupported(format!("{PROGRAM} is not installed")).reason("qemu").hint(HINT))
 }
 
+/// How a machine begins.
+pub(super) enum Begin<'a> {
+    /// It boots the image.
+    Boot(&'a Image),
+    /// It boots the image with its memory in a file, and is saved.
+    Record { image: &'a Image, memory: &'a File, state: &'a File },
+    /// It goes on from a template, once that is loaded.
+    Restore { image: &'a Image, template: &'a Template },
+}
+
 /// A machine to start.
 pub(super) struct NewMachine<'a> {
-    pub image: &'a Image,
+    pub begin: Begin<'a>,
+    pub kind: &'a Kind,
     pub disk: File,
     pub sockets: &'a Sockets,
-    pub limits: &'a KernelLimits,
     pub account: Option<(u32, u32)>,
     pub durability: Durability,
     pub log: OwnedFd,
@@ -94,67 +123,126 @@ fn failed(what: &str) -> impl FnOnce(std::io::Error) -> Error {
     move |error| Error::unavailable(format!("a virtual machine cannot be started: {what}: {error}"))
 }
 
-/// Starts a machine.
+/// The descriptors of a machine: their numbers in QEMU, and those that it opens by name.
+#[derive(Default)]
+struct Descriptors {
+    all: Vec<(OwnedFd, RawFd)>,
+    readable: Vec<RawFd>,
+    writable: Vec<RawFd>,
+}
+
+impl Descriptors {
+    fn give(&mut self, fd: impl Into<OwnedFd>) -> RawFd {
+        let number = 3 + self.all.len() as RawFd;
+        self.all.push((fd.into(), number));
+        number
+    }
+
+    /// The path of a file that QEMU opens itself.
+    fn path(&mut self, file: File, is_written: bool) -> String {
+        let number = self.give(file);
+        let list = if is_written { &mut self.writable } else { &mut self.readable };
+        list.push(number);
+        format!("/proc/self/fd/{number}")
+    }
+
+    fn of(&self, numbers: &[RawFd]) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        let named = self.all.iter().filter(|(_, number)| numbers.contains(number));
+        named.map(|(fd, _)| fd.as_fd()).collect()
+    }
+}
+
+/// Starts a machine. One that is restored waits for its state.
 ///
 /// # Errors
 /// Those of opening, and of the start of the program.
 pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    let NewMachine { image, disk, sockets, limits, account, durability, log } = new;
-    let mut fds: Vec<(OwnedFd, RawFd)> = Vec::new();
-    let mut give = |fd: OwnedFd| {
-        let number = 3 + fds.len() as RawFd;
-        fds.push((fd, number));
-        number
-    };
-    let open = |name: &str| File::open(image.dir.join(name)).map(OwnedFd::from).map_err(failed(name));
-    let [kernel, initrd, root] = [open("vmlinux")?, open("initrd.cpio")?, open("rootfs.erofs")?].map(&mut give);
-    let disk = give(disk.into());
-    let listen = |path: &Path| {
-        let _ = std::fs::remove_file(path);
-        unix::listen(path).map(OwnedFd::from).map_err(failed("its sockets"))
-    };
-    let [link, control, events] =
-        [listen(&sockets.link)?, listen(&sockets.control)?, listen(&sockets.events)?].map(&mut give);
-    let memory = (limits.memory_bytes + limits::VM_EXTRA_MEMORY_BYTES).div_ceil(1 << 20);
-    let processors = limits.cpu_milli.div_ceil(1000).max(1);
+    let NewMachine { begin, kind, disk, sockets, account, durability, log } = new;
+    let mut fds = Descriptors::default();
     let mut command = Command::new(program()?);
+    command.args(MACHINE);
+    let image = begin_with(&mut command, &mut fds, begin, kind)?;
+    let root = fds.give(image.open("rootfs.erofs").map_err(failed("rootfs.erofs"))?);
+    let bounds = MonitorBounds {
+        memory_bytes: kind.memory_bytes() + limits::VM_MONITOR_MEMORY_BYTES,
+        file_bytes: kind.memory_bytes().max(kind.disk_bytes),
+    };
+    let disk = fds.give(disk);
     command
-        .args(["-M", "q35,sata=off,usb=off,smbus=off,vmport=off,graphics=off,hpet=off,mem-merge=off"])
-        .args(["-cpu", "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt", "-accel", "tcg"])
-        .args(["-smp", &processors.to_string(), "-m", &memory.to_string()])
+        .args(["-smp", &kind.processors.to_string(), "-m", &kind.memory_mib.to_string()])
         .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot"])
         .args(["-name", &machine_name(&sockets.control)])
         .args(["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"])
-        .args(["-kernel", &format!("/proc/self/fd/{kernel}"), "-initrd", &format!("/proc/self/fd/{initrd}")])
-        .args(["-append", KERNEL_LINE])
         .args(["-add-fd", &format!("fd={root},set=1"), "-add-fd", &format!("fd={disk},set=2")])
         .args(["-blockdev", ROOT_DRIVE, "-blockdev", &disk_drive(durability)])
         .args(["-device", "virtio-blk-pci,drive=d0", "-device", "virtio-blk-pci,drive=d1"])
         .args(["-device", "virtio-serial-pci"]);
-    for (id, fd, name) in [("c0", link, LINK_PORT), ("c1", control, CONTROL_PORT), ("c2", events, EVENT_PORT)] {
+    let mut listen = |path: &Path| {
+        let _ = std::fs::remove_file(path);
+        Ok::<_, Error>(fds.give(unix::listen(path).map_err(failed("its sockets"))?))
+    };
+    let ports =
+        [("c0", &sockets.link, LINK_PORT), ("c1", &sockets.control, CONTROL_PORT), ("c2", &sockets.events, EVENT_PORT)];
+    for (id, path, name) in ports {
         command
-            .args(["-chardev", &format!("socket,id={id},fd={fd},server=on,wait=off")])
+            .args(["-chardev", &format!("socket,id={id},fd={},server=on,wait=off", listen(path)?)])
             .args(["-device", &format!("virtserialport,chardev={id},name={name}")]);
     }
+    let monitor = listen(&sockets.monitor)?;
+    command
+        .args(["-chardev", &format!("socket,id=monitor,fd={monitor},server=on,wait=off")])
+        .args(["-mon", "chardev=monitor,mode=control"]);
     command.env_clear().env("PATH", "/usr/bin:/bin").current_dir("/");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(log));
     if let Some((uid, gid)) = account {
         command.uid(uid).gid(gid);
     }
-    give_descriptors(&mut command, fds);
-    confine_monitor(&mut command);
+    let layers = monitor_layers(&fds.of(&fds.readable), &fds.of(&fds.writable), bounds)?;
+    give_descriptors(&mut command, fds.all);
+    confine_monitor(&mut command, layers);
     tokio::process::Command::from(command).spawn().map_err(failed("qemu"))
 }
 
-/// Makes an empty disk in a new sparse file.
+/// Adds what the machine boots or goes on from. Returns its image.
+fn begin_with<'a>(command: &mut Command, fds: &mut Descriptors, begin: Begin<'a>, kind: &Kind) -> Result<&'a Image> {
+    let size = format!("size={}M", kind.memory_mib);
+    let file = |path: &str, how: &str| format!("memory-backend-file,id=ram,{size},mem-path={path},{how}");
+    let (image, memory) = match begin {
+        Begin::Boot(image) => (image, format!("memory-backend-ram,id=ram,{size}")),
+        Begin::Record { image, memory, state } => {
+            let copy = |file: &File| file.try_clone().map_err(failed("its template"));
+            let state = fds.give(copy(state)?);
+            command.args(["-add-fd", &format!("fd={state},set=3")]);
+            (image, file(&fds.path(copy(memory)?, true), "share=on"))
+        }
+        Begin::Restore { image, template } => {
+            let state = fds.give(template.state().map_err(failed("its template"))?);
+            command.args(["-add-fd", &format!("fd={state},set=3"), "-S", "-incoming", "defer"]);
+            let memory = template.memory().map_err(failed("its template"))?;
+            (image, file(&fds.path(memory, false), "share=off,readonly=on,rom=off"))
+        }
+    };
+    command.args(["-object", &memory]);
+    if !matches!(begin, Begin::Restore { .. }) {
+        let mut path = |name: &str| Ok::<_, Error>(fds.path(image.open(name).map_err(failed(name))?, false));
+        command.args(["-kernel", &path("vmlinux")?, "-initrd", &path("initrd.cpio")?, "-append", KERNEL_LINE]);
+    }
+    Ok(image)
+}
+
+/// The size of a kernel's new disk.
+pub(super) fn disk_bytes(workspace_bytes: u64) -> u64 {
+    workspace_bytes.saturating_add(limits::VM_EXTRA_DISK_BYTES).min(limits::VM_DISK_MAX_BYTES)
+}
+
+/// Makes an empty disk of that size in a new sparse file.
 ///
 /// # Errors
 /// `unsupported` without `mke2fs`; its errors.
-pub(super) async fn make_disk(path: &Path, workspace_bytes: u64) -> Result<()> {
+pub(super) async fn make_disk(path: &Path, bytes: u64) -> Result<()> {
     let program = find_program("mke2fs")
         .ok_or_else(|| Error::unsupported("mke2fs is not installed").reason("mke2fs").hint("install e2fsprogs"))?;
     let failed = |error: std::io::Error| Error::unavailable(format!("make {}: {error}", path.display()));
-    let bytes = workspace_bytes.saturating_add(limits::VM_EXTRA_DISK_BYTES).min(limits::VM_DISK_MAX_BYTES);
     let mut options = std::fs::OpenOptions::new();
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     // A machine that lost its daemon while it started may still use the former file.
@@ -196,9 +284,40 @@ pub(super) fn open_disk(path: &Path) -> Result<File> {
     }
 }
 
-/// The machine's name for `ps`: it names the daemon's folder and the worker.
+/// The machine's name for `ps` and for a later daemon: it names the daemon's folder and the worker.
 fn machine_name(control: &Path) -> String {
     format!("ryokan {}", control.display()).replace(',', ",,")
+}
+
+/// The worker of a machine of a daemon with that folder of sockets, by QEMU's command line.
+fn worker_of(line: &[u8], sockets: &Path) -> Option<WorkerId> {
+    let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    words.find(|word| word == "-name")?;
+    let ours = machine_name(&sockets.join(""));
+    words.next()?.strip_prefix(&ours)?.strip_suffix(".control")?.parse().ok()
+}
+
+/// Kills the machines of former daemons with that folder of sockets whose worker is not known: a stopped one does not
+/// notice its daemon's end.
+pub(super) fn kill_unknown(sockets: &Path, known: &[WorkerId]) {
+    let unknown = |pid: u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        worker_of(&line, sockets).filter(|worker| !known.contains(worker))
+    };
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if unknown(pid).is_none() {
+            continue;
+        }
+        // Looked at again once the descriptor names the process: its number may have been reused.
+        if let Ok(process) = WorkerProcess::find(pid)
+            && let Some(worker) = unknown(pid)
+        {
+            tracing::info!(%worker, pid, "ending a virtual machine of a former daemon that no kernel has");
+            process.kill();
+            Sockets::new(sockets, &worker).unlink();
+        }
+    }
 }
 
 #[cfg(test)]
@@ -225,6 +344,18 @@ mod tests {
     }
 
     #[test]
+    fn only_own_machines_are_known_by_name() {
+        let worker = WorkerId::from_bytes([7; 16]);
+        let line = |folder: &str| {
+            let name = machine_name(&Sockets::new(Path::new(folder), &worker).control);
+            ["qemu", "-name", &name, "-S"].join("\0").into_bytes()
+        };
+        assert_eq!(worker_of(&line("/run/a,b"), Path::new("/run/a,b")), Some(worker));
+        assert_eq!(worker_of(&line("/run/a/b"), Path::new("/run/a")), None);
+        assert_eq!(worker_of(b"vi\0-name\0ryokan /run/a/x.control", Path::new("/run/a")), None);
+    }
+
+    #[test]
     fn flushes_follow_durability() {
         assert!(disk_drive(Durability::Power).contains(",cache.no-flush=off,"));
         assert!(disk_drive(Durability::Process).contains(",cache.no-flush=on,"));
@@ -234,9 +365,9 @@ mod tests {
     async fn new_disk_is_a_new_file() -> Result<()> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk.new");
-        make_disk(&path, 1 << 20).await?;
+        make_disk(&path, 8 << 20).await?;
         let held = open_disk(&path)?;
-        make_disk(&path, 1 << 20).await?;
+        make_disk(&path, 8 << 20).await?;
         drop((open_disk(&path)?, held));
         Ok(())
     }

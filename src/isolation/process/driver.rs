@@ -249,7 +249,11 @@ impl IsolationDriver for ProcessDriver {
                     record: about,
                     shared: Rc::clone(&self.shared),
                 };
-                Ok(Launched { connector: Rc::new(UnixConnector::new(socket)), handle: Rc::new(handle) })
+                Ok(Launched {
+                    connector: Rc::new(UnixConnector::new(socket)),
+                    handle: Rc::new(handle),
+                    notes: Vec::new(),
+                })
             }
             Err(error) => {
                 self.shared.clean_up(worker, &socket).await;
@@ -272,6 +276,7 @@ impl IsolationDriver for ProcessDriver {
         Ok(Launched {
             connector,
             handle: Rc::new(ProcessHandle { id: worker, process, record: about, written, shared }),
+            notes: Vec::new(),
         })
     }
 

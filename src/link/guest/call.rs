@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 use super::daemon::{Daemon, Finish};
 use super::process::{ProcessSink, ProcessStart};
 use crate::core::error::{Error, Result};
-use crate::core::exec::Stream;
+use crate::core::exec::{Stream, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::link::binding::KernelBinding;
 use crate::link::types::{StateChunk, StateHead, WorkerUsage};
@@ -103,12 +103,18 @@ pub enum Call {
     Freeze(bool, Answer<()>),
     /// Resume every process inside.
     Thaw(Answer<()>),
+    /// Pause every process inside, until a resume or a stop.
+    Suspend(Answer<()>),
+    /// End the pause.
+    Resume(Answer<()>),
     /// Use the descriptor of that token as this attachment's execution channel.
     ExecChannel(u64, Answer<()>),
     /// Start a program beside the engine. Answered when its sandbox is verified.
     Spawn(ProcessStart, ProcessSink, Answer<()>),
     /// Send a signal to a process's program.
     Signal(ExecId, i32, Answer<()>),
+    /// Set the size of a process's terminal.
+    Resize(ExecId, TerminalSize, Answer<()>),
     /// End every process. Answered when their ends were reported.
     EndProcesses(Answer<()>),
     /// Save and end. Answered when the state is saved.
@@ -144,9 +150,12 @@ impl Call {
             | Call::Unbind(_, answer)
             | Call::Freeze(_, answer)
             | Call::Thaw(answer)
+            | Call::Suspend(answer)
+            | Call::Resume(answer)
             | Call::ExecChannel(_, answer)
             | Call::Spawn(_, _, answer)
             | Call::Signal(_, _, answer)
+            | Call::Resize(_, _, answer)
             | Call::EndProcesses(answer)
             | Call::Stop { answer, .. } => drop(answer.send(Err(error))),
         }
@@ -233,6 +242,8 @@ pub struct Report {
     pub missed_json: Vec<u8>,
     /// Paths inside with mounts from the host.
     pub mounts: Vec<String>,
+    /// Whether every process inside is paused.
+    pub is_suspended: bool,
     /// Number of entries given to the engine at start.
     pub restored_entries: u32,
     /// Entries that the engine could not build, as a JSON list.

@@ -19,6 +19,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::error::{Error, Result};
+use crate::core::exec::TerminalSize;
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::binding::KernelBinding;
@@ -271,6 +272,14 @@ impl worker::Server for WorkerServer {
         self.call(Call::Thaw).await
     }
 
+    async fn suspend(self: Rc<Self>, _: worker::SuspendParams, _: worker::SuspendResults) -> Done {
+        self.call(Call::Suspend).await
+    }
+
+    async fn resume(self: Rc<Self>, _: worker::ResumeParams, _: worker::ResumeResults) -> Done {
+        self.call(Call::Resume).await
+    }
+
     async fn exec_channel(self: Rc<Self>, params: worker::ExecChannelParams, _: worker::ExecChannelResults) -> Done {
         let token = params.get()?.get_token();
         self.call(|answer| Call::ExecChannel(token, answer)).await
@@ -329,6 +338,14 @@ impl worker::Server for WorkerServer {
         let params = params.get()?;
         let (exec, signal) = (ExecId(params.get_exec_id()), params.get_signal());
         self.call(|answer| Call::Signal(exec, signal, answer)).await
+    }
+
+    async fn resize(self: Rc<Self>, params: worker::ResizeParams, _: worker::ResizeResults) -> Done {
+        let params = params.get()?;
+        let size = TerminalSize::from_wire(params.get_rows(), params.get_columns());
+        let size = size.ok_or_else(|| to_capnp(Error::invalid("a terminal without size")))?;
+        let exec = ExecId(params.get_exec_id());
+        self.call(|answer| Call::Resize(exec, size, answer)).await
     }
 
     async fn end_processes(self: Rc<Self>, _: worker::EndProcessesParams, _: worker::EndProcessesResults) -> Done {
@@ -405,6 +422,7 @@ fn write_report(mut to: report::Builder<'_>, reported: &Report) -> Done {
     }
     to.set_jobs_json(&reported.jobs_json);
     to.set_missed_json(&reported.missed_json);
+    to.set_suspended(reported.is_suspended);
     to.set_restored_entries(reported.restored_entries);
     to.set_not_restored_json(&reported.not_restored_json);
     Ok(())

@@ -8,7 +8,7 @@ use futures::future::LocalBoxFuture;
 
 use super::daemon::{Finish, to_wire_stream, write_end};
 use crate::core::error::{Error, Result};
-use crate::core::exec::Stream;
+use crate::core::exec::{Stream, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::link::schema::worker_capnp::{process, process_sink};
@@ -28,6 +28,8 @@ pub struct ProcessStart {
     pub has_stdin: bool,
     /// Timeout, milliseconds; 0: none.
     pub timeout_ms: u64,
+    /// Its terminal.
+    pub terminal: Option<TerminalSize>,
 }
 
 impl ProcessStart {
@@ -49,6 +51,7 @@ impl ProcessStart {
             cwd: process.get_cwd()?.to_string()?,
             has_stdin: process.get_has_stdin(),
             timeout_ms: process.get_timeout_ms(),
+            terminal: TerminalSize::from_wire(process.get_rows(), process.get_columns()),
         }))
     }
 }

@@ -253,6 +253,24 @@ impl WorkerLink {
         answered(self.client.thaw_request().send().promise).await.map(drop)
     }
 
+    /// Pauses every process inside until [`Self::resume`] or a stop, also without a daemon.
+    /// Idempotent.
+    ///
+    /// # Errors
+    /// `Busy` while an execution runs; `Deadline` if a process does not stop, then all resume;
+    /// `Unsupported` for a worker of an earlier build.
+    pub async fn suspend(&self) -> Result<()> {
+        answered(self.client.suspend_request().send().promise).await.map(drop)
+    }
+
+    /// Ends the pause, if there is one.
+    ///
+    /// # Errors
+    /// `Lost` if the worker ended.
+    pub async fn resume(&self) -> Result<()> {
+        answered(self.client.resume_request().send().promise).await.map(drop)
+    }
+
     /// Sends the engine the current list of dynamic tools.
     ///
     /// # Errors

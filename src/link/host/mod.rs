@@ -204,6 +204,7 @@ fn decode_report(report: report::Reader<'_>) -> capnp::Result<WorkerReport> {
         jobs: callbacks::decode_jobs(report.get_jobs_json()?),
         missed: callbacks::decode_missed(report.get_missed_json()?),
         mounts,
+        is_suspended: report.get_suspended(),
         restored_entries: report.get_restored_entries(),
         not_restored: callbacks::decode_not_restored(report.get_not_restored_json()?),
     })

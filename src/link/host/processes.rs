@@ -6,7 +6,7 @@ use super::WorkerLink;
 use super::callbacks::ProcessSinkServer;
 use super::calls::answered;
 use crate::core::error::Result;
-use crate::core::exec::Program;
+use crate::core::exec::{Program, TerminalSize};
 use crate::core::ids::ExecId;
 
 /// A process to start.
@@ -50,6 +50,10 @@ impl WorkerLink {
         wire.set_cwd(&program.cwd);
         wire.set_has_stdin(*has_stdin);
         wire.set_timeout_ms(*timeout_ms);
+        if let Some(TerminalSize { rows, columns }) = program.terminal {
+            wire.set_rows(rows);
+            wire.set_columns(columns);
+        }
         answered(request.send().promise).await.map(drop)
     }
 
@@ -61,6 +65,18 @@ impl WorkerLink {
         let mut request = self.client.signal_request();
         request.get().set_exec_id(exec.0);
         request.get().set_signal(signal);
+        answered(request.send().promise).await.map(drop)
+    }
+
+    /// Sets the size of a process's terminal.
+    ///
+    /// # Errors
+    /// `NotFound` if it does not run or has none.
+    pub async fn resize(&self, exec: ExecId, size: TerminalSize) -> Result<()> {
+        let mut request = self.client.resize_request();
+        request.get().set_exec_id(exec.0);
+        request.get().set_rows(size.rows);
+        request.get().set_columns(size.columns);
         answered(request.send().promise).await.map(drop)
     }
 

@@ -3,9 +3,10 @@
 use super::connection::{answer, fields};
 use super::host::HostClient;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::difference::GroupDiff;
 use crate::core::freeze::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 use crate::core::limits;
-use crate::rpc::convert::groups::{read_freeze, read_group, read_member};
+use crate::rpc::convert::groups::{read_freeze, read_group, read_group_difference, read_member};
 use crate::rpc::convert::{read_text, read_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
@@ -131,6 +132,22 @@ impl HostClient {
         request.get().set_name(name);
         let response = self.link.wait(request.send().promise).await?;
         answer(read_text(fields(response.get())?.get_lock(), "lock"))
+    }
+
+    /// How freeze `to` of a group, or with an empty `to` the present, differs from freeze `from`, or from the newest.
+    ///
+    /// # Errors
+    /// `notFound`, `corrupt`, and errors of members.
+    pub async fn diff_group(&self, group: &str, from: &str, to: &str) -> Result<GroupDiff> {
+        let mut request = self.groups_cap().await?.diff_request();
+        request.get().set_group(group);
+        request.get().set_from(from);
+        request.get().set_to(to);
+        let response = self.link.wait(request.send().promise).await?;
+        let found = fields(response.get())?;
+        let list = fields(found.get_differences())?;
+        let differences = list.iter().map(|one| answer(read_group_difference(one))).collect::<Result<_>>()?;
+        Ok(GroupDiff { differences, omitted: found.get_omitted() })
     }
 
     /// How a kernel differs from a checkpoint, or a group from a freeze; `reference` empty: from the newest.

@@ -11,7 +11,7 @@ use super::feed::{Events, feed};
 use super::kernel::KernelClient;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, ExecResult};
-use crate::core::info::{Ability, DaemonInfo, HostInfo, KernelFilter, KernelInfo, PoolInfo};
+use crate::core::info::{Ability, HostInfo, KernelFilter, KernelInfo, PoolInfo};
 use crate::core::limits;
 use crate::rpc::convert::pool::read_pools;
 use crate::rpc::convert::spec::{SpecRequest, write_spec_request};
@@ -194,15 +194,6 @@ impl HostClient {
         request.get().set_expected_version(expected_version);
         let response = self.link.wait(request.send().promise).await?;
         Ok(fields(response.get())?.get_version())
-    }
-
-    /// The daemon's process.
-    ///
-    /// # Errors
-    /// The daemon's errors.
-    pub async fn daemon(&self) -> Result<DaemonInfo> {
-        let response = self.link.call(self.cap.daemon_request().send().promise).await?;
-        answer(info::read_daemon_info(fields(fields(response.get())?.get_daemon())?))
     }
 
     /// Subscribes to the events after sequence number `since`, past and future.

@@ -150,6 +150,25 @@ impl KernelClient {
         self.link.wait(request.send().promise).await.map(drop)
     }
 
+    /// Saves the state and pauses every process; memory is kept while the host is up. Waits for the
+    /// running execution unless `interrupt` interrupts it.
+    ///
+    /// # Errors
+    /// `conflict` without a worker, `unsupported` in a virtual machine; the kernel is unchanged then.
+    pub async fn suspend(&self, interrupt: bool) -> Result<()> {
+        let mut request = self.cap.suspend_request();
+        request.get().set_interrupt(interrupt);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
+    /// Resumes a suspended kernel.
+    ///
+    /// # Errors
+    /// `conflict` without a worker.
+    pub async fn resume(&self) -> Result<()> {
+        self.link.wait(self.cap.resume_request().send().promise).await.map(drop)
+    }
+
     /// Removes the kernel; `expected_version` 0: any version.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::connection::{answer, fields};
 use super::execution::ExecutionClient;
 use super::kernel::KernelClient;
 use crate::core::error::{Error, Result};
-use crate::core::exec::ExecRequest;
+use crate::core::exec::{ExecRequest, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::core::info::ProcessInfo;
 use crate::rpc::convert::process::{read_processes, write_process_request};
@@ -41,6 +41,18 @@ impl KernelClient {
     pub async fn processes(&self) -> Result<Vec<ProcessInfo>> {
         let response = self.link.call(self.cap.processes_request().send().promise).await?;
         answer(read_processes(fields(response.get())?.get_processes()))
+    }
+
+    /// Sets the size of a process's terminal.
+    ///
+    /// # Errors
+    /// `notFound` if it does not run or has none.
+    pub async fn resize_terminal(&self, exec: ExecId, size: TerminalSize) -> Result<()> {
+        let mut request = self.cap.resize_terminal_request();
+        request.get().set_exec_id(exec.0);
+        request.get().set_rows(size.rows);
+        request.get().set_columns(size.columns);
+        self.link.call(request.send().promise).await.map(drop)
     }
 
     /// Sends a signal to a process's program.

@@ -244,7 +244,7 @@ pub fn write_patch(mut builder: wire::patch::Builder<'_>, patch: &Patch) {
     builder.set_more(patch.more);
 }
 
-fn deed_from_wire(deed: wire::Deed) -> Deed {
+pub(super) fn deed_from_wire(deed: wire::Deed) -> Deed {
     match deed {
         wire::Deed::Added => Deed::Added,
         wire::Deed::Removed => Deed::Removed,
@@ -253,7 +253,7 @@ fn deed_from_wire(deed: wire::Deed) -> Deed {
     }
 }
 
-fn deed_to_wire(deed: Deed) -> wire::Deed {
+pub(super) fn deed_to_wire(deed: Deed) -> wire::Deed {
     match deed {
         Deed::Added => wire::Deed::Added,
         Deed::Removed => wire::Deed::Removed,

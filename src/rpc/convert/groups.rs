@@ -1,9 +1,10 @@
 //! Groups and their freezes.
 
-use super::checkpoint::{type_from_wire, type_to_wire};
+use super::checkpoint::{deed_from_wire, deed_to_wire, type_from_wire, type_to_wire};
 use super::text::{bounded, count, malformed, unknown};
-use super::{read_name, read_text};
+use super::{read_name, read_text, read_text_list, write_text_list};
 use crate::core::error::Result;
+use crate::core::freeze::difference::GroupDifference;
 use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
 use crate::core::limits;
 use crate::rpc::schema::ryokan_capnp as wire;
@@ -84,4 +85,33 @@ pub fn write_freeze(mut builder: wire::freeze::Builder<'_>, freeze: &FreezeInfo)
     builder.set_restored_at_ms(freeze.restored_at_ms);
     builder.set_is_head(freeze.is_head);
     builder.set_lock(freeze.lock.as_str());
+}
+
+/// Reads a difference between two states of a group.
+///
+/// # Errors
+/// `invalidArgument` for malformed data.
+pub fn read_group_difference(reader: wire::group_difference::Reader<'_>) -> Result<GroupDifference> {
+    Ok(GroupDifference {
+        member: read_name(reader.get_member(), "name of a member")?,
+        kind: read_name(reader.get_kind(), "kind of a member")?,
+        what: read_name(reader.get_what(), "what differs")?,
+        deed: deed_from_wire(reader.get_deed().map_err(|n| unknown("deed", n))?),
+        name: read_text(reader.get_name(), "name of a difference")?,
+        before: read_text(reader.get_before(), "what was")?,
+        after: read_text(reader.get_after(), "what is")?,
+        details: read_text_list(reader.get_details(), "what changed", limits::VALUE_ITEMS)?,
+    })
+}
+
+/// Writes a difference between two states of a group.
+pub fn write_group_difference(mut builder: wire::group_difference::Builder<'_>, difference: &GroupDifference) {
+    builder.set_member(difference.member.as_str());
+    builder.set_kind(difference.kind.as_str());
+    builder.set_what(difference.what.as_str());
+    builder.set_deed(deed_to_wire(difference.deed));
+    builder.set_name(difference.name.as_str());
+    builder.set_before(difference.before.as_str());
+    builder.set_after(difference.after.as_str());
+    write_text_list(builder.reborrow().init_details(count(difference.details.len())), &difference.details);
 }

@@ -7,7 +7,7 @@ use super::text::{
 };
 use crate::core::error::{Error, Result};
 use crate::core::ids::Epoch;
-use crate::core::info::{Ability, DaemonInfo, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo};
+use crate::core::info::{Ability, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo};
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::rights::Rights;
@@ -129,6 +129,7 @@ pub fn read_host_info(reader: wire::host_info::Reader<'_>) -> Result<HostInfo> {
         version: read_name(reader.get_version(), "version")?,
         arch: read_name(reader.get_arch(), "architecture")?,
         engines: engines.iter().filter_map(|name| name.parse().ok()).collect(),
+        pid: reader.get_pid(),
     })
 }
 
@@ -138,6 +139,7 @@ pub fn write_host_info(mut builder: wire::host_info::Builder<'_>, host: &HostInf
     builder.set_name(host.name.as_str());
     builder.set_version(host.version.as_str());
     builder.set_arch(host.arch.as_str());
+    builder.set_pid(host.pid);
     let engines: Vec<&str> = host.engines.iter().map(|engine| engine.name()).collect();
     write_text_list(builder.init_engines(count(engines.len())), &engines);
 }
@@ -153,29 +155,6 @@ pub fn read_ability(reader: wire::ability::Reader<'_>) -> Result<Ability> {
         required: reader.get_required(),
         detail: read_text(reader.get_detail(), "ability detail")?,
         hint: read_text(reader.get_hint(), "ability hint")?,
-    })
-}
-
-/// Writes what the daemon is.
-pub fn write_daemon_info(mut builder: wire::daemon_info::Builder<'_>, daemon: &DaemonInfo) {
-    builder.set_pid(daemon.pid);
-    builder.set_started_at_ms(daemon.started_at_ms);
-    builder.set_memory_bytes(daemon.memory_bytes);
-    builder.set_log_file(daemon.log_file.as_str());
-    builder.set_log_unit(daemon.log_unit.as_str());
-}
-
-/// Reads what the daemon is.
-///
-/// # Errors
-/// `invalidArgument` for malformed data.
-pub fn read_daemon_info(reader: wire::daemon_info::Reader<'_>) -> Result<DaemonInfo> {
-    Ok(DaemonInfo {
-        pid: reader.get_pid(),
-        started_at_ms: reader.get_started_at_ms(),
-        memory_bytes: reader.get_memory_bytes(),
-        log_file: read_text(reader.get_log_file(), "log file")?,
-        log_unit: read_name(reader.get_log_unit(), "log unit")?,
     })
 }
 

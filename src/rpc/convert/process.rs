@@ -4,7 +4,7 @@ use capnp::struct_list;
 
 use super::text::{bounded, count, malformed, read_name, read_pairs, read_text_list, write_pairs, write_text_list};
 use crate::core::error::{Error, Result};
-use crate::core::exec::{ExecRequest, Program, Work};
+use crate::core::exec::{ExecRequest, Program, TerminalSize, Work};
 use crate::core::ids::ExecId;
 use crate::core::info::ProcessInfo;
 use crate::core::limits;
@@ -21,6 +21,7 @@ pub fn read_process_request(reader: wire::process_request::Reader<'_>) -> Result
         argv: read_text_list(reader.get_argv(), "arguments", limits::PROCESS_ARGUMENTS)?,
         cwd: if cwd.is_empty() { WORKSPACE.to_owned() } else { cwd },
         detached: reader.get_detached(),
+        terminal: TerminalSize::from_wire(reader.get_rows(), reader.get_columns()),
     };
     let request = ExecRequest {
         what: Work::Process(program),
@@ -46,6 +47,10 @@ pub fn write_process_request(mut builder: wire::process_request::Builder<'_>, re
     write_text_list(builder.reborrow().init_argv(count(program.argv.len())), &program.argv);
     builder.set_cwd(program.cwd.as_str());
     builder.set_detached(program.detached);
+    if let Some(TerminalSize { rows, columns }) = program.terminal {
+        builder.set_rows(rows);
+        builder.set_columns(columns);
+    }
     builder.set_stdin_open(request.stdin_open);
     write_pairs(builder.reborrow().init_env(count(request.env.len())), &request.env);
     builder.set_timeout_ms(request.timeout_ms);
@@ -98,7 +103,12 @@ mod tests {
 
     #[test]
     fn process_request_round_trips() {
-        let program = Program { argv: vec!["a".into(), String::new()], cwd: "/tmp".into(), detached: true };
+        let program = Program {
+            argv: vec!["a".into(), String::new()],
+            cwd: "/tmp".into(),
+            detached: true,
+            terminal: TerminalSize::from_wire(1, 2),
+        };
         let request = ExecRequest {
             what: Work::Process(program),
             stdin_open: true,

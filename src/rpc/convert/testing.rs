@@ -292,8 +292,15 @@ pub fn any_filter() -> impl Strategy<Value = KernelFilter> {
 
 pub fn any_host() -> impl Strategy<Value = HostInfo> {
     let engines = prop::sample::subsequence(EngineName::ALL.to_vec(), 0..=EngineName::ALL.len());
-    (any::<[u8; 16]>(), "[a-z]{0,9}", "[0-9.]{0,9}", "[a-z0-9_]{0,9}", engines).prop_map(
-        |(id, name, version, arch, engines)| HostInfo { id: HostId::from_bytes(id), name, version, arch, engines },
+    (any::<[u8; 16]>(), "[a-z]{0,9}", "[0-9.]{0,9}", "[a-z0-9_]{0,9}", engines, any::<u32>()).prop_map(
+        |(id, name, version, arch, engines, pid)| HostInfo {
+            id: HostId::from_bytes(id),
+            name,
+            version,
+            arch,
+            engines,
+            pid,
+        },
     )
 }
 

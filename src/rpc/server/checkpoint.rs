@@ -35,6 +35,21 @@ impl KernelServer {
         Ok(())
     }
 
+    pub(super) async fn suspend_worker(&self, params: kernel::SuspendParams) -> capnp::Result<()> {
+        let (before, interrupt) = (self.kernel.view().version, params.get()?.get_interrupt());
+        let actor = self.actor.clone();
+        checkpoint::suspend(self.host(), &self.kernel, actor, interrupt).await.map_err(to_capnp)?;
+        self.audit_done("kernel.suspend", before, if interrupt { "at once" } else { "" }).await;
+        Ok(())
+    }
+
+    pub(super) async fn resume_worker(&self) -> capnp::Result<()> {
+        let before = self.kernel.view().version;
+        self.kernel.resume(self.actor.clone()).await.map_err(to_capnp)?;
+        self.audit_done("kernel.resume", before, "").await;
+        Ok(())
+    }
+
     pub(super) async fn list_checkpoints(&self, sink: checkpoint_sink::Client, limit: usize) -> capnp::Result<()> {
         let records = &self.kernel.records;
         let head = records.head().await.map_err(to_capnp)?.checkpoint;

@@ -7,7 +7,7 @@ use crate::core::error::{Error, Result};
 use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
 use crate::core::ids::FreezeId;
 use crate::core::limits;
-use crate::rpc::convert::groups::{write_freeze, write_group, write_member};
+use crate::rpc::convert::groups::{write_freeze, write_group, write_group_difference, write_member};
 use crate::rpc::convert::{read_name, read_text, read_text_list, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::{group_restoration, groups};
 use crate::supervisor::freeze;
@@ -31,7 +31,9 @@ impl GroupsServer {
                 Ok(kernel) => kernel.spec().name.to_string(),
                 Err(_) => id.to_string(),
             },
-            Target::Repository { path } | Target::Database { path } => path.clone(),
+            Target::Repository { path } | Target::Database { path } | Target::Directory { path } => path.clone(),
+            Target::Command { source } => source.clone(),
+            Target::Postgres { connection } => connection.clone(),
         };
         MemberInfo { name: member.name.clone(), kind: member.target.kind().into(), target }
     }
@@ -172,6 +174,20 @@ impl groups::Server for GroupsServer {
         let name = read_name(params.get()?.get_name(), "name").map_err(to_capnp)?;
         let lock = freeze::lock(self.supervisor(), &name, &self.actor).await.map_err(to_capnp)?;
         results.get().set_lock(lock.text().as_str());
+        Ok(())
+    }
+
+    async fn diff(self: Rc<Self>, params: groups::DiffParams, mut results: groups::DiffResults) -> capnp::Result<()> {
+        let params = params.get()?;
+        let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        let from = read_text(params.get_from(), "from").map_err(to_capnp)?;
+        let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
+        let found = freeze::diff(self.supervisor(), &group, (&from, &to), &self.actor).await.map_err(to_capnp)?;
+        results.get().set_omitted(found.omitted);
+        let mut list = results.get().init_differences(found.differences.len() as u32);
+        for (at, one) in found.differences.iter().enumerate() {
+            write_group_difference(list.reborrow().get(at as u32), one);
+        }
         Ok(())
     }
 

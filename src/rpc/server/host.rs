@@ -18,7 +18,7 @@ use crate::core::name::{KernelName, NameError};
 use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
 use crate::link::message_limit::MaxWords;
-use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_daemon_info, write_host_info, write_kernel_info};
+use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::read_spec_request;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
@@ -203,17 +203,6 @@ impl host::Server for HostServer {
             supervisor.host().audit_refusal(&actor, "kernel.rename", Some(&kernel), error).await;
         }
         results.get().set_version(renamed.map_err(to_capnp)?);
-        Ok(())
-    }
-
-    async fn daemon(
-        self: Rc<Self>,
-        _params: host::DaemonParams,
-        mut results: host::DaemonResults,
-    ) -> capnp::Result<()> {
-        self.actor().map_err(to_capnp)?;
-        let daemon = self.connection.supervisor.host().daemon_info();
-        write_daemon_info(results.get().init_daemon(), &daemon);
         Ok(())
     }
 

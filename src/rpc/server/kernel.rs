@@ -88,6 +88,7 @@ impl kernel::Server for KernelServer {
         Read complete(params: CompleteParams, results: CompleteResults) = complete_code(params, results);
         Read check(params: CheckParams, results: CheckResults) = check_code(params, results);
         Read processes(_params: ProcessesParams, results: ProcessesResults) = list_processes(results);
+        Execute resize_terminal(params: ResizeTerminalParams, _results: ResizeTerminalResults) = set_terminal_size(params);
         Read workflow(_params: WorkflowParams, results: WorkflowResults) = read_workflow(results);
         Read decisions(params: DecisionsParams, _results: DecisionsResults) = stream_decisions(params);
         Read artifacts(params: ArtifactsParams, _results: ArtifactsResults) = stream_artifacts(params);
@@ -104,6 +105,8 @@ impl kernel::Server for KernelServer {
         "kernel.thread": Fork thread(params: ThreadParams, results: ThreadResults) = create_thread(params, results);
         "checkpoint.pin": Checkpoint pin_checkpoint(params: PinCheckpointParams, _results: PinCheckpointResults) = pin(params);
         "kernel.export": Teleport export(params: ExportParams, results: ExportResults) = export_file(params, results);
+        "kernel.suspend": Admin suspend(params: SuspendParams, _results: SuspendResults) = suspend_worker(params);
+        "kernel.resume": Admin resume(_params: ResumeParams, _results: ResumeResults) = resume_worker();
         "kernel.archive": Admin archive(params: ArchiveParams, results: ArchiveResults) = archive(params, results);
         "kernel.unarchive": Admin unarchive(params: UnarchiveParams, results: UnarchiveResults) = unarchive(params, results);
         "kernel.lease": Write lease(params: LeaseParams, results: LeaseResults) = take_lease(params, results);

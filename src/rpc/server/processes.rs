@@ -5,7 +5,8 @@ use std::rc::Rc;
 use capnp_rpc::new_client;
 
 use super::kernel::KernelServer;
-use crate::core::exec::Work;
+use crate::core::error::Error;
+use crate::core::exec::{TerminalSize, Work};
 use crate::core::ids::ExecId;
 use crate::rpc::convert::process::{read_process_request, write_processes};
 use crate::rpc::convert::to_capnp;
@@ -50,6 +51,14 @@ impl KernelServer {
         let processes = self.kernel.running_processes();
         write_processes(results.get().init_processes(processes.len() as u32), &processes);
         Ok(())
+    }
+
+    pub(super) async fn set_terminal_size(&self, params: kernel::ResizeTerminalParams) -> capnp::Result<()> {
+        let params = params.get()?;
+        let (exec, size) = (ExecId(params.get_exec_id()), (params.get_rows(), params.get_columns()));
+        let size = TerminalSize::from_wire(size.0, size.1);
+        let size = size.ok_or_else(|| to_capnp(Error::invalid("a terminal has at least one row and one column")))?;
+        self.kernel.resize_terminal(exec, size).await.map_err(to_capnp)
     }
 
     pub(super) async fn send_signal(&self, params: kernel::SignalProcessParams) -> capnp::Result<()> {

@@ -79,6 +79,12 @@ pub(super) fn program(conditions: Conditions) -> &'static BpfProgram {
     MADE[at].get_or_init(|| compile::compile(&rules::rules(conditions)))
 }
 
+/// The filter of a virtual machine monitor: it opens no socket and signals no other process.
+pub(super) fn monitor_program() -> &'static BpfProgram {
+    static MADE: OnceLock<BpfProgram> = OnceLock::new();
+    MADE.get_or_init(|| compile::compile(&rules::monitor_rules()))
+}
+
 /// Compiles all variants in advance, for processes that this one forks.
 pub fn prepare() {
     for conditions in [false, true].into_iter().flat_map(|memory_cgroup| {

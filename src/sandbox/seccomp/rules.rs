@@ -173,3 +173,30 @@ pub(super) fn rules(conditions: Conditions) -> Vec<Rule> {
     rules.extend_from_slice(if conditions.affinity_is_limit { AFFINITY_FIXED } else { AFFINITY_FREE });
     rules
 }
+
+/// What a virtual machine monitor may not do beyond a kernel's code: its descriptors are all that it needs. Programs
+/// end with its start: its own filter refuses them from then on.
+const NOT_MONITORS: &[&str] = &[
+    "SYS_socket",
+    "SYS_socketpair",
+    "SYS_connect",
+    "SYS_bind",
+    "SYS_kill",
+    "SYS_tkill",
+    "SYS_rt_sigqueueinfo",
+    "SYS_rt_tgsigqueueinfo",
+    "SYS_pidfd_open",
+    "SYS_pidfd_send_signal",
+    "SYS_fork",
+    "SYS_vfork",
+];
+
+/// The table for a virtual machine monitor.
+pub(super) fn monitor_rules() -> Vec<Rule> {
+    let conditions = Conditions { memory_cgroup: false, affinity_is_limit: true };
+    let refused = |rule: Rule| match NOT_MONITORS.contains(&rule.name) {
+        true => Rule { decision: arg::REFUSED, why: "a monitor has what it needs", ..rule },
+        false => rule,
+    };
+    rules(conditions).into_iter().map(refused).collect()
+}

@@ -38,13 +38,7 @@ impl CheckpointService for Checkpoints {
         reason: StopReason,
     ) -> LocalBoxFuture<'static, ()> {
         let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), Rc::clone(link));
-        async move {
-            if let Err(error) = take(&host, &kernel, &link, reason).await {
-                tracing::warn!(kernel = %kernel.spec().name, %error, "no checkpoint was taken before the stop");
-                publish_failure(&host, &kernel, &error.message);
-            }
-        }
-        .boxed_local()
+        async move { take_or_report(&host, &kernel, &link, reason).await }.boxed_local()
     }
 
     fn skipped(&self, kernel: &Rc<Kernel>) -> LocalBoxFuture<'static, ()> {
@@ -87,6 +81,14 @@ fn publish_failure(host: &Host, kernel: &Kernel, why: &str) {
     host.events.publish(&kernel.event_name(), "stop_checkpoint_failed", detail);
 }
 
+/// Takes the checkpoint before a stop or a pause, if something changed. A failure is published as an event.
+pub(super) async fn take_or_report(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>, reason: StopReason) {
+    if let Err(error) = take(host, kernel, link, reason).await {
+        tracing::warn!(kernel = %kernel.spec().name, %error, "no checkpoint was taken before the stop");
+        publish_failure(host, kernel, &error.message);
+    }
+}
+
 async fn take(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
@@ -112,6 +114,7 @@ async fn take(
         StopReason::Idle => "before idle stop",
         StopReason::Daemon => "before the daemon's stop",
         StopReason::Memory => "before a stop for want of memory",
+        StopReason::Suspended => "before suspend",
         StopReason::Asked | StopReason::NoPlace | StopReason::NotGiven => "before stop",
     };
     let taking = CheckpointRequest::new(CheckpointType::Auto, name);

@@ -197,6 +197,19 @@ fn journal(before: u64, after: u64) -> Option<Difference> {
     }
 }
 
+/// Reports to `take` the differences between two trees.
+///
+/// # Errors
+/// As [`diff`].
+pub(crate) async fn diff_trees(
+    host: &Host,
+    before: Digest,
+    after: Digest,
+    mut take: impl AsyncFnMut(Difference) -> Result<()>,
+) -> Result<()> {
+    files(host, before, after, &mut take).await
+}
+
 /// Walks both trees on a blocking thread, at the pace of the caller.
 async fn files(
     host: &Host,

@@ -2,6 +2,7 @@
 
 use crate::core::checkpoint::{Checkpoint, Manifest, Named, RefError, Reference, StateParts};
 use crate::core::error::{Error, Result};
+use crate::core::ids::CheckpointId;
 use crate::core::limits;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -14,9 +15,9 @@ pub async fn find(kernel: &Kernel, reference: &str) -> Result<Checkpoint> {
     let name = &kernel.spec().name;
     let refusal = |error: RefError| match error {
         RefError::Malformed(_) => Error::invalid(error.to_string()),
-        RefError::Ambiguous { .. } => {
-            Error::conflict(error.to_string()).reason("ambiguous").hint("give more of its id: `ryokan log` shows it")
-        }
+        RefError::Ambiguous { .. } => Error::conflict(error.to_string())
+            .reason("ambiguous")
+            .hint(format!("give more of its id: `ryokan log {name}` shows it")),
         RefError::Unknown(_) | RefError::TooFar { .. } => {
             Error::not_found(format!("kernel {name}: {error}")).hint(format!("`ryokan log {name}` lists what there is"))
         }
@@ -53,4 +54,13 @@ pub(crate) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<
         }
         Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
     })
+}
+
+impl Kernel {
+    /// A checkpoint that the kernel's own records refer to.
+    pub(super) async fn recorded(&self, id: CheckpointId) -> Result<Checkpoint> {
+        let found = self.records.checkpoint(id).await?;
+        found
+            .ok_or_else(|| Error::corrupt(format!("checkpoint {id}, which kernel {} needs, is gone", self.spec().name)))
+    }
 }

@@ -15,7 +15,7 @@ use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored};
 use crate::core::checkpoint::{
     Checkpoint, CheckpointRequest, CheckpointType, Manifest, Restoration, RestoredFrom, StateParts,
 };
-use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::GivenMount;
 use crate::core::kernel::State;
@@ -72,7 +72,23 @@ pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     to(host, kernel, checkpoint, Options::default(), change).await
 }
 
+/// Restores a checkpoint. On a full disk the safety checkpoint and the records take the disk reserve.
 async fn to(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    checkpoint: Checkpoint,
+    options: Options,
+    change: Change,
+) -> Result<Restoration> {
+    let attempt = async || {
+        let change = Change { actor: change.actor.clone(), expected_version: change.expected_version };
+        attempt(host, kernel, checkpoint.clone(), options, change).await
+    };
+    let done = host.making_room(attempt).await;
+    done.map_err(|error| if error.reason == DISK_FULL { error.hint(Host::full().hint) } else { error })
+}
+
+async fn attempt(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     checkpoint: Checkpoint,
@@ -484,14 +500,6 @@ async fn restore_files(
     let changed = files.restore(tree).await;
     still.end().await?;
     changed
-}
-
-impl Kernel {
-    /// A checkpoint that the kernel's own records refer to.
-    pub(super) async fn recorded(&self, id: CheckpointId) -> Result<Checkpoint> {
-        let found = self.records.checkpoint(id).await?;
-        found.ok_or_else(|| Error::corrupt(format!("checkpoint {id}, which kernel {} needs, is gone", self.spec().name)))
-    }
 }
 
 /// The safety checkpoint of this restore record.

@@ -7,7 +7,9 @@ use super::objects::blocking;
 use crate::catalog::host_database;
 use crate::core::error::{Error, Result};
 use crate::git::{Git, Repository};
+use crate::programs::Programs;
 use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
 
 /// Checks that a group of `uid` may use this path; returns it without symbolic links.
@@ -16,12 +18,53 @@ use crate::supervisor::registry::Supervisor;
 /// `unsupported` for another user than the daemon's; `refused` by the rules for host paths, or for a file of another
 /// user; `notFound`.
 pub(super) fn checked(host: &Host, uid: u32, path: &Path) -> Result<PathBuf> {
-    if uid != nix::unistd::geteuid().as_raw() {
-        return Err(Error::unsupported("this daemon cannot act on host paths as another user")
-            .reason("other_user")
-            .hint("use a daemon of your own: run ryokan without --system"));
-    }
+    own_user(uid)?;
     host.check_source(uid, path)
+}
+
+/// Checks that a group is one of the daemon's own user.
+///
+/// # Errors
+/// `unsupported` (`other_user`).
+pub(super) fn own_user(uid: u32) -> Result<()> {
+    match uid == nix::unistd::geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(Error::unsupported("this daemon cannot act on host paths as another user")
+            .reason("other_user")
+            .hint("use a daemon of your own: run ryokan without --system")),
+    }
+}
+
+/// The host paths of a kernel: each with whether the kernel can write it.
+async fn paths_of(kernel: &Kernel) -> Result<Vec<(PathBuf, bool)>> {
+    let spec = kernel.spec();
+    let own = spec.paths.iter();
+    let mut paths: Vec<(PathBuf, bool)> =
+        own.map(|allowed| (allowed.real.clone().unwrap_or_else(|| allowed.path.clone()), allowed.writable)).collect();
+    let (mounts, _) = kernel.records.grants().await?;
+    paths.extend(
+        mounts.into_iter().map(|given| (PathBuf::from(given.real.unwrap_or(given.mount.source)), given.mount.writable)),
+    );
+    Ok(paths)
+}
+
+/// Checks that a directory can be exchanged for another: no kernel has it or a part of it mounted, and none can write
+/// beside it.
+///
+/// # Errors
+/// `refused` (`shared_with_kernel`), and database errors.
+pub(super) async fn unshared_directory(supervisor: &Supervisor, path: &Path) -> Result<()> {
+    for kernel in supervisor.kernels() {
+        let paths = paths_of(&kernel).await?;
+        // A mount stays at the former directory after an exchange.
+        if paths.iter().any(|(real, writable)| real.starts_with(path) || (*writable && path.starts_with(real))) {
+            let name = &kernel.spec().name;
+            return Err(Error::refused(format!("kernel {name} uses {}", path.display()))
+                .reason("shared_with_kernel")
+                .hint("a restore exchanges the directory, which a mount does not follow: unmount it"));
+        }
+    }
+    Ok(())
 }
 
 /// Checks a recorded path again.
@@ -55,14 +98,8 @@ pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, reposi
         ));
     }
     for kernel in supervisor.kernels() {
-        let spec = kernel.spec();
-        let own = spec.paths.iter().filter(|allowed| allowed.writable);
-        let mut writable: Vec<PathBuf> =
-            own.map(|allowed| allowed.real.clone().unwrap_or_else(|| allowed.path.clone())).collect();
-        let (mounts, _) = kernel.records.grants().await?;
-        let mounts = mounts.into_iter().filter(|given| given.mount.writable);
-        writable.extend(mounts.map(|given| PathBuf::from(given.real.unwrap_or(given.mount.source))));
-        if writable.iter().any(|real| path.starts_with(real) || real.starts_with(path)) {
+        let mut writable = paths_of(&kernel).await?.into_iter().filter(|(_, writable)| *writable).map(|(real, _)| real);
+        if writable.any(|real| path.starts_with(&real) || real.starts_with(path)) {
             let name = &kernel.spec().name;
             return Err(Error::refused(format!("kernel {name} can write {}", path.display()))
                 .reason("shared_with_kernel")
@@ -82,12 +119,30 @@ pub(super) async fn git(host: &Host) -> Result<Rc<Git>> {
         return Ok(git);
     }
     let folder = host.environment.data.join("groups");
-    let opened = blocking(move || {
-        crate::sys::fs::create_dir_durable(&folder, 0o700, "freeze.groups.dir")
-            .map_err(|error| Error::unavailable(error.to_string()))?;
-        Git::open(folder.join("git.log"))
-    });
+    let opened = blocking(move || Git::open(groups_folder(folder)?.join("git.log")));
     let git = Rc::new(opened.await?);
     *host.git.borrow_mut() = Some(Rc::clone(&git));
     Ok(git)
+}
+
+/// Programs of data sources.
+///
+/// # Errors
+/// File errors.
+pub(super) async fn programs(host: &Host) -> Result<Rc<Programs>> {
+    if let Some(programs) = host.programs.borrow().clone() {
+        return Ok(programs);
+    }
+    let folder = host.environment.data.join("groups");
+    let opened = blocking(move || Programs::open(groups_folder(folder)?.join("programs.log")));
+    let programs = Rc::new(opened.await?);
+    *host.programs.borrow_mut() = Some(Rc::clone(&programs));
+    Ok(programs)
+}
+
+/// Makes the folder for operations on groups.
+fn groups_folder(folder: PathBuf) -> Result<PathBuf> {
+    crate::sys::fs::create_dir_durable(&folder, 0o700, "freeze.groups.dir")
+        .map_err(|error| Error::unavailable(error.to_string()))?;
+    Ok(folder)
 }

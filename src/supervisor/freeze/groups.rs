@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use super::databases::LiveDatabase;
 use super::objects::blocking;
+use super::sources::{self, pending};
 use super::{access, recover};
 use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::postgres::{Connection, ConnectionError};
 use crate::core::freeze::{Group, Member, Target};
 use crate::core::ids::GroupId;
 use crate::core::name::KernelName;
@@ -88,7 +89,27 @@ pub async fn add(
             may_be_member(&kernel)?;
             (Target::Kernel { id: kernel.id }, kernel.spec().name.to_string())
         }
-        "repository" | "database" => {
+        "command" => {
+            access::own_user(actor.uid)?;
+            if !host.config.sources.contains_key(target) {
+                return Err(Error::not_found(format!("no data source {target:?} is configured"))
+                    .reason("source")
+                    .hint(format!("add [sources.{target}] to the configuration, then restart the daemon")));
+            }
+            (Target::Command { source: target.to_owned() }, target.to_owned())
+        }
+        "postgres" => {
+            access::own_user(actor.uid)?;
+            let connection: Connection =
+                target.parse().map_err(|error: ConnectionError| Error::invalid(error.to_string()))?;
+            let member = Member {
+                name: connection.database.clone(),
+                target: Target::Postgres { connection: connection.to_string() },
+            };
+            sources::check_reachable(host, group.id, actor.uid, &member).await?;
+            (member.target, connection.database.to_ascii_lowercase())
+        }
+        "repository" | "database" | "directory" => {
             let real = access::checked(host, actor.uid, Path::new(target))?;
             let file = real.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             let path = real.display().to_string();
@@ -97,6 +118,11 @@ pub async fn add(
                     let repository = Repository::open(&access::git(host).await?, &real)?;
                     access::trusted_repository(supervisor, actor.uid, &repository).await?;
                     Target::Repository { path }
+                }
+                "directory" => {
+                    access::unshared_directory(supervisor, &real).await?;
+                    sources::check_directory(host, &real)?;
+                    Target::Directory { path }
                 }
                 _ => {
                     match blocking(move || host_database::present(&real)).await? {
@@ -112,17 +138,40 @@ pub async fn add(
             (target, file)
         }
         other => {
-            return Err(Error::invalid(format!("{other:?} is no kind of member: kernel, repository or database")));
+            let kinds = "kernel, repository, database, directory, command or postgres";
+            return Err(Error::invalid(format!("{other:?} is no kind of member: {kinds}")));
         }
     };
     if group.members.iter().any(|member| member.target == target) {
         return Err(Error::already_exists(format!("group {} has it already", group.name)));
     }
+    check_overlap(&group, &target)?;
     let name = if name.is_empty() { own_name.as_str() } else { name };
     let member = Member { name: checked_name(name)?.to_string(), target };
     let notes = notes(host, actor, "group.add", format!("{}: {} {}", group.name, member.target.kind(), member.name));
     host.catalog.add_member(group.id, member.clone(), notes).await?;
     Ok(member)
+}
+
+/// Refuses a directory with another member in it: a restore exchanges the directory as a whole.
+fn check_overlap(group: &Group, target: &Target) -> Result<()> {
+    let path = |target: &Target| match target {
+        Target::Repository { path } | Target::Database { path } | Target::Directory { path } => {
+            Some(Path::new(path).to_owned())
+        }
+        Target::Kernel { .. } | Target::Command { .. } | Target::Postgres { .. } => None,
+    };
+    let is_directory = |target: &Target| matches!(target, Target::Directory { .. });
+    let Some(new) = path(target) else { return Ok(()) };
+    for member in &group.members {
+        let Some(old) = path(&member.target) else { continue };
+        if (is_directory(target) && old.starts_with(&new)) || (is_directory(&member.target) && new.starts_with(&old)) {
+            return Err(Error::refused(format!("{} and member {} overlap", new.display(), member.name))
+                .reason("member_overlap")
+                .hint("a restore exchanges a directory as a whole: give directories without other members in them"));
+        }
+    }
+    Ok(())
 }
 
 fn may_be_member(kernel: &Kernel) -> Result<()> {
@@ -149,12 +198,30 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
     let group = find(supervisor, actor.uid, group).await?;
     if !member.is_empty() {
         let notes = notes(host, actor, "group.drop", format!("{}: {member}", group.name));
+        if !group.unfinished {
+            pending::resume(host, |id| id == group.id).await?;
+        }
         return match host.catalog.remove_member(group.id, member.to_owned(), notes).await?.value {
-            true => Ok(()),
+            true => {
+                forget(host, group.members.iter().filter(|one| one.name == member));
+                Ok(())
+            }
             false => Err(Error::not_found(format!("group {} has no member {member:?}", group.name))),
         };
     }
+    if !group.unfinished {
+        pending::resume(host, |id| id == group.id).await?;
+    }
     remove_whole(supervisor, &group, false, notes(host, actor, "group.remove", group.name.clone())).await
+}
+
+/// Removes what is remembered of members that are removed.
+fn forget<'a>(host: &Host, members: impl Iterator<Item = &'a Member>) {
+    for member in members {
+        if let Target::Directory { path } = &member.target {
+            sources::forget_directory(host, Path::new(path));
+        }
+    }
 }
 
 /// Removes a group with its freezes although a freeze or a restore of it has not ended. Its members stay as they are:
@@ -174,10 +241,13 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
     let notes = notes(host, actor, "group.abandon", group.name.clone());
     remove_whole(supervisor, &group, true, notes).await?;
     for member in &group.members {
-        if let Target::Database { path } = &member.target {
-            LiveDatabase::new(path.into()).discard();
+        let scratch = super::scratch(host, group.id).join(&member.name);
+        // Nothing is brought back, but nothing is left quiesced.
+        if let Ok(Some(mut source)) = sources::open(host, group.uid, member, scratch).await {
+            source.discard().await;
         }
     }
+    let _ = pending::resume(host, |id| id == group.id).await;
     let _ = std::fs::remove_dir_all(super::scratch(host, group.id));
     drop(host.parked.borrow_mut().remove(&group.id));
     recover::set_waiting(supervisor, &group, |_| true, false);
@@ -191,6 +261,7 @@ async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, not
     let _names = host.upkeep.names.read().await;
     let removed = host.catalog.remove_group(group.id, abandon, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
+    forget(host, group.members.iter());
     for (kernel, checkpoint) in removed.value {
         // Retention applies to them again.
         if let Some(kernel) = supervisor.get(kernel) {

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use super::access;
-use super::databases::{self, LiveDatabase};
 use super::objects;
+use super::sources::{self, DataSource, pending};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::{Captured, Group, KernelRevision, Member, RepositoryPart, Target};
-use crate::core::ids::{CheckpointId, KernelId};
+use crate::core::ids::{CheckpointId, GroupId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::git::{Repository, State};
 use crate::supervisor::checkpoint::held_kernel::{self as held, HeldKernel};
@@ -27,6 +27,9 @@ pub(super) struct Live {
     kind: LiveKind,
     /// Files of this operation.
     scratch: PathBuf,
+    /// What records it while it is quiesced.
+    member: Member,
+    group: (GroupId, u32, String),
     /// What was captured of it.
     captured: Option<Captured>,
     /// What it is to become.
@@ -36,7 +39,7 @@ pub(super) struct Live {
 enum LiveKind {
     Kernel { kernel: Rc<Kernel>, held: Option<Box<HeldKernel>>, checkpoint: Option<CheckpointId> },
     Repository { path: PathBuf, repository: Repository, state: Option<State> },
-    Database(LiveDatabase),
+    Data(Box<dyn DataSource>),
 }
 
 impl From<&RepositoryPart> for State {
@@ -60,7 +63,7 @@ pub(super) async fn open(
     members.sort_by_key(|member| match member.target {
         Target::Kernel { .. } => 0,
         Target::Repository { .. } => 1,
-        Target::Database { .. } => 2,
+        Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } | Target::Postgres { .. } => 2,
     });
     let mut opened = Vec::new();
     for member in members {
@@ -78,8 +81,16 @@ pub(super) async fn open(
 /// # Errors
 /// As [`open`].
 pub(super) async fn open_one(supervisor: &Supervisor, group: &Group, member: &Member) -> Result<Live> {
+    let scratch = super::scratch(supervisor.host(), group.id).join(&member.name);
+    open_in(supervisor, group, member, scratch).await
+}
+
+/// Opens one member with files of an operation in `scratch`.
+///
+/// # Errors
+/// As [`open`].
+pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Member, scratch: PathBuf) -> Result<Live> {
     let host = supervisor.host();
-    let scratch = super::scratch(host, group.id).join(&member.name);
     std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(format!("{}: {error}", scratch.display())))?;
     let kind = match &member.target {
         Target::Kernel { id } => LiveKind::Kernel { kernel: kernel(supervisor, *id)?, held: None, checkpoint: None },
@@ -90,13 +101,21 @@ pub(super) async fn open_one(supervisor: &Supervisor, group: &Group, member: &Me
             access::trusted_repository(supervisor, group.uid, &repository).await?;
             LiveKind::Repository { path, repository, state: None }
         }
-        Target::Database { path } => {
-            let path = PathBuf::from(path);
-            access::recheck(host, group.uid, &path)?;
-            LiveKind::Database(LiveDatabase::new(path))
+        Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } | Target::Postgres { .. } => {
+            let source = sources::open_checked(supervisor, group.uid, member, scratch.clone()).await?;
+            LiveKind::Data(source.ok_or_else(|| Error::internal("the member is no data source"))?)
         }
     };
-    Ok(Live { name: member.name.clone(), host: Rc::clone(host), kind, scratch, captured: None, target: None })
+    Ok(Live {
+        name: member.name.clone(),
+        host: Rc::clone(host),
+        kind,
+        scratch,
+        member: member.clone(),
+        group: (group.id, group.uid, group.name.clone()),
+        captured: None,
+        target: None,
+    })
 }
 
 fn kernel(supervisor: &Supervisor, id: KernelId) -> Result<Rc<Kernel>> {
@@ -108,14 +127,16 @@ fn injected(error: std::io::Error) -> Error {
 }
 
 impl Live {
-    /// Whether a step needs no deadline of its own: each call to a worker has one, and must not be abandoned.
+    /// Whether a step needs no deadline of its own: each call to a worker and each program of the user has one, and must
+    /// not be abandoned.
     pub fn has_deadlines(&self) -> bool {
         matches!(self.kind, LiveKind::Kernel { .. })
+            || matches!(self.member.target, Target::Command { .. } | Target::Postgres { .. })
     }
 
     /// Whether a change of it goes on although nothing waits for it: it must not be abandoned.
     pub fn is_lasting(&self) -> bool {
-        matches!(self.kind, LiveKind::Kernel { .. } | LiveKind::Database(_))
+        matches!(self.kind, LiveKind::Kernel { .. } | LiveKind::Data(_))
     }
 
     /// What was captured.
@@ -132,18 +153,24 @@ impl Live {
     pub fn repository(&self) -> Option<&Repository> {
         match &self.kind {
             LiveKind::Repository { repository, .. } => Some(repository),
-            LiveKind::Kernel { .. } | LiveKind::Database(_) => None,
+            LiveKind::Kernel { .. } | LiveKind::Data(_) => None,
         }
     }
 
-    /// Stops admission: a kernel is held; a database is locked against writers before a restore.
+    /// Stops admission: a kernel is held, a data source quiesced.
     pub async fn suspend(&mut self, transition: Kind, actor: &Actor) -> Result<()> {
         match &mut self.kind {
             LiveKind::Kernel { kernel, held, .. } => {
                 *held = Some(Box::new(HeldKernel::hold(&self.host, kernel, transition, actor).await?));
             }
-            LiveKind::Database(database) if transition == Kind::Restore => database.lock().await?,
-            LiveKind::Repository { .. } | LiveKind::Database(_) => {}
+            LiveKind::Data(source) => {
+                if source.must_resume() {
+                    let (id, uid, name) = &self.group;
+                    pending::record(&self.host, (*id, *uid, name), &self.member)?;
+                }
+                source.quiesce(transition).await?;
+            }
+            LiveKind::Repository { .. } => {}
         }
         Ok(())
     }
@@ -158,7 +185,7 @@ impl Live {
                 *state = Some(found);
                 Ok(revision)
             }
-            LiveKind::Database(database) => database.revision(any).await,
+            LiveKind::Data(source) => source.revision(any).await,
         }
     }
 
@@ -185,9 +212,9 @@ impl Live {
                 self.captured = Some(Captured::Repository { path: path.display().to_string(), part });
                 Ok(revision)
             }
-            LiveKind::Database(database) => {
-                let (part, revision) = database.capture(&self.host, &self.scratch, any).await?;
-                self.captured = Some(Captured::Database { path: database.path.display().to_string(), part });
+            LiveKind::Data(source) => {
+                let (captured, revision) = source.capture(any).await?;
+                self.captured = Some(captured);
                 Ok(revision)
             }
         }
@@ -197,7 +224,7 @@ impl Live {
     pub fn checkpoint(&self) -> Option<(KernelId, CheckpointId)> {
         match &self.kind {
             LiveKind::Kernel { kernel, checkpoint, .. } => checkpoint.map(|id| (kernel.id, id)),
-            LiveKind::Repository { .. } | LiveKind::Database(_) => None,
+            LiveKind::Repository { .. } | LiveKind::Data(_) => None,
         }
     }
 
@@ -220,7 +247,7 @@ impl Live {
     pub async fn withdraw(&self) -> Result<()> {
         match &self.kind {
             LiveKind::Kernel { kernel, checkpoint: Some(id), .. } => held::withdraw(kernel, *id).await,
-            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Database(_) => Ok(()),
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Data(_) => Ok(()),
         }
     }
 
@@ -231,17 +258,26 @@ impl Live {
                 Some(mut held) => held.thaw().await,
                 None => Ok(()),
             },
-            LiveKind::Database(database) => {
-                database.unlock();
-                Ok(())
+            LiveKind::Data(source) => {
+                let resumed = source.resume().await;
+                match resumed {
+                    Ok(()) => pending::clear(&self.host, self.group.0, &self.name),
+                    // The next operation and the next daemon try again.
+                    Err(error) => {
+                        let detail = serde_json::json!({ "member": self.name, "error": error.message });
+                        self.host.events.publish("", "source_not_resumed", detail);
+                        Err(error)
+                    }
+                }
             }
             LiveKind::Repository { .. } => Ok(()),
         }
     }
 
     /// Reads everything that the restore of its target needs.
-    pub async fn validate(&self) -> Result<()> {
-        match (&self.kind, self.target()?) {
+    pub async fn validate(&mut self) -> Result<()> {
+        let target = self.target()?.clone();
+        match (&mut self.kind, &target) {
             (LiveKind::Kernel { kernel, .. }, Captured::Kernel { checkpoint, .. }) => {
                 held::validate(&self.host, kernel, *checkpoint).await
             }
@@ -253,14 +289,14 @@ impl Live {
                 let apart = self.scratch.join("verify");
                 repository.verify(&apart, &part.into(), part.pack.is_some().then_some(&*pack)).await
             }
-            (LiveKind::Database(_), Captured::Database { part, .. }) => {
-                databases::fetch(&self.host, part, &self.scratch).await
+            (LiveKind::Data(source), target) if self.member.target.kind() == target.kind() => {
+                source.verify(target).await
             }
             _ => Err(self.other_kind()),
         }
     }
 
-    /// What the gate and the lock judge of the present state; `None` for a kernel.
+    /// What the gate and the lock judge of the present state; `None` for a kernel and a command source.
     pub async fn present(&mut self) -> Result<Option<Captured>> {
         match &mut self.kind {
             LiveKind::Kernel { .. } => Ok(None),
@@ -271,10 +307,7 @@ impl Live {
                 let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack: None, dependencies };
                 Ok(Some(Captured::Repository { path: path.display().to_string(), part }))
             }
-            LiveKind::Database(database) => {
-                let part = database.present().await?;
-                Ok(Some(Captured::Database { path: database.path.display().to_string(), part }))
-            }
+            LiveKind::Data(source) => source.present().await,
         }
     }
 
@@ -300,18 +333,19 @@ impl Live {
     pub fn kernel(&self) -> Option<&Rc<Kernel>> {
         match &self.kind {
             LiveKind::Kernel { kernel, .. } => Some(kernel),
-            LiveKind::Repository { .. } | LiveKind::Database(_) => None,
+            LiveKind::Repository { .. } | LiveKind::Data(_) => None,
         }
     }
 
     /// Makes the inactive copy: objects of a repository to which nothing refers, files beside a database.
-    pub async fn prepare(&self) -> Result<()> {
+    pub async fn prepare(&mut self) -> Result<()> {
         fault::point("freeze.member.prepare").map_err(injected)?;
-        match (&self.kind, self.target()?) {
+        let target = self.target()?.clone();
+        match (&mut self.kind, &target) {
             (LiveKind::Repository { repository, .. }, Captured::Repository { part, .. }) if part.pack.is_some() => {
                 repository.prepare(&self.scratch.join("restored-pack")).await
             }
-            (LiveKind::Database(database), Captured::Database { part, .. }) => database.prepare(&self.host, part).await,
+            (LiveKind::Data(source), target) => source.prepare(target).await,
             _ => Ok(()),
         }
     }
@@ -338,9 +372,7 @@ impl Live {
                 repository.check_ignored(&self.scratch, &self.scratch.join("verify"), states).await?;
                 repository.switch(&self.scratch, &State::from(&part), attach).await
             }
-            (LiveKind::Database(database), Captured::Database { part, .. }, _) => {
-                database.switch(&part, &self.scratch).await
-            }
+            (LiveKind::Data(source), target, safety) => source.switch(&target, &safety).await,
             _ => Err(self.other_kind()),
         }
     }
@@ -369,21 +401,15 @@ impl Live {
                 }
                 repository.switch(&self.scratch, &before, true).await
             }
-            (LiveKind::Database(database), Captured::Database { part, .. }) => {
-                let target = match &self.target {
-                    Some(Captured::Database { part, .. }) => Some(part),
-                    _ => None,
-                };
-                database.revert(&self.host, &self.name, (&part, target), &self.scratch).await
-            }
+            (LiveKind::Data(source), safety) => source.revert(&safety, self.target.as_ref()).await,
             _ => Err(self.other_kind()),
         }
     }
 
     /// Notes that a restore of a former daemon may have changed it.
     pub fn may_be_switched(&mut self) {
-        if let LiveKind::Database(database) = &mut self.kind {
-            database.may_be_switched();
+        if let LiveKind::Data(source) = &mut self.kind {
+            source.may_be_switched();
         }
     }
 
@@ -397,15 +423,15 @@ impl Live {
     /// Where the content that another program wrote during the restore was kept.
     pub fn kept(&self) -> Option<&std::path::Path> {
         match &self.kind {
-            LiveKind::Database(database) => database.kept.as_deref(),
+            LiveKind::Data(source) => source.kept(),
             LiveKind::Kernel { .. } | LiveKind::Repository { .. } => None,
         }
     }
 
     /// Removes inactive copies.
-    pub fn discard(&self) {
-        if let LiveKind::Database(database) = &self.kind {
-            database.discard();
+    pub async fn discard(&mut self) {
+        if let LiveKind::Data(source) = &mut self.kind {
+            source.discard().await;
         }
     }
 

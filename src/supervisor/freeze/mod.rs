@@ -1,13 +1,13 @@
-//! Groups: kernels, repositories and databases that are frozen and restored as one.
+//! Groups: kernels, repositories and data sources that are frozen and restored as one.
 //!
 //! ```text
-//! groups ─▶ run_freeze, run_restore (drive core::freeze's machines) ─▶ members ─▶ held kernels, git, SQLite
+//! groups ─▶ run_freeze, run_restore (drive core::freeze's machines) ─▶ members ─▶ held kernels, git, sources
 //!           recover: at start, and before the next operation of an unfinished group
 //! ```
 //! One operation runs at a time. Each runs in a task of its own, to its end, even if its client disconnects.
 
 mod access;
-mod databases;
+mod compare;
 mod groups;
 mod locks;
 mod members;
@@ -15,7 +15,9 @@ mod objects;
 mod recover;
 mod run_freeze;
 mod run_restore;
+mod sources;
 
+pub use compare::diff;
 pub use groups::{abandon, add, create, exists, find, list, remove};
 pub use locks::{check, lock, lock_of};
 pub use recover::recover;

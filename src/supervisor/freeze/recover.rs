@@ -1,9 +1,11 @@
 //! Ends what a former daemon, or a failed restore, left unfinished: a freeze without its row is withdrawn, a restore is
 //! reverted.
 
-use super::databases::KEPT;
+use std::rc::Rc;
+
 use super::members;
 use super::run_restore::Run;
+use super::sources::{self, KEPT, pending};
 use super::{access, manifest, scratch};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
@@ -22,6 +24,10 @@ pub async fn recover(supervisor: &Supervisor) {
             return tracing::error!(%error, "unfinished operations of groups are not known");
         }
     };
+    // What fails stays recorded, and was reported.
+    let reverts =
+        |id: GroupId| intents.iter().any(|(of, intent)| *of == id && matches!(intent, Intent::Restore { .. }));
+    let _ = pending::resume(host, |id| !reverts(id)).await;
     for (id, intent) in intents {
         let group = groups.iter().find(|group| group.id == id);
         if let (Some(group), Intent::Restore { members, .. }) = (group, &intent) {
@@ -38,7 +44,7 @@ pub async fn recover(supervisor: &Supervisor) {
             );
         }
     }
-    sweep(host).await;
+    sweep(host, &groups).await;
 }
 
 /// Keeps code from running in kernels of a group, or admits it again.
@@ -53,14 +59,23 @@ pub(super) fn set_waiting(supervisor: &Supervisor, group: &Group, of: impl Fn(&s
 }
 
 /// Removes the files of operations that have ended.
-async fn sweep(host: &Host) {
+async fn sweep(host: &Rc<Host>, groups: &[Group]) {
     // Without an answer everything may be needed.
     let Ok(intents) = host.catalog.intents().await else { return };
     let needed: Vec<String> = intents.iter().map(|(id, _)| id.to_string()).collect();
+    for group in groups.iter().filter(|group| !needed.contains(&group.id.to_string())) {
+        for member in &group.members {
+            let scratch = scratch(host, group.id).join(&member.name);
+            // A member that cannot be opened is reported by the next operation.
+            if let Ok(Some(mut source)) = sources::open(host, group.uid, member, scratch).await {
+                source.discard().await;
+            }
+        }
+    }
     let Ok(entries) = std::fs::read_dir(host.environment.data.join("groups")) else { return };
     for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name != KEPT && !needed.contains(&name) {
+        if name != KEPT && name != pending::FOLDER && !needed.contains(&name) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
@@ -72,6 +87,9 @@ async fn sweep(host: &Host) {
 /// Errors that prevent it: the group stays unfinished.
 pub(super) async fn unfinished(supervisor: &Supervisor, group: &Group) -> Result<()> {
     let intents = supervisor.host().catalog.intents().await?;
+    if !intents.iter().any(|(id, intent)| *id == group.id && matches!(intent, Intent::Restore { .. })) {
+        pending::resume(supervisor.host(), |id| id == group.id).await?;
+    }
     let Some((id, intent)) = intents.into_iter().find(|(id, _)| *id == group.id) else {
         // Files of the operation before.
         let _ = std::fs::remove_dir_all(scratch(supervisor.host(), group.id));

@@ -213,13 +213,18 @@ pub(super) async fn in_time(
 pub(super) fn pairings(parts: &[Part]) -> Vec<Pairing> {
     let databases = parts.iter().filter_map(|part| match &part.captured {
         Captured::Database { part: DatabasePart::Whole { revision, .. }, .. } => Some((&part.name, revision)),
+        Captured::Postgres { part: captured, .. } => captured.revision.as_ref().map(|revision| (&part.name, revision)),
         _ => None,
     });
     let commits: Vec<_> = parts
         .iter()
         .filter_map(|part| match &part.captured {
             Captured::Repository { part: captured, .. } => Some((&part.name, &captured.head.commit)),
-            Captured::Kernel { .. } | Captured::Database { .. } => None,
+            Captured::Kernel { .. }
+            | Captured::Database { .. }
+            | Captured::Directory { .. }
+            | Captured::Command { .. }
+            | Captured::Postgres { .. } => None,
         })
         .collect();
     let with_each = |(database, revision): (&String, &crate::core::freeze::SchemaRevision)| {

@@ -157,7 +157,8 @@ impl Run<'_> {
         let result = match action {
             Action::End => Ok(Reply::Done),
             Action::Validate(n) => {
-                in_time(has_deadlines(&self.live[n]), most, async { done(self.live[n].validate().await) }).await
+                let own = has_deadlines(&self.live[n]);
+                in_time(own, most, async { done(self.live[n].validate().await) }).await
             }
             Action::Gate => done(self.gate().await),
             Action::Suspend(n) => {
@@ -178,7 +179,7 @@ impl Run<'_> {
                 in_time(own, most, async { done(self.live[n].revert(actor).await) }).await
             }
             Action::Discard(n) => {
-                self.live[n].discard();
+                self.live[n].discard().await;
                 Ok(Reply::Done)
             }
             Action::Commit => done(self.commit().await),

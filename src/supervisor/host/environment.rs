@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::core::engine::EngineName;
-use crate::core::info::DaemonInfo;
 use crate::mcp::Launch;
 use crate::mcp::allow::AllowList;
 
@@ -12,8 +11,8 @@ use crate::mcp::allow::AllowList;
 pub struct Environment {
     /// Whether kernels belong to their peers' uids.
     pub system_wide: bool,
-    /// The daemon's process, without its present memory.
-    pub daemon: DaemonInfo,
+    /// The daemon's process, for clients.
+    pub pid: u32,
     /// The host's name.
     pub host_name: String,
     /// The home of the daemon's own user.

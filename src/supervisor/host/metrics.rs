@@ -99,6 +99,7 @@ pub struct Metrics {
     warm_workers: Family<[Label; 2], Gauge>,
     pool_events: Family<[Label; 2], Counter>,
     pool_failing: Family<[Label; 1], Gauge>,
+    launch_events: Family<[Label; 2], Counter>,
     memory_pressure: Gauge,
 }
 
@@ -116,6 +117,7 @@ impl Metrics {
             warm_workers: Family::default(),
             pool_events: Family::default(),
             pool_failing: Family::default(),
+            launch_events: Family::default(),
             memory_pressure: Gauge::default(),
         };
         metrics.register();
@@ -138,6 +140,8 @@ impl Metrics {
         registry.register("pool_events", "Events of the warm pool, by engine", self.pool_events.clone());
         let help = "1 while warm workers of the engine fail to start";
         registry.register("pool_failing", help, self.pool_failing.clone());
+        let help = "Boots in place of a template, and what happened to templates, by engine";
+        registry.register("launch_events", help, self.launch_events.clone());
         registry.register("memory_pressure", "1 under memory pressure on the host", self.memory_pressure.clone());
     }
 
@@ -149,6 +153,11 @@ impl Metrics {
     /// Times a stage that ends now.
     pub fn since(&self, stage: Stage, engine: EngineName, begun: Instant) {
         self.took(stage, engine, begun.elapsed());
+    }
+
+    /// Counts a note of a launch.
+    pub(crate) fn noted(&self, engine: EngineName, kind: &'static str) {
+        self.launch_events.get_or_create(&[of(engine), ("event", kind.to_owned())]).inc();
     }
 
     /// Counts a finished execution.

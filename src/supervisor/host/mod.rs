@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::core::engine::EngineName;
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{HostId, KernelId};
-use crate::core::info::{DaemonInfo, HostInfo};
+use crate::core::info::HostInfo;
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::pool::Rules;
@@ -61,6 +61,8 @@ pub struct Host {
     pub(crate) group_turn: std::sync::Arc<tokio::sync::Semaphore>,
     /// Runs git for groups, since its first use.
     pub(crate) git: RefCell<Option<Rc<crate::git::Git>>>,
+    /// Runs programs of data sources, since its first use.
+    pub(crate) programs: RefCell<Option<Rc<crate::programs::Programs>>>,
     /// Members of restores that could not be ended: kernels among them stay held.
     pub(crate) parked: RefCell<HashMap<crate::core::ids::GroupId, Vec<Box<dyn std::any::Any>>>>,
     /// Folders without a git repository, by content.
@@ -103,6 +105,7 @@ impl Host {
             reserve,
             group_turn: std::sync::Arc::new(tokio::sync::Semaphore::new(1)),
             git: RefCell::default(),
+            programs: RefCell::default(),
             parked: RefCell::default(),
             barren: std::sync::Arc::default(),
             prepared,
@@ -160,8 +163,9 @@ impl Host {
     /// The error for [`disk_is_full`](Self::disk_is_full).
     pub(crate) fn full() -> Error {
         Error::busy("no room on the disk that holds ryokan's data").reason(DISK_FULL).hint(
-            "free space on the device or raise the quota; `ryokan rm` and `ryokan gc` free space, and an idle kernel \
-                 can run code that deletes its files; `du -s` of the folder `kernels` names the largest",
+            "free space on the device or raise the quota; `ryokan rm`, `ryokan gc` and a `ryokan restore` to smaller \
+                 files free space, and an idle kernel can run code that deletes its files; `du -s` of the folder \
+                 `kernels` names the largest",
         )
     }
 
@@ -188,13 +192,8 @@ impl Host {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             arch: std::env::consts::ARCH.to_owned(),
             engines: self.environment.engines.clone(),
+            pid: self.environment.pid,
         }
-    }
-
-    /// The daemon's process.
-    pub fn daemon_info(&self) -> DaemonInfo {
-        let memory_bytes = crate::sys::heap::resident_bytes().unwrap_or_default();
-        DaemonInfo { memory_bytes, ..self.environment.daemon.clone() }
     }
 
     /// The daemon as the actor of its own operations.

@@ -101,6 +101,8 @@ pub enum Command {
     Start(Actor, Reply<()>),
     /// Stop the worker; replies when the worker has ended.
     Stop(Actor, StopMode, Reply<()>),
+    /// The operation under way has paused the worker.
+    Suspended(Reply<()>),
     /// Journal a message; returns its number.
     Message(Change, Message, Reply<u64>),
     /// Change the workflow records; with an idempotency key.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::command::{Actor, Command};
 use super::execution::Execution;
 use crate::core::error::{Error, Result};
-use crate::core::exec::{ExecRequest, Program};
+use crate::core::exec::{ExecRequest, Program, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::core::info::ProcessInfo;
 use crate::link::host::Job;
@@ -103,6 +103,22 @@ impl Kernel {
         }
     }
 
+    /// Sets the size of a process's terminal.
+    ///
+    /// # Errors
+    /// `notFound` if it does not run or has none.
+    pub async fn resize_terminal(&self, exec: ExecId, size: TerminalSize) -> Result<()> {
+        let link = self.link.borrow().clone();
+        match link {
+            Some(link) if self.processes.borrow().contains_key(&exec) => link.resize(exec, size).await,
+            Some(_) | None => Err(self.no_process(exec)),
+        }
+    }
+
+    fn no_process(&self, exec: ExecId) -> Error {
+        Error::not_found(format!("kernel {} runs no process {exec}", self.spec().name)).hint("list them: ryokan ps")
+    }
+
     /// Sends a signal to a process's program.
     ///
     /// # Errors
@@ -111,8 +127,7 @@ impl Kernel {
         let link = self.link.borrow().clone();
         match link {
             Some(link) if self.processes.borrow().contains_key(&exec) => link.signal(exec, signal).await,
-            Some(_) | None => Err(Error::not_found(format!("kernel {} runs no process {exec}", self.spec().name))
-                .hint("list them: ryokan ps")),
+            Some(_) | None => Err(self.no_process(exec)),
         }
     }
 }

@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use super::command::{Actor, Change, Command, Message, StopMode};
 use crate::core::checkpoint::Checkpoint;
-use crate::core::error::Result;
+use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
+use crate::core::kernel::State;
 use crate::core::name::KernelName;
 use crate::core::retention::Retention;
 use crate::core::workflow::{self, Outcome};
@@ -77,6 +78,40 @@ impl Kernel {
     /// Database errors.
     pub async fn stop(&self, actor: Actor, mode: StopMode) -> Result<()> {
         self.ask(|reply| Command::Stop(actor, mode, reply)).await
+    }
+
+    /// Records that the caller's operation has paused the worker.
+    ///
+    /// # Errors
+    /// `conflict` if a stop has begun.
+    pub(crate) async fn suspended(&self) -> Result<()> {
+        self.ask_patiently(Command::Suspended).await
+    }
+
+    /// Resumes a suspended kernel.
+    ///
+    /// # Errors
+    /// `conflict` if the kernel has no worker.
+    pub async fn resume(&self, actor: Actor) -> Result<()> {
+        self.admit(&actor, 0).await?;
+        match self.view.borrow().state {
+            State::Suspended => {}
+            State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => return Ok(()),
+            State::Created
+            | State::Stopped { .. }
+            | State::Crashed { .. }
+            | State::Archived { .. }
+            | State::Departed { .. } => return Err(self.not_in_memory("resumed")),
+        }
+        self.with_worker(None, |_| async { Ok(()) }).await
+    }
+
+    /// The refusal to suspend or resume a kernel without a worker.
+    pub(crate) fn not_in_memory(&self, what: &str) -> Error {
+        let (name, state) = (&self.spec().name, self.view.borrow().state.name());
+        Error::conflict(format!("kernel {name} cannot be {what}: it is {state} and has no worker"))
+            .reason("no_worker")
+            .hint("its next use starts it from its saved state")
     }
 
     /// The tools that MCP servers offer now. Does not ask the task, which may be waiting for the caller.

@@ -120,7 +120,7 @@ fn freeze(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Dig
             object(digest);
         }
     }
-    Ok(())
+    manifest.trees().into_iter().try_for_each(|root| tree(store, root, seen, object))
 }
 
 fn tree(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(Digest)) -> Result<()> {

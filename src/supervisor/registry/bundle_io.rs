@@ -343,6 +343,7 @@ async fn make(
     let begin = manifests.iter().find(|manifest| manifest.id == head.begin);
     let manifest = begin.cloned().ok_or_else(|| Error::corrupt("the file lacks the checkpoint that it begins at"))?;
     has_room(supervisor.host(), &manifest, bytes)?;
+    holds_state(&manifest, parts.bytes())?;
     // The same file may be imported twice; the copies must not share random state.
     parts.leave_out_random();
     let from = ForkPoint { kernel: head.kernel, name: head.name.clone(), checkpoint: head.begin };
@@ -404,6 +405,18 @@ pub(super) fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<
         }
         _ => Ok(()),
     }
+}
+
+/// Checks that the engine state of the imported checkpoint fits its limit.
+pub(super) fn holds_state(manifest: &Manifest, wanted: u64) -> Result<()> {
+    let most = limits::engine_state_bytes(manifest.spec.limits.memory_bytes);
+    if wanted > most {
+        let why = format!("its engine state has {wanted} bytes, and its memory limit allows {most}");
+        return Err(Error::refused(why)
+            .reason("state_size")
+            .hint("export it again with a larger memory limit, or from a checkpoint with less in it"));
+    }
+    Ok(())
 }
 
 /// Converts a bundle error to a client's error.

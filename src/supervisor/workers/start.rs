@@ -38,8 +38,9 @@ pub(crate) async fn start(
     // Admission was checked with the request; the load may have changed since.
     let (one, admission) = (ResourceUse::one(shape.limits.memory_bytes), &workers.admission);
     let quota = admission.share(kernel.uid, one)?;
-    let is_pooled = workers.driver(shape.isolation)?.is_pooled();
-    let uses_pool = is_pooled && !hides_system_path(&workers.host, mounts.iter().map(|mount| &*mount.inside));
+    let driver = workers.driver(shape.isolation)?;
+    let takes_warm = driver.is_pooled() && driver.takes_warm(&workers.host.home(kernel.id, kernel.workspace_of));
+    let uses_pool = takes_warm && !hides_system_path(&workers.host, mounts.iter().map(|mount| &*mount.inside));
     let (mut may_wait_for_warm, mut next) = (uses_pool, None);
     if uses_pool {
         match workers.reserved.claim(workers, kernel.id, &shape).await {

@@ -111,7 +111,11 @@ impl WarmWorker {
         let channel = channel.unwrap_or_else(|_| Err(Error::deadline("a warm worker opens no execution channel")));
         let own_kernel = Some(own_kernel);
         let warm = WarmWorker { link, relay, worker, shape: shape.clone(), identity, is_alive, own_kernel, workspace };
-        match channel {
+        let ready = match channel {
+            Ok(()) => warm.worker.handle().park().await,
+            failed => failed,
+        };
+        match ready {
             Ok(()) => Ok(warm),
             Err(error) => {
                 warm.end(workers).await;
@@ -125,9 +129,16 @@ impl WarmWorker {
         self.is_alive.get()
     }
 
-    /// Whether the worker answers in time.
+    /// Whether the worker answers in time. A stopped one is not asked: it is watched for its end only.
     pub(crate) fn answers(&self) -> impl Future<Output = bool> + 'static {
-        self.link.answers_within(limits::POOL_HEALTH_CHECK)
+        let is_parked = self.worker.handle().is_parked();
+        let asked = (!is_parked).then(|| self.link.answers_within(limits::POOL_HEALTH_CHECK));
+        async move {
+            match asked {
+                Some(answers) => answers.await,
+                None => true,
+            }
+        }
     }
 
     /// The worker's id.
@@ -170,15 +181,17 @@ impl WarmWorker {
         let (unused, engine, metrics) = (self.own_kernel.take(), kernel.spec.engine, &workers.host.metrics);
         let bound = async {
             let begun = Instant::now();
+            let home = (!is_adopted).then(|| workers.host.home(kernel.id, kernel.workspace_of));
             let record = async {
-                if !is_adopted {
-                    workers.host.catalog.put_worker(self.row()).await?;
+                if let Some(home) = &home {
+                    let record = self.worker.handle().record_for(home);
+                    let row = worker::row(&self.identity, self.shape.isolation, record);
+                    workers.host.catalog.put_worker(row).await?;
                 }
                 metrics.since(Stage::BindRecord, engine, begun);
                 Ok(())
             };
             let sources = async {
-                let home = (!is_adopted).then(|| workers.host.home(kernel.id, kernel.workspace_of));
                 let sources = self.worker.handle().bind_sources(&self.link, home.as_ref(), mounts).await?;
                 metrics.since(Stage::BindSources, engine, begun);
                 Ok::<_, Error>(sources)

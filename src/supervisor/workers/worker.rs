@@ -11,7 +11,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::origin::OriginKind;
 use crate::core::spec::KernelSpec;
-use crate::isolation::{Launched, NewWorker, Recorder, WorkerHandle, WorkerRecord};
+use crate::isolation::{LaunchNote, Launched, NewWorker, Recorder, WorkerHandle, WorkerRecord};
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener, WorkerReport};
 
@@ -111,13 +111,19 @@ impl Workers {
         listener: Rc<dyn WorkerListener>,
     ) -> Result<(WorkerLink, WorkerReport, LiveWorker)> {
         let (identity, driver) = (new.identity, self.host.drivers.of(new.shape.isolation)?);
-        let Launched { connector, handle } = match driver.launch(new, record).await {
+        let (kernel, engine) = (new.name.to_string(), new.shape.engine);
+        let Launched { connector, handle, notes } = match driver.launch(new, record).await {
             Ok(launched) => launched,
             Err(error) => {
                 self.forget_row(identity.worker).await;
                 return Err(error);
             }
         };
+        for LaunchNote { kind, detail } in notes {
+            self.host.metrics.noted(engine, kind);
+            let detail = serde_json::json!({ "kernel": kernel, "engine": engine.name(), "reason": detail });
+            self.host.events.publish("", kind, detail);
+        }
         let worker = LiveWorker::new(handle, place);
         match WorkerLink::attach(connector, identity, listener).await {
             Ok((link, report)) => Ok((link, report, worker)),
@@ -142,7 +148,7 @@ impl Workers {
             <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
         let build = row.build.clone();
         let identity = WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build, secret };
-        let Launched { connector, handle } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
+        let Launched { connector, handle, .. } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
         let (link, report) = WorkerLink::attach(connector, &identity, listener).await?;
         Ok(Started { link, report, worker: LiveWorker::new(handle, place), known_origin: None })
     }

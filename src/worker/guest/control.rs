@@ -2,13 +2,14 @@
 
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nix::time::{ClockId, clock_settime};
+use nix::time::{ClockId, clock_gettime, clock_settime};
 
 use super::port::Port;
-use super::{DATA, KERNEL, Machine, start};
+use super::{DATA, KERNEL, Machine, mount_disk, start};
 use crate::catalog::{Durability, EngineDb, EngineInfo, Entry as StateEntry};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -23,7 +24,8 @@ const PAGE_BYTES: usize = 512 << 10;
 /// The control port's server.
 pub(super) struct Control {
     machine: Arc<Machine>,
-    tree: Tree,
+    /// The workspace, once the disk is mounted.
+    tree: Option<Tree>,
     listed: Vec<Entry>,
     heads: Vec<Head>,
     put: Vec<StateEntry>,
@@ -31,9 +33,20 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn new(machine: Arc<Machine>) -> io::Result<Control> {
-        let tree = Tree::open(&Path::new(KERNEL).join("workspace"), false)?;
-        Ok(Control { machine, tree, listed: Vec::new(), heads: Vec::new(), put: Vec::new(), put_bytes: 0 })
+    pub(super) fn new(machine: Arc<Machine>) -> Control {
+        Control { machine, tree: None, listed: Vec::new(), heads: Vec::new(), put: Vec::new(), put_bytes: 0 }
+    }
+
+    fn tree(&mut self) -> Result<&mut Tree> {
+        self.tree.as_mut().ok_or_else(|| Error::refused("the machine's disk is not mounted"))
+    }
+
+    fn mount(&mut self) -> io::Result<()> {
+        if self.tree.is_none() {
+            mount_disk()?;
+            self.tree = Some(Tree::open(&Path::new(KERNEL).join("workspace"), false)?);
+        }
+        Ok(())
     }
 
     /// Serves one connection after the other.
@@ -64,19 +77,24 @@ impl Control {
             Err(error) => Err(failed(&error)),
         };
         match request {
-            Request::Seed { entropy, now_ns } => done(seed(&entropy, now_ns)),
+            Request::Seed { entropy, now_ns } => {
+                let (boot_id, now_ns) = seed(&entropy, now_ns).map_err(|error| failed(&error))?;
+                Ok((Reply::Seeded { boot_id, now_ns }, Vec::new()))
+            }
+            Request::WarmUp { program } => done(warm_up(&program)),
+            Request::Mount => done(self.mount()),
             Request::Start => match self.machine.init.load(Ordering::Acquire) {
                 0 => Ok((Reply::Started(start::start(&self.machine, &body)?), Vec::new())),
                 _ => Err(Error::refused("the machine has a worker already")),
             },
             Request::List { from } => {
                 if from == 0 {
-                    self.listed = self.tree.list_all().map_err(|error| failed(&error))?;
+                    self.listed = self.tree()?.list_all().map_err(|error| failed(&error))?;
                 }
                 let (entries, more) = page(&self.listed, from, |entry| entry.path.len() + entry.target.len());
                 Ok((Reply::Entries { entries, more }, Vec::new()))
             }
-            Request::Read { path, offset } => match self.tree.read(&path, offset) {
+            Request::Read { path, offset } => match self.tree()?.read(&path, offset) {
                 Ok(data) => Ok((Reply::Done, data)),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => Ok((Reply::Gone, Vec::new())),
@@ -84,11 +102,11 @@ impl Control {
                     _ => Err(failed(&error)),
                 },
             },
-            Request::Remove { path } => done(self.tree.remove(&path)),
-            Request::Folder { path } => done(self.tree.folder(&path)),
-            Request::Link { path, target } => done(self.tree.link(&path, &target)),
-            Request::Write { path, offset } => done(self.tree.write(&path, offset, &body)),
-            Request::Finish { entry } => done(self.tree.finish(&entry)),
+            Request::Remove { path } => done(self.tree()?.remove(&path)),
+            Request::Folder { path } => done(self.tree()?.folder(&path)),
+            Request::Link { path, target } => done(self.tree()?.link(&path, &target)),
+            Request::Write { path, offset } => done(self.tree()?.write(&path, offset, &body)),
+            Request::Finish { entry } => done(self.tree()?.finish(&entry)),
             Request::StateHeads { from } => self.state_heads(from),
             Request::StateBody { key, offset } => {
                 let found = database()?.piece(&key, offset)?;
@@ -164,8 +182,23 @@ fn failed(error: &io::Error) -> Error {
     }
 }
 
-fn seed(entropy: &[u8; 32], now_ns: i64) -> io::Result<()> {
+/// Returns the guest's boot id and clock. The guest's kernel makes the boot id at its first reading, from what was seeded.
+fn seed(entropy: &[u8; 32], now_ns: i64) -> io::Result<(String, i64)> {
     crate::sys::random::seed(entropy)?;
     let time = nix::sys::time::TimeSpec::new(now_ns.div_euclid(1_000_000_000), now_ns.rem_euclid(1_000_000_000));
-    Ok(clock_settime(ClockId::CLOCK_REALTIME, time)?)
+    clock_settime(ClockId::CLOCK_REALTIME, time)?;
+    let now = clock_gettime(ClockId::CLOCK_REALTIME)?;
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok((boot_id.trim().to_owned(), now.tv_sec() * 1_000_000_000 + now.tv_nsec()))
+}
+
+/// Starts an interpreter and waits for its end, which closes its output: the loop that reaps takes its status.
+fn warm_up(program: &str) -> io::Result<()> {
+    let mut command = Command::new(program);
+    command.args(["-c", ""]).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn()?;
+    match child.stdout.take() {
+        Some(mut output) => io::copy(&mut output, &mut io::sink()).map(drop),
+        None => Ok(()),
+    }
 }

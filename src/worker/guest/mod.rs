@@ -71,7 +71,7 @@ fn run() -> std::io::Result<()> {
     let [link, requests, states] =
         [machine::LINK_PORT, machine::CONTROL_PORT, machine::EVENT_PORT].map(port::Port::find);
     let (link, requests, states) = (link?, requests?, states?);
-    let (mut control, shared) = (control::Control::new(Arc::clone(&machine))?, Arc::clone(&machine));
+    let (mut control, shared) = (control::Control::new(Arc::clone(&machine)), Arc::clone(&machine));
     std::thread::spawn(move || relay::run(&link));
     std::thread::spawn(move || control.run(&requests));
     std::thread::spawn(move || events::run(&states, &shared));
@@ -117,24 +117,32 @@ fn prepare() -> std::io::Result<()> {
         ("sysfs", "/sys", "sysfs", MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC, None),
         ("tmpfs", "/run", "tmpfs", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755,size=16m")),
         ("tmpfs", "/tmp", "tmpfs", MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=1777,size=16m")),
-        (
-            "/dev/vdb",
-            DATA,
-            "ext4",
-            MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME,
-            Some("errors=remount-ro"),
-        ),
     ];
     for (source, at, kind, flags, options) in mounts {
-        mount(Some(source), at, Some(kind), flags, options)
-            .map_err(|error| std::io::Error::other(format!("mount {source} at {at}: {error}")))?;
+        mount_at(source, at, kind, flags, options)?;
     }
     // What is written goes to the disk soon: an execution's end waits for it.
     for (setting, value) in [("vm/dirty_bytes", "33554432"), ("vm/dirty_background_bytes", "4194304")] {
         std::fs::write(Path::new("/proc/sys").join(setting), value)?;
     }
     nix::unistd::sethostname("kernel")?;
-    for folder in [KERNEL, "/data/kernel/workspace", "/run/ryokan"] {
+    make_folders(&["/run/ryokan"])
+}
+
+/// Mounts the machine's disk: not at the guest's start, since machines with disks of their own share a template.
+fn mount_disk() -> std::io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOATIME;
+    mount_at("/dev/vdb", DATA, "ext4", flags, Some("errors=remount-ro"))?;
+    make_folders(&[KERNEL, "/data/kernel/workspace"])
+}
+
+fn mount_at(source: &str, at: &str, kind: &str, flags: MsFlags, options: Option<&str>) -> std::io::Result<()> {
+    mount(Some(source), at, Some(kind), flags, options)
+        .map_err(|error| std::io::Error::other(format!("mount {source} at {at}: {error}")))
+}
+
+fn make_folders(folders: &[&str]) -> std::io::Result<()> {
+    for folder in folders {
         match std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(folder) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
             Ok(()) | Err(_) => {}

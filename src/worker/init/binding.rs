@@ -118,6 +118,7 @@ impl Worker {
         let entry = KernelEntry { folder, hostname, protected };
         if let Some(folder) = self.enclosure.enter_kernel(entry, mounted)? {
             let db = EngineDb::open(&folder.join("engine.db"), self.settings.durability)?;
+            let db = db.bounded(self.settings.stored_bytes);
             let kernels = State::new(db, self.settings.state_bytes);
             std::mem::replace(&mut self.state, kernels).abandon();
             self.settings.spool_folder = folder;

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::enclosure::MountSource;
 use super::executions::StartAnswer;
+use super::forked_snapshots::Hold;
 use super::{Life, Worker};
 use crate::catalog::EntryHead;
 use crate::core::error::{Error, Result};
@@ -57,7 +58,11 @@ impl Worker {
             Call::Start(start, answer) => self.start(start, StartAnswer::Call(answer)),
             Call::ExecChannel(token, answer) => reply(answer, self.open_exec_channel(token)),
             Call::Spawn(start, sink, answer) => reply(answer, self.spawn(start, sink)),
+            Call::Signal(_, _, answer) if self.suspended => {
+                reply(answer, Err(Error::busy("the kernel is suspended").reason("suspended").hint("resume it first")));
+            }
             Call::Signal(exec, signal, answer) => reply(answer, self.processes.signal(exec, signal)),
+            Call::Resize(exec, size, answer) => reply(answer, self.processes.resize(exec, size)),
             Call::EndProcesses(answer) => self.processes.end_all_then(answer),
             Call::Stdin { exec, data, end, answer } if self.processes.has(exec) => {
                 self.processes.stdin(exec, data, end, answer);
@@ -88,11 +93,16 @@ impl Worker {
             Call::Keep { of, spare, transient, answer } => self.keep(of, spare, transient, answer),
             Call::Wake(of, answer) => self.wake(&of, answer),
             Call::Revise(revision, answer) => reply(answer, self.revise(revision)),
-            Call::Freeze(at_work, answer) => self.freeze_after_snapshot(at_work, answer),
+            Call::Freeze(at_work, answer) => self.hold_after_snapshot(Hold::Capture { at_work }, answer),
             Call::Thaw(answer) => {
                 let stood = self.thaw();
                 let moved = || Error::conflict("a stop resumed the kernel's processes").reason("thawed");
                 reply(answer, if stood { Ok(()) } else { Err(moved()) });
+            }
+            Call::Suspend(answer) => self.hold_after_snapshot(Hold::Suspension, answer),
+            Call::Resume(answer) => {
+                self.resume();
+                reply(answer, Ok(()));
             }
             Call::Usage(answer) => reply(answer, Ok(self.enclosure.usage())),
             Call::Heads(answer) => reply(answer, self.heads()),
@@ -118,6 +128,7 @@ impl Worker {
             jobs_json: jobs.to_vec(),
             missed_json: missed.to_vec(),
             mounts: self.enclosure.bound(),
+            is_suspended: self.suspended,
             restored_entries: self.restored_entries,
             not_restored_json: serde_json::to_vec(&self.not_restored).unwrap_or_default(),
         }
@@ -177,24 +188,58 @@ impl Worker {
         Ok(self.state.piece(key, offset)?.map(piece))
     }
 
-    pub(super) fn freeze(&mut self, at_work: bool) -> Result<()> {
+    /// Stops every process.
+    pub(super) fn hold(&mut self, hold: Hold) -> Result<()> {
+        match hold {
+            Hold::Capture { at_work } => self.freeze(at_work),
+            Hold::Suspension => self.suspend(),
+        }
+    }
+
+    fn freeze(&mut self, at_work: bool) -> Result<()> {
         // Only writes matter for a capture of shared files, not this engine's requests.
         let serves_others = at_work && matches!(self.life, Life::Serving) && !self.frozen;
         if !serves_others {
-            self.check_idle()?;
-            if !self.asked.is_empty() {
-                return Err(Error::busy("the engine is answering a request"));
-            }
+            self.check_quiet()?;
         }
         self.enclosure.freeze()?;
         self.frozen = true;
         Ok(())
     }
 
-    /// Resumes every process; returns whether they were stopped until now.
+    /// Whether the engine neither runs nor answers anything.
+    fn check_quiet(&self) -> Result<()> {
+        self.check_idle()?;
+        match self.asked.is_empty() {
+            true => Ok(()),
+            false => Err(Error::busy("the engine is answering a request")),
+        }
+    }
+
+    fn suspend(&mut self) -> Result<()> {
+        if !self.suspended {
+            self.check_quiet()?;
+            self.enclosure.freeze()?;
+            self.suspended = true;
+            self.processes.pauses.begin();
+        }
+        Ok(())
+    }
+
+    /// Ends the pause, if there is one.
+    pub(super) fn resume(&mut self) {
+        if std::mem::take(&mut self.suspended) {
+            self.processes.pauses.end();
+            if !self.frozen {
+                self.enclosure.thaw();
+            }
+        }
+    }
+
+    /// Ends a freeze; returns whether there was one until now. The processes of a suspended kernel stay stopped.
     pub(super) fn thaw(&mut self) -> bool {
         let frozen = std::mem::take(&mut self.frozen);
-        if frozen {
+        if frozen && !self.suspended {
             self.enclosure.thaw();
         }
         frozen

@@ -12,7 +12,8 @@ use crate::core::error::{Error, Result};
 use crate::core::kernel::CrashCause;
 use crate::link::types::WorkerUsage;
 pub use crate::sandbox::{
-    Exit, KernelEntry, KernelFolder, MountSource, NotRun, ProcessProgram, ProcessTree, SandboxedProcess, TreeEnd,
+    Exit, KernelEntry, KernelFolder, MountSource, NotRun, ProcessProgram, ProcessStreams, ProcessTree,
+    SandboxedProcess, TreeEnd,
 };
 
 /// A started engine.
@@ -40,6 +41,8 @@ pub enum Watch {
     },
     /// A limit was exceeded: the engine must end.
     Beyond(CrashCause),
+    /// The workspace exceeds its size limit: the execution must end, and code may run to delete files.
+    Full,
 }
 
 /// A mount of a kernel: path inside, source, and whether the kernel may write.

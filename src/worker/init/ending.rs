@@ -62,6 +62,7 @@ impl Worker {
     /// Saves and ends.
     pub(super) fn stop(&mut self, grace: Duration, answer: Option<Answer<()>>) {
         self.thaw();
+        self.resume();
         self.processes.end_all();
         self.stop_waking();
         let refused = match (&self.life, &self.loading) {

@@ -98,7 +98,8 @@ fn serve(
 ) -> Result<i32> {
     let durability = if document.power_safe { Durability::Power } else { Durability::Process };
     let unbound = document.plan.unbound;
-    let db = EngineDb::open(&init.engine_db_path(), durability)?;
+    let stored_bytes = limits::engine_state_bytes(document.plan.limits.memory_bytes);
+    let db = EngineDb::open(&init.engine_db_path(), durability)?.bounded(stored_bytes);
     let spool_folder = init.kernel_dir();
     let kernel = if unbound { None } else { Some((&document.name, document.origin)) };
     let program = engines::program(document.engine, &document.engine_settings, compiled, kernel)?;
@@ -117,6 +118,7 @@ fn serve(
         spool_folder,
         rollback_bytes: document.rollback_bytes,
         state_bytes: limits::pending_state_bytes(document.plan.limits.memory_bytes),
+        stored_bytes,
         durability,
         sync_files: document.sync_files,
         unbound,

@@ -25,6 +25,8 @@ use crate::link::guest::{Answer, ExecChannelService, Finish, Start, Started};
 const REASON_CHARS: usize = 200;
 /// Errors of engines for a name that is not bound.
 const MISSING_NAME: [&str; 2] = ["NameError", "ReferenceError"];
+/// The end of an execution that filled the workspace.
+const NO_ROOM: &str = "interrupted: the workspace is beyond its size limit; code can run to delete files";
 /// Consequence of killing an engine that did not stop.
 const FROM_SAVED: &str = "the kernel continues from its last saved state: this execution's changes to variables are lost, those to files are not";
 
@@ -67,6 +69,8 @@ enum Halt {
 enum Why {
     Asked,
     Timeout,
+    /// The workspace exceeds its size limit.
+    NoRoom,
 }
 
 impl Run {
@@ -179,6 +183,7 @@ impl Worker {
             (Life::Serving, None, None) if self.snapshots.is_waking() => {
                 Err(Error::busy("the engine is being restored"))
             }
+            (Life::Serving, None, None) if self.suspended => Err(Error::busy("the kernel is suspended")),
             (Life::Serving, None, None) if self.frozen => Err(Error::busy("the kernel is frozen for a checkpoint")),
             (Life::Serving, None, None) => Ok(()),
             (Life::Serving, Some(run), _) => Err(Error::busy(format!("execution {} runs", run.exec))),
@@ -221,6 +226,20 @@ impl Worker {
     /// Interrupts the running execution for a stop.
     pub(super) fn halt_for_stop(&mut self) {
         self.halt(Why::Asked);
+    }
+
+    /// Whether an execution may be interrupted for a workspace beyond its limit, in place of the engine's end.
+    ///
+    /// Not without a running execution, and not again and again: code could grow the workspace each time.
+    pub(super) fn may_interrupt_for_room(&mut self, now: Instant) -> bool {
+        self.full.retain(|at| now.duration_since(*at) < limits::BREAKER_WINDOW);
+        self.run.is_some() && self.full.len() < limits::BREAKER_CRASHES
+    }
+
+    /// Interrupts the running execution, whose workspace is beyond its limit.
+    pub(super) fn halt_for_room(&mut self) {
+        self.full.push_back(Instant::now());
+        self.halt(Why::NoRoom);
     }
 
     fn send_interrupt(&mut self) {
@@ -299,6 +318,9 @@ impl Worker {
             Halt::Halting { why: Why::Asked, .. } => {
                 (ExecStatus::Interrupted, CODE_INTERRUPTED, format!("interrupted; {cause}; {FROM_SAVED}"))
             }
+            Halt::Halting { why: Why::NoRoom, .. } => {
+                (ExecStatus::Interrupted, CODE_INTERRUPTED, format!("{NO_ROOM}; {cause}; {FROM_SAVED}"))
+            }
             Halt::No => (ExecStatus::Lost, CODE_LOST, cause.to_string()),
         };
         self.state.discard();
@@ -351,14 +373,18 @@ fn judge(run: &Run, end: EngineEnd) -> (ExecStatus, i32, String) {
         (Halt::Halting { why: Why::Timeout, .. }, _) => {
             (ExecStatus::Timeout, CODE_TIMEOUT, format!("timed out after {} ms", run.timeout_ms))
         }
-        (Halt::No | Halt::Halting { why: Why::Asked, .. }, status) => {
+        (halt @ (Halt::No | Halt::Halting { why: Why::Asked | Why::NoRoom, .. }), status) => {
+            let err = match (halt, status) {
+                (Halt::Halting { why: Why::NoRoom, .. }, EndStatus::Interrupted | EndStatus::Failed) => NO_ROOM.into(),
+                _ => end.err,
+            };
             let status = match status {
                 EndStatus::Done => ExecStatus::Done,
                 EndStatus::Failed => ExecStatus::Failed,
                 EndStatus::Interrupted => ExecStatus::Interrupted,
                 EndStatus::Refused => ExecStatus::Refused,
             };
-            (status, end.code, end.err)
+            (status, end.code, err)
         }
     }
 }

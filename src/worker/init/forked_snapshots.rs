@@ -81,6 +81,15 @@ struct Waking {
     answer: Answer<Vec<u8>>,
 }
 
+/// Why every process inside is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// Files are captured; with `at_work` those of other sessions, also during an execution.
+    Capture { at_work: bool },
+    /// The kernel is suspended.
+    Suspension,
+}
+
 /// The snapshots of one worker.
 #[derive(Default)]
 pub(super) struct ForkedSnapshots {
@@ -90,8 +99,8 @@ pub(super) struct ForkedSnapshots {
     waking: Option<Waking>,
     /// Checkpoints whose snapshot is gone, and why; oldest first.
     gone: VecDeque<(String, String)>,
-    /// Freeze calls that wait for a snapshot to be made.
-    freezes: Vec<Answer<()>>,
+    /// Calls to stop every process that wait for a snapshot to be made.
+    holds: Vec<(Hold, Answer<()>)>,
     /// The current list of dynamic tools; a woken snapshot has an older one.
     tools: Option<Vec<u8>>,
 }
@@ -218,16 +227,17 @@ impl Worker {
             None if why.is_empty() => {}
             None => tracing::info!(why, "a restored checkpoint has no forked snapshot any more"),
         }
-        for held in std::mem::take(&mut self.snapshots.freezes) {
-            let _ = held.send(self.freeze(false));
+        for (hold, held) in std::mem::take(&mut self.snapshots.holds) {
+            let _ = held.send(self.hold(hold));
         }
     }
 
     /// Stops every process inside; between executions only after a pending snapshot is made.
-    pub(super) fn freeze_after_snapshot(&mut self, at_work: bool, answer: Answer<()>) {
+    pub(super) fn hold_after_snapshot(&mut self, hold: Hold, answer: Answer<()>) {
+        let waits = !matches!(hold, Hold::Capture { at_work: true });
         match self.snapshots.pending {
-            Some(_) if !at_work => self.snapshots.freezes.push(answer),
-            Some(_) | None => drop(answer.send(self.freeze(at_work))),
+            Some(_) if waits => self.snapshots.holds.push((hold, answer)),
+            Some(_) | None => drop(answer.send(self.hold(hold))),
         }
     }
 
@@ -384,7 +394,7 @@ impl Worker {
         if let Some(Waking { answer, .. }) = snapshots.waking {
             let _ = answer.send(Err(error.clone()));
         }
-        for answer in snapshots.freezes {
+        for (_, answer) in snapshots.holds {
             let _ = answer.send(Err(error.clone()));
         }
     }

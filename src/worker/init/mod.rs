@@ -95,6 +95,8 @@ pub struct Settings {
     pub rollback_bytes: u64,
     /// Memory limit for changed state on its way into the database, bytes.
     pub state_bytes: usize,
+    /// Limit of the state in the database, bytes.
+    pub stored_bytes: u64,
     /// Durability of the state's database.
     pub durability: Durability,
     /// Whether the files that an execution wrote are written to the disk before its end is reported.
@@ -145,6 +147,8 @@ pub struct Worker {
     processes: Processes,
     /// Whether every process inside is stopped for a checkpoint.
     frozen: bool,
+    /// Whether they are stopped until the kernel resumes.
+    suspended: bool,
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
@@ -163,6 +167,8 @@ pub struct Worker {
     identity: SharedIdentity,
     orphan_at: Option<Instant>,
     watch_at: Option<Instant>,
+    /// Executions that were interrupted because the workspace was too large.
+    full: VecDeque<Instant>,
     /// Nothing ran at the last check, so a new execution is checked sooner than the next regular
     /// one.
     quiet: bool,
@@ -232,11 +238,13 @@ impl Worker {
             ledger: Ledger::default(),
             outbox: Outbox::default(),
             state: State::new(db, state_bytes),
+            full: VecDeque::new(),
             run: None,
             loading: None,
             snapshots: ForkedSnapshots::default(),
             processes: Processes::default(),
             frozen: false,
+            suspended: false,
             asked: HashMap::new(),
             last_id: 0,
             killed_for: None,
@@ -402,6 +410,11 @@ impl Worker {
                 self.watch_at = Some(now + limits::USAGE_FIRST_SAMPLE);
             }
             Watch::Beyond(cause) => self.kill(cause),
+            Watch::Full if self.may_interrupt_for_room(now) => {
+                self.halt_for_room();
+                self.watch_at = Some(now + limits::USAGE_FIRST_SAMPLE);
+            }
+            Watch::Full => self.kill(CrashCause::DiskFull),
         }
     }
 

@@ -18,17 +18,21 @@ use crate::sys::watched::{Watched, watch};
 const CHUNK_BYTES: usize = 256 << 10;
 /// Assumed pipe size if it cannot be queried.
 const PIPE_BYTES: usize = 64 << 10;
+/// What a terminal may hold: the buffer between its ends, and its line's.
+const TERMINAL_BYTES: usize = 128 << 10;
 
 struct Pipe {
     stream: Stream,
     /// `None`: no process can write to it any more.
     fd: Option<AsyncFd<Watched>>,
     capacity: usize,
+    /// Whether a short read means that nothing is left.
+    is_pipe: bool,
 }
 
-/// Both pipes.
+/// Both pipes, or one terminal.
 pub struct Pipes {
-    pipes: [Pipe; 2],
+    pipes: Vec<Pipe>,
     chunk: Box<[u8]>,
 }
 
@@ -39,9 +43,19 @@ impl Pipes {
     /// If they cannot be watched.
     pub fn new(stdout: OwnedFd, stderr: OwnedFd) -> io::Result<Self> {
         Ok(Pipes {
-            pipes: [Pipe::new(Stream::Stdout, stdout)?, Pipe::new(Stream::Stderr, stderr)?],
+            pipes: vec![Pipe::new(Stream::Stdout, stdout)?, Pipe::new(Stream::Stderr, stderr)?],
             chunk: vec![0; CHUNK_BYTES].into_boxed_slice(),
         })
+    }
+
+    /// Wraps the end that controls a terminal: all of its output is stdout.
+    ///
+    /// # Errors
+    /// If it cannot be watched.
+    pub fn of_terminal(terminal: OwnedFd) -> io::Result<Self> {
+        let mut pipe = Pipe::new(Stream::Stdout, terminal)?;
+        (pipe.capacity, pipe.is_pipe) = (TERMINAL_BYTES, false);
+        Ok(Pipes { pipes: vec![pipe], chunk: vec![0; CHUNK_BYTES].into_boxed_slice() })
     }
 
     /// Reads one chunk of either stream, stdout first.
@@ -63,8 +77,7 @@ impl Pipes {
                 let n = pipe.read_now(&mut self.chunk);
                 take(pipe.stream, &self.chunk[..n]);
                 left = left.saturating_sub(n);
-                // A short read means that the pipe is empty.
-                if n < self.chunk.len() {
+                if n == 0 || (pipe.is_pipe && n < self.chunk.len()) {
                     break;
                 }
             }
@@ -78,7 +91,7 @@ impl Pipe {
         fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         let size = fcntl(&fd, FcntlArg::F_GETPIPE_SZ).ok();
         let capacity = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(PIPE_BYTES);
-        Ok(Pipe { stream, fd: Some(watch(fd, Interest::READABLE)?), capacity })
+        Ok(Pipe { stream, fd: Some(watch(fd, Interest::READABLE)?), capacity, is_pipe: true })
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, chunk: &mut [u8]) -> Poll<usize> {
@@ -91,7 +104,7 @@ impl Pipe {
             match read(guard.get_inner(), chunk) {
                 Ok(0) => break,
                 Ok(n) => {
-                    if n < chunk.len() {
+                    if self.is_pipe && n < chunk.len() {
                         guard.clear_ready();
                     }
                     return Poll::Ready(n);

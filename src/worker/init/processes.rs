@@ -9,7 +9,7 @@
 //! The end is that of the program, as with `docker exec`. What the program leaves running may hold
 //! its pipes open; the end does not wait for it, and its later output is dropped.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::rc::Rc;
@@ -18,20 +18,21 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use super::enclosure::{Exit, NotRun, ProcessProgram, ProcessTree, SandboxedProcess, TreeEnd};
+use super::enclosure::{Exit, NotRun, ProcessProgram, ProcessStreams, ProcessTree, SandboxedProcess, TreeEnd};
 use super::output::Pipes;
 use super::stdin::Stdin;
 use super::{Life, Worker};
 use crate::core::error::{Error, Result};
-use crate::core::exec::{CODE_KILLED, CODE_LOST, CODE_TIMEOUT, ExecStatus, Stream};
+use crate::core::exec::{CODE_KILLED, CODE_LOST, CODE_TIMEOUT, ExecStatus, Stream, TerminalSize};
 use crate::core::ids::ExecId;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::link::guest::{Answer, Finish, ProcessSink, ProcessStart};
 use crate::sys::pidfd;
+use crate::sys::terminal;
 use crate::sys::watched::{Watched, watch as watch_fd};
 use crate::worker::engines;
 
@@ -51,14 +52,63 @@ enum Why {
 struct Handle {
     program: Rc<OwnedFd>,
     stdin: Option<Stdin>,
+    terminal: Option<OwnedFd>,
     /// At most a few requests: the task takes them at once.
     end: mpsc::UnboundedSender<Why>,
+}
+
+/// The pauses of a worker: a process's timeout does not count them.
+#[derive(Default)]
+pub(super) struct Pauses {
+    since: Cell<Option<Instant>>,
+    total: Cell<Duration>,
+    changed: Notify,
+}
+
+impl Pauses {
+    pub(super) fn begin(&self) {
+        self.since.set(Some(Instant::now()));
+        self.changed.notify_waiters();
+    }
+
+    pub(super) fn end(&self) {
+        if let Some(since) = self.since.take() {
+            self.total.set(self.total.get() + since.elapsed());
+        }
+        self.changed.notify_waiters();
+    }
+}
+
+/// A deadline that pauses move.
+struct Timeout {
+    at: Instant,
+    /// The pauses before its start.
+    paused: Duration,
+    pauses: Rc<Pauses>,
+}
+
+impl Timeout {
+    async fn reached(&self) {
+        loop {
+            let changed = self.pauses.changed.notified();
+            if self.pauses.since.get().is_some() {
+                changed.await;
+                continue;
+            }
+            let at = self.at + (self.pauses.total.get() - self.paused);
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => return,
+                () = changed => {}
+            }
+        }
+    }
 }
 
 /// The running processes.
 pub(super) struct Processes {
     running: Rc<RefCell<BTreeMap<ExecId, Handle>>>,
     count: Rc<watch::Sender<usize>>,
+    pub(super) pauses: Rc<Pauses>,
     /// Trees that do not end.
     pub(super) overrun: mpsc::UnboundedReceiver<ExecId>,
     overran: mpsc::UnboundedSender<ExecId>,
@@ -67,7 +117,13 @@ pub(super) struct Processes {
 impl Default for Processes {
     fn default() -> Self {
         let (overran, overrun) = mpsc::unbounded_channel();
-        Processes { running: Rc::default(), count: Rc::new(watch::Sender::new(0)), overrun, overran }
+        Processes {
+            running: Rc::default(),
+            count: Rc::new(watch::Sender::new(0)),
+            pauses: Rc::default(),
+            overrun,
+            overran,
+        }
     }
 }
 
@@ -114,6 +170,14 @@ impl Processes {
         pidfd::signal(handle.program.as_fd(), signal).map_err(|_| gone())
     }
 
+    /// Sets the size of a process's terminal.
+    pub(super) fn resize(&self, exec: ExecId, size: TerminalSize) -> Result<()> {
+        let running = self.running.borrow();
+        let handle = running.get(&exec).ok_or_else(|| Error::not_found(format!("process {exec} does not run")))?;
+        let none = || Error::not_found(format!("process {exec} has no terminal"));
+        terminal::resize(handle.terminal.as_ref().ok_or_else(none)?, size.rows, size.columns).map_err(|_| none())
+    }
+
     /// Ends all of them; answered when their ends were reported.
     pub(super) fn end_all_then(&self, answer: Answer<()>) {
         self.end_all();
@@ -131,7 +195,7 @@ impl Worker {
     pub(super) fn spawn(&mut self, start: ProcessStart, sink: ProcessSink) -> Result<()> {
         let frozen = || Error::busy("the kernel is frozen or being restored").reason("frozen");
         match &self.life {
-            Life::Serving if self.frozen || self.loading.is_some() || self.snapshots.is_waking() => {
+            Life::Serving if self.frozen || self.suspended || self.loading.is_some() || self.snapshots.is_waking() => {
                 return Err(frozen());
             }
             Life::Serving => {}
@@ -142,7 +206,7 @@ impl Worker {
             return Err(Error::busy(format!("{} processes run already", limits::PROCESSES)).reason("processes"));
         }
         let internal = |error: std::io::Error| Error::internal(format!("no descriptor for a process: {error}"));
-        let (stdin, read_end) = match start.has_stdin {
+        let (mut stdin, read_end) = match start.has_stdin && start.terminal.is_none() {
             true => {
                 let (stdin, read_end) = Stdin::open(Vec::new(), false).map_err(internal)?;
                 (Some(stdin), Some(read_end))
@@ -151,16 +215,27 @@ impl Worker {
         };
         // Before the program runs: what fails here leaves nothing behind.
         let files = if self.settings.sync_files { Some(self.enclosure.open_workspace()?) } else { None };
-        let ProcessStart { exec, argv, env, cwd, has_stdin: _, timeout_ms } = start;
+        let ProcessStart { exec, argv, env, cwd, has_stdin, timeout_ms, terminal } = start;
         let env = engines::common_environment().into_iter().chain(env).collect();
-        let process = self.enclosure.spawn_process(ProcessProgram { argv, env, cwd }, read_end)?;
-        let SandboxedProcess { tree, pidfd, starting, exit, stdout, stderr } = process;
+        let process = self.enclosure.spawn_process(ProcessProgram { argv, env, cwd, terminal }, read_end)?;
+        let SandboxedProcess { tree, pidfd, starting, exit, streams } = process;
         let watched = || -> std::io::Result<_> {
             let starting = watch_fd(starting, Interest::READABLE)?;
-            Ok((starting, watch_fd(exit, Interest::READABLE)?, Pipes::new(stdout, stderr)?))
+            let exit = watch_fd(exit, Interest::READABLE)?;
+            let (pipes, terminal) = match streams {
+                ProcessStreams::Pipes { stdout, stderr } => (Pipes::new(stdout, stderr)?, None),
+                ProcessStreams::Terminal(terminal) => {
+                    if has_stdin {
+                        stdin = Some(Stdin::to(terminal.try_clone()?, Vec::new(), false)?);
+                    }
+                    let sized = terminal.try_clone()?;
+                    (Pipes::of_terminal(terminal)?, Some(sized))
+                }
+            };
+            Ok((starting, exit, pipes, terminal))
         };
         let overran = self.processes.overran.clone();
-        let (starting, exit, pipes) = match watched() {
+        let (starting, exit, pipes, terminal) = match watched() {
             Ok(watched) => watched,
             Err(error) => {
                 // The program runs already, and nothing would report its end.
@@ -172,6 +247,7 @@ impl Worker {
         let (end, ends) = mpsc::unbounded_channel();
         let program = Rc::new(pidfd);
         let started = Instant::now();
+        let pauses = Rc::clone(&self.processes.pauses);
         let task = Process {
             exec,
             tree,
@@ -183,12 +259,15 @@ impl Worker {
             ends,
             started,
             timeout_ms,
-            timeout: (timeout_ms > 0).then(|| started.checked_add(Duration::from_millis(timeout_ms))).flatten(),
+            timeout: (timeout_ms > 0)
+                .then(|| started.checked_add(Duration::from_millis(timeout_ms)))
+                .flatten()
+                .map(|at| Timeout { at, paused: pauses.total.get(), pauses }),
             written: 0,
             why: None,
             overran,
         };
-        self.processes.running.borrow_mut().insert(exec, Handle { program, stdin, end });
+        self.processes.running.borrow_mut().insert(exec, Handle { program, stdin, terminal, end });
         self.processes.count.send_modify(|count| *count += 1);
         self.start_watch();
         let (running, count) = (Rc::clone(&self.processes.running), Rc::clone(&self.processes.count));
@@ -228,7 +307,7 @@ struct Process {
     ends: mpsc::UnboundedReceiver<Why>,
     started: Instant,
     timeout_ms: u64,
-    timeout: Option<Instant>,
+    timeout: Option<Timeout>,
     /// Bytes of both streams so far.
     written: u64,
     /// Why it is being ended.
@@ -311,7 +390,7 @@ impl Process {
         let exited = exit.async_io(Interest::READABLE, |exit| SandboxedProcess::read_exit(exit.as_fd()));
         let clock = async {
             match timeout {
-                Some(at) => tokio::time::sleep_until(*at).await,
+                Some(timeout) => timeout.reached().await,
                 None => std::future::pending().await,
             }
         };
@@ -332,8 +411,8 @@ impl Process {
             let sent = self.sink.output(self.written, stream, piece);
             self.written += piece.len() as u64;
             let clock = async {
-                match self.timeout.filter(|_| self.why.is_none()) {
-                    Some(at) => tokio::time::sleep_until(at).await,
+                match self.timeout.as_ref().filter(|_| self.why.is_none()) {
+                    Some(timeout) => timeout.reached().await,
                     None => std::future::pending().await,
                 }
             };

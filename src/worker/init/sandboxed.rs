@@ -18,6 +18,8 @@ use crate::sandbox::{
 };
 use crate::sys::process;
 
+/// Time for an interrupted execution to end before the workspace is counted again.
+const NEXT_LOOK: Duration = Duration::from_millis(500);
 /// Longest pause between two checks.
 const SLOWEST: Duration = Duration::from_secs(5);
 
@@ -110,7 +112,9 @@ fn tick<W>(due: &mut Option<Due<W>>, look: impl FnOnce(&mut W) -> Verdict, cause
             Verdict::Within { next_ms } => due.at = Instant::now() + Duration::from_millis(next_ms).min(SLOWEST),
             Verdict::Beyond { used, limit, unit } => {
                 tracing::info!(used, limit, unit, "a limit is broken");
-                return Watch::Beyond(cause);
+                due.at = Instant::now() + NEXT_LOOK;
+                let may_delete = cause == CrashCause::DiskFull && unit == "bytes";
+                return if may_delete { Watch::Full } else { Watch::Beyond(cause) };
             }
         }
     }
@@ -213,6 +217,7 @@ impl Enclosure for Sandboxed {
         }
         match (memory, workspace) {
             (Watch::Beyond(cause), _) | (_, Watch::Beyond(cause)) => Watch::Beyond(cause),
+            (Watch::Full, _) | (_, Watch::Full) => Watch::Full,
             (Watch::Within { next: one }, Watch::Within { next: other }) => Watch::Within { next: one.min(other) },
         }
     }

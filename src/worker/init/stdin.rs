@@ -46,13 +46,21 @@ impl Stdin {
     /// If there are no descriptors left.
     pub fn open(data: Vec<u8>, end: bool) -> io::Result<(Stdin, OwnedFd)> {
         let (read_end, write_end) = pipe2(OFlag::O_CLOEXEC)?;
+        Ok((Stdin::to(write_end, data, end)?, read_end))
+    }
+
+    /// Writes into a pipe, or to a terminal's controlling end.
+    ///
+    /// # Errors
+    /// If it cannot be watched.
+    pub fn to(write_end: OwnedFd, data: Vec<u8>, end: bool) -> io::Result<Stdin> {
         nix::fcntl::fcntl(&write_end, nix::fcntl::FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let write_end = watch(write_end, Interest::WRITABLE)?;
         let (pieces, queue) = mpsc::channel(PIECES_QUEUED);
         // There is room: the queue is new.
         let _ = pieces.try_send(Piece { data, end, answer: None });
         let writer = tokio::task::spawn_local(write_all(write_end, queue));
-        Ok((Stdin { pieces, writer }, read_end))
+        Ok(Stdin { pieces, writer })
     }
 
     /// Passes more input; answered once the pipe has taken it.

@@ -157,6 +157,7 @@ impl wire::host::Server for FakeHost {
             version: "0".into(),
             arch: "x86_64".into(),
             engines: vec![],
+            pid: 0,
         };
         info::write_host_info(r.get().init_host(), &host);
         Ok(())

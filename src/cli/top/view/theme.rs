@@ -55,7 +55,7 @@ impl Theme {
             "ready" | "busy" => self.good(),
             "crashed" => self.bad(),
             "starting" | "stopping" => self.warn(),
-            "stopped" | "created" | "archived" => self.dim(),
+            "suspended" | "stopped" | "created" | "archived" => self.dim(),
             // A state unknown to this build.
             _ => Style::new(),
         }

@@ -160,7 +160,9 @@ impl Task {
     pub(crate) async fn next_work(&mut self) -> Option<Event> {
         match self.life.state {
             State::Ready => self.hand_over().await,
-            State::Stopped { .. } | State::Created if !self.work.queue.is_empty() => Some(Event::Used),
+            State::Stopped { .. } | State::Created | State::Suspended if !self.work.queue.is_empty() => {
+                Some(Event::Used)
+            }
             _ => None,
         }
     }

@@ -44,6 +44,7 @@ impl Task {
     async fn perform(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::StartWorker { attempt } => self.start_worker(attempt),
+            Action::ResumeWorker { attempt } => self.resume_worker(attempt),
             Action::StopWorker => return self.stop_worker(),
             Action::Interrupt { exec } => self.interrupt_worker(exec),
             Action::EndAsLost { exec, cause } => self.end_as_lost(exec, &cause).await,

@@ -23,6 +23,7 @@ mod recovery;
 mod rename;
 mod restored;
 mod stop;
+mod suspend;
 mod worker_lifecycle;
 
 use std::collections::VecDeque;
@@ -78,6 +79,8 @@ pub(crate) enum Report {
     NotSaved { attempt: u64, error: Error },
     /// The worker's process has ended.
     Gone { attempt: u64 },
+    /// The paused worker runs again, or does not.
+    Resumed { attempt: u64, outcome: Result<()> },
     /// The recovery before this start has completed or failed.
     Recovered { attempt: u64, outcome: Result<()> },
     /// The operation has ended.
@@ -350,6 +353,9 @@ impl Task {
                 let _ = reply.send(self.start(&actor).await);
             }
             Command::Stop(actor, mode, reply) => self.stop(actor, mode, reply).await,
+            Command::Suspended(reply) => {
+                let _ = reply.send(self.suspended().await);
+            }
             Command::Message(change, message, reply) => {
                 let _ = reply.send(self.message(change, message).await);
             }
@@ -424,6 +430,7 @@ impl Task {
                 }
             }
             Report::Gone { attempt } => self.worker_gone(attempt).await,
+            Report::Resumed { attempt, outcome } => self.resumed(attempt, outcome).await,
             Report::Recovered { attempt, outcome } => self.recovered(attempt, outcome).await,
             Report::OperationDone { number } => {
                 if self.work.operating == Some(number) {

@@ -54,7 +54,8 @@ impl Task {
     /// Kills the worker of a kernel whose departure is committed, and refuses all queued work.
     pub(super) async fn end_departed_worker(&mut self) {
         // Work that needs no worker any more is refused as `departed` by the next state.
-        let moved = Error::new(ErrorCode::Departed, format!("kernel {} moved to another host", self.kernel.spec().name));
+        let moved =
+            Error::new(ErrorCode::Departed, format!("kernel {} moved to another host", self.kernel.spec().name));
         self.fail_all_queued(&moved).await;
         if let Some(current) = self.worker.current.take() {
             current.worker.kill();

@@ -133,7 +133,8 @@ impl Task {
             }
         }
         let exec: Option<ExecId> = running.as_ref().map(|execution| execution.id);
-        self.step(Event::WorkerAdopted { running: exec }).await;
+        let is_suspended = adopted.started.report.is_suspended;
+        self.step(if is_suspended { Event::SuspendedAdopted } else { Event::WorkerAdopted { running: exec } }).await;
         let attempt = self.life.attempt;
         if let Some(execution) = running {
             // The execution already runs and needs no permit: if the limit was lowered meanwhile, it exceeds the limit.

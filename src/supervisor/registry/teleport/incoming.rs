@@ -28,7 +28,7 @@ use crate::supervisor::host::audit::bounded;
 use crate::supervisor::kernel::command::{Actor, StopMode};
 use crate::supervisor::kernel::journal::{Records, StateRecord};
 use crate::supervisor::registry::Supervisor;
-use crate::supervisor::registry::bundle_io::{client_error, has_room};
+use crate::supervisor::registry::bundle_io::{client_error, has_room, holds_state};
 use crate::supervisor::registry::supervisor::ReservedName;
 use crate::teleport::target::{Admission, TargetHost};
 use crate::teleport::{Accept, Offer, Received, Reuse, Seal, Wire};
@@ -165,6 +165,7 @@ impl TargetSide {
             return Err(wrong("a checkpoint of another engine"));
         }
         has_room(self.host(), &manifest, bytes)?;
+        holds_state(&manifest, parts.bytes())?;
         // The files and the history together.
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
             return Err(Host::full());

@@ -30,6 +30,7 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
+use crate::teleport::transport::Settings;
 
 pub use incoming::serve;
 pub use outgoing::teleport;
@@ -93,6 +94,12 @@ async fn sync(host: &Host) -> Result<()> {
         tokio::task::spawn_blocking(move || crate::sys::fs::sync_file_system(&data, "handover.data.sync")).await;
     let synced = synced.map_err(|error| Error::internal(error.to_string()))?;
     synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
+}
+
+/// How this host connects to others.
+fn settings(host: &Host) -> Settings {
+    let configured = &host.config.teleport;
+    Settings { ssh: configured.ssh.clone(), command: configured.command.clone() }
 }
 
 /// The epoch after a move.

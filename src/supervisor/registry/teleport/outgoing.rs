@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, sync, write};
+use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, settings, sync, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
@@ -212,7 +212,8 @@ impl Move {
         transition: &Rc<ExclusiveTransition>,
         allow_missing: bool,
     ) -> Result<TeleportReport> {
-        let mut session = self.unless_cancelled(Session::open(transport.connect()?, self.host.id())).await?;
+        let mut session =
+            self.unless_cancelled(Session::open(transport.connect(&settings(&self.host))?, self.host.id())).await?;
         let target = session.host();
         if target == self.host.id() {
             return Err(Error::refused("the other end is this host").reason("same_host"));

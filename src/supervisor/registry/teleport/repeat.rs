@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Outgoing, read, sync};
+use super::{Outgoing, read, settings, sync};
 use crate::catalog::HandoverRow;
 use crate::core::error::{Error, Result};
 use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
 use crate::core::limits;
 use crate::supervisor::registry::{Registry, Supervisor};
 use crate::teleport::source::Session;
-use crate::teleport::transport::Transport;
+use crate::teleport::transport::{Transport, is_unreachable};
 
 /// The next attempt at a target.
 #[derive(Debug, Clone, Copy)]
@@ -157,7 +157,7 @@ async fn deliver_to_one(supervisor: &Supervisor, rows: &[HandoverRow]) -> bool {
         if let Err(error) = deliver(supervisor, row).await {
             tracing::info!(handover = %row.id, kernel = %row.kernel, %error, "a decision about a move is repeated later");
             // A target that cannot be reached is not tried for each kernel.
-            if error.reason == "connection" {
+            if is_unreachable(&error) {
                 return true;
             }
         }
@@ -185,7 +185,7 @@ async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
         // The target acts on the commit: it must not be older than what a loss of power leaves here.
         sync(host).await?;
     }
-    let connection = Transport::parse(&outgoing.to)?.connect()?;
+    let connection = Transport::parse(&outgoing.to)?.connect(&settings(host))?;
     let mut session = Session::open(connection, host.id()).await?;
     for action in machine.step(SourceEvent::Reconnected) {
         let acknowledged = match action {

@@ -1,41 +1,46 @@
 //! A database of a group during one operation: how it is locked, captured, replaced and brought back.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use super::objects::{self, blocking};
+use async_trait::async_trait;
+
+use super::{DataSource, other_content};
 use crate::catalog::host_database::{self as database, Present, WriteLock};
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::freeze::DatabasePart;
+use crate::core::freeze::{Captured, DatabasePart};
 use crate::core::ids::Digest;
+use crate::core::kernel::transition::Kind;
+use crate::supervisor::freeze::objects::{self, blocking};
 use crate::supervisor::host::Host;
 
 /// The folder of copies of what other programs wrote during a restore that was reverted.
-pub(super) const KEPT: &str = "kept";
+pub(in crate::supervisor::freeze) const KEPT: &str = "kept";
 
 /// One database.
 #[derive(Debug)]
-pub(super) struct LiveDatabase {
-    pub path: PathBuf,
+struct LiveDatabase {
+    path: PathBuf,
     lock: Option<WriteLock>,
     /// Whether it may hold the target of a restore.
     is_switched: bool,
     /// A copy of what another program wrote during the restore.
-    pub kept: Option<PathBuf>,
+    kept: Option<PathBuf>,
 }
 
 impl LiveDatabase {
     /// A database that is at no operation yet.
-    pub fn new(path: PathBuf) -> LiveDatabase {
+    fn new(path: PathBuf) -> LiveDatabase {
         LiveDatabase { path, lock: None, is_switched: false, kept: None }
     }
 
     /// A restore of a former daemon may have changed it.
-    pub fn may_be_switched(&mut self) {
+    fn may_be_switched(&mut self) {
         self.is_switched = true;
     }
 
     /// Locks it against writers, if SQLite can read it.
-    pub async fn lock(&mut self) -> Result<()> {
+    async fn lock(&mut self) -> Result<()> {
         let path = self.path.clone();
         self.lock = blocking(move || match database::present(&path)? {
             Present::Whole => WriteLock::take(&path).map(Some),
@@ -46,12 +51,12 @@ impl LiveDatabase {
     }
 
     /// Admits writers.
-    pub fn unlock(&mut self) {
+    fn unlock(&mut self) {
         drop(self.lock.take());
     }
 
     /// The present revision. A missing or damaged database fails, unless `any` state may be captured.
-    pub async fn revision(&self, any: bool) -> Result<String> {
+    async fn revision(&self, any: bool) -> Result<String> {
         let path = self.path.clone();
         blocking(move || match database::present(&path)? {
             Present::Whole => Ok(database::revision(&path)?.to_string()),
@@ -64,7 +69,7 @@ impl LiveDatabase {
     }
 
     /// What the gate and the lock judge: the schema. Nothing is copied.
-    pub async fn present(&self) -> Result<DatabasePart> {
+    async fn present(&self) -> Result<DatabasePart> {
         let path = self.path.clone();
         blocking(move || {
             Ok(match database::present(&path)? {
@@ -80,7 +85,7 @@ impl LiveDatabase {
     }
 
     /// Captures the content; returns it with its revision.
-    pub async fn capture(&self, host: &Host, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
+    async fn capture(&self, host: &Host, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
         let copy = scratch.join("copy");
         match copied(&self.path, &copy).await? {
             Copied::Whole(revision, mode) => {
@@ -106,7 +111,7 @@ impl LiveDatabase {
     }
 
     /// Makes the inactive files beside it that a replacement by renames needs.
-    pub async fn prepare(&self, host: &Host, part: &DatabasePart) -> Result<()> {
+    async fn prepare_files(&self, host: &Host, part: &DatabasePart) -> Result<()> {
         if self.lock.is_some() && matches!(part, DatabasePart::Whole { .. }) {
             return Ok(());
         }
@@ -117,7 +122,7 @@ impl LiveDatabase {
     }
 
     /// Makes a part, whose files are in `scratch` or beside the database, the present content. Not to be abandoned.
-    pub async fn switch(&mut self, part: &DatabasePart, scratch: &Path) -> Result<()> {
+    async fn switch(&mut self, part: &DatabasePart, scratch: &Path) -> Result<()> {
         // Before the change: whatever the answer is, it may happen.
         self.is_switched = true;
         let (path, lock, image) = (self.path.clone(), self.lock.take(), scratch.join("image"));
@@ -138,7 +143,7 @@ impl LiveDatabase {
 
     /// Brings it back to `safety` if a restore of `target` may have changed it. What another program wrote since is
     /// copied first. Not to be abandoned.
-    pub async fn revert(
+    async fn revert(
         &mut self,
         host: &Host,
         name: &str,
@@ -165,7 +170,7 @@ impl LiveDatabase {
             self.kept = self.keep(host, name, &present, &now).await?.or(self.kept.take());
         }
         fetch(host, safety, scratch).await?;
-        self.prepare(host, safety).await?;
+        self.prepare_files(host, safety).await?;
         self.switch(safety, scratch).await
     }
 
@@ -200,11 +205,93 @@ impl LiveDatabase {
     }
 
     /// Removes inactive files.
-    pub fn discard(&self) {
+    fn discard(&self) {
         for suffix in database::SUFFIXES {
             // Most do not exist.
             let _ = std::fs::remove_file(inactive(&self.path, suffix));
         }
+    }
+}
+
+/// A database as a source.
+pub(super) struct DatabaseSource {
+    host: Rc<Host>,
+    /// The member's name.
+    name: String,
+    scratch: PathBuf,
+    live: LiveDatabase,
+}
+
+impl DatabaseSource {
+    /// The database in a file.
+    pub fn new(host: Rc<Host>, name: String, path: PathBuf, scratch: PathBuf) -> DatabaseSource {
+        DatabaseSource { host, name, scratch, live: LiveDatabase::new(path) }
+    }
+
+    fn as_captured(&self, part: DatabasePart) -> Captured {
+        Captured::Database { path: self.live.path.display().to_string(), part }
+    }
+}
+
+fn part_of(captured: &Captured) -> Result<&DatabasePart> {
+    match captured {
+        Captured::Database { part, .. } => Ok(part),
+        _ => Err(other_content()),
+    }
+}
+
+#[async_trait(?Send)]
+impl DataSource for DatabaseSource {
+    /// A capture is one transaction; only a restore needs the lock.
+    async fn quiesce(&mut self, transition: Kind) -> Result<()> {
+        if transition == Kind::Restore { self.live.lock().await } else { Ok(()) }
+    }
+
+    async fn resume(&mut self) -> Result<()> {
+        self.live.unlock();
+        Ok(())
+    }
+
+    async fn revision(&mut self, any: bool) -> Result<String> {
+        self.live.revision(any).await
+    }
+
+    async fn present(&mut self) -> Result<Option<Captured>> {
+        Ok(Some(self.as_captured(self.live.present().await?)))
+    }
+
+    async fn capture(&mut self, any: bool) -> Result<(Captured, String)> {
+        let (part, revision) = self.live.capture(&self.host, &self.scratch, any).await?;
+        Ok((self.as_captured(part), revision))
+    }
+
+    async fn verify(&mut self, target: &Captured) -> Result<()> {
+        fetch(&self.host, part_of(target)?, &self.scratch).await
+    }
+
+    async fn prepare(&mut self, target: &Captured) -> Result<()> {
+        self.live.prepare_files(&self.host, part_of(target)?).await
+    }
+
+    async fn switch(&mut self, target: &Captured, _safety: &Captured) -> Result<()> {
+        self.live.switch(part_of(target)?, &self.scratch).await
+    }
+
+    async fn revert(&mut self, safety: &Captured, target: Option<&Captured>) -> Result<()> {
+        let parts = (part_of(safety)?, target.map(part_of).transpose()?);
+        self.live.revert(&self.host, &self.name, parts, &self.scratch).await
+    }
+
+    fn may_be_switched(&mut self) {
+        self.live.may_be_switched();
+    }
+
+    async fn discard(&mut self) {
+        self.live.discard();
+    }
+
+    fn kept(&self) -> Option<&Path> {
+        self.live.kept.as_deref()
     }
 }
 
@@ -238,6 +325,15 @@ async fn copied(path: &Path, copy: &Path) -> Result<Copied> {
     .await
 }
 
+/// Copies the present content into a new file if SQLite can read it; returns the form of what is there.
+pub(in crate::supervisor::freeze) async fn copy_now(path: &Path, copy: &Path) -> Result<&'static str> {
+    Ok(match copied(path, copy).await? {
+        Copied::Whole(..) => "whole",
+        Copied::Absent => "absent",
+        Copied::Damaged(_) => "damaged",
+    })
+}
+
 /// Whether the present content, whose copy is `now`, is that of a part. Damaged databases are never the same.
 async fn is_at(host: &Host, present: &Copied, now: &Path, part: &DatabasePart) -> Result<bool> {
     match (present, part) {
@@ -252,7 +348,7 @@ async fn is_at(host: &Host, present: &Copied, now: &Path, part: &DatabasePart) -
 }
 
 /// Reads the files of a part from the store.
-pub(super) async fn fetch(host: &Host, part: &DatabasePart, scratch: &Path) -> Result<()> {
+async fn fetch(host: &Host, part: &DatabasePart, scratch: &Path) -> Result<()> {
     for (suffix, digest, _) in files_of(part) {
         objects::get(host, digest, &scratch.join(format!("image{suffix}"))).await?;
     }

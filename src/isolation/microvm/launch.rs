@@ -1,0 +1,201 @@
+//! Starts a machine for a worker: from its template, or by booting the image, and the worker in it.
+
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::client::unexpected;
+use super::driver::MicrovmDriver;
+use super::handle::Record;
+use super::image;
+use super::machine::Machine;
+use super::qemu::{self, Begin, NewMachine};
+use super::qmp::Qmp;
+use super::seed;
+use super::template::Kind;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::isolation::process::handle::ProcessRecord;
+use crate::isolation::process::launch::WorkerProcess;
+use crate::isolation::{LaunchNote, NewWorker, Recorder};
+use crate::link::bootstrap::ReportLine;
+use crate::link::machine::{Reply, Request};
+
+/// A machine whose worker serves.
+pub(super) struct Serving {
+    pub process: WorkerProcess,
+    /// The boot id of another machine of its template; empty if it was booted.
+    pub shared_boot_id: String,
+    pub notes: Vec<LaunchNote>,
+}
+
+/// What is the same in each attempt to start a machine.
+struct Attempt<'a> {
+    kind: &'a Kind,
+    disk: &'a Path,
+    machine: &'a Arc<Machine>,
+}
+
+impl MicrovmDriver {
+    /// Starts a machine and its worker. On failure the machine has ended.
+    ///
+    /// # Errors
+    /// Those of the image, the disk, `record`, QEMU and the guest.
+    pub(super) async fn start(
+        &self,
+        new: &NewWorker<'_>,
+        about: &mut Record,
+        machine: &Arc<Machine>,
+        record: &Recorder<'_>,
+    ) -> Result<Serving> {
+        let (folder, limits) = (&machine.folder, &new.shape.limits);
+        let image = image::find(&self.settings.images, &new.shape.variant)?;
+        let is_new = !folder.has_disk();
+        let disk = if is_new {
+            qemu::make_disk(&folder.new_disk(), qemu::disk_bytes(limits.workspace_bytes)).await?;
+            folder.new_disk()
+        } else {
+            folder.disk()
+        };
+        let found = disk.metadata().map_err(|error| Error::unavailable(format!("{}: {error}", disk.display())))?;
+        let version = self.templates.qemu_version().await?;
+        let kind = Kind::new(&image, new.shape, version, found.len());
+        record(about.write()?).await?;
+        let attempt = Attempt { kind: &kind, disk: &disk, machine };
+        let (mut notes, mut shared_boot_id) = (Vec::new(), String::new());
+        let template = self.templates.find(&kind).await;
+        let restored = match &template {
+            Ok(template) => {
+                let begin = Begin::Restore { image: &image, template };
+                match self.attempt(&attempt, begin, &template.tested_boot_id, about, record).await? {
+                    Ok(process) => {
+                        shared_boot_id.clone_from(&template.tested_boot_id);
+                        Ok(process)
+                    }
+                    Err(error) => {
+                        self.templates.give_up(&kind, &error);
+                        Err(error.message)
+                    }
+                }
+            }
+            Err(why) => Err(why.clone()),
+        };
+        let process = match restored {
+            Ok(process) => process,
+            Err(why) => {
+                notes.push(LaunchNote { kind: "cold_boot", detail: why });
+                self.attempt(&attempt, Begin::Boot(&image), "", about, record)
+                    .await?
+                    .inspect_err(|_| self.failed(new, machine))?
+            }
+        };
+        let document = self.document(new, &image)?.to_bytes()?;
+        let document = [&document[..], &new.identity.secret].concat();
+        let (prepared, fills) = (Arc::clone(machine), is_new && !new.is_warm);
+        let started = until_ended(&process, move || prepare(&prepared, fills, &document)).await;
+        if let Err(error) = started {
+            self.failed(new, machine);
+            end(&process).await;
+            return Err(error);
+        }
+        if template.is_err() {
+            self.templates.build_soon(kind, image);
+        }
+        Ok(Serving { process, shared_boot_id, notes })
+    }
+
+    /// Notes that a kernel's machine did not serve.
+    fn failed(&self, new: &NewWorker<'_>, machine: &Machine) {
+        if !new.is_warm {
+            self.machines.note_failure(&machine.folder.dir);
+        }
+    }
+
+    /// Starts QEMU and seeds its guest. The inner error is the machine's; it has ended then.
+    async fn attempt(
+        &self,
+        attempt: &Attempt<'_>,
+        begin: Begin<'_>,
+        shared_boot_id: &str,
+        about: &mut Record,
+        record: &Recorder<'_>,
+    ) -> Result<Result<WorkerProcess>> {
+        let Attempt { kind, disk, machine } = *attempt;
+        let is_restored = matches!(begin, Begin::Restore { .. });
+        let disk = qemu::open_disk(disk)?;
+        let log = std::io::stderr().as_fd().try_clone_to_owned();
+        let log = log.map_err(|error| Error::internal(error.to_string()))?;
+        let (account, durability, sockets) = (self.settings.account, self.settings.durability, &about.sockets);
+        let mut child = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, log })?;
+        let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
+        let process = WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("qemu: {error}")))?;
+        let identified = ProcessRecord::of(pid);
+        // Reaps it.
+        tokio::task::spawn_local(async move { child.wait().await });
+        let recorded = async {
+            about.process = Some(identified.map_err(|error| Error::unavailable(format!("identify qemu: {error}")))?);
+            record(about.write()?).await
+        };
+        if let Err(error) = recorded.await {
+            end(&process).await;
+            return Err(error);
+        }
+        let (seeded, shared) = (Arc::clone(machine), shared_boot_id.to_owned());
+        let raised = async {
+            if is_restored {
+                let mut monitor = Qmp::connect(&about.sockets.monitor).await?;
+                monitor.load(qemu::STATE_URI).await?;
+                monitor.resume().await?;
+            }
+            until_ended(&process, move || {
+                let mut client = seeded.client();
+                client.open(limits::VM_BOOT)?;
+                seed::seed(&mut client, &shared).map(drop)
+            })
+            .await
+        };
+        match raised.await {
+            Ok(()) => Ok(Ok(process)),
+            Err(error) => {
+                end(&process).await;
+                Ok(Err(error))
+            }
+        }
+    }
+}
+
+async fn end(process: &WorkerProcess) {
+    process.kill();
+    let _ = process.ended().await;
+}
+
+/// Uses a machine's guest on another thread until the machine ends.
+async fn until_ended(process: &WorkerProcess, act: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let mut acting = tokio::task::spawn_blocking(act);
+    tokio::select! {
+        done = &mut acting => done.map_err(|error| Error::internal(error.to_string()))?,
+        _ = process.ended() => {
+            // It fails soon, and keeps no disk of a later machine.
+            let _ = acting.await;
+            Err(Error::unavailable("the virtual machine ended while it started"))
+        }
+    }
+}
+
+/// Fills a machine and starts its worker. Blocks.
+fn prepare(machine: &Machine, fills: bool, document: &[u8]) -> Result<()> {
+    machine.client().tell(&Request::Mount, &[])?;
+    if fills {
+        machine.push()?;
+        machine.push_state()?;
+        machine.client().tell(&Request::Sync, &[])?;
+        machine.folder.keep_disk()?;
+    }
+    let within = limits::WORKER_START + limits::VM_CALL;
+    let (reply, _) = machine.client().call(&Request::Start, document, within)?;
+    match reply {
+        Reply::Started(ReportLine::Ready {}) => Ok(()),
+        Reply::Started(ReportLine::Failed(error)) => Err(error),
+        _ => Err(unexpected()),
+    }
+}

@@ -1,0 +1,51 @@
+//! Seeds a guest: machines of one template have the same random state, clock and identity until this is confirmed.
+
+use std::time::Duration;
+
+use super::client::{Client, unexpected};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::link::machine::{Reply, Request};
+use crate::sys;
+
+/// Seeds the guest's random generator and sets its clock. Returns its boot id. `shared`: the boot id of another machine
+/// of the same template, or nothing. Blocks.
+///
+/// # Errors
+/// Those of the guest; `unavailable` if the guest does not confirm it: the machine must end.
+pub(super) fn seed(client: &mut Client, shared: &str) -> Result<String> {
+    let now = Duration::from_millis(u64::try_from(sys::clock::now_ms()).unwrap_or_default());
+    let now_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+    let (reply, _) = client.call(&Request::Seed { entropy: sys::random::bytes(), now_ns }, &[], limits::VM_CALL)?;
+    let Reply::Seeded { boot_id, now_ns: theirs } = reply else { return Err(unexpected()) };
+    confirm(&boot_id, shared, now_ns, theirs)?;
+    Ok(boot_id)
+}
+
+fn confirm(boot_id: &str, shared: &str, now_ns: i64, theirs: i64) -> Result<()> {
+    let why = if boot_id.len() != 36 || !boot_id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+        "its boot id is none"
+    } else if boot_id == shared {
+        "it has the boot id of another machine"
+    } else if theirs.abs_diff(now_ns) > limits::VM_CLOCK_ERROR.as_nanos() as u64 {
+        "its clock is not set"
+    } else {
+        return Ok(());
+    };
+    Err(Error::unavailable(format!("the seeding of a virtual machine is not confirmed: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unseeded_guests_are_refused() {
+        let (one, other) = ("0b3f8d4e-5c1e-4d9a-9f4e-2f8b7c6d5e4a", "1b3f8d4e-5c1e-4d9a-9f4e-2f8b7c6d5e4a");
+        assert!(confirm(one, "", 7, 7).is_ok() && confirm(one, other, 7, 8).is_ok());
+        assert!(confirm(one, one, 7, 7).is_err(), "the random state is the template's");
+        assert!(confirm("", other, 7, 7).is_err() && confirm(&"g".repeat(36), other, 7, 7).is_err());
+        assert!(confirm(one, other, 10_000_000_000, 0).is_err(), "the clock is the template's");
+        assert!(confirm(one, other, 0, i64::MIN).is_err());
+    }
+}

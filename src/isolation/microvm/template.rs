@@ -1,0 +1,291 @@
+//! A template on the disk: a stopped machine's memory and state, and a description with their digests.
+//!
+//! It holds nothing of a kernel: no worker, no secret, no mounted disk. Machines that are restored from it begin with the
+//! same random state, so each is seeded before anything else (`seed.rs`). `templates.rs` builds and finds them.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::image::Image;
+use super::qemu;
+use crate::core::engine::EngineName;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::isolation::Shape;
+use crate::link::bootstrap::BUILD;
+use crate::sys::fs;
+
+/// The format of the description.
+const FORMAT: u32 = 1;
+pub(super) const MEMORY: &str = "ram";
+pub(super) const STATE: &str = "state";
+const DESCRIPTION: &str = "template.json";
+
+/// What machines must have in common to be restored from one template.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kind {
+    /// The image's version.
+    pub image: String,
+    /// Whose interpreter it has read.
+    pub engine: EngineName,
+    /// Whose kernels they are: users share no memory through a template.
+    pub uid: u32,
+    /// The version of QEMU: states are loaded by the version that saved them.
+    pub qemu: String,
+    /// The version of the guest's programs.
+    pub build: String,
+    pub machine: Vec<String>,
+    pub memory_mib: u64,
+    pub processors: u32,
+    pub disk_bytes: u64,
+}
+
+impl Kind {
+    pub(super) fn new(image: &Image, shape: &Shape, qemu: String, disk_bytes: u64) -> Kind {
+        let Shape { engine, uid, limits, .. } = shape;
+        Kind {
+            image: image.version.clone(),
+            engine: *engine,
+            uid: *uid,
+            qemu,
+            build: BUILD.to_owned(),
+            machine: qemu::MACHINE.map(str::to_owned).to_vec(),
+            memory_mib: (limits.memory_bytes + limits::VM_EXTRA_MEMORY_BYTES).div_ceil(1 << 20),
+            processors: limits.cpu_milli.div_ceil(1000).max(1),
+            disk_bytes,
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.memory_mib << 20
+    }
+
+    /// The name of its folder.
+    pub(super) fn key(&self) -> Result<String> {
+        let text = serde_json::to_vec(self).map_err(|error| Error::internal(error.to_string()))?;
+        Ok(blake3::hash(&text).to_hex()[..40].to_owned())
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Part {
+    bytes: u64,
+    blake3: String,
+}
+
+/// What is on the disk beside memory and state.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Description {
+    format: u32,
+    kind: Kind,
+    memory: Part,
+    state: Part,
+    /// The boot id of the test start: a machine that has the same one was not seeded.
+    pub tested_boot_id: String,
+}
+
+/// A verified template. Its files stay open, so that nothing that happens to its folder changes it.
+#[derive(Debug)]
+pub(super) struct Template {
+    memory: File,
+    state: File,
+    pub tested_boot_id: String,
+}
+
+/// Opens a file anew: each machine reads from the beginning.
+fn again(file: &File) -> std::io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+impl Template {
+    /// The template of just written files, not tested yet.
+    pub(super) fn untested(place: &Path) -> std::io::Result<Template> {
+        let open = |name: &str| File::open(place.join(name));
+        Ok(Template { memory: open(MEMORY)?, state: open(STATE)?, tested_boot_id: String::new() })
+    }
+
+    /// The same, with the boot id of its test start.
+    pub(super) fn tested(self, tested_boot_id: String) -> Template {
+        Template { tested_boot_id, ..self }
+    }
+
+    pub(super) fn memory(&self) -> std::io::Result<File> {
+        again(&self.memory)
+    }
+
+    pub(super) fn state(&self) -> std::io::Result<File> {
+        again(&self.state)
+    }
+
+    /// Opens and verifies a template's folder; `None` if there is none. Blocks.
+    pub(super) fn open(folder: &Path, kind: &Kind) -> std::result::Result<Option<Template>, String> {
+        let words = |error: std::io::Error| error.to_string();
+        match folder.symlink_metadata() {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(String::from("it is no folder")),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(words(error)),
+        }
+        let file = |name: &str| {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(name));
+            let file = file.map_err(|error| format!("{name}: {error}"))?;
+            match file.metadata() {
+                Ok(found) if found.is_file() => Ok(file),
+                Ok(_) => Err(format!("{name} is no file")),
+                Err(error) => Err(format!("{name}: {error}")),
+            }
+        };
+        let mut text = String::new();
+        let description = file(DESCRIPTION)?.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text);
+        description.map_err(words)?;
+        let about: Description = serde_json::from_str(&text).map_err(|error| format!("{DESCRIPTION}: {error}"))?;
+        if about.format != FORMAT || about.kind != *kind {
+            return Err(String::from("it is of another machine than its name says"));
+        }
+        let (memory, state) = (file(MEMORY)?, file(STATE)?);
+        for (name, found, wanted) in [(MEMORY, &memory, &about.memory), (STATE, &state, &about.state)] {
+            if found.metadata().map_err(words)?.len() != wanted.bytes {
+                return Err(format!("{name} has another size than was written"));
+            }
+            if part(found).map_err(words)? != *wanted {
+                return Err(format!("{name} is not what was written"));
+            }
+        }
+        if about.memory.bytes != kind.memory_bytes() || about.state.bytes > limits::VM_TEMPLATE_STATE_BYTES {
+            return Err(String::from("its sizes are not those of the machine"));
+        }
+        Ok(Some(Template { memory, state, tested_boot_id: about.tested_boot_id }))
+    }
+}
+
+fn part(file: &File) -> std::io::Result<Part> {
+    let mut hasher = blake3::Hasher::new();
+    let (mut from, mut bytes, mut piece) = (again(file)?, 0, vec![0; 1 << 20]);
+    loop {
+        let count = from.read(&mut piece)?;
+        if count == 0 {
+            return Ok(Part { bytes, blake3: hasher.finalize().to_hex().to_string() });
+        }
+        hasher.update(&piece[..count]);
+        bytes += count as u64;
+    }
+}
+
+/// Makes memory and state durable and unchangeable, and describes them. Blocks.
+pub(super) fn seal(place: &Path, kind: Kind) -> Result<Description> {
+    let sealed = |name: &str| {
+        let file = File::open(place.join(name))?;
+        file.sync_all()?;
+        // QEMU may be another user, and reads it through a descriptor; the folder is private.
+        let mode = match nix::unistd::geteuid().is_root() {
+            true => {
+                std::os::unix::fs::fchown(&file, Some(0), Some(0))?;
+                0o444
+            }
+            false => 0o400,
+        };
+        file.set_permissions(PermissionsExt::from_mode(mode))?;
+        part(&file)
+    };
+    let failed = |error: std::io::Error| Error::unavailable(format!("write a template: {error}"));
+    let (memory, state) = (sealed(MEMORY).map_err(failed)?, sealed(STATE).map_err(failed)?);
+    if state.bytes == 0 || state.bytes > limits::VM_TEMPLATE_STATE_BYTES {
+        return Err(Error::unavailable(format!("a template's state has {} bytes", state.bytes)));
+    }
+    Ok(Description { format: FORMAT, kind, memory, state, tested_boot_id: String::new() })
+}
+
+/// Gives a finished template its name, in place of a damaged one. Blocks.
+pub(super) fn publish(from: &Path, to: &Path, description: &Description) -> Result<()> {
+    let failed = |error: &dyn std::fmt::Display| Error::unavailable(format!("publish a template: {error}"));
+    let text = serde_json::to_vec_pretty(description).map_err(|error| failed(&error))?;
+    fs::replace(&from.join(DESCRIPTION), &text, 0o400, "microvm.template.describe").map_err(|error| failed(&error))?;
+    match to.symlink_metadata() {
+        Ok(found) if found.is_dir() => fs::remove_tree(to).map_err(|error| failed(&error))?,
+        Ok(_) => std::fs::remove_file(to).map_err(|error| failed(&error))?,
+        Err(_) => {}
+    }
+    fs::rename_durable(from, to, "microvm.template.publish").map_err(|error| failed(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    fn kind() -> Kind {
+        Kind {
+            image: String::from("abc"),
+            engine: EngineName::Python,
+            uid: 0,
+            qemu: String::from("QEMU 10"),
+            build: BUILD.to_owned(),
+            machine: Vec::new(),
+            memory_mib: 1,
+            processors: 1,
+            disk_bytes: 1 << 20,
+        }
+    }
+
+    fn template(folder: &Path, kind: &Kind) -> PathBuf {
+        let (from, to) = (folder.join(".new-1"), folder.join("key"));
+        std::fs::create_dir(&from).expect("a folder");
+        std::fs::write(from.join(MEMORY), vec![1; 1 << 20]).expect("written");
+        std::fs::write(from.join(STATE), b"state").expect("written");
+        let described = seal(&from, kind.clone()).expect("sealed");
+        publish(&from, &to, &described).expect("published");
+        to
+    }
+
+    fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = std::fs::read(path).expect("it is there");
+        change(&mut bytes);
+        std::fs::remove_file(path).expect("removed");
+        std::fs::write(path, bytes).expect("written");
+    }
+
+    #[test]
+    fn damaged_templates_are_refused() {
+        let (folder, kind) = (tempfile::tempdir().expect("a folder"), kind());
+        assert!(Template::open(&folder.path().join("key"), &kind).is_ok_and(|found| found.is_none()));
+        type Damage = (&'static str, fn(&Path));
+        let damages: [Damage; 6] = [
+            ("not what was written", |dir| change(&dir.join(MEMORY), |bytes| bytes[77] ^= 1)),
+            ("another size", |dir| change(&dir.join(MEMORY), |bytes| bytes.truncate(4096))),
+            ("not what was written", |dir| change(&dir.join(STATE), |bytes| bytes[0] ^= 1)),
+            ("another machine", |dir| {
+                change(&dir.join(DESCRIPTION), |bytes| {
+                    let text = String::from_utf8_lossy(bytes).replace("QEMU 10", "QEMU 11");
+                    *bytes = text.into_bytes();
+                });
+            }),
+            ("template.json", |dir| std::fs::remove_file(dir.join(DESCRIPTION)).expect("removed")),
+            ("state", |dir| {
+                std::fs::remove_file(dir.join(STATE)).expect("removed");
+                std::os::unix::fs::symlink("/etc/passwd", dir.join(STATE)).expect("a link");
+            }),
+        ];
+        for (why, damage) in damages {
+            let dir = template(folder.path(), &kind);
+            assert!(Template::open(&dir, &kind).is_ok_and(|found| found.is_some()), "it is whole");
+            damage(&dir);
+            let refused = Template::open(&dir, &kind).expect_err("refused");
+            assert!(refused.contains(why), "{refused} names {why}");
+        }
+    }
+
+    #[test]
+    fn machines_differ_by_key() -> Result<()> {
+        let one = kind();
+        let other = Kind { disk_bytes: 2 << 20, ..one.clone() };
+        assert_ne!(one.key()?, other.key()?);
+        assert_eq!(one.key()?, kind().key()?);
+        Ok(())
+    }
+}

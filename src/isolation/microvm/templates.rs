@@ -1,0 +1,336 @@
+//! The templates of a host: found, built in the background, counted, removed.
+//!
+//! ```text
+//!  templates/.new-…/   ── boot, warm up, stop, save ─▶ ram, state ── test start, template.json ── rename ─▶ templates/KEY/
+//!  templates/KEY/      ── description and digests are right ─▶ open descriptors ─▶ private copies of the memory
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::client::Client;
+use super::image::Image;
+use super::qemu::{self, Begin, NewMachine, Sockets};
+use super::qmp::Qmp;
+use super::seed;
+use super::template::{Kind, MEMORY, STATE, Template, publish, seal};
+use crate::core::durability::Durability;
+use crate::core::error::{Error, Result};
+use crate::core::ids::WorkerId;
+use crate::core::limits;
+use crate::isolation::LaunchNote;
+use crate::link::machine::Request;
+use crate::sys::{fs, random};
+
+/// Folders that are being filled.
+const UNFINISHED: &str = ".new-";
+/// Time for the guest to become quiet after its last request.
+const QUIET: Duration = Duration::from_millis(200);
+/// Time for QEMU to end by itself.
+const QUIT: Duration = Duration::from_secs(5);
+
+/// What is known of a kind's template.
+enum Known {
+    Ready(Rc<Template>),
+    Building,
+    /// When, and why.
+    Failed(Instant, String),
+}
+
+/// The settings of templates.
+pub(super) struct TemplateSettings {
+    pub folder: PathBuf,
+    pub sockets: PathBuf,
+    /// Uid and gid of QEMU, in a daemon that is root.
+    pub account: Option<(u32, u32)>,
+}
+
+/// The templates of a host.
+pub(super) struct Templates {
+    settings: TemplateSettings,
+    known: RefCell<HashMap<String, Known>>,
+    /// One template is verified at a time.
+    turn: tokio::sync::Mutex<()>,
+    notes: RefCell<Vec<LaunchNote>>,
+    /// QEMU's version, and when its file was changed.
+    version: RefCell<Option<(SystemTime, String)>>,
+    is_swept: Cell<bool>,
+}
+
+impl Templates {
+    pub(super) fn new(settings: TemplateSettings) -> Rc<Templates> {
+        Rc::new(Templates {
+            settings,
+            known: RefCell::default(),
+            turn: tokio::sync::Mutex::default(),
+            notes: RefCell::default(),
+            version: RefCell::default(),
+            is_swept: Cell::new(false),
+        })
+    }
+
+    /// What happened to templates since the last call.
+    pub(super) fn take_notes(&self) -> Vec<LaunchNote> {
+        std::mem::take(&mut *self.notes.borrow_mut())
+    }
+
+    fn note(&self, kind: &'static str, detail: String) {
+        tracing::info!(kind, detail, "a template of virtual machines");
+        self.notes.borrow_mut().push(LaunchNote { kind, detail });
+    }
+
+    /// The version of QEMU.
+    ///
+    /// # Errors
+    /// `unsupported` if it is not installed or does not say its version.
+    pub(super) async fn qemu_version(&self) -> Result<String> {
+        let program = qemu::program()?;
+        let failed = |error: std::io::Error| Error::unsupported(format!("{}: {error}", program.display()));
+        let changed = program.metadata().and_then(|found| found.modified()).map_err(failed)?;
+        if let Some((at, version)) = &*self.version.borrow()
+            && *at == changed
+        {
+            return Ok(version.clone());
+        }
+        let mut command = tokio::process::Command::new(&program);
+        command.arg("--version").env_clear().stdin(std::process::Stdio::null()).kill_on_drop(true);
+        let said = tokio::time::timeout(limits::VM_CALL, command.output()).await;
+        let said = said.map_err(|_| Error::deadline("qemu does not say its version"))?.map_err(failed)?;
+        let said = String::from_utf8_lossy(&said.stdout);
+        let version: String = said.lines().next().unwrap_or_default().chars().take(200).collect();
+        if version.is_empty() {
+            return Err(Error::unsupported(format!("{} does not say its version", program.display())));
+        }
+        *self.version.borrow_mut() = Some((changed, version.clone()));
+        Ok(version)
+    }
+
+    /// The template of a kind; an error says why a machine boots instead.
+    pub(super) async fn find(&self, kind: &Kind) -> std::result::Result<Rc<Template>, String> {
+        let key = kind.key().map_err(|error| error.message)?;
+        let _turn = self.turn.lock().await;
+        match self.known.borrow().get(&key) {
+            Some(Known::Ready(template)) => return Ok(Rc::clone(template)),
+            Some(Known::Building) => return Err(String::from("its template is being built")),
+            Some(Known::Failed(at, why)) if at.elapsed() < limits::VM_TEMPLATE_RETRY => return Err(why.clone()),
+            Some(Known::Failed(..)) | None => {}
+        }
+        self.sweep();
+        let (folder, kind) = (self.settings.folder.join(&key), kind.clone());
+        let opened = tokio::task::spawn_blocking(move || Template::open(&folder, &kind)).await;
+        match opened.map_err(|error| error.to_string())? {
+            Ok(Some(template)) => {
+                let template = Rc::new(template);
+                self.known.borrow_mut().insert(key, Known::Ready(Rc::clone(&template)));
+                Ok(template)
+            }
+            Ok(None) => Err(String::from("there is no template of it yet")),
+            Err(why) => {
+                let why = format!("its template {key} cannot be used: {why}");
+                tracing::warn!(why, "a template of virtual machines is built again");
+                self.note("template_damaged", why.clone());
+                Err(why)
+            }
+        }
+    }
+
+    /// Marks a template as unusable: a machine could not be restored from it. The next build replaces it.
+    pub(super) fn give_up(&self, kind: &Kind, why: &Error) {
+        let Ok(key) = kind.key() else { return };
+        let why = format!("no machine can be restored from its template: {}", why.message);
+        let _ = fs::remove_tree(&self.settings.folder.join(&key));
+        self.note("template_damaged", why.clone());
+        self.known.borrow_mut().insert(key, Known::Failed(Instant::now(), why));
+    }
+
+    /// Builds a template in the background, unless it is known already.
+    pub(super) fn build_soon(self: &Rc<Self>, kind: Kind, image: Image) {
+        let Ok(key) = kind.key() else { return };
+        match self.known.borrow().get(&key) {
+            Some(Known::Ready(_) | Known::Building) => return,
+            Some(Known::Failed(at, _)) if at.elapsed() < limits::VM_TEMPLATE_RETRY => return,
+            Some(Known::Failed(..)) | None => {}
+        }
+        self.known.borrow_mut().insert(key.clone(), Known::Building);
+        let templates = Rc::clone(self);
+        tokio::task::spawn_local(async move {
+            let began = Instant::now();
+            let known = match templates.build(&key, &kind, &image).await {
+                Ok(template) => {
+                    templates.note("template_built", format!("{key} in {} ms", began.elapsed().as_millis()));
+                    Known::Ready(Rc::new(template))
+                }
+                Err(error) => {
+                    let why = format!("its template cannot be built: {error}");
+                    tracing::warn!(why, "virtual machines boot instead");
+                    Known::Failed(Instant::now(), why)
+                }
+            };
+            templates.known.borrow_mut().insert(key, known);
+        });
+    }
+
+    async fn build(&self, key: &str, kind: &Kind, image: &Image) -> Result<Template> {
+        let place = self.settings.folder.join(format!("{UNFINISHED}{}", hex(random::bytes::<8>())));
+        let unwritten = |error: std::io::Error| Error::unavailable(format!("write a template: {error}"));
+        std::fs::create_dir_all(&self.settings.folder).map_err(unwritten)?;
+        std::fs::create_dir(&place).map_err(unwritten)?;
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o700)).map_err(unwritten)?;
+        let built = self.fill(&place, key, kind, image).await;
+        if built.is_err() {
+            let _ = fs::remove_tree(&place);
+        }
+        built
+    }
+
+    async fn fill(&self, place: &Path, key: &str, kind: &Kind, image: &Image) -> Result<Template> {
+        self.record(place, kind, image).await?;
+        let (folder, about) = (place.to_owned(), kind.clone());
+        let sealed = tokio::task::spawn_blocking(move || seal(&folder, about)).await;
+        let mut description = sealed.map_err(|error| Error::internal(error.to_string()))??;
+        let template = Template::untested(place).map_err(|error| Error::unavailable(error.to_string()))?;
+        description.tested_boot_id = self.test(place, kind, image, &template).await?;
+        let (from, to) = (place.to_owned(), self.settings.folder.join(key));
+        let boot_id = description.tested_boot_id.clone();
+        let published = tokio::task::spawn_blocking(move || publish(&from, &to, &description)).await;
+        published.map_err(|error| Error::internal(error.to_string()))??;
+        self.prune(key);
+        Ok(template.tested(boot_id))
+    }
+
+    /// Boots the image and saves the machine.
+    async fn record(&self, place: &Path, kind: &Kind, image: &Image) -> Result<()> {
+        let failed = |error: std::io::Error| Error::unavailable(format!("write a template: {error}"));
+        let mut options = OpenOptions::new();
+        options.create_new(true).mode(0o600);
+        let memory = options.read(true).write(true).open(place.join(MEMORY)).map_err(failed)?;
+        memory.set_len(kind.memory_bytes()).map_err(failed)?;
+        // QEMU opens its memory by name.
+        if let Some((uid, gid)) = self.settings.account {
+            std::os::unix::fs::fchown(&memory, Some(uid), Some(gid)).map_err(failed)?;
+        }
+        let state = options.read(false).open(place.join(STATE)).map_err(failed)?;
+        let disk = options.read(true).open(place.join("disk")).map_err(failed)?;
+        disk.set_len(kind.disk_bytes).map_err(failed)?;
+        let program = image.engines.get(&kind.engine).cloned().unwrap_or_default();
+        let begin = Begin::Record { image, memory: &memory, state: &state };
+        self.with_machine(begin, kind, disk, async |sockets: &Sockets| {
+            let control = sockets.control.clone();
+            blocking(move || {
+                let mut client = Client::new(control);
+                client.open(limits::VM_BOOT)?;
+                match program.is_empty() {
+                    true => Ok(()),
+                    false => client.tell(&Request::WarmUp { program }, &[]),
+                }
+            })
+            .await?;
+            tokio::time::sleep(QUIET).await;
+            Qmp::connect(&sockets.monitor).await?.save(qemu::STATE_URI).await
+        })
+        .await?;
+        std::fs::remove_file(place.join("disk")).map_err(failed)
+    }
+
+    /// Restores a machine once, as for a kernel. Returns its boot id.
+    async fn test(&self, place: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<String> {
+        let path = place.join("disk");
+        qemu::make_disk(&path, kind.disk_bytes).await?;
+        let disk = qemu::open_disk(&path)?;
+        let begin = Begin::Restore { image, template };
+        let boot_id = self.with_machine(begin, kind, disk, async |sockets: &Sockets| {
+            let mut monitor = Qmp::connect(&sockets.monitor).await?;
+            monitor.load(qemu::STATE_URI).await?;
+            monitor.resume().await?;
+            let control = sockets.control.clone();
+            blocking(move || {
+                let mut client = Client::new(control);
+                let boot_id = seed::seed(&mut client, "")?;
+                client.tell(&Request::Mount, &[])?;
+                Ok(boot_id)
+            })
+            .await
+        });
+        let boot_id = boot_id.await?;
+        std::fs::remove_file(path).map_err(|error| Error::unavailable(format!("write a template: {error}")))?;
+        Ok(boot_id)
+    }
+
+    /// Starts a machine, does something with it, and ends it.
+    async fn with_machine<T>(
+        &self,
+        begin: Begin<'_>,
+        kind: &Kind,
+        disk: File,
+        act: impl AsyncFnOnce(&Sockets) -> Result<T>,
+    ) -> Result<T> {
+        let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()));
+        let log = std::io::stderr().as_fd().try_clone_to_owned();
+        let log = log.map_err(|error| Error::internal(error.to_string()))?;
+        let (account, durability) = (self.settings.account, Durability::Process);
+        let started = qemu::start(NewMachine { begin, kind, disk, sockets: &sockets, account, durability, log });
+        let mut child = match started {
+            Ok(child) => child,
+            Err(error) => {
+                sockets.unlink();
+                return Err(error);
+            }
+        };
+        let done = act(&sockets).await;
+        // It may write its files until it has ended.
+        if done.is_ok()
+            && let Ok(mut monitor) = Qmp::connect(&sockets.monitor).await
+        {
+            let _ = monitor.run("quit", serde_json::Value::Null).await;
+        }
+        if !matches!(tokio::time::timeout(QUIT, child.wait()).await, Ok(Ok(_))) {
+            let _ = child.kill().await;
+        }
+        sockets.unlink();
+        done
+    }
+
+    /// Removes the oldest templates beyond the limit.
+    fn prune(&self, kept: &str) {
+        let folders = std::fs::read_dir(&self.settings.folder).into_iter().flatten().flatten();
+        let mut found: Vec<(SystemTime, PathBuf)> = folders
+            .filter(|entry| !entry.file_name().to_string_lossy().starts_with('.') && entry.file_name() != *kept)
+            .map(|entry| {
+                let at = entry.metadata().and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+                (at, entry.path())
+            })
+            .collect();
+        found.sort();
+        let surplus = (found.len() + 1).saturating_sub(limits::VM_TEMPLATES);
+        for (_, folder) in found.into_iter().take(surplus) {
+            tracing::info!(folder = %folder.display(), "an old template of virtual machines is removed");
+            let _ = fs::remove_tree(&folder);
+        }
+    }
+
+    /// Removes what a former daemon did not finish, once.
+    fn sweep(&self) {
+        if self.is_swept.replace(true) {
+            return;
+        }
+        for entry in std::fs::read_dir(&self.settings.folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                let _ = fs::remove_tree(&entry.path());
+            }
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(act).await.map_err(|error| Error::internal(error.to_string()))?
+}
+
+fn hex(bytes: [u8; 8]) -> String {
+    format!("{:016x}", u64::from_le_bytes(bytes))
+}

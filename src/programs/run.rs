@@ -1,0 +1,144 @@
+//! One program at a time.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Command;
+
+use super::log::{ProgramLog, RunningGroup};
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+
+/// The variables of the daemon's environment that every program receives.
+const KEPT: [&str; 4] = ["PATH", "HOME", "LANG", "XDG_CONFIG_HOME"];
+
+/// What becomes of a program's output.
+#[derive(Debug, Clone, Copy)]
+pub enum Output<'a> {
+    /// Nothing.
+    Ignored,
+    /// A new file of at most this size.
+    File(&'a Path, u64),
+    /// It is returned; at most this size.
+    Bytes(u64),
+}
+
+/// A program.
+#[derive(Debug)]
+pub struct Program<'a> {
+    /// Its name and its arguments.
+    pub argv: &'a [String],
+    /// Variables of the daemon's environment that it receives, besides the usual ones.
+    pub kept: &'a [&'a str],
+    /// Further variables.
+    pub env: &'a [(&'a str, &'a str)],
+    /// The file that it reads; without one it reads nothing.
+    pub input: Option<&'a Path>,
+    /// Its output.
+    pub output: Output<'a>,
+    /// When it is killed.
+    pub timeout: Duration,
+}
+
+/// Runs programs.
+#[derive(Debug)]
+pub struct Programs {
+    log: ProgramLog,
+}
+
+impl Programs {
+    /// Opens the log of programs, and waits for those of a former daemon. Blocks.
+    ///
+    /// # Errors
+    /// File errors.
+    pub fn open(path: PathBuf) -> Result<Programs> {
+        let failed = |error: std::io::Error| Error::unavailable(format!("{}: {error}", path.display()));
+        if let Some(log) = ProgramLog::open(&path, limits::PROGRAM_ORPHAN).map_err(failed)? {
+            return Ok(Programs { log });
+        }
+        // A service that a program started may have inherited the file, and hold it as long as it lives.
+        tracing::warn!("a data source's program of the former daemon, or what it started, still runs");
+        std::fs::remove_file(&path).map_err(failed)?;
+        let log = ProgramLog::open(&path, Duration::ZERO).map_err(failed)?;
+        Ok(Programs { log: log.ok_or_else(|| Error::internal("a new file is locked"))? })
+    }
+
+    /// Runs a program to its end; returns its output if that is requested. At the deadline, or if this is dropped, it is
+    /// killed with everything that it started.
+    ///
+    /// # Errors
+    /// `deadline` (`program_late`); `refused` (`source_size`) for a larger output; `unavailable` (`program_failed`) for
+    /// another exit code than 0.
+    pub async fn run(&self, program: &Program<'_>) -> Result<Vec<u8>> {
+        let name = program.argv.first().ok_or_else(|| Error::internal("there is no program"))?;
+        let failed = |error: std::io::Error| Error::unavailable(format!("{name}: {error}"));
+        let (errors, at) = self.log.begin().map_err(failed)?;
+        let mut command = Command::new(name);
+        command.args(&program.argv[1..]).current_dir("/").process_group(0).kill_on_drop(true).env_clear();
+        let kept = KEPT.iter().chain(program.kept);
+        command.envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.envs(program.env.iter().copied()).stderr(errors);
+        command.stdin(match program.input {
+            Some(file) => Stdio::from(File::open(file).map_err(failed)?),
+            None => Stdio::null(),
+        });
+        command.stdout(if matches!(program.output, Output::Ignored) { Stdio::null() } else { Stdio::piped() });
+        let mut child = command.spawn().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found(format!("there is no program {name}")).reason("program"),
+            _ => failed(error),
+        })?;
+        let mut group = RunningGroup::of(child.id());
+        let stdout = child.stdout.take();
+        let work = async {
+            let output = match stdout {
+                Some(stdout) => read(stdout, name, program.output).await?,
+                None => Vec::new(),
+            };
+            Ok::<_, Error>((child.wait().await.map_err(failed)?, output))
+        };
+        let ended = tokio::time::timeout(program.timeout, work).await;
+        let (status, output) = ended.map_err(|_| {
+            Error::deadline(format!("{name} did not end within {:?}", program.timeout)).reason("program_late")
+        })??;
+        group.ended();
+        match status.code() {
+            Some(0) => Ok(output),
+            code => {
+                let code = code.map_or_else(|| "a signal".into(), |code| format!("exit code {code}"));
+                let said = self.log.said_since(at);
+                Err(Error::unavailable(format!("{name} ended with {code}: {said}")).reason("program_failed"))
+            }
+        }
+    }
+}
+
+/// Reads an output to its end, or to one byte more than allowed.
+async fn read(stdout: impl AsyncRead + Unpin, name: &str, output: Output<'_>) -> Result<Vec<u8>> {
+    let failed = |error: std::io::Error| Error::unavailable(format!("{name}: {error}"));
+    let (mut bytes, most) = (
+        Vec::new(),
+        match output {
+            Output::Ignored => 0,
+            Output::File(_, most) | Output::Bytes(most) => most,
+        },
+    );
+    let mut stdout = stdout.take(most.saturating_add(1));
+    let size = match output {
+        Output::File(path, _) => {
+            let mut file = tokio::fs::File::create(path).await.map_err(failed)?;
+            let size = tokio::io::copy(&mut stdout, &mut file).await.map_err(failed)?;
+            file.flush().await.map_err(failed)?;
+            size
+        }
+        Output::Ignored | Output::Bytes(_) => stdout.read_to_end(&mut bytes).await.map_err(failed)? as u64,
+    };
+    if size > most {
+        return Err(Error::refused(format!("{name} wrote more than {most} bytes"))
+            .reason("source_size")
+            .hint("raise max_size of the source"));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,60 @@
+//! Suspends a kernel: what a stop keeps is stored first, then every process is paused and its memory stays.
+//!
+//! Nothing durable depends on the pause, so it is no transition with a record: until the worker is paused the kernel is
+//! as before, and afterwards the worker itself says that it is paused.
+
+use std::rc::Rc;
+
+use super::before_stop;
+use super::queue_ticket::{self, Ticket};
+use crate::core::error::{Error, Result};
+use crate::core::kernel::{State, StopReason};
+use crate::core::limits;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::{Actor, Trace};
+use crate::sys::fault;
+
+/// Suspends a kernel at its next safe point; `interrupt` ends the running execution.
+///
+/// # Errors
+/// `unsupported` for the isolation, `conflict` if the kernel has no worker or is in a transition, `busy` (leased),
+/// `deadline` if the kernel did not become idle or a process did not stop, and errors of saving: nothing is paused then.
+pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interrupt: bool) -> Result<()> {
+    let isolation = kernel.spec().isolation;
+    if !host.drivers.of(isolation)?.can_suspend() {
+        return Err(Error::unsupported(format!("kernels of isolation {} cannot be suspended", isolation.name()))
+            .reason("suspend")
+            .hint(format!("`ryokan stop {}` keeps its state without its memory", kernel.spec().name)));
+    }
+    kernel.admit(&actor, 0).await?;
+    kernel.not_in_transition()?;
+    match kernel.view().state {
+        State::Suspended => return Ok(()),
+        State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => {}
+        State::Created
+        | State::Stopped { .. }
+        | State::Crashed { .. }
+        | State::Archived { .. }
+        | State::Departed { .. } => return Err(kernel.not_in_memory("suspended")),
+    }
+    if interrupt {
+        kernel.interrupt_running(&actor).await?;
+    }
+    let (host, own) = (Rc::clone(host), Rc::clone(kernel));
+    queue_ticket::take(Ticket::new(kernel), Trace::None, limits::CHECKPOINT_WAIT, move |link| async move {
+        own.not_in_transition()?;
+        host.making_room(async || link.save().await).await?;
+        before_stop::take_or_report(&host, &own, &link, StopReason::Suspended).await;
+        fault::point("kernel.worker.suspend").map_err(|error| Error::unavailable(error.to_string()))?;
+        let late = |_| Err(Error::deadline("the worker did not answer"));
+        let paused = tokio::time::timeout(limits::WORKER_STOP, link.suspend()).await.unwrap_or_else(late);
+        if let Err(error) = paused {
+            // The worker may be paused although its reply was lost.
+            let _ = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
+            return Err(error);
+        }
+        own.suspended().await
+    })
+    .await
+}

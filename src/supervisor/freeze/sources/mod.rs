@@ -1,0 +1,151 @@
+//! The data sources of a group: one interface for each kind of data beside git.
+//!
+//! ```text
+//! freeze   quiesce ─▶ revision ─▶ capture ─▶ revision ─▶ resume
+//! restore  verify ─▶ quiesce ─▶ capture ─▶ prepare ─▶ switch ─▶ discard ─▶ resume
+//!                                             └ failure ─▶ revert ─▶ discard ─▶ resume
+//! ```
+//! Until the switch, only inactive copies change. `pending` keeps the promise that a quiesced source is resumed.
+
+mod command;
+mod database;
+mod directory;
+pub(super) mod pending;
+mod postgres;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use async_trait::async_trait;
+
+pub(super) use self::database::copy_now;
+pub(super) use self::directory::{check as check_directory, forget as forget_directory};
+use super::access;
+use crate::core::error::{Error, Result};
+use crate::core::freeze::postgres::ConnectionError;
+use crate::core::freeze::{Captured, Member, Target};
+use crate::core::ids::GroupId;
+use crate::core::kernel::transition::Kind;
+use crate::supervisor::host::Host;
+use crate::supervisor::registry::Supervisor;
+
+/// The folder of copies of what other programs wrote during a restore that was reverted.
+pub(super) use self::database::KEPT;
+
+/// One source during one operation.
+#[async_trait(?Send)]
+pub(super) trait DataSource {
+    /// Whether [`Self::resume`] must follow [`Self::quiesce`] even if the daemon ends in between.
+    fn must_resume(&self) -> bool {
+        false
+    }
+
+    /// Stops writers, as far as the source can.
+    async fn quiesce(&mut self, _transition: Kind) -> Result<()> {
+        Ok(())
+    }
+
+    /// Admits writers again. May be repeated.
+    async fn resume(&mut self) -> Result<()>;
+
+    /// The present revision: the same as long as nothing changes that the freeze must see. `any`: also of content that is
+    /// missing or damaged.
+    async fn revision(&mut self, any: bool) -> Result<String>;
+
+    /// The present state without its content, if it can be known.
+    async fn present(&mut self) -> Result<Option<Captured>>;
+
+    /// Captures the content into the store; returns it with its revision.
+    async fn capture(&mut self, any: bool) -> Result<(Captured, String)>;
+
+    /// Reads what the restore of a captured state needs.
+    async fn verify(&mut self, target: &Captured) -> Result<()>;
+
+    /// Makes an inactive copy of a captured state.
+    async fn prepare(&mut self, target: &Captured) -> Result<()>;
+
+    /// Makes the inactive copy the active one, unless the present is no longer `safety`. Not to be abandoned.
+    async fn switch(&mut self, target: &Captured, safety: &Captured) -> Result<()>;
+
+    /// Brings the source back to `safety` if a restore of `target` may have changed it. Not to be abandoned.
+    async fn revert(&mut self, safety: &Captured, target: Option<&Captured>) -> Result<()>;
+
+    /// Notes that a restore of a former daemon may have changed it.
+    fn may_be_switched(&mut self);
+
+    /// Removes inactive copies.
+    async fn discard(&mut self);
+
+    /// Where the content that another program wrote during a restore was kept.
+    fn kept(&self) -> Option<&Path> {
+        None
+    }
+}
+
+/// Opens the source of a member; `scratch` is for files of this operation. `None`: the member is no data source.
+///
+/// # Errors
+/// `refused` by the rules for host paths, `notFound` for a source that is no longer configured.
+pub(super) async fn open(
+    host: &Rc<Host>,
+    uid: u32,
+    member: &Member,
+    scratch: PathBuf,
+) -> Result<Option<Box<dyn DataSource>>> {
+    let host = Rc::clone(host);
+    let name = member.name.clone();
+    Ok(Some(match &member.target {
+        Target::Kernel { .. } | Target::Repository { .. } => return Ok(None),
+        Target::Database { path } => {
+            access::recheck(&host, uid, Path::new(path))?;
+            Box::new(database::DatabaseSource::new(host, name, path.into(), scratch))
+        }
+        Target::Directory { path } => {
+            access::recheck(&host, uid, Path::new(path))?;
+            Box::new(directory::DirectorySource::new(host, path.into()))
+        }
+        Target::Command { source } => {
+            access::own_user(uid)?;
+            Box::new(command::CommandSource::new(host, source, scratch)?)
+        }
+        Target::Postgres { connection } => {
+            access::own_user(uid)?;
+            let wrong = |error: ConnectionError| Error::corrupt(format!("member {name}: {error}"));
+            Box::new(postgres::PostgresSource::new(host, connection.parse().map_err(wrong)?, scratch))
+        }
+    }))
+}
+
+/// Opens the source of a member and checks that no kernel shares what it needs.
+///
+/// # Errors
+/// As [`open`], and `refused` (`shared_with_kernel`).
+pub(super) async fn open_checked(
+    supervisor: &Supervisor,
+    uid: u32,
+    member: &Member,
+    scratch: PathBuf,
+) -> Result<Option<Box<dyn DataSource>>> {
+    let opened = open(supervisor.host(), uid, member, scratch).await?;
+    if let Target::Directory { path } = &member.target {
+        access::unshared_directory(supervisor, Path::new(path)).await?;
+    }
+    Ok(opened)
+}
+
+/// Checks that the content of a new member can be reached.
+///
+/// # Errors
+/// Those of its revision.
+pub(super) async fn check_reachable(host: &Rc<Host>, group: GroupId, uid: u32, member: &Member) -> Result<()> {
+    let scratch = super::scratch(host, group).join(".check");
+    std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(error.to_string()))?;
+    match open(host, uid, member, scratch).await? {
+        Some(mut source) => source.revision(false).await.map(drop),
+        None => Ok(()),
+    }
+}
+
+fn other_content() -> Error {
+    Error::internal("the captured content is that of another kind of source")
+}

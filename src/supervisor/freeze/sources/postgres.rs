@@ -1,0 +1,378 @@
+//! A PostgreSQL database, through the server's own programs: `pg_dump`, `pg_restore` and `psql`.
+//!
+//! ```text
+//! before a restore    NAME
+//! quiesced            NAME_ryokan_was                         connections to NAME are ended, nothing can connect to it
+//! prepared            NAME_ryokan_was   NAME_ryokan_new       restored and compared, with connections
+//! switched            NAME_ryokan_was   NAME                  without connections
+//! resumed             NAME                                    either of both, with connections
+//! ```
+//! Which databases exist decides what a step still has to do, so that each may be repeated. Passwords come from the
+//! user's own password file or are not needed; a connection with one is refused.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{DataSource, other_content};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::postgres::Connection;
+use crate::core::freeze::{Captured, PostgresPart, SchemaRevision};
+use crate::core::kernel::transition::Kind;
+use crate::core::limits;
+use crate::programs::{Output, Program};
+use crate::supervisor::freeze::{access, objects};
+use crate::supervisor::host::Host;
+use crate::sys::fault;
+
+/// Variables of the daemon's environment that name files with credentials and how to connect; none holds a secret.
+const KEPT: [&str; 5] = ["PGPASSFILE", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY"];
+/// The database to connect to for changes of databases.
+const MAINTENANCE: &str = "postgres";
+/// Attempts to rename a database whose last connections are ending.
+const ATTEMPTS: u32 = 50;
+/// Pause between them.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The source.
+pub(super) struct PostgresSource {
+    host: Rc<Host>,
+    connection: Connection,
+    scratch: PathBuf,
+    is_switched: bool,
+}
+
+fn was(name: &str) -> String {
+    format!("{name}_ryokan_was")
+}
+
+fn new(name: &str) -> String {
+    format!("{name}_ryokan_new")
+}
+
+fn part_of(captured: &Captured) -> Result<&PostgresPart> {
+    match captured {
+        Captured::Postgres { part, .. } => Ok(part),
+        _ => Err(other_content()),
+    }
+}
+
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+fn injected(error: std::io::Error) -> Error {
+    Error::unavailable(error.to_string())
+}
+
+impl PostgresSource {
+    /// A database.
+    pub fn new(host: Rc<Host>, connection: Connection, scratch: PathBuf) -> PostgresSource {
+        PostgresSource { host, connection, scratch, is_switched: false }
+    }
+
+    fn name(&self) -> &str {
+        &self.connection.database
+    }
+
+    async fn run(&self, program: &str, database: &str, args: &[&str], output: Output<'_>) -> Result<Vec<u8>> {
+        let Connection { host, port, user, .. } = &self.connection;
+        let mut argv = vec![program.to_owned(), "-w".into()];
+        for (option, value) in [("-h", host.as_str()), ("-p", port.as_str()), ("-U", user.as_str()), ("-d", database)] {
+            if !value.is_empty() {
+                argv.extend([option.to_owned(), value.to_owned()]);
+            }
+        }
+        argv.extend(args.iter().map(|arg| (*arg).to_owned()));
+        let program = Program {
+            argv: &argv,
+            kept: &KEPT,
+            env: &[("PGAPPNAME", "ryokan"), ("PGCONNECT_TIMEOUT", "10"), ("LC_ALL", "C")],
+            input: None,
+            output,
+            timeout: self.host.config.limits.freeze_step,
+        };
+        access::programs(&self.host).await?.run(&program).await.map_err(|error| match error.reason.as_str() {
+            "program" => Error::unsupported("PostgreSQL's programs are not installed on this host")
+                .reason("postgres")
+                .hint("install the client programs of the server's version, then try again"),
+            _ => error,
+        })
+    }
+
+    /// Runs one statement.
+    async fn sql(&self, database: &str, statement: &str) -> Result<String> {
+        let args = ["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement];
+        let output = self.run("psql", database, &args, Output::Bytes(limits::POSTGRES_ANSWER_BYTES)).await?;
+        Ok(String::from_utf8_lossy(&output).trim().to_owned())
+    }
+
+    /// Whether a database admits connections; `None`: there is none.
+    async fn is_open(&self, name: &str) -> Result<Option<bool>> {
+        let query = format!("SELECT datallowconn FROM pg_database WHERE datname = {}", literal(name));
+        Ok(match self.sql(MAINTENANCE, &query).await?.as_str() {
+            "t" => Some(true),
+            "f" => Some(false),
+            _ => None,
+        })
+    }
+
+    async fn exists(&self, name: &str) -> Result<bool> {
+        Ok(self.is_open(name).await?.is_some())
+    }
+
+    /// The name under which the present content is.
+    async fn present_name(&self) -> Result<Option<String>> {
+        for name in [was(self.name()), self.name().to_owned()] {
+            if self.exists(&name).await? {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn allow(&self, name: &str, allow: bool) -> Result<()> {
+        self.sql(MAINTENANCE, &format!("ALTER DATABASE \"{name}\" WITH ALLOW_CONNECTIONS {allow}")).await.map(drop)
+    }
+
+    /// Closes a database and gives it another name.
+    async fn rename(&self, from: &str, to: &str) -> Result<()> {
+        self.allow(from, false).await?;
+        let end = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = {} AND pid <> pg_backend_pid()",
+            literal(from)
+        );
+        let mut attempt = 0;
+        loop {
+            self.sql(MAINTENANCE, &end).await?;
+            match self.sql(MAINTENANCE, &format!("ALTER DATABASE \"{from}\" RENAME TO \"{to}\"")).await {
+                Ok(_) => return Ok(()),
+                // A connection that is ending still counts.
+                Err(error) if attempt < ATTEMPTS && error.message.contains("being accessed") => attempt += 1,
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn drop_database(&self, name: &str) -> Result<()> {
+        self.sql(MAINTENANCE, &format!("DROP DATABASE IF EXISTS \"{name}\" WITH (FORCE)")).await.map(drop)
+    }
+
+    /// A digest of all definitions.
+    async fn schema(&self, database: &str) -> Result<SchemaRevision> {
+        let file = self.scratch.join("schema");
+        let output = Output::File(&file, limits::POSTGRES_SCHEMA_BYTES);
+        self.run("pg_dump", database, &["--schema-only", "--no-comments"], output).await?;
+        let text = std::fs::read(&file).map_err(injected)?;
+        let mut hash = blake3::Hasher::new();
+        // Comments name the release, and newer releases add a random word.
+        let is_definition = |line: &&[u8]| !line.starts_with(b"--") && !line.starts_with(b"\\") && !line.is_empty();
+        for line in text.split(|byte| *byte == b'\n').filter(is_definition) {
+            hash.update(line).update(b"\n");
+        }
+        Ok(SchemaRevision { user_version: 0, schema: hash.finalize().to_hex().to_string() })
+    }
+
+    /// Creates a database from a dump in a file, and compares its schema.
+    async fn create(&self, name: &str, part: &PostgresPart, file: &Path) -> Result<()> {
+        let (Some(revision), Some(facts)) = (&part.revision, &part.facts) else { return Ok(()) };
+        self.drop_database(name).await?;
+        let [encoding, collate, ctype, owner] = [&facts.encoding, &facts.collate, &facts.ctype, &facts.owner];
+        let owner = owner.replace('"', "\"\"");
+        let statement = format!(
+            "CREATE DATABASE \"{name}\" OWNER \"{owner}\" TEMPLATE template0 ENCODING {} LC_COLLATE {} LC_CTYPE {}",
+            literal(encoding),
+            literal(collate),
+            literal(ctype)
+        );
+        self.sql(MAINTENANCE, &statement).await?;
+        let file = file.display().to_string();
+        self.run("pg_restore", name, &["--exit-on-error", &file], Output::Ignored).await?;
+        let found = self.schema(name).await?;
+        match found == *revision {
+            true => Ok(()),
+            false => Err(Error::corrupt(format!("the restored copy of {} has another schema", self.name()))
+                .reason("postgres_schema")
+                .hint("use the programs of the server's version that made the dump")),
+        }
+    }
+
+    async fn facts(&self, name: &str) -> Result<crate::core::freeze::PostgresFacts> {
+        let query = format!(
+            "SELECT json_build_object('encoding', pg_encoding_to_char(encoding), 'collate', datcollate, 'ctype', datctype, \
+             'owner', pg_get_userbyid(datdba)) FROM pg_database WHERE datname = {}",
+            literal(name)
+        );
+        let text = self.sql(MAINTENANCE, &query).await?;
+        serde_json::from_str(&text)
+            .map_err(|error| Error::unavailable(format!("the server's answer is malformed: {error}")))
+    }
+
+    fn foreign(&self) -> Error {
+        let name = self.name();
+        Error::new(ErrorCode::Conflict, format!("another program created database {name} during the restore"))
+            .reason("database_written")
+            .hint(format!("rename or drop it; {} holds the content from before", was(name)))
+    }
+
+    fn absent(&self) -> Error {
+        Error::not_found(format!("there is no database {} on the server", self.name()))
+    }
+
+    fn as_captured(&self, part: PostgresPart) -> Captured {
+        Captured::Postgres { connection: self.connection.to_string(), part }
+    }
+}
+
+#[async_trait(?Send)]
+impl DataSource for PostgresSource {
+    fn must_resume(&self) -> bool {
+        true
+    }
+
+    /// A dump is one snapshot; only a restore ends connections.
+    async fn quiesce(&mut self, transition: Kind) -> Result<()> {
+        if transition != Kind::Restore {
+            return Ok(());
+        }
+        let was = was(self.name());
+        match (self.exists(&was).await?, self.exists(self.name()).await?) {
+            (true, _) => {}
+            (false, true) => self.rename(self.name(), &was).await?,
+            (false, false) => return Ok(()),
+        }
+        self.allow(&was, true).await
+    }
+
+    async fn resume(&mut self) -> Result<()> {
+        let (was, name) = (was(self.name()), self.name());
+        match (self.exists(&was).await?, self.is_open(name).await?) {
+            // The restore holds: a restored database is closed until now.
+            (true, Some(false)) => self.drop_database(&was).await?,
+            (true, Some(true)) => return Err(self.foreign()),
+            (true, None) => self.rename(&was, name).await?,
+            (false, None) => return Ok(()),
+            (false, Some(_)) => {}
+        }
+        self.allow(name, true).await
+    }
+
+    async fn revision(&mut self, any: bool) -> Result<String> {
+        match self.present_name().await? {
+            Some(name) => Ok(self.schema(&name).await?.to_string()),
+            None if any => Ok("absent".into()),
+            None => Err(self.absent()),
+        }
+    }
+
+    async fn present(&mut self) -> Result<Option<Captured>> {
+        let mut part = PostgresPart::default();
+        if let Some(name) = self.present_name().await? {
+            part.revision = Some(self.schema(&name).await?);
+        }
+        Ok(Some(self.as_captured(part)))
+    }
+
+    async fn capture(&mut self, any: bool) -> Result<(Captured, String)> {
+        let Some(name) = self.present_name().await? else {
+            return if any {
+                Ok((self.as_captured(PostgresPart::default()), "absent".into()))
+            } else {
+                Err(self.absent())
+            };
+        };
+        let file = self.scratch.join("dump");
+        let output = Output::File(&file, limits::BLOB_BYTES);
+        self.run("pg_dump", &name, &["-Fc"], output).await?;
+        // Reads and unpacks all of it.
+        self.verify_dump(&file).await?;
+        let revision = self.schema(&name).await?;
+        let facts = Some(self.facts(&name).await?);
+        let (image, bytes) = objects::put(&self.host, file).await?;
+        let reported = revision.to_string();
+        let part = PostgresPart { image: Some(image), bytes, revision: Some(revision), facts };
+        Ok((self.as_captured(part), reported))
+    }
+
+    async fn verify(&mut self, target: &Captured) -> Result<()> {
+        let Some(image) = part_of(target)?.image else { return Ok(()) };
+        let file = self.scratch.join("target");
+        objects::get(&self.host, image, &file).await?;
+        self.verify_dump(&file).await
+    }
+
+    async fn prepare(&mut self, target: &Captured) -> Result<()> {
+        self.create(&new(self.name()), part_of(target)?, &self.scratch.join("target")).await
+    }
+
+    async fn switch(&mut self, target: &Captured, _safety: &Captured) -> Result<()> {
+        self.is_switched = true;
+        fault::point("source.postgres.switch").map_err(injected)?;
+        if self.exists(self.name()).await? {
+            return Err(self.foreign());
+        }
+        let (was, new) = (was(self.name()), new(self.name()));
+        match part_of(target)?.image {
+            Some(_) => self.rename(&new, self.name()).await?,
+            // Back to no database: what was there goes with the inactive copies.
+            None if self.exists(&was).await? => {
+                self.drop_database(&new).await?;
+                self.rename(&was, &new).await?;
+            }
+            None => {}
+        }
+        fault::point("source.postgres.switched").map_err(injected)
+    }
+
+    async fn revert(&mut self, safety: &Captured, _target: Option<&Captured>) -> Result<()> {
+        if !self.is_switched {
+            return Ok(());
+        }
+        let (safety, was, name) = (part_of(safety)?, was(self.name()), self.name());
+        if let (Some(image), false) = (safety.image, self.exists(&was).await?) {
+            // Another hand removed it.
+            let file = self.scratch.join("safety");
+            objects::get(&self.host, image, &file).await?;
+            self.create(&was, safety, &file).await?;
+        }
+        match self.is_open(name).await? {
+            // Another program created it.
+            Some(true) => Err(self.foreign()),
+            Some(false) => {
+                let new = new(name);
+                self.drop_database(&new).await?;
+                self.rename(name, &new).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn may_be_switched(&mut self) {
+        self.is_switched = true;
+    }
+
+    async fn discard(&mut self) {
+        // What stays is removed by the next operation.
+        if let Err(error) = self.drop_database(&new(self.name())).await {
+            tracing::warn!(database = self.name(), %error, "an inactive copy of a database could not be removed");
+        }
+    }
+}
+
+impl PostgresSource {
+    async fn verify_dump(&self, file: &Path) -> Result<()> {
+        let argv = ["pg_restore", "-f", "/dev/null", &file.display().to_string()].map(str::to_owned);
+        let program = Program {
+            argv: &argv,
+            kept: &[],
+            env: &[("LC_ALL", "C")],
+            input: None,
+            output: Output::Ignored,
+            timeout: self.host.config.limits.freeze_step,
+        };
+        access::programs(&self.host).await?.run(&program).await.map(drop)
+    }
+}

@@ -1,0 +1,30 @@
+//! `ryokan daemon`.
+
+use serde_json::Value;
+
+use crate::support::{Host, users};
+
+#[test]
+fn daemon_command_shows_and_stops() {
+    for user in users() {
+        let mut host = Host::start_as(user);
+        host.ok(&["new", "k", "--engine", "bash"]);
+        host.ok(&["exec", "k", "kept=1"]);
+        let status: Value = serde_json::from_str(&host.ok(&["daemon", "status", "--json"])).unwrap();
+        assert_eq!(status["pid"].as_i64(), Some(host.pid().into()), "{status}");
+        assert_eq!((&status["running"], &status["kernels"], &status["workers"]), (&true.into(), &1.into(), &1.into()));
+        assert!(status["memory_bytes"].as_u64() > Some(1 << 20) && status["uptime_ms"].is_u64(), "{status}");
+        assert!(host.ok(&["daemon", "status"]).contains("kernels  1, 1 running"));
+        let log = host.ok(&["daemon", "log"]);
+        assert!(log.contains("starting") && host.ok(&["daemon", "log", "-n", "1"]).lines().count() == 1, "{log}");
+        assert!(host.ok(&["daemon", "stop"]).contains("stopped (process"));
+        host.wait();
+        assert!(host.workers().is_empty(), "kernels saved their state");
+        assert!(host.ok(&["daemon", "stop"]).contains("no daemon answers"));
+        let status = host.cli(&["daemon", "status"]);
+        assert_eq!(status.status.code(), Some(3));
+        assert!(String::from_utf8_lossy(&status.stdout).contains("no daemon answers"));
+        host.launch();
+        assert_eq!(host.ok(&["exec", "k", "echo $kept"]), "1\n");
+    }
+}

@@ -1,0 +1,152 @@
+//! Processes on a terminal: a shell as on this host, and a terminal that is as before after every end.
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::LocalFlags;
+use nix::unistd::Pid;
+use ryokan::core::exec::{ExecRequest, Program, TerminalSize, Work};
+
+use super::{bash, each_user, finish, script};
+use crate::support::Terminal;
+use crate::support::until;
+
+fn on_terminal(text: &str) -> ExecRequest {
+    let Work::Process(program) = script(text).what else { panic!("a process") };
+    let terminal = Some(TerminalSize { rows: 11, columns: 22 });
+    ExecRequest { what: Work::Process(Program { terminal, ..program }), stdin_open: true, ..ExecRequest::default() }
+}
+
+fn is_usual(terminal: &Terminal) -> bool {
+    terminal.settings().local_flags.contains(LocalFlags::ECHO | LocalFlags::ICANON | LocalFlags::ISIG)
+}
+
+#[test]
+fn shell_on_terminal_has_job_control() {
+    each_user(|host| {
+        host.ok(&["new", "k", "--engine", "bash"]);
+        let mut shell = Terminal::start(&host, &["shell", "k"]);
+        shell.enter("$ ", "stty size; tty; echo $TERM");
+        shell.wait_for("50 200");
+        shell.wait_for("/dev/pts/0");
+        shell.wait_for("xterm");
+        assert!(!is_usual(&shell), "keys pass through");
+        shell.enter("$ ", "sleep 1234");
+        until("it runs", || super::count("sleep 1234") == 1);
+        shell.press("\x1a");
+        shell.wait_for("Stopped");
+        shell.enter("$ ", "bg; jobs");
+        shell.wait_for("Running");
+        shell.enter("$ ", "fg");
+        shell.wait_for("sleep 1234");
+        shell.press("\x03");
+        shell.enter("$ ", "echo code=$?");
+        shell.wait_for("code=130");
+        shell.resize(33, 44);
+        shell.enter("$ ", "sleep 0.5; stty size < /dev/tty");
+        shell.wait_for("33 44");
+        // Its jobs stay in the kernel, as after the end of a shell on the host.
+        shell.enter("$ ", "sleep 2345 &");
+        shell.enter("$ ", "exit 7");
+        shell.ended_with(7);
+        assert!(is_usual(&shell));
+        assert_eq!(super::count("sleep 2345"), 1);
+        host.ok(&["stop", "k"]);
+        until("nothing is left", || super::count("sleep 2345") == 0);
+    });
+}
+
+#[test]
+fn terminal_is_restored_after_every_end() {
+    each_user(|mut host| {
+        host.ok(&["new", "k", "--engine", "bash"]);
+        let start = |host: &_| {
+            let mut terminal =
+                Terminal::start(host, &["spawn", "k", "-t", "--", "sh", "-c", "printf '\\033[?1049hup'; sleep 3456"]);
+            terminal.wait_for_raw("\u{1b}[?1049hup");
+            assert!(!is_usual(&terminal));
+            terminal
+        };
+        let check = |mut terminal: Terminal, code: i32| {
+            terminal.wait_for_raw("\u{1b}[?1049l");
+            terminal.ended_with(code);
+            assert!(is_usual(&terminal));
+            until("the program ends", || super::count("sleep 3456") == 0);
+        };
+        let terminal = start(&host);
+        let pid = Pid::from_raw(i32::try_from(terminal.pid()).expect("a process id"));
+        kill(pid, Signal::SIGTERM).expect("sent");
+        check(terminal, 143);
+        let mut terminal = start(&host);
+        terminal.press("\x03");
+        check(terminal, 130);
+        let terminal = start(&host);
+        host.kill();
+        check(terminal, 69);
+        host.launch();
+    });
+}
+
+#[test]
+fn terminal_output_is_complete() {
+    each_user(|host| {
+        host.with(async |client| {
+            let kernel = bash(&client, "k").await;
+            let result = finish(&kernel, &on_terminal("stty size; seq 1 20000; exit 3")).await;
+            assert_eq!(result.end.code, 3, "{:?}", result.end);
+            let lines: Vec<String> = (1..=20000).map(|number| number.to_string()).collect();
+            let whole = format!("11 22\r\n{}\r\n", lines.join("\r\n"));
+            assert!(String::from_utf8_lossy(&result.stdout) == whole && result.stderr.is_empty());
+        });
+    });
+}
+
+#[test]
+fn terminal_takes_input_and_size() {
+    each_user(|host| {
+        host.with(async |client| {
+            let kernel = bash(&client, "k").await;
+            let text = "trap 'stty size; exit 5' WINCH; stty -echo; echo ready; read a; echo got=$a; while :; do sleep 0.05; done";
+            let process = kernel.spawn(&on_terminal(text)).await.expect("accepted");
+            process.execution.stdin(b"typed\r").await.expect("taken");
+            let exec = process.execution.exec();
+            let mut size = 6;
+            let result = process.execution.result();
+            let again = async {
+                loop {
+                    size += 1;
+                    let _ = kernel.resize_terminal(exec, TerminalSize { rows: 5, columns: size }).await;
+                    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                }
+            };
+            let result = tokio::select! {
+                result = result => result.expect("a result"),
+                () = again => unreachable!("it goes on"),
+            };
+            let shown = String::from_utf8_lossy(&result.stdout).into_owned();
+            assert!(shown.contains("got=typed") && shown.contains("\n5 "), "{shown:?}");
+            assert_eq!(result.end.code, 5);
+            let gone = kernel.resize_terminal(exec, TerminalSize { rows: 5, columns: 6 }).await;
+            assert!(gone.is_err());
+        });
+    });
+}
+
+#[test]
+fn terminal_tricks_are_refused() {
+    each_user(|host| {
+        host.with(async |client| {
+            let kernel = bash(&client, "k").await;
+            let text = r#"python3 -c "
+import fcntl, os, termios
+for fd in (0, os.open('/dev/tty', os.O_RDWR)):
+    for trick in (termios.TIOCSTI, termios.TIOCSETD, termios.TIOCCONS):
+        try: fcntl.ioctl(fd, trick, b'x' * 8); print('done', trick)
+        except PermissionError: print('refused')
+        except OSError as error: print(error)
+print(os.ttyname(0), os.listdir('/dev/pts'))""#;
+            let result = finish(&kernel, &on_terminal(text)).await;
+            let shown = String::from_utf8_lossy(&result.stdout).into_owned();
+            assert_eq!(shown.matches("refused").count(), 6, "{shown}");
+            assert!(shown.contains("/dev/pts/0"), "{shown}");
+        });
+    });
+}

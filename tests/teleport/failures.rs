@@ -1,0 +1,60 @@
+//! Steps that fail on one side, and targets that do not answer.
+
+use std::time::Instant;
+
+use super::*;
+use crate::support::until;
+
+fn with_fault(host: &mut Host, fault: &str) {
+    host.kill();
+    host.env(ryokan::sys::fault::VARIABLE, fault);
+    host.launch();
+}
+
+#[test]
+fn activation_completes_after_failed_sync() {
+    let (here, mut there) = pair(User::Own);
+    set_up(&here, "demo");
+    // Two syncs prepare the kernel; the third is that of its activation.
+    with_fault(&mut there, "handover.data.sync:3=eio");
+    let report = moved(&here, "demo", &there, &[]);
+    assert_eq!(report["acknowledged"], false, "the target acknowledges nothing that may be lost: {report}");
+    until("the commit is repeated", || handovers(&here).is_empty());
+    assert_eq!((is_live(&here, "demo"), is_live(&there, "demo")), (false, true));
+    assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
+#[test]
+fn commit_follows_synced_departure() {
+    let (mut here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    with_fault(&mut here, "handover.data.sync=eio");
+    let report = moved(&here, "demo", &there, &[]);
+    assert_eq!(report["acknowledged"], false, "no commit precedes a departure that may be lost: {report}");
+    until("the commit follows", || handovers(&here).is_empty() && is_live(&there, "demo"));
+    assert!(!is_live(&here, "demo"));
+    assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
+#[test]
+fn hung_target_delays_no_other() {
+    let (mut here, there) = pair(User::Own);
+    for name in ["hung", "demo"] {
+        set_up(&here, name);
+    }
+    let mut command = here.command("ryokan");
+    command.args(["--no-autostart", "teleport", "hung", "--to", "exec:sleep 600"]);
+    let mut waiting = command.spawn().unwrap();
+    until("the move begins", || !handovers(&here).is_empty());
+    // Its abort waits for a target that is connected to and never answers.
+    with_fault(&mut here, "handover.data.sync=eio");
+    let _ = waiting.wait();
+    let begun = Instant::now();
+    let report = moved(&here, "demo", &there, &[]);
+    assert_eq!(report["acknowledged"], false, "{report}");
+    until("the commit arrives", || is_live(&there, "demo"));
+    let took = begun.elapsed();
+    assert!(took < ryokan::core::limits::HANDOVER_HELLO / 2, "it waited for the other target: {took:?}");
+    let left = handovers(&here);
+    assert!(left.iter().any(|one| one["name"] == "hung" && one["state"] == "aborting"), "{left:?}");
+}
