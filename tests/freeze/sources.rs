@@ -206,8 +206,18 @@ fn unsafe_directories_are_refused() {
     host.ok(&RESTORE);
     // A directory is exchanged with everything in it.
     host.ok(&["group", "new", "other"]);
-    host.ok(&["group", "add", "other", "--directory", &plant.uploads().join("sub").display().to_string()]);
-    plant.refused(&["group", "add", "other", "--directory", &uploads], "overlap");
+    let sub = plant.uploads().join("sub").display().to_string();
+    plant.refused(&["group", "add", "plant", "--directory", &sub, "--name", "sub"], "overlap");
+    plant.refused(&["group", "add", "other", "--directory", &sub], "group plant has");
+    plant.refused(&["group", "add", "other", "--directory", &uploads], "group plant has");
+    let taken = host.path("home").join(".free.ryokan");
+    fs::create_dir_all(&taken).unwrap();
+    fs::create_dir(host.path("home").join("free")).unwrap();
+    plant.0.give();
+    let free = host.path("home").join("free").display().to_string();
+    plant.refused(&["group", "add", "other", "--directory", &free], "exists already");
+    fs::remove_dir(&taken).unwrap();
+    host.ok(&["group", "add", "other", "--directory", &free]);
     plant.refused(&["group", "add", "other", "--directory", "/proc/self"], "");
     plant.refused(
         &["group", "add", "other", "--directory", &plant.uploads().join("a").display().to_string()],

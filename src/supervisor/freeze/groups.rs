@@ -146,6 +146,7 @@ pub async fn add(
         return Err(Error::already_exists(format!("group {} has it already", group.name)));
     }
     check_overlap(&group, &target)?;
+    check_single(&list(supervisor, actor.uid).await?, &target)?;
     let name = if name.is_empty() { own_name.as_str() } else { name };
     let member = Member { name: checked_name(name)?.to_string(), target };
     let notes = notes(host, actor, "group.add", format!("{}: {} {}", group.name, member.target.kind(), member.name));
@@ -169,6 +170,24 @@ fn check_overlap(group: &Group, target: &Target) -> Result<()> {
             return Err(Error::refused(format!("{} and member {} overlap", new.display(), member.name))
                 .reason("member_overlap")
                 .hint("a restore exchanges a directory as a whole: give directories without other members in them"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a source whose restore keeps its former content under a name of its own, if another group has it, too.
+fn check_single(groups: &[Group], target: &Target) -> Result<()> {
+    let exchanged = |target: &Target| match target {
+        Target::Directory { path } => Some(path.clone()),
+        Target::Postgres { connection } => Some(connection.clone()),
+        Target::Kernel { .. } | Target::Repository { .. } | Target::Database { .. } | Target::Command { .. } => None,
+    };
+    let Some(new) = exchanged(target) else { return Ok(()) };
+    for group in groups {
+        for old in group.members.iter().filter_map(|member| exchanged(&member.target)) {
+            if Path::new(&new).starts_with(&old) || Path::new(&old).starts_with(&new) {
+                return Err(Error::already_exists(format!("group {} has {old} already", group.name)));
+            }
         }
     }
     Ok(())

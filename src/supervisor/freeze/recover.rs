@@ -64,7 +64,8 @@ async fn sweep(host: &Rc<Host>, groups: &[Group]) {
     let Ok(intents) = host.catalog.intents().await else { return };
     let needed: Vec<String> = intents.iter().map(|(id, _)| id.to_string()).collect();
     for group in groups.iter().filter(|group| !needed.contains(&group.id.to_string())) {
-        for member in &group.members {
+        // Only a capture of a directory leaves files outside of the data folder.
+        for member in group.members.iter().filter(|member| matches!(member.target, Target::Directory { .. })) {
             let scratch = scratch(host, group.id).join(&member.name);
             // A member that cannot be opened is reported by the next operation.
             if let Ok(Some(mut source)) = sources::open(host, group.uid, member, scratch).await {

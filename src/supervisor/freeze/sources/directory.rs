@@ -67,6 +67,11 @@ pub(in crate::supervisor::freeze) fn check(host: &Host, path: &Path) -> Result<(
             .reason("mount_point")
             .hint("give a directory in it"));
     }
+    if std::fs::symlink_metadata(&places.beside).is_ok() {
+        return Err(Error::refused(format!("{} exists already", places.beside.display()))
+            .reason("foreign_folder")
+            .hint("ryokan needs this name: move it away"));
+    }
     places.make()?;
     let (one, other) = (places.beside.join("one"), places.beside.join("other"));
     let tried = std::fs::create_dir(&one).and_then(|()| std::fs::create_dir(&other));
@@ -336,7 +341,10 @@ impl DataSource for DirectorySource {
 
     async fn present(&mut self) -> Result<Option<Captured>> {
         let part = self.look(true).await?;
-        self.discard().await;
+        // An unfinished restore needs the former directory.
+        if !self.places.new_copy().exists() {
+            self.discard().await;
+        }
         Ok(Some(self.as_captured(part)))
     }
 

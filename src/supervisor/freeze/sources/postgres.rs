@@ -203,10 +203,18 @@ impl PostgresSource {
     async fn facts(&self, name: &str) -> Result<crate::core::freeze::PostgresFacts> {
         let query = format!(
             "SELECT json_build_object('encoding', pg_encoding_to_char(encoding), 'collate', datcollate, 'ctype', datctype, \
-             'owner', pg_get_userbyid(datdba)) FROM pg_database WHERE datname = {}",
+             'owner', pg_get_userbyid(datdba)) FROM pg_database AS one WHERE datname = {} \
+             AND coalesce(to_jsonb(one) ->> 'datlocprovider', 'c') = 'c'",
             literal(name)
         );
         let text = self.sql(MAINTENANCE, &query).await?;
+        if text.is_empty() {
+            return Err(Error::unsupported(format!(
+                "database {} takes its collation from another library than libc",
+                self.name()
+            ))
+            .reason("postgres_locale"));
+        }
         serde_json::from_str(&text)
             .map_err(|error| Error::unavailable(format!("the server's answer is malformed: {error}")))
     }
