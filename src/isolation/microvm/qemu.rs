@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn only_own_machines_are_known_by_name() {
+    fn only_own_machines_are_found() {
         let worker = WorkerId::from_bytes([7; 16]);
         let line = |folder: &str| {
             let name = machine_name(&Sockets::new(Path::new(folder), &worker).control);
