@@ -235,6 +235,10 @@ async fn move_step(n: usize, h: &CatalogHandle, state: &StateHandle) -> Result<b
             h.activate_handover(id, false, kernel(MOVED, "moved"), notes("arrived")).await.map(drop)?;
         }
         62 => h.adopt_kernel_files(RECEIVED, MOVED).await?,
+        63 => {
+            let names = (String::from("one"), String::from("renamed"));
+            h.rename_kernel(FIRST, kernel(FIRST, "renamed").spec, names, notes("kernel_renamed")).await.map(drop)?;
+        }
         _ => return Ok(false),
     }
     Ok(true)

@@ -76,6 +76,7 @@ pub const LABELS: &[Label] = &[
     label("catalog.host.first", Steps::Commit, "creates the host's identity"),
     label("catalog.kernel.insert", Steps::Commit, "records a new kernel"),
     label("catalog.kernel.remove", Steps::Commit, "forgets a kernel"),
+    label("catalog.kernel.rename", Steps::Commit, "changes a kernel's name, also in its events"),
     label("catalog.kernel.touch", Steps::Commit, "records the use of a kernel"),
     label("catalog.kernel.update", Steps::Commit, "changes a kernel's record"),
     label("catalog.keys.forget", Steps::Commit, "drops expired idempotency keys"),

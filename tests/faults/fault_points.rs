@@ -30,6 +30,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("handover.data.sync", "tests/teleport"),
     ("catalog.keys.forget", "not called yet"),
     ("catalog.keys.remember", "creation remembers its key in the kernel's own commit"),
+    ("catalog.kernel.rename", "tests/command_line"),
     ("catalog.kernel.touch", "once in a while"),
     ("catalog.schema.migrate", "new databases are born in the present format"),
     ("catalog.freeze.seal", "tests/freeze"),
