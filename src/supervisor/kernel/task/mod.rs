@@ -347,7 +347,8 @@ impl Task {
                 let _ = reply.send(self.unregister_mcp(change, &name).await);
             }
             Command::McpServers(reply) => {
-                let _ = reply.send(Ok(self.tools.list()));
+                let listed = self.tools.list_offered();
+                tokio::task::spawn_local(async move { reply.send(Ok(listed.await)) });
             }
             Command::Start(actor, reply) => {
                 let _ = reply.send(self.start(&actor).await);
