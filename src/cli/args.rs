@@ -15,6 +15,7 @@ use super::daemon::DaemonArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
+use super::forward::ForwardArgs;
 use super::groups::{FreezeArgs, GroupArgs, LockArgs};
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
@@ -31,6 +32,7 @@ use super::tools::ToolsArgs;
 use super::top::TopArgs;
 use super::tour::TourArgs;
 use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
+use super::usage::UsageArgs;
 use super::vars::VarsArgs;
 use super::workflow::WorkArgs;
 
@@ -102,6 +104,8 @@ pub enum Command {
     Spawn(SpawnArgs),
     /// Open a shell in a kernel, on this terminal
     Shell(ShellArgs),
+    /// Reach a port of a kernel without network from this host
+    Forward(ForwardArgs),
     /// List a kernel's processes
     Ps(NameArgs),
     /// End a process with everything that it started, or send it a signal
@@ -186,6 +190,8 @@ pub enum Command {
     Top(TopArgs),
     /// Show the pools of warm workers
     Pool(PoolArgs),
+    /// Show what takes room on the disk
+    Du(UsageArgs),
     /// Remove expired checkpoints and unreferenced objects
     Gc(GcArgs),
     /// Read all stored data and report damage
@@ -207,8 +213,8 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "Kernels",
         &[
-            "run", "new", "exec", "spawn", "shell", "ps", "kill", "repl", "ls", "show", "start", "stop", "suspend",
-            "resume", "rename", "rm",
+            "run", "new", "exec", "spawn", "shell", "forward", "ps", "kill", "repl", "ls", "show", "start", "stop",
+            "suspend", "resume", "rename", "rm",
         ],
     ),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
@@ -216,7 +222,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "gc", "verify", "daemon", "config", "doctor"]),
+    ("Host", &["top", "pool", "du", "gc", "verify", "daemon", "config", "doctor"]),
     ("Shell", &["completions", "tour", "help"]),
 ];
 

@@ -23,6 +23,7 @@ mod exec;
 pub mod exit;
 pub mod failure;
 mod forks;
+mod forward;
 mod groups;
 mod journal;
 pub mod json;
@@ -46,6 +47,7 @@ mod tools;
 mod top;
 mod tour;
 mod upkeep;
+mod usage;
 mod vars;
 mod waiting;
 mod workflow;
@@ -107,6 +109,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Exec(args) => exec::exec(context, args).await,
         Command::Spawn(args) => processes::spawn(context, args).await,
         Command::Shell(args) => processes::shell(context, args).await,
+        Command::Forward(args) => forward::forward(context, args).await,
         Command::Ps(args) => processes::ps(context, args).await,
         Command::Kill(args) => processes::kill(context, args).await,
         Command::Repl(args) => repl::repl(context, args).await,
@@ -146,6 +149,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,
+        Command::Du(args) => usage::usage(context, args).await,
         Command::Gc(args) => upkeep::gc(context, args).await,
         Command::Verify => upkeep::verify(context).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
