@@ -64,6 +64,26 @@ fn python_package_passes_tests() {
     assert!(ran.status.success() && !said.contains("skipped"), "{}{said}", String::from_utf8_lossy(&ran.stdout));
 }
 
+/// A Python program of this repository, with the directories of a host.
+fn script(host: &Host, path: &str) -> Command {
+    let ryokan = host.command("ryokan");
+    let mut command = Command::new(python());
+    command.args(["-W", "error"]).arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).arg(ryokan.get_program());
+    command.env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(host.path("home"));
+    command
+}
+
+/// The official Python client of the Model Context Protocol, with the present and the former way to begin.
+#[test]
+fn python_mcp_client_works() {
+    let host = Host::start();
+    let ran = script(&host, "tests/mcp/client.py").args(["auto", "legacy"]).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(said.contains("2026-07-28") && said.contains("2025-11-25"), "{said}");
+}
+
 /// As documented in the example configuration, a kernel requests a server by name alone.
 #[test]
 fn mcp_server_added_by_name() {
