@@ -18,6 +18,7 @@ use super::forks::ForkArgs;
 use super::forward::ForwardArgs;
 use super::groups::{FreezeArgs, GroupArgs, LockArgs};
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
+use super::jupyter::JupyterArgs;
 use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
 use super::mounts::{MountArgs, UnmountArgs};
@@ -142,6 +143,8 @@ pub enum Command {
     Tools(ToolsArgs),
     /// Manage a kernel's MCP servers; serve kernels as one
     Mcp(McpArgs),
+    /// Use kernels in Jupyter notebooks
+    Jupyter(JupyterArgs),
     /// Store and read a kernel's blobs
     Blob(BlobArgs),
     /// Take a checkpoint of a kernel
@@ -217,7 +220,7 @@ const GROUPS: &[(&str, &[&str])] = &[
             "suspend", "resume", "rename", "rm",
         ],
     ),
-    ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
+    ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "jupyter", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),

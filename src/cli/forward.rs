@@ -80,7 +80,7 @@ enum Listener {
 }
 
 /// The file of this command's socket, removed with it.
-struct OwnSocket {
+pub struct OwnSocket {
     path: PathBuf,
     inode: u64,
 }
@@ -160,7 +160,7 @@ impl Listener {
 }
 
 /// Listens on a socket of mode 0600. Replaces a socket on which no process listens.
-fn bind_private(path: &Path) -> io::Result<(UnixListener, OwnSocket)> {
+pub fn bind_private(path: &Path) -> io::Result<(UnixListener, OwnSocket)> {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
     if is_socket
         && std::os::unix::net::UnixStream::connect(path)

@@ -27,6 +27,7 @@ mod forward;
 mod groups;
 mod journal;
 pub mod json;
+mod jupyter;
 mod kernels;
 mod mcp;
 mod mcp_serve;
@@ -127,6 +128,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Mounts(args) => mounts::mounts(context, args).await,
         Command::Tools(args) => tools::tools(context, args).await,
         Command::Mcp(args) => mcp::mcp(context, args).await,
+        Command::Jupyter(args) => jupyter::jupyter(context, args).await,
         Command::Cp(args) => copy::copy(context, args).await,
         Command::Blob(args) => blobs::blob(context, args).await,
         Command::Checkpoint(args) => checkpoints::checkpoint(context, args).await,

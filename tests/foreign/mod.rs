@@ -84,6 +84,19 @@ fn python_mcp_client_works() {
     assert!(said.contains("2026-07-28") && said.contains("2025-11-25"), "{said}");
 }
 
+/// Jupyter's test suite for kernels, nbclient, and what its user expects beyond them. The bridge starts the daemons.
+#[test]
+fn jupyter_notebooks_run() {
+    let host = Host::prepare(crate::support::User::Own);
+    let mut command = script(&host, "tests/foreign/jupyter.py");
+    let ran = command.env("JUPYTER_DATA_DIR", host.path("home").join("jupyter")).env("IPYTHONDIR", host.path("home"));
+    let ran = ran.env("JUPYTER_RUNTIME_DIR", host.path("run").join("jupyter")).output().unwrap();
+    host.cli(&["daemon", "stop"]);
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{}{said}", String::from_utf8_lossy(&ran.stdout));
+    assert!(said.contains("test_cell_outlives_daemon") && said.contains("\nOK"), "{said}");
+}
+
 /// As documented in the example configuration, a kernel requests a server by name alone.
 #[test]
 fn mcp_server_added_by_name() {
