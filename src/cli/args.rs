@@ -20,6 +20,7 @@ use super::groups::{FreezeArgs, GroupArgs, LockArgs};
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::jupyter::JupyterArgs;
 use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
+use super::manual::ManArgs;
 use super::mcp::McpArgs;
 use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
@@ -207,6 +208,10 @@ pub enum Command {
     Doctor,
     /// Print completions for a shell
     Completions(CompletionsArgs),
+    /// Write man pages
+    Man(ManArgs),
+    /// Print the schema of the interface, for clients in other languages
+    Schema,
     /// Take a guided tour with a separate daemon
     Tour(TourArgs),
 }
@@ -226,7 +231,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
     ("Host", &["top", "pool", "du", "gc", "verify", "daemon", "config", "doctor"]),
-    ("Shell", &["completions", "tour", "help"]),
+    ("Shell", &["completions", "man", "schema", "tour", "help"]),
 ];
 
 /// The grammar, with the commands grouped in its help.

@@ -29,6 +29,7 @@ mod journal;
 pub mod json;
 mod jupyter;
 mod kernels;
+mod manual;
 mod mcp;
 mod mcp_serve;
 mod mounts;
@@ -160,6 +161,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Daemon(args) => daemon::daemon(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
+        Command::Man(args) => manual::man(context, &args),
+        Command::Schema => manual::schema(context),
         Command::Completions(args) => completions::completions(context, args),
         Command::Tour(args) => tour::tour(context, args).await,
     }
