@@ -98,6 +98,36 @@ interface Host {
   # Its id, history and open capabilities stay; its earlier events get the new name. Its own socket
   # moves to the new name; published ones stay. `alreadyExists` if a kernel, a group or a published
   # socket has the name.
+  diskUsage @21 (kernel :Text) -> (usage :DiskUsage);
+  # What takes room on the disk: of one kernel, with each of its checkpoints, or (empty) of all
+  # kernels of the caller. Other users of a system-wide daemon see their own kernels only, and what
+  # these share among each other. `busy` while another call runs.
+}
+
+struct DiskUsage {
+  kernels @0 :List(KernelDisk);
+  host @1 :List(DiskPart);    # of the data folder; add up to it. Empty for a single kernel
+}
+struct DiskPart {
+  what @0 :Text;
+  bytes @1 :UInt64;           # on the disk
+  why @2 :Text;               # what it is for, and how to free it
+}
+struct KernelDisk {
+  id @0 :Text;
+  name @1 :Text;
+  parts @2 :List(DiskPart);   # of the kernel's folder; add up to it
+  checkpoints @3 :UInt32;
+  storedBytes @4 :UInt64;     # of the store's objects that checkpoints, blobs and kept output need
+  freedBytes @5 :UInt64;      # of these, what only this kernel needs: freed with it, by the next `gc`
+  each @6 :List(CheckpointDisk); # newest first; only in the answer for one kernel
+  incomplete @7 :Text;        # why objects are missing in the figures; empty: none is
+}
+struct CheckpointDisk {
+  id @0 :Text;
+  name @1 :Text;
+  storedBytes @2 :UInt64;
+  freedBytes @3 :UInt64;      # of these, what no other checkpoint, kernel or record needs
 }
 
 interface Kernel {
@@ -305,10 +335,31 @@ interface Kernel {
   # `conflict` if the kernel has no worker.
   resizeTerminal @73 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
   # Sets the size of a process's terminal; its foreground processes get SIGWINCH.
+
+  openPort @74 (port :UInt16) -> (port :Port);
+  # A TCP port of a kernel without network, for connections from outside; needs the right `execute`.
+  # Audited. `conflict` with reason `no_worker` if the kernel has no worker, `unsupported` if it
+  # uses the host's network.
 }
 
 interface Process {}
 # Drop it to end the process with its tree, unless it is detached.
+
+interface Port {
+  # Belongs to the kernel's present worker.
+  connect @0 () -> (stream :PortStream);
+  # Connects to the port on 127.0.0.1 inside, else on ::1. `notFound` with reason `port_closed` if
+  # nothing listens there, `busy` with reason `connections` beyond the limit of a kernel.
+  closed @1 () -> ();
+  # Returns when the worker has ended; the port stays closed then.
+}
+interface PortStream {
+  # One connection. Drop it to close both directions. Each direction takes one call at a time.
+  write @0 (data :Data) -> ();
+  # At most 64 KiB; returns when the connection has taken them. Empty: the end of this direction.
+  read @1 () -> (data :Data);
+  # Waits for data; empty: the end of the other direction.
+}
 
 struct ProcessRequest {
   argv @0 :List(Text);        # a program without a slash is found in PATH

@@ -22,6 +22,7 @@ use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
 use crate::core::upkeep::{Damage, GcItem, GcReport, GcThing, VerifyReport};
+use crate::core::usage::DiskUsage;
 use crate::core::value::Value;
 use crate::rpc::client::{Forks, ImportedKernel};
 
@@ -107,6 +108,14 @@ pub fn gc_item(item: &GcItem) -> Json {
 /// The report of a garbage collection.
 pub fn gc_report(report: &GcReport) -> Json {
     json!(report)
+}
+
+/// What takes room on the disk; with `one`, of a single kernel.
+pub fn disk_usage(usage: &DiskUsage, one: bool) -> Json {
+    match usage.kernels.first().filter(|_| one) {
+        Some(kernel) => json!(kernel),
+        None => json!(usage),
+    }
 }
 
 /// A finding of damage.

@@ -23,10 +23,13 @@ mod exec;
 pub mod exit;
 pub mod failure;
 mod forks;
+mod forward;
 mod groups;
 mod journal;
 pub mod json;
+mod jupyter;
 mod kernels;
+mod manual;
 mod mcp;
 mod mcp_serve;
 mod mounts;
@@ -46,6 +49,7 @@ mod tools;
 mod top;
 mod tour;
 mod upkeep;
+mod usage;
 mod vars;
 mod waiting;
 mod workflow;
@@ -107,6 +111,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Exec(args) => exec::exec(context, args).await,
         Command::Spawn(args) => processes::spawn(context, args).await,
         Command::Shell(args) => processes::shell(context, args).await,
+        Command::Forward(args) => forward::forward(context, args).await,
         Command::Ps(args) => processes::ps(context, args).await,
         Command::Kill(args) => processes::kill(context, args).await,
         Command::Repl(args) => repl::repl(context, args).await,
@@ -124,6 +129,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Mounts(args) => mounts::mounts(context, args).await,
         Command::Tools(args) => tools::tools(context, args).await,
         Command::Mcp(args) => mcp::mcp(context, args).await,
+        Command::Jupyter(args) => jupyter::jupyter(context, args).await,
         Command::Cp(args) => copy::copy(context, args).await,
         Command::Blob(args) => blobs::blob(context, args).await,
         Command::Checkpoint(args) => checkpoints::checkpoint(context, args).await,
@@ -146,6 +152,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,
+        Command::Du(args) => usage::usage(context, args).await,
         Command::Gc(args) => upkeep::gc(context, args).await,
         Command::Verify => upkeep::verify(context).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
@@ -154,6 +161,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Daemon(args) => daemon::daemon(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
+        Command::Man(args) => manual::man(context, &args),
+        Command::Schema => manual::schema(context),
         Command::Completions(args) => completions::completions(context, args),
         Command::Tour(args) => tour::tour(context, args).await,
     }

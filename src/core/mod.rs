@@ -31,5 +31,6 @@ pub mod rights;
 pub mod spec;
 pub mod state;
 pub mod upkeep;
+pub mod usage;
 pub mod value;
 pub mod workflow;

@@ -13,6 +13,7 @@ mod pool;
 mod table;
 mod time;
 mod upkeep;
+mod usage;
 mod value;
 mod workflow;
 
@@ -26,6 +27,7 @@ pub use pool::pools;
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};
 pub use upkeep::{audit_line, audit_proof, damage, gc_item, gc_report, verify_report};
+pub use usage::{disk_usage, kernel_disk};
 pub use value::value_of;
 pub use workflow::{artifacts, decision, decision_line, decisions, step, workflow};
 

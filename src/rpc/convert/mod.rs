@@ -23,6 +23,7 @@ pub mod spec;
 pub mod teleport;
 mod text;
 pub mod upkeep;
+pub mod usage;
 pub mod value;
 pub mod workflow;
 

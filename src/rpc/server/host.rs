@@ -335,6 +335,14 @@ impl host::Server for HostServer {
         self.stream_audit(params).await
     }
 
+    async fn disk_usage(
+        self: Rc<Self>,
+        params: host::DiskUsageParams,
+        results: host::DiskUsageResults,
+    ) -> capnp::Result<()> {
+        self.measure_disk(params, results).await
+    }
+
     async fn verify_audit(
         self: Rc<Self>,
         params: host::VerifyAuditParams,

@@ -16,6 +16,7 @@ mod kernel;
 mod lease;
 mod listen;
 mod portable;
+mod ports;
 mod processes;
 mod sinks;
 mod teleport;

@@ -82,6 +82,8 @@ pub struct Kernel {
     pub(crate) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
     /// Processes beside the engine.
     pub(crate) processes: RefCell<BTreeMap<ExecId, RunningProcess>>,
+    /// Number of open connections to its ports.
+    pub(crate) connections: Rc<Cell<usize>>,
     pub(crate) commands: mpsc::Sender<Box<Command>>,
     /// The current exclusive transition.
     pub(crate) transitions: RefCell<Transitions>,

@@ -372,6 +372,7 @@ impl Supervisor {
             tools: std::cell::RefCell::default(),
             sessions: Sharing::new(owner.clone()),
             processes: std::cell::RefCell::default(),
+            connections: Rc::default(),
             finished_restore: std::cell::RefCell::default(),
             capture: std::cell::RefCell::new(
                 host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),

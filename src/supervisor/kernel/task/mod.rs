@@ -482,7 +482,8 @@ impl Task {
 
     /// Whether the worker serves a client, or works in the background.
     fn is_in_use(&self) -> bool {
-        self.work.operating.is_some() || !self.work.queue.is_empty() || self.kernel.has_background_work()
+        let serves = self.kernel.connections.get() > 0 || self.kernel.has_background_work();
+        serves || self.work.operating.is_some() || !self.work.queue.is_empty()
     }
 
     fn arm_idle(&mut self) {
