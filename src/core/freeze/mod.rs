@@ -23,6 +23,7 @@ use self::refs::{CommitId, DependencyLock, Head, RepositoryLock};
 use super::checkpoint::{CheckpointType, Manifest};
 use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
 use super::limits;
+use super::signature::Signed;
 
 /// Format of the manifests that this release writes.
 pub const FORMAT: u32 = 1;
@@ -129,6 +130,8 @@ pub struct Freeze {
     pub restored_at_ms: Option<i64>,
     /// Address of its [`FreezeManifest`].
     pub manifest: Digest,
+    /// The host's signature over that; `None` of earlier releases.
+    pub signed: Option<Signed>,
 }
 
 /// The revision of a database's schema: `PRAGMA user_version`, and a digest of `sqlite_schema`.
@@ -272,6 +275,9 @@ pub enum Captured {
         kernel_name: String,
         /// The checkpoint that holds it.
         checkpoint: CheckpointId,
+        /// The checkpoint's manifest; `None` of earlier releases.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        manifest: Option<Digest>,
         /// The repositories in its workspace.
         repositories: Vec<RepositoryLock>,
         /// What its code and files are based on.

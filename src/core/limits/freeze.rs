@@ -70,3 +70,7 @@ pub const GIT_REFERENCE_BYTES: u64 = 4096;
 pub const GIT_PACKED_BYTES: u64 = 4 << 20;
 /// Symbolic references that are followed.
 pub const GIT_REFERENCE_HOPS: usize = 5;
+/// Keys of peers that one user trusts.
+pub const TRUSTED_KEYS: u64 = 1000;
+/// Signed units that one check lists.
+pub const SIGNED_UNITS: usize = 1000;

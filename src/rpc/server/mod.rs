@@ -17,6 +17,7 @@ mod lease;
 mod listen;
 mod portable;
 mod processes;
+mod provenance;
 mod sinks;
 mod teleport;
 mod upkeep;

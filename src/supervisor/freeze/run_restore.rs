@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::members::{self, Live};
 use super::run_freeze::{Taking, in_time, pairings, take};
-use super::{Restored, find_freeze, manifest, recover, turn};
+use super::{Restored, find_freeze, manifest, provenance, recover, turn};
 use crate::catalog::Notes;
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
@@ -83,6 +83,7 @@ async fn perform(
     let host = supervisor.host();
     recover::unfinished(supervisor, group).await?;
     let manifest = manifest(host, &freeze).await?;
+    provenance::check(group, &freeze, &manifest)?;
     if let Some(unknown) = members.iter().find(|name| !manifest.parts.iter().any(|part| part.name == **name)) {
         return Err(Error::not_found(format!("freeze {} has no member {unknown:?}", freeze.number)));
     }
