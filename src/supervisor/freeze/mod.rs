@@ -8,6 +8,7 @@
 
 mod access;
 mod compare;
+mod gate;
 mod groups;
 mod locks;
 mod members;
