@@ -57,6 +57,7 @@ impl World {
             ryokan: "0".into(),
             arch: "x".into(),
             base_image_version: String::new(),
+            engine_version: String::new(),
             host: HostId::from_bytes([3; 16]),
             kernel,
             epoch: Epoch(1),

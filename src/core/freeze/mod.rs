@@ -244,6 +244,9 @@ pub struct KernelRevision {
     /// Version of the image below the workspace; empty: none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub image: String,
+    /// Version of the engine's interpreter; empty: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
     /// Every file of the workspace.
     pub files: Option<Digest>,
     /// The lock files of package managers in it.
@@ -257,6 +260,7 @@ impl From<&Manifest> for KernelRevision {
             engine: manifest.engine.name().into(),
             ryokan: manifest.ryokan.clone(),
             image: manifest.base_image_version.clone(),
+            version: manifest.engine_version.clone(),
             files: Some(manifest.workspace.tree),
             dependencies: manifest.dependencies.clone(),
         }
