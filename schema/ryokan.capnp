@@ -102,6 +102,8 @@ interface Host {
   # What takes room on the disk: of one kernel, with each of its checkpoints, or (empty) of all
   # kernels of the caller. Other users of a system-wide daemon see their own kernels only, and what
   # these share among each other. `busy` while another call runs.
+  provenance @22 () -> (provenance :Provenance);
+  # Keys, and signatures over what hosts sealed.
 }
 
 struct DiskUsage {
@@ -509,8 +511,9 @@ interface BundleWriter {
   # of the host that the kernel and its checkpoints keep, out of those that `review` returns; each
   # must exist and be allowed on this host. All others are removed from the kernel and from every
   # checkpoint, and are in `withheld`.
-  review @2 () -> (requested :List(HostResource));
-  # Ends the file and returns the resources of the host that it requests, up to 1000.
+  review @2 () -> (requested :List(HostResource), signer :Signer);
+  # Ends the file and returns the resources of the host that it requests, up to 1000, and the host
+  # that signed it. A signature that does not fit is `corrupt`.
 }
 
 interface Lease {
@@ -1041,4 +1044,46 @@ struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
   notes @2 :List(Text);       # what could not be checked
+}
+
+interface Provenance {
+  # Each host signs the freezes of groups and the files that it exports: docs/snapshot-format.md.
+
+  keys @0 () -> (keys :List(KnownKey));
+  # This host's key, which the first call makes, its former keys, and those that the caller trusts.
+  trust @1 (name :Text, key :Text) -> (key :KnownKey);
+  # Trusts a host's key, 64 hexadecimal digits, under a name.
+  distrust @2 (name :Text) -> ();
+  check @3 (name :Text, ref :Text) -> (units :List(SignedUnit), omitted :UInt64);
+  # Who signed the freezes of a group, or those that hold the checkpoints of a kernel; `ref` empty:
+  # all, newest first. `name` empty: all groups of the caller. `omitted`: the number of further ones.
+}
+
+struct KnownKey {
+  key @0 :Text;
+  name @1 :Text;              # empty: this host's
+  standing @2 :Standing;      # `own`, `former` or `trusted`
+  atMs @3 :Int64;             # made or added
+}
+
+struct Signer {
+  standing @0 :Standing;
+  name @1 :Text;              # of a trusted key
+  key @2 :Text;               # empty: no signature
+}
+
+enum Standing {
+  own @0; trusted @1; former @2; unknown @3; missing @4; damaged @5;
+  # `former`: a key that this host no longer has. `damaged`: the signature does not fit, or what it
+  # is over is not readable.
+}
+
+struct SignedUnit {
+  unit @0 :Text;              # `freeze` or `checkpoint`
+  of @1 :Text;                # the group or the kernel
+  number @2 :UInt64;
+  id @3 :Text;
+  atMs @4 :Int64;
+  signer @5 :Signer;
+  detail @6 :Text;            # perhaps empty
 }

@@ -477,6 +477,8 @@ fn catalog_steps_are_atomic() {
         "freeze.",
         "catalog.freeze.",
         "catalog.group.",
+        "catalog.host.key",
+        "catalog.trust.",
         "database.",
         "handover.",
         "repository.",

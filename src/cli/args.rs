@@ -33,7 +33,8 @@ use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
 use super::top::TopArgs;
 use super::tour::TourArgs;
-use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
+use super::trust::TrustArgs;
+use super::upkeep::{AuditArgs, GcArgs, RetentionArgs, VerifyArgs};
 use super::usage::UsageArgs;
 use super::vars::VarsArgs;
 use super::workflow::WorkArgs;
@@ -198,8 +199,10 @@ pub enum Command {
     Du(UsageArgs),
     /// Remove expired checkpoints and unreferenced objects
     Gc(GcArgs),
-    /// Read all stored data and report damage
-    Verify,
+    /// Read all stored data and report damage, or show who signed what
+    Verify(VerifyArgs),
+    /// Manage the keys of hosts whose signatures you trust
+    Trust(TrustArgs),
     /// Show the daemon's status or log, or stop it
     Daemon(DaemonArgs),
     /// Check or show the daemon's configuration
@@ -230,7 +233,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "du", "gc", "verify", "daemon", "config", "doctor"]),
+    ("Host", &["top", "pool", "du", "gc", "verify", "trust", "daemon", "config", "doctor"]),
     ("Shell", &["completions", "man", "schema", "tour", "help"]),
 ];
 

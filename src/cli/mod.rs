@@ -48,6 +48,7 @@ mod terminal;
 mod tools;
 mod top;
 mod tour;
+mod trust;
 mod upkeep;
 mod usage;
 mod vars;
@@ -154,7 +155,11 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Events(args) => journal::events(context, args).await,
         Command::Du(args) => usage::usage(context, args).await,
         Command::Gc(args) => upkeep::gc(context, args).await,
-        Command::Verify => upkeep::verify(context).await,
+        Command::Verify(args) => match args.provenance {
+            true => trust::provenance(context, &args.name, &args.reference).await,
+            false => upkeep::verify(context).await,
+        },
+        Command::Trust(args) => trust::trust(context, args).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
         Command::Pool(args) => pool::pool(context, args).await,
         Command::Top(args) => top::top(context, args).await,

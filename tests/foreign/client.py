@@ -19,7 +19,7 @@ ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink",
         "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease", "Port",
-          "PortStream"]
+          "PortStream", "Provenance"]
 # Called by the Python package's tests (files) and by tests/freeze and tests/teleport.
 ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "HandoverStream", "TeleportSink"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
@@ -656,6 +656,13 @@ async def moves_and_groups(host, shell):
     stream = (await host.handoverStream()).stream
     await stream.write(b"no protocol")
     assert (await host.groups()).groups
+    keys = Caller("Provenance", (await host.provenance()).provenance)
+    own = (await keys.keys()).keys[0]
+    assert (str(own.standing), len(own.key)) == ("own", 64), own
+    assert (await keys.trust("peer", "ab" * 32)).key.name == "peer"
+    await refused(keys.trust("peer", "no key"), "invalidArgument")
+    await keys.distrust("peer")
+    assert not (await keys.check("", "")).units
     spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True))
     listed = (await shell.processes()).processes
     assert [list(process.argv) for process in listed] == [["cat"]]
@@ -817,7 +824,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 22 and len(methods("Kernel")) == 75
+    assert len(methods("Host")) == 23 and len(methods("Kernel")) == 75
     print(f"called {len(wanted)} methods")
 
 

@@ -31,6 +31,9 @@ pub struct Manifest {
     pub arch: String,
     /// Version of the image below the workspace; empty: none.
     pub base_image_version: String,
+    /// Version of the engine's interpreter; empty: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub engine_version: String,
     /// The host that took the checkpoint.
     pub host: HostId,
     /// The kernel.
@@ -277,6 +280,7 @@ mod tests {
             ryokan: "0.1.0".into(),
             arch: "x86_64".into(),
             base_image_version: String::new(),
+            engine_version: "3.12.1".into(),
             host: HostId::from_bytes([1; 16]),
             kernel: KernelId::from_bytes([2; 16]),
             epoch: Epoch(1),

@@ -18,6 +18,7 @@ pub mod mcp;
 pub mod output;
 pub mod pool;
 pub mod process;
+pub mod provenance;
 pub mod rights;
 pub mod spec;
 pub mod teleport;

@@ -18,6 +18,7 @@ mod listen;
 mod portable;
 mod ports;
 mod processes;
+mod provenance;
 mod sinks;
 mod teleport;
 mod upkeep;

@@ -208,6 +208,7 @@ async fn manifest(
         ryokan: env!("CARGO_PKG_VERSION").into(),
         arch: std::env::consts::ARCH.into(),
         base_image_version: host.drivers.of(kernel.spec().isolation)?.image_version(&kernel.spec()),
+        engine_version: kernel.view().engine_version,
         host: host.id(),
         kernel: kernel.id,
         epoch: kernel.epoch,

@@ -8,6 +8,7 @@ pub mod events;
 pub(crate) mod metrics;
 pub(crate) mod prepared_copies;
 pub(crate) mod reserve;
+pub(crate) mod signing;
 pub mod upkeep;
 
 use std::cell::{Cell, RefCell};
@@ -59,6 +60,8 @@ pub struct Host {
     pub(crate) reserve: Reserve,
     /// The permit of the only operation on groups.
     pub(crate) group_turn: std::sync::Arc<tokio::sync::Semaphore>,
+    /// The key that signs, since its first use.
+    pub(crate) key: tokio::sync::OnceCell<std::sync::Arc<signing::HostKey>>,
     /// Runs git for groups, since its first use.
     pub(crate) git: RefCell<Option<Rc<crate::git::Git>>>,
     /// Runs programs of data sources, since its first use.
@@ -104,6 +107,7 @@ impl Host {
             metrics: Metrics::new(),
             reserve,
             group_turn: std::sync::Arc::new(tokio::sync::Semaphore::new(1)),
+            key: tokio::sync::OnceCell::new(),
             git: RefCell::default(),
             programs: RefCell::default(),
             parked: RefCell::default(),

@@ -45,6 +45,8 @@ pub struct View {
     pub checkpoints: u64,
     /// Time of last use, milliseconds since 1970.
     pub last_used_at_ms: i64,
+    /// Version of the engine's interpreter, as the last worker reported it; empty: there was none yet.
+    pub engine_version: String,
     /// Sandbox layers in force.
     pub sandbox: Vec<String>,
     /// Contents of the worker that its saved state does not include.

@@ -364,6 +364,7 @@ impl Supervisor {
                 worker_pid: None,
                 origin: loaded.origin,
                 known_origin: None,
+                engine_version: String::new(),
             }),
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),
