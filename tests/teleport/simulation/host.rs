@@ -503,7 +503,9 @@ impl Host {
             }),
             Some(In::Activate { handover }) => self.activate(handover),
             Some(In::Adopt { handover }) => {
-                if let Some(Row::In { kernel, live: true, .. }) = self.disk.catalog().rows.get(&handover).copied()
+                // A late commit of an earlier move does not open the kernel of a later one.
+                if let Some(Row::In { kernel, live: true, epoch }) = self.disk.catalog().rows.get(&handover).copied()
+                    && self.disk.catalog().kernels.get(&kernel) == Some(&Place::Here { epoch })
                     && !self.open.contains(&kernel)
                 {
                     self.disk.adopt(handover, kernel);
