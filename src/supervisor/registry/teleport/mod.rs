@@ -87,15 +87,6 @@ fn write(record: &impl Serialize) -> Result<String> {
     serde_json::to_string(record).map_err(|error| Error::internal(error.to_string()))
 }
 
-/// Makes everything written so far survive a loss of power: the other host acts on it.
-async fn sync(host: &Host) -> Result<()> {
-    let data = host.environment.data.clone();
-    let synced =
-        tokio::task::spawn_blocking(move || crate::sys::fs::sync_file_system(&data, "handover.data.sync")).await;
-    let synced = synced.map_err(|error| Error::internal(error.to_string()))?;
-    synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
-}
-
 /// How this host connects to others.
 fn settings(host: &Host) -> Settings {
     let configured = &host.config.teleport;
@@ -238,7 +229,12 @@ impl Supervisor {
     /// Catalog errors, and files that cannot be renamed.
     pub(crate) async fn recover_handovers(&self) -> Result<Vec<KernelId>> {
         let mut prepared = Vec::new();
-        for row in self.host().catalog.handovers().await? {
+        let rows = self.host().catalog.handovers().await?;
+        if rows.iter().any(|row| row.side == Side::In && row.live) {
+            // A loss of power must not take an activation back after its directory was renamed.
+            self.host().sync_data().await?;
+        }
+        for row in rows {
             if row.side == Side::Out {
                 continue;
             }

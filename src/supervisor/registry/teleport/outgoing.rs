@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, settings, sync, write};
+use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
@@ -47,8 +47,6 @@ struct Move {
     seen: RefCell<Seen>,
     frozen_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
-    /// Whether the departure survives a loss of power.
-    synced: Cell<bool>,
 }
 
 /// Moves a kernel to the host at the other end of `to`. Dropping the call before the commit cancels the move.
@@ -99,7 +97,6 @@ pub async fn teleport(
         seen: RefCell::default(),
         frozen_at: Cell::new(None),
         pause: Cell::new(Duration::ZERO),
-        synced: Cell::new(false),
     });
     // In its own task: once it is committed, the move does not depend on the client.
     let running = tokio::task::spawn_local(async move { moving.run(transport, transition, allow_missing).await });
@@ -225,7 +222,10 @@ impl Move {
         self.unless_cancelled(async {
             let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
             checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
-            self.copy(&mut session, "copying").await.map(drop)
+            self.copy(&mut session, "copying").await.map(drop)?;
+            // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
+            // leaves less to sync in the pause.
+            self.host.sync_data().await
         })
         .await?;
         self.step(SourceEvent::Copied);
@@ -233,22 +233,28 @@ impl Move {
         let (own, held, transition) = (Rc::clone(self), Rc::clone(&session), Rc::clone(transition));
         let change = Change { actor: self.actor.clone(), expected_version: 0 };
         // The worker is not held longer than the queue allows; cancellation is checked inside.
-        checkpoint::while_frozen(&self.host, &self.kernel, change, move |last| async move {
-            own.frozen_at.set(Some(Instant::now()));
-            let done = own.depart(&mut *held.lock().await, &transition, target, last).await;
+        let (decided, decision) = oneshot::channel();
+        let leaving = checkpoint::while_frozen(&self.host, &self.kernel, change, move |last, frozen_at| async move {
+            own.frozen_at.set(Some(frozen_at));
+            let done = own.depart(&held, &transition, target, last, decided).await;
             if done.is_err() && transition.is_recorded() && !own.kernel.has_departed(own.row.id) {
                 // Before the code inside resumes.
                 transition.clear(&own.host).await?;
             }
             done
-        })
-        .await?;
-        let mut session = session.lock().await;
-        // The target acts on the commit: it must not be older than what a loss of power leaves here.
-        let acknowledged = match self.synced.get() {
-            true => session.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await,
-            false => Err(Error::unavailable("the departure is not synced")),
+        });
+        // While the worker ends and the files are removed here.
+        let committing = async {
+            // The target acts on the commit: it must not be older than what a loss of power leaves here.
+            if decision.await.is_err() {
+                return Err(Error::unavailable("the departure is not synced"));
+            }
+            self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
+            session.lock().await.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await
         };
+        let (left, acknowledged) = futures::join!(leaving, committing);
+        left?;
+        let session = session.lock().await;
         if let Err(error) = &acknowledged {
             tracing::info!(handover = %self.row.id, %error, "the commit of a move is repeated");
         } else if self.step(SourceEvent::Live).contains(&SourceAction::Forget)
@@ -360,30 +366,26 @@ impl Move {
     /// Sends the rest, waits for the target, and records the departure. The kernel's code is frozen.
     async fn depart(
         &self,
-        session: &mut Session,
+        session: &Mutex<Session>,
         transition: &Rc<ExclusiveTransition>,
         target: HostId,
         last: Checkpoint,
+        decided: oneshot::Sender<()>,
     ) -> Result<()> {
         let epoch = self.outgoing.epoch;
         let intent = Transition::HandoverOut { handover: self.row.id, checkpoint: last.id, host: target, epoch };
         transition.record(intent, self.actor.to_string(), self.host.now_ms()).await?;
-        self.unless_cancelled(self.seal(session, &last)).await?;
+        self.unless_cancelled(async { self.seal(&mut *session.lock().await, &last).await }).await?;
         if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
             return Err(Error::internal("a departure out of order"));
         }
         let text = format!("moved to host {target} at epoch {}", epoch.0);
-        let departed = self.kernel.depart(self.actor.clone(), text, Rc::clone(transition)).await;
+        let departed = self.kernel.depart(self.actor.clone(), text, Rc::clone(transition), decided).await;
         if !self.kernel.has_departed(self.row.id) {
             self.machine.set(Source::restarted(false).0);
             return Err(departed.err().unwrap_or_else(|| Error::internal("a departure was not recorded")));
         }
-        self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
         self.host.prepared.discard_of(self.kernel.id).await;
-        match sync(&self.host).await {
-            Ok(()) => self.synced.set(true),
-            Err(error) => tracing::error!(%error, "the departure of a kernel may not survive a loss of power"),
-        }
         Ok(())
     }
 
