@@ -20,6 +20,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
+use crate::core::snapshot::{KindRequest, Site, choose_for_move};
 use crate::core::spec::{KernelSpec, Net};
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
@@ -166,6 +167,9 @@ impl TargetSide {
         }
         has_room(self.host(), &manifest, bytes)?;
         holds_state(&manifest, parts.bytes())?;
+        let (architecture, host) = (std::env::consts::ARCH.to_owned(), self.host().id());
+        let here = Site { architecture, base_image_version: String::new(), host };
+        manifest.snapshot(parts.bytes()).check_arrival(&here)?;
         // The files and the history together.
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
             return Err(Host::full());
@@ -423,6 +427,7 @@ impl TargetHost for TargetSide {
                 .hint("update the older one"));
         }
         check_isolation(&offer.spec)?;
+        choose_for_move(KindRequest::Only(offer.kind), offer.spec.isolation)?;
         if !is_epoch(&offer.epoch) {
             return Err(Error::refused(format!("epoch {} is out of range", offer.epoch.0)).reason("epoch"));
         }

@@ -33,7 +33,9 @@ use crate::supervisor::registry::Supervisor;
 use crate::teleport::transport::Settings;
 
 pub use incoming::serve;
-pub use outgoing::teleport;
+pub use outgoing::{Options, teleport};
+
+pub use crate::teleport::Sent;
 
 /// Moves in progress of a daemon.
 #[derive(Default)]
