@@ -75,13 +75,17 @@ interface Host {
   # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
   # their own.
 
-  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink) -> (report :TeleportReport);
+  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64)
+      -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
   # connected to the other daemon. The daemon runs ssh or the command, so only its own user may name
   # one. Before the commit, a failure or the loss of this call
   # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP
-  # servers and processes; otherwise `refused` names them.
+  # servers and processes; otherwise `refused` names them. `kind`: `auto` (or empty), `checkpoint`,
+  # `teleport`; `unsupported` with reason `snapshot_kind` names the rule of an impossible one.
+  # `limitRate`: bytes a second while the kernel runs, 0: no limit. What changed meanwhile is sent at
+  # full speed, because the kernel is paused then.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
   handovers @16 () -> (handovers :List(Handover));
@@ -473,7 +477,10 @@ interface AuditSink { next @0 (line :AuditLine) -> stream; }
 interface DecisionSink { next @0 (decision :Decision) -> stream; }
 interface ArtifactSink { next @0 (artifact :Artifact) -> stream; }
 interface PatchSink { next @0 (patch :Patch) -> stream; }
-interface TeleportSink { progress @0 (phase :Text, sentBytes :UInt64) -> stream; }
+interface TeleportSink {
+  progress @0 (phase :Text, sentBytes :UInt64, reusedBytes :UInt64) -> stream;
+  # `sentBytes`: on the connection, compressed. `reusedBytes`: content that the other host had.
+}
 interface HandoverStream {
   write @0 (data :Data) -> ();
   # At most 1 MiB; empty: the end of the sender's stream.
@@ -931,6 +938,10 @@ struct TeleportReport {
   pauseMs @7 :UInt64;         # from the last moment here to the commit
   missing @8 :List(Text);     # what the kernel moved without
   acknowledged @9 :Bool;      # whether the other host has confirmed that the kernel lives there
+  kind @10 :Text;             # of the snapshot: checkpoint
+  kindReason @11 :Text;       # why this kind
+  elapsedMs @12 :UInt64;      # of the whole move
+  wireBytes @13 :UInt64;      # sent on the connection, compressed
 }
 
 struct Handover {

@@ -12,6 +12,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
+use crate::core::snapshot::{Checkpoint, Snapshot, SnapshotKind};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 
@@ -168,12 +169,22 @@ pub enum ManifestError {
 }
 
 /// The kind of these manifests.
-const KIND: &str = "checkpoint";
+const KIND: &str = SnapshotKind::Checkpoint.name();
 
 impl Manifest {
     /// Returns the kind's name, for the construction of a manifest.
     pub fn kind_name() -> String {
         KIND.to_owned()
+    }
+
+    /// Returns the snapshot with engine state of this size, as its kind sees it.
+    pub fn snapshot(&self, state_bytes: u64) -> Snapshot<Checkpoint> {
+        Snapshot {
+            architecture: self.arch.clone(),
+            base_image_version: self.base_image_version.clone(),
+            host: self.host,
+            content: Checkpoint { state_bytes },
+        }
     }
 
     /// Returns the objects that the manifest names.

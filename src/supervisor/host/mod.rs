@@ -84,6 +84,17 @@ pub struct Host {
 }
 
 impl Host {
+    /// Makes everything written so far survive a loss of power: another host acts on it, or it precedes a deletion.
+    ///
+    /// # Errors
+    /// `unavailable` if the file system cannot be synced.
+    pub(crate) async fn sync_data(&self) -> Result<()> {
+        let data = self.environment.data.clone();
+        let sync = move || crate::sys::fs::sync_file_system(&data, "handover.data.sync");
+        let synced = tokio::task::spawn_blocking(sync).await.map_err(|error| Error::internal(error.to_string()))?;
+        synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
+    }
+
     pub(crate) fn new(
         config: Config,
         environment: Environment,

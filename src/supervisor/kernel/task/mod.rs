@@ -383,8 +383,8 @@ impl Task {
             Command::Unarchive(actor, transition, reply) => {
                 let _ = reply.send(self.unarchive(&actor, &transition).await);
             }
-            Command::Depart(actor, text, transition, reply) => {
-                let _ = reply.send(self.depart(&actor, text, &transition).await);
+            Command::Depart(actor, text, transition, decided, reply) => {
+                let _ = reply.send(self.depart(&actor, text, &transition, decided).await);
             }
             Command::Settle(reply) => {
                 let _ = reply.send(self.settle().await);
