@@ -63,7 +63,10 @@ impl MicrovmDriver {
         record(about.write()?).await?;
         let attempt = Attempt { kind: &kind, disk: &disk, machine };
         let (mut notes, mut shared_boot_id) = (Vec::new(), String::new());
-        let template = self.templates.find(&kind).await;
+        let template = match new.is_warm {
+            true => self.templates.find_or_build(&kind, &image).await,
+            false => self.templates.find(&kind).await,
+        };
         let restored = match &template {
             Ok(template) => {
                 let begin = Begin::Restore { image: &image, template };

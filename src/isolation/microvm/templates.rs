@@ -61,6 +61,8 @@ pub(super) struct Templates {
     /// QEMU's version, and when its file was changed.
     version: RefCell<Option<(SystemTime, String)>>,
     is_swept: Cell<bool>,
+    /// Notified after each build.
+    built: tokio::sync::watch::Sender<()>,
 }
 
 impl Templates {
@@ -72,6 +74,7 @@ impl Templates {
             notes: RefCell::default(),
             version: RefCell::default(),
             is_swept: Cell::new(false),
+            built: tokio::sync::watch::Sender::new(()),
         })
     }
 
@@ -140,6 +143,25 @@ impl Templates {
         }
     }
 
+    /// The template of a kind, built first if there is none: a machine that nothing waits for yet need not boot.
+    pub(super) async fn find_or_build(
+        self: &Rc<Self>,
+        kind: &Kind,
+        image: &Image,
+    ) -> std::result::Result<Rc<Template>, String> {
+        let key = kind.key().map_err(|error| error.message)?;
+        let mut built = self.built.subscribe();
+        if let Ok(template) = self.find(kind).await {
+            return Ok(template);
+        }
+        self.build_soon(kind.clone(), image.clone());
+        while matches!(self.known.borrow().get(&key), Some(Known::Building)) {
+            // The sender is borrowed, so it does not close. Each step of a build has a deadline.
+            let _ = built.changed().await;
+        }
+        self.find(kind).await
+    }
+
     /// Marks a template as unusable: a machine could not be restored from it. The next build replaces it.
     pub(super) fn give_up(&self, kind: &Kind, why: &Error) {
         let Ok(key) = kind.key() else { return };
@@ -173,6 +195,7 @@ impl Templates {
                 }
             };
             templates.known.borrow_mut().insert(key, known);
+            templates.built.send_replace(());
         });
     }
 
