@@ -190,11 +190,6 @@ pub trait IsolationDriver {
         true
     }
 
-    /// Whether kernels can be suspended.
-    fn can_suspend(&self) -> bool {
-        true
-    }
-
     /// The version of the image that a kernel runs; empty if there is none.
     fn image_version(&self, _spec: &KernelSpec) -> String {
         String::new()
@@ -286,11 +281,20 @@ pub trait WorkerHandle {
         self.record()
     }
 
-    /// Stops a warm worker until a kernel has it, where that saves something.
+    /// Stops what a worker runs in while none of its code runs: it is warm, or its processes are suspended.
+    /// Without effect where that saves nothing.
     ///
     /// # Errors
-    /// If it cannot be stopped: the caller ends it.
+    /// If it cannot be stopped. It may be stopped all the same.
     async fn park(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends that stop, also one of a former daemon. Without effect if the worker is not stopped.
+    ///
+    /// # Errors
+    /// If it cannot be continued.
+    async fn unpark(&self) -> Result<()> {
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 mod crashes;
 mod lifecycle;
 mod refusals;
+mod suspend;
 mod warm;
 
 use std::fs;

@@ -102,10 +102,6 @@ impl IsolationDriver for MicrovmDriver {
         false
     }
 
-    fn can_suspend(&self) -> bool {
-        false
-    }
-
     fn image_version(&self, spec: &KernelSpec) -> String {
         image::find(&self.settings.images, &spec.image).map_or_else(|_| String::new(), |image| image.version)
     }
@@ -281,7 +277,7 @@ pub fn abilities(images: &Path) -> Vec<Ability> {
             let engines: Vec<&str> = image.engines.keys().map(|engine: &EngineName| engine.name()).collect();
             let (short, engines) = (&image.version[..12.min(image.version.len())], engines.join(", "));
             let text = format!(
-                "{} with software emulation; image {short}: {}, {engines}; no mounts, no network, no memory snapshots",
+                "{} with software emulation; image {short}: {}, {engines}; no mounts, no network; suspended machines keep their memory until this host ends",
                 program.display(),
                 image.summary
             );

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -75,6 +76,8 @@ pub(super) struct Machine {
     known: Mutex<Known>,
     /// Held while files are brought into the mirror.
     pub pull_lock: Arc<tokio::sync::Mutex<()>>,
+    /// Whether the kernel's machine is stopped: the mirror is current, and the guest answers nothing.
+    is_parked: AtomicBool,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -85,13 +88,15 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Machine {
     pub(super) fn new(folder: Folder, most_bytes: u64, control: PathBuf) -> Machine {
         let client = Mutex::new(Client::new(control));
-        Machine { folder, most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
+        let (known, pull_lock, is_parked) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
+        Machine { folder, most_bytes, client, known, pull_lock, is_parked }
     }
 
     /// The same machine as that of the kernel with this folder. It takes the connection with it. Blocks.
     pub(super) fn moved_to(&self, folder: Folder) -> Machine {
         let client = Mutex::new(self.client().take());
-        Machine { folder, most_bytes: self.most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
+        let (known, pull_lock, is_parked) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
+        Machine { folder, most_bytes: self.most_bytes, client, known, pull_lock, is_parked }
     }
 
     /// Gives a warm machine its kernel's files, once it is seeded anew. Its disk becomes the truth.
@@ -136,7 +141,15 @@ impl Machine {
         self.pull_within(limits::VM_TRANSFER)
     }
 
+    /// Marks the kernel's machine as stopped with a current mirror, or as running.
+    pub(super) fn set_parked(&self, is_parked: bool) {
+        self.is_parked.store(is_parked, Ordering::Release);
+    }
+
     fn pull_within(&self, within: Duration) -> Result<()> {
+        if self.is_parked.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let (mut client, mut known) = (self.client_within(Some(within)), lock(&self.known));
         let mut tree = self.folder.tree()?;
         let before = std::mem::take(&mut *known);
