@@ -98,6 +98,9 @@ interface Host {
   # Its id, history and open capabilities stay; its earlier events get the new name. Its own socket
   # moves to the new name; published ones stay. `alreadyExists` if a kernel, a group or a published
   # socket has the name.
+
+  images @21 () -> (images :Images);
+  # What virtual machines boot. In a system-wide daemon only the daemon's own user may call it.
 }
 
 interface Kernel {
@@ -990,4 +993,30 @@ struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
   notes @2 :List(Text);       # what could not be checked
+}
+
+interface Images {
+  # A version is given by its first digits.
+
+  list @0 () -> (images :List(ImageInfo), folder :Text);
+  # `folder`: into which images are built.
+  pin @1 (version :Text, pinned :Bool) -> (version :Text);
+  # A pinned image is not removed.
+  rotate @2 (version :Text) -> (version :Text);
+  # Makes an image current, the newest if `version` is empty, once its template is built and a machine
+  # started from it. Kernels that name no image run it from their next start on.
+  remove @3 (version :Text) -> (version :Text);
+  # `conflict` with reason `in_use`, `current` or `pinned`.
+}
+
+struct ImageInfo {
+  version @0 :Text;           # the digest of its content
+  engines @1 :List(Text);
+  summary @2 :Text;
+  bytes @3 :UInt64;
+  builtAtMs @4 :Int64;
+  current @5 :Bool;
+  pinned @6 :Bool;
+  kernels @7 :List(Text);     # that run it, or would at their next start
+  trouble @8 :Text;           # why it cannot be used; else empty
 }

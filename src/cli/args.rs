@@ -16,6 +16,7 @@ use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
 use super::groups::{FreezeArgs, GroupArgs, LockArgs};
+use super::images::ImagesArgs;
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
 use super::mcp::McpArgs;
@@ -186,6 +187,8 @@ pub enum Command {
     Top(TopArgs),
     /// Show the pools of warm workers
     Pool(PoolArgs),
+    /// List, build, pin, rotate and remove images of virtual machines
+    Images(ImagesArgs),
     /// Remove expired checkpoints and unreferenced objects
     Gc(GcArgs),
     /// Read all stored data and report damage
@@ -216,7 +219,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "gc", "verify", "daemon", "config", "doctor"]),
+    ("Host", &["top", "pool", "images", "gc", "verify", "daemon", "config", "doctor"]),
     ("Shell", &["completions", "tour", "help"]),
 ];
 

@@ -19,8 +19,8 @@ ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink",
         "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease"]
-# Called by the Python package's tests (files) and by tests/freeze and tests/teleport.
-ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "HandoverStream", "TeleportSink"]
+# Called by the Python package's tests (files) and by tests/freeze, tests/teleport and tests/microvm.
+ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "Images", "HandoverStream", "TeleportSink"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
 
@@ -655,6 +655,7 @@ async def moves_and_groups(host, shell):
     stream = (await host.handoverStream()).stream
     await stream.write(b"no protocol")
     assert (await host.groups()).groups
+    assert (await host.images()).images
     spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True))
     listed = (await shell.processes()).processes
     assert [list(process.argv) for process in listed] == [["cat"]]

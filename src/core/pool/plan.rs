@@ -245,7 +245,8 @@ impl<'a> Draft<'a> {
     /// `maintenance_interval` ahead.
     fn look_again_at_ms(&self) -> Option<u64> {
         let rules = self.rules;
-        let mut due: Vec<u64> = self.creating.iter().map(|since_ms| since_ms.saturating_add(rules.creation_ms)).collect();
+        let mut due: Vec<u64> =
+            self.creating.iter().map(|since_ms| since_ms.saturating_add(rules.creation_ms)).collect();
         due.extend(self.idle.iter().map(|slot| slot.created_ms.saturating_add(rules.max_uptime_ms)));
         if self.idle_count() > self.want {
             due.extend(self.idle.iter().map(|slot| idle_since_ms(slot).saturating_add(self.patience_ms())));

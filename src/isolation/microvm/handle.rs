@@ -35,6 +35,9 @@ pub(super) struct Record {
     pub workspace: std::path::PathBuf,
     pub engine_db: std::path::PathBuf,
     pub most_bytes: u64,
+    /// The image's version; absent in records of earlier daemons.
+    #[serde(default)]
+    pub image: String,
 }
 
 impl Record {

@@ -19,7 +19,7 @@ use super::image::Image;
 use super::qemu::{self, Begin, NewMachine, Sockets};
 use super::qmp::Qmp;
 use super::seed;
-use super::template::{Kind, MEMORY, STATE, Template, publish, seal};
+use super::template::{self, Kind, MEMORY, STATE, Template, publish, seal};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -317,6 +317,16 @@ impl Templates {
         }
         sockets.unlink();
         done
+    }
+
+    /// Removes the templates of an image that is no more.
+    pub(super) fn forget_image(&self, version: &str) {
+        for entry in std::fs::read_dir(&self.settings.folder).into_iter().flatten().flatten() {
+            if template::image_of(&entry.path()).is_some_and(|image| image == version) {
+                self.known.borrow_mut().remove(&*entry.file_name().to_string_lossy());
+                let _ = fs::remove_tree(&entry.path());
+            }
+        }
     }
 
     /// Removes the oldest templates beyond the limit.
