@@ -168,6 +168,21 @@ fn killed_daemon_leaves_no_warm_machine() {
 }
 
 #[test]
+fn stopped_daemon_ends_template_build() {
+    let mut host = Machines::start(User::Own);
+    host.ok(&["new", "first", "--isolation", "microvm", "--engine", "python"]);
+    assert_eq!(host.run("first", "1 + 1"), "2", "{}", host.log());
+    let builds = |host: &Machines| {
+        host.all().into_iter().any(|pid| words(pid).iter().any(|word| word.contains("share=on")))
+    };
+    until("a template's machine", || builds(&host));
+    host.signal(nix::sys::signal::Signal::SIGTERM);
+    host.wait();
+    // Without a daemon its guest would wait for minutes.
+    until("the machines' end", || host.all().is_empty());
+}
+
+#[test]
 fn damaged_template_is_built_again() {
     let mut host = Machines::configured(User::Own, POOL);
     host.warm_up();

@@ -129,7 +129,8 @@ impl MicrovmDriver {
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (account, durability, sockets) = (self.settings.account, self.settings.durability, &about.sockets);
-        let mut child = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, log })?;
+        let is_temporary = false;
+        let mut child = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log })?;
         let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
         let process = WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("qemu: {error}")))?;
         let identified = ProcessRecord::of(pid);

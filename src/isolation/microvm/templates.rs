@@ -296,8 +296,9 @@ impl Templates {
         let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()));
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
-        let (account, durability) = (self.settings.account, Durability::Process);
-        let started = qemu::start(NewMachine { begin, kind, disk, sockets: &sockets, account, durability, log });
+        let (sockets, account, durability) = (&sockets, self.settings.account, Durability::Process);
+        let is_temporary = true;
+        let started = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log });
         let mut child = match started {
             Ok(child) => child,
             Err(error) => {
@@ -305,7 +306,7 @@ impl Templates {
                 return Err(error);
             }
         };
-        let done = act(&sockets).await;
+        let done = act(sockets).await;
         // It may write its files until it has ended.
         if done.is_ok()
             && let Ok(mut monitor) = Qmp::connect(&sockets.monitor).await
