@@ -108,6 +108,8 @@ interface Host {
   # these share among each other. `busy` while another call runs.
   provenance @22 () -> (provenance :Provenance);
   # Keys, and signatures over what hosts sealed.
+  images @23 () -> (images :Images);
+  # What virtual machines boot. In a system-wide daemon only the daemon's own user may call it.
 }
 
 struct DiskUsage {
@@ -1097,4 +1099,30 @@ struct SignedUnit {
   atMs @4 :Int64;
   signer @5 :Signer;
   detail @6 :Text;            # perhaps empty
+}
+
+interface Images {
+  # A version is given by its first digits.
+
+  list @0 () -> (images :List(ImageInfo), folder :Text);
+  # `folder`: into which images are built.
+  pin @1 (version :Text, pinned :Bool) -> (version :Text);
+  # A pinned image is not removed.
+  rotate @2 (version :Text) -> (version :Text);
+  # Makes an image current, the newest if `version` is empty, once its template is built and a machine
+  # started from it. Kernels that name no image run it from their next start on.
+  remove @3 (version :Text) -> (version :Text);
+  # `conflict` with reason `in_use`, `current` or `pinned`.
+}
+
+struct ImageInfo {
+  version @0 :Text;           # the digest of its content
+  engines @1 :List(Text);
+  summary @2 :Text;
+  bytes @3 :UInt64;
+  builtAtMs @4 :Int64;
+  current @5 :Bool;
+  pinned @6 :Bool;
+  kernels @7 :List(Text);     # that run it, or would at their next start
+  trouble @8 :Text;           # why it cannot be used; else empty
 }

@@ -25,6 +25,7 @@ pub mod failure;
 mod forks;
 mod forward;
 mod groups;
+mod images;
 mod journal;
 pub mod json;
 mod jupyter;
@@ -139,6 +140,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Restore(args) => checkpoints::restore(context, args).await,
         Command::Archive(args) => kernels::archive(context, args).await,
         Command::Unarchive(args) => kernels::unarchive(context, args).await,
+        Command::Images(args) => images::images(context, args).await,
         Command::Group(args) => groups::group(context, args).await,
         Command::Freeze(args) => groups::freeze(context, args).await,
         Command::Lock(args) => groups::lock(context, args).await,

@@ -268,6 +268,29 @@ impl KernelFilter {
     }
 }
 
+/// An image of virtual machines.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageInfo {
+    /// The digest of its content.
+    pub version: String,
+    /// Names of its engines.
+    pub engines: Vec<String>,
+    /// What it is made of.
+    pub summary: String,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// When it was built, milliseconds since 1970.
+    pub built_at_ms: i64,
+    /// Whether kernels that name no image run it.
+    pub is_current: bool,
+    /// Whether it may not be removed.
+    pub is_pinned: bool,
+    /// Names of the kernels that use it.
+    pub kernels: Vec<String>,
+    /// Why it cannot be used; else empty.
+    pub trouble: String,
+}
+
 /// A pool of warm workers with the same engine, limits and rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolInfo {

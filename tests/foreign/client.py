@@ -20,8 +20,8 @@ OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "Checkpo
         "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease", "Port",
           "PortStream", "Provenance"]
-# Called by the Python package's tests (files) and by tests/freeze and tests/teleport.
-ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "HandoverStream", "TeleportSink"]
+# Called by the Python package's tests (files) and by tests/freeze, tests/teleport and tests/microvm.
+ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "Images", "HandoverStream", "TeleportSink"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
 
@@ -663,6 +663,7 @@ async def moves_and_groups(host, shell):
     await refused(keys.trust("peer", "no key"), "invalidArgument")
     await keys.distrust("peer")
     assert not (await keys.check("", "")).units
+    assert (await host.images()).images
     spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True))
     listed = (await shell.processes()).processes
     assert [list(process.argv) for process in listed] == [["cat"]]
@@ -824,7 +825,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 23 and len(methods("Kernel")) == 75
+    assert len(methods("Host")) == 24 and len(methods("Kernel")) == 75
     print(f"called {len(wanted)} methods")
 
 

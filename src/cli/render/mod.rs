@@ -5,6 +5,7 @@
 
 mod checkpoints;
 mod groups;
+mod images;
 mod journal;
 mod kernels;
 mod lists;
@@ -20,6 +21,7 @@ mod workflow;
 
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, preview, restoration};
 pub use groups::{freeze_line, group, group_differences, groups};
+pub use images::images;
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};
 pub use lists::{abilities, mcp_servers, mounts, processes, tools, vars};

@@ -19,6 +19,7 @@ mod files;
 mod fork;
 mod groups;
 mod host;
+mod images;
 mod kernel;
 mod lease;
 mod portable;

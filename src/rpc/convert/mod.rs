@@ -12,6 +12,7 @@ pub mod exec;
 pub mod files;
 pub mod fork;
 pub mod groups;
+pub mod image;
 pub mod info;
 pub mod listing;
 pub mod mcp;

@@ -11,6 +11,7 @@ mod files;
 mod fork;
 mod groups;
 mod host;
+mod images;
 mod journal;
 mod kernel;
 mod lease;

@@ -118,6 +118,7 @@ impl Task {
         }
         *self.kernel.link.borrow_mut() = Some(Rc::new(link));
         let worker = Rc::new(worker);
+        *self.kernel.worker.borrow_mut() = Rc::downgrade(&worker);
         let (watched, reporter) = (Rc::clone(&worker), self.reporter.clone());
         tokio::task::spawn_local(async move {
             watched.exited().await;
@@ -148,6 +149,9 @@ impl Task {
         self.unmount_unrecorded(&mounted).await;
         self.mount_missing(&mounted).await;
         self.send_tools();
+        if is_suspended && let Err(error) = self.kernel.park_worker().await {
+            tracing::warn!(kernel = %self.kernel.spec().name, %error, "a suspended kernel's machine runs");
+        }
         self.dispatch().await;
     }
 
