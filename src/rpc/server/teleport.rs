@@ -10,10 +10,10 @@ use tokio::sync::Mutex;
 use super::host::HostServer;
 use crate::core::error::Error;
 use crate::core::limits;
+use crate::core::snapshot::KindRequest;
 use crate::rpc::convert::teleport::{write_handovers, write_report};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{handover_stream, host, teleport_sink};
-use crate::core::snapshot::KindRequest;
 use crate::supervisor::registry::teleport::{self, Options, Sent};
 
 impl HostServer {

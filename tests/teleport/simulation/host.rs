@@ -10,17 +10,32 @@ use super::disk::{Catalog, Disk, Handover, Kernel, Name, Place, Row};
 /// A message of the handover protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    Offer { handover: Handover, kernel: Kernel, epoch: u64 },
+    Offer {
+        handover: Handover,
+        kernel: Kernel,
+        epoch: u64,
+    },
     Accept,
     /// The kernel's work up to here.
-    Objects { work: u64 },
+    Objects {
+        work: u64,
+    },
     Flushed,
     /// What was done after `base`.
-    Seal { base: u64, work: u64 },
+    Seal {
+        base: u64,
+        work: u64,
+    },
     Prepared,
-    Commit { handover: Handover, kernel: Kernel, epoch: u64 },
+    Commit {
+        handover: Handover,
+        kernel: Kernel,
+        epoch: u64,
+    },
     Live,
-    Abort { handover: Handover },
+    Abort {
+        handover: Handover,
+    },
     Aborted,
     Refused,
 }
@@ -45,14 +60,29 @@ enum Out {
 /// A step of the target on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum In {
-    Fill { handover: Handover, work: u64 },
+    Fill {
+        handover: Handover,
+        work: u64,
+    },
     /// A failure refuses what arrived.
-    SyncPrepared { handover: Handover },
-    Record { handover: Handover, kernel: Kernel, epoch: u64 },
-    Activate { handover: Handover },
+    SyncPrepared {
+        handover: Handover,
+    },
+    Record {
+        handover: Handover,
+        kernel: Kernel,
+        epoch: u64,
+    },
+    Activate {
+        handover: Handover,
+    },
     Sync,
-    Adopt { handover: Handover },
-    Discard { handover: Handover },
+    Adopt {
+        handover: Handover,
+    },
+    Discard {
+        handover: Handover,
+    },
     Send(Message),
 }
 
@@ -170,8 +200,7 @@ impl Host {
             if let Row::Out { kernel, to, epoch } = row {
                 let departed = self.has_departed(kernel, handover) && self.mistake != Mistake::SourceForgets;
                 let (machine, actions) = Source::restarted(departed);
-                let mut moving =
-                    Outgoing { machine, to_do: VecDeque::new(), kernel, to, epoch, wire: None, sent: 0 };
+                let mut moving = Outgoing { machine, to_do: VecDeque::new(), kernel, to, epoch, wire: None, sent: 0 };
                 moving.to_do.extend(actions.into_iter().flat_map(|action| self.steps(action)));
                 if departed {
                     moving.to_do.extend([Out::SyncDeparture, Out::Cleanup]);
@@ -352,7 +381,9 @@ impl Host {
                 Target::restarted(Some(if *live { Prepared::Live } else { Prepared::Waiting }))
             }
             (_, Some((kernel, epoch))) => match self.disk.catalog().kernels.get(&kernel) {
-                Some(Place::Here { epoch: here } | Place::Departed { epoch: here, .. }) if *here >= epoch => Target::Live,
+                Some(Place::Here { epoch: here } | Place::Departed { epoch: here, .. }) if *here >= epoch => {
+                    Target::Live
+                }
                 _ => Target::Gone,
             },
             (_, None) => Target::Gone,
@@ -421,7 +452,8 @@ impl Host {
                 serving.offered = None;
                 if self.mistake != Mistake::AbortSparesSession {
                     // Waits for what a session is recording, and ends it.
-                    for other in self.serving.values_mut().filter(|one| one.offered.is_some_and(|it| it.0 == handover)) {
+                    for other in self.serving.values_mut().filter(|one| one.offered.is_some_and(|it| it.0 == handover))
+                    {
                         other.is_aborted = true;
                     }
                 }

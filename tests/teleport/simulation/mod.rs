@@ -48,22 +48,23 @@ pub enum Mistake {
     ReturnKeepsRow,
 }
 
-const MISTAKES: [Mistake; 15] = [
-    Mistake::CommitBeforeSync,
-    Mistake::CleanupBeforeSync,
-    Mistake::RecordIsNotSynced,
-    Mistake::SourceForgets,
-    Mistake::AnyDepartureCommits,
-    Mistake::SealWithoutFreeze,
-    Mistake::CopyOutlivesConnection,
-    Mistake::PreparedBeforeRecord,
-    Mistake::TargetDecides,
-    Mistake::AdoptBeforeSync,
-    Mistake::StartAdoptsBeforeSync,
-    Mistake::LiveBeforeSync,
-    Mistake::DiscardIsNotSynced,
-    Mistake::AbortSparesSession,
-    Mistake::ReturnKeepsRow,
+/// Each mistake, and a seed that finds it.
+const MISTAKES: [(Mistake, u64); 15] = [
+    (Mistake::CommitBeforeSync, 1),
+    (Mistake::CleanupBeforeSync, 38),
+    (Mistake::RecordIsNotSynced, 6),
+    (Mistake::SourceForgets, 1),
+    (Mistake::AnyDepartureCommits, 12),
+    (Mistake::SealWithoutFreeze, 1),
+    (Mistake::CopyOutlivesConnection, 1),
+    (Mistake::PreparedBeforeRecord, 1),
+    (Mistake::TargetDecides, 1),
+    (Mistake::AdoptBeforeSync, 248),
+    (Mistake::StartAdoptsBeforeSync, 656),
+    (Mistake::LiveBeforeSync, 1),
+    (Mistake::DiscardIsNotSynced, 3),
+    (Mistake::AbortSparesSession, 810),
+    (Mistake::ReturnKeepsRow, 139),
 ];
 
 /// Seeds of every run.
@@ -94,7 +95,8 @@ fn three_hosts_keep_one_copy() {
     for seed in 1..=FIXED {
         total.add(&run(seed));
     }
-    let world::Counts { moved, stayed, returned, crashes, power_losses, failed_syncs, lost, repeated, late, .. } = total;
+    let world::Counts { moved, stayed, returned, crashes, power_losses, failed_syncs, lost, repeated, late, .. } =
+        total;
     // Every fault happens often, and moves succeed nevertheless.
     for (what, count) in [
         ("moved", moved),
@@ -118,8 +120,9 @@ fn three_hosts_keep_one_copy() {
 
 #[test]
 fn broken_rules_are_found() {
-    for mistake in MISTAKES {
-        let found = (1..=SEARCHED).find(|seed| {
+    for (mistake, known) in MISTAKES {
+        // The known seed first: it finds the mistake unless the simulation has changed.
+        let found = std::iter::once(known).chain(1..=SEARCHED).find(|seed| {
             let ran = catch_unwind(AssertUnwindSafe(|| world::run(*seed, mistake)));
             ran.is_ok_and(|outcome| outcome.is_err())
         });

@@ -229,9 +229,11 @@ impl World {
         for (at, host) in self.hosts.iter().enumerate().filter(|(_, host)| host.is_up) {
             for kernel in (0..KERNELS).filter(|kernel| host.may_work(*kernel)) {
                 events.push(Event::Work(at, kernel));
-                let may_begin = host.moves.iter().filter(|(_, moving)| moving.kernel == kernel).all(|(id, moving)| {
-                    moving.machine == Source::Aborting && !host.is_busy(*id)
-                });
+                let may_begin = host
+                    .moves
+                    .iter()
+                    .filter(|(_, moving)| moving.kernel == kernel)
+                    .all(|(id, moving)| moving.machine == Source::Aborting && !host.is_busy(*id));
                 if may_begin {
                     events.extend((0..HOSTS).filter(|to| *to != at).map(|to| Event::Begin(at, kernel, to)));
                 }
@@ -517,9 +519,10 @@ impl World {
         }
         now.catalog.rows.iter().any(|(handover, row)| {
             let is_prepared = matches!(row, Row::In { kernel: of, live: false, .. } if *of == kernel);
-            let is_committed = self.hosts.iter().any(|source| {
-                source.disk.views().last().is_some_and(|view| view.has_departed(kernel, *handover))
-            });
+            let is_committed = self
+                .hosts
+                .iter()
+                .any(|source| source.disk.views().last().is_some_and(|view| view.has_departed(kernel, *handover)));
             // A renamed directory is found by a repeated activation.
             let copy = now.copy(Name::Received(*handover)).or_else(|| now.copy(Name::Kernel(kernel)));
             is_prepared && is_committed && copy.is_some_and(|copy| copy.has_files && copy.work >= work)
