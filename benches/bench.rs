@@ -20,6 +20,7 @@ mod checkpoint;
 mod daemon;
 mod hostile;
 mod latency;
+mod microvm;
 mod peers;
 mod pool;
 mod process;
@@ -119,6 +120,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("kernels", scale::kernels),
     ("hostile", hostile::hostile),
     ("workspace", workspace::workspace),
+    ("microvm", microvm::microvm),
     ("rollback", rollback::rollback),
     ("checkpoint-10k", checkpoint::ten_thousand),
     ("checkpoint-100k", checkpoint::hundred_thousand),

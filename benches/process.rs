@@ -36,6 +36,12 @@ pub fn pss_mib(pid: u32) -> f64 {
     field_kib("smaps_rollup", pid, "Pss").unwrap_or(f64::NAN) / 1024.0
 }
 
+/// Memory that the process shares with no other, MiB.
+pub fn private_mib(pid: u32) -> f64 {
+    let part = |name| field_kib("smaps_rollup", pid, name).unwrap_or(f64::NAN) / 1024.0;
+    part("Private_Clean") + part("Private_Dirty")
+}
+
 /// Processor time of the process so far, without its children.
 pub fn cpu(pid: u32) -> Duration {
     // `USER_HZ` is 100 on every architecture that ryokan runs on.

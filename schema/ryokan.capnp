@@ -75,13 +75,17 @@ interface Host {
   # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
   # their own.
 
-  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink) -> (report :TeleportReport);
+  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64)
+      -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
   # connected to the other daemon. The daemon runs ssh or the command, so only its own user may name
   # one. Before the commit, a failure or the loss of this call
   # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP
-  # servers and processes; otherwise `refused` names them.
+  # servers and processes; otherwise `refused` names them. `kind`: `auto` (or empty), `checkpoint`,
+  # `teleport`; `unsupported` with reason `snapshot_kind` names the rule of an impossible one.
+  # `limitRate`: bytes a second while the kernel runs, 0: no limit. What changed meanwhile is sent at
+  # full speed, because the kernel is paused then.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
   handovers @16 () -> (handovers :List(Handover));
@@ -102,6 +106,10 @@ interface Host {
   # What takes room on the disk: of one kernel, with each of its checkpoints, or (empty) of all
   # kernels of the caller. Other users of a system-wide daemon see their own kernels only, and what
   # these share among each other. `busy` while another call runs.
+  provenance @22 () -> (provenance :Provenance);
+  # Keys, and signatures over what hosts sealed.
+  images @23 () -> (images :Images);
+  # What virtual machines boot. In a system-wide daemon only the daemon's own user may call it.
 }
 
 struct DiskUsage {
@@ -471,7 +479,10 @@ interface AuditSink { next @0 (line :AuditLine) -> stream; }
 interface DecisionSink { next @0 (decision :Decision) -> stream; }
 interface ArtifactSink { next @0 (artifact :Artifact) -> stream; }
 interface PatchSink { next @0 (patch :Patch) -> stream; }
-interface TeleportSink { progress @0 (phase :Text, sentBytes :UInt64) -> stream; }
+interface TeleportSink {
+  progress @0 (phase :Text, sentBytes :UInt64, reusedBytes :UInt64) -> stream;
+  # `sentBytes`: on the connection, compressed. `reusedBytes`: content that the other host had.
+}
 interface HandoverStream {
   write @0 (data :Data) -> ();
   # At most 1 MiB; empty: the end of the sender's stream.
@@ -509,8 +520,9 @@ interface BundleWriter {
   # of the host that the kernel and its checkpoints keep, out of those that `review` returns; each
   # must exist and be allowed on this host. All others are removed from the kernel and from every
   # checkpoint, and are in `withheld`.
-  review @2 () -> (requested :List(HostResource));
-  # Ends the file and returns the resources of the host that it requests, up to 1000.
+  review @2 () -> (requested :List(HostResource), signer :Signer);
+  # Ends the file and returns the resources of the host that it requests, up to 1000, and the host
+  # that signed it. A signature that does not fit is `corrupt`.
 }
 
 interface Lease {
@@ -928,6 +940,10 @@ struct TeleportReport {
   pauseMs @7 :UInt64;         # from the last moment here to the commit
   missing @8 :List(Text);     # what the kernel moved without
   acknowledged @9 :Bool;      # whether the other host has confirmed that the kernel lives there
+  kind @10 :Text;             # of the snapshot: checkpoint
+  kindReason @11 :Text;       # why this kind
+  elapsedMs @12 :UInt64;      # of the whole move
+  wireBytes @13 :UInt64;      # sent on the connection, compressed
 }
 
 struct Handover {
@@ -1041,4 +1057,72 @@ struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
   notes @2 :List(Text);       # what could not be checked
+}
+
+interface Provenance {
+  # Each host signs the freezes of groups and the files that it exports: docs/snapshot-format.md.
+
+  keys @0 () -> (keys :List(KnownKey));
+  # This host's key, which the first call makes, its former keys, and those that the caller trusts.
+  trust @1 (name :Text, key :Text) -> (key :KnownKey);
+  # Trusts a host's key, 64 hexadecimal digits, under a name.
+  distrust @2 (name :Text) -> ();
+  check @3 (name :Text, ref :Text) -> (units :List(SignedUnit), omitted :UInt64);
+  # Who signed the freezes of a group, or those that hold the checkpoints of a kernel; `ref` empty:
+  # all, newest first. `name` empty: all groups of the caller. `omitted`: the number of further ones.
+}
+
+struct KnownKey {
+  key @0 :Text;
+  name @1 :Text;              # empty: this host's
+  standing @2 :Standing;      # `own`, `former` or `trusted`
+  atMs @3 :Int64;             # made or added
+}
+
+struct Signer {
+  standing @0 :Standing;
+  name @1 :Text;              # of a trusted key
+  key @2 :Text;               # empty: no signature
+}
+
+enum Standing {
+  own @0; trusted @1; former @2; unknown @3; missing @4; damaged @5;
+  # `former`: a key that this host no longer has. `damaged`: the signature does not fit, or what it
+  # is over is not readable.
+}
+
+struct SignedUnit {
+  unit @0 :Text;              # `freeze` or `checkpoint`
+  of @1 :Text;                # the group or the kernel
+  number @2 :UInt64;
+  id @3 :Text;
+  atMs @4 :Int64;
+  signer @5 :Signer;
+  detail @6 :Text;            # perhaps empty
+}
+
+interface Images {
+  # A version is given by its first digits.
+
+  list @0 () -> (images :List(ImageInfo), folder :Text);
+  # `folder`: into which images are built.
+  pin @1 (version :Text, pinned :Bool) -> (version :Text);
+  # A pinned image is not removed.
+  rotate @2 (version :Text) -> (version :Text);
+  # Makes an image current, the newest if `version` is empty, once its template is built and a machine
+  # started from it. Kernels that name no image run it from their next start on.
+  remove @3 (version :Text) -> (version :Text);
+  # `conflict` with reason `in_use`, `current` or `pinned`.
+}
+
+struct ImageInfo {
+  version @0 :Text;           # the digest of its content
+  engines @1 :List(Text);
+  summary @2 :Text;
+  bytes @3 :UInt64;
+  builtAtMs @4 :Int64;
+  current @5 :Bool;
+  pinned @6 :Bool;
+  kernels @7 :List(Text);     # that run it, or would at their next start
+  trouble @8 :Text;           # why it cannot be used; else empty
 }

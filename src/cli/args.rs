@@ -17,6 +17,7 @@ use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
 use super::forward::ForwardArgs;
 use super::groups::{FreezeArgs, GroupArgs, LockArgs};
+use super::images::ImagesArgs;
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
 use super::jupyter::JupyterArgs;
 use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
@@ -33,7 +34,8 @@ use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
 use super::top::TopArgs;
 use super::tour::TourArgs;
-use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
+use super::trust::TrustArgs;
+use super::upkeep::{AuditArgs, GcArgs, RetentionArgs, VerifyArgs};
 use super::usage::UsageArgs;
 use super::vars::VarsArgs;
 use super::workflow::WorkArgs;
@@ -196,10 +198,14 @@ pub enum Command {
     Pool(PoolArgs),
     /// Show what takes room on the disk
     Du(UsageArgs),
+    /// List, build, pin, rotate and remove images of virtual machines
+    Images(ImagesArgs),
     /// Remove expired checkpoints and unreferenced objects
     Gc(GcArgs),
-    /// Read all stored data and report damage
-    Verify,
+    /// Read all stored data and report damage, or show who signed what
+    Verify(VerifyArgs),
+    /// Manage the keys of hosts whose signatures you trust
+    Trust(TrustArgs),
     /// Show the daemon's status or log, or stop it
     Daemon(DaemonArgs),
     /// Check or show the daemon's configuration
@@ -230,7 +236,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "du", "gc", "verify", "daemon", "config", "doctor"]),
+    ("Host", &["top", "pool", "images", "du", "gc", "verify", "trust", "daemon", "config", "doctor"]),
     ("Shell", &["completions", "man", "schema", "tour", "help"]),
 ];
 

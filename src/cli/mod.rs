@@ -25,6 +25,7 @@ pub mod failure;
 mod forks;
 mod forward;
 mod groups;
+mod images;
 mod journal;
 pub mod json;
 mod jupyter;
@@ -48,6 +49,7 @@ mod terminal;
 mod tools;
 mod top;
 mod tour;
+mod trust;
 mod upkeep;
 mod usage;
 mod vars;
@@ -138,6 +140,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Restore(args) => checkpoints::restore(context, args).await,
         Command::Archive(args) => kernels::archive(context, args).await,
         Command::Unarchive(args) => kernels::unarchive(context, args).await,
+        Command::Images(args) => images::images(context, args).await,
         Command::Group(args) => groups::group(context, args).await,
         Command::Freeze(args) => groups::freeze(context, args).await,
         Command::Lock(args) => groups::lock(context, args).await,
@@ -154,7 +157,11 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Events(args) => journal::events(context, args).await,
         Command::Du(args) => usage::usage(context, args).await,
         Command::Gc(args) => upkeep::gc(context, args).await,
-        Command::Verify => upkeep::verify(context).await,
+        Command::Verify(args) => match args.provenance {
+            true => trust::provenance(context, &args.name, &args.reference).await,
+            false => upkeep::verify(context).await,
+        },
+        Command::Trust(args) => trust::trust(context, args).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
         Command::Pool(args) => pool::pool(context, args).await,
         Command::Top(args) => top::top(context, args).await,

@@ -130,6 +130,7 @@ impl EnginePool {
             max_exec_count: self.max_exec_count.unwrap_or(usual.max_exec_count),
             max_uptime_ms: self.max_uptime.map_or(usual.max_uptime_ms, ms),
             maintenance_interval_ms: self.maintenance_interval.map_or(usual.maintenance_interval_ms, ms),
+            creation_ms: usual.creation_ms,
         }
     }
 }

@@ -6,6 +6,7 @@ use super::engine::EngineName;
 use super::ids::{Epoch, ExecId, HandoverId, HostId, KernelId};
 use super::name::KernelName;
 use super::origin::Origin;
+use super::snapshot::SnapshotKind;
 use super::spec::KernelSpec;
 
 /// A variable in a list.
@@ -267,6 +268,29 @@ impl KernelFilter {
     }
 }
 
+/// An image of virtual machines.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageInfo {
+    /// The digest of its content.
+    pub version: String,
+    /// Names of its engines.
+    pub engines: Vec<String>,
+    /// What it is made of.
+    pub summary: String,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// When it was built, milliseconds since 1970.
+    pub built_at_ms: i64,
+    /// Whether kernels that name no image run it.
+    pub is_current: bool,
+    /// Whether it may not be removed.
+    pub is_pinned: bool,
+    /// Names of the kernels that use it.
+    pub kernels: Vec<String>,
+    /// Why it cannot be used; else empty.
+    pub trouble: String,
+}
+
 /// A pool of warm workers with the same engine, limits and rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolInfo {
@@ -360,4 +384,12 @@ pub struct TeleportReport {
     pub missing: Vec<String>,
     /// Whether the other host has acknowledged the commit.
     pub acknowledged: bool,
+    /// The kind of snapshot, and why.
+    pub kind: SnapshotKind,
+    /// Why this kind.
+    pub kind_reason: String,
+    /// Time of the whole move, milliseconds.
+    pub elapsed_ms: u64,
+    /// Bytes sent on the connection, compressed.
+    pub wire_bytes: u64,
 }

@@ -28,6 +28,8 @@ pub mod pool;
 pub mod quantity;
 pub mod retention;
 pub mod rights;
+pub mod signature;
+pub mod snapshot;
 pub mod spec;
 pub mod state;
 pub mod upkeep;

@@ -48,6 +48,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
     }));
     let settings = MicrovmSettings {
         images: paths.data_dir().join(IMAGES),
+        image_list: paths.data_dir().join("images.json"),
         templates: paths.data_dir().join("templates"),
         sockets: paths.workers_runtime(),
         account: worker_account,

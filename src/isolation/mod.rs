@@ -22,7 +22,7 @@ use crate::catalog::{EngineInfo, Entry, Inspected};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
-use crate::core::info::Ability;
+use crate::core::info::{Ability, ImageInfo};
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
 use crate::core::spec::{Isolation, KernelLimits, KernelSpec, Net};
@@ -190,14 +190,14 @@ pub trait IsolationDriver {
         true
     }
 
-    /// Whether kernels can be suspended.
-    fn can_suspend(&self) -> bool {
-        true
+    /// The version of the image that the kernel with this folder runs, or would run now; empty if there is none.
+    fn image_version(&self, _spec: &KernelSpec, _dir: &Path) -> String {
+        String::new()
     }
 
-    /// The version of the image that a kernel runs; empty if there is none.
-    fn image_version(&self, _spec: &KernelSpec) -> String {
-        String::new()
+    /// The images of this host, if workers have any.
+    fn images(&self) -> Option<Rc<dyn Images>> {
+        None
     }
 
     /// Checks that this host can run such a worker for a user, and returns its shape.
@@ -272,6 +272,43 @@ pub trait IsolationDriver {
     fn probe(&self) -> Probe;
 }
 
+/// The images of a host. Knows nothing of the kernels that use them.
+#[async_trait::async_trait(?Send)]
+pub trait Images {
+    /// The folder into which images are built.
+    fn folder(&self) -> PathBuf;
+
+    /// All images, without the kernels that use them.
+    ///
+    /// # Errors
+    /// `internal`.
+    async fn list(&self) -> Result<Vec<ImageInfo>>;
+
+    /// The version that begins with these digits.
+    ///
+    /// # Errors
+    /// `notFound`, `invalidArgument` if there are several.
+    fn resolve(&self, version: &str) -> Result<String>;
+
+    /// Protects an image from removal, or no more. Returns its version.
+    ///
+    /// # Errors
+    /// As [`Self::resolve`], and those of writing.
+    fn pin(&self, version: &str, is_pinned: bool) -> Result<String>;
+
+    /// Makes an image current, the newest by default, once workers of that shape start from it. Returns its version.
+    ///
+    /// # Errors
+    /// `unsupported` if it cannot be used, `unavailable` with the reason why no worker starts.
+    async fn rotate(&self, version: &str, shape: &Shape) -> Result<String>;
+
+    /// Removes an image. The caller has checked that no kernel uses it, without a pause in between.
+    ///
+    /// # Errors
+    /// `conflict` for the current and for a pinned image; those of removing.
+    async fn remove(&self, version: &str) -> Result<()>;
+}
+
 /// A handle to one worker.
 #[async_trait::async_trait(?Send)]
 pub trait WorkerHandle {
@@ -286,11 +323,20 @@ pub trait WorkerHandle {
         self.record()
     }
 
-    /// Stops a warm worker until a kernel has it, where that saves something.
+    /// Stops what a worker runs in while none of its code runs: it is warm, or its processes are suspended.
+    /// Without effect where that saves nothing.
     ///
     /// # Errors
-    /// If it cannot be stopped: the caller ends it.
+    /// If it cannot be stopped. It may be stopped all the same.
     async fn park(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends that stop, also one of a former daemon. Without effect if the worker is not stopped.
+    ///
+    /// # Errors
+    /// If it cannot be continued.
+    async fn unpark(&self) -> Result<()> {
         Ok(())
     }
 

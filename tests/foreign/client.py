@@ -19,9 +19,9 @@ ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink",
         "DecisionSink", "ArtifactSink", "PatchSink"]
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease", "Port",
-          "PortStream"]
-# Called by the Python package's tests (files) and by tests/freeze and tests/teleport.
-ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "HandoverStream", "TeleportSink"]
+          "PortStream", "Provenance"]
+# Called by the Python package's tests (files) and by tests/freeze, tests/teleport and tests/microvm.
+ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "Images", "HandoverStream", "TeleportSink"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
 
@@ -656,6 +656,14 @@ async def moves_and_groups(host, shell):
     stream = (await host.handoverStream()).stream
     await stream.write(b"no protocol")
     assert (await host.groups()).groups
+    keys = Caller("Provenance", (await host.provenance()).provenance)
+    own = (await keys.keys()).keys[0]
+    assert (str(own.standing), len(own.key)) == ("own", 64), own
+    assert (await keys.trust("peer", "ab" * 32)).key.name == "peer"
+    await refused(keys.trust("peer", "no key"), "invalidArgument")
+    await keys.distrust("peer")
+    assert not (await keys.check("", "")).units
+    assert (await host.images()).images
     spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True))
     listed = (await shell.processes()).processes
     assert [list(process.argv) for process in listed] == [["cat"]]
@@ -817,7 +825,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 22 and len(methods("Kernel")) == 75
+    assert len(methods("Host")) == 24 and len(methods("Kernel")) == 75
     print(f"called {len(wanted)} methods")
 
 

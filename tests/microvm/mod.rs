@@ -1,8 +1,10 @@
 //! Kernels in virtual machines: real QEMU with software emulation, and one image built for all tests.
 
 mod crashes;
+mod images;
 mod lifecycle;
 mod refusals;
+mod suspend;
 mod warm;
 
 use std::fs;

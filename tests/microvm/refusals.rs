@@ -19,15 +19,6 @@ fn missing_image_is_unsupported() {
 }
 
 #[test]
-fn machine_is_not_suspended() {
-    let host = Machines::start(User::Own);
-    host.ok(&["new", "lab", "--isolation", "microvm"]);
-    let output = host.cli(&["suspend", "lab"]);
-    assert_eq!(output.status.code(), Some(5), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("ryokan stop lab"), "{output:?}");
-}
-
-#[test]
 fn host_paths_are_refused() {
     let host = Machines::start(User::Own);
     let new = ["new", "lab", "--isolation", "microvm"];

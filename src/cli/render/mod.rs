@@ -5,11 +5,13 @@
 
 mod checkpoints;
 mod groups;
+mod images;
 mod journal;
 mod kernels;
 mod lists;
 mod patch;
 mod pool;
+mod signature;
 mod table;
 mod time;
 mod upkeep;
@@ -19,11 +21,13 @@ mod workflow;
 
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, preview, restoration};
 pub use groups::{freeze_line, group, group_differences, groups};
+pub use images::images;
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};
 pub use lists::{abilities, mcp_servers, mounts, processes, tools, vars};
 pub use patch::patch;
 pub use pool::pools;
+pub use signature::{known_keys, signed_unit, signer};
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};
 pub use upkeep::{audit_line, audit_proof, damage, gc_item, gc_report, verify_report};

@@ -16,10 +16,18 @@ pub const POOL_REFILL_DELAY: Duration = Duration::from_millis(40);
 pub const POOL_REFILL_DELAY_MAX: Duration = Duration::from_millis(250);
 /// Warm workers of one pool, idle and in creation.
 pub const POOL_SLOTS: u32 = 256;
+/// The same for a virtual machine, which takes longer to replace, and no processor while it is stopped.
+pub const VM_RESERVATION: Duration = Duration::from_secs(120);
 /// Concurrent creations of one pool.
 pub const POOL_CREATIONS: u32 = 4;
 /// Deadline for the creation of a warm worker.
 pub const POOL_CREATION: Duration = Duration::from_secs(30);
+/// The same for a virtual machine, which may have to boot.
+pub const VM_CREATION: Duration = Duration::from_secs(180);
+/// Idle warm workers under demand in a pool that its first kernel opened.
+pub const POOL_ON_DEMAND: u32 = 1;
+/// The same for virtual machines.
+pub const VM_POOL_ON_DEMAND: u32 = 2;
 /// Time after which a stopping daemon leaves its warm workers to exit by themselves.
 pub const POOL_CLOSE: Duration = Duration::from_secs(5);
 /// Window in which requests for warm workers are counted as demand.

@@ -137,6 +137,10 @@ pub const VM_EXTRA_MEMORY_BYTES: u64 = 160 << 20;
 pub const VM_EXTRA_DISK_BYTES: u64 = 2 << 30;
 /// Largest description of an image, bytes.
 pub const VM_IMAGE_JSON_BYTES: u64 = 64 << 10;
+/// Images of one host.
+pub const VM_IMAGES: usize = 1000;
+/// Largest list of current and pinned images, bytes.
+pub const VM_IMAGES_JSON_BYTES: u64 = 256 << 10;
 /// Paths and links' targets in the list of a virtual machine's files, bytes.
 pub const VM_LIST_BYTES: usize = 64 << 20;
 /// Largest disk of a virtual machine, bytes.

@@ -32,6 +32,7 @@ fn small(min_idle: u32, pool_size: u32, max_pool_size: u32) -> Rules {
         max_exec_count: 3,
         max_uptime_ms: MAX_UPTIME_MS,
         maintenance_interval_ms: 1_000,
+        creation_ms: STUCK_MS,
     }
 }
 

@@ -19,7 +19,10 @@ mod breaker;
 mod demand;
 mod plan;
 
+use std::time::Duration;
+
 use super::limits;
+use super::spec::Isolation;
 
 pub use breaker::{Breaker, Gate};
 pub use demand::Demand;
@@ -44,6 +47,8 @@ pub struct Rules {
     /// Longest time between two plans, and the idle time before a surplus slot is destroyed,
     /// milliseconds.
     pub maintenance_interval_ms: u64,
+    /// Milliseconds after which a creation is stuck.
+    pub creation_ms: u64,
 }
 
 impl Default for Rules {
@@ -56,6 +61,7 @@ impl Default for Rules {
             max_exec_count: limits::DEFAULT_MAX_EXEC_COUNT,
             max_uptime_ms: limits::DEFAULT_MAX_UPTIME.as_millis() as u64,
             maintenance_interval_ms: limits::DEFAULT_MAINTENANCE_INTERVAL.as_millis() as u64,
+            creation_ms: limits::POOL_CREATION.as_millis() as u64,
         }
     }
 }
@@ -142,6 +148,38 @@ impl Rules {
         } else {
             demand.peak(now_ms, self.max_idle_time_ms).max(self.pool_size).min(self.max_pool_size)
         }
+    }
+}
+
+/// The costs of an isolation's warm workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Costs {
+    /// Slots of a pool that its first kernel opened, while requests arrive.
+    pub on_demand: u32,
+    /// Deadline for the creation of a slot.
+    pub creation: Duration,
+    /// Time for which a granted slot stays reserved for its kernel's first use.
+    pub reservation: Duration,
+}
+
+impl Costs {
+    /// The costs of that isolation.
+    pub const fn of(isolation: Isolation) -> Costs {
+        let (on_demand, creation, reservation) = match isolation {
+            Isolation::Process => (limits::POOL_ON_DEMAND, limits::POOL_CREATION, limits::POOL_RESERVATION),
+            Isolation::Microvm => (limits::VM_POOL_ON_DEMAND, limits::VM_CREATION, limits::VM_RESERVATION),
+        };
+        Costs { on_demand, creation, reservation }
+    }
+
+    /// The rules of a pool of that isolation.
+    pub const fn rules(self, configured: Rules) -> Rules {
+        Rules { creation_ms: self.creation.as_millis() as u64, ..configured }
+    }
+
+    /// The rules of a pool that stays open only while demand lasts.
+    pub fn rules_on_demand(self, configured: Rules) -> Rules {
+        Rules { pool_size: configured.pool_size.min(self.on_demand), min_idle: 0, ..self.rules(configured) }
     }
 }
 

@@ -62,7 +62,7 @@ pub enum Why {
     Pressure,
     /// The daemon is stopping.
     Stopping,
-    /// It was not ready within [`limits::POOL_CREATION`].
+    /// It was not ready within [`Rules::creation_ms`].
     Stuck,
 }
 
@@ -140,7 +140,7 @@ impl<'a> Draft<'a> {
         };
         for slot in view.slots {
             match slot.state {
-                SlotState::Creating { since_ms } if now_ms.saturating_sub(since_ms) >= creation_ms() => {
+                SlotState::Creating { since_ms } if now_ms.saturating_sub(since_ms) >= rules.creation_ms => {
                     draft.stuck.push(slot.id);
                 }
                 SlotState::Creating { since_ms } => draft.creating.push(since_ms),
@@ -245,7 +245,8 @@ impl<'a> Draft<'a> {
     /// `maintenance_interval` ahead.
     fn look_again_at_ms(&self) -> Option<u64> {
         let rules = self.rules;
-        let mut due: Vec<u64> = self.creating.iter().map(|since_ms| since_ms.saturating_add(creation_ms())).collect();
+        let mut due: Vec<u64> =
+            self.creating.iter().map(|since_ms| since_ms.saturating_add(rules.creation_ms)).collect();
         due.extend(self.idle.iter().map(|slot| slot.created_ms.saturating_add(rules.max_uptime_ms)));
         if self.idle_count() > self.want {
             due.extend(self.idle.iter().map(|slot| idle_since_ms(slot).saturating_add(self.patience_ms())));
@@ -263,10 +264,6 @@ impl<'a> Draft<'a> {
         }
         due.into_iter().filter(|at_ms| *at_ms > self.now_ms).min()
     }
-}
-
-fn creation_ms() -> u64 {
-    limits::POOL_CREATION.as_millis() as u64
 }
 
 fn idle_since_ms(slot: &Slot) -> u64 {

@@ -92,6 +92,33 @@ fn pool_target_follows_demand() {
 }
 
 #[test]
+fn isolations_have_own_costs() {
+    let [process, machine] = [Isolation::Process, Isolation::Microvm].map(Costs::of);
+    assert!(machine.creation > process.creation && machine.reservation > process.reservation);
+    let rules = Rules::default();
+    let of = |costs: Costs, rules| {
+        let Rules { pool_size, min_idle, max_pool_size, creation_ms, .. } = costs.rules_on_demand(rules);
+        (pool_size, min_idle, max_pool_size, creation_ms)
+    };
+    assert_eq!((of(process, rules), of(machine, rules)), ((1, 0, 10, 30_000), (2, 0, 10, 180_000)));
+    let one = Rules { pool_size: 1, min_idle: 1, ..rules };
+    assert_eq!(of(machine, one).0, 1, "fewer are configured");
+    assert_eq!(process.rules(rules), rules);
+}
+
+#[test]
+fn creation_deadline_is_a_rule() {
+    let slow = Costs::of(Isolation::Microvm).rules(Rules::default());
+    let slots = [creating(1, 179_999), creating(2, 180_000)];
+    let stuck = |rules| {
+        let is_stuck = |action: &&Action| matches!(action, Action::Destroy { why: Why::Stuck, .. });
+        let world = World { rules, ..world(&slots) };
+        plan(&world.view(), NOW_MS).actions.iter().filter(is_stuck).count()
+    };
+    assert_eq!((stuck(slow), stuck(Rules::default())), (1, 2));
+}
+
+#[test]
 fn oldest_fresh_slot_is_chosen() {
     let leaving = Slot { state: SlotState::Leaving, ..idle(9, 9_000) };
     let old_ms = 30 * MINUTE_MS;

@@ -8,6 +8,7 @@ use super::client::PortConnector;
 use super::files::MirroredFiles;
 use super::handle::{MachineHandle, Record, Warm, no_mounts};
 use super::image::{self, Image};
+use super::images::HostImages;
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
 use super::qemu::{self, Sockets};
@@ -22,8 +23,8 @@ use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
-    EngineState, FileAccess, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Reach, Recorder,
-    Shape,
+    EngineState, FileAccess, Images, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Reach,
+    Recorder, Shape,
 };
 use crate::link::bootstrap::LaunchDocument;
 use crate::sandbox::{RunAs, SandboxPlan};
@@ -36,6 +37,8 @@ const GUEST_USER: RunAs = RunAs { uid: 1000, gid: 1000, map_root: true };
 pub struct MicrovmSettings {
     /// The folder of images.
     pub images: PathBuf,
+    /// The file that says which images are current and pinned.
+    pub image_list: PathBuf,
     /// The folder of templates.
     pub templates: PathBuf,
     /// Folder of the ports' sockets.
@@ -51,6 +54,7 @@ pub struct MicrovmDriver {
     pub(super) settings: MicrovmSettings,
     pub(super) machines: Machines,
     pub(super) templates: Rc<Templates>,
+    images: Rc<HostImages>,
     host: Rc<dyn IsolationDriver>,
 }
 
@@ -62,7 +66,9 @@ impl MicrovmDriver {
             sockets: settings.sockets.clone(),
             account: settings.account,
         });
-        MicrovmDriver { settings, machines: Machines::default(), templates, host }
+        let (folder, list) = (settings.images.clone(), settings.image_list.clone());
+        let images = HostImages::new(folder, list, Rc::clone(&templates));
+        MicrovmDriver { settings, machines: Machines::default(), templates, images, host }
     }
 
     pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
@@ -102,12 +108,15 @@ impl IsolationDriver for MicrovmDriver {
         false
     }
 
-    fn can_suspend(&self) -> bool {
-        false
+    fn image_version(&self, spec: &KernelSpec, dir: &Path) -> String {
+        match self.machines.find(dir) {
+            Some(machine) => machine.image.clone(),
+            None => self.images.find(&spec.image).map_or_else(|_| String::new(), |image| image.version),
+        }
     }
 
-    fn image_version(&self, spec: &KernelSpec) -> String {
-        image::find(&self.settings.images, &spec.image).map_or_else(|_| String::new(), |image| image.version)
+    fn images(&self) -> Option<Rc<dyn Images>> {
+        Some(Rc::clone(&self.images) as Rc<dyn Images>)
     }
 
     fn check(&self, spec: &KernelSpec, uid: u32) -> Result<Shape> {
@@ -127,12 +136,13 @@ impl IsolationDriver for MicrovmDriver {
             return unsupported("a virtual machine has whole processors", "cpus");
         }
         qemu::program()?;
-        let image = image::find(&self.settings.images, &spec.image)?;
+        let image = self.images.find(&spec.image)?;
         if !image.engines.contains_key(&spec.engine) {
             return unsupported(&format!("image {} has no {}", image.version, spec.engine), "engine");
         }
         let (engine, limits, net) = (spec.engine, spec.limits, spec.net);
-        Ok(Shape { isolation: Isolation::Microvm, engine, limits, net, uid, variant: spec.image.clone() })
+        // Machines of an image serve only kernels of that image.
+        Ok(Shape { isolation: Isolation::Microvm, engine, limits, net, uid, variant: image.version })
     }
 
     async fn launch(&self, new: NewWorker<'_>, record: &Recorder<'_>) -> Result<Launched> {
@@ -151,8 +161,9 @@ impl IsolationDriver for MicrovmDriver {
             workspace: folder.workspace.clone(),
             engine_db: folder.engine_db.clone(),
             most_bytes: new.shape.limits.workspace_bytes,
+            image: new.shape.variant.clone(),
         };
-        let machine = Arc::new(Machine::new(folder, about.most_bytes, sockets.control.clone()));
+        let machine = Arc::new(Machine::new(folder, &about));
         match self.start(&new, &mut about, &machine, record).await {
             Ok(Serving { process, shared_boot_id, mut notes }) => {
                 notes.extend(self.templates.take_notes());
@@ -175,7 +186,7 @@ impl IsolationDriver for MicrovmDriver {
         if !folder.has_disk() {
             return Err(Error::lost("the virtual machine has no kernel yet"));
         }
-        let machine = Arc::new(Machine::new(folder, about.most_bytes, about.sockets.control.clone()));
+        let machine = Arc::new(Machine::new(folder, &about));
         let connector = Rc::new(PortConnector { socket: about.sockets.link.clone() });
         let handle = MachineHandle::new(worker, process, about, machine, self.machines.clone(), None)?;
         Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
@@ -281,7 +292,7 @@ pub fn abilities(images: &Path) -> Vec<Ability> {
             let engines: Vec<&str> = image.engines.keys().map(|engine: &EngineName| engine.name()).collect();
             let (short, engines) = (&image.version[..12.min(image.version.len())], engines.join(", "));
             let text = format!(
-                "{} with software emulation; image {short}: {}, {engines}; no mounts, no network, no memory snapshots",
+                "{} with software emulation; image {short}: {}, {engines}; no mounts, no network; suspended machines keep their memory until this host ends",
                 program.display(),
                 image.summary
             );

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::machine::{Folder, Machine, Machines};
 use super::qemu::Sockets;
 use super::qmp::Qmp;
+use super::seed;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -34,6 +35,9 @@ pub(super) struct Record {
     pub workspace: std::path::PathBuf,
     pub engine_db: std::path::PathBuf,
     pub most_bytes: u64,
+    /// The image's version; absent in records of earlier daemons.
+    #[serde(default)]
+    pub image: String,
 }
 
 impl Record {
@@ -70,7 +74,10 @@ struct Watched {
     machine: RefCell<Arc<Machine>>,
     /// Whether it is a kernel's: the guest of a warm machine may be stopped, and is not asked.
     is_bound: watch::Sender<bool>,
-    is_parked: Cell<bool>,
+    /// Whether the machine is stopped: the guest is not asked.
+    is_parked: watch::Sender<bool>,
+    /// Whether a former daemon stopped the machine, with a current mirror.
+    was_parked: Cell<bool>,
     /// Whether no code of the kernel runs any more, and files and state are being brought out.
     is_settling: Cell<bool>,
     has_ended: watch::Sender<bool>,
@@ -100,7 +107,8 @@ impl MachineHandle {
             process,
             machine: RefCell::new(machine),
             is_bound: watch::Sender::new(warm.is_none()),
-            is_parked: Cell::new(false),
+            is_parked: watch::Sender::new(false),
+            was_parked: Cell::new(false),
             is_settling: Cell::new(false),
             has_ended: watch::Sender::new(false),
         });
@@ -137,7 +145,14 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, sock
 async fn kernels_worker_is_over(watched: &Watched, sockets: &Sockets) -> std::result::Result<(), String> {
     // The sender is borrowed, so it does not close.
     let _ = watched.is_bound.subscribe().wait_for(|is_bound| *is_bound).await;
-    worker_is_over(sockets).await
+    let mut is_parked = watched.is_parked.subscribe();
+    loop {
+        let _ = is_parked.wait_for(|is_parked| !*is_parked).await;
+        tokio::select! {
+            over = worker_is_over(sockets) => return over,
+            _ = is_parked.wait_for(|is_parked| *is_parked) => {}
+        }
+    }
 }
 
 /// Brings files and state out of a machine whose worker has ended.
@@ -232,16 +247,49 @@ impl WorkerHandle for MachineHandle {
     }
 
     async fn park(&self) -> Result<()> {
-        // The processor's next instructions are those after the binding: what is written by then is on the disk.
-        let machine = self.watched.machine();
-        blocking(move || machine.client().tell(&Request::Sync, &[])).await?;
-        Qmp::connect(&self.about.sockets.monitor).await?.stop().await?;
-        self.watched.is_parked.set(true);
+        let (machine, is_bound) = (self.watched.machine(), *self.watched.is_bound.borrow());
+        let pulls = is_bound && !self.watched.was_parked.take();
+        let quiet = Arc::clone(&machine);
+        blocking(move || {
+            if pulls {
+                quiet.pull()?;
+            }
+            // Nothing is on its way to the disk while the processors stand still.
+            quiet.client().tell(&Request::Sync, &[])
+        })
+        .await?;
+        // A guest that is stopped is not asked whether it is alive.
+        self.watched.is_parked.send_replace(true);
+        let stopped = async { Qmp::connect(&self.about.sockets.monitor).await?.stop().await };
+        if let Err(error) = stopped.await {
+            self.watched.is_parked.send_replace(false);
+            return Err(error);
+        }
+        machine.set_parked(is_bound);
+        Ok(())
+    }
+
+    async fn unpark(&self) -> Result<()> {
+        // Records of the first daemons name no monitor, and their machines never stop.
+        if self.about.sockets.monitor.as_os_str().is_empty() {
+            return Ok(());
+        }
+        let mut monitor = Qmp::connect(&self.about.sockets.monitor).await?;
+        let was_parked = *self.watched.is_parked.borrow();
+        if monitor.is_stopped().await? {
+            monitor.resume().await?;
+            let machine = self.watched.machine();
+            machine.set_parked(false);
+            // Its clock stood still.
+            blocking(move || seed::seed(&mut machine.client(), "").map(drop)).await?;
+            self.watched.was_parked.set(!was_parked);
+        }
+        self.watched.is_parked.send_replace(false);
         Ok(())
     }
 
     fn is_parked(&self) -> bool {
-        self.watched.is_parked.get()
+        *self.watched.is_parked.borrow()
     }
 
     async fn bind_sources(
@@ -256,7 +304,7 @@ impl WorkerHandle for MachineHandle {
         if !mounts.is_empty() {
             return Err(no_mounts());
         }
-        if self.watched.is_parked.replace(false) {
+        if self.watched.is_parked.send_replace(false) {
             Qmp::connect(&self.about.sockets.monitor).await?.resume().await?;
         }
         let (slot, folder) = (self.watched.machine(), home.map(Folder::of));

@@ -80,6 +80,41 @@ impl Image {
     }
 }
 
+/// A folder of images' entry.
+pub(super) struct Found {
+    /// The entry's name: the image's version, if it can be used.
+    pub name: String,
+    /// The image, or why it cannot be used.
+    pub image: std::result::Result<Image, String>,
+    pub bytes: u64,
+    pub built_at_ms: i64,
+    modified: SystemTime,
+}
+
+/// All images, by name; what is being built or removed is left out. Blocks.
+pub(super) fn all(images: &Path) -> Vec<Found> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(images).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with('.') || all.len() >= limits::VM_IMAGES {
+            continue;
+        }
+        let image = Image::read(&entry.path());
+        let modified = entry.metadata().and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        let since_1970 = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let sizes = FILES.iter().filter_map(|file| std::fs::metadata(entry.path().join(file)).ok());
+        all.push(Found {
+            name,
+            image,
+            bytes: sizes.map(|found| found.len()).sum(),
+            built_at_ms: i64::try_from(since_1970.as_millis()).unwrap_or_default(),
+            modified,
+        });
+    }
+    all.sort_by(|one, other| one.name.cmp(&other.name));
+    all
+}
+
 /// Finds the newest usable image, or the one whose version begins with `wanted`.
 ///
 /// # Errors
@@ -87,16 +122,11 @@ impl Image {
 pub(super) fn find(images: &Path, wanted: &str) -> Result<Image> {
     let wanted = wanted.rsplit_once('@').map_or(wanted, |(_, version)| version);
     let (mut best, mut wrong): (Option<(SystemTime, Image)>, Option<String>) = (None, None);
-    for entry in std::fs::read_dir(images).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with('.') || !name.starts_with(wanted) {
-            continue;
-        }
-        match Image::read(&entry.path()) {
+    for Found { name, image, modified, .. } in all(images).into_iter().filter(|found| found.name.starts_with(wanted)) {
+        match image {
             Ok(image) => {
-                let at = entry.metadata().and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-                if best.as_ref().is_none_or(|(newest, _)| at > *newest) {
-                    best = Some((at, image));
+                if best.as_ref().is_none_or(|(newest, _)| modified > *newest) {
+                    best = Some((modified, image));
                 }
             }
             Err(why) => wrong = Some(format!("image {name} cannot be used: {why}")),
@@ -113,17 +143,18 @@ pub(super) fn find(images: &Path, wanted: &str) -> Result<Image> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn image(folder: &Path, name: &str, build: &str) {
+    /// Writes an image's files.
+    pub(in crate::isolation::microvm) fn write_image(folder: &Path, name: &str, version: &str, build: &str) {
         let dir = folder.join(name);
         std::fs::create_dir_all(&dir).expect("a folder");
         for file in FILES {
             std::fs::write(dir.join(file), b"x").expect("a file");
         }
         let text = serde_json::json!({
-            "format": 1, "version": "abc", "build": build, "arch": std::env::consts::ARCH, "debian": "d", "kernel": "k",
+            "format": 1, "version": version, "build": build, "arch": std::env::consts::ARCH, "debian": "d", "kernel": "k",
             "engines": { "bash": "/usr/bin/bash" },
             "files": { "vmlinux": { "bytes": 1 }, "initrd.cpio": { "bytes": 1 }, "rootfs.erofs": { "bytes": 1 } },
         });
@@ -135,14 +166,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let why = |folder: &Path| find(folder, "").expect_err("refused").message;
         assert!(why(folder.path()).contains("no image"));
-        image(folder.path(), "abc", "other");
+        write_image(folder.path(), "abc", "abc", "other");
         assert!(why(folder.path()).contains("worker of build other"));
-        image(folder.path(), "abc", BUILD);
+        write_image(folder.path(), "abc", "abc", BUILD);
         assert_eq!(find(folder.path(), "ab").expect("found").version, "abc");
         assert!(find(folder.path(), "x").is_err());
         std::fs::write(folder.path().join("abc/vmlinux"), b"cut short").expect("written");
         assert!(why(folder.path()).contains("another size"));
-        image(folder.path(), "other", BUILD);
+        write_image(folder.path(), "other", "abc", BUILD);
         std::fs::remove_dir_all(folder.path().join("abc")).expect("removed");
         assert!(why(folder.path()).contains("another name"));
     }

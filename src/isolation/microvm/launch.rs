@@ -63,7 +63,10 @@ impl MicrovmDriver {
         record(about.write()?).await?;
         let attempt = Attempt { kind: &kind, disk: &disk, machine };
         let (mut notes, mut shared_boot_id) = (Vec::new(), String::new());
-        let template = self.templates.find(&kind).await;
+        let template = match new.is_warm {
+            true => self.templates.find_or_build(&kind, &image).await,
+            false => self.templates.find(&kind).await,
+        };
         let restored = match &template {
             Ok(template) => {
                 let begin = Begin::Restore { image: &image, template };
@@ -126,7 +129,8 @@ impl MicrovmDriver {
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (account, durability, sockets) = (self.settings.account, self.settings.durability, &about.sockets);
-        let mut child = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, log })?;
+        let is_temporary = false;
+        let mut child = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log })?;
         let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
         let process = WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("qemu: {error}")))?;
         let identified = ProcessRecord::of(pid);

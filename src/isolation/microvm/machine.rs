@@ -2,10 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::client::{Client, from_io, unexpected};
+use super::handle::Record;
 use super::seed;
 use super::{DISK, LOST_DISK, NEW_DISK};
 use crate::catalog::{EngineDb, EngineInfo, Entry as StateEntry};
@@ -70,11 +72,15 @@ struct Known {
 /// A live machine.
 pub(super) struct Machine {
     pub folder: Folder,
+    /// The image's version.
+    pub image: String,
     most_bytes: u64,
     client: Mutex<Client>,
     known: Mutex<Known>,
     /// Held while files are brought into the mirror.
     pub pull_lock: Arc<tokio::sync::Mutex<()>>,
+    /// Whether the kernel's machine is stopped: the mirror is current, and the guest answers nothing.
+    is_parked: AtomicBool,
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -83,15 +89,18 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Machine {
-    pub(super) fn new(folder: Folder, most_bytes: u64, control: PathBuf) -> Machine {
-        let client = Mutex::new(Client::new(control));
-        Machine { folder, most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
+    pub(super) fn new(folder: Folder, about: &Record) -> Machine {
+        let (client, most_bytes) = (Mutex::new(Client::new(about.sockets.control.clone())), about.most_bytes);
+        let (known, pull_lock, is_parked) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
+        Machine { folder, image: about.image.clone(), most_bytes, client, known, pull_lock, is_parked }
     }
 
     /// The same machine as that of the kernel with this folder. It takes the connection with it. Blocks.
     pub(super) fn moved_to(&self, folder: Folder) -> Machine {
         let client = Mutex::new(self.client().take());
-        Machine { folder, most_bytes: self.most_bytes, client, known: Mutex::default(), pull_lock: Arc::default() }
+        let (known, pull_lock, is_parked) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
+        let (image, most_bytes) = (self.image.clone(), self.most_bytes);
+        Machine { folder, image, most_bytes, client, known, pull_lock, is_parked }
     }
 
     /// Gives a warm machine its kernel's files, once it is seeded anew. Its disk becomes the truth.
@@ -136,7 +145,15 @@ impl Machine {
         self.pull_within(limits::VM_TRANSFER)
     }
 
+    /// Marks the kernel's machine as stopped with a current mirror, or as running.
+    pub(super) fn set_parked(&self, is_parked: bool) {
+        self.is_parked.store(is_parked, Ordering::Release);
+    }
+
     fn pull_within(&self, within: Duration) -> Result<()> {
+        if self.is_parked.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let (mut client, mut known) = (self.client_within(Some(within)), lock(&self.known));
         let mut tree = self.folder.tree()?;
         let before = std::mem::take(&mut *known);
@@ -330,12 +347,18 @@ impl Machines {
 
 #[cfg(test)]
 mod tests {
+    use super::super::qemu::Sockets;
     use super::*;
     use crate::core::error::ErrorCode;
 
     fn machine(dir: &Path) -> Arc<Machine> {
         let folder = Folder { dir: dir.to_owned(), workspace: dir.join("workspace"), engine_db: dir.join("engine.db") };
-        Arc::new(Machine::new(folder, 1, dir.join("control")))
+        let sockets = Sockets::new(dir, &"worker");
+        let (workspace, engine_db) = (folder.workspace.clone(), folder.engine_db.clone());
+        let dir = dir.to_owned();
+        let about =
+            Record { sockets, process: None, dir, workspace, engine_db, most_bytes: 1, image: String::from("abc") };
+        Arc::new(Machine::new(folder, &about))
     }
 
     #[tokio::test]
@@ -363,7 +386,7 @@ mod tests {
         let folder = tempfile::tempdir()?;
         std::fs::create_dir(folder.path().join("workspace"))?;
         let (machine, listener) =
-            (machine(folder.path()), std::os::unix::net::UnixListener::bind(folder.path().join("control"))?);
+            (machine(folder.path()), std::os::unix::net::UnixListener::bind(folder.path().join("worker.control"))?);
         machine.client().end();
         assert_eq!(machine.pull().err().map(|error| error.code), Some(ErrorCode::Unavailable));
         listener.set_nonblocking(true)?;

@@ -15,6 +15,7 @@ mod driver;
 mod files;
 mod handle;
 mod image;
+mod images;
 mod launch;
 mod machine;
 mod qemu;

@@ -115,6 +115,8 @@ pub(super) struct NewMachine<'a> {
     pub sockets: &'a Sockets,
     pub account: Option<(u32, u32)>,
     pub durability: Durability,
+    /// Whether it ends when its process is dropped; else it outlives the daemon.
+    pub is_temporary: bool,
     pub log: OwnedFd,
 }
 
@@ -157,7 +159,7 @@ impl Descriptors {
 /// # Errors
 /// Those of opening, and of the start of the program.
 pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    let NewMachine { begin, kind, disk, sockets, account, durability, log } = new;
+    let NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log } = new;
     let mut fds = Descriptors::default();
     let mut command = Command::new(program()?);
     command.args(MACHINE);
@@ -200,7 +202,7 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
     let layers = monitor_layers(&fds.of(&fds.readable), &fds.of(&fds.writable), bounds)?;
     give_descriptors(&mut command, fds.all);
     confine_monitor(&mut command, layers);
-    tokio::process::Command::from(command).spawn().map_err(failed("qemu"))
+    tokio::process::Command::from(command).kill_on_drop(is_temporary).spawn().map_err(failed("qemu"))
 }
 
 /// Adds what the machine boots or goes on from. Returns its image.

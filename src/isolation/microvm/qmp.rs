@@ -142,6 +142,14 @@ impl Qmp {
         self.run("migrate-set-capabilities", ability).await.map(drop)
     }
 
+    /// Whether the machine's processors are stopped.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) async fn is_stopped(&mut self) -> Result<bool> {
+        Ok(self.status().await? == "paused")
+    }
+
     async fn status(&mut self) -> Result<String> {
         let status = self.run("query-status", Value::Null).await?;
         Ok(bounded(status["status"].as_str().unwrap_or("of no state")))

@@ -164,6 +164,17 @@ impl Template {
     }
 }
 
+/// The image of a template's folder, as its description says; `None` if it has none.
+pub(super) fn image_of(folder: &Path) -> Option<String> {
+    let mut options = OpenOptions::new();
+    let file =
+        options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(DESCRIPTION)).ok()?;
+    let mut text = String::new();
+    file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text).ok()?;
+    let about: Description = serde_json::from_str(&text).ok()?;
+    Some(about.kind.image)
+}
+
 fn part(file: &File) -> std::io::Result<Part> {
     let mut hasher = blake3::Hasher::new();
     let (mut from, mut bytes, mut piece) = (again(file)?, 0, vec![0; 1 << 20]);

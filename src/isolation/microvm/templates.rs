@@ -19,7 +19,7 @@ use super::image::Image;
 use super::qemu::{self, Begin, NewMachine, Sockets};
 use super::qmp::Qmp;
 use super::seed;
-use super::template::{Kind, MEMORY, STATE, Template, publish, seal};
+use super::template::{self, Kind, MEMORY, STATE, Template, publish, seal};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -61,6 +61,8 @@ pub(super) struct Templates {
     /// QEMU's version, and when its file was changed.
     version: RefCell<Option<(SystemTime, String)>>,
     is_swept: Cell<bool>,
+    /// Notified after each build.
+    built: tokio::sync::watch::Sender<()>,
 }
 
 impl Templates {
@@ -72,6 +74,7 @@ impl Templates {
             notes: RefCell::default(),
             version: RefCell::default(),
             is_swept: Cell::new(false),
+            built: tokio::sync::watch::Sender::new(()),
         })
     }
 
@@ -140,6 +143,25 @@ impl Templates {
         }
     }
 
+    /// The template of a kind, built first if there is none: a machine that nothing waits for yet need not boot.
+    pub(super) async fn find_or_build(
+        self: &Rc<Self>,
+        kind: &Kind,
+        image: &Image,
+    ) -> std::result::Result<Rc<Template>, String> {
+        let key = kind.key().map_err(|error| error.message)?;
+        let mut built = self.built.subscribe();
+        if let Ok(template) = self.find(kind).await {
+            return Ok(template);
+        }
+        self.build_soon(kind.clone(), image.clone());
+        while matches!(self.known.borrow().get(&key), Some(Known::Building)) {
+            // The sender is borrowed, so it does not close. Each step of a build has a deadline.
+            let _ = built.changed().await;
+        }
+        self.find(kind).await
+    }
+
     /// Marks a template as unusable: a machine could not be restored from it. The next build replaces it.
     pub(super) fn give_up(&self, kind: &Kind, why: &Error) {
         let Ok(key) = kind.key() else { return };
@@ -173,6 +195,7 @@ impl Templates {
                 }
             };
             templates.known.borrow_mut().insert(key, known);
+            templates.built.send_replace(());
         });
     }
 
@@ -273,8 +296,9 @@ impl Templates {
         let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()));
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
-        let (account, durability) = (self.settings.account, Durability::Process);
-        let started = qemu::start(NewMachine { begin, kind, disk, sockets: &sockets, account, durability, log });
+        let (sockets, account, durability) = (&sockets, self.settings.account, Durability::Process);
+        let is_temporary = true;
+        let started = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log });
         let mut child = match started {
             Ok(child) => child,
             Err(error) => {
@@ -282,7 +306,7 @@ impl Templates {
                 return Err(error);
             }
         };
-        let done = act(&sockets).await;
+        let done = act(sockets).await;
         // It may write its files until it has ended.
         if done.is_ok()
             && let Ok(mut monitor) = Qmp::connect(&sockets.monitor).await
@@ -294,6 +318,16 @@ impl Templates {
         }
         sockets.unlink();
         done
+    }
+
+    /// Removes the templates of an image that is no more.
+    pub(super) fn forget_image(&self, version: &str) {
+        for entry in std::fs::read_dir(&self.settings.folder).into_iter().flatten().flatten() {
+            if template::image_of(&entry.path()).is_some_and(|image| image == version) {
+                self.known.borrow_mut().remove(&*entry.file_name().to_string_lossy());
+                let _ = fs::remove_tree(&entry.path());
+            }
+        }
     }
 
     /// Removes the oldest templates beyond the limit.

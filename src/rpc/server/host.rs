@@ -9,7 +9,9 @@ use futures::StreamExt as _;
 
 use super::Connection;
 use super::groups::GroupsServer;
+use super::images::ImagesServer;
 use super::portable::BundleWriterServer;
+use super::provenance::ProvenanceServer;
 use super::sinks::Subscription;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::Event;
@@ -312,6 +314,26 @@ impl host::Server for HostServer {
     ) -> capnp::Result<()> {
         let (connection, actor) = (Rc::clone(&self.connection), self.actor().map_err(to_capnp)?);
         results.get().set_groups(new_client(GroupsServer { connection, actor }));
+        Ok(())
+    }
+
+    async fn provenance(
+        self: Rc<Self>,
+        _params: host::ProvenanceParams,
+        mut results: host::ProvenanceResults,
+    ) -> capnp::Result<()> {
+        let (connection, actor) = (Rc::clone(&self.connection), self.actor().map_err(to_capnp)?);
+        results.get().set_provenance(new_client(ProvenanceServer { connection, actor }));
+        Ok(())
+    }
+
+    async fn images(
+        self: Rc<Self>,
+        _params: host::ImagesParams,
+        mut results: host::ImagesResults,
+    ) -> capnp::Result<()> {
+        let (connection, actor) = (Rc::clone(&self.connection), self.operator("images").await.map_err(to_capnp)?);
+        results.get().set_images(new_client(ImagesServer { connection, actor }));
         Ok(())
     }
 

@@ -25,7 +25,7 @@ impl HostServer {
     }
 
     /// The caller, if it is the daemon's own user: only that user may act on all users' kernels.
-    async fn operator(&self, action: &str) -> Result<Actor> {
+    pub(super) async fn operator(&self, action: &str) -> Result<Actor> {
         let actor = self.actor()?;
         if !self.host().environment.system_wide || actor.uid == nix::unistd::geteuid().as_raw() {
             return Ok(actor);

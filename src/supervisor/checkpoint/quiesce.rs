@@ -69,6 +69,9 @@ impl Quiesced {
 pub(super) async fn settle(kernel: &Rc<Kernel>) -> Result<()> {
     let _hold = kernel.hold_files();
     for session in std::iter::once(Rc::clone(kernel)).chain(kernel.others()) {
+        if session.is_parked() {
+            continue;
+        }
         let Some(link) = session.link.borrow().clone() else { continue };
         let frozen = link.freeze_at_work().await;
         // Also after a failure: the worker may be frozen although its reply was lost.

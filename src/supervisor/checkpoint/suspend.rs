@@ -1,4 +1,5 @@
-//! Suspends a kernel: what a stop keeps is stored first, then every process is paused and its memory stays.
+//! Suspends a kernel: what a stop keeps is stored first, then every process is paused and its memory stays. A virtual
+//! machine is stopped, too.
 //!
 //! Nothing durable depends on the pause, so it is no transition with a record: until the worker is paused the kernel is
 //! as before, and afterwards the worker itself says that it is paused.
@@ -18,15 +19,9 @@ use crate::sys::fault;
 /// Suspends a kernel at its next safe point; `interrupt` ends the running execution.
 ///
 /// # Errors
-/// `unsupported` for the isolation, `conflict` if the kernel has no worker or is in a transition, `busy` (leased),
+/// `conflict` if the kernel has no worker or is in a transition, `busy` (leased),
 /// `deadline` if the kernel did not become idle or a process did not stop, and errors of saving: nothing is paused then.
 pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interrupt: bool) -> Result<()> {
-    let isolation = kernel.spec().isolation;
-    if !host.drivers.of(isolation)?.can_suspend() {
-        return Err(Error::unsupported(format!("kernels of isolation {} cannot be suspended", isolation.name()))
-            .reason("suspend")
-            .hint(format!("`ryokan stop {}` keeps its state without its memory", kernel.spec().name)));
-    }
     kernel.admit(&actor, 0).await?;
     kernel.not_in_transition()?;
     match kernel.view().state {
@@ -49,12 +44,21 @@ pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interru
         fault::point("kernel.worker.suspend").map_err(|error| Error::unavailable(error.to_string()))?;
         let late = |_| Err(Error::deadline("the worker did not answer"));
         let paused = tokio::time::timeout(limits::WORKER_STOP, link.suspend()).await.unwrap_or_else(late);
+        let paused = match paused {
+            Ok(()) => own.park_worker().await,
+            failed => failed,
+        };
         if let Err(error) = paused {
             // The worker may be paused although its reply was lost.
             let _ = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
             return Err(error);
         }
-        own.suspended().await
+        let suspended = own.suspended().await;
+        if suspended.is_err() {
+            // The stop that was requested meanwhile needs its answer.
+            own.unpark_worker().await;
+        }
+        suspended
     })
     .await
 }

@@ -202,12 +202,14 @@ async fn manifest(
         reason: format!("a process that runs: {}", job.command),
     }));
     let (mounts, mcp) = kernel.records.grants().await?;
+    let (driver, dir) = (host.drivers.of(kernel.spec().isolation)?, host.home(kernel.id, None).dir);
     let manifest = Manifest {
         format: FORMAT,
         kind: Manifest::kind_name(),
         ryokan: env!("CARGO_PKG_VERSION").into(),
         arch: std::env::consts::ARCH.into(),
-        base_image_version: host.drivers.of(kernel.spec().isolation)?.image_version(&kernel.spec()),
+        base_image_version: driver.image_version(&kernel.spec(), &dir),
+        engine_version: kernel.view().engine_version,
         host: host.id(),
         kernel: kernel.id,
         epoch: kernel.epoch,

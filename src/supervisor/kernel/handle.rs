@@ -30,7 +30,7 @@ use crate::supervisor::host::audit::Audited;
 use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::processes::RunningProcess;
 use crate::supervisor::kernel::sharing::Sharing;
-use crate::supervisor::workers::worker::KernelStart;
+use crate::supervisor::workers::worker::{KernelStart, LiveWorker};
 
 /// Published state of a kernel; only its task writes it.
 #[derive(Debug, Clone)]
@@ -45,6 +45,8 @@ pub struct View {
     pub checkpoints: u64,
     /// Time of last use, milliseconds since 1970.
     pub last_used_at_ms: i64,
+    /// Version of the engine's interpreter, as the last worker reported it; empty: there was none yet.
+    pub engine_version: String,
     /// Sandbox layers in force.
     pub sandbox: Vec<String>,
     /// Contents of the worker that its saved state does not include.
@@ -79,6 +81,8 @@ pub struct Kernel {
     pub records: Records,
     pub(crate) view: RefCell<View>,
     pub(crate) link: RefCell<Option<Rc<WorkerLink>>>,
+    /// The current worker; owned by the task.
+    pub(crate) worker: RefCell<Weak<LiveWorker>>,
     pub(crate) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
     /// Processes beside the engine.
     pub(crate) processes: RefCell<BTreeMap<ExecId, RunningProcess>>,
@@ -131,7 +135,7 @@ impl Kernel {
 
     /// Kernel information for clients; queries resource usage from a live worker.
     pub async fn info(&self) -> KernelInfo {
-        let link = self.link.borrow().clone();
+        let link = self.reachable_link().ok().flatten();
         let memory_bytes = match link {
             // A slow worker must not block a listing.
             Some(link) => match tokio::time::timeout(limits::USAGE_ANSWER, link.usage()).await {
@@ -141,6 +145,46 @@ impl Kernel {
             None => 0,
         };
         KernelInfo { memory_bytes, ..self.info_without_usage() }
+    }
+
+    /// Whether the worker's machine is stopped with the suspended kernel: it answers nothing.
+    pub(crate) fn is_parked(&self) -> bool {
+        self.worker.borrow().upgrade().is_some_and(|worker| worker.handle().is_parked())
+    }
+
+    /// The link to the worker, for a call outside of the queue.
+    ///
+    /// # Errors
+    /// `busy` if the kernel is suspended and its worker cannot answer.
+    pub(crate) fn reachable_link(&self) -> Result<Option<Rc<WorkerLink>>> {
+        match self.is_parked() {
+            true => Err(Error::busy("the kernel is suspended").reason("suspended").hint("resume it first")),
+            false => Ok(self.link.borrow().clone()),
+        }
+    }
+
+    /// Stops the worker's machine, if it has one, after its processes were stopped.
+    ///
+    /// # Errors
+    /// Those of the machine; it runs on.
+    pub(crate) async fn park_worker(&self) -> Result<()> {
+        let worker = self.worker.borrow().upgrade();
+        let Some(worker) = worker else { return Ok(()) };
+        if let Err(error) = worker.handle().park().await {
+            self.unpark_worker().await;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Continues the worker's machine, if it has one.
+    pub(crate) async fn unpark_worker(&self) {
+        let worker = self.worker.borrow().upgrade();
+        if let Some(worker) = worker
+            && let Err(error) = worker.handle().unpark().await
+        {
+            tracing::warn!(kernel = %self.spec().name, %error, "a worker's machine is not continued");
+        }
     }
 
     /// The specification with its later changes.
@@ -331,8 +375,7 @@ impl Kernel {
     pub async fn stdin(&self, exec: ExecId, data: &[u8], end: bool) -> Result<()> {
         let running = matches!(self.view.borrow().state, State::Busy { exec: running } if running == exec)
             || self.processes.borrow().contains_key(&exec);
-        let link = self.link.borrow().clone();
-        match link {
+        match self.reachable_link()? {
             Some(link) if running => link.stdin(exec, data, end).await,
             _ => Err(Error::conflict(format!("execution {exec} does not run"))),
         }

@@ -106,10 +106,9 @@ impl Kernel {
     /// Sets the size of a process's terminal.
     ///
     /// # Errors
-    /// `notFound` if it does not run or has none.
+    /// `notFound` if it does not run or has none, `busy` if the kernel is suspended.
     pub async fn resize_terminal(&self, exec: ExecId, size: TerminalSize) -> Result<()> {
-        let link = self.link.borrow().clone();
-        match link {
+        match self.reachable_link()? {
             Some(link) if self.processes.borrow().contains_key(&exec) => link.resize(exec, size).await,
             Some(_) | None => Err(self.no_process(exec)),
         }
@@ -122,10 +121,9 @@ impl Kernel {
     /// Sends a signal to a process's program.
     ///
     /// # Errors
-    /// `notFound` if it does not run.
+    /// `notFound` if it does not run, `busy` if the kernel is suspended.
     pub async fn signal_process(&self, exec: ExecId, signal: i32) -> Result<()> {
-        let link = self.link.borrow().clone();
-        match link {
+        match self.reachable_link()? {
             Some(link) if self.processes.borrow().contains_key(&exec) => link.signal(exec, signal).await,
             Some(_) | None => Err(self.no_process(exec)),
         }

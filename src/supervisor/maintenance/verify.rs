@@ -129,6 +129,10 @@ fn is_gone(supervisor: &Supervisor, kernel: KernelId) -> bool {
 /// Checks a kernel's engine state, through the worker that has it open or in the closed database.
 async fn engine_db(host: &Host, kernel: &Kernel) -> Result<()> {
     for _ in 0..LOOKS {
+        if kernel.is_parked() {
+            tracing::info!(kernel = %kernel.spec().name, "the engine state of a suspended machine is not verified");
+            return Ok(());
+        }
         let link = kernel.link.borrow().clone();
         if let Some(link) = link {
             match through(&link).await {

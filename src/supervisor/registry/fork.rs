@@ -86,7 +86,8 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     let mut seed = seed(supervisor, kernel, &point).await?;
     wanted.adapt(&mut seed.manifest.spec);
     let driver = host.drivers.of(seed.manifest.spec.isolation)?;
-    seed.manifest.base_image_version = driver.image_version(&seed.manifest.spec);
+    let own_dir = host.home(kernel.id, None).dir;
+    seed.manifest.base_image_version = driver.image_version(&seed.manifest.spec, &own_dir);
     let making = children.into_iter().map(async |(name, child)| {
         let made = match child {
             Child::Settled(result) => result,

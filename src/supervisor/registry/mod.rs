@@ -5,6 +5,7 @@ pub(crate) mod create_from;
 pub mod fork;
 pub(crate) mod idempotency;
 mod idle;
+mod images;
 mod kernels;
 pub mod recovery;
 mod rename;

@@ -364,6 +364,7 @@ impl Supervisor {
                 worker_pid: None,
                 origin: loaded.origin,
                 known_origin: None,
+                engine_version: String::new(),
             }),
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),
@@ -381,6 +382,7 @@ impl Supervisor {
             retention: std::cell::Cell::new(row.spec.retention),
             prune_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
+            worker: std::cell::RefCell::default(),
             _remembered: Rc::clone(&host.remembered),
         });
         if let Some(owner) = owner {

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! There is one pool for each shape. The pools of default shapes last as long as the daemon. A pool for another shape
-//! opens when a kernel of that shape starts, keeps one warm worker while demand lasts, and closes after a while without
-//! demand.
+//! opens when a kernel of that shape starts, keeps one warm worker while demand lasts (two virtual machines), and closes
+//! after a while without demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -26,7 +26,7 @@ use crate::core::info::PoolInfo;
 use crate::core::limits;
 use crate::core::pool as policy;
 use crate::core::pool::{
-    Action, Breaker, Counters, Demand, Event, Rules, SlotId, SlotState, Stats, View, Why, choose, plan,
+    Action, Breaker, Costs, Counters, Demand, Event, Rules, SlotId, SlotState, Stats, View, Why, choose, plan,
 };
 use crate::isolation::Shape;
 use crate::supervisor::host::metrics::Stage;
@@ -293,7 +293,7 @@ impl Pool {
                 if !self.has_place(workers) {
                     return None;
                 }
-                self.open(shape.clone(), Rules { pool_size: 1, min_idle: 0, ..rules }, false)
+                self.open(shape.clone(), Costs::of(shape.isolation).rules_on_demand(rules), false)
             }
         };
         pool.demand.borrow_mut().came(self.now_ms());
@@ -418,6 +418,7 @@ pub(crate) fn run(workers: &Rc<Workers>) {
         spec.engine = *engine;
         match workers.shape(&spec, uid) {
             Ok(shape) if !rules.is_off() && workers.host.config.pool.stands(*engine) => {
+                let rules = Costs::of(shape.isolation).rules(rules);
                 drop(workers.pool.open(shape, rules, true));
             }
             Ok(_) => {}

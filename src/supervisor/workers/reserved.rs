@@ -26,6 +26,7 @@ use crate::catalog::WorkerRow;
 use crate::core::error::Result;
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
+use crate::core::pool::Costs;
 use crate::isolation::{HostMount, Shape};
 use crate::link::host::WorkerListener;
 use crate::supervisor::workers::Workers;
@@ -136,9 +137,9 @@ impl ReservedWorkers {
         while self.kept.borrow().iter().filter(|kept| kept.shape == shape).count() > most.max(1) {
             self.end_first(workers, |kept| kept.shape == shape);
         }
-        let workers = Rc::downgrade(workers);
+        let (workers, reservation) = (Rc::downgrade(workers), Costs::of(shape.isolation).reservation);
         tokio::task::spawn_local(async move {
-            tokio::time::sleep(limits::POOL_RESERVATION).await;
+            tokio::time::sleep(reservation).await;
             if let Some(workers) = workers.upgrade() {
                 workers.reserved.end_first(&workers, |kept| kept.worker() == worker);
             }

@@ -22,6 +22,7 @@ use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::origin::{Origin, OriginKind};
+use crate::core::pool::Costs;
 use crate::isolation::{BoundSources, HostMount, NewWorker, Shape};
 use crate::link::binding::KernelBinding;
 use crate::link::handshake::WorkerIdentity;
@@ -107,7 +108,8 @@ impl WarmWorker {
         for missed in &report.not_restored {
             tracing::warn!(module = missed.key, reason = missed.reason, "a module cannot be loaded in advance");
         }
-        let channel = tokio::time::timeout(limits::POOL_CREATION, link.open_exec_channel()).await;
+        let creation = Costs::of(shape.isolation).creation;
+        let channel = tokio::time::timeout(creation, link.open_exec_channel()).await;
         let channel = channel.unwrap_or_else(|_| Err(Error::deadline("a warm worker opens no execution channel")));
         let own_kernel = Some(own_kernel);
         let warm = WarmWorker { link, relay, worker, shape: shape.clone(), identity, is_alive, own_kernel, workspace };

@@ -149,6 +149,7 @@ impl Workers {
         let build = row.build.clone();
         let identity = WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build, secret };
         let Launched { connector, handle, .. } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
+        handle.unpark().await?;
         let (link, report) = WorkerLink::attach(connector, &identity, listener).await?;
         Ok(Started { link, report, worker: LiveWorker::new(handle, place), known_origin: None })
     }

@@ -27,10 +27,13 @@ impl Task {
             // The worker is ending: its end is the next report.
             return;
         };
-        let reporter = self.reporter.clone();
+        let (reporter, worker) = (self.reporter.clone(), self.kernel.worker.borrow().upgrade());
         tokio::task::spawn_local(async move {
             let resuming = async {
                 fault::point("kernel.worker.resume").map_err(|error| Error::unavailable(error.to_string()))?;
+                if let Some(worker) = worker {
+                    worker.handle().unpark().await?;
+                }
                 link.resume().await
             };
             let late = |_| Err(Error::deadline("the worker did not resume in time"));

@@ -100,6 +100,9 @@ impl Task {
         {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox = report.sandbox;
+            let is_shown = |c: &char| !c.is_control();
+            view.engine_version =
+                report.engine_version.chars().filter(is_shown).take(limits::ENGINE_VERSION_CHARS).collect();
             view.missed = report.missed;
             view.jobs = report.jobs;
             view.worker_pid = worker.handle().process_id();
@@ -115,6 +118,7 @@ impl Task {
         }
         *self.kernel.link.borrow_mut() = Some(Rc::new(link));
         let worker = Rc::new(worker);
+        *self.kernel.worker.borrow_mut() = Rc::downgrade(&worker);
         let (watched, reporter) = (Rc::clone(&worker), self.reporter.clone());
         tokio::task::spawn_local(async move {
             watched.exited().await;
@@ -145,6 +149,9 @@ impl Task {
         self.unmount_unrecorded(&mounted).await;
         self.mount_missing(&mounted).await;
         self.send_tools();
+        if is_suspended && let Err(error) = self.kernel.park_worker().await {
+            tracing::warn!(kernel = %self.kernel.spec().name, %error, "a suspended kernel's machine runs");
+        }
         self.dispatch().await;
     }
 

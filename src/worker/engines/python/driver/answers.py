@@ -6,7 +6,7 @@ an answer and never ends the engine.
 import keyword
 import sys
 
-from _ryokan import brief, dynamic, effects, gate, run, settings, state, values, wire
+from _ryokan import brief, dynamic, effects, execute, gate, run, settings, state, values, wire
 
 
 def _reply(number, **fields):
@@ -136,7 +136,12 @@ def bind_(frame, tail):
 
 
 def preload_(frame, tail):
-    _answer(wire.number(frame, "id"), settings.preload, frame.get("modules") or ())
+    _answer(wire.number(frame, "id"), _prepare, frame.get("modules") or ())
+
+
+def _prepare(modules):
+    execute.rehearse()
+    return settings.preload(modules)
 
 
 def keep_(frame, tail):

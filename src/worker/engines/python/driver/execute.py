@@ -12,6 +12,8 @@ forked = False
 # A snapshot is being forked (see snapshot): the child does not belong to the code.
 copying = False
 _CODE = type((lambda: 0).__code__)
+# Statements with a variable, an expression with a result, and the end of the variable.
+_REHEARSAL = ("rehearsed = [1, 'a']\nprint(rehearsed)", "1 + 1", "del rehearsed")
 
 
 class _Setting:
@@ -107,6 +109,19 @@ def call(frame, tail):
             outcome = run.perform_call(function, positional, named)
             function = args = named = positional = None
     _end(number, exec_id, outcome, happened)
+
+
+def rehearse():
+    """Takes the steps of an execution, so that their code is in memory. Leaves no trace."""
+    with streams.Silence():
+        for code in _REHEARSAL:
+            program = run.compile_program(code, "<rehearsal>")
+            happened = effects.of_program(program.codes(), run.namespace)
+            run.perform(program)
+            state.rehearse(happened)
+    run.namespace.pop("_", None)
+    run.forget_history()
+    state.forget()
 
 
 def _resolve(name):

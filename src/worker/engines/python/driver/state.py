@@ -54,6 +54,11 @@ def after(effects):
     _update(effects, harmless, False, False)
 
 
+def rehearse(effects):
+    """Looks at an execution's changes and posts nothing."""
+    _update(effects, effects.harmless, False, True)
+
+
 def everything(resend):
     """Posts every entry (`resend`), or treats the current state as saved, as after a load."""
     _update(None, False, resend, not resend)

@@ -1,0 +1,215 @@
+//! Kernels in virtual machines: cold boot, restore from a template, warm machine, suspension, memory of idle machines.
+//!
+//! Every time begins with the request for a kernel. Where QEMU or an image is missing, the report says so.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use ryokan::core::engine::EngineName;
+use ryokan::core::error::ErrorCode;
+use ryokan::core::name::KernelName;
+use ryokan::core::spec::Isolation;
+use ryokan::rpc::client::{HostClient, KernelClient};
+use ryokan::rpc::convert::spec::SpecRequest;
+
+use crate::daemon::run;
+use crate::report::{Report, Samples, Target};
+use crate::{Daemon, World, go_on, process};
+
+/// Deadline for a template and for warm machines.
+const FILLED: Duration = Duration::from_secs(300);
+/// Pause before each measurement, as in the benchmarks of the pool.
+const REST: Duration = Duration::from_millis(20);
+/// Memory of the measured kernels. No other pool of the daemon has it.
+const MEMORY: u64 = 256 << 20;
+/// Warm machines.
+const WARM: u32 = 2;
+const CODE: &str = "print('hi')";
+
+/// Builds an image with the measured daemon's worker. The error is for the report.
+fn image(world: &World) -> Result<PathBuf, String> {
+    let found = Command::new("qemu-system-x86_64").arg("--version").output();
+    if !found.is_ok_and(|found| found.status.success()) {
+        return Err(String::from("no qemu-system-x86_64: install qemu-system-x86"));
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let out = root.join("target/bench-images");
+    let worker = world.daemon.with_file_name("ryokan-worker");
+    let mut command = Command::new(root.join("scripts/build-image"));
+    let built = command.arg("--worker").arg(&worker).arg("--out").arg(&out).output();
+    let built = built.map_err(|error| format!("scripts/build-image: {error}"))?;
+    match built.status.success() {
+        true => Ok(out),
+        false => {
+            let said = String::from_utf8_lossy(&built.stderr);
+            Err(format!("no image: {}", said.lines().last().unwrap_or("scripts/build-image failed")))
+        }
+    }
+}
+
+/// A daemon with the images, and without a template.
+fn daemon(world: &World, images: &Path, config: &str) -> anyhow::Result<Daemon> {
+    let daemon = Daemon::start_with(world, config)?;
+    std::os::unix::fs::symlink(images, daemon.data().join("images"))
+        .or_else(|_| {
+            std::fs::remove_dir(daemon.data().join("images"))?;
+            std::os::unix::fs::symlink(images, daemon.data().join("images"))
+        })
+        .context("the folder of images")?;
+    Ok(daemon)
+}
+
+async fn create(host: &HostClient, name: &str) -> ryokan::core::error::Result<KernelClient> {
+    let name = name.parse::<KernelName>().map_err(|error| ryokan::core::error::Error::internal(error.to_string()))?;
+    let mut spec = SpecRequest::new(name);
+    (spec.engine, spec.isolation) = (Some(EngineName::Python), Some(Isolation::Microvm));
+    spec.memory_bytes = Some(MEMORY);
+    Ok(host.create_kernel(&spec, "").await?.0)
+}
+
+/// Creates a kernel and runs its first code.
+async fn first_result(host: &HostClient, name: &str) -> anyhow::Result<(KernelClient, Duration)> {
+    let begun = Instant::now();
+    let kernel = create(host, name).await?;
+    run(&kernel, CODE).await?;
+    Ok((kernel, begun.elapsed()))
+}
+
+/// Waits for a published template.
+async fn template_built(daemon: &Daemon) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
+    loop {
+        let folders = std::fs::read_dir(daemon.data().join("templates")).into_iter().flatten().flatten();
+        let is_published = |folder: &std::fs::DirEntry| {
+            !folder.file_name().to_string_lossy().starts_with('.') && folder.path().join("template.json").exists()
+        };
+        if folders.into_iter().any(|folder| is_published(&folder)) {
+            return Ok(begun.elapsed());
+        }
+        anyhow::ensure!(begun.elapsed() < FILLED, "no template is built");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits for the warm machines.
+async fn filled(host: &HostClient) -> anyhow::Result<()> {
+    let deadline = Instant::now() + FILLED;
+    loop {
+        let pools = host.pools().await?;
+        let pool = pools.iter().find(|pool| pool.memory_bytes == MEMORY).context("no pool of machines")?;
+        if pool.idle >= WARM && pool.creating == 0 {
+            tokio::time::sleep(REST).await;
+            return Ok(());
+        }
+        anyhow::ensure!(Instant::now() < deadline, "the pool does not fill: {pool:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Measures machines.
+pub fn microvm(world: &World, report: &mut Report) -> anyhow::Result<()> {
+    let images = match image(world) {
+        Ok(images) => images,
+        Err(why) => {
+            report.figure("virtual machines", f64::NAN, "", None);
+            report.note(why);
+            return Ok(());
+        }
+    };
+    let Some(cold) = without_pool(world, report, &images)? else { return Ok(()) };
+    with_pool(world, report, &images, &cold)
+}
+
+/// Cold boots, each with a daemon of its own, and restores. `None` if this host cannot run machines.
+fn without_pool(world: &World, report: &mut Report, images: &Path) -> anyhow::Result<Option<Samples>> {
+    let [mut cold, mut built, mut ready, mut restored]: [Samples; 4] = Default::default();
+    let rounds = world.times(5, 2);
+    for round in 0..rounds {
+        let daemon = daemon(world, images, "[pool]\npool_size = 0\n")?;
+        let ran = daemon.with(async |host| {
+            go_on()?;
+            match create(&host, "probe").await {
+                Err(error) if error.code == ErrorCode::Unsupported => return Ok(Some(error.to_string())),
+                other => other?.remove(0).await?,
+            }
+            cold.add(first_result(&host, "cold").await?.1);
+            built.add(template_built(&daemon).await?);
+            let restores = if round + 1 < rounds { 0 } else { world.times(20, 5) };
+            for n in 0..=restores {
+                go_on()?;
+                tokio::time::sleep(REST).await;
+                let begun = Instant::now();
+                let kernel = create(&host, &format!("restored-{n}")).await?;
+                kernel.start().await?;
+                let started = begun.elapsed();
+                run(&kernel, CODE).await?;
+                // The first one verifies the template.
+                if n > 0 {
+                    ready.add(started);
+                    restored.add(begun.elapsed());
+                }
+                kernel.remove(0).await?;
+            }
+            Ok(None)
+        })?;
+        if let Some(why) = ran {
+            report.figure("virtual machines", f64::NAN, "", None);
+            report.note(why);
+            return Ok(None);
+        }
+    }
+    report.times("python: cold boot, create and first result", &cold, None);
+    report.times("build of a template", &built, None);
+    report.note("boot, warm-up, save, digests, test start; beside an idle kernel");
+    report.times("python: restore from a template, create and ready", &ready, None);
+    report.times("python: restore from a template, create and first result", &restored, None);
+    Ok(Some(cold))
+}
+
+/// Warm machines, their memory, and suspension.
+fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) -> anyhow::Result<()> {
+    let sizes = format!("[pool]\npool_size = {WARM}\n");
+    let daemon = daemon(world, images, &sizes)?;
+    let [mut warm, mut suspended, mut resumed]: [Samples; 3] = Default::default();
+    let private = daemon.with(async |host| {
+        first_result(&host, "first").await?.0.remove(0).await?;
+        for n in 0..=world.times(30, 8) {
+            go_on()?;
+            filled(&host).await?;
+            let (kernel, took) = first_result(&host, &format!("warm-{n}")).await?;
+            // The first one warms caches.
+            if n > 0 {
+                warm.add(took);
+            }
+            let begun = Instant::now();
+            kernel.suspend(false).await?;
+            suspended.add(begun.elapsed());
+            let begun = Instant::now();
+            run(&kernel, CODE).await?;
+            resumed.add(begun.elapsed());
+            kernel.remove(0).await?;
+        }
+        filled(&host).await?;
+        Ok(private_memory(&daemon))
+    })?;
+    report.times("python: warm machine, create and first result", &warm, Some(Target::AtMost(15.0)));
+    report.figure("  cold boot ÷ warm machine", cold.p50() / warm.p50(), "×", Some(Target::AtLeast(150.0)));
+    report.times("python: suspend", &suspended, None);
+    report.note("state saved, processes and machine stopped");
+    report.times("python: resume and next result", &resumed, None);
+    report.figure("private memory of an idle warm machine", private, "MiB", Some(Target::AtMost(30.0)));
+    report.note(format!("mean of {WARM}; {} MiB of guest memory and more, shared with the template", MEMORY >> 20));
+    Ok(())
+}
+
+/// The mean private memory of a daemon's machines.
+fn private_memory(daemon: &Daemon) -> f64 {
+    let machines: Vec<f64> = process::tree(daemon.pid())
+        .into_iter()
+        .filter(|pid| process::name(*pid).starts_with("qemu"))
+        .map(process::private_mib)
+        .collect();
+    machines.iter().sum::<f64>() / machines.len() as f64
+}

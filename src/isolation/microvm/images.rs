@@ -1,0 +1,298 @@
+//! The images of a host: which one is current, which ones are pinned, and how that changes.
+//!
+//! ```text
+//!  build-image ─▶ images/VERSION/ ── rotate: its template is built and test-started ─▶ current ─▶ new starts use it
+//!                       └ remove: not current, not pinned ─▶ images/.removed-VERSION/ ─▶ gone
+//! ```
+//!
+//! `images.json` is beside the folder of images, which daemons may share. Knows no kernels: the caller checks the use.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+
+use super::image::{self, Found, Image};
+use super::qemu;
+use super::template::Kind;
+use super::templates::Templates;
+use crate::core::error::{Error, Result};
+use crate::core::info::ImageInfo;
+use crate::core::limits;
+use crate::isolation::{Images, Shape};
+use crate::sys::fs;
+
+/// An image that is being removed.
+const REMOVED: &str = ".removed-";
+
+/// What is kept about images.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    /// The version that kernels without an image of their own run; empty before the first use of any.
+    current: String,
+    pinned: BTreeSet<String>,
+}
+
+/// The images of a host.
+pub(super) struct HostImages {
+    folder: PathBuf,
+    file: PathBuf,
+    templates: Rc<Templates>,
+    kept: RefCell<Kept>,
+    /// Why `images.json` cannot be read. It is not overwritten then.
+    damage: Option<String>,
+}
+
+impl HostImages {
+    pub(super) fn new(folder: PathBuf, file: PathBuf, templates: Rc<Templates>) -> Rc<HostImages> {
+        let (kept, damage) = match read(&file) {
+            Ok(kept) => (kept, None),
+            Err(why) => {
+                tracing::error!(file = %file.display(), why, "the list of images cannot be read: the newest image is used");
+                (Kept::default(), Some(why))
+            }
+        };
+        Rc::new(HostImages { folder, file, templates, kept: RefCell::new(kept), damage })
+    }
+
+    /// The image of a kernel: the current one, or the one whose version begins with `wanted`.
+    ///
+    /// # Errors
+    /// `unsupported` with what is wrong with the images.
+    pub(super) fn find(&self, wanted: &str) -> Result<Image> {
+        if !wanted.is_empty() {
+            return image::find(&self.folder, wanted);
+        }
+        let current = self.kept.borrow().current.clone();
+        if !current.is_empty()
+            && let Ok(image) = image::find(&self.folder, &current)
+        {
+            return Ok(image);
+        }
+        // The first image, or the current one is of another build: there is nothing to go on with but the newest.
+        let newest = image::find(&self.folder, "")?;
+        if self.damage.is_none() {
+            if !current.is_empty() {
+                tracing::warn!(
+                    current,
+                    newest = newest.version,
+                    "the current image cannot be used: the newest is current"
+                );
+            }
+            let kept = Kept { current: newest.version.clone(), ..self.kept.borrow().clone() };
+            if let Err(error) = self.keep(kept) {
+                tracing::warn!(%error, "the current image is not recorded");
+            }
+        }
+        Ok(newest)
+    }
+
+    fn keep(&self, kept: Kept) -> Result<()> {
+        if let Some(why) = &self.damage {
+            return Err(Error::corrupt(format!("{}: {why}", self.file.display()))
+                .hint("remove the file and restart the daemon; pins are lost then"));
+        }
+        let failed = |error: &dyn std::fmt::Display| Error::unavailable(format!("{}: {error}", self.file.display()));
+        let text = serde_json::to_vec_pretty(&kept).map_err(|error| failed(&error))?;
+        fs::replace(&self.file, &text, 0o600, "microvm.images").map_err(|error| failed(&error))?;
+        *self.kept.borrow_mut() = kept;
+        Ok(())
+    }
+
+    /// The one folder whose name begins with `wanted`, whether its image can be used or not.
+    fn resolve(&self, wanted: &str) -> Result<Found> {
+        let mut found: Vec<Found> =
+            image::all(&self.folder).into_iter().filter(|found| found.name.starts_with(wanted)).collect();
+        match (found.pop(), found.is_empty()) {
+            (Some(one), true) if !wanted.is_empty() => Ok(one),
+            (Some(_), _) => {
+                Err(Error::invalid(format!("several images begin with {wanted:?}")).hint("give more digits"))
+            }
+            (None, _) => Err(Error::not_found(format!("there is no image {wanted} in {}", self.folder.display()))
+                .hint("`ryokan images` lists them")),
+        }
+    }
+}
+
+fn read(file: &Path) -> std::result::Result<Kept, String> {
+    let mut text = String::new();
+    match std::fs::File::open(file) {
+        Ok(file) => {
+            file.take(limits::VM_IMAGES_JSON_BYTES).read_to_string(&mut text).map_err(|error| error.to_string())?
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Kept::default()),
+        Err(error) => return Err(error.to_string()),
+    };
+    serde_json::from_str(&text).map_err(|error| error.to_string())
+}
+
+#[async_trait::async_trait(?Send)]
+impl Images for HostImages {
+    fn folder(&self) -> PathBuf {
+        self.folder.clone()
+    }
+
+    async fn list(&self) -> Result<Vec<ImageInfo>> {
+        // Records the first one.
+        let _ = self.find("");
+        let (folder, kept) = (self.folder.clone(), self.kept.borrow().clone());
+        let listing = tokio::task::spawn_blocking(move || {
+            let info = |found: Found| {
+                let (engines, summary, trouble) = match found.image {
+                    Ok(image) => {
+                        (image.engines.keys().map(|e| e.name().to_owned()).collect(), image.summary, String::new())
+                    }
+                    Err(why) => (Vec::new(), String::new(), why),
+                };
+                ImageInfo {
+                    is_current: found.name == kept.current,
+                    is_pinned: kept.pinned.contains(&found.name),
+                    version: found.name,
+                    engines,
+                    summary,
+                    bytes: found.bytes,
+                    built_at_ms: found.built_at_ms,
+                    trouble,
+                    kernels: Vec::new(),
+                }
+            };
+            image::all(&folder).into_iter().map(info).collect()
+        });
+        listing.await.map_err(|error| Error::internal(error.to_string()))
+    }
+
+    fn pin(&self, version: &str, is_pinned: bool) -> Result<String> {
+        let name = self.resolve(version)?.name;
+        let mut kept = self.kept.borrow().clone();
+        let changed = if is_pinned { kept.pinned.insert(name.clone()) } else { kept.pinned.remove(&name) };
+        if changed {
+            self.keep(kept)?;
+        }
+        Ok(name)
+    }
+
+    async fn rotate(&self, version: &str, shape: &Shape) -> Result<String> {
+        let image = image::find(&self.folder, version)?;
+        if !image.engines.contains_key(&shape.engine) {
+            return Err(Error::unsupported(format!("image {} has no {}", image.version, shape.engine)).reason("engine"));
+        }
+        let disk = qemu::disk_bytes(shape.limits.workspace_bytes);
+        let kind = Kind::new(&image, shape, self.templates.qemu_version().await?, disk);
+        let version = image.version.clone();
+        if let Err(why) = self.templates.find_or_build(&kind, &image).await {
+            return Err(
+                Error::unavailable(format!("image {version} does not become current: {why}")).reason("template")
+            );
+        }
+        let kept = Kept { current: version.clone(), ..self.kept.borrow().clone() };
+        self.keep(kept)?;
+        Ok(version)
+    }
+
+    async fn remove(&self, version: &str) -> Result<()> {
+        let kept = self.kept.borrow().clone();
+        if kept.current == version {
+            return Err(Error::conflict(format!("image {version} is the current one"))
+                .reason("current")
+                .hint("make another one current: ryokan images rotate"));
+        }
+        if kept.pinned.contains(version) {
+            return Err(Error::conflict(format!("image {version} is pinned"))
+                .reason("pinned")
+                .hint(format!("ryokan images unpin {version}")));
+        }
+        // Renamed before the caller's check of its use can be outdated.
+        let (from, to) = (self.folder.join(version), self.folder.join(format!("{REMOVED}{version}")));
+        let failed = |error: &dyn std::fmt::Display| Error::unavailable(format!("remove image {version}: {error}"));
+        std::fs::rename(&from, &to).map_err(|error| failed(&error))?;
+        self.templates.forget_image(version);
+        let folder = self.folder.clone();
+        let removing = tokio::task::spawn_blocking(move || {
+            // Those of interrupted removals, too.
+            for entry in std::fs::read_dir(&folder)?.flatten() {
+                if entry.file_name().to_string_lossy().starts_with(REMOVED) {
+                    fs::remove_tree(&entry.path()).map_err(std::io::Error::other)?;
+                }
+            }
+            Ok::<_, std::io::Error>(())
+        });
+        removing.await.map_err(|error| Error::internal(error.to_string()))?.map_err(|error| failed(&error))
+    }
+
+    fn resolve(&self, version: &str) -> Result<String> {
+        HostImages::resolve(self, version).map(|found| found.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::error::ErrorCode;
+    use crate::isolation::microvm::image::tests::write_image;
+    use crate::isolation::microvm::templates::TemplateSettings;
+    use crate::link::bootstrap::BUILD;
+
+    fn images(folder: &Path) -> Rc<HostImages> {
+        let settings = TemplateSettings { folder: folder.join("t"), sockets: folder.to_owned(), account: None };
+        HostImages::new(folder.join("images"), folder.join("images.json"), Templates::new(settings))
+    }
+
+    /// An image, newer than all before.
+    fn image(folder: &Path, version: &str) {
+        let dir = folder.join("images").join(version);
+        write_image(&folder.join("images"), version, version, BUILD);
+        let newer = std::time::SystemTime::now() + std::time::Duration::from_secs(u64::from(version.as_bytes()[0]));
+        std::fs::File::open(dir).and_then(|dir| dir.set_modified(newer)).expect("its time is set");
+    }
+
+    #[test]
+    fn newer_image_is_not_current() -> Result<()> {
+        let folder = tempfile::tempdir().expect("a folder");
+        image(folder.path(), "aaa");
+        assert_eq!(images(folder.path()).find("")?.version, "aaa");
+        image(folder.path(), "bbb");
+        let again = images(folder.path());
+        assert_eq!((again.find("")?.version.as_str(), again.find("b")?.version.as_str()), ("aaa", "bbb"));
+        std::fs::remove_dir_all(folder.path().join("images/aaa")).expect("removed");
+        assert_eq!(again.find("")?.version, "bbb", "nothing else is there");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn images_in_use_stay() -> Result<()> {
+        let folder = tempfile::tempdir().expect("a folder");
+        ["aaa", "bbb", "bbc"].iter().for_each(|version| image(folder.path(), version));
+        std::fs::remove_dir_all(folder.path().join("images/bbb")).expect("removed");
+        image(folder.path(), "bbb");
+        let images = images(folder.path());
+        assert_eq!(images.find("")?.version, "bbb");
+        assert_eq!(images.pin("aa", true)?, "aaa");
+        let reason = |error: Option<Error>| error.map(|error| (error.code, error.reason));
+        assert_eq!(reason(images.remove("aaa").await.err()), Some((ErrorCode::Conflict, "pinned".into())));
+        assert_eq!(reason(images.remove("bbb").await.err()), Some((ErrorCode::Conflict, "current".into())));
+        assert_eq!(images.pin("bb", true).err().map(|error| error.code), Some(ErrorCode::InvalidArgument));
+        assert_eq!(images.pin("x", true).err().map(|error| error.code), Some(ErrorCode::NotFound));
+        images.remove("bbc").await?;
+        let listed = images.list().await?;
+        let flags: Vec<_> = listed.iter().map(|one| (one.version.as_str(), one.is_current, one.is_pinned)).collect();
+        assert_eq!(flags, [("aaa", false, true), ("bbb", true, false)]);
+        images.pin("aaa", false)?;
+        images.remove("aaa").await
+    }
+
+    #[test]
+    fn damaged_list_is_kept() -> Result<()> {
+        let folder = tempfile::tempdir().expect("a folder");
+        image(folder.path(), "aaa");
+        std::fs::write(folder.path().join("images.json"), b"{").expect("written");
+        let images = images(folder.path());
+        assert_eq!(images.find("")?.version, "aaa");
+        assert_eq!(images.pin("aaa", true).err().map(|error| error.code), Some(ErrorCode::Corrupt));
+        assert_eq!(std::fs::read(folder.path().join("images.json")).expect("it is there"), b"{");
+        Ok(())
+    }
+}

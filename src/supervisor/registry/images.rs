@@ -1,0 +1,101 @@
+//! The images of virtual machines and the kernels that use them.
+
+use std::rc::Rc;
+
+use super::Supervisor;
+use crate::core::error::{Error, Result};
+use crate::core::info::ImageInfo;
+use crate::core::kernel::State;
+use crate::core::spec::Isolation;
+use crate::isolation::Images;
+
+impl Supervisor {
+    /// The images of this host, with the names of the kernels that use them.
+    ///
+    /// # Errors
+    /// `unsupported` if this build has no virtual machines.
+    pub async fn images(&self) -> Result<Vec<ImageInfo>> {
+        let mut images = self.host_images()?.list().await?;
+        let users = self.image_users()?;
+        for image in &mut images {
+            image.kernels = names_of(&users, &image.version);
+        }
+        Ok(images)
+    }
+
+    /// The folder into which images are built.
+    ///
+    /// # Errors
+    /// `unsupported`.
+    pub fn images_folder(&self) -> Result<std::path::PathBuf> {
+        Ok(self.host_images()?.folder())
+    }
+
+    /// Protects an image from removal, or no more. Returns its version.
+    ///
+    /// # Errors
+    /// `notFound`, `invalidArgument`, those of writing.
+    pub fn pin_image(&self, version: &str, is_pinned: bool) -> Result<String> {
+        self.host_images()?.pin(version, is_pinned)
+    }
+
+    /// Makes an image current, the newest by default, once its template is built and a machine started from it.
+    /// Kernels that name no image run it from their next start on. Returns its version.
+    ///
+    /// # Errors
+    /// `unsupported` if it cannot be used; `unavailable` if no machine starts: the former one stays current.
+    pub async fn rotate_image(&self, version: &str) -> Result<String> {
+        let images = self.host_images()?;
+        let mut spec = self.host.config.defaults.spec();
+        spec.isolation = Isolation::Microvm;
+        spec.image = version.to_owned();
+        // The shape of any image; `rotate` checks that this one has the engine.
+        let shape = self.workers.shape(&spec, nix::unistd::geteuid().as_raw())?;
+        let version = images.rotate(version, &shape).await?;
+        self.host.events.publish("", "image_current", serde_json::json!({ "version": version }));
+        Ok(version)
+    }
+
+    /// Removes an image. Returns its version.
+    ///
+    /// # Errors
+    /// `conflict` if kernels use it, if it is current or pinned; `notFound`, `invalidArgument`.
+    pub async fn remove_image(&self, version: &str) -> Result<String> {
+        let images = self.host_images()?;
+        let version = images.resolve(version)?;
+        let kernels = names_of(&self.image_users()?, &version);
+        if !kernels.is_empty() {
+            return Err(Error::conflict(format!("image {version} is used by {}", kernels.join(", ")))
+                .reason("in_use")
+                .hint("remove these kernels, or stop those that name no image"));
+        }
+        images.remove(&version).await?;
+        self.host.events.publish("", "image_removed", serde_json::json!({ "version": version }));
+        Ok(version)
+    }
+
+    fn host_images(&self) -> Result<Rc<dyn Images>> {
+        let images = self.host.drivers.of(Isolation::Microvm)?.images();
+        images.ok_or_else(|| Error::unsupported("this build has no images").reason("image"))
+    }
+
+    /// The names of kernels in virtual machines, with their image's version.
+    fn image_users(&self) -> Result<Vec<(String, String)>> {
+        let driver = self.host.drivers.of(Isolation::Microvm)?;
+        let kernels = self.kernels().into_iter().filter(|kernel| {
+            kernel.spec().isolation == Isolation::Microvm && !matches!(kernel.view().state, State::Departed { .. })
+        });
+        let user = |kernel: Rc<crate::supervisor::kernel::Kernel>| {
+            let dir = self.host.home(kernel.id, None).dir;
+            (kernel.event_name(), driver.image_version(&kernel.spec(), &dir))
+        };
+        Ok(kernels.map(user).collect())
+    }
+}
+
+fn names_of(users: &[(String, String)], version: &str) -> Vec<String> {
+    let mut names: Vec<String> =
+        users.iter().filter(|(_, image)| image == version).map(|(name, _)| name.clone()).collect();
+    names.sort();
+    names
+}

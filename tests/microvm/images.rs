@@ -1,0 +1,131 @@
+//! Images: which one is current, which ones stay, and what uses them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Machines, images};
+use crate::support::{UNPRIVILEGED, User, until, users};
+
+impl Machines {
+    /// A host whose images are its own: one, which is the tests'.
+    fn with_own_images(user: User) -> (Machines, String) {
+        let host = Machines::start(user);
+        let folder = host.data().join("images");
+        fs::remove_file(&folder).expect("the link is removed");
+        fs::create_dir(&folder).expect("a folder");
+        let built =
+            fs::read_dir(images()).expect("images").flatten().find(|entry| entry.path().join("image.json").exists());
+        let built = built.expect("an image").path();
+        let version = built.file_name().expect("a name").to_string_lossy().into_owned();
+        host.copy_image(&built, &version, user);
+        (host, version)
+    }
+
+    /// Adds a copy of an image under another version.
+    fn copy_image(&self, from: &Path, version: &str, user: User) -> PathBuf {
+        let to = self.data().join("images").join(version);
+        fs::create_dir(&to).expect("a folder");
+        for file in ["vmlinux", "initrd.cpio", "rootfs.erofs"] {
+            fs::copy(from.join(file), to.join(file)).expect("copied");
+        }
+        let text = fs::read_to_string(from.join("image.json")).expect("a description");
+        let was = from.file_name().expect("a name").to_string_lossy();
+        fs::write(to.join("image.json"), text.replace(&*was, version)).expect("written");
+        if user == User::Unprivileged {
+            for path in [self.data().join("images"), to.clone()] {
+                std::os::unix::fs::chown(&path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
+            }
+        }
+        to
+    }
+
+    /// An image as `images` lists it.
+    fn image(&self, version: &str) -> Value {
+        let all: Value = serde_json::from_str(&self.ok(&["images", "--json"])).expect("JSON");
+        let found = all.as_array().expect("a list").iter().find(|image| image["version"] == version);
+        found.unwrap_or_else(|| panic!("{version} is not in {all}")).clone()
+    }
+
+    fn kernels_of(&self, version: &str) -> Vec<String> {
+        let image = self.image(version);
+        image["kernels"].as_array().expect("a list").iter().filter_map(Value::as_str).map(str::to_owned).collect()
+    }
+
+    /// Removes an image, which is refused. Returns the reason.
+    fn refused(&self, args: &[&str]) -> String {
+        let output = self.cli(args);
+        assert!(!output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+}
+
+#[test]
+fn rotated_image_serves_next_start() {
+    for user in users() {
+        let (mut host, first) = Machines::with_own_images(user);
+        host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+        host.run("lab", "x = 41");
+        let folder = host.data().join("images").join(&first);
+        let second = "f".repeat(40);
+        host.copy_image(&folder, &second, user);
+        // A newer image is not current, and one that does not boot does not become so.
+        assert_eq!(
+            (host.image(&first)["is_current"].as_bool(), host.image(&second)["is_current"].as_bool()),
+            (Some(true), Some(false))
+        );
+        let broken = host.copy_image(&folder, &"e".repeat(40), user);
+        let kernel = broken.join("vmlinux");
+        let size = fs::metadata(&kernel).expect("it is there").len();
+        fs::write(&kernel, vec![0; usize::try_from(size).expect("it fits")]).expect("written");
+        let why = host.refused(&["images", "rotate", "eee"]);
+        assert!(why.contains("does not become current"), "{user:?}: {why}");
+        host.ok(&["new", "other", "--isolation", "microvm", "--engine", "python"]);
+        host.ok(&["new", "old", "--isolation", "microvm", "--engine", "python", "--image", &first[..10]]);
+        assert_eq!(host.kernels_of(&first), ["lab", "old", "other"], "{user:?}");
+        let why = host.refused(&["images", "rm", &first, "--yes"]);
+        assert!(why.contains("is used by lab, old, other"), "{why}");
+        host.ok(&["images", "rotate", "fff"]);
+        assert_eq!(host.image(&second)["is_current"], true, "{user:?}\n{}", host.log());
+        // The running machine keeps its image until its end; a kernel that names one keeps it for good.
+        assert_eq!(
+            (host.kernels_of(&first), host.kernels_of(&second)),
+            (vec!["lab".into(), "old".into()], vec!["other".into()])
+        );
+        host.restart();
+        assert_eq!(host.image(&second)["is_current"], true);
+        assert_eq!(host.kernels_of(&first), ["lab", "old"], "{user:?}: the adopted machine's image is known");
+        host.ok(&["stop", "lab"]);
+        assert_eq!(host.run("lab", "x += 1; print(x)"), "42", "{user:?}\n{}", host.log());
+        assert_eq!(host.kernels_of(&second), ["lab", "other"]);
+        assert_eq!(host.run("old", "print(1)"), "1");
+        host.ok(&["rm", "old", "--yes"]);
+        until("the machine's end", || host.machines().len() == 1);
+        host.ok(&["images", "pin", &first[..12]]);
+        assert!(host.refused(&["images", "rm", &first, "--yes"]).contains("is pinned"));
+        host.ok(&["images", "unpin", &first]);
+        host.ok(&["images", "rm", &first, "--yes"]);
+        assert!(!folder.exists(), "{user:?}");
+        assert!(host.refused(&["images", "rm", "fff", "--yes"]).contains("is used by lab, other"));
+        let events = host.ok(&["events", "--json"]);
+        assert!(events.contains("image_current") && events.contains("image_removed"), "{events}");
+    }
+}
+
+#[test]
+fn command_builds_image() {
+    let (host, first) = Machines::with_own_images(User::Own);
+    fs::remove_dir_all(host.data().join("images").join(&first)).expect("removed");
+    assert!(host.ok(&["images"]).contains("no image"));
+    let mut command = host.command("ryokan");
+    command.args(["--no-autostart", "images", "build", "--worker", env!("CARGO_BIN_EXE_ryokan-worker")]);
+    // The cache of the tests' images.
+    let home = |name| std::env::var_os(name).map(PathBuf::from);
+    let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")?.join(".cache"))).expect("a home");
+    let built = command.env("XDG_CACHE_HOME", cache).output().expect("it runs");
+    assert!(built.status.success(), "{built:?}");
+    let built = String::from_utf8_lossy(&built.stdout).into_owned();
+    assert!(built.contains(&first), "the same input gives the same image: {built}");
+    assert!(host.ok(&["images"]).contains("current"));
+}
