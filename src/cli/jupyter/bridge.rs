@@ -4,7 +4,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::kill;
@@ -50,7 +50,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn read(path: &PathBuf) -> std::result::Result<Connection, Failure> {
+    fn read(path: &Path) -> std::result::Result<Connection, Failure> {
         use std::io::Read as _;
         let mut text = Vec::new();
         let file = std::fs::File::open(path).map_err(|error| Failure::of_file("read", path, &error))?;

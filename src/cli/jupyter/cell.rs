@@ -94,12 +94,12 @@ impl Cell {
             }
             return;
         }
-        let begins = text.split_inclusive('\n').scan(0, |at, line| {
+        let mut begins = text.split_inclusive('\n').scan(0, |at, line| {
             let begin = *at;
             *at += line.len();
             Some((begin, line))
         });
-        let traceback = begins.into_iter().find(|(_, line)| TRACEBACK.iter().any(|begin| line.starts_with(begin)));
+        let traceback = begins.find(|(_, line)| TRACEBACK.iter().any(|begin| line.starts_with(begin)));
         let at = traceback.map_or(text.len(), |(at, _)| at);
         shown.extend(stream("stderr", text[..at].to_owned()));
         text[at..].clone_into(&mut self.held);

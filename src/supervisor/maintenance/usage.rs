@@ -121,7 +121,7 @@ async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
         let kernel_bytes = parts_of(&kernels, &[("all", &[""], "")])?.iter().map(|part| part.bytes).sum();
         let pack_bytes = disk_bytes(&packs)?;
         let mut all = vec![
-            part("kernels", kernel_bytes, "folders of the kernels, as above"),
+            part("kernels", kernel_bytes, "folders of the kernels, and of workers that wait for one"),
             part("objects", needed.min(pack_bytes), "checkpoints, blobs, kept output"),
             part("unreferenced", pack_bytes.saturating_sub(needed), "nothing needs it: `ryokan gc` frees most of it"),
         ];
