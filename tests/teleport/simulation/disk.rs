@@ -211,11 +211,11 @@ impl View<'_> {
 
     /// The kernel's directory after a start, which adopts what was activated.
     pub fn own(&self, kernel: Kernel) -> Option<Copy> {
-        let received = self.catalog.rows.iter().filter_map(|(handover, row)| match row {
+        let mut received = self.catalog.rows.iter().filter_map(|(handover, row)| match row {
             Row::In { kernel: of, live: true, .. } if *of == kernel => self.copy(Name::Received(*handover)),
             Row::In { .. } | Row::Out { .. } => None,
         });
-        received.last().or_else(|| self.copy(Name::Kernel(kernel)))
+        received.next_back().or_else(|| self.copy(Name::Kernel(kernel)))
     }
 
     /// Whether the kernel has departed by this handover.

@@ -295,13 +295,13 @@ impl World {
                 self.counts.returned += u64::from(self.tombstones(at) < tombstones);
                 self.apply(at, effects);
             }
-            Event::ToTarget(id) => self.to_target(id, false),
+            Event::ToTarget(id) => self.send_to_target(id, false),
             Event::Duplicate(id) => {
                 let wire = &self.wires[&id];
                 let may = wire.target_open
                     && wire.to_target.front().is_some_and(|next| !self.hosts[wire.to].is_serving(id, *next));
                 if may {
-                    self.to_target(id, true);
+                    self.send_to_target(id, true);
                 }
             }
             Event::ToSource(id) => {
@@ -348,7 +348,7 @@ impl World {
         }
     }
 
-    fn to_target(&mut self, id: u32, again: bool) {
+    fn send_to_target(&mut self, id: u32, again: bool) {
         let Some(wire) = self.wires.get_mut(&id) else { return };
         let Some(message) = wire.to_target.front().copied() else { return };
         if again {
