@@ -67,14 +67,8 @@ pub enum Standing {
 
 impl Standing {
     /// Every standing.
-    pub const ALL: [Standing; 6] = [
-        Standing::Own,
-        Standing::Trusted,
-        Standing::Former,
-        Standing::Unknown,
-        Standing::Missing,
-        Standing::Damaged,
-    ];
+    pub const ALL: [Standing; 6] =
+        [Standing::Own, Standing::Trusted, Standing::Former, Standing::Unknown, Standing::Missing, Standing::Damaged];
 
     /// Its name.
     pub const fn name(self) -> &'static str {

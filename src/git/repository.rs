@@ -72,9 +72,11 @@ impl Repository {
             Ok(_) => Err(Error::unsupported(format!("{shown} is a linked work tree or a submodule"))
                 .reason("linked_repository")
                 .hint("give the work tree that has the .git directory")),
-            Err(_) if has_jj(path) => Err(Error::unsupported(format!("{shown} is a jj repository without a .git of its own"))
-                .reason("jj")
-                .hint("colocate it (`jj git colocation enable`), then add it again: it is captured through git")),
+            Err(_) if has_jj(path) => {
+                Err(Error::unsupported(format!("{shown} is a jj repository without a .git of its own"))
+                    .reason("jj")
+                    .hint("colocate it (`jj git colocation enable`), then add it again: it is captured through git"))
+            }
             Err(_) => Err(Error::not_found(format!("{shown} is not the work tree of a git repository"))
                 .reason("no_repository")
                 .hint("give the directory that has .git")),

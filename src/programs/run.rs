@@ -153,7 +153,9 @@ async fn read(stdout: impl AsyncRead + Unpin, name: &str, output: Output<'_>) ->
             file.flush().await.map_err(failed)?;
             size
         }
-        Output::Ignored | Output::Bytes(_) | Output::Sink(_) => stdout.read_to_end(&mut bytes).await.map_err(failed)? as u64,
+        Output::Ignored | Output::Bytes(_) | Output::Sink(_) => {
+            stdout.read_to_end(&mut bytes).await.map_err(failed)? as u64
+        }
     };
     if size > most {
         return Err(Error::refused(format!("{name} wrote more than {most} bytes"))

@@ -100,10 +100,7 @@ fn read_signed_unit(reader: wire::signed_unit::Reader<'_>) -> Result<SignedUnit>
 }
 
 /// Writes signed units.
-pub fn write_signed_units(
-    mut list: capnp::struct_list::Builder<'_, wire::signed_unit::Owned>,
-    units: &[SignedUnit],
-) {
+pub fn write_signed_units(mut list: capnp::struct_list::Builder<'_, wire::signed_unit::Owned>, units: &[SignedUnit]) {
     for (at, unit) in units.iter().enumerate() {
         let mut builder = list.reborrow().get(count(at));
         builder.set_unit(unit.unit.as_str());

@@ -106,7 +106,7 @@ impl Host {
     /// This host's public key; makes it at the first use.
     ///
     /// # Errors
-    /// As [`Self::signing_key`].
+    /// As `signing_key`.
     pub async fn public_key(&self) -> Result<PublicKey> {
         Ok(self.signing_key().await?.public)
     }
@@ -161,8 +161,7 @@ impl Host {
         let key: PublicKey = key.parse().map_err(|error: crate::core::ids::ParseIdError| {
             Error::invalid(error.to_string()).hint("`ryokan trust list` prints a host's own key there")
         })?;
-        let known =
-            KnownKey { key, name: name.to_string(), standing: Standing::Trusted, at_ms: self.now_ms() };
+        let known = KnownKey { key, name: name.to_string(), standing: Standing::Trusted, at_ms: self.now_ms() };
         let notes = self.trust_notes(actor, "trust.add", format!("{name}: {key}"));
         self.catalog.add_trusted_key(actor.uid, known.clone(), notes).await?;
         Ok(known)

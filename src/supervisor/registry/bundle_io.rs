@@ -440,7 +440,9 @@ pub(super) fn client_error(error: BundleError) -> Error {
     let code = match &error {
         BundleError::Version(_) => ErrorCode::Unsupported,
         BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,
-        BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Signature | BundleError::Tree(_) => ErrorCode::Corrupt,
+        BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Signature | BundleError::Tree(_) => {
+            ErrorCode::Corrupt
+        }
         BundleError::Owners(_) => ErrorCode::Refused,
         BundleError::Store(_) => {
             let BundleError::Store(error) = error else { return Error::internal("an error changed") };

@@ -77,7 +77,13 @@ impl PostgresSource {
         &self.connection.database
     }
 
-    pub(super) async fn run(&self, program: &str, database: &str, args: &[&str], output: Output<'_>) -> Result<Vec<u8>> {
+    pub(super) async fn run(
+        &self,
+        program: &str,
+        database: &str,
+        args: &[&str],
+        output: Output<'_>,
+    ) -> Result<Vec<u8>> {
         let Connection { host, port, user, .. } = &self.connection;
         let mut argv = vec![program.to_owned(), "-w".into()];
         for (option, value) in [("-h", host.as_str()), ("-p", port.as_str()), ("-U", user.as_str()), ("-d", database)] {

@@ -84,7 +84,8 @@ pub(in crate::supervisor::freeze) async fn postgres_rows_now(
     std::fs::write(&file, script).map_err(|error| Error::unavailable(format!("{}: {error}", file.display())))?;
     let counted = String::from_utf8_lossy(&ask(&["-f", &file.display().to_string()]).await?).into_owned();
     let counts = counted.split_ascii_whitespace().map(str::parse::<u64>);
-    let counts: Vec<u64> = counts.collect::<std::result::Result<_, _>>().map_err(|error| malformed(error.to_string()))?;
+    let counts: Vec<u64> =
+        counts.collect::<std::result::Result<_, _>>().map_err(|error| malformed(error.to_string()))?;
     match counts.len() == tables.len() {
         true => Ok(Rows { rows: tables.into_iter().zip(counts).collect(), omitted }),
         false => Err(malformed(format!("{} numbers of {} tables", counts.len(), tables.len()))),

@@ -172,11 +172,7 @@ impl Move {
         }
     }
 
-    async fn run(
-        self: Rc<Self>,
-        transport: Transport,
-        transition: Rc<ExclusiveTransition>,
-    ) -> Result<TeleportReport> {
+    async fn run(self: Rc<Self>, transport: Transport, transition: Rc<ExclusiveTransition>) -> Result<TeleportReport> {
         let handovers = &self.supervisor.registry().handovers;
         if handovers.active.borrow().len() >= limits::HANDOVERS_CONCURRENT {
             return Err(Error::busy("too many kernels are being moved at once").hint("try again when one has arrived"));
