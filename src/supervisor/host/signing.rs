@@ -121,7 +121,7 @@ impl Host {
                 None => ("host_key_created", key.public.to_string()),
                 Some((former, _)) => ("host_key_replaced", format!("{} in place of {former}", key.public)),
             };
-            let action = if former.is_empty() { "host.key.create" } else { "host.key.replace" };
+            let action = if former.is_empty() { "key.create" } else { "key.replace" };
             let audit = vec![NewAudit { detail, ..self.line(&self.own_actor(), action, None) }];
             self.catalog.add_host_key(key.public, self.now_ms(), Notes { events: Vec::new(), audit }).await?;
             let former = former.first().map(|(former, _)| former.to_string());
