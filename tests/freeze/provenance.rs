@@ -171,7 +171,7 @@ fn lost_key_is_replaced() {
     shop.host.ok(&["freeze", "shop"]);
     assert_ne!(own_key(&shop.host), former);
     let reported = [shop.host.ok(&["events", "--json"]), shop.host.ok(&["audit", "--json"])].concat();
-    assert!(reported.contains("host_key_replaced") && reported.contains("host.key.replace"), "{reported}");
+    assert!(reported.contains("host_key_replaced") && reported.contains("key.replace"), "{reported}");
     assert!(reported.contains(&former), "{reported}");
     let (whole, text) = verified(&shop.host, &["shop"]);
     assert!(whole && text.contains("this host") && text.contains("a former key of this host"), "{text}");
