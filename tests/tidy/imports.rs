@@ -170,8 +170,8 @@ const RESTRICTED: &[Restricted] = &[
         what: "SQL",
         crates: &[],
         words: &["\"SELECT ", "\"INSERT ", "\"UPDATE ", "\"DELETE FROM", "\"CREATE TABLE"],
-        // The second speaks to the users' PostgreSQL servers, never to a database of ryokan.
-        places: &["src/catalog/", "src/supervisor/freeze/sources/postgres.rs"],
+        // The others speak to the users' PostgreSQL servers, never to a database of ryokan.
+        places: &["src/catalog/", "src/supervisor/freeze/sources/postgres"],
     },
     Restricted { what: "kaish", crates: &["kaish_kernel"], words: &[], places: &["src/worker/"] },
     Restricted { what: "anyhow", crates: &["anyhow"], words: &[], places: &["src/daemon/", "src/cli/", "src/worker/"] },

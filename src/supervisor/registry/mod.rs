@@ -8,6 +8,7 @@ mod idle;
 mod images;
 mod kernels;
 pub mod recovery;
+mod removal;
 mod rename;
 pub mod share;
 mod supervisor;
