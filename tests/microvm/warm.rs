@@ -172,9 +172,8 @@ fn stopped_daemon_ends_template_build() {
     let mut host = Machines::start(User::Own);
     host.ok(&["new", "first", "--isolation", "microvm", "--engine", "python"]);
     assert_eq!(host.run("first", "1 + 1"), "2", "{}", host.log());
-    let builds = |host: &Machines| {
-        host.all().into_iter().any(|pid| words(pid).iter().any(|word| word.contains("share=on")))
-    };
+    let builds =
+        |host: &Machines| host.all().into_iter().any(|pid| words(pid).iter().any(|word| word.contains("share=on")));
     until("a template's machine", || builds(&host));
     host.signal(nix::sys::signal::Signal::SIGTERM);
     host.wait();
