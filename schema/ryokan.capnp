@@ -75,13 +75,17 @@ interface Host {
   # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
   # their own.
 
-  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink) -> (report :TeleportReport);
+  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64)
+      -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
   # connected to the other daemon. The daemon runs ssh or the command, so only its own user may name
   # one. Before the commit, a failure or the loss of this call
   # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP
-  # servers and processes; otherwise `refused` names them.
+  # servers and processes; otherwise `refused` names them. `kind`: `auto` (or empty), `checkpoint`,
+  # `teleport`; `unsupported` with reason `snapshot_kind` names the rule of an impossible one.
+  # `limitRate`: bytes a second while the kernel runs, 0: no limit. What changed meanwhile is sent at
+  # full speed, because the kernel is paused then.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
   handovers @16 () -> (handovers :List(Handover));
@@ -98,9 +102,40 @@ interface Host {
   # Its id, history and open capabilities stay; its earlier events get the new name. Its own socket
   # moves to the new name; published ones stay. `alreadyExists` if a kernel, a group or a published
   # socket has the name.
-
-  images @21 () -> (images :Images);
+  diskUsage @21 (kernel :Text) -> (usage :DiskUsage);
+  # What takes room on the disk: of one kernel, with each of its checkpoints, or (empty) of all
+  # kernels of the caller. Other users of a system-wide daemon see their own kernels only, and what
+  # these share among each other. `busy` while another call runs.
+  provenance @22 () -> (provenance :Provenance);
+  # Keys, and signatures over what hosts sealed.
+  images @23 () -> (images :Images);
   # What virtual machines boot. In a system-wide daemon only the daemon's own user may call it.
+}
+
+struct DiskUsage {
+  kernels @0 :List(KernelDisk);
+  host @1 :List(DiskPart);    # of the data folder; add up to it. Empty for a single kernel
+}
+struct DiskPart {
+  what @0 :Text;
+  bytes @1 :UInt64;           # on the disk
+  why @2 :Text;               # what it is for, and how to free it
+}
+struct KernelDisk {
+  id @0 :Text;
+  name @1 :Text;
+  parts @2 :List(DiskPart);   # of the kernel's folder; add up to it
+  checkpoints @3 :UInt32;
+  storedBytes @4 :UInt64;     # of the store's objects that checkpoints, blobs and kept output need
+  freedBytes @5 :UInt64;      # of these, what only this kernel needs: freed with it, by the next `gc`
+  each @6 :List(CheckpointDisk); # newest first; only in the answer for one kernel
+  incomplete @7 :Text;        # why objects are missing in the figures; empty: none is
+}
+struct CheckpointDisk {
+  id @0 :Text;
+  name @1 :Text;
+  storedBytes @2 :UInt64;
+  freedBytes @3 :UInt64;      # of these, what no other checkpoint, kernel or record needs
 }
 
 interface Kernel {
@@ -310,10 +345,31 @@ interface Kernel {
   # `conflict` if the kernel has no worker.
   resizeTerminal @73 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
   # Sets the size of a process's terminal; its foreground processes get SIGWINCH.
+
+  openPort @74 (port :UInt16) -> (port :Port);
+  # A TCP port of a kernel without network, for connections from outside; needs the right `execute`.
+  # Audited. `conflict` with reason `no_worker` if the kernel has no worker, `unsupported` if it
+  # uses the host's network.
 }
 
 interface Process {}
 # Drop it to end the process with its tree, unless it is detached.
+
+interface Port {
+  # Belongs to the kernel's present worker.
+  connect @0 () -> (stream :PortStream);
+  # Connects to the port on 127.0.0.1 inside, else on ::1. `notFound` with reason `port_closed` if
+  # nothing listens there, `busy` with reason `connections` beyond the limit of a kernel.
+  closed @1 () -> ();
+  # Returns when the worker has ended; the port stays closed then.
+}
+interface PortStream {
+  # One connection. Drop it to close both directions. Each direction takes one call at a time.
+  write @0 (data :Data) -> ();
+  # At most 64 KiB; returns when the connection has taken them. Empty: the end of this direction.
+  read @1 () -> (data :Data);
+  # Waits for data; empty: the end of the other direction.
+}
 
 struct ProcessRequest {
   argv @0 :List(Text);        # a program without a slash is found in PATH
@@ -425,7 +481,10 @@ interface AuditSink { next @0 (line :AuditLine) -> stream; }
 interface DecisionSink { next @0 (decision :Decision) -> stream; }
 interface ArtifactSink { next @0 (artifact :Artifact) -> stream; }
 interface PatchSink { next @0 (patch :Patch) -> stream; }
-interface TeleportSink { progress @0 (phase :Text, sentBytes :UInt64) -> stream; }
+interface TeleportSink {
+  progress @0 (phase :Text, sentBytes :UInt64, reusedBytes :UInt64) -> stream;
+  # `sentBytes`: on the connection, compressed. `reusedBytes`: content that the other host had.
+}
 interface HandoverStream {
   write @0 (data :Data) -> ();
   # At most 1 MiB; empty: the end of the sender's stream.
@@ -463,8 +522,9 @@ interface BundleWriter {
   # of the host that the kernel and its checkpoints keep, out of those that `review` returns; each
   # must exist and be allowed on this host. All others are removed from the kernel and from every
   # checkpoint, and are in `withheld`.
-  review @2 () -> (requested :List(HostResource));
-  # Ends the file and returns the resources of the host that it requests, up to 1000.
+  review @2 () -> (requested :List(HostResource), signer :Signer);
+  # Ends the file and returns the resources of the host that it requests, up to 1000, and the host
+  # that signed it. A signature that does not fit is `corrupt`.
 }
 
 interface Lease {
@@ -882,6 +942,10 @@ struct TeleportReport {
   pauseMs @7 :UInt64;         # from the last moment here to the commit
   missing @8 :List(Text);     # what the kernel moved without
   acknowledged @9 :Bool;      # whether the other host has confirmed that the kernel lives there
+  kind @10 :Text;             # of the snapshot: checkpoint
+  kindReason @11 :Text;       # why this kind
+  elapsedMs @12 :UInt64;      # of the whole move
+  wireBytes @13 :UInt64;      # sent on the connection, compressed
 }
 
 struct Handover {
@@ -995,6 +1059,48 @@ struct GroupRestoration {
   freeze @0 :Freeze;
   safety @1 :Text;            # the freeze taken just before
   notes @2 :List(Text);       # what could not be checked
+}
+
+interface Provenance {
+  # Each host signs the freezes of groups and the files that it exports: docs/snapshot-format.md.
+
+  keys @0 () -> (keys :List(KnownKey));
+  # This host's key, which the first call makes, its former keys, and those that the caller trusts.
+  trust @1 (name :Text, key :Text) -> (key :KnownKey);
+  # Trusts a host's key, 64 hexadecimal digits, under a name.
+  distrust @2 (name :Text) -> ();
+  check @3 (name :Text, ref :Text) -> (units :List(SignedUnit), omitted :UInt64);
+  # Who signed the freezes of a group, or those that hold the checkpoints of a kernel; `ref` empty:
+  # all, newest first. `name` empty: all groups of the caller. `omitted`: the number of further ones.
+}
+
+struct KnownKey {
+  key @0 :Text;
+  name @1 :Text;              # empty: this host's
+  standing @2 :Standing;      # `own`, `former` or `trusted`
+  atMs @3 :Int64;             # made or added
+}
+
+struct Signer {
+  standing @0 :Standing;
+  name @1 :Text;              # of a trusted key
+  key @2 :Text;               # empty: no signature
+}
+
+enum Standing {
+  own @0; trusted @1; former @2; unknown @3; missing @4; damaged @5;
+  # `former`: a key that this host no longer has. `damaged`: the signature does not fit, or what it
+  # is over is not readable.
+}
+
+struct SignedUnit {
+  unit @0 :Text;              # `freeze` or `checkpoint`
+  of @1 :Text;                # the group or the kernel
+  number @2 :UInt64;
+  id @3 :Text;
+  atMs @4 :Int64;
+  signer @5 :Signer;
+  detail @6 :Text;            # perhaps empty
 }
 
 interface Images {

@@ -104,6 +104,16 @@ interface Worker {
   resume @28 () -> ();
   resize @29 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
   # Sets the size of a process's terminal.
+
+  connect @30 (port :UInt16) -> (stream :PortStream);
+  # Connects to a TCP port of the kernel's own loopback. `Unsupported` if the kernel has no network
+  # namespace of its own; `NotFound` with reason `port_closed` if nothing listens.
+}
+
+interface PortStream {
+  # As in ryokan.capnp.
+  write @0 (data :Data) -> ();
+  read @1 () -> (data :Data);
 }
 
 interface ProcessSink {

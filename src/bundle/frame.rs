@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use super::{BundleError, MAGIC, VERSION};
+use super::{BundleError, MAGIC, OLDEST, VERSION};
 use crate::core::ids::Digest;
 use crate::core::limits;
 
@@ -72,6 +72,8 @@ impl<W: Write> Write for Pieces<W> {
 pub(super) struct Opened<R: Read> {
     from: R,
     hasher: blake3::Hasher,
+    /// The format version.
+    pub(super) version: u32,
     /// Rest of the current piece.
     left: usize,
     ended: bool,
@@ -79,13 +81,13 @@ pub(super) struct Opened<R: Read> {
 
 impl<R: Read> Opened<R> {
     pub(super) fn begin(from: R) -> Result<Opened<R>, BundleError> {
-        let mut opened = Opened { from, hasher: blake3::Hasher::new(), left: 0, ended: false };
+        let mut opened = Opened { from, hasher: blake3::Hasher::new(), version: 0, left: 0, ended: false };
         let magic = opened.exact::<8>("its beginning")?;
         if &magic != MAGIC {
             return Err(BundleError::Foreign);
         }
         match u32::from_le_bytes(opened.exact("its beginning")?) {
-            VERSION => Ok(opened),
+            version if (OLDEST..=VERSION).contains(&version) => Ok(Opened { version, ..opened }),
             other => Err(BundleError::Version(other)),
         }
     }

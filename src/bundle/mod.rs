@@ -2,7 +2,7 @@
 //! `docs/snapshot-format.md` describes the bytes.
 //!
 //! ```text
-//! write   head, then every object that a checkpoint needs ─▶ zstd ─▶ pieces ─▶ digest of everything
+//! write   head, its signature, then every object that a checkpoint needs ─▶ zstd ─▶ pieces ─▶ digest of everything
 //! read    the reverse, for foreign bytes: checks each bound before allocating; references must stay within the file
 //! frame   pieces and digest
 //! ```
@@ -28,8 +28,10 @@ pub use write::{reach, write};
 
 /// First bytes of a file.
 pub const MAGIC: &[u8; 8] = b"RYOKANBN";
-/// The format version, written and read.
-pub const VERSION: u32 = 1;
+/// The format version that is written.
+pub const VERSION: u32 = 2;
+/// The oldest format version that is read: its files have no signature.
+pub const OLDEST: u32 = 1;
 
 /// The first record of a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,7 +91,7 @@ pub enum BundleError {
     #[error("this is no file of a kernel")]
     Foreign,
     /// Another format version.
-    #[error("the file has version {0}; this release knows version {VERSION}")]
+    #[error("the file has version {0}; this release knows {OLDEST} to {VERSION}")]
     Version(u32),
     /// Truncated.
     #[error("the file is not whole: it ends within {0}")]
@@ -97,6 +99,9 @@ pub enum BundleError {
     /// Damaged.
     #[error("the file is damaged: {0}")]
     Damaged(String),
+    /// The signature is not over this head.
+    #[error("the file's signature does not fit: it was changed after it was signed")]
+    Signature,
     /// A limit is exceeded.
     #[error("the file has more than {most} {what}")]
     TooLarge {
@@ -119,6 +124,9 @@ pub enum BundleError {
     Io(#[from] std::io::Error),
 }
 
+/// Length of a signature's record.
+const SIGNATURE_BYTES: u64 = 32 + 64;
+
 /// Kind of a record in the compressed stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -129,10 +137,12 @@ enum Record {
     Object = 2,
     /// The number of objects.
     End = 3,
+    /// A public key, and its signature over the digest of the head's bytes.
+    Signature = 4,
 }
 
 impl Record {
     fn of(byte: u8) -> Option<Record> {
-        [Record::Head, Record::Object, Record::End].into_iter().find(|record| *record as u8 == byte)
+        [Record::Head, Record::Object, Record::End, Record::Signature].into_iter().find(|record| *record as u8 == byte)
     }
 }

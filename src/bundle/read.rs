@@ -5,10 +5,11 @@ use std::collections::HashSet;
 use std::io::{self, BufReader, Read};
 
 use super::frame::Opened;
-use super::{BundleError, Head, Packed, Record};
+use super::{BundleError, Head, OLDEST, Packed, Record, SIGNATURE_BYTES};
 use crate::core::checkpoint::{CheckpointRequest, Manifest, StateParts};
-use crate::core::ids::{CheckpointId, Digest};
+use crate::core::ids::{CheckpointId, Digest, PublicKey, Signature};
 use crate::core::limits;
+use crate::core::signature::{Signed, Subject};
 use crate::core::workflow::Decision;
 use crate::store::{Store, StoreError};
 use crate::workspace::{self, ObjectBatch, Objects, Seen, Sizes, TreeId, WorkspaceError};
@@ -34,6 +35,8 @@ pub struct Contents {
     pub bytes: u64,
     /// The digest of the file.
     pub digest: Digest,
+    /// The digest of its head, and the signature over that; a file of the first format has none.
+    pub signed: (Digest, Option<Signed>),
 }
 
 /// Reads a file.
@@ -42,10 +45,12 @@ pub struct Contents {
 /// Each of [`BundleError`].
 pub fn read(store: &Store, from: impl Read) -> Result<Contents, BundleError> {
     let opened = Opened::begin(from)?;
+    let is_signed = opened.version > OLDEST;
     let mut decoder = zstd::stream::read::Decoder::new(opened)?.single_frame();
     decoder.window_log_max(WINDOW_LOG)?;
     let mut reading = Reading { store, from: decoder, seen: HashSet::new(), bytes: 0 };
-    let head = reading.head()?;
+    let (head, head_digest) = reading.head()?;
+    let signature = if is_signed { Some(reading.signature(head_digest)?) } else { None };
     reading.objects()?;
     let Reading { from, seen, .. } = reading;
     let rest: BufReader<Opened<_>> = from.into_inner();
@@ -54,7 +59,7 @@ pub fn read(store: &Store, from: impl Read) -> Result<Contents, BundleError> {
     }
     let digest = rest.into_inner().finish()?;
     let (manifests, parts, bytes) = whole(store, &head, seen)?;
-    Ok(Contents { head, manifests, parts, bytes, digest })
+    Ok(Contents { head, manifests, parts, bytes, digest, signed: (head_digest, signature) })
 }
 
 struct Reading<'a, R: io::BufRead> {
@@ -77,7 +82,7 @@ impl<R: io::BufRead> Reading<'_, R> {
         Ok((kind, u64::from_le_bytes(length)))
     }
 
-    fn head(&mut self) -> Result<Head, BundleError> {
+    fn head(&mut self) -> Result<(Head, Digest), BundleError> {
         let (Record::Head, length) = self.record()? else {
             return Err(BundleError::Damaged("it does not begin with its head".into()));
         };
@@ -91,7 +96,19 @@ impl<R: io::BufRead> Reading<'_, R> {
         }
         let head: Head =
             serde_json::from_slice(&json).map_err(|error| BundleError::Damaged(format!("its head: {error}")))?;
-        check_head(&head).map(|()| head)
+        check_head(&head)?;
+        Ok((head, Digest::from_bytes(*blake3::hash(&json).as_bytes())))
+    }
+
+    fn signature(&mut self, head: Digest) -> Result<Signed, BundleError> {
+        let (Record::Signature, SIGNATURE_BYTES) = self.record()? else {
+            return Err(BundleError::Damaged("its head is not followed by a signature".into()));
+        };
+        let (mut key, mut signature) = ([0; 32], [0; 64]);
+        self.fill(&mut key, "its signature")?;
+        self.fill(&mut signature, "its signature")?;
+        let signed = Signed { key: PublicKey::from_bytes(key), signature: Signature::from_bytes(signature) };
+        if signed.holds(Subject::Export, head) { Ok(signed) } else { Err(BundleError::Signature) }
     }
 
     fn objects(&mut self) -> Result<(), BundleError> {
@@ -101,6 +118,7 @@ impl<R: io::BufRead> Reading<'_, R> {
             let (kind, length) = self.record()?;
             match kind {
                 Record::Head => return Err(BundleError::Damaged("it has two heads".into())),
+                Record::Signature => return Err(BundleError::Damaged("it has another signature".into())),
                 Record::End => {
                     let mut count = [0; 8];
                     if length != 8 {

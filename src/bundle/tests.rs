@@ -1,10 +1,28 @@
 use super::*;
 use crate::core::checkpoint::{FORMAT, Manifest, McpPart, StatePart, StateParts, WorkspacePart};
 use crate::core::engine::EngineName;
-use crate::core::ids::Epoch;
+use crate::core::ids::{Epoch, PublicKey, Signature};
+use crate::core::signature::{Signed, Subject};
 use crate::core::spec::KernelSpec;
 use crate::store::Store;
 use crate::workspace::{Tracker, WorkspacePaths};
+
+/// Signs as a host does.
+fn sign(digest: Digest) -> Signed {
+    use ring::signature::{Ed25519KeyPair, KeyPair as _};
+    let pair = Ed25519KeyPair::from_seed_unchecked(&[5; 32]).expect("a seed");
+    let signature = pair.sign(&Subject::Export.statement(digest));
+    Signed {
+        key: PublicKey::from_bytes(pair.public_key().as_ref().try_into().expect("32 bytes")),
+        signature: Signature::from_bytes(signature.as_ref().try_into().expect("64 bytes")),
+    }
+}
+
+/// The signature's record over a head.
+fn signature_of(json: &[u8]) -> Vec<u8> {
+    let Signed { key, signature } = sign(Digest::from_bytes(*blake3::hash(json).as_bytes()));
+    [&key.as_bytes()[..], signature.as_bytes()].concat()
+}
 
 /// A store with one checkpoint in it, and the head that speaks of it.
 struct World {
@@ -39,6 +57,7 @@ impl World {
             ryokan: "0".into(),
             arch: "x".into(),
             base_image_version: String::new(),
+            engine_version: String::new(),
             host: HostId::from_bytes([3; 16]),
             kernel,
             epoch: Epoch(1),
@@ -90,7 +109,7 @@ impl World {
 
     fn file(&self) -> Vec<u8> {
         let mut file = Vec::new();
-        let (_, bytes) = write(&self.store, &self.head, &mut file).expect("written");
+        let (_, bytes) = write(&self.store, &self.head, sign, &mut file).expect("written");
         assert_eq!(bytes, file.len() as u64);
         file
     }
@@ -110,6 +129,7 @@ fn bundle_holds_named_objects() {
     let contents = read(&elsewhere, &file[..]).expect("read");
     assert_eq!(contents.head, world.head);
     assert_eq!(contents.digest.as_bytes()[..], file[file.len() - 32..]);
+    assert_eq!(contents.signed.1, Some(sign(contents.signed.0)));
     assert_eq!(contents.parts.entries.len(), 1);
     let [manifest] = &contents.manifests[..] else { panic!("one checkpoint") };
     let mut seen = crate::workspace::Seen::default();
@@ -142,8 +162,8 @@ fn altered_bundle_is_refused() {
     assert!(matches!(read(&elsewhere, &longer[..]), Err(BundleError::Damaged(_))));
     assert!(matches!(read(&elsewhere, &b"something else"[..]), Err(BundleError::Foreign)));
     let mut newer = file.clone();
-    newer[8] = 2;
-    assert!(matches!(read(&elsewhere, &newer[..]), Err(BundleError::Version(2))));
+    newer[8] = 3;
+    assert!(matches!(read(&elsewhere, &newer[..]), Err(BundleError::Version(3))));
 }
 
 /// A file that is as a whole what it says, made by somebody who wants something that is not his.
@@ -214,14 +234,37 @@ fn malformed_records_are_refused() {
         to.write_all(&[kind]).and_then(|()| to.write_all(&length.to_le_bytes())).expect("written");
         to.write_all(bytes).expect("written");
     };
-    let good = |to: &mut dyn std::io::Write| record(to, 1, head.len() as u64, &head);
+    let good = |to: &mut dyn std::io::Write| {
+        record(to, 1, head.len() as u64, &head);
+        record(to, 4, 96, &signature_of(&head));
+    };
+    assert!(read_records(&|to| record(to, 1, head.len() as u64, &head)).contains("ends within"));
+    let unsigned = read_records(&|to| {
+        record(to, 1, head.len() as u64, &head);
+        record(to, 3, 8, &0u64.to_le_bytes());
+    });
+    assert!(unsigned.contains("not followed by a signature"), "{unsigned}");
+    for change in [0, 40] {
+        let mut signature = signature_of(&head);
+        signature[change] ^= 1;
+        let changed = read_records(&|to| {
+            record(to, 1, head.len() as u64, &head);
+            record(to, 4, 96, &signature);
+        });
+        assert!(changed.contains("signature does not fit"), "{change}: {changed}");
+    }
+    let twice = read_records(&|to| {
+        good(to);
+        record(to, 4, 96, &signature_of(&head));
+    });
+    assert!(twice.contains("another signature"), "{twice}");
     assert!(read_records(&|to| record(to, 2, 40, &[0; 40])).contains("does not begin with its head"));
     assert!(read_records(&|to| record(to, 1, u64::MAX, &head)).contains("more than"));
     assert!(read_records(&|to| record(to, 1, head.len() as u64 + 1, &head)).contains("ends within"));
     assert!(
         read_records(&|to| {
             good(to);
-            good(to)
+            record(to, 1, head.len() as u64, &head)
         })
         .contains("two heads")
     );
@@ -290,9 +333,37 @@ fn write_as_said(store: &Store, head: &Head, objects: &[Digest], to: &mut Vec<u8
         parts.iter().for_each(|part| to.write_all(part).expect("written"));
     };
     record(1, &[&json]);
+    record(4, &[&signature_of(&json)]);
     for digest in objects {
         record(2, &[digest.as_bytes(), &store.get(*digest, u64::MAX).expect("there")]);
     }
     record(3, &[&(objects.len() as u64).to_le_bytes()]);
     to.finish().and_then(frame::Pieces::finish).expect("finished");
+}
+
+/// Files of the first format have no signature; a changed head of the present one is no such file.
+#[test]
+fn unsigned_bundle_is_read() {
+    let world = World::new();
+    let signed = world.file();
+    let mut to = Vec::new();
+    let pieces = frame::Pieces::begin(&mut to).expect("begun");
+    let mut encoder = zstd::stream::write::Encoder::new(pieces, 1).expect("begun");
+    let mut from = zstd::stream::read::Decoder::new(frame::Opened::begin(&signed[..]).expect("begun")).expect("begun");
+    let mut records = Vec::new();
+    std::io::Read::read_to_end(&mut from, &mut records).expect("read");
+    let head = u64::from_le_bytes(records[1..9].try_into().expect("8 bytes")) as usize + 9;
+    records.drain(head..head + 9 + 96);
+    std::io::Write::write_all(&mut encoder, &records).expect("written");
+    encoder.finish().and_then(frame::Pieces::finish).expect("finished");
+    // The version is part of the digest.
+    let first = |version: u8| {
+        let mut file = to[..to.len() - 32].to_vec();
+        file[8] = version;
+        file.extend(blake3::hash(&file).as_bytes());
+        file
+    };
+    assert_eq!(read(&world.elsewhere(), &first(1)[..]).expect("read").signed.1, None);
+    let error = read(&world.elsewhere(), &first(2)[..]).err().expect("refused");
+    assert!(error.to_string().contains("not followed by a signature"), "{error}");
 }

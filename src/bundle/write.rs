@@ -3,10 +3,11 @@
 use std::io::Write;
 
 use super::frame::Pieces;
-use super::{BundleError, Head, Record};
+use super::{BundleError, Head, Record, SIGNATURE_BYTES};
 use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::ids::Digest;
 use crate::core::limits;
+use crate::core::signature::Signed;
 use crate::store::Store;
 use crate::workspace::{self, Seen, TreeId};
 
@@ -15,11 +16,16 @@ const LEVEL: i32 = 3;
 /// Read size, bytes.
 const PIECE: usize = 256 << 10;
 
-/// Writes a file. Returns its digest and length.
+/// Writes a file; `sign` signs the digest of its head. Returns the file's digest and length.
 ///
 /// # Errors
 /// An object is missing or damaged; those of `to`.
-pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64), BundleError> {
+pub fn write(
+    store: &Store,
+    head: &Head,
+    sign: impl FnOnce(Digest) -> Signed,
+    to: impl Write,
+) -> Result<(Digest, u64), BundleError> {
     let pieces = Pieces::begin(to)?;
     let mut writing = Writing { store, to: zstd::stream::write::Encoder::new(pieces, LEVEL)?, seen: Seen::default() };
     let json = serde_json::to_vec(head).map_err(|error| BundleError::Damaged(error.to_string()))?;
@@ -28,6 +34,11 @@ pub fn write(store: &Store, head: &Head, to: impl Write) -> Result<(Digest, u64)
     }
     writing.record(Record::Head, json.len() as u64)?;
     writing.to.write_all(&json)?;
+    // The head names every object by its content, directly or through others.
+    let signed = sign(Digest::from_bytes(*blake3::hash(&json).as_bytes()));
+    writing.record(Record::Signature, SIGNATURE_BYTES)?;
+    writing.to.write_all(signed.key.as_bytes())?;
+    writing.to.write_all(signed.signature.as_bytes())?;
     for packed in &head.checkpoints {
         writing.checkpoint(packed.manifest)?;
     }

@@ -232,7 +232,7 @@ async fn move_step(n: usize, h: &CatalogHandle, state: &StateHandle) -> Result<b
         60 => h.create_kernel_files(RECEIVED).await.map(drop)?,
         61 => {
             let id = HandoverId::from_bytes([1; 16]);
-            h.activate_handover(id, false, kernel(MOVED, "moved"), notes("arrived")).await.map(drop)?;
+            h.activate_handover(id, None, kernel(MOVED, "moved"), notes("arrived")).await.map(drop)?;
         }
         62 => h.adopt_kernel_files(RECEIVED, MOVED).await?,
         63 => {
@@ -477,6 +477,8 @@ fn catalog_steps_are_atomic() {
         "freeze.",
         "catalog.freeze.",
         "catalog.group.",
+        "catalog.host.key",
+        "catalog.trust.",
         "database.",
         "handover.",
         "repository.",

@@ -10,8 +10,9 @@ use super::thread::Pending;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::freeze::gate::Pairing;
 use crate::core::freeze::{Freeze, Group, Intent, Member, SchemaRevision, Target};
-use crate::core::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
+use crate::core::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId, PublicKey, Signature};
 use crate::core::limits;
+use crate::core::signature::Signed;
 
 /// A freeze to record; its number is assigned.
 #[derive(Debug, Clone)]
@@ -201,6 +202,27 @@ impl CatalogHandle {
         })
     }
 
+    /// The freezes that need a checkpoint of this kernel, oldest first: the checkpoint, and the group's name and id.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn freezes_of_kernel(&self, kernel: KernelId) -> Pending<Vec<(CheckpointId, String, GroupId, FreezeId)>> {
+        self.read(move |db| {
+            db.sql("list freezes", |c| {
+                c.prepare_cached(
+                    "SELECT checkpoint, groups.name, groups.id, freeze FROM freeze_checkpoints
+                     JOIN freezes ON freezes.id = freeze JOIN groups ON groups.id = group_id
+                     WHERE kernel = ? ORDER BY freezes.at_ms",
+                )?
+                .query_map([kernel.as_bytes()], |row| {
+                    let (group, freeze) = (GroupId::from_bytes(bytes(row, 2)?), FreezeId::from_bytes(bytes(row, 3)?));
+                    Ok((CheckpointId::from_bytes(bytes(row, 0)?), row.get(1)?, group, freeze))
+                })?
+                .collect()
+            })
+        })
+    }
+
     /// Every freeze of every group: its group's name, and its manifest.
     ///
     /// # Errors
@@ -333,7 +355,8 @@ impl CatalogHandle {
     }
 }
 
-const FREEZE: &str = "SELECT id, number, message, type, creator, at_ms, restored_at_ms, manifest FROM freezes";
+const FREEZE: &str =
+    "SELECT id, number, message, type, creator, at_ms, restored_at_ms, manifest, signer, signature FROM freezes";
 
 fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
     let NewFreeze { freeze, group, checkpoints, pairings } = new;
@@ -349,8 +372,8 @@ fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
     let id = freeze.id.as_bytes();
     db.sql("seal freeze", |c| {
         c.execute(
-            "INSERT INTO freezes (id, group_id, number, message, type, creator, at_ms, manifest)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO freezes (id, group_id, number, message, type, creator, at_ms, manifest, signer, signature)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 id,
                 group.as_bytes(),
@@ -359,7 +382,9 @@ fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
                 place as i64,
                 freeze.creator,
                 freeze.at_ms,
-                freeze.manifest.as_bytes()
+                freeze.manifest.as_bytes(),
+                freeze.signed.map(|signed| *signed.key.as_bytes()),
+                freeze.signed.map(|signed| *signed.signature.as_bytes()),
             ],
         )?;
         for (kernel, checkpoint) in checkpoints {
@@ -439,6 +464,13 @@ fn read_freeze(row: &Row<'_>) -> rusqlite::Result<Freeze> {
         at_ms: row.get(5)?,
         restored_at_ms: row.get(6)?,
         manifest: Digest::from_bytes(bytes(row, 7)?),
+        signed: match row.get_ref(8)? {
+            rusqlite::types::ValueRef::Null => None,
+            _ => Some(Signed {
+                key: PublicKey::from_bytes(bytes(row, 8)?),
+                signature: Signature::from_bytes(bytes(row, 9)?),
+            }),
+        },
     })
 }
 

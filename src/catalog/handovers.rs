@@ -59,20 +59,27 @@ impl CatalogHandle {
         self.read(list)
     }
 
-    /// Activates an incoming kernel: its row replaces the one that the kernel left when it departed from here.
+    /// Activates an incoming kernel. `replaced`: its row replaces the one that the kernel left when it departed from here,
+    /// and the record of that move, which its return acknowledges.
     ///
     /// # Errors
     /// `Exists` if the name is taken, `Limit`.
     pub fn activate_handover(
         &self,
         id: HandoverId,
-        replaces: bool,
+        replaced: Option<Option<HandoverId>>,
         kernel: KernelRow,
         notes: Notes,
     ) -> Pending<Written<()>> {
         self.write("catalog.handover.activate", move |db| {
-            if replaces {
+            if let Some(left_by) = replaced {
                 kernels::remove(db, kernel.id)?;
+                if let Some(left_by) = left_by {
+                    db.sql("forget handover", |c| {
+                        let sql = "DELETE FROM handovers WHERE id = ? AND side = 0";
+                        c.prepare_cached(sql)?.execute([left_by.as_bytes()]).map(drop)
+                    })?;
+                }
             }
             kernels::insert(db, &kernel, None, kernel.last_used_at_ms)?;
             let changed = db.sql("activate handover", |c| {

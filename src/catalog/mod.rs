@@ -22,6 +22,7 @@ mod kernels;
 mod keys;
 mod open_databases;
 mod row;
+mod signing;
 mod sqlite;
 pub mod state;
 mod sums;

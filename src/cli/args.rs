@@ -15,10 +15,13 @@ use super::daemon::DaemonArgs;
 use super::doctor::ConfigArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
+use super::forward::ForwardArgs;
 use super::groups::{FreezeArgs, GroupArgs, LockArgs};
 use super::images::ImagesArgs;
 use super::journal::{EventsArgs, JournalArgs, MessageArgs};
+use super::jupyter::JupyterArgs;
 use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
+use super::manual::ManArgs;
 use super::mcp::McpArgs;
 use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
@@ -31,7 +34,9 @@ use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
 use super::top::TopArgs;
 use super::tour::TourArgs;
-use super::upkeep::{AuditArgs, GcArgs, RetentionArgs};
+use super::trust::TrustArgs;
+use super::upkeep::{AuditArgs, GcArgs, RetentionArgs, VerifyArgs};
+use super::usage::UsageArgs;
 use super::vars::VarsArgs;
 use super::workflow::WorkArgs;
 
@@ -103,6 +108,8 @@ pub enum Command {
     Spawn(SpawnArgs),
     /// Open a shell in a kernel, on this terminal
     Shell(ShellArgs),
+    /// Reach a port of a kernel without network from this host
+    Forward(ForwardArgs),
     /// List a kernel's processes
     Ps(NameArgs),
     /// End a process with everything that it started, or send it a signal
@@ -139,6 +146,8 @@ pub enum Command {
     Tools(ToolsArgs),
     /// Manage a kernel's MCP servers; serve kernels as one
     Mcp(McpArgs),
+    /// Use kernels in Jupyter notebooks
+    Jupyter(JupyterArgs),
     /// Store and read a kernel's blobs
     Blob(BlobArgs),
     /// Take a checkpoint of a kernel
@@ -187,12 +196,16 @@ pub enum Command {
     Top(TopArgs),
     /// Show the pools of warm workers
     Pool(PoolArgs),
+    /// Show what takes room on the disk
+    Du(UsageArgs),
     /// List, build, pin, rotate and remove images of virtual machines
     Images(ImagesArgs),
     /// Remove expired checkpoints and unreferenced objects
     Gc(GcArgs),
-    /// Read all stored data and report damage
-    Verify,
+    /// Read all stored data and report damage, or show who signed what
+    Verify(VerifyArgs),
+    /// Manage the keys of hosts whose signatures you trust
+    Trust(TrustArgs),
     /// Show the daemon's status or log, or stop it
     Daemon(DaemonArgs),
     /// Check or show the daemon's configuration
@@ -201,6 +214,10 @@ pub enum Command {
     Doctor,
     /// Print completions for a shell
     Completions(CompletionsArgs),
+    /// Write man pages
+    Man(ManArgs),
+    /// Print the schema of the interface, for clients in other languages
+    Schema,
     /// Take a guided tour with a separate daemon
     Tour(TourArgs),
 }
@@ -210,17 +227,17 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "Kernels",
         &[
-            "run", "new", "exec", "spawn", "shell", "ps", "kill", "repl", "ls", "show", "start", "stop", "suspend",
-            "resume", "rename", "rm",
+            "run", "new", "exec", "spawn", "shell", "forward", "ps", "kill", "repl", "ls", "show", "start", "stop",
+            "suspend", "resume", "rename", "rm",
         ],
     ),
-    ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "blob"]),
+    ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "jupyter", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),
-    ("Host", &["top", "pool", "images", "gc", "verify", "daemon", "config", "doctor"]),
-    ("Shell", &["completions", "tour", "help"]),
+    ("Host", &["top", "pool", "images", "du", "gc", "verify", "trust", "daemon", "config", "doctor"]),
+    ("Shell", &["completions", "man", "schema", "tour", "help"]),
 ];
 
 /// The grammar, with the commands grouped in its help.

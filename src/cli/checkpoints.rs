@@ -15,6 +15,7 @@ use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Res
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
 use crate::core::info::{KernelFilter, KernelInfo};
+use crate::core::snapshot::{KindRequest, SnapshotKind, choose_for_checkpoint};
 use crate::core::workflow::Options;
 use crate::rpc::client::KernelClient;
 
@@ -89,6 +90,18 @@ pub enum Kind {
     Checkpoint,
 }
 
+impl Kind {
+    /// What it asks for.
+    pub fn request(self) -> KindRequest {
+        match self {
+            Kind::Auto => KindRequest::Auto,
+            Kind::Suspend => KindRequest::Only(SnapshotKind::Suspend),
+            Kind::Teleport => KindRequest::Only(SnapshotKind::Teleport),
+            Kind::Checkpoint => KindRequest::Only(SnapshotKind::Checkpoint),
+        }
+    }
+}
+
 /// `ryokan log`
 #[derive(Debug, Args)]
 pub struct LogArgs {
@@ -140,13 +153,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         let line = || render::checkpoint_line(&found, is_head, context.terminal.paint);
         return context.show(|| json::checkpoint(&found, is_head), line);
     }
-    if let Kind::Suspend | Kind::Teleport = args.kind {
-        let kind = args.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        return Err(Error::unsupported(format!("snapshots of kind {kind} are not supported yet"))
-            .reason("snapshot_kind")
-            .hint("use --kind checkpoint, which holds engine state and workspace")
-            .into());
-    }
+    choose_for_checkpoint(args.kind.request()).map_err(Error::from)?;
     let request = CheckpointRequest {
         name: args.message,
         description: args.description,

@@ -21,7 +21,9 @@ use crate::core::limits::engine_state_bytes;
 use crate::core::missed::MissedEntry;
 use crate::core::retention::Retention;
 use crate::core::rights::Rights;
+use crate::core::signature::Signer;
 use crate::core::upkeep::{Damage, GcItem, GcReport, GcThing, VerifyReport};
+use crate::core::usage::DiskUsage;
 use crate::core::value::Value;
 use crate::rpc::client::{Forks, ImportedKernel};
 
@@ -70,10 +72,11 @@ pub fn kernel(info: &KernelInfo) -> Json {
 }
 
 /// An imported kernel: KERNEL, with the resources of the host that its file requests.
-pub fn imported(imported: &ImportedKernel) -> Json {
+pub fn imported(imported: &ImportedKernel, signer: &Signer) -> Json {
     let mut json = kernel(&imported.info);
     json["granted"] = json!(imported.granted);
     json["withheld"] = json!(imported.withheld);
+    json["signer"] = of(signer);
     json
 }
 
@@ -107,6 +110,14 @@ pub fn gc_item(item: &GcItem) -> Json {
 /// The report of a garbage collection.
 pub fn gc_report(report: &GcReport) -> Json {
     json!(report)
+}
+
+/// What takes room on the disk; with `one`, of a single kernel.
+pub fn disk_usage(usage: &DiskUsage, one: bool) -> Json {
+    match usage.kernels.first().filter(|_| one) {
+        Some(kernel) => json!(kernel),
+        None => json!(usage),
+    }
 }
 
 /// A finding of damage.
@@ -349,5 +360,7 @@ pub fn teleport(report: &TeleportReport) -> Json {
         "handover": report.handover, "host": report.host, "epoch": report.epoch.0, "objects": report.objects,
         "bytes": report.bytes, "sent_objects": report.sent_objects, "sent_bytes": report.sent_bytes,
         "pause_ms": report.pause_ms, "missing": report.missing, "acknowledged": report.acknowledged,
+        "kind": report.kind.name(), "kind_reason": report.kind_reason, "elapsed_ms": report.elapsed_ms,
+        "wire_bytes": report.wire_bytes,
     })
 }

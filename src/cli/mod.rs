@@ -23,11 +23,14 @@ mod exec;
 pub mod exit;
 pub mod failure;
 mod forks;
+mod forward;
 mod groups;
 mod images;
 mod journal;
 pub mod json;
+mod jupyter;
 mod kernels;
+mod manual;
 mod mcp;
 mod mcp_serve;
 mod mounts;
@@ -46,7 +49,9 @@ mod terminal;
 mod tools;
 mod top;
 mod tour;
+mod trust;
 mod upkeep;
+mod usage;
 mod vars;
 mod waiting;
 mod workflow;
@@ -108,6 +113,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Exec(args) => exec::exec(context, args).await,
         Command::Spawn(args) => processes::spawn(context, args).await,
         Command::Shell(args) => processes::shell(context, args).await,
+        Command::Forward(args) => forward::forward(context, args).await,
         Command::Ps(args) => processes::ps(context, args).await,
         Command::Kill(args) => processes::kill(context, args).await,
         Command::Repl(args) => repl::repl(context, args).await,
@@ -125,6 +131,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Mounts(args) => mounts::mounts(context, args).await,
         Command::Tools(args) => tools::tools(context, args).await,
         Command::Mcp(args) => mcp::mcp(context, args).await,
+        Command::Jupyter(args) => jupyter::jupyter(context, args).await,
         Command::Cp(args) => copy::copy(context, args).await,
         Command::Blob(args) => blobs::blob(context, args).await,
         Command::Checkpoint(args) => checkpoints::checkpoint(context, args).await,
@@ -148,14 +155,21 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Journal(args) => journal::journal(context, args).await,
         Command::Message(args) => journal::message(context, args).await,
         Command::Events(args) => journal::events(context, args).await,
+        Command::Du(args) => usage::usage(context, args).await,
         Command::Gc(args) => upkeep::gc(context, args).await,
-        Command::Verify => upkeep::verify(context).await,
+        Command::Verify(args) => match args.provenance {
+            true => trust::provenance(context, &args.name, &args.reference).await,
+            false => upkeep::verify(context).await,
+        },
+        Command::Trust(args) => trust::trust(context, args).await,
         Command::Audit(args) => upkeep::audit(context, args).await,
         Command::Pool(args) => pool::pool(context, args).await,
         Command::Top(args) => top::top(context, args).await,
         Command::Daemon(args) => daemon::daemon(context, args).await,
         Command::Config(args) => doctor::config(context, args).await,
         Command::Doctor => doctor::doctor(context).await,
+        Command::Man(args) => manual::man(context, &args),
+        Command::Schema => manual::schema(context),
         Command::Completions(args) => completions::completions(context, args),
         Command::Tour(args) => tour::tour(context, args).await,
     }

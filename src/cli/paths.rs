@@ -14,6 +14,15 @@ pub fn socket(mode: Mode) -> Result<PathBuf> {
     Ok(paths.control_socket())
 }
 
+/// Directory of the sockets of forwarded ports, in the user's runtime directory.
+///
+/// # Errors
+/// If there is no runtime directory.
+pub fn ports_dir() -> Result<PathBuf> {
+    let paths = Paths::of_process(Mode::User).map_err(|e| Error::unavailable(e.to_string()))?;
+    Ok(paths.ports_runtime())
+}
+
 /// Directory of the command line's own files: histories, and the log of a daemon that it started.
 ///
 /// # Errors

@@ -14,8 +14,9 @@ use crate::core::error::{Error, ErrorCode};
 use crate::core::host_resource::{HostResource, ResourceKind};
 use crate::core::name::KernelName;
 use crate::core::quantity::format_size;
+use crate::core::signature::Signer;
 use crate::core::spec::{AllowedPath, Net};
-use crate::rpc::client::ImportedKernel;
+use crate::rpc::client::{BundleReview, ImportedKernel};
 
 /// `ryokan export`
 #[derive(Debug, Args)]
@@ -133,29 +134,33 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
 
 /// Creates a kernel from an exported file.
 pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> {
-    let imported = imported(context, &args).await.map_err(|failure| match failure {
+    let (imported, signer) = imported(context, &args).await.map_err(|failure| match failure {
         Failure::Error(error) if error.code == ErrorCode::AlreadyExists => {
             error.hint("choose another name with --as").into()
         }
         other => other,
     })?;
-    context.show(|| json::imported(&imported), || render::imported(&imported))
+    context.show(
+        || json::imported(&imported, &signer),
+        || format!("{}the file is {}\n", render::imported(&imported), render::signer(&signer, context.terminal.paint)),
+    )
 }
 
-async fn imported(context: &Context, args: &ImportArgs) -> Result<ImportedKernel, Failure> {
+async fn imported(context: &Context, args: &ImportArgs) -> Result<(ImportedKernel, Signer), Failure> {
     let from = blobs::open(&args.file)?;
     let name = args.name.as_ref().map(KernelName::as_str).unwrap_or_default();
     let mut upload = context.host().await?.import_kernel(name).await?;
     blobs::each_piece(context, "read", &args.file, from, async |piece| upload.write(piece).await).await?;
-    let requested = upload.review().await?;
+    let BundleReview { requested, signer } = upload.review().await?;
     let granted = match args.with_host {
         true if requested.is_empty() => Vec::new(),
         true => {
+            context.say(&format!("the file is {}", render::signer(&signer, context.terminal.paint_stderr)));
             context.say(&format!("the file requests of this host:\n{}", render::host_resources(&requested)));
             context.confirm("grant all of it")?;
             requested
         }
         false => args.named(&requested)?,
     };
-    Ok(upload.finish(&granted).await?)
+    Ok((upload.finish(&granted).await?, signer))
 }

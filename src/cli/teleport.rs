@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::io::Write as _;
+use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::context::Context;
@@ -13,7 +14,13 @@ use crate::core::error::Error;
 use crate::core::ids::HandoverId;
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
-use crate::core::quantity::format_size;
+use crate::core::quantity::{QuantityError, format_size, parse_size};
+use crate::core::snapshot::{KindRequest, SnapshotKind};
+
+/// Time between two lines of progress.
+const DRAWN_EVERY: Duration = Duration::from_millis(100);
+/// Columns of a line of progress.
+const WIDTH: usize = 72;
 
 /// `ryokan teleport`
 #[derive(Debug, Args)]
@@ -27,6 +34,12 @@ pub struct TeleportArgs {
     /// Move without host paths, network, MCP servers and processes
     #[arg(long)]
     pub allow_missing: bool,
+    /// Kind of snapshot; auto is the most complete kind that the other host can continue
+    #[arg(long, value_enum, default_value_t = MoveKind::Auto, conflicts_with_all = ["status", "abort", "resolve"])]
+    pub kind: MoveKind,
+    /// Most bytes a second while the kernel runs, such as 10M; the rest of the pause has no limit
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, default_value = "0", hide_default_value = true)]
+    pub limit_rate: u64,
     /// List moves in progress, unacknowledged moves and received kernels
     #[arg(long, conflicts_with_all = ["to", "abort", "resolve"])]
     pub status: bool,
@@ -42,6 +55,31 @@ pub struct TeleportArgs {
     /// With --resolve: delete the prepared kernel
     #[arg(long, group = "decision", requires = "resolve")]
     pub discard: bool,
+}
+
+/// A kind of snapshot in which a kernel can be asked to move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MoveKind {
+    /// The most complete kind that the other host can continue
+    Auto,
+    /// Engine state and workspace
+    Checkpoint,
+    /// Memory, processor and disk
+    Teleport,
+}
+
+impl MoveKind {
+    fn request(self) -> KindRequest {
+        match self {
+            MoveKind::Auto => KindRequest::Auto,
+            MoveKind::Checkpoint => KindRequest::Only(SnapshotKind::Checkpoint),
+            MoveKind::Teleport => KindRequest::Only(SnapshotKind::Teleport),
+        }
+    }
+}
+
+fn parse_rate(text: &str) -> Result<u64, QuantityError> {
+    parse_size(text.strip_suffix("/s").unwrap_or(text))
 }
 
 /// Moves a kernel, or shows, cancels and resolves moves.
@@ -61,17 +99,18 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
         return context
             .show(|| serde_json::json!({ "aborted": name }), || format!("the move of {name} is cancelled\n"));
     }
-    let (shown, last) = (context.terminal.stderr, Cell::new(0));
-    let progress = move |phase: &str, bytes: u64| {
-        if shown && bytes.saturating_sub(last.get()) >= limits::CHUNK_BYTES as u64 {
-            last.set(bytes);
-            let _ = write!(std::io::stderr(), "\r{} {}   ", render::plain(phase), format_size(bytes));
+    let (shown, drawn, begun) = (context.terminal.stderr, Cell::new(None::<Instant>), Instant::now());
+    let progress = move |phase: &str, sent: u64, reused: u64| {
+        if shown && drawn.get().is_none_or(|at| at.elapsed() >= DRAWN_EVERY) {
+            drawn.set(Some(Instant::now()));
+            let line = progress_line(&render::plain(phase), sent, reused, begun.elapsed());
+            let _ = write!(std::io::stderr(), "\r{line:<WIDTH$}");
         }
     };
     let to = args.to.unwrap_or_default();
-    let moved = host.teleport(&name, &to, args.allow_missing, progress).await;
+    let moved = host.teleport(&name, &to, args.allow_missing, args.kind.request(), args.limit_rate, progress).await;
     if shown {
-        let _ = write!(std::io::stderr(), "\r{:40}\r", "");
+        let _ = write!(std::io::stderr(), "\r{:WIDTH$}\r", "");
     }
     let report = moved?;
     for missing in &report.missing {
@@ -83,16 +122,32 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
     context.show(|| json::teleport(&report), || described(&name, &report))
 }
 
+fn progress_line(phase: &str, sent: u64, reused: u64, elapsed: Duration) -> String {
+    let rate = format_size(rate(sent, elapsed));
+    format!("{phase}: sent {}, {rate}/s, {} were there", format_size(sent), format_size(reused))
+}
+
+/// Bytes a second.
+fn rate(bytes: u64, elapsed: Duration) -> u64 {
+    (bytes as f64 / elapsed.as_secs_f64().max(0.001)) as u64
+}
+
 fn described(name: &str, report: &TeleportReport) -> String {
     let here = report.bytes.saturating_sub(report.sent_bytes);
+    let elapsed = Duration::from_millis(report.elapsed_ms);
     format!(
-        "{name} moved to host {} (epoch {}): sent {} in {} of {} objects, {} were there; pause {} ms\n",
+        "{name} moved to host {} (epoch {}) by {}: {}\n\
+         sent {} in {} of {} objects, {} were there; {} on the wire, {}/s; pause {} ms\n",
         &report.host.to_string()[..10],
         report.epoch.0,
+        report.kind.name(),
+        render::plain(&report.kind_reason),
         format_size(report.sent_bytes),
         report.sent_objects,
         report.objects,
         format_size(here),
+        format_size(report.wire_bytes),
+        format_size(rate(report.wire_bytes, elapsed)),
         report.pause_ms
     )
 }

@@ -22,6 +22,20 @@ pub struct GcArgs {
     pub dry_run: bool,
 }
 
+/// `ryokan verify`
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// Show who signed freezes and the checkpoints in them; exit 1 if one is damaged
+    #[arg(long)]
+    pub provenance: bool,
+    /// A group or a kernel; without it, all groups
+    #[arg(requires = "provenance", default_value = "")]
+    pub name: String,
+    /// One of its freezes or checkpoints
+    #[arg(value_name = "REF", requires = "provenance", default_value = "")]
+    pub reference: String,
+}
+
 /// `ryokan audit`
 #[derive(Debug, Args)]
 pub struct AuditArgs {

@@ -11,6 +11,7 @@ mod path_rules;
 mod pool;
 mod problem;
 mod read;
+mod rebuild;
 mod sections;
 mod servers;
 mod sources;
@@ -28,6 +29,7 @@ pub use self::path_rules::PathRules;
 pub use self::pool::Pool;
 pub use self::problem::{ConfigError, Problem};
 use self::read::Document;
+pub use self::rebuild::{Rebuild, Rebuilds};
 pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Teleport, Upkeep};
 pub use self::servers::{Mcp, Server};
 pub use self::sources::{Source, Sources};
@@ -61,6 +63,8 @@ pub struct Config {
     pub mcp: Mcp,
     /// `[sources.NAME]`.
     pub sources: Sources,
+    /// `[rebuild.NAME]`.
+    pub rebuild: Rebuilds,
 }
 
 impl Config {

@@ -14,7 +14,7 @@ use crate::core::name::KernelName;
 /// Maximum number of sources.
 const SOURCES: usize = 64;
 /// Upper bound of a program's time limit.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+pub(super) const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// The sources by name.
 pub type Sources = BTreeMap<String, Source>;
@@ -52,6 +52,19 @@ impl Default for Source {
     }
 }
 
+/// What is wrong with a command line.
+pub(super) fn argv_fault(argv: &[String], required: bool) -> Option<String> {
+    let bytes = argv.iter().map(|arg| arg.len() + 1).sum::<usize>();
+    match argv.first() {
+        None if required => Some("a program is required: [\"/absolute/path\", \"argument\"]".into()),
+        Some(program) if !program.starts_with('/') => Some(format!("{program:?} is not an absolute path")),
+        _ if bytes > limits::ENV_BYTES || argv.iter().any(|arg| arg.contains('\0')) => {
+            Some(format!("arguments have at most {} bytes and no NUL", limits::ENV_BYTES))
+        }
+        Some(_) | None => None,
+    }
+}
+
 /// Checks every source.
 pub(super) fn check(sources: &Sources, faults: &mut Faults) {
     if sources.len() > SOURCES {
@@ -71,16 +84,8 @@ pub(super) fn check(sources: &Sources, faults: &mut Faults) {
             ("thaw", &source.thaw, !source.freeze.is_empty()),
             ("restore", &source.restore, true),
         ] {
-            match argv.first() {
-                None if required => wrong(key, "a program is required: [\"/absolute/path\", \"argument\"]".into()),
-                Some(program) if !program.starts_with('/') => {
-                    wrong(key, format!("{program:?} is not an absolute path"));
-                }
-                Some(_) | None => {}
-            }
-            let bytes = argv.iter().map(|arg| arg.len() + 1).sum::<usize>();
-            if bytes > limits::ENV_BYTES || argv.iter().any(|arg| arg.contains('\0')) {
-                wrong(key, format!("arguments have at most {} bytes and no NUL", limits::ENV_BYTES));
+            if let Some(what) = argv_fault(argv, required) {
+                wrong(key, what);
             }
         }
         if source.timeout.is_zero() || source.timeout > LONGEST {

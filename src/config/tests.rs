@@ -70,6 +70,9 @@ fn example_values_match_defaults() {
     let shown = [&queue.freeze, &queue.capture, &queue.thaw, &queue.restore].map(Clone::clone);
     assert_eq!(shown, ["pause", "dump", "resume", "load"].map(argv));
     assert_eq!((queue.timeout, queue.max_size), (timeout, max_size));
+    let shop = config.rebuild.remove("shop").expect("it is shown");
+    let run = ["/usr/local/bin/shop", "rebuild"].map(str::to_owned);
+    assert_eq!((shop.run, shop.timeout), (run.to_vec(), Rebuild::default().timeout));
     assert_eq!(config, Config::default());
 }
 
@@ -89,6 +92,22 @@ fn invalid_sources_are_refused() {
         assert!(found.contains(part), "{body}: {found}");
     }
     assert!(parse(&format!("[sources.x]\n{both}")).is_ok());
+}
+
+#[test]
+fn invalid_rebuilds_are_refused() {
+    let rebuild = |body: &str| problems(&format!("[rebuild.x]\n{body}"));
+    let whole = "repository = \"/r\"\nrun = [\"/p\"]\n";
+    for (body, part) in [
+        ("run = [\"/p\"]", "rebuild.x.repository: an absolute path is required"),
+        ("repository = \"/r\"", "rebuild.x.run: a program is required"),
+        ("repository = \"/r\"\nrun = [\"p\"]", "rebuild.x.run: \"p\" is not an absolute path"),
+        (&*format!("{whole}timeout = \"0s\""), "rebuild.x.timeout: a program's time is above zero"),
+    ] {
+        let found = rebuild(body).join("\n");
+        assert!(found.contains(part), "{body}: {found}");
+    }
+    assert!(parse(&format!("[rebuild.x]\n{whole}")).is_ok());
 }
 
 fn keys(prefix: &str, table: &toml::Table, out: &mut BTreeSet<String>) {
@@ -119,6 +138,7 @@ fn example_lists_every_key() {
     };
     every.mcp.servers.insert("x".into(), full);
     every.sources.insert("queue".into(), Source::default());
+    every.rebuild.insert("shop".into(), Rebuild::default());
     let (mut known, mut shown) = (BTreeSet::new(), BTreeSet::new());
     keys("", &table(&toml::to_string(&every).expect("serialisable")), &mut known);
     keys("", &table(&activated()), &mut shown);

@@ -118,6 +118,14 @@ hex_id!(
     /// A content address: the BLAKE3 hash of the bytes.
     Digest, 32, "digest"
 );
+hex_id!(
+    /// A host's public key: ed25519.
+    PublicKey, 32, "public key"
+);
+hex_id!(
+    /// A signature: ed25519.
+    Signature, 64, "signature"
+);
 
 /// Characters of a displayed id.
 const SHORT_ID: usize = 10;

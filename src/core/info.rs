@@ -6,6 +6,7 @@ use super::engine::EngineName;
 use super::ids::{Epoch, ExecId, HandoverId, HostId, KernelId};
 use super::name::KernelName;
 use super::origin::Origin;
+use super::snapshot::SnapshotKind;
 use super::spec::KernelSpec;
 
 /// A variable in a list.
@@ -383,4 +384,12 @@ pub struct TeleportReport {
     pub missing: Vec<String>,
     /// Whether the other host has acknowledged the commit.
     pub acknowledged: bool,
+    /// The kind of snapshot, and why.
+    pub kind: SnapshotKind,
+    /// Why this kind.
+    pub kind_reason: String,
+    /// Time of the whole move, milliseconds.
+    pub elapsed_ms: u64,
+    /// Bytes sent on the connection, compressed.
+    pub wire_bytes: u64,
 }

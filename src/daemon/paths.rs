@@ -244,6 +244,11 @@ impl Paths {
         self.kernels_runtime().join(format!("{name}.sock"))
     }
 
+    /// The directory of the command line's sockets that lead to ports of kernels.
+    pub fn ports_runtime(&self) -> PathBuf {
+        self.runtime.join("ports")
+    }
+
     /// The directory of the workers' private sockets.
     pub fn workers_runtime(&self) -> PathBuf {
         self.runtime.join("workers")

@@ -54,6 +54,11 @@ pub(super) fn id(output: &[u8]) -> Result<CommitId> {
     text.trim().parse().map_err(|error: crate::core::freeze::refs::NotACommit| Error::internal(format!("git: {error}")))
 }
 
+/// Whether jj works in this directory.
+fn has_jj(path: &Path) -> bool {
+    fs::symlink_metadata(path.join(".jj")).is_ok()
+}
+
 impl Repository {
     /// A repository, by its work tree.
     ///
@@ -67,6 +72,11 @@ impl Repository {
             Ok(_) => Err(Error::unsupported(format!("{shown} is a linked work tree or a submodule"))
                 .reason("linked_repository")
                 .hint("give the work tree that has the .git directory")),
+            Err(_) if has_jj(path) => {
+                Err(Error::unsupported(format!("{shown} is a jj repository without a .git of its own"))
+                    .reason("jj")
+                    .hint("colocate it (`jj git colocation enable`), then add it again: it is captured through git"))
+            }
             Err(_) => Err(Error::not_found(format!("{shown} is not the work tree of a git repository"))
                 .reason("no_repository")
                 .hint("give the directory that has .git")),
@@ -188,7 +198,10 @@ impl Repository {
                 .reason("git_index")
                 .hint("end the merge, rebase or sparse checkout that is under way")
         })?;
-        self.ok(&["add", "--all"], &env, b"").await?;
+        // jj's own store is opaque: it is neither captured nor changed, even if nothing ignores it.
+        let without_jj = ["add", "--all", "--", ".", ":(top,exclude).jj"];
+        let add: &[&str] = if has_jj(&self.path) { &without_jj } else { &without_jj[..2] };
+        self.ok(add, &env, b"").await?;
         self.refuse_links(&env).await?;
         let work_tree = self.ok(&["write-tree"], &env, b"").await?;
         let (index_tree, work_tree) = (id(&index_tree)?, id(&work_tree)?);

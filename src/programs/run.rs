@@ -24,7 +24,18 @@ pub enum Output<'a> {
     File(&'a Path, u64),
     /// It is returned; at most this size.
     Bytes(u64),
+    /// It is passed on in pieces, whatever its size.
+    Sink(&'a dyn Sink),
 }
+
+/// Takes a program's output.
+pub trait Sink: std::fmt::Debug {
+    /// Takes the next piece.
+    fn take(&self, piece: &[u8]);
+}
+
+/// Size of a piece of output, bytes.
+const PIECE: usize = 64 << 10;
 
 /// A program.
 #[derive(Debug)]
@@ -121,10 +132,19 @@ async fn read(stdout: impl AsyncRead + Unpin, name: &str, output: Output<'_>) ->
     let (mut bytes, most) = (
         Vec::new(),
         match output {
-            Output::Ignored => 0,
+            Output::Ignored | Output::Sink(_) => 0,
             Output::File(_, most) | Output::Bytes(most) => most,
         },
     );
+    if let Output::Sink(sink) = output {
+        let (mut stdout, mut piece) = (stdout, vec![0; PIECE]);
+        loop {
+            match stdout.read(&mut piece).await.map_err(failed)? {
+                0 => return Ok(bytes),
+                count => sink.take(&piece[..count]),
+            }
+        }
+    }
     let mut stdout = stdout.take(most.saturating_add(1));
     let size = match output {
         Output::File(path, _) => {
@@ -133,7 +153,9 @@ async fn read(stdout: impl AsyncRead + Unpin, name: &str, output: Output<'_>) ->
             file.flush().await.map_err(failed)?;
             size
         }
-        Output::Ignored | Output::Bytes(_) => stdout.read_to_end(&mut bytes).await.map_err(failed)? as u64,
+        Output::Ignored | Output::Bytes(_) | Output::Sink(_) => {
+            stdout.read_to_end(&mut bytes).await.map_err(failed)? as u64
+        }
     };
     if size > most {
         return Err(Error::refused(format!("{name} wrote more than {most} bytes"))

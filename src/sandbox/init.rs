@@ -181,6 +181,12 @@ impl Init {
         &self.report
     }
 
+    /// Whether the network namespace is the kernel's own, with nothing but a loopback.
+    pub fn has_own_loopback(&self) -> bool {
+        let is_own = matches!(self.report.status(Layer::NetNs), Some(LayerStatus::Enforced { .. }));
+        is_own && self.plan.net == Net::None
+    }
+
     /// The kernel's folder with `engine.db`, by a path that only this process can follow.
     pub fn kernel_dir(&self) -> PathBuf {
         staging::through(&self.kernel_dir, "")

@@ -164,6 +164,24 @@ impl Store {
         slots.filter(is_object).map(|slot| slot.map(|slot| (slot.digest, slot.size)))
     }
 
+    /// The entries that hold an object, each with its place and its bytes on the disk: of a large
+    /// object the list and its chunks.
+    ///
+    /// # Errors
+    /// `NotFound`, `Incomplete`, `Io`.
+    pub fn stored_parts(&self, digest: Digest) -> Result<Vec<((u32, u32), u64)>> {
+        let part = |slot: &Slot| (slot.place(), slot.end() - u64::from(slot.offset));
+        let slot = self.slots(digest, Want::Object)?.first().copied().ok_or(StoreError::NotFound(digest))?;
+        let mut parts = vec![part(&slot)];
+        if !slot.kind.is_data() {
+            for (chunk, _) in self.chunks(digest)?.chunks {
+                let found = self.slots(chunk, Want::Data)?.first().map(part);
+                parts.push(found.ok_or(StoreError::Incomplete { digest, part: chunk })?);
+            }
+        }
+        Ok(parts)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.shared.state)
     }

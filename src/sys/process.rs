@@ -210,17 +210,6 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Makes all threads of this process and its forks share one heap. With a heap each, every thread
-/// asks the host kernel for pages of its own. For processes with one active thread at a time. Does
-/// nothing where the C library lacks the setting.
-pub fn share_heap() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: sets a number of the allocator.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
-}
-
 /// Makes a write beyond the file size limit fail with `EFBIG` instead of ending the process.
 /// Children inherit this.
 ///

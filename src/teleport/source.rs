@@ -61,12 +61,19 @@ impl Session {
         }
     }
 
-    /// Sends the objects that the target lacks; they are durable there when this returns.
+    /// Sends the objects that the target lacks, at most `limit_rate` bytes a second (0: no limit); they are durable there
+    /// when this returns.
     ///
     /// # Errors
     /// A missing object, and failures of the connection or the target.
-    pub async fn transfer(&mut self, store: &StoreHandle, digests: &[Digest], progress: &dyn Fn(u64)) -> Result<()> {
-        transfer::send(self.connection.wire(), store, digests, &mut self.sent, progress).await
+    pub async fn transfer(
+        &mut self,
+        store: &StoreHandle,
+        digests: &[Digest],
+        limit_rate: u64,
+        progress: &dyn Fn(Sent),
+    ) -> Result<()> {
+        transfer::send(self.connection.wire(), store, digests, &mut self.sent, limit_rate, progress).await
     }
 
     /// Sends the seal; returns when the target is prepared.

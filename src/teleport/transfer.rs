@@ -1,9 +1,11 @@
 //! Transfer of objects: the sender names addresses, the receiver answers which it lacks, only those travel.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::wire::{Frame, Message, Wire};
 use crate::core::error::{Error, Result};
@@ -27,10 +29,42 @@ pub struct Sent {
     pub sent_objects: u64,
     /// Their bytes.
     pub sent_bytes: u64,
+    /// Bytes of objects that the receiver had.
+    pub reused_bytes: u64,
+    /// Bytes on the connection.
+    pub wire_bytes: u64,
 }
 
-/// Receives the phase and the bytes sent.
-pub type Progress = Box<dyn Fn(&'static str, u64)>;
+/// Receives the phase and the totals so far.
+pub type Progress = Box<dyn Fn(&'static str, Sent)>;
+
+/// Holds a transfer to a rate. Time in which the connection was slower is not made up for beyond a second.
+struct Pace {
+    /// Bytes a second; 0: no limit.
+    rate: u64,
+    begun: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new(rate: u64) -> Pace {
+        Pace { rate, begun: Instant::now(), bytes: 0 }
+    }
+
+    /// Waits until these bytes were due.
+    async fn sent(&mut self, bytes: u64) {
+        if self.rate == 0 {
+            return;
+        }
+        self.bytes += bytes;
+        let due = self.begun + Duration::from_secs_f64(self.bytes as f64 / self.rate as f64);
+        let now = Instant::now();
+        if now > due + Duration::from_secs(1) {
+            (self.begun, self.bytes) = (now, 0);
+        }
+        tokio::time::sleep_until(due).await;
+    }
+}
 
 /// Sends the objects that the receiver lacks; returns when the receiver has stored them.
 pub(super) async fn send(
@@ -38,9 +72,10 @@ pub(super) async fn send(
     store: &StoreHandle,
     digests: &[Digest],
     totals: &mut Sent,
-    progress: &dyn Fn(u64),
+    limit_rate: u64,
+    progress: &dyn Fn(Sent),
 ) -> Result<()> {
-    let mut count = 0;
+    let (mut count, mut pace) = (0, Pace::new(limit_rate));
     for asked in digests.chunks(limits::HANDOVER_DIGESTS) {
         wire.write_frame(&Frame::Question(asked.to_vec())).await?;
         wire.flush().await?;
@@ -55,10 +90,15 @@ pub(super) async fn send(
         count += lacks.len() as u64;
         totals.objects += asked.len() as u64;
         totals.sent_objects += lacks.len() as u64;
-        let sizes = asked.to_vec();
-        let sizes = store.run(move |store| sizes.iter().map(|digest| store.size(*digest)).sum::<Result<u64, _>>());
-        totals.bytes += sizes.await?;
-        stream(wire, store, lacks, totals, progress).await?;
+        let (all, lacking) = (asked.to_vec(), lacks.clone());
+        let sizes = store.run(move |store| {
+            let size = |digests: &[Digest]| digests.iter().map(|digest| store.size(*digest)).sum::<Result<u64, _>>();
+            Ok((size(&all)?, size(&lacking)?))
+        });
+        let (all, lacking) = sizes.await?;
+        totals.bytes += all;
+        totals.reused_bytes += all.saturating_sub(lacking);
+        stream(wire, store, lacks, totals, &mut pace, progress).await?;
     }
     wire.send(Message::Flush { objects: count }).await?;
     match wire.message(limits::HANDOVER_STEP).await? {
@@ -73,7 +113,8 @@ async fn stream(
     store: &StoreHandle,
     digests: Vec<Digest>,
     totals: &mut Sent,
-    progress: &dyn Fn(u64),
+    pace: &mut Pace,
+    progress: &dyn Fn(Sent),
 ) -> Result<()> {
     let (to, mut frames) = mpsc::channel(QUEUED);
     let reading = store.run_beside(move |store| {
@@ -100,20 +141,21 @@ async fn stream(
         Ok(())
     });
     let sending = async move {
-        let mut bytes = 0;
         while let Some(frame) = frames.recv().await {
+            let before = wire.sent;
             wire.write_frame(&frame).await?;
+            totals.wire_bytes = wire.sent;
             if let Frame::Piece(piece) = frame {
-                bytes += piece.len() as u64;
-                progress(wire.sent);
+                totals.sent_bytes += piece.len() as u64;
+                progress(*totals);
             }
+            pace.sent(wire.sent - before).await;
         }
-        Ok::<u64, Error>(bytes)
+        Ok::<(), Error>(())
     };
     let (read, sent) = futures::join!(reading, sending);
     read?;
-    totals.sent_bytes += sent?;
-    Ok(())
+    sent
 }
 
 /// The objects of the receiver's store that a sender may refer to without sending them.

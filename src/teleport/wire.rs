@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Bu
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
+use crate::core::snapshot::SnapshotKind;
 use crate::core::spec::KernelSpec;
 
 /// The protocol's version; both ends must have the same.
@@ -46,6 +47,13 @@ pub struct Offer {
     pub format: i64,
     /// Bytes of its files, about.
     pub bytes: u64,
+    /// Kind of the snapshot in which it moves.
+    #[serde(default = "checkpoint")]
+    pub kind: SnapshotKind,
+}
+
+fn checkpoint() -> SnapshotKind {
+    SnapshotKind::Checkpoint
 }
 
 /// The answer to an accepted offer.

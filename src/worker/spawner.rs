@@ -17,9 +17,10 @@ use super::engines::kaish;
 use super::init;
 use crate::catalog::EngineDb;
 use crate::sandbox;
+use crate::sys::heap;
 use crate::sys::namespace::{Forked, fork};
 use crate::sys::pidfd;
-use crate::sys::process::{adopt, exit_now, forget_children, parent, place, set_name, share_heap};
+use crate::sys::process::{adopt, exit_now, forget_children, parent, place, set_name};
 use crate::sys::socket::{receive_with_fds, send_with_fds};
 
 /// The spawner's argument; its forks show it, too.
@@ -42,7 +43,7 @@ pub fn main() -> ! {
 
 /// The worker in a virtual machine: it is started alone, by the machine's first process.
 pub fn main_in_guest() -> ! {
-    share_heap();
+    heap::share();
     set_name("ryokan-worker");
     let prepared = prepare().map_err(|error| eprintln!("ryokan-worker: {error}"));
     if prepared.is_err() || forget_children(false).is_err() {
@@ -70,7 +71,7 @@ fn serve() -> std::io::Result<()> {
     forget_children(true)?;
     // Workers' threads share the heap that this process starts with, instead of one heap per
     // thread.
-    share_heap();
+    heap::share();
     // No random numbers are drawn here: all forks would share them. The generators of a thread end
     // with it.
     prepare()?;

@@ -9,7 +9,8 @@ use std::fs::{File, OpenOptions, ReadDir};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat};
@@ -35,6 +36,21 @@ const READ: u32 = 4;
 pub struct LocalFiles {
     pub(super) paths: WorkspacePaths,
     pub(super) durability: Durability,
+}
+
+/// The bytes that a file or a directory with its contents takes on its device; 0 if it is gone. No
+/// link is followed, so code that changes the directory meanwhile leads nowhere. Blocks.
+///
+/// # Errors
+/// As [`LocalFiles::used_bytes`].
+pub fn disk_bytes(path: &Path) -> Result<u64> {
+    let Ok(own) = std::fs::symlink_metadata(path) else { return Ok(0) };
+    let own_bytes = own.blocks().saturating_mul(512);
+    if !own.is_dir() {
+        return Ok(own_bytes);
+    }
+    let paths = WorkspacePaths { workspace: path.to_owned(), staging: PathBuf::new(), index: PathBuf::new() };
+    Ok(own_bytes.saturating_add(LocalFiles::new(paths, Durability::Process).used_bytes()?))
 }
 
 /// An open workspace.

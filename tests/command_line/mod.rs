@@ -3,6 +3,7 @@
 mod doc_examples;
 mod kernels;
 mod output_errors;
+mod packaging;
 mod pool;
 mod rename;
 mod terminal;

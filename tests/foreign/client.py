@@ -18,7 +18,8 @@ ryokan = capnp.load("schema/ryokan.capnp", imports=["schema"])
 # Interfaces that the client implements; the next list is called by it.
 OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "CheckpointSink", "DifferenceSink", "GcSink", "VerifySink", "AuditSink",
         "DecisionSink", "ArtifactSink", "PatchSink"]
-THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease"]
+THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease", "Port",
+          "PortStream", "Provenance"]
 # Called by the Python package's tests (files) and by tests/freeze, tests/teleport and tests/microvm.
 ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "Images", "HandoverStream", "TeleportSink"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
@@ -655,6 +656,13 @@ async def moves_and_groups(host, shell):
     stream = (await host.handoverStream()).stream
     await stream.write(b"no protocol")
     assert (await host.groups()).groups
+    keys = Caller("Provenance", (await host.provenance()).provenance)
+    own = (await keys.keys()).keys[0]
+    assert (str(own.standing), len(own.key)) == ("own", 64), own
+    assert (await keys.trust("peer", "ab" * 32)).key.name == "peer"
+    await refused(keys.trust("peer", "no key"), "invalidArgument")
+    await keys.distrust("peer")
+    assert not (await keys.check("", "")).units
     assert (await host.images()).images
     spawned = await shell.spawn(dict(argv=["cat"], stdinOpen=True))
     listed = (await shell.processes()).processes
@@ -682,6 +690,26 @@ async def moves_and_groups(host, shell):
     assert b"/dev/pts/" in (await spawned.execution.result()).result.stdout
     files = (await shell.files()).files
     assert files
+    await ports(shell)
+
+
+async def ports(shell):
+    opened = Caller("Port", (await shell.openPort(8080)).port)
+    await refused(opened.connect(), "notFound", "port_closed")
+    server = "import socket; c = socket.create_server(('127.0.0.1', 8080)).accept()[0]; c.sendall(c.recv(9).upper())"
+    spawned = await shell.spawn(dict(argv=["python3", "-c", server], detached=True))
+    while True:
+        try:
+            stream = Caller("PortStream", (await opened.connect()).stream)
+            break
+        except capnp.KjException:
+            await asyncio.sleep(0.02)
+    await stream.write(b"text")
+    assert (await stream.read()).data == b"TEXT" and (await stream.read()).data == b""
+    assert (await spawned.execution.result()).result.code == 0
+    closed = opened.closed()
+    await shell.stop(True)
+    await closed
 
 
 async def archived(shell):
@@ -723,6 +751,10 @@ async def upkeep(host, shell, packs):
     assert (await shell.removeCheckpoint("to go", 0)).checkpoint.name == "to go"
     await refused(shell.findCheckpoint("to go"), "notFound")
     blob = (await shell.writeBlob(b"a blob that is damaged soon")).hash
+    (kernel,) = (await host.diskUsage("shell")).usage.kernels
+    assert len(kernel.each) == kernel.checkpoints and kernel.storedBytes >= kernel.freedBytes > 0, kernel
+    parts = {part.what: part.bytes for part in (await host.diskUsage("")).usage.host}
+    assert parts["kernels"] > 0 and parts["objects"] > 0, parts
     would = Garbage()
     report = (await host.gc(True, would)).report
     await eventually("every item", lambda: len(would.items) == report.objectsKept + report.objectsRemoved
@@ -793,7 +825,7 @@ async def main():
     text = pathlib.Path("schema/ryokan.capnp").read_text()
     interfaces = {line.split()[1] for line in text.splitlines() if line.startswith("interface ")}
     assert interfaces == known, interfaces ^ known
-    assert len(methods("Host")) == 21 and len(methods("Kernel")) == 74
+    assert len(methods("Host")) == 24 and len(methods("Kernel")) == 75
     print(f"called {len(wanted)} methods")
 
 

@@ -42,7 +42,7 @@ fn foreign_client_covers_schema() {
             .unwrap();
         let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
         assert!(ran.status.success(), "{user:?}: the daemon:\n{}\nthe client: {said}", host.log());
-        assert!(said.contains("called 125 methods"), "{said}");
+        assert!(said.contains("called 137 methods"), "{said}");
     }
 }
 
@@ -62,6 +62,39 @@ fn python_package_passes_tests() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
     assert!(ran.status.success() && !said.contains("skipped"), "{}{said}", String::from_utf8_lossy(&ran.stdout));
+}
+
+/// A Python program of this repository, with the directories of a host.
+fn script(host: &Host, path: &str) -> Command {
+    let ryokan = host.command("ryokan");
+    let mut command = Command::new(python());
+    command.args(["-W", "error"]).arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).arg(ryokan.get_program());
+    command.env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(host.path("home"));
+    command
+}
+
+/// The official Python client of the Model Context Protocol, with the present and the former way to begin.
+#[test]
+fn python_mcp_client_works() {
+    let host = Host::start();
+    let ran = script(&host, "tests/mcp/client.py").args(["auto", "legacy"]).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(said.contains("2026-07-28") && said.contains("2025-11-25"), "{said}");
+}
+
+/// Jupyter's test suite for kernels, nbclient, and what its user expects beyond them. The bridge starts the daemons.
+#[test]
+fn jupyter_notebooks_run() {
+    let host = Host::prepare(crate::support::User::Own);
+    let mut command = script(&host, "tests/foreign/jupyter.py");
+    let ran = command.env("JUPYTER_DATA_DIR", host.path("home").join("jupyter")).env("IPYTHONDIR", host.path("home"));
+    let ran = ran.env("JUPYTER_RUNTIME_DIR", host.path("run").join("jupyter")).output().unwrap();
+    host.cli(&["daemon", "stop"]);
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{}{said}", String::from_utf8_lossy(&ran.stdout));
+    assert!(said.contains("test_cell_outlives_daemon") && said.contains("\nOK"), "{said}");
 }
 
 /// As documented in the example configuration, a kernel requests a server by name alone.

@@ -182,8 +182,9 @@ fn import_refuses_unrequested_grants() {
             upload
         };
         let begun = upload().await;
-        let mut wanted = begun.review().await.unwrap();
-        assert_eq!(wanted, begun.review().await.unwrap());
+        let review = begun.review().await.unwrap();
+        assert_eq!(review, begun.review().await.unwrap());
+        let mut wanted = review.requested;
         wanted[0].source = "/".into();
         let error = begun.finish(&wanted).await.err().unwrap();
         assert_eq!((error.code, error.reason.as_str()), (ErrorCode::InvalidArgument, "grant"));

@@ -13,7 +13,12 @@ const FREEZE: [&str; 4] =
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
 /// Each by a test of its own.
-const OTHERS: [&str; 11] = [
+const OTHERS: [&str; 15] = [
+    // In `provenance`.
+    "host.key.write",
+    "catalog.host.key",
+    "catalog.trust.add",
+    "catalog.trust.remove",
     "database.files.replace",
     "freeze.groups.dir",
     "state.checkpoints.withdraw",

@@ -1,7 +1,9 @@
 //! The rehydration gate.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use super::Shop;
-use crate::support::users;
+use crate::support::{Host, users};
 
 #[test]
 fn newer_data_needs_newer_code() {
@@ -50,6 +52,10 @@ fn lock_names_what_changed() {
     let paths: Vec<_> = lock["dependencies"].as_array().unwrap().iter().map(|one| one["path"].as_str()).collect();
     assert_eq!(paths, [Some("uv.lock"), Some("Cargo.lock")]);
     assert_eq!(lock["kernel"][0]["engine"].as_str(), Some("kaish"));
+    let version = lock["kernel"][0]["version"].as_str().expect("the engine's version");
+    let freeze: serde_json::Value = serde_json::from_str(&shop.host.ok(&["log", "shop", "--json"])).unwrap();
+    let frozen: toml::Table = freeze["lock"].as_str().unwrap().parse().expect("TOML");
+    assert!(!version.is_empty() && frozen["kernel"][0]["version"].as_str() == Some(version), "{frozen}");
     for command in [["lock", "shop", "--check"], ["lock", "agent", "--check"]] {
         assert!(shop.host.ok(&command).contains("as at"), "{command:?}");
     }
@@ -67,4 +73,51 @@ fn lock_names_what_changed() {
     let (code, reported) = checked(&["lock", "agent", "--check"]);
     assert!(code == Some(1) && reported.contains("uv.lock of agent"), "{reported}");
     assert_eq!(checked(&["lock", "agent", "--check", "none"]).0, Some(3));
+}
+
+/// A program of the configuration brings the code to what restored data needs.
+#[test]
+fn rebuild_admits_newer_data() {
+    let user = users()[0];
+    let host = Host::prepare(user);
+    let (code, program, ran) =
+        (host.path("home").join("code"), host.path("home").join("rebuild"), host.path("home").join("ran"));
+    let script = |body: &str| {
+        std::fs::write(&program, format!("#!/bin/sh\necho \"$RYOKAN_COMMIT\" >> {}\n{body}\n", ran.display())).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    script("cd \"$RYOKAN_REPOSITORY\" && git checkout -q --detach \"$RYOKAN_COMMIT\"");
+    host.configure(&format!("[rebuild.shop]\nrepository = {code:?}\nrun = [{program:?}]\n"));
+    let shop = Shop::of(host, user);
+    let old = shop.git(&["rev-parse", "HEAD"]);
+    shop.write("app.py", "two");
+    let new = shop.commit("second");
+    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
+    shop.host.ok(&["freeze", "shop", "-m", "new"]);
+    let back = || {
+        shop.git(&["checkout", "-q", "--detach", &old]);
+        shop.sql("ALTER TABLE accounts DROP COLUMN note; PRAGMA user_version = 1;");
+    };
+    let data = ["--yes", "restore", "shop", "new", "--member", "data"];
+    back();
+    let done = shop.host.cli(&data);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success() && said.contains("rebuilt"), "{said}");
+    assert_eq!(shop.git(&["rev-parse", "HEAD"]), new);
+    assert_eq!(std::fs::read_to_string(&ran).unwrap(), format!("{new}\n"));
+    assert!(shop.host.ok(&["audit", "--json"]).contains("group.rebuild"));
+    // A check and a restore of the code itself run nothing; the latter chooses its commit.
+    shop.git(&["checkout", "-q", "--detach", &old]);
+    assert_eq!(shop.host.cli(&["lock", "shop", "--check"]).status.code(), Some(4));
+    assert_eq!(std::fs::read_to_string(&ran).unwrap().lines().count(), 1);
+    shop.sql("ALTER TABLE accounts DROP COLUMN note; PRAGMA user_version = 1;");
+    // A program that does not help, and one that fails, change nothing.
+    for (body, part, code) in [("exit 0", "which is older", 4), ("echo why >&2; exit 3", "was not rebuilt", 69)] {
+        script(body);
+        let state = shop.state();
+        let refused = shop.host.cli(&data);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(code) && said.contains(part), "{body}: {said}");
+        assert_eq!(shop.state(), state, "{body}");
+    }
 }

@@ -4,6 +4,7 @@ mod crash_safety;
 mod failures;
 mod gate;
 mod postgres;
+mod provenance;
 mod restore;
 mod sources;
 mod unfinished;

@@ -174,7 +174,8 @@ fn postgres_is_restored_as_one() {
             crate::support::out(&agent, "x=2; echo 2 > f").await;
         });
         let (changed, later) = (server.state(), shop.kernel_state());
-        assert!(shop.host.ok(&["diff", "plant"]).contains("~ schema schema"));
+        let diff = shop.host.ok(&["diff", "plant"]);
+        assert!(diff.contains("~ schema schema") && diff.contains("+ rows public.news  0"), "{diff}");
         shop.host.ok(&RESTORE);
         assert_eq!((server.state(), shop.kernel_state()), (frozen.clone(), kernel.clone()));
         shop.host.ok(&["--yes", "undo", "plant"]);
@@ -269,4 +270,23 @@ fn killed_postgres_restore_is_whole() {
         refused(&shop, &RESTORE, "as it was");
         assert_eq!(server.state(), changed, "{fault}");
     }
+}
+
+#[test]
+fn diff_counts_rows() {
+    let server = Server::start();
+    let shop = plant(users()[0], &server);
+    server.sql("shop", "CREATE SCHEMA other; CREATE TABLE other.\"odd (name\" (x int); CREATE TABLE gone (x int)");
+    shop.host.ok(&["freeze", "plant", "-m", "one"]);
+    assert!(!shop.host.ok(&["diff", "plant", "one"]).contains("rows"));
+    server.sql("shop", "INSERT INTO accounts SELECT n, 0 FROM generate_series(3, 7) n; DROP TABLE gone");
+    server.sql("shop", "INSERT INTO other.\"odd (name\" VALUES (1), (2)");
+    shop.host.ok(&["freeze", "plant", "-m", "two"]);
+    // From dump to dump, and from dump to the present.
+    for diff in [shop.host.ok(&["diff", "plant", "one", "two"]), shop.host.ok(&["diff", "plant", "one"])] {
+        assert!(diff.contains("~ rows public.accounts  2 → 7"), "{diff}");
+        assert!(diff.contains("~ rows other.\"odd (name\"  0 → 2"), "{diff}");
+        assert!(diff.contains("- rows public.gone"), "{diff}");
+    }
+    assert!(!shop.host.ok(&["diff", "plant", "two"]).contains("rows"));
 }

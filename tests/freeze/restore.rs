@@ -212,3 +212,35 @@ fn other_verbs_refuse_groups() {
     let removed = shop.host.cli(&["--yes", "rm", "agent"]);
     assert_eq!(removed.status.code(), Some(4), "{}", String::from_utf8_lossy(&removed.stderr));
 }
+
+/// As jj lays it out beside git: its store ignores itself, or does not.
+#[test]
+fn colocated_jj_stays_untouched() {
+    let shop = Shop::new(users()[0]);
+    let store = shop.code().join(".jj");
+    std::fs::create_dir_all(store.join("repo/op_heads")).unwrap();
+    let write = |text: &str| std::fs::write(store.join("repo/op_heads/head"), text).unwrap();
+    // In jj, HEAD is detached.
+    shop.git(&["checkout", "-q", "--detach"]);
+    for ignores in [true, false] {
+        match ignores {
+            true => std::fs::write(store.join(".gitignore"), "/*\n").unwrap(),
+            false => std::fs::remove_file(store.join(".gitignore")).unwrap(),
+        }
+        write("before");
+        shop.write("app.py", "work");
+        shop.host.ok(&["freeze", "shop", "-m", "jj"]);
+        shop.write("app.py", "other");
+        write("after");
+        assert!(!shop.host.ok(&["diff", "shop", "latest"]).contains(".jj"), "{ignores}");
+        shop.host.ok(&["--yes", "restore", "shop", "latest"]);
+        assert_eq!(shop.read("app.py").as_deref(), Some("work"), "{ignores}");
+        assert_eq!(std::fs::read_to_string(store.join("repo/op_heads/head")).unwrap(), "after", "{ignores}");
+    }
+    // Without a .git of its own there is nothing to capture it through.
+    let alone = shop.host.path("home").join("alone");
+    std::fs::create_dir_all(alone.join(".jj/repo")).unwrap();
+    let refused = shop.host.cli(&["group", "add", "shop", "--repository", alone.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(5) && said.contains("colocate"), "{said}");
+}

@@ -66,3 +66,28 @@ fn machine_runs_bash() {
     let doctor = host.cli(&["doctor"]);
     assert!(String::from_utf8_lossy(&doctor.stdout).contains("microvm"), "{doctor:?}");
 }
+
+#[test]
+fn machine_port_is_reached() {
+    let host = Machines::start(crate::support::User::Own);
+    host.ok(&["new", "web", "--isolation", "microvm", "--engine", "bash"]);
+    host.run("web", "true");
+    let server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); c = s.accept()[0]; c.sendall(c.recv(99).upper()); c.close(); s.accept()";
+    host.with(async |client| {
+        let (kernel, _) = client.open_kernel("web").await.expect("opened");
+        let port = kernel.open_port(8000).await.expect("opened");
+        assert_eq!(port.connect().await.map(drop).expect_err("nothing listens").reason, "port_closed");
+        host.ok(&["spawn", "web", "-d", "--", "python3", "-c", server]);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let stream = loop {
+            match port.connect().await {
+                Ok(stream) => break stream,
+                Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        };
+        stream.write(b"into a machine").await.expect("taken");
+        assert_eq!(stream.read().await.expect("read"), b"INTO A MACHINE");
+        assert!(stream.read().await.expect("read").is_empty(), "the server closed it");
+    });
+}

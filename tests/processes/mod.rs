@@ -3,6 +3,7 @@
 mod escapes;
 mod exits;
 mod lifecycle;
+mod ports;
 mod streams;
 mod terminal;
 

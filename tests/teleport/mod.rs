@@ -4,6 +4,7 @@ mod crash_safety;
 mod failures;
 mod hostile;
 mod moves;
+mod simulation;
 mod ssh;
 
 use std::process::Output;

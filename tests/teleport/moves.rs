@@ -66,6 +66,37 @@ fn only_missing_objects_travel() {
 }
 
 #[test]
+fn rate_of_a_move_is_limited() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "k"]);
+    here.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=large bs=64K count=24 2>/dev/null'"]);
+    let refused = teleport(&here, "k", &there, &["--limit-rate", "1K"]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+    let report = moved(&here, "k", &there, &["--limit-rate", "1M"]);
+    let number = |name: &str| report[name].as_u64().expect("a number");
+    assert!(number("wire_bytes") > 1 << 20 && number("elapsed_ms") >= 1_400, "{report}");
+    // Without a limit, and with nothing left to send.
+    let back = moved(&there, "k", &here, &[]);
+    assert!(back["elapsed_ms"].as_u64() < Some(number("elapsed_ms")), "{back}");
+}
+
+#[test]
+fn kind_of_a_move_is_checked() {
+    let (here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    let refused = teleport(&here, "demo", &there, &["--kind", "teleport"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(5), "{said}");
+    assert!(said.contains("stays on its host") && said.contains("--kind checkpoint"), "{said}");
+    assert_eq!((is_live(&here, "demo"), state(&there, "demo")), (true, None));
+    let report = moved(&here, "demo", &there, &[]);
+    assert_eq!(report["kind"], "checkpoint", "{report}");
+    assert!(report["kind_reason"].as_str().is_some_and(|why| why.contains("memory")), "{report}");
+    moved(&there, "demo", &here, &["--kind", "checkpoint"]);
+    assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
+#[test]
 fn background_code_survives_refusal() {
     let (here, mut there) = pair(User::Own);
     here.ok(&["new", "k", "--engine", "python"]);

@@ -5,6 +5,7 @@ mod crash_safety;
 mod garbage_collection;
 mod retention;
 mod stop_checkpoints;
+mod usage;
 mod verifying;
 
 use std::path::{Path, PathBuf};

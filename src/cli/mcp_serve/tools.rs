@@ -162,7 +162,8 @@ pub async fn call(
 ) -> Result<CallToolResult, ErrorData> {
     let found = TOOLS.iter().find(|tool| tool.name == request.name);
     let Some(tool) = found.filter(|tool| !(access.is_restricted() && tool.is_for_all)) else {
-        return Err(ErrorData::invalid_params("there is no such tool", None));
+        let name: String = request.name.chars().take(80).collect();
+        return Err(ErrorData::invalid_params(format!("there is no tool {name:?}"), None));
     };
     let called = async {
         access.require(tool.right)?;

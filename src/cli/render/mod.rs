@@ -11,9 +11,11 @@ mod kernels;
 mod lists;
 mod patch;
 mod pool;
+mod signature;
 mod table;
 mod time;
 mod upkeep;
+mod usage;
 mod value;
 mod workflow;
 
@@ -25,9 +27,11 @@ pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernel
 pub use lists::{abilities, mcp_servers, mounts, processes, tools, vars};
 pub use patch::patch;
 pub use pool::pools;
+pub use signature::{known_keys, signed_unit, signer};
 pub use table::Table;
 pub use time::{ago, now_ms, span_us, stamp};
 pub use upkeep::{audit_line, audit_proof, damage, gc_item, gc_report, verify_report};
+pub use usage::{disk_usage, kernel_disk};
 pub use value::value_of;
 pub use workflow::{artifacts, decision, decision_line, decisions, step, workflow};
 

@@ -12,6 +12,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
+use crate::core::snapshot::{Checkpoint, Snapshot, SnapshotKind};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 
@@ -31,6 +32,9 @@ pub struct Manifest {
     pub arch: String,
     /// Version of the image below the workspace; empty: none.
     pub base_image_version: String,
+    /// Version of the engine's interpreter; empty: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub engine_version: String,
     /// The host that took the checkpoint.
     pub host: HostId,
     /// The kernel.
@@ -165,12 +169,22 @@ pub enum ManifestError {
 }
 
 /// The kind of these manifests.
-const KIND: &str = "checkpoint";
+const KIND: &str = SnapshotKind::Checkpoint.name();
 
 impl Manifest {
     /// Returns the kind's name, for the construction of a manifest.
     pub fn kind_name() -> String {
         KIND.to_owned()
+    }
+
+    /// Returns the snapshot with engine state of this size, as its kind sees it.
+    pub fn snapshot(&self, state_bytes: u64) -> Snapshot<Checkpoint> {
+        Snapshot {
+            architecture: self.arch.clone(),
+            base_image_version: self.base_image_version.clone(),
+            host: self.host,
+            content: Checkpoint { state_bytes },
+        }
     }
 
     /// Returns the objects that the manifest names.
@@ -277,6 +291,7 @@ mod tests {
             ryokan: "0.1.0".into(),
             arch: "x86_64".into(),
             base_image_version: String::new(),
+            engine_version: "3.12.1".into(),
             host: HostId::from_bytes([1; 16]),
             kernel: KernelId::from_bytes([2; 16]),
             epoch: Epoch(1),

@@ -50,6 +50,9 @@ pub struct LockedKernel {
     /// Its engine.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub engine: String,
+    /// Version of its interpreter; absent: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
     /// The release of ryokan, to which the engine's driver belongs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ryokan: String,
@@ -160,9 +163,9 @@ impl Lock {
         repositories: &[RepositoryLock],
         revision: &KernelRevision,
     ) {
-        let KernelRevision { engine, ryokan, image, files, dependencies } = revision.clone();
+        let KernelRevision { engine, version, ryokan, image, files, dependencies } = revision.clone();
         let files = files.map(|files| files.to_string()).unwrap_or_default();
-        self.kernel.push(LockedKernel { name: name.to_owned(), checkpoint, engine, ryokan, image, files });
+        self.kernel.push(LockedKernel { name: name.to_owned(), checkpoint, engine, version, ryokan, image, files });
         self.repository.extend(repositories.iter().map(|one| inside(name, one)));
         self.add_dependencies(name, dependencies);
     }
@@ -294,6 +297,10 @@ impl Lock {
                 if now != then {
                     reported.push(format!("kernel {name} has {what} {now:?}, not {then:?}"));
                 }
+            }
+            // Without a worker so far it is not known.
+            if ![&now.version, &then.version].into_iter().any(String::is_empty) && now.version != then.version {
+                reported.push(format!("kernel {name} has {} {}, not {}", now.engine, now.version, then.version));
             }
             if now.files != then.files {
                 reported.push(format!("kernel {} has other files", then.name));

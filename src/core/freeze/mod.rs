@@ -23,6 +23,7 @@ use self::refs::{CommitId, DependencyLock, Head, RepositoryLock};
 use super::checkpoint::{CheckpointType, Manifest};
 use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
 use super::limits;
+use super::signature::Signed;
 
 /// Format of the manifests that this release writes.
 pub const FORMAT: u32 = 1;
@@ -129,6 +130,8 @@ pub struct Freeze {
     pub restored_at_ms: Option<i64>,
     /// Address of its [`FreezeManifest`].
     pub manifest: Digest,
+    /// The host's signature over that; `None` of earlier releases.
+    pub signed: Option<Signed>,
 }
 
 /// The revision of a database's schema: `PRAGMA user_version`, and a digest of `sqlite_schema`.
@@ -241,6 +244,9 @@ pub struct KernelRevision {
     /// Version of the image below the workspace; empty: none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub image: String,
+    /// Version of the engine's interpreter; empty: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
     /// Every file of the workspace.
     pub files: Option<Digest>,
     /// The lock files of package managers in it.
@@ -254,6 +260,7 @@ impl From<&Manifest> for KernelRevision {
             engine: manifest.engine.name().into(),
             ryokan: manifest.ryokan.clone(),
             image: manifest.base_image_version.clone(),
+            version: manifest.engine_version.clone(),
             files: Some(manifest.workspace.tree),
             dependencies: manifest.dependencies.clone(),
         }
@@ -272,6 +279,9 @@ pub enum Captured {
         kernel_name: String,
         /// The checkpoint that holds it.
         checkpoint: CheckpointId,
+        /// The checkpoint's manifest; `None` of earlier releases.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        manifest: Option<Digest>,
         /// The repositories in its workspace.
         repositories: Vec<RepositoryLock>,
         /// What its code and files are based on.

@@ -15,8 +15,14 @@ pub struct CommitId(String);
 
 /// Text that is no commit id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a commit id: expected 40 or 64 hexadecimal digits")]
-pub struct NotACommit(String);
+pub enum NotACommit {
+    /// Something else.
+    #[error("{0:?} is not a commit id: expected 40 or 64 hexadecimal digits")]
+    Text(String),
+    /// A Change ID of jj.
+    #[error("{0:?} is a Change ID of jj: it names a commit that may be rewritten; give its Commit ID")]
+    ChangeId(String),
+}
 
 impl CommitId {
     /// As text.
@@ -37,7 +43,11 @@ impl std::str::FromStr for CommitId {
         let digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         match digits && (text.len() == 40 || text.len() == 64) {
             true => Ok(CommitId(text.to_owned())),
-            false => Err(NotACommit(text.chars().take(80).collect())),
+            // jj writes them with the last letters of the alphabet, so that they are no commit ids.
+            false if text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'k'..=b'z')) => {
+                Err(NotACommit::ChangeId(text.to_owned()))
+            }
+            false => Err(NotACommit::Text(text.chars().take(80).collect())),
         }
     }
 }
@@ -216,6 +226,15 @@ mod tests {
         }
         assert!(read(&[("HEAD", "ref: refs/a"), ("refs/a", "ref: refs/b"), ("refs/b", "ref: refs/a")]).is_err());
         assert!(read(&[("HEAD", "ref: refs/heads/new")]).is_err());
+    }
+
+    #[test]
+    fn change_ids_are_no_anchors() {
+        let change = "kxryzmorwvpqtslnuyzmkxryzmorwvpq";
+        assert_eq!(change.parse::<CommitId>(), Err(NotACommit::ChangeId(change.into())));
+        for text in ["kxryzmor", &change.to_uppercase(), &change.replace('k', "a"), &A[..39]] {
+            assert_eq!(text.parse::<CommitId>(), Err(NotACommit::Text(text.to_owned())));
+        }
     }
 
     #[test]

@@ -4,6 +4,12 @@ use std::time::Duration;
 
 /// A checkpoint's manifest, or its list of engine state, bytes.
 pub const MANIFEST_BYTES: usize = 64 << 20;
+/// Memory of a snapshot of kind suspend, bytes.
+pub const SNAPSHOT_SUSPEND_BYTES: u64 = 100 << 20;
+/// Memory and disk of a snapshot of kind teleport, bytes.
+pub const SNAPSHOT_TELEPORT_BYTES: u64 = 4 << 30;
+/// Engine state of a checkpoint that moves to another host, bytes; its files are bounded by that host's disk.
+pub const SNAPSHOT_CHECKPOINT_BYTES: u64 = 500 << 20;
 /// A checkpoint's name, bytes.
 pub const CHECKPOINT_NAME_BYTES: usize = 255;
 /// A checkpoint's description, bytes.

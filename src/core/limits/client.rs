@@ -43,5 +43,17 @@ pub const SUBSCRIPTIONS: usize = 32;
 pub const SUBSCRIPTIONS_PER_USER: usize = 1_000;
 /// Events of one subscription on their way to the client; the next are read once it has taken these.
 pub const EVENTS_IN_FLIGHT: usize = 8;
+/// Peers of one socket of a Jupyter kernel.
+pub const JUPYTER_PEERS: usize = 64;
+/// Frames of one message of a Jupyter front end.
+pub const JUPYTER_FRAMES: usize = 64;
+/// One message of a Jupyter front end, bytes: more than the largest code as JSON.
+pub const JUPYTER_MESSAGE_BYTES: usize = 8 << 20;
+/// Time after which a front end that takes no messages is disconnected.
+pub const JUPYTER_PEER_SILENCE: Duration = Duration::from_secs(10);
+/// A connection file of Jupyter, bytes.
+pub const JUPYTER_FILE_BYTES: u64 = 64 << 10;
+/// Time for which a cell waits for a daemon that was killed.
+pub const JUPYTER_RECONNECT: Duration = Duration::from_secs(60);
 /// Events by which one subscriber may lag before it receives a gap.
 pub const EVENT_LAG: usize = 4096;

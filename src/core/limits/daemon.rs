@@ -13,7 +13,7 @@ pub const DISK_RESERVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval at which the daemon compares its memory with what it uses.
 pub const MEMORY_INTERVAL: Duration = Duration::from_secs(5);
 /// Unused memory of the daemon, bytes, beyond which it is returned to the system.
-pub const UNUSED_MEMORY_BYTES: u64 = 16 << 20;
+pub const UNUSED_MEMORY_BYTES: u64 = 4 << 20;
 /// Concurrent readers of metrics.
 pub const METRICS_CONNECTIONS: usize = 16;
 /// Time in which a reader of metrics must send its request and read the answer.

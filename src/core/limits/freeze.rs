@@ -70,3 +70,13 @@ pub const GIT_REFERENCE_BYTES: u64 = 4096;
 pub const GIT_PACKED_BYTES: u64 = 4 << 20;
 /// Symbolic references that are followed.
 pub const GIT_REFERENCE_HOPS: usize = 5;
+/// Default time of a program that rebuilds code for newer data.
+pub const REBUILD_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The names of a PostgreSQL database's tables, bytes.
+pub const POSTGRES_NAMES_BYTES: u64 = 4 << 20;
+/// Version of an engine's interpreter, characters.
+pub const ENGINE_VERSION_CHARS: usize = 64;
+/// Keys of peers that one user trusts.
+pub const TRUSTED_KEYS: u64 = 1000;
+/// Signed units that one check lists.
+pub const SIGNED_UNITS: usize = 1000;

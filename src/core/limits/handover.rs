@@ -6,6 +6,8 @@ use std::time::Duration;
 pub const HANDOVER_MESSAGE_BYTES: usize = 4 << 20;
 /// One piece of an object, bytes.
 pub const HANDOVER_PIECE_BYTES: usize = 256 << 10;
+/// Smallest rate limit of a move, bytes a second: a slower one would break the deadlines of the protocol.
+pub const HANDOVER_RATE_MIN: u64 = 16 << 10;
 /// Addresses in one question for missing objects.
 pub const HANDOVER_DIGESTS: usize = 8192;
 /// Objects of one kernel that is moved.

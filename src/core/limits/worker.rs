@@ -100,6 +100,14 @@ pub const LOST_SNAPSHOTS: usize = 64;
 pub const SNAPSHOT_WAKE: Duration = Duration::from_secs(2);
 /// Default memory for the snapshots of one engine, bytes.
 pub const ROLLBACK_BYTES: u64 = 256 << 20;
+/// Connections from outside to the ports of one kernel; a further one fails as `busy`.
+pub const PORT_CONNECTIONS: usize = 128;
+/// Bytes of such a connection in one message, in each direction.
+pub const PORT_CHUNK_BYTES: usize = 64 << 10;
+/// Size of each buffer of such a connection's socket inside, bytes.
+pub const PORT_SOCKET_BYTES: u32 = 256 << 10;
+/// Deadline for a connection to a port inside.
+pub const PORT_CONNECT: Duration = Duration::from_secs(10);
 /// Crashes within [`BREAKER_WINDOW`] that open a kernel's circuit breaker.
 pub const BREAKER_CRASHES: usize = 3;
 /// See [`BREAKER_CRASHES`].

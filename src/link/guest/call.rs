@@ -3,6 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::daemon::{Daemon, Finish};
+use super::ports::PortConnection;
 use super::process::{ProcessSink, ProcessStart};
 use crate::core::error::{Error, Result};
 use crate::core::exec::{Stream, TerminalSize};
@@ -115,6 +116,8 @@ pub enum Call {
     Signal(ExecId, i32, Answer<()>),
     /// Set the size of a process's terminal.
     Resize(ExecId, TerminalSize, Answer<()>),
+    /// Connect to a TCP port of the kernel's own loopback.
+    Connect(u16, Answer<PortConnection>),
     /// End every process. Answered when their ends were reported.
     EndProcesses(Answer<()>),
     /// Save and end. Answered when the state is saved.
@@ -136,6 +139,7 @@ impl Call {
             Call::Request(_, answer) | Call::LoadEnd(answer) | Call::Wake(_, answer) => drop(answer.send(Err(error))),
             Call::Start(_, answer) => drop(answer.send(Err(error))),
             Call::BindKernel(_, answer) => drop(answer.send(Err(error))),
+            Call::Connect(_, answer) => drop(answer.send(Err(error))),
             Call::Usage(answer) => drop(answer.send(Err(error))),
             Call::Heads(answer) => drop(answer.send(Err(error))),
             Call::Entry(_, _, answer) => drop(answer.send(Err(error))),

@@ -8,6 +8,7 @@
 mod call;
 mod daemon;
 mod exec_channel;
+mod ports;
 mod process;
 
 use std::cell::{Cell, RefCell};
@@ -31,6 +32,7 @@ use crate::link::types::StateChunk;
 pub use call::{Answer, Bind, Call, Chunks, Report, Revision, Start, Started, StatePiece, WorkerCall};
 pub use daemon::{Daemon, Delivered, Delivery, Finish, ToolAnswer};
 pub use exec_channel::{ExecChannelCall, ExecChannelService};
+pub use ports::{OpenConnections, PortConnection};
 pub use process::{ProcessSink, ProcessStart};
 
 /// The server of one connection.
@@ -346,6 +348,13 @@ impl worker::Server for WorkerServer {
         let size = size.ok_or_else(|| to_capnp(Error::invalid("a terminal without size")))?;
         let exec = ExecId(params.get_exec_id());
         self.call(|answer| Call::Resize(exec, size, answer)).await
+    }
+
+    async fn connect(self: Rc<Self>, params: worker::ConnectParams, mut results: worker::ConnectResults) -> Done {
+        let port = params.get()?.get_port();
+        let connection = self.call(|answer| Call::Connect(port, answer)).await?;
+        results.get().set_stream(connection.serve());
+        Ok(())
     }
 
     async fn end_processes(self: Rc<Self>, _: worker::EndProcessesParams, _: worker::EndProcessesResults) -> Done {

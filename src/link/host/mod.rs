@@ -13,6 +13,7 @@
 mod callbacks;
 mod calls;
 mod exec_channel;
+mod ports;
 mod processes;
 mod relay;
 mod state;
@@ -22,6 +23,7 @@ use std::rc::Rc;
 
 use capnp_rpc::rpc_twoparty_capnp::Side;
 use capnp_rpc::{Disconnector, RpcSystem};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::core::error::{Error, Result};
@@ -40,6 +42,7 @@ pub use crate::link::types::{
     CodeCheck, Completions, Job, StateChunk, StateEntry, StateHead, WorkerExec, WorkerListener, WorkerReport,
     WorkerUsage,
 };
+pub use ports::WorkerPortStream;
 pub use processes::WorkerProcess;
 pub use relay::Relay;
 
@@ -59,6 +62,8 @@ pub struct WorkerLink {
     exec_channel_requested: Cell<bool>,
     /// Whether an execution was started before.
     has_begun: Cell<bool>,
+    /// Ends with the link.
+    lifetime: watch::Sender<()>,
 }
 
 impl Drop for WorkerLink {
@@ -124,6 +129,7 @@ impl WorkerLink {
             exec_channel: RefCell::default(),
             exec_channel_requested: Cell::default(),
             has_begun: Cell::default(),
+            lifetime: watch::Sender::new(()),
         };
         let report = link.handshake(listener).await?;
         Ok((link, report))

@@ -11,7 +11,9 @@ use crate::core::host_resource::HostResource;
 use crate::core::ids::Digest;
 use crate::core::info::KernelInfo;
 use crate::core::limits;
+use crate::core::signature::Signer;
 use crate::rpc::convert::listing::{read_host_resources, write_host_resources};
+use crate::rpc::convert::provenance::read_signer;
 use crate::rpc::convert::{info, read_data};
 use crate::rpc::schema::ryokan_capnp as wire;
 
@@ -66,13 +68,17 @@ impl BundleUpload {
         Ok(())
     }
 
-    /// Ends the file and returns the resources of the host that it requests.
+    /// Ends the file and returns what it requests of the host, and who signed it.
     ///
     /// # Errors
     /// The daemon's errors, among them defects of the file.
-    pub async fn review(&self) -> Result<Vec<HostResource>> {
+    pub async fn review(&self) -> Result<BundleReview> {
         let response = self.link.wait(self.cap.review_request().send().promise).await?;
-        answer(read_host_resources(fields(response.get())?.get_requested()))
+        let response = fields(response.get())?;
+        Ok(BundleReview {
+            requested: answer(read_host_resources(response.get_requested()))?,
+            signer: answer(read_signer(fields(response.get_signer())?))?,
+        })
     }
 
     /// Creates the kernel from the file, with the granted resources of the host.
@@ -92,6 +98,15 @@ impl BundleUpload {
             withheld: answer(read_host_resources(response.get_withheld()))?,
         })
     }
+}
+
+/// What a file requests, and who signed it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BundleReview {
+    /// The resources of the host that it requests.
+    pub requested: Vec<HostResource>,
+    /// Its signer.
+    pub signer: Signer,
 }
 
 /// A kernel created from a file.

@@ -10,18 +10,19 @@ use crate::core::error::Result;
 use crate::core::ids::HandoverId;
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
+use crate::core::snapshot::KindRequest;
 use crate::rpc::convert::teleport::{read_handover, read_report};
 use crate::rpc::convert::{read_data, read_text};
 use crate::rpc::schema::ryokan_capnp as wire;
 
-/// Receives the progress of a move: the phase, and the bytes sent.
+/// Receives the progress of a move: the phase, the bytes sent, and those that the other host had.
 struct Sink<F>(F);
 
-impl<F: Fn(&str, u64) + 'static> wire::teleport_sink::Server for Sink<F> {
+impl<F: Fn(&str, u64, u64) + 'static> wire::teleport_sink::Server for Sink<F> {
     async fn progress(self: Rc<Self>, params: wire::teleport_sink::ProgressParams) -> capnp::Result<()> {
         let params = params.get()?;
         if let Ok(phase) = read_text(params.get_phase(), "phase") {
-            (self.0)(&phase, params.get_sent_bytes());
+            (self.0)(&phase, params.get_sent_bytes(), params.get_reused_bytes());
         }
         Ok(())
     }
@@ -56,7 +57,7 @@ impl HandoverPipe {
 }
 
 impl HostClient {
-    /// Moves a kernel to another host.
+    /// Moves a kernel to another host. `limit_rate`: bytes a second while the kernel runs; 0: no limit.
     ///
     /// # Errors
     /// Refusals of both hosts; the kernel continues here then.
@@ -65,13 +66,17 @@ impl HostClient {
         kernel: &str,
         to: &str,
         allow_missing: bool,
-        progress: impl Fn(&str, u64) + 'static,
+        kind: KindRequest,
+        limit_rate: u64,
+        progress: impl Fn(&str, u64, u64) + 'static,
     ) -> Result<TeleportReport> {
         let mut request = self.cap.teleport_request();
         let mut params = request.get();
         params.set_kernel(kernel);
         params.set_to(to);
         params.set_allow_missing(allow_missing);
+        params.set_kind(kind.name());
+        params.set_limit_rate(limit_rate);
         params.set_sink(new_client(Sink(progress)));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_report(fields(fields(response.get())?.get_report())?))

@@ -6,8 +6,10 @@ use super::host::HostClient;
 use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::error::{Error, Result};
 use crate::core::upkeep::{GcItem, GcReport, VerifyEvent, VerifyReport};
+use crate::core::usage::DiskUsage;
 use crate::rpc::convert::read_text;
 use crate::rpc::convert::upkeep::{read_gc_report, read_verify_report};
+use crate::rpc::convert::usage::read_disk_usage;
 
 impl HostClient {
     /// Removes the checkpoints that retention expires and unreferenced objects.
@@ -45,6 +47,17 @@ impl HostClient {
             Ok(read_verify_report(fields(fields(response.get())?.get_report())?))
         };
         feed.pump(&self.link, ended, async |reported| take(reported).await).await
+    }
+
+    /// What takes room on the disk: of one kernel, or (empty) of all kernels and the data folder.
+    ///
+    /// # Errors
+    /// `notFound`; `busy` during another measurement.
+    pub async fn disk_usage(&self, kernel: &str) -> Result<DiskUsage> {
+        let mut request = self.cap.disk_usage_request();
+        request.get().set_kernel(kernel);
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_disk_usage(fields(fields(response.get())?.get_usage())?))
     }
 
     /// Passes lines of the audit log after number `since` to `take`, oldest first.

@@ -19,11 +19,13 @@ pub mod mcp;
 pub mod output;
 pub mod pool;
 pub mod process;
+pub mod provenance;
 pub mod rights;
 pub mod spec;
 pub mod teleport;
 mod text;
 pub mod upkeep;
+pub mod usage;
 pub mod value;
 pub mod workflow;
 

@@ -5,6 +5,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, ParseIdError};
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
+use crate::core::snapshot::SnapshotKind;
 use crate::rpc::schema::ryokan_capnp::{handover, teleport_report};
 
 fn id<T: std::str::FromStr<Err = ParseIdError>>(text: &str) -> Result<T> {
@@ -22,6 +23,10 @@ pub fn write_report(mut to: teleport_report::Builder<'_>, report: &TeleportRepor
     to.set_sent_bytes(report.sent_bytes);
     to.set_pause_ms(report.pause_ms);
     to.set_acknowledged(report.acknowledged);
+    to.set_kind(report.kind.name());
+    to.set_kind_reason(&report.kind_reason);
+    to.set_elapsed_ms(report.elapsed_ms);
+    to.set_wire_bytes(report.wire_bytes);
     write_text_list(to.init_missing(report.missing.len() as u32), &report.missing);
 }
 
@@ -41,6 +46,11 @@ pub fn read_report(from: teleport_report::Reader<'_>) -> Result<TeleportReport> 
         pause_ms: from.get_pause_ms(),
         missing: read_text_list(from.get_missing(), "missing", limits::VALUE_ITEMS)?,
         acknowledged: from.get_acknowledged(),
+        kind: SnapshotKind::from_name(&read_text(from.get_kind(), "kind")?)
+            .ok_or_else(|| Error::invalid("an unknown kind of snapshot"))?,
+        kind_reason: read_text(from.get_kind_reason(), "kindReason")?,
+        elapsed_ms: from.get_elapsed_ms(),
+        wire_bytes: from.get_wire_bytes(),
     })
 }
 

@@ -11,6 +11,7 @@ use super::Connection;
 use super::groups::GroupsServer;
 use super::images::ImagesServer;
 use super::portable::BundleWriterServer;
+use super::provenance::ProvenanceServer;
 use super::sinks::Subscription;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::Event;
@@ -316,6 +317,16 @@ impl host::Server for HostServer {
         Ok(())
     }
 
+    async fn provenance(
+        self: Rc<Self>,
+        _params: host::ProvenanceParams,
+        mut results: host::ProvenanceResults,
+    ) -> capnp::Result<()> {
+        let (connection, actor) = (Rc::clone(&self.connection), self.actor().map_err(to_capnp)?);
+        results.get().set_provenance(new_client(ProvenanceServer { connection, actor }));
+        Ok(())
+    }
+
     async fn images(
         self: Rc<Self>,
         _params: host::ImagesParams,
@@ -344,6 +355,14 @@ impl host::Server for HostServer {
 
     async fn audit(self: Rc<Self>, params: host::AuditParams, _results: host::AuditResults) -> capnp::Result<()> {
         self.stream_audit(params).await
+    }
+
+    async fn disk_usage(
+        self: Rc<Self>,
+        params: host::DiskUsageParams,
+        results: host::DiskUsageResults,
+    ) -> capnp::Result<()> {
+        self.measure_disk(params, results).await
     }
 
     async fn verify_audit(

@@ -98,6 +98,7 @@ impl kernel::Server for KernelServer {
     audited! {
         "kernel.spawn": Execute spawn(params: SpawnParams, results: SpawnResults) = spawn_process(params, results);
         "kernel.signal": Execute signal_process(params: SignalProcessParams, _results: SignalProcessResults) = send_signal(params);
+        "kernel.open_port": Execute open_port(params: OpenPortParams, results: OpenPortResults) = open_kernel_port(params, results);
         "checkpoint.create": Checkpoint checkpoint(params: CheckpointParams, results: CheckpointResults) = take_checkpoint(params, results);
         "checkpoint.restore": Restore restore_checkpoint(params: RestoreCheckpointParams, results: RestoreCheckpointResults) = restore_to(params, results);
         "checkpoint.restore": Restore undo(params: UndoParams, results: UndoResults) = undo_restore(params, results);

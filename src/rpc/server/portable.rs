@@ -12,6 +12,7 @@ use crate::core::limits;
 use crate::core::rights::Rights;
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::listing::{read_host_resources, write_host_resources};
+use crate::rpc::convert::provenance::write_signer;
 use crate::rpc::convert::{read_data, read_text_list, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{bundle_reader, bundle_writer, host_resource, kernel};
 use crate::supervisor::kernel::command::Actor;
@@ -110,8 +111,10 @@ impl bundle_writer::Server for BundleWriterServer {
     ) -> capnp::Result<()> {
         let mut import = self.import.lock().await;
         let import = import.as_mut().ok_or_else(|| to_capnp(over()))?;
-        let requested = import.review().await.map_err(to_capnp)?;
+        let review = import.review(&self.connection.supervisor, &self.actor).await.map_err(to_capnp)?;
+        let requested = &review.requested;
         write_host_resources(results.get().init_requested(requested.len() as u32), requested);
+        write_signer(results.get().init_signer(), &review.signer);
         Ok(())
     }
 }

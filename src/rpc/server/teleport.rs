@@ -10,10 +10,11 @@ use tokio::sync::Mutex;
 use super::host::HostServer;
 use crate::core::error::Error;
 use crate::core::limits;
+use crate::core::snapshot::KindRequest;
 use crate::rpc::convert::teleport::{write_handovers, write_report};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{handover_stream, host, teleport_sink};
-use crate::supervisor::registry::teleport;
+use crate::supervisor::registry::teleport::{self, Options, Sent};
 
 impl HostServer {
     pub(super) async fn move_kernel(
@@ -27,10 +28,14 @@ impl HostServer {
         let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
         let kernel = supervisor.find(actor.uid, &name).map_err(to_capnp)?;
+        let kind = read_text(params.get_kind(), "kind").map_err(to_capnp)?;
+        let kind = KindRequest::from_name(&kind);
+        let kind = kind.ok_or_else(|| to_capnp(Error::invalid("an unknown kind of snapshot")))?;
+        let options = Options { allow_missing: params.get_allow_missing(), kind, limit_rate: params.get_limit_rate() };
         let sink = params.get_sink()?;
         let is_reporting = Rc::new(Cell::new(false));
-        let progress = Box::new(move |phase: &'static str, bytes| report(&sink, &is_reporting, phase, bytes));
-        let moved = teleport::teleport(supervisor, &kernel, &to, params.get_allow_missing(), &actor, progress).await;
+        let progress = Box::new(move |phase: &'static str, sent| report(&sink, &is_reporting, phase, sent));
+        let moved = teleport::teleport(supervisor, &kernel, &to, options, &actor, progress).await;
         write_report(results.get().init_report(), &moved.map_err(to_capnp)?);
         Ok(())
     }
@@ -77,14 +82,15 @@ impl HostServer {
 }
 
 /// Sends progress without waiting for the client: a slow one sees less of it.
-fn report(sink: &teleport_sink::Client, is_reporting: &Rc<Cell<bool>>, phase: &str, bytes: u64) {
+fn report(sink: &teleport_sink::Client, is_reporting: &Rc<Cell<bool>>, phase: &str, sent: Sent) {
     if is_reporting.replace(true) {
         return;
     }
     let is_reporting = Rc::clone(is_reporting);
     let mut request = sink.progress_request();
     request.get().set_phase(phase);
-    request.get().set_sent_bytes(bytes);
+    request.get().set_sent_bytes(sent.wire_bytes);
+    request.get().set_reused_bytes(sent.reused_bytes);
     tokio::task::spawn_local(async move {
         let _ = request.send().await;
         is_reporting.set(false);

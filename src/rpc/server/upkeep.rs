@@ -12,6 +12,7 @@ use crate::rpc::convert::pool::write_pool;
 use crate::rpc::convert::upkeep::{
     write_audit_line, write_damage, write_gc_item, write_gc_report, write_verify_report,
 };
+use crate::rpc::convert::usage::write_disk_usage;
 use crate::rpc::convert::{read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::host;
 use crate::supervisor::host::Host;
@@ -107,6 +108,19 @@ impl HostServer {
             return Err(error);
         }
         write_verify_report(results.get().init_report(), &done.map_err(to_capnp)?);
+        Ok(())
+    }
+
+    pub(super) async fn measure_disk(
+        &self,
+        params: host::DiskUsageParams,
+        mut results: host::DiskUsageResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let name = read_text(params.get()?.get_kernel(), "kernel").map_err(to_capnp)?;
+        let is_operator = !self.host().environment.system_wide || actor.uid == nix::unistd::geteuid().as_raw();
+        let usage = maintenance::disk_usage(&self.connection.supervisor, actor.uid, is_operator, &name).await;
+        write_disk_usage(results.get().init_usage(), &usage.map_err(to_capnp)?);
         Ok(())
     }
 

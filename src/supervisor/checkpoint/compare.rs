@@ -145,6 +145,7 @@ pub(crate) async fn revisions_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Resul
         engine: kernel.spec().engine.name().into(),
         ryokan: env!("CARGO_PKG_VERSION").into(),
         image: host.drivers.of(kernel.spec().isolation)?.image_version(&kernel.spec(), &host.home(kernel.id, None).dir),
+        version: kernel.view().engine_version,
         files: Some(tree),
         dependencies: found.dependencies.clone(),
     };

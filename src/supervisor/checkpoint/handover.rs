@@ -1,6 +1,7 @@
 //! The last checkpoint of a kernel before it moves: its code stays frozen until the move has succeeded or failed.
 
 use std::rc::Rc;
+use std::time::Instant;
 
 use super::gather::gather_quiesced;
 use super::queue_ticket;
@@ -12,8 +13,9 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Change, Trace};
 
-/// Takes a checkpoint between two executions, and runs `work` with it while the kernel's code is frozen and nothing else
-/// starts. If `work` fails, the code resumes where it was; if it succeeds, the worker must have ended.
+/// Takes a checkpoint between two executions, and runs `work` with it, and with the moment before the freeze, while the
+/// kernel's code is frozen and nothing else starts. If `work` fails, the code resumes where it was; if it succeeds, the
+/// worker must have ended.
 ///
 /// # Errors
 /// `deadline` if the kernel did not become idle, capture errors, and those of `work`: the kernel is unchanged.
@@ -21,7 +23,7 @@ pub(crate) async fn while_frozen<T, F>(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     change: Change,
-    work: impl FnOnce(Checkpoint) -> F + 'static,
+    work: impl FnOnce(Checkpoint, Instant) -> F + 'static,
 ) -> Result<T>
 where
     T: 'static,
@@ -30,11 +32,12 @@ where
     let (host, own, actor) = (Rc::clone(host), Rc::clone(kernel), change.actor.clone());
     let ticket = queue_ticket::Ticket::new(kernel);
     queue_ticket::take(ticket, Trace::Transition(change), limits::CHECKPOINT_WAIT, move |link| async move {
+        let frozen_at = Instant::now();
         let (gathering, still) = gather_quiesced(&host, &own, Some(&link), None).await?;
         let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
         let done = async {
             let (checkpoint, _) = seal(&host, &own, gathering.finish().await?, &taking, &actor, None).await?;
-            work(checkpoint).await
+            work(checkpoint, frozen_at).await
         };
         let done = done.await;
         if done.is_err()

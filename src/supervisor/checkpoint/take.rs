@@ -209,6 +209,7 @@ async fn manifest(
         ryokan: env!("CARGO_PKG_VERSION").into(),
         arch: std::env::consts::ARCH.into(),
         base_image_version: driver.image_version(&kernel.spec(), &dir),
+        engine_version: kernel.view().engine_version,
         host: host.id(),
         kernel: kernel.id,
         epoch: kernel.epoch,

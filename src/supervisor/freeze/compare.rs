@@ -13,6 +13,7 @@ use crate::core::diff::{Area, Deed};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::capture::Reply;
 use crate::core::freeze::difference::{GroupDiff, Subject};
+use crate::core::freeze::postgres::Rows;
 use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
 use crate::core::freeze::{
     Captured, DatabasePart, DirectoryPart, Group, KernelRevision, Member, Part, PostgresPart, RepositoryPart, Target,
@@ -162,17 +163,15 @@ impl Pair<'_> {
                 Ok(())
             }
             (Captured::Postgres { part, .. }, now) => {
-                let now = match now {
-                    Now::Frozen(Captured::Postgres { part, .. }) => part.clone(),
-                    Now::Present(target @ Target::Postgres { .. }) => match self.present(target).await? {
-                        Captured::Postgres { part, .. } => part,
+                let (now, connection) = match now {
+                    Now::Frozen(Captured::Postgres { part, .. }) => (part.clone(), None),
+                    Now::Present(target @ Target::Postgres { connection }) => match self.present(target).await? {
+                        Captured::Postgres { part, .. } => (part, Some(connection.as_str())),
                         _ => return Err(Error::internal("a database has another kind of content")),
                     },
                     now => return replaced(&mut of, self.name, &now),
                 };
-                let schema = |part: &PostgresPart| part.revision.as_ref().map(ToString::to_string).unwrap_or_default();
-                of.change("schema", "schema", &schema(&part), &schema(&now));
-                Ok(())
+                self.postgres(&part, &now, connection, &mut of).await
             }
             // What its programs would write now is not known without a freeze.
             (Captured::Command { .. }, Now::Present(Target::Command { .. })) => Ok(()),
@@ -184,6 +183,35 @@ impl Pair<'_> {
         let member = Member { name: self.name.to_owned(), target: target.clone() };
         let mut live = members::open_in(self.supervisor, self.group, &member, self.scratch.clone()).await?;
         live.present().await?.ok_or_else(|| Error::internal("the member has no present state"))
+    }
+
+    /// `connection`: of the present database, if `after` is that.
+    async fn postgres(
+        &self,
+        before: &PostgresPart,
+        after: &PostgresPart,
+        connection: Option<&str>,
+        of: &mut Subject<'_>,
+    ) -> Result<()> {
+        let schema = |part: &PostgresPart| part.revision.as_ref().map(ToString::to_string).unwrap_or_default();
+        of.change("schema", "schema", &schema(before), &schema(after));
+        if connection.is_none() && before.image == after.image {
+            return Ok(());
+        }
+        std::fs::create_dir_all(&self.scratch)
+            .map_err(|error| Error::unavailable(format!("{}: {error}", self.scratch.display())))?;
+        let host = self.host();
+        let then = sources::postgres_rows_of(host, before.image, &self.scratch).await?;
+        let now = match connection {
+            Some(connection) => sources::postgres_rows_now(host, connection, &self.scratch).await?,
+            None => sources::postgres_rows_of(host, after.image, &self.scratch).await?,
+        };
+        let counts = |rows: &Rows| -> BTreeMap<String, String> {
+            rows.rows.iter().map(|(table, count)| (table.clone(), count.to_string())).collect()
+        };
+        of.change_each("rows", &counts(&then), &counts(&now));
+        of.omit(now.omitted);
+        Ok(())
     }
 
     async fn directory(&self, before: DirectoryPart, after: DirectoryPart, of: &mut Subject<'_>) -> Result<()> {
@@ -223,6 +251,7 @@ impl Pair<'_> {
         };
         for (what, then, now) in [
             ("engine", &before.2.engine, &revision.engine),
+            ("interpreter", &before.2.version, &revision.version),
             ("ryokan", &before.2.ryokan, &revision.ryokan),
             ("image", &before.2.image, &revision.image),
         ] {

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
+use super::gate::judge;
 use super::members::{self, Live};
 use super::run_freeze::pairings;
-use super::run_restore::judge;
 use super::{find_freeze, manifest, turn};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::lock::Lock;

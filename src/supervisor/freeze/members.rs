@@ -237,6 +237,7 @@ impl Live {
             kernel: kernel.id,
             kernel_name: kernel.spec().name.to_string(),
             checkpoint: checkpoint.id,
+            manifest: Some(checkpoint.manifest),
             revision: KernelRevision::from(&manifest),
             repositories: manifest.repositories,
         });
@@ -278,7 +279,14 @@ impl Live {
     pub async fn validate(&mut self) -> Result<()> {
         let target = self.target()?.clone();
         match (&mut self.kind, &target) {
-            (LiveKind::Kernel { kernel, .. }, Captured::Kernel { checkpoint, .. }) => {
+            (LiveKind::Kernel { kernel, .. }, Captured::Kernel { checkpoint, manifest, .. }) => {
+                let row = kernel.records.checkpoint(*checkpoint).await?;
+                if let (Some(named), Some(row)) = (manifest, row)
+                    && row.manifest != *named
+                {
+                    return Err(Error::corrupt(format!("checkpoint {checkpoint} is not what the freeze captured"))
+                        .reason("signature"));
+                }
                 held::validate(&self.host, kernel, *checkpoint).await
             }
             (LiveKind::Repository { repository, .. }, Captured::Repository { part, .. }) => {

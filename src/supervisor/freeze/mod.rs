@@ -8,10 +8,12 @@
 
 mod access;
 mod compare;
+mod gate;
 mod groups;
 mod locks;
 mod members;
 mod objects;
+mod provenance;
 mod recover;
 mod run_freeze;
 mod run_restore;
@@ -20,6 +22,7 @@ mod sources;
 pub use compare::diff;
 pub use groups::{abandon, add, create, exists, find, list, remove};
 pub use locks::{check, lock, lock_of};
+pub use provenance::provenance;
 pub use recover::recover;
 pub use run_freeze::freeze;
 pub use run_restore::{restore, undo};

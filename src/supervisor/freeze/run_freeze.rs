@@ -1,5 +1,6 @@
 //! Carries out a freeze.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::members::{self, Live};
@@ -14,9 +15,11 @@ use crate::core::freeze::{Captured, DatabasePart, FORMAT, Freeze, FreezeManifest
 use crate::core::ids::FreezeId;
 use crate::core::kernel::transition::Kind;
 use crate::core::limits;
+use crate::core::signature::Subject;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::bounded;
+use crate::supervisor::host::signing::HostKey;
 use crate::supervisor::registry::Supervisor;
 
 /// Freezes a group.
@@ -61,11 +64,13 @@ pub(super) struct Taking<'a> {
 /// # Errors
 /// As [`freeze`].
 pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: &Taking<'_>) -> Result<Freeze> {
+    // Before anything pauses.
+    let key = host.signing_key().await?;
     let mut machine = if taking.suspend { Capture::new(live.len()) } else { Capture::of_suspended(live.len()) };
     // The objects are kept until the row names them.
     let _kept = host.store.run_beside(|store| Ok(store.guard())).await?;
     let id = FreezeId::from_bytes(host.random());
-    let mut run = Run { host, group, taking, id, sealed: None, failed: None };
+    let mut run = Run { host, group, taking, key, id, sealed: None, failed: None };
     loop {
         let action = machine.next();
         if action == Action::End {
@@ -92,6 +97,7 @@ struct Run<'a> {
     host: &'a Host,
     group: &'a Group,
     taking: &'a Taking<'a>,
+    key: Arc<HostKey>,
     id: FreezeId,
     sealed: Option<Freeze>,
     /// The first failure.
@@ -169,6 +175,7 @@ impl Run<'_> {
             at_ms: manifest.at_ms,
             restored_at_ms: None,
             manifest: digest,
+            signed: Some(self.key.sign(Subject::Freeze, digest)),
         };
         let new = NewFreeze {
             freeze,

@@ -1,17 +1,14 @@
 //! Carries out the restore of a group.
 
-use std::collections::HashSet;
-
+use super::gate::{self, Judged, Refusal};
 use super::members::{self, Live};
 use super::run_freeze::{Taking, in_time, pairings, take};
-use super::{Restored, find_freeze, manifest, recover, turn};
+use super::{Restored, find_freeze, manifest, provenance, recover, turn};
 use crate::catalog::Notes;
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::Reply;
-use crate::core::freeze::gate::{self, Pairing};
-use crate::core::freeze::refs::CommitId;
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Captured, Freeze, Group, Intent, Member, Part};
 use crate::core::kernel::transition::Kind;
@@ -83,6 +80,7 @@ async fn perform(
     let host = supervisor.host();
     recover::unfinished(supervisor, group).await?;
     let manifest = manifest(host, &freeze).await?;
+    provenance::check(group, &freeze, &manifest)?;
     if let Some(unknown) = members.iter().find(|name| !manifest.parts.iter().any(|part| part.name == **name)) {
         return Err(Error::not_found(format!("freeze {} has no member {unknown:?}", freeze.number)));
     }
@@ -232,7 +230,33 @@ impl Run<'_> {
         let recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
         let restored = |part: &Part| self.parts.iter().any(|one| one.name == part.name);
         would_be.extend(present.into_iter().filter(|part| !restored(part)));
-        judge(&pairings(&would_be), &recorded, self.live.iter().chain(&self.others)).await
+        let all = self.live.iter().chain(&self.others);
+        match gate::judge(&pairings(&would_be), &recorded, all).await {
+            Err(Judged::Newer(refusal)) if self.rebuild(&refusal, &mut would_be).await? => {
+                Ok(gate::judge(&pairings(&would_be), &recorded, self.live.iter().chain(&self.others)).await?)
+            }
+            judged => Ok(judged?),
+        }
+    }
+
+    /// Runs the program that brings a repository to what data needs, if one is configured, and reads the repository
+    /// again. Only code that is not restored itself can be rebuilt.
+    async fn rebuild(&mut self, refusal: &Refusal, would_be: &mut [Part]) -> Result<bool> {
+        let Some(live) = self.others.iter_mut().find(|live| live.name == refusal.repository) else { return Ok(false) };
+        let Some(path) = live.repository().map(|repository| repository.path().to_owned()) else { return Ok(false) };
+        let mut configured = self.host.config.rebuild.iter();
+        let Some((name, rebuild)) = configured.find(|(_, one)| one.repository == path) else { return Ok(false) };
+        let (shown, commit) = (path.display().to_string(), refusal.needs.to_string());
+        let line = self.host.line(self.actor, "group.rebuild", None);
+        let detail = bounded(format!("{}: {name} for {commit} in {shown}", self.group.name));
+        self.host.write_audit(NewAudit { owner: Some(self.group.uid), detail, ..line }).await;
+        gate::rebuild(self.host, rebuild, (&shown, &commit)).await?;
+        let part = live.present_part().await?;
+        if let (Some(part), Some(place)) = (part, would_be.iter_mut().find(|part| part.name == refusal.repository)) {
+            *place = part;
+        }
+        self.notes.push(format!("{name} rebuilt {shown} for commit {}", refusal.needs.short()));
+        Ok(true)
     }
 
     async fn commit(&self) -> Result<()> {
@@ -296,43 +320,6 @@ impl NewIntent {
     async fn and_then_begin(self, host: &Host, group: &Group) -> Result<()> {
         Ok(host.catalog.begin_intent(group.id, self.0?).await?)
     }
-}
-
-/// Applies the gate; git answers which commits are ancestors.
-pub(super) async fn judge(
-    would_be: &[Pairing],
-    recorded: &[Pairing],
-    live: impl Iterator<Item = &Live> + Clone,
-) -> Result<()> {
-    let mut ancestors: HashSet<(String, CommitId, CommitId)> = HashSet::new();
-    for pair in would_be {
-        let of = |seen: &&Pairing| {
-            (&seen.database, &seen.revision, &seen.repository) == (&pair.database, &pair.revision, &pair.repository)
-        };
-        let repository = live.clone().filter(|live| live.name == pair.repository).find_map(Live::repository);
-        let Some(repository) = repository else { continue };
-        let mut asked = HashSet::new();
-        // The newest first: most often it is an ancestor.
-        for seen in recorded.iter().rev().filter(of) {
-            if asked.insert(&seen.commit) && repository.is_ancestor(&seen.commit, &pair.commit).await? {
-                ancestors.insert((pair.repository.clone(), seen.commit.clone(), pair.commit.clone()));
-                break;
-            }
-        }
-    }
-    let is_ancestor = |repository: &str, a: &CommitId, b: &CommitId| {
-        ancestors.contains(&(repository.to_owned(), a.clone(), b.clone()))
-    };
-    gate::check(would_be, recorded, is_ancestor).map_err(|refusal| {
-        let gate::Refusal { database, revision, repository, commit, needs } = *refusal;
-        Error::refused(format!(
-            "schema {revision} of {database} was recorded with commit {} of {repository}; its code would be at {}, which is older",
-            needs.short(),
-            commit.short()
-        ))
-        .reason("data_newer")
-        .hint(format!("check out {} or later in {repository}, or restore the whole group", needs.short()))
-    })
 }
 
 impl Live {

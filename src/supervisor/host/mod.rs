@@ -8,6 +8,7 @@ pub mod events;
 pub(crate) mod metrics;
 pub(crate) mod prepared_copies;
 pub(crate) mod reserve;
+pub(crate) mod signing;
 pub mod upkeep;
 
 use std::cell::{Cell, RefCell};
@@ -59,6 +60,8 @@ pub struct Host {
     pub(crate) reserve: Reserve,
     /// The permit of the only operation on groups.
     pub(crate) group_turn: std::sync::Arc<tokio::sync::Semaphore>,
+    /// The key that signs, since its first use.
+    pub(crate) key: tokio::sync::OnceCell<std::sync::Arc<signing::HostKey>>,
     /// Runs git for groups, since its first use.
     pub(crate) git: RefCell<Option<Rc<crate::git::Git>>>,
     /// Runs programs of data sources, since its first use.
@@ -81,6 +84,17 @@ pub struct Host {
 }
 
 impl Host {
+    /// Makes everything written so far survive a loss of power: another host acts on it, or it precedes a deletion.
+    ///
+    /// # Errors
+    /// `unavailable` if the file system cannot be synced.
+    pub(crate) async fn sync_data(&self) -> Result<()> {
+        let data = self.environment.data.clone();
+        let sync = move || crate::sys::fs::sync_file_system(&data, "handover.data.sync");
+        let synced = tokio::task::spawn_blocking(sync).await.map_err(|error| Error::internal(error.to_string()))?;
+        synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
+    }
+
     pub(crate) fn new(
         config: Config,
         environment: Environment,
@@ -104,6 +118,7 @@ impl Host {
             metrics: Metrics::new(),
             reserve,
             group_turn: std::sync::Arc::new(tokio::sync::Semaphore::new(1)),
+            key: tokio::sync::OnceCell::new(),
             git: RefCell::default(),
             programs: RefCell::default(),
             parked: RefCell::default(),

@@ -15,6 +15,8 @@ pub struct Upkeep {
     /// Permits for checkpoints before a stop.
     pub(crate) rests: Semaphore,
     pub(crate) running: Cell<bool>,
+    /// Whether the disk is being measured.
+    pub(crate) measuring: Cell<bool>,
     /// The number of runs skipped because code ran.
     pub(crate) put_off: Cell<u32>,
     /// The store's counters when a run last found nothing left to do.
@@ -30,6 +32,7 @@ impl Default for Upkeep {
             names: RwLock::default(),
             rests: Semaphore::new(limits::STOP_CHECKPOINTS),
             running: Cell::default(),
+            measuring: Cell::default(),
             put_off: Cell::default(),
             at_rest: Cell::default(),
             gone: Cell::default(),

@@ -42,6 +42,10 @@ pub(crate) async fn carry_out(
             enter(Step::Lifecycle)?;
             host.making_room(save).await?;
             enter(Step::Cleanup)?;
+            if let Transition::HandoverOut { .. } = record.transition {
+                // A loss of power that takes the decision back must find the files.
+                host.sync_data().await?;
+            }
             Ok(host.catalog.clear_kernel_files(records.kernel()).await?)
         }
         (Transition::Unarchive { .. }, Recovery::Finish) => {

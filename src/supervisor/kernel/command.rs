@@ -125,7 +125,7 @@ pub enum Command {
     /// Commit an unarchive transition, once files and state are back in place; returns the version.
     Unarchive(Actor, Rc<ExclusiveTransition>, Reply<u64>),
     /// Commit a handover transition with this text; returns the version.
-    Depart(Actor, String, Rc<ExclusiveTransition>, Reply<u64>),
+    Depart(Actor, String, Rc<ExclusiveTransition>, oneshot::Sender<()>, Reply<u64>),
     /// Finish an interrupted archive, unarchive or handover transition.
     Settle(Reply<()>),
     /// Check whether this change is allowed now.

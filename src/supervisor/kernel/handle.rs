@@ -46,6 +46,8 @@ pub struct View {
     pub checkpoints: u64,
     /// Time of last use, milliseconds since 1970.
     pub last_used_at_ms: i64,
+    /// Version of the engine's interpreter, as the last worker reported it; empty: there was none yet.
+    pub engine_version: String,
     /// Sandbox layers in force.
     pub sandbox: Vec<String>,
     /// Contents of the worker that its saved state does not include.
@@ -85,6 +87,8 @@ pub struct Kernel {
     pub(crate) executions: RefCell<HashMap<ExecId, Rc<Execution>>>,
     /// Processes beside the engine.
     pub(crate) processes: RefCell<BTreeMap<ExecId, RunningProcess>>,
+    /// Number of open connections to its ports.
+    pub(crate) connections: Rc<Cell<usize>>,
     pub(crate) commands: mpsc::Sender<Box<Command>>,
     /// The current exclusive transition.
     pub(crate) transitions: RefCell<Transitions>,

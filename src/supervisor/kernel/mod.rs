@@ -9,6 +9,7 @@ pub mod handle;
 pub mod journal;
 pub mod lease;
 pub mod output;
+pub mod ports;
 pub(crate) mod processes;
 mod requests;
 pub mod services;

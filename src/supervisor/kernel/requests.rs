@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use tokio::sync::oneshot;
+
 use super::command::{Actor, Change, Command, Message, StopMode};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
@@ -188,12 +190,19 @@ impl Kernel {
         self.ask_patiently(|reply| Command::Unarchive(actor, transition, reply)).await
     }
 
-    /// Commits the handover transition: the kernel lives on another host from now on.
+    /// Commits the handover transition: the kernel lives on another host from now on. `decided` is notified as soon as
+    /// that survives a loss of power, before the worker ends and the files are removed.
     ///
     /// # Errors
     /// Database errors; the kernel stays here.
-    pub(crate) async fn depart(&self, actor: Actor, text: String, transition: Rc<ExclusiveTransition>) -> Result<u64> {
-        self.ask_patiently(|reply| Command::Depart(actor, text, transition, reply)).await
+    pub(crate) async fn depart(
+        &self,
+        actor: Actor,
+        text: String,
+        transition: Rc<ExclusiveTransition>,
+        decided: oneshot::Sender<()>,
+    ) -> Result<u64> {
+        self.ask_patiently(|reply| Command::Depart(actor, text, transition, decided, reply)).await
     }
 
     /// Finishes an interrupted archive, unarchive or handover transition.

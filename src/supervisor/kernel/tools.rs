@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::core::error::{Error, Result};
@@ -24,7 +25,14 @@ pub struct Tools {
     servers: Rc<McpServers>,
     wanted: RefCell<Vec<(String, McpTransport)>>,
     events: Rc<Events>,
-    follower: RefCell<Option<JoinHandle<()>>>,
+    follower: RefCell<Option<Follower>>,
+}
+
+/// The task that sends each change of the list to the engine.
+struct Follower {
+    task: JoinHandle<()>,
+    /// The change that the engine has; closed when the task ends.
+    sent: watch::Receiver<u64>,
 }
 
 impl Tools {
@@ -76,6 +84,22 @@ impl Tools {
         }
         servers.sort_by(|a, b| a.name.cmp(&b.name));
         (servers, self.servers.tools())
+    }
+
+    /// The servers and their tools, once the running engine has these tools.
+    ///
+    /// Otherwise code that is sent after this answer could miss a tool that the answer names.
+    pub fn list_offered(&self) -> impl Future<Output = (Vec<McpInfo>, Vec<ToolInfo>)> + use<> {
+        let listed = self.list();
+        let change = *self.servers.changes().borrow();
+        let sent = self.follower.borrow().as_ref().map(|follower| follower.sent.clone());
+        async move {
+            if let Some(mut sent) = sent {
+                // Fails only when the worker has ended.
+                let _ = sent.wait_for(|sent| *sent >= change).await;
+            }
+            listed
+        }
     }
 
     /// Starts a server that the configuration allows.
@@ -133,9 +157,11 @@ impl Tools {
     fn follow(&self, link: &Rc<WorkerLink>) {
         let (servers, link) = (Rc::clone(&self.servers), Rc::downgrade(link));
         let mut changes = servers.changes();
-        let following = tokio::task::spawn_local(async move {
+        let (sends, receives) = watch::channel(0);
+        let task = tokio::task::spawn_local(async move {
             let mut sent = Vec::new();
             loop {
+                let change = *changes.borrow_and_update();
                 let tools: Vec<DynamicTool> = servers.tools().into_iter().map(dynamic).collect();
                 let Some(link) = link.upgrade() else { return };
                 if tools != sent {
@@ -145,20 +171,21 @@ impl Tools {
                     sent = tools;
                 }
                 drop(link);
+                sends.send_replace(change);
                 if changes.changed().await.is_err() {
                     return;
                 }
             }
         });
-        if let Some(former) = self.follower.borrow_mut().replace(following) {
-            former.abort();
+        if let Some(former) = self.follower.borrow_mut().replace(Follower { task, sent: receives }) {
+            former.task.abort();
         }
     }
 
     /// Stops every server; they start again with the next worker.
     pub fn detach(&self) {
         if let Some(follower) = self.follower.borrow_mut().take() {
-            follower.abort();
+            follower.task.abort();
         }
         tokio::task::spawn_local(self.servers.shutdown());
     }

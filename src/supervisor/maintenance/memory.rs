@@ -49,10 +49,10 @@ mod tests {
     fn unreturnable_memory_is_tried_once() {
         let mib = |n: u64| n << 20;
         let mut floor = Floor(mib(10));
-        assert!(!floor.is_exceeded(mib(20)));
+        assert!(!floor.is_exceeded(mib(13)));
         assert!(floor.is_exceeded(mib(900)));
         floor.set(mib(400));
-        assert!(!floor.is_exceeded(mib(410)));
+        assert!(!floor.is_exceeded(mib(403)));
         assert!(!floor.is_exceeded(mib(30)));
         assert!(floor.is_exceeded(mib(60)));
     }

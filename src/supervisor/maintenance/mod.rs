@@ -15,6 +15,7 @@ mod gc;
 mod marks;
 mod memory;
 mod roots;
+mod usage;
 mod verify;
 
 use std::rc::Rc;
@@ -30,6 +31,7 @@ use crate::core::limits;
 use crate::supervisor::registry::Supervisor;
 
 pub use gc::{GcAsked, collect};
+pub use usage::disk_usage;
 pub use verify::verify;
 
 /// Guard of the only running collection or verification.

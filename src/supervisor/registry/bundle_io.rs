@@ -18,6 +18,7 @@ use crate::core::host_resource::{self, HostResource};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
+use crate::core::signature::{Signer, Subject};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -53,6 +54,7 @@ pub async fn export(
             .reason("bundle_size")
             .hint("name those that are wanted with --checkpoint"));
     }
+    let key = host.signing_key().await?;
     let head = Head {
         ryokan: env!("CARGO_PKG_VERSION").into(),
         at_ms: host.now_ms(),
@@ -76,7 +78,7 @@ pub async fn export(
         let written = store.run_beside(move |store| {
             let _place = place;
             let outlet = Outlet { to, runtime: tokio::runtime::Handle::current() };
-            Ok(bundle::write(store, &head, outlet))
+            Ok(bundle::write(store, &head, |digest| key.sign(Subject::Export, digest), outlet))
         });
         let written = match written.await {
             Ok(written) => written.map_err(client_error),
@@ -186,10 +188,18 @@ pub struct Import {
     _held: crate::store::GcGuard,
 }
 
-/// A whole file, and the resources of the host that it requests.
+/// A whole file.
 struct Reviewed {
     contents: Contents,
-    requested: Vec<HostResource>,
+    review: Review,
+}
+
+/// What a client learns of a file before a kernel is made of it.
+pub struct Review {
+    /// The resources of the host that it requests.
+    pub requested: Vec<HostResource>,
+    /// The host that wrote it.
+    pub signer: Signer,
 }
 
 /// The result of an import.
@@ -244,20 +254,23 @@ impl Import {
         (&mut self.reading).await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Ends the file and returns the resources of the host that it requests.
+    /// Ends the file; returns the resources of the host that it requests, and who signed it as `actor` knows keys.
     ///
     /// # Errors
-    /// The defect of the file.
-    pub async fn review(&mut self) -> Result<&[HostResource]> {
+    /// The defect of the file, also a signature that does not fit.
+    pub async fn review(&mut self, supervisor: &Supervisor, actor: &Actor) -> Result<&Review> {
         if self.reviewed.is_none() {
             if self.pieces.is_none() {
                 return Err(over());
             }
             let contents = self.read().await?;
             let requested = host_resource::requested(&contents.manifests);
-            self.reviewed = Some(Reviewed { contents, requested });
+            let known = supervisor.host().known_keys(actor.uid).await?;
+            let (head, signed) = contents.signed;
+            let signer = Signer::of(signed.as_ref(), Subject::Export, head, &known);
+            self.reviewed = Some(Reviewed { contents, review: Review { requested, signer } });
         }
-        Ok(self.reviewed.as_ref().map(|reviewed| reviewed.requested.as_slice()).unwrap_or_default())
+        self.reviewed.as_ref().map(|reviewed| &reviewed.review).ok_or_else(over)
     }
 
     /// Creates a kernel from the file. Without `name`, the kernel keeps the file's name. The kernel has only those
@@ -273,8 +286,10 @@ impl Import {
         granted: Vec<HostResource>,
         actor: &Actor,
     ) -> Result<Imported> {
-        self.review().await?;
-        let Some(Reviewed { contents, requested }) = self.reviewed.take() else { return Err(over()) };
+        self.review(supervisor, actor).await?;
+        let Some(Reviewed { contents, review: Review { requested, signer } }) = self.reviewed.take() else {
+            return Err(over());
+        };
         let unknown = granted.iter().find(|wanted| !requested.contains(wanted));
         if let Some(unknown) = unknown {
             return Err(Error::invalid(format!("the file does not request {unknown}")).reason("grant"));
@@ -285,7 +300,7 @@ impl Import {
         let (supervisor, actor) = (supervisor.clone(), actor.clone());
         // A separate task, so that a client's disconnect leaves nothing half done.
         let making = tokio::task::spawn_local(async move {
-            let made = make(&supervisor, contents, &name, granted, withheld, &actor).await;
+            let made = make(&supervisor, contents, &name, (granted, withheld), signer, &actor).await;
             drop(self);
             made
         });
@@ -326,11 +341,11 @@ async fn make(
     supervisor: &Supervisor,
     contents: Contents,
     name: &str,
-    granted: Vec<HostResource>,
-    withheld: Vec<HostResource>,
+    (granted, withheld): (Vec<HostResource>, Vec<HostResource>),
+    signer: Signer,
     actor: &Actor,
 ) -> Result<Imported> {
-    let Contents { head, mut manifests, mut parts, bytes, digest } = contents;
+    let Contents { head, mut manifests, mut parts, bytes, digest, .. } = contents;
     let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
     let reserved = supervisor.reserve(actor.uid, name)?;
     let kept: HashSet<HostResource> = granted.iter().cloned().collect();
@@ -353,7 +368,8 @@ async fn make(
         from: Some(from),
         restored: Some(head.begin),
     };
-    let mut outcome = format!("{} of host {}; file {digest}", head.kernel, head.host);
+    let by = signer.key.map_or_else(|| "no key".into(), |key| format!("{key} ({})", signer.standing.name()));
+    let mut outcome = format!("{} of host {}; file {digest}; signed by {by}", head.kernel, head.host);
     for (what, resources) in [("granted", &granted), ("withheld", &withheld)] {
         let _ = write!(outcome, "; {what} {}", listed(resources));
     }
@@ -361,7 +377,7 @@ async fn make(
         mark: format!("imported {} of host {}", head.name, head.host),
         action: "kernel.import",
         outcome,
-        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest }),
+        detail: serde_json::json!({ "imported": head.kernel, "name": head.name, "host": head.host, "file": digest, "signer": signer }),
     };
     let seed = KernelSource {
         manifest,
@@ -424,7 +440,9 @@ pub(super) fn client_error(error: BundleError) -> Error {
     let code = match &error {
         BundleError::Version(_) => ErrorCode::Unsupported,
         BundleError::Foreign | BundleError::TooLarge { .. } => ErrorCode::InvalidArgument,
-        BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Tree(_) => ErrorCode::Corrupt,
+        BundleError::Truncated(_) | BundleError::Damaged(_) | BundleError::Signature | BundleError::Tree(_) => {
+            ErrorCode::Corrupt
+        }
         BundleError::Owners(_) => ErrorCode::Refused,
         BundleError::Store(_) => {
             let BundleError::Store(error) = error else { return Error::internal("an error changed") };

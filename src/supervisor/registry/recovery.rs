@@ -55,6 +55,8 @@ impl Supervisor {
     /// Those of the catalog; a kernel's own damage concerns that kernel only.
     pub async fn recover(&self) -> Result<Recovered> {
         let host = self.host();
+        // Of writes that a killed daemon began; without it they only take room.
+        let _ = crate::sys::fs::sweep_temps(&host.environment.data);
         let prepared = self.recover_handovers().await?;
         let rows = host.catalog.kernels(None).await?;
         let known: HashSet<KernelId> = rows.iter().map(|row| row.id).chain(prepared).collect();

@@ -364,6 +364,7 @@ impl Supervisor {
                 worker_pid: None,
                 origin: loaded.origin,
                 known_origin: None,
+                engine_version: String::new(),
             }),
             link: std::cell::RefCell::new(None),
             executions: std::cell::RefCell::default(),
@@ -372,6 +373,7 @@ impl Supervisor {
             tools: std::cell::RefCell::default(),
             sessions: Sharing::new(owner.clone()),
             processes: std::cell::RefCell::default(),
+            connections: Rc::default(),
             finished_restore: std::cell::RefCell::default(),
             capture: std::cell::RefCell::new(
                 host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),

@@ -63,6 +63,7 @@ impl Worker {
             }
             Call::Signal(exec, signal, answer) => reply(answer, self.processes.signal(exec, signal)),
             Call::Resize(exec, size, answer) => reply(answer, self.processes.resize(exec, size)),
+            Call::Connect(port, answer) => self.connect(port, answer),
             Call::EndProcesses(answer) => self.processes.end_all_then(answer),
             Call::Stdin { exec, data, end, answer } if self.processes.has(exec) => {
                 self.processes.stdin(exec, data, end, answer);

@@ -121,6 +121,10 @@ pub trait Enclosure {
     fn open_workspace(&self) -> Result<OwnedFd> {
         Err(Error::unsupported("there is no workspace here"))
     }
+    /// Whether this process and everything inside share a loopback of their own, without the host.
+    fn has_own_loopback(&self) -> bool {
+        false
+    }
     /// Whether anything inside has run since the last call, or resource usage is still being
     /// counted.
     fn has_activity(&mut self) -> bool;

@@ -33,6 +33,7 @@ pub mod listener;
 mod loading;
 mod outbox;
 mod output;
+mod ports;
 mod processes;
 mod requests;
 pub mod sandboxed;
@@ -73,7 +74,7 @@ use crate::core::error::Error;
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
-use crate::link::guest::{Answer, Report, WorkerCall};
+use crate::link::guest::{Answer, OpenConnections, Report, WorkerCall};
 use crate::link::handshake::SharedIdentity;
 use crate::sys::watched::{Watched, watch};
 
@@ -145,6 +146,8 @@ pub struct Worker {
     snapshots: ForkedSnapshots,
     /// Processes beside the engine.
     processes: Processes,
+    /// Connections from outside to ports inside.
+    connections: OpenConnections,
     /// Whether every process inside is stopped for a checkpoint.
     frozen: bool,
     /// Whether they are stopped until the kernel resumes.
@@ -243,6 +246,7 @@ impl Worker {
             loading: None,
             snapshots: ForkedSnapshots::default(),
             processes: Processes::default(),
+            connections: OpenConnections::default(),
             frozen: false,
             suspended: false,
             asked: HashMap::new(),

@@ -188,6 +188,10 @@ impl Enclosure for Sandboxed {
         self.init.spawn_process(self.pid, program, stdin).map_err(Error::from)
     }
 
+    fn has_own_loopback(&self) -> bool {
+        self.init.has_own_loopback()
+    }
+
     fn open_workspace(&self) -> Result<OwnedFd> {
         self.init.open_workspace().map_err(|error| Error::internal(error.to_string()))
     }

@@ -12,6 +12,7 @@ mod database;
 mod directory;
 pub(super) mod pending;
 mod postgres;
+mod postgres_rows;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -20,6 +21,7 @@ use async_trait::async_trait;
 
 pub(super) use self::database::copy_now;
 pub(super) use self::directory::{check as check_directory, forget as forget_directory};
+pub(super) use self::postgres_rows::{postgres_rows_now, postgres_rows_of};
 use super::access;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::postgres::ConnectionError;

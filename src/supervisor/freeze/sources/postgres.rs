@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct PostgresSource {
     host: Rc<Host>,
     connection: Connection,
-    scratch: PathBuf,
+    pub(super) scratch: PathBuf,
     is_switched: bool,
 }
 
@@ -77,7 +77,13 @@ impl PostgresSource {
         &self.connection.database
     }
 
-    async fn run(&self, program: &str, database: &str, args: &[&str], output: Output<'_>) -> Result<Vec<u8>> {
+    pub(super) async fn run(
+        &self,
+        program: &str,
+        database: &str,
+        args: &[&str],
+        output: Output<'_>,
+    ) -> Result<Vec<u8>> {
         let Connection { host, port, user, .. } = &self.connection;
         let mut argv = vec![program.to_owned(), "-w".into()];
         for (option, value) in [("-h", host.as_str()), ("-p", port.as_str()), ("-U", user.as_str()), ("-d", database)] {
@@ -124,7 +130,7 @@ impl PostgresSource {
     }
 
     /// The name under which the present content is.
-    async fn present_name(&self) -> Result<Option<String>> {
+    pub(super) async fn present_name(&self) -> Result<Option<String>> {
         for name in [was(self.name()), self.name().to_owned()] {
             if self.exists(&name).await? {
                 return Ok(Some(name));

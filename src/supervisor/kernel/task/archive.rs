@@ -1,5 +1,7 @@
 //! Commits of archive, unarchive and handover transitions, and their consequences.
 
+use tokio::sync::oneshot;
+
 use super::Task;
 use crate::catalog::state::{EntryKind, NewEntry};
 use crate::core::error::Result;
@@ -24,7 +26,7 @@ impl Task {
             return Err(error);
         }
         let named = ("kernel_archived", "kernel.archive");
-        let version = self.commit(actor, transition, format!("archived in {}", id.short()), named).await?;
+        let version = self.commit(actor, transition, format!("archived in {}", id.short()), named, None).await?;
         self.timers.backoff_at = None;
         Ok(version)
     }
@@ -44,7 +46,7 @@ impl Task {
         self.admit(actor, 0)?;
         transition.enter(Step::Commit)?;
         let named = ("kernel_unarchived", "kernel.unarchive");
-        self.commit(actor, transition, "taken out of the archive".into(), named).await
+        self.commit(actor, transition, "taken out of the archive".into(), named, None).await
     }
 
     /// Commits a handover: the kernel never acts here again. The caller holds the worker, whose processes are frozen.
@@ -53,22 +55,33 @@ impl Task {
         actor: &Actor,
         text: String,
         transition: &ExclusiveTransition,
+        decided: oneshot::Sender<()>,
     ) -> Result<u64> {
         transition.enter(Step::Commit)?;
-        self.commit(actor, transition, text, ("kernel_departed", "kernel.depart")).await
+        self.commit(actor, transition, text, ("kernel_departed", "kernel.depart"), Some(decided)).await
     }
 
-    /// Commits a transition: the outcome holds from here on. Recovery performs steps that fail now.
+    /// Commits a transition: the outcome holds from here on. Recovery performs steps that fail now. `decided` is notified
+    /// once the outcome survives a loss of power.
     async fn commit(
         &mut self,
         actor: &Actor,
         transition: &ExclusiveTransition,
         text: String,
         named: (&'static str, &str),
+        decided: Option<oneshot::Sender<()>>,
     ) -> Result<u64> {
         let (kind, at_ms) = (EntryKind::Mark, self.host.now_ms());
         let entry = NewEntry { kind, at_ms, actor: actor.to_string(), text, detail_json: String::new() };
         let version = version_after(transition.commit(entry).await?);
+        if let Some(decided) = decided {
+            match self.host.sync_data().await {
+                Ok(()) => {
+                    let _ = decided.send(());
+                }
+                Err(error) => tracing::error!(%error, "the departure of a kernel may not survive a loss of power"),
+            }
+        }
         let record = self.kernel.transitions.borrow().record().cloned();
         if let Some(record) = record
             && let Err(error) = self.carry_out(transition, &record, version).await

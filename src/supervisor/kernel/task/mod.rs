@@ -347,7 +347,8 @@ impl Task {
                 let _ = reply.send(self.unregister_mcp(change, &name).await);
             }
             Command::McpServers(reply) => {
-                let _ = reply.send(Ok(self.tools.list()));
+                let listed = self.tools.list_offered();
+                tokio::task::spawn_local(async move { reply.send(Ok(listed.await)) });
             }
             Command::Start(actor, reply) => {
                 let _ = reply.send(self.start(&actor).await);
@@ -382,8 +383,8 @@ impl Task {
             Command::Unarchive(actor, transition, reply) => {
                 let _ = reply.send(self.unarchive(&actor, &transition).await);
             }
-            Command::Depart(actor, text, transition, reply) => {
-                let _ = reply.send(self.depart(&actor, text, &transition).await);
+            Command::Depart(actor, text, transition, decided, reply) => {
+                let _ = reply.send(self.depart(&actor, text, &transition, decided).await);
             }
             Command::Settle(reply) => {
                 let _ = reply.send(self.settle().await);
@@ -481,7 +482,8 @@ impl Task {
 
     /// Whether the worker serves a client, or works in the background.
     fn is_in_use(&self) -> bool {
-        self.work.operating.is_some() || !self.work.queue.is_empty() || self.kernel.has_background_work()
+        let serves = self.kernel.connections.get() > 0 || self.kernel.has_background_work();
+        serves || self.work.operating.is_some() || !self.work.queue.is_empty()
     }
 
     fn arm_idle(&mut self) {

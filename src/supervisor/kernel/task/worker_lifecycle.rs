@@ -100,6 +100,9 @@ impl Task {
         {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox = report.sandbox;
+            let is_shown = |c: &char| !c.is_control();
+            view.engine_version =
+                report.engine_version.chars().filter(is_shown).take(limits::ENGINE_VERSION_CHARS).collect();
             view.missed = report.missed;
             view.jobs = report.jobs;
             view.worker_pid = worker.handle().process_id();

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Incoming, check_isolation, host_resources, is_epoch, read, sync, without_host, write};
+use super::{Incoming, check_isolation, host_resources, is_epoch, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
@@ -20,6 +20,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
+use crate::core::snapshot::{KindRequest, Site, choose_for_move};
 use crate::core::spec::{KernelSpec, Net};
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
@@ -166,6 +167,9 @@ impl TargetSide {
         }
         has_room(self.host(), &manifest, bytes)?;
         holds_state(&manifest, parts.bytes())?;
+        let (architecture, host) = (std::env::consts::ARCH.to_owned(), self.host().id());
+        let here = Site { architecture, base_image_version: String::new(), host };
+        manifest.snapshot(parts.bytes()).check_arrival(&here)?;
         // The files and the history together.
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
             return Err(Host::full());
@@ -262,7 +266,7 @@ impl TargetSide {
         let host = self.host();
         let Some(row) = self.row(id).await? else {
             return match known {
-                Some(known) if self.lives_here(known) => sync(host).await,
+                Some(known) if self.lives_here(known) => host.sync_data().await,
                 _ => Err(Error::not_found(format!("handover {id} is unknown here"))),
             };
         };
@@ -274,7 +278,11 @@ impl TargetSide {
                 self.supervisor.forget_kernel(departed);
                 departed.records.close().await;
             }
-            if let Err(error) = self.record_activation(&row, &incoming).await {
+            let left_by = departed.as_ref().and_then(|departed| match departed.view().state {
+                State::Departed { handover, .. } => Some(handover),
+                _ => None,
+            });
+            if let Err(error) = self.record_activation(&row, &incoming, left_by).await {
                 if departed.is_some()
                     && let Ok(Some(before)) = host.catalog.kernel(row.kernel).await
                 {
@@ -283,16 +291,16 @@ impl TargetSide {
                 return Err(error);
             }
         }
+        // Before the acknowledgement, after which the source forgets the move, and before the directory is renamed: a
+        // start without this activation would remove it. An earlier attempt may have failed here.
+        host.sync_data().await?;
         let absent = match self.supervisor.get(row.kernel) {
             Some(_) => None,
             None => host.catalog.kernel(row.kernel).await?,
         };
-        if absent.is_some() {
+        // A late commit does not open the kernel of a later move.
+        if let Some(kernel) = absent.filter(|kernel| kernel.epoch == incoming.epoch) {
             host.catalog.adopt_kernel_files(incoming.files, row.kernel).await?;
-        }
-        // The source forgets the kernel after the acknowledgement; an earlier attempt may have failed before this.
-        sync(host).await?;
-        if let Some(kernel) = absent {
             self.supervisor.recover_kernel(kernel, None).await;
             let detail = serde_json::json!({ "handover": id, "source": incoming.source, "epoch": incoming.epoch.0 });
             host.events.publish(&host.event_name(row.uid, &incoming.spec.name), "kernel_arrived", detail);
@@ -303,7 +311,12 @@ impl TargetSide {
         Ok(())
     }
 
-    async fn record_activation(&self, row: &HandoverRow, incoming: &Incoming) -> Result<()> {
+    async fn record_activation(
+        &self,
+        row: &HandoverRow,
+        incoming: &Incoming,
+        left_by: Option<HandoverId>,
+    ) -> Result<()> {
         let (host, now) = (self.host(), self.host().now_ms());
         let Incoming { spec, version, executions, .. } = incoming.clone();
         let life = Life { state: State::Stopped { reason: StopReason::Asked }, ..Life::default() };
@@ -331,7 +344,8 @@ impl TargetSide {
         };
         let notes = Notes { events: Vec::new(), audit: vec![audit] };
         let activate = async || {
-            Ok(host.catalog.activate_handover(row.id, incoming.replaces, kernel.clone(), notes.clone()).await?)
+            let replaced = incoming.replaces.then_some(left_by);
+            Ok(host.catalog.activate_handover(row.id, replaced, kernel.clone(), notes.clone()).await?)
         };
         host.making_room(activate).await.map(drop)
     }
@@ -352,6 +366,8 @@ impl TargetSide {
         let incoming: Incoming = read(&row)?;
         let host = self.host();
         host.making_room(async || Ok(host.catalog.forget_handover(id).await?)).await?;
+        // The source forgets the move after the acknowledgement.
+        let synced = host.sync_data().await;
         if !incoming.replaces {
             self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
         }
@@ -359,7 +375,7 @@ impl TargetSide {
         if let Err(error) = host.catalog.remove_unlisted_files(incoming.files).await {
             tracing::warn!(%error, "the files of a discarded kernel are left");
         }
-        Ok(())
+        synced
     }
 }
 
@@ -411,6 +427,7 @@ impl TargetHost for TargetSide {
                 .hint("update the older one"));
         }
         check_isolation(&offer.spec)?;
+        choose_for_move(KindRequest::Only(offer.kind), offer.spec.isolation)?;
         if !is_epoch(&offer.epoch) {
             return Err(Error::refused(format!("epoch {} is out of range", offer.epoch.0)).reason("epoch"));
         }
@@ -462,12 +479,12 @@ impl TargetHost for TargetSide {
         let made = async {
             let incoming = self.fill(files, source, offer, received, verified).await?;
             // Durable before the source is notified.
-            sync(host).await?;
+            host.sync_data().await?;
             let (id, side, kernel, uid) = (offer.handover, Side::In, offer.kernel, self.actor.uid);
             let row =
                 HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
             host.catalog.put_handover(row).await?;
-            sync(host).await
+            host.sync_data().await
         };
         match made.await {
             Ok(()) => {

@@ -33,7 +33,9 @@ use crate::supervisor::registry::Supervisor;
 use crate::teleport::transport::Settings;
 
 pub use incoming::serve;
-pub use outgoing::teleport;
+pub use outgoing::{Options, teleport};
+
+pub use crate::teleport::Sent;
 
 /// Moves in progress of a daemon.
 #[derive(Default)]
@@ -85,15 +87,6 @@ fn read<T: serde::de::DeserializeOwned>(row: &HandoverRow) -> Result<T> {
 
 fn write(record: &impl Serialize) -> Result<String> {
     serde_json::to_string(record).map_err(|error| Error::internal(error.to_string()))
-}
-
-/// Makes everything written so far survive a loss of power: the other host acts on it.
-async fn sync(host: &Host) -> Result<()> {
-    let data = host.environment.data.clone();
-    let synced =
-        tokio::task::spawn_blocking(move || crate::sys::fs::sync_file_system(&data, "handover.data.sync")).await;
-    let synced = synced.map_err(|error| Error::internal(error.to_string()))?;
-    synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
 }
 
 /// How this host connects to others.
@@ -238,7 +231,12 @@ impl Supervisor {
     /// Catalog errors, and files that cannot be renamed.
     pub(crate) async fn recover_handovers(&self) -> Result<Vec<KernelId>> {
         let mut prepared = Vec::new();
-        for row in self.host().catalog.handovers().await? {
+        let rows = self.host().catalog.handovers().await?;
+        if rows.iter().any(|row| row.side == Side::In && row.live) {
+            // A loss of power must not take an activation back after its directory was renamed.
+            self.host().sync_data().await?;
+        }
+        for row in rows {
             if row.side == Side::Out {
                 continue;
             }

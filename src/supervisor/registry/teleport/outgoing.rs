@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, settings, sync, write};
+use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
@@ -18,6 +18,8 @@ use crate::core::ids::{Digest, HandoverId, HostId};
 use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
+use crate::core::quantity::format_size;
+use crate::core::snapshot::{Choice, KindRequest, choose_for_move};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -30,6 +32,20 @@ use crate::teleport::transport::Transport;
 use crate::teleport::{Offer, Progress, Seal, Sent};
 use crate::workspace::Seen;
 
+/// The phase before the pause.
+const COPYING: &str = "copying";
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Move without what belongs to this host.
+    pub allow_missing: bool,
+    /// The kind of snapshot.
+    pub kind: KindRequest,
+    /// Bytes a second while the kernel runs; 0: no limit.
+    pub limit_rate: u64,
+}
+
 /// The parts of a move.
 struct Move {
     supervisor: Supervisor,
@@ -41,14 +57,14 @@ struct Move {
     machine: Cell<Source>,
     cancel: CancellationToken,
     progress: Progress,
+    options: Options,
+    choice: Choice,
     /// Whether the target knows of the move.
     offered: Cell<bool>,
     /// The objects that were sent or named.
     seen: RefCell<Seen>,
     frozen_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
-    /// Whether the departure survives a loss of power.
-    synced: Cell<bool>,
 }
 
 /// Moves a kernel to the host at the other end of `to`. Dropping the call before the commit cancels the move.
@@ -59,12 +75,17 @@ pub async fn teleport(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,
     to: &str,
-    allow_missing: bool,
+    options: Options,
     actor: &Actor,
     progress: Progress,
 ) -> Result<TeleportReport> {
     let transport = Transport::parse(to)?;
     let host = supervisor.host();
+    if (1..limits::HANDOVER_RATE_MIN).contains(&options.limit_rate) {
+        let least = format_size(limits::HANDOVER_RATE_MIN);
+        return Err(Error::invalid(format!("a move sends at least {least} a second")));
+    }
+    let choice = choose_for_move(options.kind, kernel.spec().isolation)?;
     if actor.uid != host.own_actor().uid {
         return Err(Error::refused("the daemon runs the transport's command, so only its own user may name one")
             .reason("transport")
@@ -95,14 +116,15 @@ pub async fn teleport(
         machine: Cell::new(Source::begin().0),
         cancel,
         progress,
+        options,
+        choice,
         offered: Cell::new(false),
         seen: RefCell::default(),
         frozen_at: Cell::new(None),
         pause: Cell::new(Duration::ZERO),
-        synced: Cell::new(false),
     });
     // In its own task: once it is committed, the move does not depend on the client.
-    let running = tokio::task::spawn_local(async move { moving.run(transport, transition, allow_missing).await });
+    let running = tokio::task::spawn_local(async move { moving.run(transport, transition).await });
     running.await.map_err(|error| Error::internal(error.to_string()))?
 }
 
@@ -150,12 +172,7 @@ impl Move {
         }
     }
 
-    async fn run(
-        self: Rc<Self>,
-        transport: Transport,
-        transition: Rc<ExclusiveTransition>,
-        allow_missing: bool,
-    ) -> Result<TeleportReport> {
+    async fn run(self: Rc<Self>, transport: Transport, transition: Rc<ExclusiveTransition>) -> Result<TeleportReport> {
         let handovers = &self.supervisor.registry().handovers;
         if handovers.active.borrow().len() >= limits::HANDOVERS_CONCURRENT {
             return Err(Error::busy("too many kernels are being moved at once").hint("try again when one has arrived"));
@@ -163,7 +180,7 @@ impl Move {
         handovers.active.borrow_mut().insert(self.kernel.id, (self.row.id, self.cancel.clone()));
         let recorded = self.host.catalog.put_handover(self.row.clone()).await;
         let outcome = match recorded {
-            Ok(()) => self.perform(&transport, &transition, allow_missing).await,
+            Ok(()) => self.perform(&transport, &transition).await,
             Err(error) => Err(error.into()),
         };
         let ended = match outcome {
@@ -210,22 +227,25 @@ impl Move {
         self: &Rc<Self>,
         transport: &Transport,
         transition: &Rc<ExclusiveTransition>,
-        allow_missing: bool,
     ) -> Result<TeleportReport> {
+        let begun = Instant::now();
         let mut session =
             self.unless_cancelled(Session::open(transport.connect(&settings(&self.host))?, self.host.id())).await?;
         let target = session.host();
         if target == self.host.id() {
             return Err(Error::refused("the other end is this host").reason("same_host"));
         }
-        let missing = self.unless_cancelled(self.offer(&mut session, allow_missing)).await?;
+        let missing = self.unless_cancelled(self.offer(&mut session)).await?;
         self.step(SourceEvent::Accepted);
         // Objects that only this move names stay in the store until its end.
         let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
         self.unless_cancelled(async {
             let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
             checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
-            self.copy(&mut session, "copying").await.map(drop)
+            self.copy(&mut session, COPYING).await.map(drop)?;
+            // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
+            // leaves less to sync in the pause.
+            self.host.sync_data().await
         })
         .await?;
         self.step(SourceEvent::Copied);
@@ -233,22 +253,28 @@ impl Move {
         let (own, held, transition) = (Rc::clone(self), Rc::clone(&session), Rc::clone(transition));
         let change = Change { actor: self.actor.clone(), expected_version: 0 };
         // The worker is not held longer than the queue allows; cancellation is checked inside.
-        checkpoint::while_frozen(&self.host, &self.kernel, change, move |last| async move {
-            own.frozen_at.set(Some(Instant::now()));
-            let done = own.depart(&mut *held.lock().await, &transition, target, last).await;
+        let (decided, decision) = oneshot::channel();
+        let leaving = checkpoint::while_frozen(&self.host, &self.kernel, change, move |last, frozen_at| async move {
+            own.frozen_at.set(Some(frozen_at));
+            let done = own.depart(&held, &transition, target, last, decided).await;
             if done.is_err() && transition.is_recorded() && !own.kernel.has_departed(own.row.id) {
                 // Before the code inside resumes.
                 transition.clear(&own.host).await?;
             }
             done
-        })
-        .await?;
-        let mut session = session.lock().await;
-        // The target acts on the commit: it must not be older than what a loss of power leaves here.
-        let acknowledged = match self.synced.get() {
-            true => session.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await,
-            false => Err(Error::unavailable("the departure is not synced")),
+        });
+        // While the worker ends and the files are removed here.
+        let committing = async {
+            // The target acts on the commit: it must not be older than what a loss of power leaves here.
+            if decision.await.is_err() {
+                return Err(Error::unavailable("the departure is not synced"));
+            }
+            self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
+            session.lock().await.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await
         };
+        let (left, acknowledged) = futures::join!(leaving, committing);
+        left?;
+        let session = session.lock().await;
         if let Err(error) = &acknowledged {
             tracing::info!(handover = %self.row.id, %error, "the commit of a move is repeated");
         } else if self.step(SourceEvent::Live).contains(&SourceAction::Forget)
@@ -256,7 +282,8 @@ impl Move {
         {
             tracing::info!(handover = %self.row.id, %error, "the record of a completed move is left");
         }
-        let Sent { objects, bytes, sent_objects, sent_bytes } = session.sent;
+        let Sent { objects, bytes, sent_objects, sent_bytes, wire_bytes, .. } = session.sent;
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Ok(TeleportReport {
             handover: self.row.id,
             host: target,
@@ -265,14 +292,19 @@ impl Move {
             bytes,
             sent_objects,
             sent_bytes,
-            pause_ms: u64::try_from(self.pause.get().as_millis()).unwrap_or(u64::MAX),
+            pause_ms: ms(self.pause.get()),
             missing,
             acknowledged: acknowledged.is_ok(),
+            kind: self.choice.kind,
+            kind_reason: self.choice.why.to_owned(),
+            elapsed_ms: ms(begun.elapsed()),
+            wire_bytes,
         })
     }
 
     /// Offers the kernel, after the aborts of its earlier moves to the same target; returns what it moves without.
-    async fn offer(&self, session: &mut Session, allow_missing: bool) -> Result<Vec<String>> {
+    async fn offer(&self, session: &mut Session) -> Result<Vec<String>> {
+        let allow_missing = self.options.allow_missing;
         for row in self.host.catalog.handovers().await? {
             let is_earlier = row.side == Side::Out && row.kernel == self.kernel.id && row.id != self.row.id;
             if is_earlier && read::<Outgoing>(&row)?.to == self.outgoing.to {
@@ -303,6 +335,7 @@ impl Move {
             allow_missing,
             format: StateHandle::history_format(),
             bytes: 0,
+            kind: self.choice.kind,
         };
         self.offered.set(true);
         Ok(session.offer(offer).await?.missing)
@@ -354,36 +387,34 @@ impl Move {
     }
 
     async fn send(&self, session: &mut Session, digests: &[Digest], phase: &'static str) -> Result<()> {
-        session.transfer(&self.host.store, digests, &|bytes| (self.progress)(phase, bytes)).await
+        // The kernel is paused while it is sealed: the rest is not held back.
+        let limit_rate = if phase == COPYING { self.options.limit_rate } else { 0 };
+        session.transfer(&self.host.store, digests, limit_rate, &|sent| (self.progress)(phase, sent)).await
     }
 
     /// Sends the rest, waits for the target, and records the departure. The kernel's code is frozen.
     async fn depart(
         &self,
-        session: &mut Session,
+        session: &Mutex<Session>,
         transition: &Rc<ExclusiveTransition>,
         target: HostId,
         last: Checkpoint,
+        decided: oneshot::Sender<()>,
     ) -> Result<()> {
         let epoch = self.outgoing.epoch;
         let intent = Transition::HandoverOut { handover: self.row.id, checkpoint: last.id, host: target, epoch };
         transition.record(intent, self.actor.to_string(), self.host.now_ms()).await?;
-        self.unless_cancelled(self.seal(session, &last)).await?;
+        self.unless_cancelled(async { self.seal(&mut *session.lock().await, &last).await }).await?;
         if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
             return Err(Error::internal("a departure out of order"));
         }
         let text = format!("moved to host {target} at epoch {}", epoch.0);
-        let departed = self.kernel.depart(self.actor.clone(), text, Rc::clone(transition)).await;
+        let departed = self.kernel.depart(self.actor.clone(), text, Rc::clone(transition), decided).await;
         if !self.kernel.has_departed(self.row.id) {
             self.machine.set(Source::restarted(false).0);
             return Err(departed.err().unwrap_or_else(|| Error::internal("a departure was not recorded")));
         }
-        self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
         self.host.prepared.discard_of(self.kernel.id).await;
-        match sync(&self.host).await {
-            Ok(()) => self.synced.set(true),
-            Err(error) => tracing::error!(%error, "the departure of a kernel may not survive a loss of power"),
-        }
         Ok(())
     }
 

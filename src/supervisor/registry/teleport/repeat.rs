@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Outgoing, read, settings, sync};
+use super::{Outgoing, read, settings};
 use crate::catalog::HandoverRow;
 use crate::core::error::{Error, Result};
 use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
@@ -183,7 +183,12 @@ async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
     let (mut machine, _) = Source::restarted(supervisor.has_departed(row));
     if machine == Source::Departed {
         // The target acts on the commit: it must not be older than what a loss of power leaves here.
-        sync(host).await?;
+        host.sync_data().await?;
+        if let Some(kernel) = supervisor.get(row.kernel)
+            && let Err(error) = kernel.settle().await
+        {
+            tracing::warn!(kernel = %outgoing.name, %error, "the rest of a departure is left to recovery");
+        }
     }
     let connection = Transport::parse(&outgoing.to)?.connect(&settings(host))?;
     let mut session = Session::open(connection, host.id()).await?;

@@ -1,0 +1,66 @@
+//! What takes room on the disk.
+
+use serde::Serialize;
+
+use super::ids::{CheckpointId, KernelId};
+
+/// What takes room on the disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct DiskUsage {
+    /// The kernels, by name.
+    pub kernels: Vec<KernelDisk>,
+    /// The parts of the data folder, which add up to it; none for a single kernel.
+    pub host: Vec<DiskPart>,
+}
+
+/// A part of a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DiskPart {
+    /// The part.
+    pub what: String,
+    /// Its size on the disk, bytes.
+    pub bytes: u64,
+    /// What it is for, and how to free it.
+    pub why: String,
+}
+
+/// What a kernel takes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct KernelDisk {
+    /// The kernel.
+    pub id: KernelId,
+    /// Its name.
+    pub name: String,
+    /// The parts of its folder, which add up to it.
+    pub parts: Vec<DiskPart>,
+    /// Number of checkpoints.
+    pub checkpoints: u32,
+    /// Size in the store of all objects that it needs, bytes.
+    pub stored_bytes: u64,
+    /// Of these, what no other kernel needs.
+    pub freed_bytes: u64,
+    /// Its checkpoints, newest first, if asked for.
+    pub each: Vec<CheckpointDisk>,
+    /// Why objects are missing in the figures; empty: none is.
+    pub incomplete: String,
+}
+
+/// What a checkpoint takes in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CheckpointDisk {
+    /// The checkpoint.
+    pub id: CheckpointId,
+    /// Its name.
+    pub name: String,
+    /// Size in the store of all objects that it needs, bytes.
+    pub stored_bytes: u64,
+    /// Of these, what nothing else needs.
+    pub freed_bytes: u64,
+}
+
+impl KernelDisk {
+    /// The size of its folder, bytes.
+    pub fn folder_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+}

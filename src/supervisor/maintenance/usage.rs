@@ -1,0 +1,306 @@
+//! Measures what takes room on the disk: folders by walking them, objects by following every root.
+//!
+//! An object is counted with its entries in packs, so chunks that two objects share count once. What
+//! a single kernel needs is freed with it; `gc` frees it afterwards.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::marks::walk;
+use super::roots::{self, Named, Root};
+use crate::catalog::state::RootKind;
+use crate::core::error::{Error, Result};
+use crate::core::ids::{Digest, KernelId};
+use crate::core::limits;
+use crate::core::usage::{CheckpointDisk, DiskPart, DiskUsage, KernelDisk};
+use crate::store::Store;
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::supervisor::registry::Supervisor;
+use crate::workspace::{Seen, disk_bytes};
+
+/// Parts of a kernel's folder: the part, the beginnings of its files' names, what it is for.
+const KERNEL_PARTS: &[(&str, &[&str], &str)] = &[
+    ("workspace", &["workspace/", "files/"], "files of the kernel's code"),
+    ("engine state", &["engine.db"], "variables, functions, settings"),
+    ("journal", &["state.db"], "executions, messages, records; kept until the kernel is removed"),
+    ("machine disk", &["disk."], "disk of the virtual machine"),
+    ("other", &[""], "index of the files, staging"),
+];
+
+/// Parts of the data folder beside kernels and packs.
+const HOST_PARTS: &[(&str, &[&str], &str)] = &[
+    ("catalog", &["catalog.db", "audit.head"], "list of kernels, events, audit log"),
+    ("reserve", &["reserve"], "released when the disk is full"),
+    ("store index", &["store/"], "where objects are; made again if it is lost"),
+    ("images", &["images/"], "images of virtual machines"),
+    ("templates", &["templates/"], "booted virtual machines; built again if they are removed"),
+    ("other", &[""], "copies for the next forks, locks, exchanged files"),
+];
+
+/// Guard of the only running measurement.
+struct Measuring(Rc<Host>);
+
+impl Measuring {
+    fn begin(host: &Rc<Host>) -> Result<Measuring> {
+        match host.upkeep.measuring.replace(true) {
+            false => Ok(Measuring(Rc::clone(host))),
+            true => Err(Error::busy("the disk is being measured already").reason("upkeep").hint("try again")),
+        }
+    }
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        self.0.upkeep.measuring.set(false);
+    }
+}
+
+/// Measures all kernels that are visible to `uid`, or one of them. `is_operator`: also the whole data folder, and
+/// sharing with all kernels.
+///
+/// # Errors
+/// `busy` during another measurement, `notFound`; errors of the file system and of the catalog.
+pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, name: &str) -> Result<DiskUsage> {
+    let host = supervisor.host();
+    let _measuring = Measuring::begin(host)?;
+    let mut own = supervisor.visible(uid);
+    own.sort_by_key(|kernel| kernel.spec().name.to_string());
+    let one = match name {
+        "" => None,
+        name => Some(supervisor.find(uid, name)?),
+    };
+    // What running operations need stays meanwhile.
+    let _held = host.store.run_beside(|store| Ok(store.guard())).await?;
+    let mut roots = roots::list_readable(supervisor).await?;
+    if !is_operator {
+        roots.retain(|root| own.iter().any(|kernel| kernel.id == root.kernel));
+    }
+    let detailed = one.as_ref().map(|kernel| kernel.id);
+    let needed_by = by_kernel(&roots);
+    let objects = host.store.run_beside(move |store| Ok(measure(store, needed_by, detailed))).await??;
+    let mut usage = DiskUsage::default();
+    for kernel in one.as_ref().map_or(own.as_slice(), std::slice::from_ref) {
+        usage.kernels.push(of_kernel(host, kernel, &objects).await?);
+    }
+    if is_operator && one.is_none() {
+        usage.host = of_host(host.environment.data.clone(), objects.needed).await?;
+    }
+    Ok(usage)
+}
+
+async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects) -> Result<KernelDisk> {
+    let folder = host.environment.data.join("kernels").join(kernel.id.to_string());
+    let parts = blocking(move || parts_of(&folder, KERNEL_PARTS)).await?;
+    let found = objects.kernels.get(&kernel.id).cloned().unwrap_or_default();
+    let mut each = Vec::new();
+    if !objects.each.is_empty() {
+        for checkpoint in kernel.records.all_checkpoints().await? {
+            let (stored_bytes, freed_bytes) = objects.each.get(&checkpoint.number).copied().unwrap_or_default();
+            each.push(CheckpointDisk { id: checkpoint.id, name: checkpoint.name, stored_bytes, freed_bytes });
+        }
+    }
+    Ok(KernelDisk {
+        id: kernel.id,
+        name: kernel.spec().name.to_string(),
+        parts,
+        checkpoints: u32::try_from(kernel.view().checkpoints).unwrap_or(u32::MAX),
+        stored_bytes: found.stored,
+        freed_bytes: found.freed,
+        each,
+        incomplete: found.incomplete,
+    })
+}
+
+async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
+    blocking(move || {
+        let part = |what: &str, bytes, why: &str| DiskPart { what: what.into(), bytes, why: why.into() };
+        let (kernels, packs) = (data.join("kernels"), data.join("store/packs"));
+        // Each kernel has its own bound on the number of files.
+        let kernel_bytes = parts_of(&kernels, &[("all", &[""], "")])?.iter().map(|part| part.bytes).sum();
+        let pack_bytes = disk_bytes(&packs)?;
+        let mut all = vec![
+            part("kernels", kernel_bytes, "folders of the kernels, and of workers that wait for one"),
+            part("objects", needed.min(pack_bytes), "checkpoints, blobs, kept output"),
+            part("unreferenced", pack_bytes.saturating_sub(needed), "nothing needs it: `ryokan gc` frees most of it"),
+        ];
+        let mut rest = parts_of(&data, HOST_PARTS)?;
+        for part in &mut rest {
+            // Both were counted with their parents.
+            let counted = match part.what.as_str() {
+                "store index" => pack_bytes,
+                "other" => kernel_bytes,
+                _ => 0,
+            };
+            part.bytes = part.bytes.saturating_sub(counted);
+        }
+        all.append(&mut rest);
+        Ok(all)
+    })
+    .await
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::internal(error.to_string()))?
+}
+
+/// The parts of a folder, each entry in the first part that takes its name; they add up to the folder.
+fn parts_of(folder: &Path, parts: &[(&str, &[&str], &str)]) -> Result<Vec<DiskPart>> {
+    let mut bytes = vec![0_u64; parts.len()];
+    let last = bytes.len() - 1;
+    let own = std::fs::symlink_metadata(folder).map_or(0, |meta| std::os::unix::fs::MetadataExt::blocks(&meta) * 512);
+    bytes[last] += own;
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let mut name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            name.push('/');
+        }
+        let at = parts.iter().position(|(_, names, _)| names.iter().any(|known| name.starts_with(known)));
+        bytes[at.unwrap_or(last)] += disk_bytes(&entry.path())?;
+    }
+    let part = |((what, _, why), bytes): (&(&str, &[&str], &str), u64)| DiskPart {
+        what: (*what).into(),
+        bytes,
+        why: (*why).into(),
+    };
+    Ok(parts.iter().zip(bytes).map(part).collect())
+}
+
+/// The roots of each kernel.
+fn by_kernel(roots: &[Root]) -> Vec<(KernelId, Vec<(Named, Digest)>)> {
+    let mut all: HashMap<KernelId, Vec<(Named, Digest)>> = HashMap::new();
+    for root in roots {
+        all.entry(root.kernel).or_default().push((root.named, root.digest));
+    }
+    all.into_iter().collect()
+}
+
+/// What one kernel needs of the store.
+#[derive(Debug, Clone, Default)]
+struct Needs {
+    stored: u64,
+    freed: u64,
+    incomplete: String,
+}
+
+/// What all roots need of the store.
+#[derive(Debug, Default)]
+struct Objects {
+    needed: u64,
+    kernels: HashMap<KernelId, Needs>,
+    /// Stored and freed bytes of each checkpoint of the kernel that was asked for, by number.
+    each: HashMap<u64, (u64, u64)>,
+}
+
+/// Who needs an entry of a pack.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    bytes: u64,
+    /// The only one that needs it; `None`: several do.
+    by: Option<u32>,
+    /// The last one that counted it.
+    last: u32,
+}
+
+/// Entries of packs, with those that need them.
+#[derive(Debug, Default)]
+struct Entries(HashMap<(u32, u32), Entry>);
+
+impl Entries {
+    /// Counts what `who` needs; returns its bytes, and why some are missing.
+    fn count(&mut self, store: &Store, who: u32, roots: &[(Named, Digest)]) -> Result<(u64, String)> {
+        let (mut seen, mut stored, mut incomplete) = (Seen::default(), 0, String::new());
+        for (named, digest) in roots {
+            let mut unreadable = None;
+            let mut take = |object| match store.stored_parts(object) {
+                Ok(parts) => parts.into_iter().for_each(|(place, bytes)| stored += self.add(place, bytes, who)),
+                Err(error) => unreadable = Some(error.to_string()),
+            };
+            let walked = walk(store, *named, *digest, &mut seen, &mut take);
+            if let Some(why) = walked.err().map(|error| error.message).or(unreadable) {
+                incomplete = why;
+            }
+            if self.0.len() > limits::GC_OBJECTS {
+                let message = format!("more than {} objects are in use", limits::GC_OBJECTS);
+                return Err(Error::refused(message).reason("objects"));
+            }
+        }
+        Ok((stored, incomplete))
+    }
+
+    /// Adds an entry; returns its bytes unless `who` has counted it.
+    fn add(&mut self, place: (u32, u32), bytes: u64, who: u32) -> u64 {
+        let entry = self.0.entry(place).or_insert(Entry { bytes, by: Some(who), last: u32::MAX });
+        if entry.by != Some(who) {
+            entry.by = None;
+        }
+        match std::mem::replace(&mut entry.last, who) == who {
+            true => 0,
+            false => bytes,
+        }
+    }
+}
+
+fn measure(
+    store: &Store,
+    kernels: Vec<(KernelId, Vec<(Named, Digest)>)>,
+    detailed: Option<KernelId>,
+) -> Result<Objects> {
+    let mut objects = Objects::default();
+    let mut entries = Entries::default();
+    for (who, (kernel, roots)) in kernels.iter().enumerate() {
+        let (stored, incomplete) = entries.count(store, who as u32, roots)?;
+        objects.kernels.insert(*kernel, Needs { stored, freed: 0, incomplete });
+    }
+    for entry in entries.0.values() {
+        objects.needed += entry.bytes;
+        let only = entry.by.and_then(|who| kernels.get(who as usize));
+        if let Some(needs) = only.and_then(|(kernel, _)| objects.kernels.get_mut(kernel)) {
+            needs.freed += entry.bytes;
+        }
+    }
+    if let Some((kernel, (_, roots))) =
+        detailed.and_then(|wanted| kernels.iter().enumerate().find(|(_, (kernel, _))| *kernel == wanted))
+    {
+        objects.each = of_checkpoints(store, roots, |place| {
+            entries.0.get(&place).is_some_and(|entry| entry.by == Some(kernel as u32))
+        })?;
+    }
+    Ok(objects)
+}
+
+/// Stored and freed bytes of each checkpoint among a kernel's roots. `is_own`: whether no other kernel needs an entry.
+fn of_checkpoints(
+    store: &Store,
+    roots: &[(Named, Digest)],
+    is_own: impl Fn((u32, u32)) -> bool,
+) -> Result<HashMap<u64, (u64, u64)>> {
+    let (mut numbers, mut checkpoints, mut rest) = (Vec::new(), Vec::new(), Vec::new());
+    for root in roots {
+        match root.0 {
+            Named::Row(RootKind::Checkpoint { number }) => {
+                numbers.push(number);
+                checkpoints.push(*root);
+            }
+            Named::Row(RootKind::Blob | RootKind::Output { .. }) | Named::Files | Named::Freeze { .. } => {
+                rest.push(*root);
+            }
+        }
+    }
+    let mut entries = Entries::default();
+    let mut each = HashMap::new();
+    for (who, root) in checkpoints.iter().enumerate() {
+        let (stored, _) = entries.count(store, who as u32, std::slice::from_ref(root))?;
+        each.insert(numbers[who], (stored, 0));
+    }
+    entries.count(store, checkpoints.len() as u32, &rest)?;
+    for (place, entry) in &entries.0 {
+        let number = entry.by.and_then(|who| numbers.get(who as usize));
+        if let Some((_, freed)) = number.filter(|_| is_own(*place)).and_then(|number| each.get_mut(number)) {
+            *freed += entry.bytes;
+        }
+    }
+    Ok(each)
+}

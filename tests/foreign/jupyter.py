@@ -1,0 +1,215 @@
+"""Jupyter's own test suite for kernels, nbclient and jupyter_client on `ryokan jupyter`."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import jupyter_kernel_test
+import nbformat
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+RYOKAN = sys.argv.pop(1)
+DATA = os.environ["JUPYTER_DATA_DIR"]
+
+
+def ryokan(*args):
+    return subprocess.run([RYOKAN, *args], check=True, capture_output=True, text=True).stdout
+
+
+def kernels():
+    return ryokan("ls", "--quiet").split()
+
+
+def setUpModule():
+    for args in (["--engine", "python"], ["--engine", "bash"], ["--kernel", "demo", "--html"]):
+        ryokan("jupyter", "install", *args)
+
+
+def tearDownModule():
+    removed = json.loads(ryokan("jupyter", "uninstall", "--json"))["removed"]
+    assert len(removed) == 3 and not any(os.path.exists(path) for path in removed), removed
+
+
+class Python(jupyter_kernel_test.KernelTests):
+    kernel_name = "ryokan-python"
+    language_name = "python"
+    file_extension = ".py"
+    code_hello_world = "print('hello, world')"
+    code_stderr = "import sys; print('test', file=sys.stderr)"
+    code_execute_result = [
+        {"code": "6 * 7", "result": "42"},
+        {"code": "'a' * 3", "result": "'aaa'"},
+    ]
+    code_display_data = [
+        {"code": "class P:\n    def _repr_png_(self): return b'\\x89PNG'\ndisplay(P())", "mime": "image/png"},
+    ]
+    code_generate_error = "raise ValueError('no')"
+    completion_samples = [{"text": "zi", "matches": {"zip"}}]
+    complete_code_samples = ["1", "print('hello')", "def f(x):\n  return x\n\n"]
+    incomplete_code_samples = ["print('''hello", "def f(x):"]
+    invalid_code_samples = ["import = 7q"]
+    code_inspect_sample = "inspected"
+
+    def test_inspect(self):
+        self.flush_channels()
+        self.execute_helper("inspected = [1, 2]")
+        super().test_inspect()
+
+    def test_error_has_traceback(self):
+        self.flush_channels()
+        reply, messages = self.execute_helper("def f():\n    1 / 0\nf()")
+        self.assertEqual((reply["content"]["ename"], reply["content"]["evalue"]), ("ZeroDivisionError", "division by zero"))
+        self.assertIn("in f", "\n".join(reply["content"]["traceback"]))
+        self.assertEqual([message["msg_type"] for message in messages], ["error"], "the traceback is not shown twice")
+
+    def test_scripts_are_withheld(self):
+        code = "class H:\n    def _repr_html_(self): return '<script>1</script>'\n    def __repr__(self): return 'plain'\n"
+        for shown in ("display(H())", "H()"):
+            self.flush_channels()
+            _, messages = self.execute_helper(code + shown)
+            (message,) = messages
+            self.assertEqual(message["content"]["data"], {"text/plain": "plain"})
+
+    def test_failed_cell_aborts_queue(self):
+        self.flush_channels()
+        first = self.kc.execute("1 / 0")
+        second = self.kc.execute("print('never')")
+        replies = {}
+        while len(replies) < 2:
+            reply = self.kc.get_shell_msg(timeout=30)
+            replies[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
+        self.assertEqual((replies[first], replies[second]), ("error", "aborted"))
+
+
+class Bash(jupyter_kernel_test.KernelTests):
+    kernel_name = "ryokan-bash"
+    language_name = "bash"
+    file_extension = ".sh"
+    code_hello_world = "echo 'hello, world'"
+    code_stderr = "echo test >&2"
+    code_generate_error = "false"
+    complete_code_samples = ["echo 1"]
+    incomplete_code_samples = ["if true; then"]
+
+
+class Notebooks(unittest.TestCase):
+    def run_cells(self, *cells, **options):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        client = NotebookClient(notebook, kernel_name="ryokan-python", timeout=120, **options)
+        client.execute()
+        return [cell.outputs for cell in notebook.cells]
+
+    def test_notebook_runs(self):
+        before = kernels()
+        outputs = self.run_cells("x = 20", "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(0.05)", "x + 1")
+        self.assertEqual(outputs[0], [])
+        self.assertEqual("".join(output.text for output in outputs[1]), "0\n1\n2\n")
+        self.assertEqual(outputs[2][0].data, {"text/plain": "21"})
+        self.assertEqual(kernels(), before, "its kernel is removed with it")
+        with self.assertRaises(CellExecutionError):
+            self.run_cells("1 / 0")
+
+    def manager(self, kernel_name, **options):
+        manager = KernelManager(kernel_name=kernel_name, **options)
+        manager.start_kernel()
+        self.addCleanup(manager.cleanup_resources)
+        client = manager.client()
+        client.start_channels()
+        self.addCleanup(client.stop_channels)
+        client.wait_for_ready(timeout=60)
+        self.addCleanup(lambda: manager.is_alive() and manager.shutdown_kernel())
+        return manager, client
+
+    def say(self, client, code):
+        said = []
+
+        def hook(message):
+            content = message["content"]
+            said.append(content.get("text") or content.get("data", {}).get("text/plain") or "")
+
+        reply = client.execute_interactive(code, timeout=120, output_hook=hook)
+        return reply["content"]["status"], "".join(said)
+
+    def test_named_kernel_survives(self):
+        manager, client = self.manager("ryokan-python-demo", transport="ipc")
+        for port in (manager.shell_port, manager.iopub_port):
+            self.assertEqual(os.stat(f"{manager.ip}-{port}").st_mode & 0o777, 0o600)
+        self.assertEqual(self.say(client, "kept = 1; open('kept', 'w').close()"), ("ok", ""))
+        ryokan("checkpoint", "demo", "-m", "one")
+        self.say(client, "kept = 2")
+        ryokan("restore", "demo", "one", "--yes")
+        self.assertEqual(self.say(client, "kept"), ("ok", "1"))
+        manager.shutdown_kernel()
+        self.assertFalse(manager.is_alive())
+        self.assertIn("demo", kernels())
+        manager, client = self.manager("ryokan-python-demo")
+        self.assertEqual(self.say(client, "kept"), ("ok", "1"))
+        manager.restart_kernel()
+        client.wait_for_ready(timeout=60)
+        status, _ = self.say(client, "kept")
+        self.assertEqual(status, "error", "a restart clears the variables")
+        self.assertEqual(self.say(client, "import os; os.listdir()"), ("ok", "['kept']"))
+
+    def test_cell_outlives_daemon(self):
+        _, client = self.manager("ryokan-python")
+        code = "import time\nfor n in range(40):\n    print(n, flush=True)\n    time.sleep(0.1)\n'end'"
+        killed = []
+
+        def hook(message):
+            content = message["content"]
+            said.append(content.get("text") or content.get("data", {}).get("text/plain") or "")
+            if not killed and "5\n" in "".join(said):
+                killed.append(json.loads(ryokan("daemon", "status", "--json"))["pid"])
+                os.kill(killed[0], signal.SIGKILL)
+
+        said = []
+        reply = client.execute_interactive(code, timeout=120, output_hook=hook)
+        self.assertEqual(reply["content"]["status"], "ok", reply["content"])
+        self.assertTrue(killed)
+        self.assertEqual("".join(said), "".join(f"{n}\n" for n in range(40)) + "'end'")
+        self.assertEqual(self.say(client, "n"), ("ok", "39"))
+
+    def test_interrupt_ends_cell(self):
+        manager, client = self.manager("ryokan-python")
+        begun = time.monotonic()
+        waiting = client.execute("import time; print('on', flush=True); time.sleep(60)")
+        while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
+            pass
+        manager.interrupt_kernel()
+        while (reply := client.get_shell_msg(timeout=30))["parent_header"]["msg_id"] != waiting:
+            pass
+        self.assertEqual((reply["content"]["status"], reply["content"]["ename"]), ("error", "KeyboardInterrupt"))
+        self.assertLess(time.monotonic() - begun, 30)
+        self.assertEqual(self.say(client, "1 + 1"), ("ok", "2"))
+
+    def runs(self, pid):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    def test_bridge_ends_with_its_parent(self):
+        code = "import sys; from jupyter_client.manager import KernelManager as M\nm = M(kernel_name='ryokan-python'); m.start_kernel(); print(m.provisioner.pid, flush=True); sys.stdin.read()"
+        before = kernels()
+        parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        bridge = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        parent.stdin.close()
+        parent.stdout.close()
+        for _ in range(100):
+            if not self.runs(bridge):
+                self.assertEqual(kernels(), before)
+                return
+            time.sleep(0.1)
+        self.fail("the bridge runs on")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

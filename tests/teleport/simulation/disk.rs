@@ -1,0 +1,237 @@
+//! What a simulated host stores, and what of it a loss of power leaves.
+
+use std::collections::BTreeMap;
+
+/// A kernel's number.
+pub type Kernel = u8;
+/// A handover's number.
+pub type Handover = u32;
+
+/// Where a kernel is, as the catalog says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Here { epoch: u64 },
+    Departed { epoch: u64, by: Handover },
+}
+
+/// A handover's row in the catalog.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Row {
+    Out { kernel: Kernel, to: usize, epoch: u64 },
+    In { kernel: Kernel, epoch: u64, live: bool },
+}
+
+/// `catalog.db`.
+#[derive(Debug, Clone, Default)]
+pub struct Catalog {
+    pub kernels: BTreeMap<Kernel, Place>,
+    pub rows: BTreeMap<Handover, Row>,
+}
+
+/// The content of a kernel's directory: `state.db` and files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Content {
+    /// Acknowledged work.
+    pub work: u64,
+    /// The handover whose departure is committed.
+    pub departed_by: Option<Handover>,
+}
+
+/// The directory of a kernel, or of a received one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Name {
+    Kernel(Kernel),
+    Received(Handover),
+}
+
+/// A directory: its content, and whether its files are there.
+#[derive(Debug, Clone, Copy)]
+pub struct Directory {
+    pub content: u32,
+    pub has_files: bool,
+}
+
+/// A directory as a start would find it.
+#[derive(Debug, Clone, Copy)]
+pub struct Copy {
+    pub work: u64,
+    pub has_files: bool,
+    pub departed_by: Option<Handover>,
+}
+
+/// Every state of a part of the disk since the last sync; the last one is what programs see.
+#[derive(Debug, Clone)]
+struct Versions<T>(Vec<T>);
+
+impl<T: Clone + Default> Versions<T> {
+    fn new() -> Versions<T> {
+        Versions(vec![T::default()])
+    }
+
+    fn now(&self) -> &T {
+        self.0.last().expect("never empty")
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut T)) {
+        let mut next = self.now().clone();
+        change(&mut next);
+        self.0.push(next);
+    }
+
+    fn keep(&mut self, at: usize) {
+        let kept = self.0.swap_remove(at);
+        self.0 = vec![kept];
+    }
+}
+
+/// A host's disk. Catalog, contents of files, and directories reach the device independently of each other.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    catalog: Versions<Catalog>,
+    contents: Versions<BTreeMap<u32, Content>>,
+    directories: Versions<BTreeMap<Name, Directory>>,
+    last_content: u32,
+}
+
+impl Disk {
+    pub fn new() -> Disk {
+        Disk { catalog: Versions::new(), contents: Versions::new(), directories: Versions::new(), last_content: 0 }
+    }
+
+    pub fn catalog(&self) -> &Catalog {
+        self.catalog.now()
+    }
+
+    pub fn change_catalog(&mut self, change: impl FnOnce(&mut Catalog)) {
+        self.catalog.change(change);
+    }
+
+    /// Makes everything durable.
+    pub fn sync(&mut self) {
+        self.catalog.keep(self.catalog.0.len() - 1);
+        self.contents.keep(self.contents.0.len() - 1);
+        self.directories.keep(self.directories.0.len() - 1);
+    }
+
+    /// Leaves of each part any state since the last sync.
+    pub fn lose_power(&mut self, mut any: impl FnMut(usize) -> usize) {
+        self.catalog.keep(any(self.catalog.0.len()));
+        self.contents.keep(any(self.contents.0.len()));
+        self.directories.keep(any(self.directories.0.len()));
+    }
+
+    pub fn create(&mut self, name: Name, work: u64) {
+        self.last_content += 1;
+        let content = self.last_content;
+        self.contents.change(|all| {
+            all.insert(content, Content { work, departed_by: None });
+        });
+        self.directories.change(|all| {
+            all.insert(name, Directory { content, has_files: true });
+        });
+    }
+
+    pub fn change_content(&mut self, name: Name, change: impl FnOnce(&mut Content)) {
+        let Some(directory) = self.directories.now().get(&name).copied() else { return };
+        self.contents.change(|all| {
+            if let Some(content) = all.get_mut(&directory.content) {
+                change(content);
+            }
+        });
+    }
+
+    pub fn clear_files(&mut self, name: Name) {
+        self.directories.change(|all| {
+            if let Some(directory) = all.get_mut(&name) {
+                directory.has_files = false;
+            }
+        });
+    }
+
+    pub fn remove(&mut self, name: Name) {
+        self.directories.change(|all| {
+            all.remove(&name);
+        });
+    }
+
+    /// Renames a received kernel's directory; one that is not there was renamed before.
+    pub fn adopt(&mut self, handover: Handover, kernel: Kernel) {
+        if self.directories.now().contains_key(&Name::Received(handover)) {
+            self.directories.change(|all| {
+                if let Some(directory) = all.remove(&Name::Received(handover)) {
+                    all.insert(Name::Kernel(kernel), directory);
+                }
+            });
+        }
+    }
+
+    pub fn names(&self) -> Vec<Name> {
+        self.directories.now().keys().copied().collect()
+    }
+
+    pub fn copy(&self, name: Name) -> Option<Copy> {
+        self.views().last().and_then(|view| view.copy(name))
+    }
+
+    /// The state that programs see last; before it, combinations that a loss of power may leave.
+    pub fn views(&self) -> Vec<View<'_>> {
+        let ends = |count: usize| if count == 1 { vec![0] } else { vec![0, count - 1] };
+        let mut views = Vec::new();
+        for catalog in ends(self.catalog.0.len()) {
+            for contents in ends(self.contents.0.len()) {
+                for directories in ends(self.directories.0.len()) {
+                    views.push(View {
+                        catalog: &self.catalog.0[catalog],
+                        contents: &self.contents.0[contents],
+                        directories: &self.directories.0[directories],
+                    });
+                }
+            }
+        }
+        views
+    }
+}
+
+/// One state of a disk.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    pub catalog: &'a Catalog,
+    contents: &'a BTreeMap<u32, Content>,
+    directories: &'a BTreeMap<Name, Directory>,
+}
+
+impl View<'_> {
+    pub fn copy(&self, name: Name) -> Option<Copy> {
+        let directory = self.directories.get(&name)?;
+        // A file that was created and not synced is empty.
+        let content = self.contents.get(&directory.content).copied();
+        let Content { work, departed_by } = content.unwrap_or(Content { work: 0, departed_by: None });
+        Some(Copy { work, departed_by, has_files: directory.has_files })
+    }
+
+    /// The kernel's directory after a start, which adopts what was activated.
+    pub fn own(&self, kernel: Kernel) -> Option<Copy> {
+        let mut received = self.catalog.rows.iter().filter_map(|(handover, row)| match row {
+            Row::In { kernel: of, live: true, .. } if *of == kernel => self.copy(Name::Received(*handover)),
+            Row::In { .. } | Row::Out { .. } => None,
+        });
+        received.next_back().or_else(|| self.copy(Name::Kernel(kernel)))
+    }
+
+    /// Whether the kernel has departed by this handover.
+    pub fn has_departed(&self, kernel: Kernel, by: Handover) -> bool {
+        match self.catalog.kernels.get(&kernel) {
+            Some(Place::Departed { by: found, .. }) => *found == by,
+            Some(Place::Here { .. }) => self.own(kernel).is_some_and(|copy| copy.departed_by == Some(by)),
+            None => false,
+        }
+    }
+
+    /// The live copy of a kernel.
+    pub fn live(&self, kernel: Kernel) -> Option<Copy> {
+        match self.catalog.kernels.get(&kernel) {
+            Some(Place::Here { .. }) => self.own(kernel).filter(|copy| copy.departed_by.is_none()),
+            Some(Place::Departed { .. }) | None => None,
+        }
+    }
+}

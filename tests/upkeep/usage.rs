@@ -1,0 +1,107 @@
+//! What takes room on the disk: figures that add up to the real folders, and what a removal frees.
+
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use ryokan::core::engine::EngineName;
+use ryokan::core::usage::{DiskPart, KernelDisk};
+
+use super::{gc, host, manual};
+use crate::support::{User, kernel, out, users};
+
+/// Room of a folder on the disk, as `du` counts it.
+fn real(folder: &Path, linked: &mut HashSet<(u64, u64)>) -> u64 {
+    let own = std::fs::symlink_metadata(folder).expect("there");
+    if own.nlink() > 1 && !own.is_dir() && !linked.insert((own.dev(), own.ino())) {
+        return 0;
+    }
+    let below = own.is_dir().then(|| std::fs::read_dir(folder).expect("readable").flatten());
+    own.blocks() * 512 + below.into_iter().flatten().map(|entry| real(&entry.path(), linked)).sum::<u64>()
+}
+
+fn sum(parts: &[DiskPart]) -> u64 {
+    parts.iter().map(|part| part.bytes).sum()
+}
+
+fn part(parts: &[DiskPart], what: &str) -> u64 {
+    parts.iter().find(|part| part.what == what).unwrap_or_else(|| panic!("no {what}")).bytes
+}
+
+fn of<'a>(kernels: &'a [KernelDisk], name: &str) -> &'a KernelDisk {
+    kernels.iter().find(|kernel| kernel.name == name).expect("a kernel")
+}
+
+/// Random bytes of a size in a file.
+async fn fill(kernel: &ryokan::rpc::client::KernelClient, file: &str, mib: usize) {
+    out(kernel, &format!("head -c {mib}M /dev/urandom > {file}")).await;
+}
+
+#[test]
+fn figures_add_up_to_folders() {
+    for user in users() {
+        let host = host(user);
+        host.with(async |client| {
+            for name in ["one", "two"] {
+                let kernel = kernel(&client, name, EngineName::Bash).await;
+                fill(&kernel, "data", 3).await;
+                out(&kernel, "ln data linked; ln -s / away; mkdir -p a/b; x=1; head -c 100000 /dev/zero > a/b/c").await;
+                manual(&kernel, "taken").await;
+                kernel.stop(false).await.expect("stopped");
+            }
+            let usage = client.disk_usage("").await.expect("measured");
+            for kernel in &usage.kernels {
+                let folder = host.data().join("kernels").join(kernel.id.to_string());
+                assert_eq!(kernel.folder_bytes(), real(&folder, &mut HashSet::new()), "{kernel:?}");
+                let workspace = part(&kernel.parts, "workspace");
+                assert!((3 << 20..4 << 20).contains(&workspace), "a hard link counts once: {workspace}");
+                assert!(kernel.checkpoints > 0 && kernel.stored_bytes > 3 << 20 && kernel.incomplete.is_empty());
+            }
+            assert_eq!(sum(&usage.host), real(&host.data(), &mut HashSet::new()), "{:?}", usage.host);
+            let folders: u64 = usage.kernels.iter().map(KernelDisk::folder_bytes).sum();
+            assert!(part(&usage.host, "kernels") >= folders);
+            assert!(part(&usage.host, "objects") >= 6 << 20, "{:?}", usage.host);
+            let shown = host.ok(&["du"]);
+            assert!(shown.contains("unreferenced") && shown.contains("two"), "{shown}");
+            assert!(host.ok(&["du", "one"]).contains("taken"));
+            let json: serde_json::Value = serde_json::from_str(&host.ok(&["du", "one", "--json"])).expect("JSON");
+            assert_eq!(json["each"].as_array().map(Vec::len), Some(json["checkpoints"].as_u64().unwrap_or(0) as usize));
+            assert_eq!(host.cli(&["du", "none"]).status.code(), Some(3));
+        });
+    }
+}
+
+#[test]
+fn removal_frees_what_is_not_shared() {
+    let host = host(User::Own);
+    host.with(async |client| {
+        let kernel = kernel(&client, "one", EngineName::Bash).await;
+        fill(&kernel, "both", 3).await;
+        let first = manual(&kernel, "first").await;
+        fill(&kernel, "late", 5).await;
+        let second = manual(&kernel, "second").await;
+        out(&kernel, "rm late").await;
+        manual(&kernel, "third").await;
+        let usage = client.disk_usage("one").await.expect("measured");
+        let one = of(&usage.kernels, "one");
+        let each = |id| one.each.iter().find(|one| one.id == id).expect("listed");
+        assert!(each(first.id).freed_bytes < 1 << 20, "its file is in others: {one:?}");
+        assert!((5 << 20..6 << 20).contains(&each(second.id).freed_bytes), "{one:?}");
+        assert!(each(second.id).stored_bytes > 8 << 20);
+        assert_eq!(one.freed_bytes, one.stored_bytes, "no other kernel");
+        // The figure is what a removal and a collection give back.
+        let before = part(&client.disk_usage("").await.expect("measured").host, "objects");
+        let freed = each(second.id).freed_bytes;
+        kernel.remove_checkpoint("second", 0).await.expect("removed");
+        let after = client.disk_usage("").await.expect("measured").host;
+        assert_eq!(before - part(&after, "objects"), freed);
+        assert!(part(&after, "unreferenced") >= freed);
+        gc(&client, false).await;
+        let collected = client.disk_usage("").await.expect("measured").host;
+        assert!(part(&after, "unreferenced") - part(&collected, "unreferenced") > 4 << 20, "{collected:?}");
+        host.ok(&["fork", "one", "two"]);
+        let usage = client.disk_usage("").await.expect("measured");
+        assert!(of(&usage.kernels, "two").freed_bytes < 1 << 20, "it shares: {usage:?}");
+        assert!(of(&usage.kernels, "one").freed_bytes < 1 << 20, "{usage:?}");
+    });
+}
