@@ -184,7 +184,7 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
                 warm.add(took);
             }
             let begun = Instant::now();
-            kernel.suspend(false).await?;
+            kernel.suspend(false, false).await?;
             suspended.add(begun.elapsed());
             let begun = Instant::now();
             run(&kernel, CODE).await?;

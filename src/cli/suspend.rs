@@ -26,6 +26,9 @@ pub struct SuspendArgs {
     /// Interrupt running code, do not wait for it
     #[arg(long)]
     pub interrupt: bool,
+    /// Save a virtual machine's memory to disk and release it; processes beside the engine end
+    #[arg(long)]
+    pub release: bool,
 }
 
 /// `ryokan resume`
@@ -41,7 +44,7 @@ pub struct ResumeArgs {
 
 /// Suspends kernels.
 pub async fn suspend(context: &Context, args: SuspendArgs) -> std::result::Result<(), Failure> {
-    let each = async |kernel: &KernelClient| kernel.suspend(args.interrupt).await;
+    let each = async |kernel: &KernelClient| kernel.suspend(args.interrupt, args.release).await;
     change(context, args.name.as_deref(), &["starting", "ready", "busy"], each).await
 }
 

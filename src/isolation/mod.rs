@@ -255,6 +255,17 @@ pub trait IsolationDriver {
     /// Removes leftovers of workers that `known` does not name.
     fn sweep(&self, known: &[WorkerId]);
 
+    /// The worker whose memory is saved in a kernel's folder: a launch with this identity continues it.
+    ///
+    /// # Errors
+    /// `corrupt`, `unsupported`.
+    fn saved_worker(&self, _home: &KernelHome) -> Result<Option<WorkerIdentity>> {
+        Ok(None)
+    }
+
+    /// Discards the memory that is saved in a kernel's folder.
+    fn forget_saved(&self, _home: &KernelHome) {}
+
     /// What reaches the newest files and state of the kernel with this folder.
     fn reach(&self, _dir: &Path) -> Reach {
         Reach::Host
@@ -338,6 +349,17 @@ pub trait WorkerHandle {
     /// If it cannot be continued.
     async fn unpark(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Saves a parked worker's memory in the kernel's folder, for a launch with the same identity. The caller ends the
+    /// worker next, or continues it, which discards the saved memory.
+    ///
+    /// # Errors
+    /// `unsupported` for the isolation; those of saving: nothing is saved then.
+    async fn save_memory(&self, _identity: &WorkerIdentity) -> Result<()> {
+        Err(Error::unsupported("the memory of processes cannot be saved")
+            .reason("suspend")
+            .hint("suspend without --release"))
     }
 
     /// Whether the worker is stopped, and answers nothing.

@@ -8,7 +8,7 @@ use super::{Machines, ask};
 use crate::support::{Host, User, until, users};
 
 /// A generator is in memory only; the number is saved, too.
-const MEMORY: &str = "g = iter(range(100)); next(g); saved = 42; open('f', 'w').write('kept')";
+const MEMORY: &str = "g = (n for n in range(100)); next(g); saved = 42; open('f', 'w').write('kept')";
 /// The guest's clock.
 const TIME: &str = "import time; print(int(time.time()))";
 
@@ -144,4 +144,81 @@ fn killed_suspend_of_machine_is_recovered() {
         assert_eq!(host.run("lab", "print(next(g))"), (at + 1).to_string(), "{point}\n{}", host.log());
         assert_eq!(self::machine(&host), machine, "{point}");
     }
+}
+
+/// Saves a suspended machine, and waits for its end.
+fn release(host: &Machines) {
+    host.ok(&["suspend", "lab", "--release"]);
+    until("the machine's end", || host.machines().is_empty() && state(host) == "stopped");
+}
+
+fn saved(host: &Machines, name: &str) -> std::path::PathBuf {
+    let folder = std::fs::read_dir(host.data().join("kernels")).expect("a folder").flatten();
+    folder.map(|folder| folder.path().join(name)).find(|path| path.exists()).expect("it is saved")
+}
+
+#[test]
+fn released_memory_comes_back() {
+    for user in users() {
+        let mut host = Machines::start(user);
+        kernel(&host);
+        let boot_id = host.run("lab", BOOT_ID);
+        host.ok(&["spawn", "lab", "-d", "--", "sleep", "1000"]);
+        release(&host);
+        host.restart();
+        assert_eq!(host.run("lab", "print(next(g), open('f').read())"), "1 kept", "{user:?}\n{}", host.log());
+        assert_eq!(host.run("lab", BOOT_ID), boot_id, "{user:?}: it was not booted");
+        assert!(!saved(&host, "disk.ext4").with_file_name("suspended.json").exists());
+        assert!(!host.ok(&["ps", "lab"]).contains("sleep"), "{user:?}");
+        assert_eq!(host.run("lab", "import os; os.system('pgrep -c sleep'); print(saved)"), "0\n42", "{user:?}");
+        // Again, from the suspended and then the adopted machine.
+        host.ok(&["suspend", "lab"]);
+        release(&host);
+        assert_eq!(host.run("lab", "print(next(g))"), "2", "{user:?}\n{}", host.log());
+        host.restart();
+        release(&host);
+        assert_eq!(host.run("lab", "print(next(g))"), "3", "{user:?}\n{}", host.log());
+        assert!(!host.ok(&["events", "--json"]).contains("suspend_lost"));
+        host.ok(&["checkpoint", "lab", "-m", "one"]);
+        host.ok(&["stop", "lab"]);
+        assert_eq!(host.run("lab", "print(saved)"), "42");
+    }
+}
+
+const BOOT_ID: &str = "print(open('/proc/sys/kernel/random/boot_id').read().strip())";
+
+#[test]
+fn unusable_saved_memory_is_reported() {
+    type Damage = (&'static str, fn(&Machines));
+    let damages: [Damage; 3] = [
+        ("suspended.state is not what was written", |host| {
+            let file = std::fs::File::options().write(true).open(saved(host, "suspended.state")).expect("opened");
+            std::os::unix::fs::FileExt::write_all_at(&file, b"damage", 1 << 20).expect("written");
+        }),
+        ("its QEMU was", |host| {
+            let file = saved(host, "suspended.json");
+            let text = std::fs::read_to_string(&file).expect("read");
+            std::fs::write(&file, text.replace("QEMU emulator version", "QEMU emulator of old")).expect("written");
+        }),
+        ("is damaged", |host| std::fs::write(saved(host, "suspended.json"), b"{").expect("written")),
+    ];
+    let host = Machines::start(User::Own);
+    kernel(&host);
+    for (why, damage) in damages {
+        release(&host);
+        damage(&host);
+        // The state that was saved before, and the disk.
+        assert_eq!(
+            host.run("lab", "print(saved, open('f').read(), 'g' in globals())"),
+            "42 kept False",
+            "{}",
+            host.log()
+        );
+        let events = host.ok(&["events", "--json"]);
+        assert!(events.contains("suspend_lost") && events.contains(why), "{why}: {events}");
+    }
+    host.ok(&["new", "plain", "--engine", "python"]);
+    host.run("plain", "g = 1");
+    assert_eq!(host.cli(&["suspend", "plain", "--release"]).status.code(), Some(5));
+    assert_eq!(host.run("plain", "print(g)"), "1");
 }

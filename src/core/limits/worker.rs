@@ -137,6 +137,8 @@ pub const VM_EXTRA_MEMORY_BYTES: u64 = 160 << 20;
 pub const VM_EXTRA_DISK_BYTES: u64 = 2 << 30;
 /// Largest description of an image, bytes.
 pub const VM_IMAGE_JSON_BYTES: u64 = 64 << 10;
+/// Time to save or load a suspended machine with its memory.
+pub const VM_MEMORY: Duration = Duration::from_secs(180);
 /// Images of one host.
 pub const VM_IMAGES: usize = 1000;
 /// Largest list of current and pinned images, bytes.

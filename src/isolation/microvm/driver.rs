@@ -12,6 +12,7 @@ use super::images::HostImages;
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
 use super::qemu::{self, Sockets};
+use super::saved::{self, Saved};
 use super::templates::{TemplateSettings, Templates};
 use super::workspace::MirroredWorkspace;
 use crate::core::durability::Durability;
@@ -27,6 +28,7 @@ use crate::isolation::{
     Recorder, Shape,
 };
 use crate::link::bootstrap::LaunchDocument;
+use crate::link::handshake::WorkerIdentity;
 use crate::sandbox::{RunAs, SandboxPlan};
 use crate::workspace::{Tracker, Workspace, WorkspacePaths};
 
@@ -111,7 +113,12 @@ impl IsolationDriver for MicrovmDriver {
     fn image_version(&self, spec: &KernelSpec, dir: &Path) -> String {
         match self.machines.find(dir) {
             Some(machine) => machine.image.clone(),
-            None => self.images.find(&spec.image).map_or_else(|_| String::new(), |image| image.version),
+            None => match Saved::read(dir) {
+                Ok(Some(saved)) => saved.kind.image,
+                Ok(None) | Err(_) => {
+                    self.images.find(&spec.image).map_or_else(|_| String::new(), |image| image.version)
+                }
+            },
         }
     }
 
@@ -162,9 +169,15 @@ impl IsolationDriver for MicrovmDriver {
             engine_db: folder.engine_db.clone(),
             most_bytes: new.shape.limits.workspace_bytes,
             image: new.shape.variant.clone(),
+            kind: None,
+        };
+        // Only the worker in a suspended machine continues it.
+        let saved = match new.is_warm {
+            true => None,
+            false => Saved::read(&folder.dir)?.filter(|saved| saved.worker().worker == worker),
         };
         let machine = Arc::new(Machine::new(folder, &about));
-        match self.start(&new, &mut about, &machine, record).await {
+        match self.start(&new, &mut about, &machine, saved, record).await {
             Ok(Serving { process, shared_boot_id, mut notes }) => {
                 notes.extend(self.templates.take_notes());
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
@@ -253,6 +266,16 @@ impl IsolationDriver for MicrovmDriver {
     fn sweep(&self, known: &[WorkerId]) {
         // Sockets are swept with those of processes.
         qemu::kill_unknown(&self.settings.sockets, known);
+    }
+
+    fn saved_worker(&self, home: &KernelHome) -> Result<Option<WorkerIdentity>> {
+        Ok(Saved::read(&home.dir)?.map(|saved| saved.worker()))
+    }
+
+    fn forget_saved(&self, home: &KernelHome) {
+        if let Err(error) = saved::remove(&home.dir) {
+            tracing::warn!(%error, "a suspended machine that cannot continue is not removed");
+        }
     }
 
     fn reach(&self, dir: &Path) -> Reach {

@@ -13,7 +13,9 @@ use tokio::time::Instant;
 use super::machine::{Folder, Machine, Machines};
 use super::qemu::Sockets;
 use super::qmp::Qmp;
+use super::saved;
 use super::seed;
+use super::template::Kind;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -22,6 +24,7 @@ use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{BoundSources, HostMount, KernelHome, WorkerHandle, WorkerRecord};
 use crate::link::connector::unix::connect;
+use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::link::machine::{EVENT_ENDED, EVENT_QUERY, Request};
 
@@ -38,6 +41,9 @@ pub(super) struct Record {
     /// The image's version; absent in records of earlier daemons.
     #[serde(default)]
     pub image: String,
+    /// What it must have in common with a machine that continues it; absent in records of earlier daemons.
+    #[serde(default)]
+    pub kind: Option<Kind>,
 }
 
 impl Record {
@@ -277,8 +283,10 @@ impl WorkerHandle for MachineHandle {
         let mut monitor = Qmp::connect(&self.about.sockets.monitor).await?;
         let was_parked = *self.watched.is_parked.borrow();
         if monitor.is_stopped().await? {
-            monitor.resume().await?;
             let machine = self.watched.machine();
+            // From here on the disk changes.
+            saved::remove(&machine.folder.dir)?;
+            monitor.resume().await?;
             machine.set_parked(false);
             // Its clock stood still.
             blocking(move || seed::seed(&mut machine.client(), "").map(drop)).await?;
@@ -286,6 +294,28 @@ impl WorkerHandle for MachineHandle {
         }
         self.watched.is_parked.send_replace(false);
         Ok(())
+    }
+
+    async fn save_memory(&self, identity: &WorkerIdentity) -> Result<()> {
+        let (machine, identity) = (self.watched.machine(), identity.clone());
+        let Some(kind) = self.about.kind.clone().filter(|_| self.is_parked() && *self.watched.is_bound.borrow()) else {
+            return Err(Error::unsupported("the virtual machine was started by an earlier version of ryokan")
+                .reason("suspend")
+                .hint("stop the kernel, and start it again"));
+        };
+        let (dir, disk) = (machine.folder.dir.clone(), machine.folder.disk());
+        let place = dir.clone();
+        let state = blocking(move || saved::create(&place)).await?;
+        let place = dir.clone();
+        let saving = async {
+            Qmp::connect(&self.about.sockets.monitor).await?.save_into(&state, limits::VM_MEMORY).await?;
+            blocking(move || saved::seal(&place, &disk, kind, &identity, &state)).await
+        };
+        let saved = saving.await;
+        if saved.is_err() {
+            let _ = saved::remove(&dir);
+        }
+        saved
     }
 
     fn is_parked(&self) -> bool {

@@ -3,14 +3,16 @@
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::client::unexpected;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
-use super::image;
+use super::image::{self, Image};
 use super::machine::Machine;
 use super::qemu::{self, Begin, NewMachine};
 use super::qmp::Qmp;
+use super::saved::{self, Saved};
 use super::seed;
 use super::template::Kind;
 use crate::core::error::{Error, Result};
@@ -20,6 +22,9 @@ use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{LaunchNote, NewWorker, Recorder};
 use crate::link::bootstrap::ReportLine;
 use crate::link::machine::{Reply, Request};
+
+/// Time for a continued guest to learn that its ports were closed.
+const RECONNECTION: Duration = Duration::from_millis(100);
 
 /// A machine whose worker serves.
 pub(super) struct Serving {
@@ -46,6 +51,7 @@ impl MicrovmDriver {
         new: &NewWorker<'_>,
         about: &mut Record,
         machine: &Arc<Machine>,
+        saved: Option<Saved>,
         record: &Recorder<'_>,
     ) -> Result<Serving> {
         let (folder, limits) = (&machine.folder, &new.shape.limits);
@@ -60,8 +66,13 @@ impl MicrovmDriver {
         let found = disk.metadata().map_err(|error| Error::unavailable(format!("{}: {error}", disk.display())))?;
         let version = self.templates.qemu_version().await?;
         let kind = Kind::new(&image, new.shape, version, found.len());
+        about.kind = Some(kind.clone());
         record(about.write()?).await?;
         let attempt = Attempt { kind: &kind, disk: &disk, machine };
+        if let Some(saved) = saved {
+            let process = self.go_on(&attempt, &image, saved, about, record).await?;
+            return Ok(Serving { process, shared_boot_id: String::new(), notes: Vec::new() });
+        }
         let (mut notes, mut shared_boot_id) = (Vec::new(), String::new());
         let template = match new.is_warm {
             true => self.templates.find_or_build(&kind, &image).await,
@@ -107,6 +118,22 @@ impl MicrovmDriver {
         Ok(Serving { process, shared_boot_id, notes })
     }
 
+    /// Continues a suspended machine with its worker.
+    async fn go_on(
+        &self,
+        attempt: &Attempt<'_>,
+        image: &Image,
+        saved: Saved,
+        about: &mut Record,
+        record: &Recorder<'_>,
+    ) -> Result<WorkerProcess> {
+        let (dir, disk, kind) = (attempt.machine.folder.dir.clone(), attempt.disk.to_owned(), attempt.kind.clone());
+        let opened = tokio::task::spawn_blocking(move || saved.open(&dir, &disk, &kind)).await;
+        let state = opened.map_err(|error| Error::internal(error.to_string()))??;
+        let begin = Begin::Continue { image, state: &state };
+        self.attempt(attempt, begin, "", about, record).await?
+    }
+
     /// Notes that a kernel's machine did not serve.
     fn failed(&self, new: &NewWorker<'_>, machine: &Machine) {
         if !new.is_warm {
@@ -124,7 +151,8 @@ impl MicrovmDriver {
         record: &Recorder<'_>,
     ) -> Result<Result<WorkerProcess>> {
         let Attempt { kind, disk, machine } = *attempt;
-        let is_restored = matches!(begin, Begin::Restore { .. });
+        let is_loaded = begin.is_loaded();
+        let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
         let disk = qemu::open_disk(disk)?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
@@ -146,14 +174,25 @@ impl MicrovmDriver {
         }
         let (seeded, shared) = (Arc::clone(machine), shared_boot_id.to_owned());
         let raised = async {
-            if is_restored {
+            if is_loaded {
                 let mut monitor = Qmp::connect(&about.sockets.monitor).await?;
-                monitor.load(qemu::STATE_URI).await?;
+                let within = if is_continued { limits::VM_MEMORY } else { limits::VM_CALL };
+                monitor.load(qemu::STATE_URI, within).await?;
+                if is_continued {
+                    // From here on the disk changes.
+                    saved::remove(&dir)?;
+                }
                 monitor.resume().await?;
             }
+            // A guest that continues has still to notice that its former connections ended.
+            let (pause, within) = match is_continued {
+                true => (RECONNECTION, limits::VM_CALL),
+                false => (Duration::ZERO, limits::VM_BOOT),
+            };
+            tokio::time::sleep(pause).await;
             until_ended(&process, move || {
                 let mut client = seeded.client();
-                client.open(limits::VM_BOOT)?;
+                client.open(within)?;
                 seed::seed(&mut client, &shared).map(drop)
             })
             .await

@@ -356,8 +356,16 @@ mod tests {
         let sockets = Sockets::new(dir, &"worker");
         let (workspace, engine_db) = (folder.workspace.clone(), folder.engine_db.clone());
         let dir = dir.to_owned();
-        let about =
-            Record { sockets, process: None, dir, workspace, engine_db, most_bytes: 1, image: String::from("abc") };
+        let about = Record {
+            sockets,
+            process: None,
+            dir,
+            workspace,
+            engine_db,
+            most_bytes: 1,
+            image: String::from("abc"),
+            kind: None,
+        };
         Arc::new(Machine::new(folder, &about))
     }
 

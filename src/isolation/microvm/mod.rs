@@ -20,6 +20,7 @@ mod launch;
 mod machine;
 mod qemu;
 mod qmp;
+mod saved;
 mod seed;
 mod template;
 mod templates;

@@ -105,6 +105,15 @@ pub(super) enum Begin<'a> {
     Record { image: &'a Image, memory: &'a File, state: &'a File },
     /// It goes on from a template, once that is loaded.
     Restore { image: &'a Image, template: &'a Template },
+    /// It goes on from a suspended machine, once that is loaded.
+    Continue { image: &'a Image, state: &'a File },
+}
+
+impl Begin<'_> {
+    /// Whether it waits for a state.
+    pub(super) fn is_loaded(&self) -> bool {
+        matches!(self, Begin::Restore { .. } | Begin::Continue { .. })
+    }
 }
 
 /// A machine to start.
@@ -209,6 +218,7 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
 fn begin_with<'a>(command: &mut Command, fds: &mut Descriptors, begin: Begin<'a>, kind: &Kind) -> Result<&'a Image> {
     let size = format!("size={}M", kind.memory_mib);
     let file = |path: &str, how: &str| format!("memory-backend-file,id=ram,{size},mem-path={path},{how}");
+    let is_loaded = begin.is_loaded();
     let (image, memory) = match begin {
         Begin::Boot(image) => (image, format!("memory-backend-ram,id=ram,{size}")),
         Begin::Record { image, memory, state } => {
@@ -223,9 +233,14 @@ fn begin_with<'a>(command: &mut Command, fds: &mut Descriptors, begin: Begin<'a>
             let memory = template.memory().map_err(failed("its template"))?;
             (image, file(&fds.path(memory, false), "share=off,readonly=on,rom=off"))
         }
+        Begin::Continue { image, state } => {
+            let state = fds.give(state.try_clone().map_err(failed("its state"))?);
+            command.args(["-add-fd", &format!("fd={state},set=3"), "-S", "-incoming", "defer"]);
+            (image, format!("memory-backend-ram,id=ram,{size}"))
+        }
     };
     command.args(["-object", &memory]);
-    if !matches!(begin, Begin::Restore { .. }) {
+    if !is_loaded {
         let mut path = |name: &str| Ok::<_, Error>(fds.path(image.open(name).map_err(failed(name))?, false));
         command.args(["-kernel", &path("vmlinux")?, "-initrd", &path("initrd.cpio")?, "-append", KERNEL_LINE]);
     }

@@ -2,6 +2,7 @@
 //!
 //! The monitor is untrusted like its guest: a line has a limited length, and every event, known or not, is passed over.
 
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::link::connector::unix::connect;
+use crate::sys::socket::send_with_fds;
 
 /// Time for one command.
 const COMMAND: Duration = Duration::from_secs(10);
@@ -100,10 +102,10 @@ impl Qmp {
     ///
     /// # Errors
     /// As [`Self::run`]; `unavailable` if the state does not fit.
-    pub(super) async fn load(&mut self, uri: &str) -> Result<()> {
+    pub(super) async fn load(&mut self, uri: &str, within: Duration) -> Result<()> {
         self.keep_memory().await?;
         self.run("migrate-incoming", json!({ "uri": uri })).await?;
-        let until = Instant::now() + limits::VM_CALL;
+        let until = Instant::now() + within;
         loop {
             match self.status().await?.as_str() {
                 "inmigrate" => {}
@@ -121,8 +123,31 @@ impl Qmp {
     pub(super) async fn save(&mut self, uri: &str) -> Result<()> {
         self.keep_memory().await?;
         self.stop().await?;
+        self.migrate(uri, limits::VM_CALL).await
+    }
+
+    /// Saves a stopped machine, with the memory that is no shared file, into a file that the monitor cannot open.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub(super) async fn save_into(&mut self, file: &std::fs::File, within: Duration) -> Result<()> {
+        self.keep_memory().await?;
+        let until = Instant::now() + self.within;
+        // The descriptor comes with the first byte, and belongs to the next command.
+        let sent = async {
+            self.stream.writable().await?;
+            let fds = [file.as_raw_fd()];
+            self.stream.try_io(tokio::io::Interest::WRITABLE, || send_with_fds(&self.stream, b" ", &fds))
+        };
+        let sent = timeout_at(until, sent).await.map_err(|_| late("a descriptor"))?;
+        sent.map_err(|error| Error::unavailable(format!("a monitor cannot be reached: {error}")))?;
+        self.run("getfd", json!({ "fdname": "state" })).await?;
+        self.migrate("fd:state", within).await
+    }
+
+    async fn migrate(&mut self, uri: &str, within: Duration) -> Result<()> {
         self.run("migrate", json!({ "uri": uri })).await?;
-        let until = Instant::now() + limits::VM_CALL;
+        let until = Instant::now() + within;
         loop {
             let state = self.run("query-migrate", Value::Null).await?;
             match state["status"].as_str() {

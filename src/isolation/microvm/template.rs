@@ -72,7 +72,7 @@ impl Kind {
     }
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Part {
     bytes: u64,
     blake3: String,
@@ -175,7 +175,8 @@ pub(super) fn image_of(folder: &Path) -> Option<String> {
     Some(about.kind.image)
 }
 
-fn part(file: &File) -> std::io::Result<Part> {
+/// Length and digest of a file. Blocks.
+pub(super) fn part(file: &File) -> std::io::Result<Part> {
     let mut hasher = blake3::Hasher::new();
     let (mut from, mut bytes, mut piece) = (again(file)?, 0, vec![0; 1 << 20]);
     loop {

@@ -269,7 +269,7 @@ impl Templates {
         let begin = Begin::Restore { image, template };
         let boot_id = self.with_machine(begin, kind, disk, async |sockets: &Sockets| {
             let mut monitor = Qmp::connect(&sockets.monitor).await?;
-            monitor.load(qemu::STATE_URI).await?;
+            monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
             monitor.resume().await?;
             let control = sockets.control.clone();
             blocking(move || {

@@ -154,10 +154,11 @@ impl KernelClient {
     /// running execution unless `interrupt` interrupts it.
     ///
     /// # Errors
-    /// `conflict` without a worker, `unsupported` in a virtual machine; the kernel is unchanged then.
-    pub async fn suspend(&self, interrupt: bool) -> Result<()> {
+    /// `conflict` without a worker, `unsupported` with `release` for processes; the kernel is unchanged then.
+    pub async fn suspend(&self, interrupt: bool, release: bool) -> Result<()> {
         let mut request = self.cap.suspend_request();
         request.get().set_interrupt(interrupt);
+        request.get().set_release(release);
         self.link.wait(request.send().promise).await.map(drop)
     }
 

@@ -36,10 +36,15 @@ impl KernelServer {
     }
 
     pub(super) async fn suspend_worker(&self, params: kernel::SuspendParams) -> capnp::Result<()> {
-        let (before, interrupt) = (self.kernel.view().version, params.get()?.get_interrupt());
+        let params = params.get()?;
+        let (before, interrupt, release) = (self.kernel.view().version, params.get_interrupt(), params.get_release());
         let actor = self.actor.clone();
-        checkpoint::suspend(self.host(), &self.kernel, actor, interrupt).await.map_err(to_capnp)?;
-        self.audit_done("kernel.suspend", before, if interrupt { "at once" } else { "" }).await;
+        checkpoint::suspend(self.host(), &self.kernel, actor, interrupt, release).await.map_err(to_capnp)?;
+        let detail: Vec<&str> = [(interrupt, "at once"), (release, "released")]
+            .into_iter()
+            .filter_map(|(is_asked, what)| is_asked.then_some(what))
+            .collect();
+        self.audit_done("kernel.suspend", before, &detail.join(", ")).await;
         Ok(())
     }
 

@@ -16,17 +16,18 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Trace};
 use crate::sys::fault;
 
-/// Suspends a kernel at its next safe point; `interrupt` ends the running execution.
+/// Suspends a kernel at its next safe point; `interrupt` ends the running execution. With `release`, its memory is saved
+/// and the worker ends: its next use continues from there.
 ///
 /// # Errors
-/// `conflict` if the kernel has no worker or is in a transition, `busy` (leased),
+/// `unsupported` with `release` for the isolation, `conflict` if the kernel has no worker or is in a transition, `busy` (leased),
 /// `deadline` if the kernel did not become idle or a process did not stop, and errors of saving: nothing is paused then.
-pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interrupt: bool) -> Result<()> {
+pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interrupt: bool, release: bool) -> Result<()> {
     kernel.admit(&actor, 0).await?;
     kernel.not_in_transition()?;
     match kernel.view().state {
-        State::Suspended => return Ok(()),
-        State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => {}
+        State::Suspended if !release => return Ok(()),
+        State::Suspended | State::Starting | State::Ready | State::Busy { .. } | State::Stopping { .. } => {}
         State::Created
         | State::Stopped { .. }
         | State::Crashed { .. }
@@ -48,7 +49,12 @@ pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interru
             Ok(()) => own.park_worker().await,
             failed => failed,
         };
+        let paused = match paused {
+            Ok(()) if release => host.making_room(async || own.save_memory(&host).await).await,
+            paused => paused,
+        };
         if let Err(error) = paused {
+            own.unpark_worker().await;
             // The worker may be paused although its reply was lost.
             let _ = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
             return Err(error);
@@ -57,6 +63,8 @@ pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interru
         if suspended.is_err() {
             // The stop that was requested meanwhile needs its answer.
             own.unpark_worker().await;
+        } else if release {
+            own.release_worker();
         }
         suspended
     })

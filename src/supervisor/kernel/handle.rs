@@ -26,11 +26,12 @@ use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::link::host::{Job, WorkerLink};
+use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::Audited;
 use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::processes::RunningProcess;
 use crate::supervisor::kernel::sharing::Sharing;
-use crate::supervisor::workers::worker::{KernelStart, LiveWorker};
+use crate::supervisor::workers::worker::{KernelStart, LiveWorker, identity_of};
 
 /// Published state of a kernel; only its task writes it.
 #[derive(Debug, Clone)]
@@ -175,6 +176,25 @@ impl Kernel {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// Saves the memory of the worker's stopped machine.
+    ///
+    /// # Errors
+    /// `unsupported` for the isolation, `conflict` if the worker has ended, those of saving.
+    pub(crate) async fn save_memory(&self, host: &Host) -> Result<()> {
+        let worker = self.worker.borrow().upgrade();
+        let worker = worker.ok_or_else(|| self.not_in_memory("saved"))?;
+        let rows = host.catalog.workers().await?;
+        let row = rows.iter().find(|row| row.id == worker.id()).ok_or_else(|| self.not_in_memory("saved"))?;
+        worker.handle().save_memory(&identity_of(row)?).await
+    }
+
+    /// Ends the worker, whose memory is saved.
+    pub(crate) fn release_worker(&self) {
+        if let Some(worker) = self.worker.borrow().upgrade() {
+            worker.kill();
+        }
     }
 
     /// Continues the worker's machine, if it has one.

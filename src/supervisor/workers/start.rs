@@ -14,9 +14,11 @@ use super::worker::{self, KernelStart, Started};
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::info::{GivenMount, MountInfo};
+use crate::core::limits;
 use crate::core::pool::Event;
 use crate::core::spec::KernelSpec;
-use crate::isolation::{HostMount, NewWorker, Shape, WorkerHandle};
+use crate::isolation::{HostMount, KernelHome, NewWorker, Shape, WorkerHandle};
+use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
@@ -135,23 +137,80 @@ async fn start_new(
     mounts: Vec<HostMount>,
     listener: Rc<dyn WorkerListener>,
 ) -> Result<Started> {
-    let identity = workers.identity(kernel.id, kernel.epoch);
-    let new = NewWorker {
-        shape,
-        identity: &identity,
-        name: kernel.spec.name.clone(),
-        home: &workers.host.home(kernel.id, kernel.workspace_of),
-        mounts,
-        origin: kernel.origin,
-        orphan_grace: orphan_grace(workers, kernel),
-        is_warm: false,
+    let (home, driver) = (workers.host.home(kernel.id, kernel.workspace_of), workers.driver(shape.isolation)?);
+    let mut start = WorkerStart { workers, kernel, shape, home: &home, mounts, listener };
+    let lost = match driver.saved_worker(&home) {
+        Ok(None) => return start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await,
+        Ok(Some(saved)) => match start.go_on(permit, saved).await {
+            Ok(started) => return Ok(started),
+            Err(error) => error,
+        },
+        Err(error) => {
+            drop(permit);
+            error
+        }
     };
-    let record = |record| {
-        let row = worker::row(&identity, shape.isolation, record);
-        async { Ok(workers.host.catalog.put_worker(row).await?) }.boxed_local()
-    };
-    let (link, report, worker) = workers.launch(permit, new, &record, listener).await?;
-    Ok(Started { link, report, worker, known_origin: Some(kernel.origin) })
+    tracing::warn!(kernel = %kernel.spec.name, error = %lost, "a suspended machine cannot continue");
+    workers.host.metrics.noted(kernel.spec.engine, "suspend_lost");
+    let detail = serde_json::json!({ "reason": lost.message, "code": lost.code.name() });
+    workers.host.events.publish(&workers.host.event_name(kernel.uid, &kernel.spec.name), "suspend_lost", detail);
+    driver.forget_saved(&home);
+    let (admission, one) = (&workers.admission, ResourceUse::one(shape.limits.memory_bytes));
+    let mut permit = admission.place(one.memory_bytes);
+    permit.belongs(admission.share_anyway(kernel.uid, one));
+    start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await
+}
+
+/// What is the same in each attempt to start a kernel's worker.
+struct WorkerStart<'a> {
+    workers: &'a Workers,
+    kernel: &'a KernelStart,
+    shape: &'a Shape,
+    home: &'a KernelHome,
+    mounts: Vec<HostMount>,
+    listener: Rc<dyn WorkerListener>,
+}
+
+impl WorkerStart<'_> {
+    async fn launch(&mut self, permit: WorkerPermit, identity: WorkerIdentity) -> Result<Started> {
+        let WorkerStart { workers, kernel, shape, home, .. } = *self;
+        let new = NewWorker {
+            shape,
+            identity: &identity,
+            name: kernel.spec.name.clone(),
+            home,
+            mounts: self.mounts.clone(),
+            origin: kernel.origin,
+            orphan_grace: orphan_grace(workers, kernel),
+            is_warm: false,
+        };
+        let record = |record| {
+            let row = worker::row(&identity, shape.isolation, record);
+            async { Ok(workers.host.catalog.put_worker(row).await?) }.boxed_local()
+        };
+        let (link, report, worker) = workers.launch(permit, new, &record, Rc::clone(&self.listener)).await?;
+        Ok(Started { link, report, worker, known_origin: Some(kernel.origin) })
+    }
+
+    /// Continues a worker whose memory was saved. Processes beside the engine were reported as lost, and end.
+    async fn go_on(&mut self, permit: WorkerPermit, saved: WorkerIdentity) -> Result<Started> {
+        if (saved.kernel, saved.epoch) != (self.kernel.id, self.kernel.epoch) {
+            return Err(Error::refused("it belonged to another epoch of the kernel").reason("epoch"));
+        }
+        let started = self.launch(permit, saved).await?;
+        let resumed = async {
+            started.link.resume().await?;
+            started.link.end_processes().await
+        };
+        let late = |_| Err(Error::deadline("the worker did not resume in time"));
+        match tokio::time::timeout(limits::WORKER_STOP, resumed).await.unwrap_or_else(late) {
+            Ok(()) => Ok(started),
+            Err(error) => {
+                self.workers.end(started.worker).await;
+                Err(error)
+            }
+        }
+    }
 }
 
 /// Checks the kernel's mounts again at each start, since the target of a path may have changed. The worker opens the

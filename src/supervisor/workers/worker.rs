@@ -144,10 +144,7 @@ impl Workers {
         row: &WorkerRow,
         listener: Rc<dyn WorkerListener>,
     ) -> Result<Started> {
-        let secret =
-            <[u8; 32]>::try_from(row.secret.as_slice()).map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
-        let build = row.build.clone();
-        let identity = WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build, secret };
+        let identity = identity_of(row)?;
         let Launched { connector, handle, .. } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
         handle.unpark().await?;
         let (link, report) = WorkerLink::attach(connector, &identity, listener).await?;
@@ -203,6 +200,16 @@ impl Workers {
         worker.exited().await;
         worker.handle.clean_up().await;
     }
+}
+
+/// The identity in a worker's row.
+///
+/// # Errors
+/// `corrupt`.
+pub(crate) fn identity_of(row: &WorkerRow) -> Result<WorkerIdentity> {
+    let secret = <[u8; 32]>::try_from(row.secret.as_slice());
+    let secret = secret.map_err(|_| Error::corrupt("a worker's secret is damaged"))?;
+    Ok(WorkerIdentity { worker: row.id, kernel: row.kernel, epoch: row.epoch, build: row.build.clone(), secret })
 }
 
 /// The worker's row for the catalog.
