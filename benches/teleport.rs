@@ -65,9 +65,8 @@ fn moved(source: &Daemon, target: &Daemon) -> anyhow::Result<TeleportReport> {
     let variables: Vec<String> = variables.map(|(name, value)| format!("{name}='{value}'")).collect();
     let program = Path::new(pipe.get_program()).display().to_string();
     let to = format!("exec:exec env {} '{program}' --no-autostart pipe", variables.join(" "));
-    let moved = source.with(async |host| {
-        Ok(host.teleport("moved", &to, false, KindRequest::Auto, 0, |_: &str, _, _| {}).await?)
-    })?;
+    let moved = source
+        .with(async |host| Ok(host.teleport("moved", &to, false, KindRequest::Auto, 0, |_: &str, _, _| {}).await?))?;
     anyhow::ensure!(moved.acknowledged, "the target did not acknowledge");
     Ok(moved)
 }
