@@ -10,6 +10,7 @@
 //!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (other tools)
 //!  ├ workspace.rs captures and restores of a directory, beside cp, restic, borg, rsync
 //!  ├ rollback.rs  restores of a Python kernel, from memory and from saved state
+//!  ├ teleport.rs  moves between two daemons, beside rsync
 //!  ├ trace.rs     time of one execution by step
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, runc, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
@@ -28,6 +29,7 @@ mod report;
 mod rollback;
 mod scale;
 mod stream;
+mod teleport;
 mod trace;
 mod workspace;
 
@@ -122,6 +124,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("workspace", workspace::workspace),
     ("microvm", microvm::microvm),
     ("rollback", rollback::rollback),
+    ("teleport", teleport::teleport),
     ("checkpoint-10k", checkpoint::ten_thousand),
     ("checkpoint-100k", checkpoint::hundred_thousand),
     ("checkpoint-history", checkpoint::history),

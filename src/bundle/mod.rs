@@ -23,7 +23,7 @@ use crate::core::workflow::Decision;
 use crate::store::StoreError;
 use crate::workspace::WorkspaceError;
 
-pub use read::{Contents, read, verify};
+pub use read::{Contents, read, verify, verify_tree};
 pub use write::{reach, write};
 
 /// First bytes of a file.

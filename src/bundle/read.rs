@@ -12,7 +12,7 @@ use crate::core::limits;
 use crate::core::signature::{Signed, Subject};
 use crate::core::workflow::Decision;
 use crate::store::{Store, StoreError};
-use crate::workspace::{self, ObjectBatch, Objects, Seen, Sizes, TreeId, WorkspaceError};
+use crate::workspace::{self, ObjectBatch, Objects, Seen, Size, Sizes, TreeId, WorkspaceError};
 
 /// Read size, bytes.
 const PIECE: usize = 256 << 10;
@@ -288,6 +288,22 @@ pub fn verify(
 ) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     check_head(head)?;
     whole(store, head, held)
+}
+
+/// Checks that `held` has all of a tree, and that a workspace may be like it; returns its size.
+///
+/// # Errors
+/// Each of [`BundleError`].
+pub fn verify_tree(store: &Store, tree: Digest, held: HashSet<Digest>) -> Result<Size, BundleError> {
+    let held = Held { store, held };
+    workspace::reach(&held, TreeId(tree), &mut Seen::default(), &mut |object| {
+        if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
+    })?;
+    let size = Sizes::default().of(&held, TreeId(tree))?;
+    match size.is_possible() && !size.is_foreign {
+        true => Ok(size),
+        false => Err(BundleError::Damaged(format!("tree {tree} is no workspace"))),
+    }
 }
 
 /// Checks that the file holds everything that it references.

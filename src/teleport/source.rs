@@ -76,6 +76,18 @@ impl Session {
         transfer::send(self.connection.wire(), store, digests, &mut self.sent, limit_rate, progress).await
     }
 
+    /// Has the target write the files of a tree that was sent; returns when it has, or does so later.
+    ///
+    /// # Errors
+    /// A lost connection.
+    pub async fn preview(&mut self, tree: Digest) -> Result<()> {
+        self.connection.wire().send(Message::Preview { tree }).await?;
+        match self.connection.wire().message(limits::HANDOVER_STEP).await? {
+            Message::Previewed => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Sends the seal; returns when the target is prepared.
     ///
     /// # Errors

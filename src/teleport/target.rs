@@ -32,6 +32,9 @@ pub trait TargetHost {
     /// Checks an offer. Nothing is recorded.
     async fn admit(&self, source: HostId, offer: &Offer) -> Result<Admission>;
 
+    /// Writes the files of a tree, before the rest arrives. A failure only costs time later.
+    async fn preview(&self, offer: &Offer, received: &Received, tree: Digest);
+
     /// Verifies everything that arrived, and durably records the prepared kernel.
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()>;
 
@@ -54,6 +57,7 @@ struct Session<'a> {
     offer: Offer,
     receiving: Receiving,
     state: Target,
+    has_preview: bool,
     /// Keeps what arrives, and what the source refers to, until the record of the prepared kernel names it.
     guard: Option<GcGuard>,
 }
@@ -108,6 +112,11 @@ async fn frames<'a>(
                 }
                 Err(error) => wire.send(Message::Refused { error }).await?,
             },
+            (Frame::Message(Message::Preview { tree }), Some(session)) if !session.has_preview => {
+                session.has_preview = true;
+                host.preview(&session.offer, &session.receiving.received, tree).await;
+                wire.send(Message::Previewed).await?;
+            }
             (Frame::Message(Message::Seal { description }), Some(session)) => {
                 seal(wire, host, source, session, description).await?;
             }
@@ -138,7 +147,7 @@ async fn admit<'a>(host: &'a dyn TargetHost, source: HostId, offer: Offer) -> Re
     let guard = Some(host.store().run(|store| Ok(store.guard())).await?);
     let Admission { accept, reuse, most_bytes } = host.admit(source, &offer).await?;
     let receiving = Receiving::new(host.store().clone(), reuse, most_bytes);
-    Ok((Session { host, offer, receiving, state: Target::Receiving, guard }, accept))
+    Ok((Session { host, offer, receiving, state: Target::Receiving, has_preview: false, guard }, accept))
 }
 
 async fn seal(

@@ -61,6 +61,9 @@ fn checkpoint() -> SnapshotKind {
 pub struct Accept {
     /// What the kernel moves without.
     pub missing: Vec<String>,
+    /// Whether it writes files before the seal.
+    #[serde(default)]
+    pub takes_preview: bool,
 }
 
 /// The description of a kernel whose objects are all sent: an object of the store.
@@ -92,6 +95,11 @@ pub(super) enum Message {
         objects: u64,
     },
     Flushed,
+    /// The files as they were while the kernel ran; all of the tree is sent.
+    Preview {
+        tree: Digest,
+    },
+    Previewed,
     Seal {
         description: Digest,
     },

@@ -518,7 +518,8 @@ fn spare_becomes_requested_tree() {
         let first = tracker.capture(&world.store).expect("captured").tree;
         let at_first = world.observe();
         let donor = tracker.donor().expect("a donor").expect("sure");
-        let spare = |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), &donor, first, &world.store);
+        let spare =
+            |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), Some(&donor), first, &world.store);
         let spares = ["one", "two", "three", "six", "seven", "eight"].map(|name| spare(name).expect("made"));
         std::fs::set_permissions(world.workspace(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
         world.write("d/f010", "other");
@@ -568,7 +569,8 @@ fn spare_becomes_requested_tree() {
         assert!(matches!(cancelled, WorkspaceError::Io { .. }), "{cancelled:?}");
         assert!(!world.dir.path().join("given up").exists(), "an abandoned spare is removed");
         let donor = tracker.donor().expect("a donor").expect("sure");
-        let spare = |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), &donor, first, &world.store);
+        let spare =
+            |name: &str| PreparedWorkspace::make(&world.dir.path().join(name), Some(&donor), first, &world.store);
         with_fault("workspace.spare.make=enospc", || spare("four").expect_err("armed"));
         with_fault("workspace.checkout.file=enospc", || spare("four").expect_err("armed"));
         assert!(!world.dir.path().join("four").exists(), "a failed spare is removed");

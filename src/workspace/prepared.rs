@@ -52,12 +52,13 @@ impl Drop for PreparedWorkspace {
 }
 
 impl PreparedWorkspace {
-    /// Creates one in a new folder, from a tree and a donor's files. After a failure nothing is left.
+    /// Creates one in a new folder, from a tree and a donor's files, if there is a donor. After a failure nothing is left.
     ///
     /// # Errors
     /// As [`branch`](super::branch()); the donor was cancelled.
-    pub fn make(home: &Path, donor: &Donor, tree: TreeId, objects: &dyn Objects) -> Result<PreparedWorkspace> {
-        let mut spare = PreparedWorkspace { home: home.to_owned(), index: Index::new(), bytes: donor.bytes() };
+    pub fn make(home: &Path, donor: Option<&Donor>, tree: TreeId, objects: &dyn Objects) -> Result<PreparedWorkspace> {
+        let mut spare =
+            PreparedWorkspace { home: home.to_owned(), index: Index::new(), bytes: donor.map_or(0, Donor::bytes) };
         let paths = paths(home);
         fault::point("workspace.spare.make")
             .and_then(|()| DirBuilder::new().mode(0o700).create(home))
@@ -66,7 +67,7 @@ impl PreparedWorkspace {
         let mut tracker = Tracker::open(paths)?;
         // It is not watched: watches per user are few.
         tracker.notify = None;
-        let (tracker, ..) = checkout_with(tracker, Some(donor), tree, objects, Durability::Process)?;
+        let (tracker, ..) = checkout_with(tracker, donor, tree, objects, Durability::Process)?;
         // Moving a folder needs write permission, whatever its final mode.
         std::fs::set_permissions(proc_path(tracker.root.as_fd()), Permissions::from_mode(0o700))
             .map_err(|error| WorkspaceError::io("change the mode of", home, error))?;

@@ -17,6 +17,7 @@ const FAMILIES: &[&str] = &[
     "state.transition.",
     "store.pack.sync",
     "workspace.checkout.folder",
+    "workspace.spare.",
 ];
 
 fn points() -> Vec<(&'static str, String)> {
@@ -95,7 +96,13 @@ fn source_killed_at_each_step() {
 #[test]
 fn target_killed_at_each_step() {
     let killed = killed_at_each_step(false);
-    for label in ["catalog.handover.put", "catalog.handover.activate", "kernel.files.adopt", "state.history.import"] {
+    for label in [
+        "catalog.handover.put",
+        "catalog.handover.activate",
+        "kernel.files.adopt",
+        "state.history.import",
+        "workspace.spare.place",
+    ] {
         assert!(killed.contains(&label), "{label} was not reached: {killed:?}");
     }
 }

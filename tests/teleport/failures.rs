@@ -59,6 +59,21 @@ fn hung_target_delays_no_other() {
     assert!(left.iter().any(|one| one["name"] == "hung" && one["state"] == "aborting"), "{left:?}");
 }
 
+/// Files that are written while the kernel runs only save time.
+#[test]
+fn move_succeeds_without_preview() {
+    let (here, mut there) = pair(User::Own);
+    for fault in ["workspace.spare.make=eio", "workspace.spare.place=eio"] {
+        let name = if fault.contains("make") { "made" } else { "placed" };
+        set_up(&here, name);
+        with_fault(&mut there, fault);
+        moved(&here, name, &there, &[]);
+        assert_eq!(there.ok(&["exec", name, VIEW]), "2 two deep\n", "{fault}");
+    }
+    let left = || std::fs::read_dir(there.data().join("prepared")).map_or(0, Iterator::count);
+    until("no copy is left", || left() == 0);
+}
+
 /// The decision is durable before anything of the kernel is removed.
 #[test]
 fn files_outlive_unsynced_departure() {

@@ -16,8 +16,8 @@ use crate::supervisor::checkpoint::quiesce::settle;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::workspace::{
-    self, Captured, Collected, Donor, Restored, SharedBatch, Snapshot, Tracker, TreeId, Workspace, WorkspaceError,
-    WorkspacePaths,
+    self, Captured, Collected, Donor, PreparedWorkspace, Restored, SharedBatch, Snapshot, Tracker, TreeId, Workspace,
+    WorkspaceError, WorkspacePaths,
 };
 
 /// File with the workspace index.
@@ -228,20 +228,10 @@ pub(crate) async fn fill(
     giving: Option<&FileDonor>,
 ) -> Result<Filled> {
     let (places, durability) = (places(host, kernel), host.config.daemon.durability);
-    if let Some(spare) = like.and_then(|like| host.prepared.take(like)) {
-        let to = places.clone();
-        let filled = host.store.run_beside(move |store| {
-            let made = spare.become_workspace(TreeId(tree), to, store, durability);
-            Ok(made.and_then(|(tracker, restored)| ended(tracker, "prepared_copy", restored)))
-        });
-        match filled.await? {
-            Ok(filled) => return Ok(filled),
-            // Prepared copies are optional.
-            Err(error) => {
-                tracing::warn!(%kernel, %error, "a spare workspace could not be used");
-                empty(places.clone()).await?;
-            }
-        }
+    if let Some(spare) = like.and_then(|like| host.prepared.take(like))
+        && let Some(filled) = fill_with(host, kernel, tree, spare).await?
+    {
+        return Ok(filled);
     }
     let snapshot = match giving {
         Some(giving) => giving.snapshot(host, places.clone()).await?,
@@ -259,6 +249,43 @@ pub(crate) async fn fill(
         Ok(made.and_then(|(tracker, restored, _)| ended(tracker, way, restored)))
     });
     Ok(filled.await??)
+}
+
+/// As [`fill`], from a copy that differs little from the tree, if there is one.
+///
+/// # Errors
+/// As [`fill`].
+pub(crate) async fn fill_from(
+    host: &Host,
+    kernel: KernelId,
+    tree: Digest,
+    copy: Option<PreparedWorkspace>,
+) -> Result<Filled> {
+    if let Some(copy) = copy
+        && let Some(filled) = fill_with(host, kernel, tree, copy).await?
+    {
+        return Ok(filled);
+    }
+    fill(host, kernel, tree, None, None).await
+}
+
+/// Puts a prepared copy in the place of an empty workspace and makes it equal to the tree; `None` if that fails, because
+/// copies are optional.
+async fn fill_with(host: &Host, kernel: KernelId, tree: Digest, copy: PreparedWorkspace) -> Result<Option<Filled>> {
+    let (places, durability) = (places(host, kernel), host.config.daemon.durability);
+    let to = places.clone();
+    let filled = host.store.run_beside(move |store| {
+        let made = copy.become_workspace(TreeId(tree), to, store, durability);
+        Ok(made.and_then(|(tracker, restored)| ended(tracker, "prepared_copy", restored)))
+    });
+    match filled.await? {
+        Ok(filled) => Ok(Some(filled)),
+        Err(error) => {
+            tracing::warn!(%kernel, %error, "a spare workspace could not be used");
+            empty(places).await?;
+            Ok(None)
+        }
+    }
 }
 
 /// Empties a new workspace.

@@ -99,9 +99,10 @@ impl PreparedCopies {
     /// A path for a new copy. It must be on the kernels' file system, so that the copy can be renamed into place.
     fn place(&self, host: &Host, kernel: KernelId) -> Result<PathBuf> {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder);
-        let kernels = host.catalog.kernel_files(kernel).dir;
+        let own = host.catalog.kernel_files(kernel).dir;
+        let kernels = own.parent().unwrap_or(&own);
         let device = |path: &std::path::Path| path.metadata().map(|found| found.dev());
-        match made.and_then(|()| Ok(device(&self.folder)? == device(&kernels)?)) {
+        match made.and_then(|()| Ok(device(&self.folder)? == device(kernels)?)) {
             Ok(true) => Ok(self.folder.join(format!("{kernel}-{:016x}", u64::from_le_bytes(host.random())))),
             Ok(false) => Err(Error::internal("the folder of spares is on another file system than the kernels")),
             Err(error) => Err(Error::internal(format!("{}: {error}", self.folder.display()))),
@@ -143,8 +144,9 @@ pub(crate) fn prepare(
             // The guard keeps the source's objects until the copy is made.
             let _held = host.store.run(|store| Ok(store.guard())).await?;
             let place = host.prepared.place(&host, kernel)?;
-            let made =
-                host.store.run_beside(move |store| Ok(PreparedWorkspace::make(&place, &donor, TreeId(tree), store)));
+            let made = host
+                .store
+                .run_beside(move |store| Ok(PreparedWorkspace::make(&place, Some(&donor), TreeId(tree), store)));
             Ok::<_, Error>(made.await??)
         };
         let made = made.await;
@@ -157,6 +159,15 @@ pub(crate) fn prepare(
             }
         }
     });
+}
+
+/// Writes a tree of the store for a kernel that is not here yet.
+///
+/// # Errors
+/// As [`PreparedWorkspace::make`].
+pub(crate) async fn write(host: &Rc<Host>, kernel: KernelId, tree: Digest) -> Result<PreparedWorkspace> {
+    let place = host.prepared.place(host, kernel)?;
+    Ok(host.store.run_beside(move |store| Ok(PreparedWorkspace::make(&place, None, TreeId(tree), store))).await??)
 }
 
 /// Whether the disk has `times` the needed room.

@@ -3,12 +3,14 @@
 //! A prepared kernel is a directory and a record in the catalog, and no kernel of this host: nothing can use or start it
 //! before it is activated. It has no right to host paths, network or MCP servers.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::preview::Preview;
 use super::{Incoming, check_isolation, host_resources, is_epoch, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
@@ -44,7 +46,7 @@ pub async fn serve(
     read: impl AsyncRead + Unpin + 'static,
     write: impl AsyncWrite + Unpin + 'static,
 ) -> Result<()> {
-    let target = TargetSide { supervisor: supervisor.clone(), actor };
+    let target = TargetSide::new(supervisor.clone(), actor);
     let served = crate::teleport::target::serve(Wire::new(read, write), &target).await;
     if let Err(error) = &served {
         tracing::info!(%error, "an incoming connection of another host ended");
@@ -57,6 +59,7 @@ pub async fn serve(
 pub(super) struct TargetSide {
     pub supervisor: Supervisor,
     pub actor: Actor,
+    pub(super) preview: RefCell<Option<Preview>>,
 }
 
 /// A verified kernel, not yet on disk.
@@ -68,6 +71,10 @@ struct Verified {
 }
 
 impl TargetSide {
+    pub(super) fn new(supervisor: Supervisor, actor: Actor) -> TargetSide {
+        TargetSide { supervisor, actor, preview: RefCell::default() }
+    }
+
     fn host(&self) -> &Rc<Host> {
         self.supervisor.host()
     }
@@ -226,7 +233,7 @@ impl TargetSide {
     ) -> Result<Incoming> {
         let (host, Verified { seal, manifest, parts, manifests }) = (self.host(), verified);
         let replaced = self.strip(&manifests).await?;
-        checkpoint::fill(host, files, manifest.workspace.tree, None, None).await?;
+        checkpoint::fill_from(host, files, manifest.workspace.tree, self.take_preview(offer.handover)).await?;
         checkpoint::load_engine(host, files, seal.spec.isolation, manifest.engine, parts).await?;
         let state = host.catalog.state(files);
         for page in &seal.history {
@@ -456,7 +463,7 @@ impl TargetHost for TargetSide {
         }
         // The received objects, and the files that are made of them.
         let most_bytes = host.free_bytes().unwrap_or(u64::MAX) / 2;
-        Ok(Admission { accept: Accept { missing }, reuse, most_bytes })
+        Ok(Admission { accept: Accept { missing, takes_preview: true }, reuse, most_bytes })
     }
 
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()> {
@@ -503,7 +510,12 @@ impl TargetHost for TargetSide {
         }
     }
 
+    async fn preview(&self, offer: &Offer, received: &Received, tree: Digest) {
+        self.write_preview(offer, received, tree).await;
+    }
+
     fn end_session(&self, handover: HandoverId) {
+        self.drop_preview(handover);
         self.supervisor.registry().handovers.sessions.borrow_mut().remove(&handover);
     }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! outgoing.rs   one move: offer, copy, freeze, seal, departure, commit
+//! preview.rs    files of an arriving kernel, written before the pause
 //! repeat.rs     repeats commits and aborts until they are acknowledged, also after a restart
 //! incoming.rs   received kernels: verified, prepared, activated or discarded
 //! ```
@@ -10,6 +11,7 @@
 
 mod incoming;
 mod outgoing;
+mod preview;
 mod repeat;
 
 use std::cell::RefCell;
@@ -273,7 +275,7 @@ impl Supervisor {
     /// # Errors
     /// `notFound`, `conflict` if the handover is decided otherwise.
     pub async fn resolve_handover(&self, id: HandoverId, live: bool, actor: &Actor) -> Result<()> {
-        let target = incoming::TargetSide { supervisor: self.clone(), actor: actor.clone() };
+        let target = incoming::TargetSide::new(self.clone(), actor.clone());
         let rows = self.host().catalog.handovers().await?;
         let is_own = |row: &HandoverRow| !self.host().environment.system_wide || row.uid == actor.uid;
         let row = rows.into_iter().find(|row| row.id == id && !row.live && is_own(row));

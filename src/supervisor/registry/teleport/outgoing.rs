@@ -11,7 +11,7 @@ use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat,
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
-use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
 use crate::core::ids::{Digest, HandoverId, HostId};
@@ -29,7 +29,7 @@ use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::bundle_io::{client_error, packed};
 use crate::teleport::source::Session;
 use crate::teleport::transport::Transport;
-use crate::teleport::{Offer, Progress, Seal, Sent};
+use crate::teleport::{Accept, Offer, Progress, Seal, Sent};
 use crate::workspace::Seen;
 
 /// The phase before the pause.
@@ -235,14 +235,19 @@ impl Move {
         if target == self.host.id() {
             return Err(Error::refused("the other end is this host").reason("same_host"));
         }
-        let missing = self.unless_cancelled(self.offer(&mut session)).await?;
+        let accept = self.unless_cancelled(self.offer(&mut session)).await?;
         self.step(SourceEvent::Accepted);
         // Objects that only this move names stay in the store until its end.
         let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
         self.unless_cancelled(async {
             let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
-            checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
+            let taken = checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
             self.copy(&mut session, COPYING).await.map(drop)?;
+            if accept.takes_preview {
+                let manifest = self.host.store.get(taken.manifest, limits::MANIFEST_BYTES as u64).await?;
+                let manifest = Manifest::decode(&manifest).map_err(|error| Error::corrupt(error.to_string()))?;
+                session.preview(manifest.workspace.tree).await?;
+            }
             // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
             // leaves less to sync in the pause.
             self.host.sync_data().await
@@ -293,7 +298,7 @@ impl Move {
             sent_objects,
             sent_bytes,
             pause_ms: ms(self.pause.get()),
-            missing,
+            missing: accept.missing,
             acknowledged: acknowledged.is_ok(),
             kind: self.choice.kind,
             kind_reason: self.choice.why.to_owned(),
@@ -303,7 +308,7 @@ impl Move {
     }
 
     /// Offers the kernel, after the aborts of its earlier moves to the same target; returns what it moves without.
-    async fn offer(&self, session: &mut Session) -> Result<Vec<String>> {
+    async fn offer(&self, session: &mut Session) -> Result<Accept> {
         let allow_missing = self.options.allow_missing;
         for row in self.host.catalog.handovers().await? {
             let is_earlier = row.side == Side::Out && row.kernel == self.kernel.id && row.id != self.row.id;
@@ -338,7 +343,7 @@ impl Move {
             kind: self.choice.kind,
         };
         self.offered.set(true);
-        Ok(session.offer(offer).await?.missing)
+        session.offer(offer).await
     }
 
     /// Sends what the kernel's records reference and was not sent yet. Returns the checkpoints, pinned.
