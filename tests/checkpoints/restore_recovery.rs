@@ -7,7 +7,7 @@ use ryokan::core::error::Error;
 use ryokan::rpc::client::{HostClient, run_local};
 use ryokan::sys::fault;
 
-use crate::support::{Host, User, kernel, out};
+use crate::support::{Host, User, kernel, out, until};
 
 /// Loading `b` ends the engine once per restore of the file `armed`.
 const ENDS_ENGINE: &str = "
@@ -66,6 +66,8 @@ fn end_workers(host: &Host) {
         // The worker may have exited already.
         let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
     }
+    // The next daemon must not find one that is still ending: it would recover with it.
+    until("the workers have ended", || host.workers().is_empty());
 }
 
 fn events(host: &Host, kind: &str) -> Vec<String> {
