@@ -392,7 +392,7 @@ pub async fn out(kernel: &KernelClient, code: &str) -> String {
 
 /// Waits for a condition on a thread without an event loop.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while !holds() {
         assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(20));
