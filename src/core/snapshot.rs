@@ -2,9 +2,12 @@
 //!
 //! | kind | holds | valid | process | microvm |
 //! |---|---|---|---|---|
-//! | suspend | memory | on the same host, in the same boot | paused processes | – |
+//! | suspend | memory, processor | on the same host | paused processes | paused, or in a file |
 //! | teleport | memory, processor, disk | same architecture, image and VMM version | – | – |
 //! | checkpoint | engine state, workspace | anywhere | yes | yes |
+//!
+//! Memory of processes is valid in the same boot only. The file of a machine has checks of its own
+//! (`isolation/microvm/saved.rs`). No isolation takes a snapshot of kind teleport yet.
 //!
 //! Inside, each kind is a type with only the operations that are valid for it. Where a kind is data, as in a request or a
 //! message, [`choose_for_move`] and [`choose_for_checkpoint`] refuse an invalid one with its rule.
@@ -12,18 +15,18 @@
 //! A suspended kernel cannot be moved; this does not compile:
 //!
 //! ```compile_fail,E0599
-//! use ryokan::core::snapshot::{Site, Snapshot, Suspend};
-//! fn moved(snapshot: Snapshot<Suspend>, target: &Site) {
-//!     snapshot.check_arrival(target).unwrap();
+//! use ryokan::core::snapshot::{KindError, Site, Snapshot, Suspend};
+//! fn check(snapshot: &Snapshot<Suspend>, target: &Site) -> Result<(), KindError> {
+//!     snapshot.check_arrival(target)
 //! }
 //! ```
 //!
 //! A checkpoint can:
 //!
 //! ```
-//! use ryokan::core::snapshot::{Checkpoint, Site, Snapshot};
-//! fn moved(snapshot: Snapshot<Checkpoint>, target: &Site) {
-//!     snapshot.check_arrival(target).unwrap();
+//! use ryokan::core::snapshot::{Checkpoint, KindError, Site, Snapshot};
+//! fn check(snapshot: &Snapshot<Checkpoint>, target: &Site) -> Result<(), KindError> {
+//!     snapshot.check_arrival(target)
 //! }
 //! ```
 

@@ -109,6 +109,36 @@ fn concurrent_gc_loses_nothing() {
 }
 
 #[test]
+fn gc_passes_over_removed_kernels() {
+    let host = host(User::Own);
+    host.with(async |client| {
+        let mut kernels = Vec::new();
+        for n in 0..40 {
+            let k = kernel(&client, &format!("k{n}"), EngineName::Kaish).await;
+            auto(&k, "one").await;
+            kernels.push(format!("k{n}"));
+        }
+        let done = Cell::new(false);
+        let remove = async {
+            for name in &kernels {
+                client.remove_kernel(name, 0).await.expect("removed");
+            }
+            done.set(true);
+        };
+        let collect = async {
+            while !done.get() {
+                // Both fail the test on an error.
+                gc(&client, true).await;
+                gc(&client, false).await;
+                client.disk_usage("").await.expect("measured");
+            }
+        };
+        futures::join!(remove, collect);
+    });
+    sound(&host, "after removals beside collections");
+}
+
+#[test]
 fn gc_keeps_objects_in_use() {
     let host = host(User::Own);
     host.with(async |client| {

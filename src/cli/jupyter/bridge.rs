@@ -303,7 +303,7 @@ impl Bridge<'_> {
             }
         };
         for (kind, content) in shown {
-            // An error is told even of silent code.
+            // Errors of silent code are published, too.
             if !is_silent || kind == "error" {
                 self.publish(parent, kind, content).await;
             }

@@ -69,7 +69,7 @@ impl HostKey {
             return Err(Error::refused(format!("others could have read or changed {}: {what}", path.display()))
                 .reason("host_key")
                 .hint(format!(
-                    "if nobody did, `chown {own}` and `chmod 600` it; else remove it: the next use makes another key"
+                    "if you trust it still, `chown {own}` and `chmod 600` it; else remove it: the next use makes another key"
                 )));
         }
         let mut text = String::new();

@@ -6,17 +6,20 @@ use tokio::sync::mpsc;
 
 use super::marks::Marks;
 use super::roots::{self, Named};
-use super::{Running, relay};
+use super::{Running, is_gone, relay};
 use crate::catalog::state::RootKind;
 use crate::core::audit::NewAudit;
+use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::core::quantity::format_size;
+use crate::core::retention;
 use crate::core::upkeep::{GcItem, GcReport, GcThing};
 use crate::store::{self, Fate, GcOptions, Store, StoreError};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
 
@@ -136,10 +139,11 @@ async fn retain(
     let mut doomed = HashSet::new();
     // A kernel with an unreadable database shows no checkpoints here; listing its roots fails below.
     for kernel in supervisor.kernels().into_iter().filter(|kernel| kernel.view().checkpoints > 0) {
-        let fates = kernel.fates(host.now_ms()).await?;
-        let gone: HashSet<u64> = match dry_run {
-            true => fates.iter().filter(|(_, fate)| !fate.stays()).map(|(one, _)| one.number).collect(),
-            false => checkpoint::prune(host, &kernel).await?.into_iter().map(|one| one.number).collect(),
+        let (fates, gone) = match retain_one(host, &kernel, dry_run).await {
+            Ok(retained) => retained,
+            // Removed meanwhile, with its checkpoints.
+            Err(_) if is_gone(supervisor, kernel.id) => continue,
+            Err(error) => return Err(error),
         };
         for (one, fate) in fates {
             let stays = !gone.contains(&one.number);
@@ -158,6 +162,20 @@ async fn retain(
         }
     }
     Ok(doomed)
+}
+
+/// The fates of a kernel's checkpoints, and the numbers of those that are, or in a dry run would be, removed.
+async fn retain_one(
+    host: &Host,
+    kernel: &Kernel,
+    dry_run: bool,
+) -> Result<(Vec<(Checkpoint, retention::Fate)>, HashSet<u64>)> {
+    let fates = kernel.fates(host.now_ms()).await?;
+    let gone = match dry_run {
+        true => fates.iter().filter(|(_, fate)| !fate.stays()).map(|(one, _)| one.number).collect(),
+        false => checkpoint::prune(host, kernel).await?.into_iter().map(|one| one.number).collect(),
+    };
+    Ok((fates, gone))
 }
 
 /// The live objects, with the roots that explain them.

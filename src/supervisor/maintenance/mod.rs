@@ -26,6 +26,7 @@ use tokio::task::JoinHandle;
 use super::checkpoint;
 use super::host::Host;
 use crate::core::error::{Error, Result};
+use crate::core::ids::KernelId;
 use crate::core::kernel::State;
 use crate::core::limits;
 use crate::supervisor::registry::Supervisor;
@@ -93,6 +94,11 @@ pub fn run(supervisor: &Supervisor) {
             collect_in_background(&supervisor).await;
         }
     });
+}
+
+/// Whether a kernel was removed. Its files go after it has left the table of kernels.
+fn is_gone(supervisor: &Supervisor, kernel: KernelId) -> bool {
+    supervisor.get(kernel).is_none()
 }
 
 /// Removes expired checkpoints.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use super::is_gone;
 use super::marks::walk;
 use super::roots::{self, Named, Root};
 use crate::catalog::state::RootKind;
@@ -82,7 +83,11 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
     let objects = host.store.run_beside(move |store| Ok(measure(store, needed_by, detailed))).await??;
     let mut usage = DiskUsage::default();
     for kernel in one.as_ref().map_or(own.as_slice(), std::slice::from_ref) {
-        usage.kernels.push(of_kernel(host, kernel, &objects).await?);
+        match of_kernel(host, kernel, &objects).await {
+            Ok(measured) => usage.kernels.push(measured),
+            Err(_) if one.is_none() && is_gone(supervisor, kernel.id) => {}
+            Err(error) => return Err(error),
+        }
     }
     if is_operator && one.is_none() {
         usage.host = of_host(host.environment.data.clone(), objects.needed).await?;

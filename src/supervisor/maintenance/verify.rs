@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use super::marks::walk;
 use super::roots::{self, Named, Root};
-use super::{Running, relay};
+use super::{Running, is_gone, relay};
 use crate::catalog::Inspected;
 use crate::catalog::state::RootKind;
 use crate::core::audit::NewAudit;
@@ -120,10 +120,6 @@ async fn databases(supervisor: &Supervisor, reporter: &mut Reporter<'_>, done: &
         }
     }
     Ok(())
-}
-
-fn is_gone(supervisor: &Supervisor, kernel: KernelId) -> bool {
-    supervisor.get(kernel).is_none()
 }
 
 /// Checks a kernel's engine state, through the worker that has it open or in the closed database.
