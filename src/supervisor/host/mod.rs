@@ -179,8 +179,8 @@ impl Host {
     pub(crate) fn full() -> Error {
         Error::busy("no room on the disk that holds ryokan's data").reason(DISK_FULL).hint(
             "free space on the device or raise the quota; `ryokan rm`, `ryokan gc` and a `ryokan restore` to smaller \
-                 files free space, and an idle kernel can run code that deletes its files; `du -s` of the folder \
-                 `kernels` names the largest",
+                 files free space, and an idle kernel can run code that deletes its files; `ryokan du` shows what takes \
+                 the most room",
         )
     }
 
