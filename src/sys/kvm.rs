@@ -98,21 +98,11 @@ fn set_up(vm: &VmFd, memory: &Memory) -> io::Result<VcpuFd> {
     unsafe { vm.set_user_memory_region(region) }.map_err(from_errno)?;
     let cpu = vm.create_vcpu(0).map_err(from_errno)?;
     let mut special = cpu.get_sregs().map_err(from_errno)?;
-    let code = kvm_segment {
-        limit: u32::MAX,
-        selector: 8,
-        type_: 11,
-        present: 1,
-        s: 1,
-        l: 1,
-        g: 1,
-        ..kvm_segment::default()
-    };
+    let code =
+        kvm_segment { limit: u32::MAX, selector: 8, type_: 11, present: 1, s: 1, l: 1, g: 1, ..kvm_segment::default() };
     let data = kvm_segment { selector: 16, type_: 3, l: 0, db: 1, ..code };
     special.cs = code;
-    for segment in
-        [&mut special.ds, &mut special.es, &mut special.fs, &mut special.gs, &mut special.ss]
-    {
+    for segment in [&mut special.ds, &mut special.es, &mut special.fs, &mut special.gs, &mut special.ss] {
         *segment = data;
     }
     // Long mode: paging with protection, physical addresses of 64 bits, and the mode enabled and active.

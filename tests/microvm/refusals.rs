@@ -51,13 +51,3 @@ fn emulated_kvm_is_not_used() {
         }
     }
 }
-
-#[test]
-fn machines_do_not_teleport() {
-    let host = Machines::start(User::Own);
-    host.ok(&["new", "lab", "--isolation", "microvm"]);
-    let output = host.cli(&["teleport", "lab", "--to", "exec:cat"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(5), "{said}");
-    assert!(said.contains("virtual machine") && said.contains("ryokan export"), "{said}");
-}

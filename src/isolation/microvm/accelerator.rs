@@ -86,9 +86,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_fast_kvm_is_chosen() {
-        for (prints, expected) in
-            [("echo 300", Chosen::Kvm), ("echo 27000", Chosen::Tcg), ("exit 1", Chosen::Tcg)]
-        {
+        for (prints, expected) in [("echo 300", Chosen::Kvm), ("echo 27000", Chosen::Tcg), ("exit 1", Chosen::Tcg)] {
             let (_folder, host) = with(Accelerator::Auto, prints);
             assert_eq!(host.choose().await.expect("chosen"), expected, "{prints}");
         }

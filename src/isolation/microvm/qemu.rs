@@ -34,8 +34,7 @@ const ROOT_DRIVE: &str =
 const KERNEL_LINE: &str = "quiet panic=-1 random.trust_cpu=on no_timer_check mitigations=off cryptomgr.notests raid=noautodetect audit=0 selinux=0 apparmor=0 ima=off";
 
 /// The board, which a template and what is restored from it have in common.
-const BOARD: &str =
-    "q35,sata=off,usb=off,smbus=off,vmport=off,graphics=off,hpet=off,mem-merge=off,suppress-vmdesc=on,memory-backend=ram";
+const BOARD: &str = "q35,sata=off,usb=off,smbus=off,vmport=off,graphics=off,hpet=off,mem-merge=off,suppress-vmdesc=on,memory-backend=ram";
 /// The processor of software emulation: what it emulates well.
 const TCG_PROCESSOR: &str = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt";
 /// The processor with KVM: the host's, without what cannot be saved.
