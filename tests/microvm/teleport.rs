@@ -2,7 +2,7 @@
 
 use super::Machines;
 use crate::support::{Host, User, until, users};
-use crate::teleport::{moved, state, teleport};
+use crate::teleport::{moved, show, state, teleport};
 
 const SEE: &str = "print(x, open('f').read())";
 
@@ -42,7 +42,7 @@ fn moves_change_isolation() {
     assert_eq!(here.run("lab", SEE), "41 kept", "it continues here");
     moved(&here, "lab", &there, &["--isolation", "process"]);
     assert_eq!(there.ok(&["exec", "lab", SEE]).trim(), "41 kept", "{}", there.log());
-    assert!(there.ok(&["--json", "show", "lab"]).contains("\"isolation\":\"process\""));
+    assert_eq!(show(&there, "lab")["isolation"], "process");
     there.ok(&["exec", "lab", "x += 1"]);
     moved(&there, "lab", &here, &["--isolation", "microvm"]);
     assert_eq!(here.run("lab", SEE), "42 kept", "{}", here.log());

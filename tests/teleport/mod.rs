@@ -43,7 +43,7 @@ pub(crate) fn moved(from: &Host, name: &str, target: &Host, more: &[&str]) -> Va
     serde_json::from_str(&text).expect("a report")
 }
 
-fn show(host: &Host, name: &str) -> Value {
+pub(crate) fn show(host: &Host, name: &str) -> Value {
     serde_json::from_str(&host.ok(&["--json", "show", name])).expect("JSON")
 }
 
