@@ -261,15 +261,17 @@ impl DiffArgs {
 
 /// Shows the differences between two checkpoints or freezes.
 pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
-    let (kernel, _) = match context.kernel(&args.name).await {
+    let opened = match &args.with {
+        Some(other) => {
+            context.two_kernels([&args.name, other]).await.map(|[(kernel, _), (other, _)]| (kernel, Some(other)))
+        }
+        None => context.kernel(&args.name).await.map(|(kernel, _)| (kernel, None)),
+    };
+    let (kernel, other) = match opened {
         Err(failure) if groups::is_group(&failure) && !args.text && !args.stat && args.with.is_none() => {
             return groups::diff(context, &args.name, args.older(), &args.to).await;
         }
-        found => found?,
-    };
-    let other = match &args.with {
-        Some(other) => Some(context.kernel(other).await?.0),
-        None => None,
+        opened => opened?,
     };
     if args.text {
         return diff_text(context, &kernel, other.as_ref(), args).await;

@@ -46,8 +46,7 @@ pub struct TakeArgs {
 
 /// Takes over a fork's files.
 pub async fn take(context: &Context, args: TakeArgs) -> Result<(), Failure> {
-    let (kernel, info) = context.kernel(&args.name).await?;
-    let (fork, fork_info) = context.kernel(&args.from).await?;
+    let [(kernel, info), (fork, fork_info)] = context.two_kernels([&args.name, &args.from]).await?;
     let point = fork_point(&info, &fork_info)?;
     let mut changes = files(&kernel, &point, Some(&fork)).await?;
     changes.retain(|change| args.paths.is_empty() || args.paths.iter().any(|path| is_beneath(change, path)));

@@ -20,7 +20,6 @@ use crate::core::spec_update::SpecUpdate;
   ryokan update demo --allow-path ~/data:rw --remove-path ~/old
 
 Paths and the idle timeout change at once. Limits and network change with the next start: ryokan stop demo, then any use. Neither restore nor fork brings an earlier network, limit or path back.")]
-#[group(required = true, multiple = true, args = ["net", "memory", "cpus", "pids", "open_files", "workspace", "idle_timeout", "allow_path", "remove_path"])]
 pub struct UpdateArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -71,6 +70,9 @@ pub async fn update(context: &Context, args: UpdateArgs) -> Result<(), Failure> 
             .map(|path| paths::for_daemon(path).map(Into::into))
             .collect::<Result<_, _>>()?,
     };
+    if update == SpecUpdate::default() {
+        return Err(Failure::usage("nothing to change", "name what: --memory, --net, --allow-path and others"));
+    }
     let host = context.host().await?;
     let (kernel, info) = host.open_kernel(&args.name).await?;
     let (_, waiting) = host.update_kernel(&info.id.to_string(), &update, 0).await?;

@@ -17,7 +17,6 @@ use crate::core::limits;
 use crate::store::Store;
 use crate::supervisor::checkpoint::pruning::find_pinned;
 use crate::supervisor::host::Host;
-use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Change, Text, TreeId, WorkspaceError};
 
 /// Context lines around a difference.
