@@ -11,6 +11,7 @@
 //!  ├ workspace.rs captures and restores of a directory, beside cp, restic, borg, rsync
 //!  ├ rollback.rs  restores of a Python kernel, from memory and from saved state
 //!  ├ teleport.rs  moves between two daemons, beside rsync
+//!  ├ surface.rs   files, listings, programs and whole commands, beside plain files and bwrap
 //!  ├ trace.rs     time of one execution by step
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, runc, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
@@ -29,6 +30,7 @@ mod report;
 mod rollback;
 mod scale;
 mod stream;
+mod surface;
 mod teleport;
 mod trace;
 mod workspace;
@@ -50,6 +52,9 @@ struct Args {
     /// Fewer repetitions: seconds in place of minutes, and coarse figures
     #[arg(long)]
     quick: bool,
+    /// Size of the large file of `files`, such as 1G
+    #[arg(long, value_name = "SIZE", value_parser = ryokan::core::quantity::parse_size)]
+    large: Option<u64>,
     /// Instead of measuring, trace the time of one execution into this folder
     #[arg(long, value_name = "FOLDER")]
     trace: Option<PathBuf>,
@@ -87,6 +92,8 @@ struct Args {
 /// Parameters of a benchmark.
 struct World {
     quick: bool,
+    /// Bytes of a large file.
+    large: u64,
     alone: bool,
     engine: Option<EngineName>,
     daemon: PathBuf,
@@ -113,6 +120,8 @@ const BENCHES: &[(&str, Bench)] = &[
     ("pool-fork-bomb", pool::fork_bomb),
     ("pool-soak", pool::soak),
     ("vars", latency::vars),
+    ("files", surface::files),
+    ("cli", surface::cli),
     ("stream", stream::throughput),
     ("slow-client", stream::slow_client),
     ("worker-memory", scale::worker_memory),
@@ -192,6 +201,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     }
     let world = World {
         quick: args.quick,
+        large: args.large.unwrap_or(if args.quick { 16 << 20 } else { 1 << 30 }),
         alone: args.alone,
         engine: args.engine,
         daemon: args.daemon.clone(),

@@ -112,6 +112,26 @@ interface Host {
   # Keys, and signatures over what hosts sealed.
   images @23 () -> (images :Images);
   # What virtual machines boot. In a system-wide daemon only the daemon's own user may call it.
+
+  updateKernel @24 (name :Text, change :KernelUpdate, expectedVersion :UInt64 = 0)
+      -> (version :UInt64, atNextStart :List(Text));
+  # Changes a kernel's specification. A live worker gets added and removed paths at once; `atNextStart`
+  # names what it does not have until the next start (also in `KernelInfo.atNextStart`). Checkpoints
+  # keep the specification with which they were taken, and neither `restoreCheckpoint` nor `fork`
+  # brings it back. `conflict` with reason `saved_memory` for a virtual machine whose memory is saved.
+}
+
+struct KernelUpdate {
+  # Unset fields change nothing. The checks are those of `createKernel`.
+  net @0 :Text;               # "none" or "host"
+  memoryBytes @1 :UInt64;
+  cpuMilli @2 :UInt32;
+  pids @3 :UInt32;
+  openFiles @4 :UInt32;
+  workspaceBytes @5 :UInt64;
+  idleTimeoutMs @6 :UInt64;   # the largest value: never
+  paths @7 :List(MountInfo);  # added, or given a new `writable`; `source` empty or equal to `path`
+  removePaths @8 :List(Text);
 }
 
 struct DiskUsage {
@@ -254,10 +274,11 @@ interface Kernel {
   undo @44 (expectedVersion :UInt64 = 0) -> (restoration :Restoration);
   # Returns to the state before the kernel's last restore; `notFound` if nothing was restored.
   pinCheckpoint @45 (ref :Text, pinned :Bool) -> ();
-  diff @46 (from :Text, to :Text, sink :DifferenceSink) -> ();
+  diff @46 (from :Text, to :Text, sink :DifferenceSink, other :Kernel) -> ();
   # Differences from checkpoint `from` to checkpoint `to` (empty: the present state), area by area.
   # Added, removed and renamed files follow changed ones. Files that differ only in time are
-  # omitted.
+  # omitted. With `other`, a kernel of the same connection with the right `read`, `to` is a checkpoint
+  # or the present state of that kernel, and an empty `from` the present state of this one.
 
   fork @47 (request :ForkRequest) -> (checkpoint :Checkpoint, children :List(ForkedKernel));
   # Creates kernels that start from this kernel's present state or from a checkpoint: engine state,
@@ -309,10 +330,10 @@ interface Kernel {
   artifact @63 (name :Text, version :UInt32 = 0) -> (artifact :Artifact, blob :BlobReader);
   # `version` 0: the newest.
 
-  diffText @64 (from :Text, to :Text, paths :List(Data), sink :PatchSink) -> ();
+  diffText @64 (from :Text, to :Text, paths :List(Data), sink :PatchSink, other :Kernel) -> ();
   # Differences in files from checkpoint `from` to checkpoint `to` (empty: the present state), as
   # unified diffs. `paths` restricts them to these paths and everything beneath them; empty: all
-  # files.
+  # files. `other` as in `diff`.
 
   archive @65 (expectedVersion :UInt64 = 0) -> (checkpoint :Checkpoint, version :UInt64);
   # Stops the kernel and keeps its files and engine state in `checkpoint` alone, until `unarchive`.
@@ -860,6 +881,7 @@ struct KernelInfo {
   origin @15 :Origin;
   threadOf @16 :Text;         # id of the kernel whose workspace this one shares; empty: its own
   capture @17 :Text;          # the driver that captures its files, and why no better one is used
+  atNextStart @18 :List(Text); # changes of `spec` that the present worker does not have
 }
 
 struct Origin {

@@ -27,14 +27,16 @@ use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
-use super::processes::{KillArgs, ShellArgs, SpawnArgs};
+use super::processes::{InterruptArgs, KillArgs, ShellArgs, SpawnArgs};
 use super::repl::ReplArgs;
 use super::suspend::{ResumeArgs, SuspendArgs};
+use super::take::TakeArgs;
 use super::teleport::TeleportArgs;
 use super::tools::ToolsArgs;
 use super::top::TopArgs;
 use super::tour::TourArgs;
 use super::trust::TrustArgs;
+use super::update::UpdateArgs;
 use super::upkeep::{AuditArgs, GcArgs, RetentionArgs, VerifyArgs};
 use super::usage::UsageArgs;
 use super::vars::VarsArgs;
@@ -112,6 +114,8 @@ pub enum Command {
     Forward(ForwardArgs),
     /// List a kernel's processes
     Ps(NameArgs),
+    /// Interrupt the execution that runs, or one by number
+    Interrupt(InterruptArgs),
     /// End a process with everything that it started, or send it a signal
     Kill(KillArgs),
     /// Work in a kernel interactively
@@ -128,6 +132,8 @@ pub enum Command {
     Suspend(SuspendArgs),
     /// Resume a suspended kernel
     Resume(ResumeArgs),
+    /// Change a kernel's network, limits and host paths
+    Update(UpdateArgs),
     /// Change a kernel's name
     Rename(RenameArgs),
     /// Remove kernels with their files and journals
@@ -162,6 +168,8 @@ pub enum Command {
     Undo(UndoArgs),
     /// Create kernels from a kernel or from one of its checkpoints
     Fork(ForkArgs),
+    /// Take over the files that a fork has changed
+    Take(TakeArgs),
     /// Show or change how long a kernel's automatic checkpoints are kept
     Retention(RetentionArgs),
     /// Manage groups: kernels, repositories and data that are frozen as one
@@ -227,12 +235,29 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "Kernels",
         &[
-            "run", "new", "exec", "spawn", "shell", "forward", "ps", "kill", "repl", "ls", "show", "start", "stop",
-            "suspend", "resume", "rename", "rm",
+            "run",
+            "new",
+            "exec",
+            "spawn",
+            "shell",
+            "forward",
+            "interrupt",
+            "ps",
+            "kill",
+            "repl",
+            "ls",
+            "show",
+            "start",
+            "stop",
+            "suspend",
+            "resume",
+            "update",
+            "rename",
+            "rm",
         ],
     ),
     ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "jupyter", "blob"]),
-    ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "retention"]),
+    ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "take", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
     ("Records", &["work", "journal", "message", "events", "audit"]),

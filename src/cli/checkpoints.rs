@@ -225,15 +225,22 @@ async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branch
 
 /// `ryokan diff`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan diff demo
+  ryokan diff demo \"before refactor\" -p -- src
+  ryokan diff demo --with try-2")]
 pub struct DiffArgs {
     /// Name or id of the kernel, or name of the group
     pub name: String,
-    /// The older checkpoint or freeze; the newest by default
-    #[arg(value_name = "A", default_value = "latest", hide_default_value = true)]
-    pub from: String,
+    /// The older checkpoint or freeze; the newest by default, with --with the present
+    #[arg(value_name = "A")]
+    pub from: Option<String>,
     /// The newer checkpoint or freeze; the present by default
     #[arg(value_name = "B", default_value = "")]
     pub to: String,
+    /// Compare with this kernel: B is a checkpoint, or the present, of that one
+    #[arg(long, value_name = "KERNEL")]
+    pub with: Option<String>,
     /// Only counts
     #[arg(long)]
     pub stat: bool,
@@ -245,20 +252,33 @@ pub struct DiffArgs {
     pub paths: Vec<OsString>,
 }
 
+impl DiffArgs {
+    fn older(&self) -> &str {
+        let default = if self.with.is_some() { "" } else { "latest" };
+        self.from.as_deref().unwrap_or(default)
+    }
+}
+
 /// Shows the differences between two checkpoints or freezes.
 pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
-    let (kernel, _) = match context.kernel(&args.name).await {
-        Err(failure) if groups::is_group(&failure) && !args.text && !args.stat => {
-            return groups::diff(context, &args.name, &args.from, &args.to).await;
+    let opened = match &args.with {
+        Some(other) => {
+            context.two_kernels([&args.name, other]).await.map(|[(kernel, _), (other, _)]| (kernel, Some(other)))
         }
-        found => found?,
+        None => context.kernel(&args.name).await.map(|(kernel, _)| (kernel, None)),
+    };
+    let (kernel, other) = match opened {
+        Err(failure) if groups::is_group(&failure) && !args.text && !args.stat && args.with.is_none() => {
+            return groups::diff(context, &args.name, args.older(), &args.to).await;
+        }
+        opened => opened?,
     };
     if args.text {
-        return diff_text(context, &kernel, args).await;
+        return diff_text(context, &kernel, other.as_ref(), args).await;
     }
     let (paint, mut counts) = (context.terminal.paint, BTreeMap::<(Area, Deed), u64>::new());
     let mut failed = None;
-    let streamed = kernel.diff(&args.from, &args.to, async |difference| {
+    let streamed = kernel.diff_with(args.older(), other.as_ref(), &args.to, async |difference| {
         *counts.entry((difference.area, difference.deed)).or_default() += 1;
         if args.stat {
             return Ok(());
@@ -285,10 +305,15 @@ pub async fn diff(context: &Context, args: DiffArgs) -> Result<(), Failure> {
 }
 
 /// Shows the differences in files. Their content is untrusted: only printable text reaches the terminal.
-async fn diff_text(context: &Context, kernel: &KernelClient, args: DiffArgs) -> Result<(), Failure> {
-    let paths: Vec<Vec<u8>> = args.paths.into_iter().map(OsStringExt::into_vec).collect();
+async fn diff_text(
+    context: &Context,
+    kernel: &KernelClient,
+    other: Option<&KernelClient>,
+    args: DiffArgs,
+) -> Result<(), Failure> {
+    let paths: Vec<Vec<u8>> = args.paths.iter().cloned().map(OsStringExt::into_vec).collect();
     let (mut failed, mut whole) = (None, Vec::new());
-    let streamed = kernel.diff_text(&args.from, &args.to, &paths, async |patch| {
+    let streamed = kernel.diff_text(args.older(), (other, &args.to), &paths, async |patch| {
         whole.extend_from_slice(&patch.text);
         if patch.more {
             return Ok(());

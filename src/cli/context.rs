@@ -77,10 +77,13 @@ impl Context {
 
     /// Opens a kernel by name or id.
     pub async fn kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo), Failure> {
-        let (kernel, info) = self.host().await?.open_kernel(name).await?;
-        let (id, engine) = (info.id, info.spec.engine.name());
-        tracing::info!(kernel = %info.spec.name, %id, engine, state = %info.state, "kernel opened");
-        Ok((kernel, info))
+        open(&self.host().await?, name).await
+    }
+
+    /// Opens two kernels over one connection, for calls that take both.
+    pub async fn two_kernels(&self, names: [&str; 2]) -> Result<[(KernelClient, KernelInfo); 2], Failure> {
+        let host = self.host().await?;
+        Ok([open(&host, names[0]).await?, open(&host, names[1]).await?])
     }
 
     /// Writes to stdout.
@@ -106,4 +109,11 @@ impl Context {
     pub fn say(&self, text: &str) {
         let _ = writeln!(std::io::stderr(), "{text}");
     }
+}
+
+async fn open(host: &HostClient, name: &str) -> Result<(KernelClient, KernelInfo), Failure> {
+    let (kernel, info) = host.open_kernel(name).await?;
+    let (id, engine) = (info.id, info.spec.engine.name());
+    tracing::info!(kernel = %info.spec.name, %id, engine, state = %info.state, "kernel opened");
+    Ok((kernel, info))
 }

@@ -50,6 +50,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
             "workspace_bytes": limits.workspace_bytes,
             "engine_state_bytes": engine_state_bytes(limits.memory_bytes),
         },
+        "at_next_start": info.at_next_start,
         "idle_timeout_ms": spec.idle_timeout_ms,
         "retention": retention(&spec.retention),
         "ephemeral": spec.ephemeral,

@@ -44,12 +44,14 @@ pub mod render;
 mod repl;
 pub mod spec;
 mod suspend;
+mod take;
 mod teleport;
 mod terminal;
 mod tools;
 mod top;
 mod tour;
 mod trust;
+mod update;
 mod upkeep;
 mod usage;
 mod vars;
@@ -115,6 +117,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Shell(args) => processes::shell(context, args).await,
         Command::Forward(args) => forward::forward(context, args).await,
         Command::Ps(args) => processes::ps(context, args).await,
+        Command::Interrupt(args) => processes::interrupt(context, args).await,
         Command::Kill(args) => processes::kill(context, args).await,
         Command::Repl(args) => repl::repl(context, args).await,
         Command::Ls(args) => kernels::ls(context, args).await,
@@ -123,6 +126,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Stop(args) => kernels::stop(context, args).await,
         Command::Suspend(args) => suspend::suspend(context, args).await,
         Command::Resume(args) => suspend::resume(context, args).await,
+        Command::Update(args) => update::update(context, args).await,
         Command::Rename(args) => kernels::rename(context, args).await,
         Command::Rm(args) => kernels::rm(context, args).await,
         Command::Vars(args) => vars::vars(context, args).await,
@@ -146,6 +150,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Lock(args) => groups::lock(context, args).await,
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Fork(args) => forks::fork(context, args).await,
+        Command::Take(args) => take::take(context, args).await,
         Command::Retention(args) => upkeep::retention(context, args).await,
         Command::Export(args) => portable::export(context, args).await,
         Command::Import(args) => portable::import(context, args).await,

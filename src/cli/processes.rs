@@ -12,6 +12,7 @@ use super::{json, render, terminal};
 use crate::core::error::Error;
 use crate::core::exec::{ExecRequest, Program, Work};
 use crate::core::ids::ExecId;
+use crate::core::kernel::State;
 use crate::core::spec::WORKSPACE;
 
 /// `ryokan spawn`
@@ -143,6 +144,37 @@ pub async fn shell(context: &Context, args: ShellArgs) -> Result<(), Failure> {
     let ShellArgs { name, cwd } = args;
     let (env, timeout, stdin, tty, detach) = (Vec::new(), None, false, true, false);
     spawn(context, SpawnArgs { name, argv, cwd, env, timeout, stdin, tty, detach }).await
+}
+
+/// `ryokan interrupt`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan interrupt demo
+  ryokan interrupt demo 12
+
+Without a number: the execution that runs, if any. A queued execution ends without having run. The kernel keeps its state.")]
+pub struct InterruptArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Number of the execution or process
+    #[arg(value_name = "EXEC")]
+    pub execution: Option<u64>,
+}
+
+/// Interrupts an execution.
+pub async fn interrupt(context: &Context, args: InterruptArgs) -> Result<(), Failure> {
+    let (kernel, info) = context.kernel(&args.name).await?;
+    let running = args.execution.map(ExecId).or_else(|| State::execution_in(&info.state, &info.state_reason));
+    let Some(exec) = running else {
+        return Err(Error::not_found(format!("kernel {} runs no execution", info.spec.name))
+            .hint(format!("its programs: ryokan ps {}", info.spec.name))
+            .into());
+    };
+    kernel.interrupt_execution(exec).await?;
+    context.show(
+        || serde_json::json!({ "execution": exec.0 }),
+        || format!("interrupted execution {exec} of {}\n", info.spec.name),
+    )
 }
 
 /// Lists the running processes.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::failure::Failure;
 use super::paths;
@@ -16,7 +17,7 @@ use crate::rpc::convert::spec::SpecRequest;
 #[derive(Debug, Clone, Default, Args)]
 pub struct SpecArgs {
     /// Interpreter: kaish, python, bash or node
-    #[arg(long, value_parser = parse_engine)]
+    #[arg(long, value_parser = engines(), hide_possible_values = true)]
     pub engine: Option<EngineName>,
     /// Isolation: process or microvm
     #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
@@ -93,7 +94,7 @@ impl SpecArgs {
     }
 }
 
-fn absolute(allowed: &AllowedPath) -> Result<AllowedPath, Failure> {
+pub(super) fn absolute(allowed: &AllowedPath) -> Result<AllowedPath, Failure> {
     Ok(AllowedPath::new(paths::for_daemon(&allowed.path)?, allowed.writable))
 }
 
@@ -108,8 +109,10 @@ fn directory(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-fn parse_engine(text: &str) -> Result<EngineName, String> {
-    text.parse().map_err(|e: crate::core::engine::UnknownEngine| e.to_string())
+/// The names of engines, also for completions.
+fn engines() -> impl TypedValueParser<Value = EngineName> {
+    PossibleValuesParser::new(EngineName::ALL.map(EngineName::name))
+        .try_map(|name| name.parse::<EngineName>().map_err(|error| error.to_string()))
 }
 
 /// Parses the name of an isolation.

@@ -159,6 +159,8 @@ pub struct KernelInfo {
     pub thread_of: Option<KernelId>,
     /// The capture driver and, in parentheses, why it is not a better one.
     pub capture: String,
+    /// Changes of the specification that the present worker does not have, a line each.
+    pub at_next_start: Vec<String>,
 }
 
 /// The host's description of itself.

@@ -32,6 +32,7 @@ pub mod rights;
 pub mod signature;
 pub mod snapshot;
 pub mod spec;
+pub mod spec_update;
 pub mod state;
 pub mod upkeep;
 pub mod usage;

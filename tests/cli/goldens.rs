@@ -76,6 +76,7 @@ fn kernel(name: &str) -> KernelInfo {
         origin: Default::default(),
         thread_of: None,
         capture: "reflink (the workspace was made as a folder, not in a subvolume)".into(),
+        at_next_start: vec!["memory 512 MiB -> 1 GiB".into()],
     }
 }
 

@@ -202,3 +202,17 @@ fn events_exclude_former_kernel() {
     assert!(kinds.contains(&"kernel_created".to_owned()), "{kinds:?}");
     assert!(!kinds.iter().any(|kind| kind == "kernel_removed"), "{kinds:?}");
 }
+
+#[test]
+fn interrupt_ends_running_execution() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    assert_eq!(host.cli(&["interrupt", "k"]).status.code(), Some(3), "nothing runs");
+    let mut running = host.command("ryokan");
+    let mut running = running.args(["exec", "k", "kept=1; sleep 60"]).spawn().unwrap();
+    crate::support::until("the execution runs", || host.ok(&["show", "k"]).contains("busy"));
+    assert_eq!(host.ok(&["interrupt", "k"]), "interrupted execution 1 of k\n");
+    assert!(!running.wait().unwrap().success());
+    assert_eq!(host.ok(&["exec", "k", "echo $kept"]), "1\n");
+    assert_eq!(host.cli(&["interrupt", "k", "99"]).status.code(), Some(3));
+}

@@ -1,13 +1,16 @@
 //! The command line with a real daemon and real kernels.
 
 mod doc_examples;
+mod examples;
 mod kernels;
 mod output_errors;
 mod packaging;
 mod pool;
 mod rename;
+mod take;
 mod terminal;
 mod top;
 mod uncaptured_files;
+mod update;
 mod values;
 mod wait_notice;

@@ -456,6 +456,9 @@ async def holding(host, shell, kernels, folder):
     await refused(host.renameKernel("renamed", "py", 0), "alreadyExists")
     await host.renameKernel("renamed", "shell", 0)
     assert not (kernels / "renamed.sock").exists()
+    updated = await host.updateKernel("shell", {"pids": 99, "idleTimeoutMs": 60_000}, 0)
+    assert list(updated.atNextStart) == list((await own.info()).info.atNextStart) == ["pids 256 -> 99"]
+    await refused(host.updateKernel("shell", {"removePaths": ["/absent"]}, 0), "notFound")
     # A lease, resumed by its token, excludes others.
     held = await shell.lease("me", 60_000, b"")
     lease = Caller("Lease", held.lease)

@@ -135,6 +135,41 @@ class Notebooks(unittest.TestCase):
         reply = client.execute_interactive(code, timeout=120, output_hook=hook)
         return reply["content"]["status"], "".join(said)
 
+    def test_input_is_asked(self):
+        manager, client = self.manager("ryokan-python")
+        asked = []
+
+        def answer(message):
+            asked.append(message["content"])
+            client.input(["blue", "42"][len(asked) - 1])
+
+        code = "name = input('colour? ')\nnumber = int(input())\nprint(name, number)"
+        said = []
+        hook = lambda message: said.append(message["content"].get("text", ""))
+        reply = client.execute_interactive(code, allow_stdin=True, timeout=120, output_hook=hook, stdin_hook=answer)
+        self.assertEqual((reply["content"]["status"], "".join(said)), ("ok", "colour? blue 42\n"))
+        self.assertEqual(asked, [{"prompt": "", "password": False}] * 2)
+        # Without a person to ask nothing hangs, and the error says why.
+        reply = client.execute_interactive("input('x')", allow_stdin=False, timeout=120, output_hook=hook)
+        self.assertEqual(reply["content"]["ename"], "StdinNotGiven")
+        # What cannot be asked for line by line is refused, and programs get no input.
+        code = "import subprocess, sys\nassert subprocess.run(['cat'], capture_output=True).stdout == b''\nsys.stdin.read()"
+        reply = client.execute_interactive(code, allow_stdin=True, timeout=120, output_hook=hook, stdin_hook=answer)
+        self.assertEqual(reply["content"]["ename"], "StdinNotGiven")
+        # An interrupt ends the question; a late answer is dropped.
+        waiting = client.execute("input()", allow_stdin=True)
+        client.get_stdin_msg(timeout=60)
+        manager.interrupt_kernel()
+        while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != waiting:
+            pass
+        self.assertEqual(reply["content"]["ename"], "KeyboardInterrupt")
+        client.input("late")
+        self.assertEqual(self.say(client, "1 + 1"), ("ok", "2"))
+
+    def test_shell_input_ends_at_once(self):
+        _, client = self.manager("ryokan-bash")
+        self.assertEqual(self.say(client, "read x; echo code $?"), ("ok", "code 1\n"))
+
     def test_named_kernel_survives(self):
         manager, client = self.manager("ryokan-python-demo", transport="ipc")
         for port in (manager.shell_port, manager.iopub_port):

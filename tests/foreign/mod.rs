@@ -42,7 +42,7 @@ fn foreign_client_covers_schema() {
             .unwrap();
         let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
         assert!(ran.status.success(), "{user:?}: the daemon:\n{}\nthe client: {said}", host.log());
-        assert!(said.contains("called 137 methods"), "{said}");
+        assert!(said.contains("called 138 methods"), "{said}");
     }
 }
 
@@ -95,6 +95,29 @@ fn jupyter_notebooks_run() {
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
     assert!(ran.status.success(), "{}{said}", String::from_utf8_lossy(&ran.stdout));
     assert!(said.contains("test_cell_outlives_daemon") && said.contains("\nOK"), "{said}");
+}
+
+/// The Python examples of `docs/examples`, as they are.
+#[test]
+fn python_examples_run() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (example, prints) in [
+        ("agent_loop.py", "1 kept \n2 undone \n3 kept total 37.40\n[19.9, 5.0, 12.5] True\n"),
+        ("notebook.py", "['[]']\n['[1, 3, 4]']\n"),
+    ] {
+        let host = Host::start();
+        let jupyter = host.path("home").join("jupyter");
+        let prefix = host.path("home").display().to_string();
+        host.ok(&["jupyter", "install", "--kernel", "analysis", "--prefix", &prefix]);
+        let mut command = script(&host, &format!("docs/examples/{example}"));
+        command.env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", host.path("bin").display()));
+        command.env("PYTHONPATH", root.join("clients/python/src")).env("IPYTHONDIR", host.path("home"));
+        command.env("JUPYTER_PATH", host.path("home").join("share/jupyter")).env("JUPYTER_DATA_DIR", jupyter);
+        let ran = command.env("JUPYTER_RUNTIME_DIR", host.path("run").join("jupyter")).output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(String::from_utf8_lossy(&ran.stdout), prints, "{example}: {said}");
+        assert!(ran.status.success(), "{example}: {said}");
+    }
 }
 
 /// As documented in the example configuration, a kernel requests a server by name alone.

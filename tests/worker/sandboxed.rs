@@ -127,7 +127,7 @@ fn kaish_worker_keeps_state() {
     });
 }
 
-/// Frames that code inside writes itself: metadata without bodies, 40 MB of them.
+/// Frames that code inside writes itself: metadata without bodies, 40 MB of them, and entries with a body.
 const FORGED: &str = r#"
 import json, os, struct
 def link(fd):
@@ -137,10 +137,15 @@ fd = max(int(fd) for fd in os.listdir('/proc/self/fd') if link(fd).startswith('s
 def forge(count, size):
     for i in range(count):
         body = json.dumps({'ev': 'put', 'key': 'var/f%d' % i, 'meta': {'m': 'x' * size}}).encode()
-        frame = struct.pack('<II', len(body), 0) + body
-        while frame:
-            try: frame = frame[os.write(fd, frame):]
-            except BlockingIOError: pass
+        send(struct.pack('<II', len(body), 0) + body)
+def send(frame):
+    frame = memoryview(frame)
+    while frame:
+        try: frame = frame[os.write(fd, frame):]
+        except BlockingIOError: pass
+def store(key, size):
+    meta = json.dumps({'ev': 'put', 'key': key, 'meta': {}}).encode()
+    send(struct.pack('<II', len(meta), size) + meta + b'x' * size)
 "#;
 
 #[test]
@@ -166,6 +171,26 @@ fn init_memory_belongs_to_kernel_limit() {
         link.start(code(2, &format!("{FORGED}\nforge(2000, 60_000)"))).await.unwrap();
         let cause = seen.cause().await;
         assert!(matches!(&cause, CrashCause::Protocol(why) if why.contains("memory limit")), "{cause:?}");
+    });
+}
+
+#[test]
+fn memory_limit_bounds_stored_state() {
+    local(async {
+        let mut kernel = Kernel::new(EngineName::Python);
+        kernel.document.plan.limits.memory_bytes = 64 << 20;
+        let (_running, link, seen, _) = served(&kernel).await;
+        let mut refused = Vec::new();
+        for exec in 1..=12 {
+            let store = format!("{FORGED}\nfor i in range(6): store('var/s{exec}_%d' % i, 1 << 20)");
+            link.start(code(exec, &store)).await.unwrap();
+            let end = seen.end(exec).await;
+            assert_eq!(end.status, ExecStatus::Done, "{}: {}", end.err, seen.err(exec));
+            refused.push(end.err.contains("size of the engine state"));
+            link.acknowledge(ExecId(exec)).await.unwrap();
+        }
+        // Ten times 6 MiB, and what the forging code itself defines.
+        assert_eq!(refused.iter().position(|refused| *refused), Some(10), "{refused:?}");
     });
 }
 

@@ -60,11 +60,11 @@ fn abandoned_diff_blocks_nothing() {
         let other = kernel(&client, "other", EngineName::Kaish).await;
         out(&other, "echo warm").await;
         // The caller stops after one file.
-        let gone = k.diff_text("a", "b", &[], async |_| Err(Error::unavailable("enough"))).await.unwrap_err();
+        let gone = k.diff_text("a", (None, "b"), &[], async |_| Err(Error::unavailable("enough"))).await.unwrap_err();
         assert!(gone.message.contains("enough"), "{gone:?}");
         let began = Instant::now();
         let one = [b"f1".to_vec()];
-        let reported = k.diff_text("a", "b", &one, async |_| Ok(()));
+        let reported = k.diff_text("a", (None, "b"), &one, async |_| Ok(()));
         let aside = async {
             let mut slowest = Duration::ZERO;
             for _ in 0..20 {

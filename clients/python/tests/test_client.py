@@ -25,7 +25,7 @@ class ClientTest(DaemonTest):
         cls.shell = cls.host.create("shell", engine="bash")
 
     def test_faces_have_same_names(self):
-        for name in ["Files", "Host", "Kernel", "Sandbox"]:
+        for name in ["Files", "Forward", "Host", "Kernel", "Sandbox"]:
             sync, both = getattr(ryokan, name), getattr(aio, name)
             public = {n for n in vars(both) if not n.startswith("_")}
             self.assertEqual(public, {n for n in vars(sync) if not n.startswith("_")}, name)

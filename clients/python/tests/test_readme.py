@@ -44,7 +44,7 @@ class ReadmeTest(DaemonTest):
         return count
 
     def test_package_examples(self):
-        self.assertEqual(self.run_examples(PACKAGE / "README.md", "ryokan"), 7)
+        self.assertEqual(self.run_examples(PACKAGE / "README.md", "ryokan"), 9)
 
     def test_repository_example(self):
         document = PACKAGE.parents[1] / "README.md"

@@ -74,7 +74,7 @@ pub(super) async fn path(
 }
 
 /// Copies anything but a directory. It appears complete, and replaces a file or link.
-async fn entry(
+pub(super) async fn entry(
     context: &Context,
     sides: &Sides<'_>,
     from: &[u8],

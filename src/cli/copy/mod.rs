@@ -67,13 +67,22 @@ impl Place {
 }
 
 /// What was copied so far.
-struct Copied {
+pub(super) struct Copied {
     files: u64,
     bytes: u64,
     progress: Progress,
 }
 
 impl Copied {
+    pub(super) fn new(context: &Context, verb: &'static str) -> Copied {
+        Copied { files: 0, bytes: 0, progress: Progress::new(context, verb) }
+    }
+
+    /// Clears the progress line.
+    pub(super) fn end(&mut self) {
+        self.progress.end();
+    }
+
     fn add(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
         self.progress.add(bytes);
@@ -104,8 +113,7 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
         }
         Place::Stream | Place::Host(_) => None,
     };
-    let progress = Progress::new(context, if inwards { "sent" } else { "received" });
-    let mut copied = Copied { files: 0, bytes: 0, progress };
+    let mut copied = Copied::new(context, if inwards { "sent" } else { "received" });
     // On standard output, signals keep their default.
     let mut signals = if to_stdout { None } else { Some(Signals::catch()?) };
     let copying = async {
@@ -129,7 +137,7 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
             code = signals.any() => return Err(Failure::Quiet(code)),
         },
     }
-    copied.progress.end();
+    copied.end();
     if to_stdout {
         return Ok(());
     }
@@ -138,6 +146,17 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
         || serde_json::json!({ "files": count, "bytes": bytes }),
         || format!("copied {} ({})\n", render::counted(count, "file"), format_size(bytes)),
     )
+}
+
+/// Copies one file or link of a kernel to the same path of another one.
+pub(super) async fn same_path(
+    context: &Context,
+    (from, to): (&FilesClient, &FilesClient),
+    path: &[u8],
+    info: &FileInfo,
+    copied: &mut Copied,
+) -> Result<(), Failure> {
+    between::entry(context, &between::Sides { from, to }, path, info, path, copied).await
 }
 
 fn no_kernel() -> Failure {

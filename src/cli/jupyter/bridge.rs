@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 
 use super::RunArgs;
 use super::cell::{Cell as CellOutput, Ended};
+use super::input::{self, Asker, Input};
 use super::install::language;
 use super::message::{Message, PROTOCOL, Signer};
 use super::session::Session;
@@ -92,6 +93,7 @@ struct Bridge<'a> {
     session: Session<'a>,
     signer: Signer,
     iopub: Sender,
+    input: Input,
     with_html: bool,
     count: Cell<u64>,
     /// Set by a request to end.
@@ -110,8 +112,7 @@ pub async fn run(context: &Context, args: &RunArgs) -> std::result::Result<(), F
     let mut files = Vec::new();
     let mut shell = Router::new(connection.listen(connection.shell_port, &mut files).await?);
     let mut control = Router::new(connection.listen(connection.control_port, &mut files).await?);
-    // Code gets no input from a notebook, but front ends connect.
-    let _stdin = Router::new(connection.listen(connection.stdin_port, &mut files).await?);
+    let stdin = Router::new(connection.listen(connection.stdin_port, &mut files).await?);
     let heartbeat = Router::new(connection.listen(connection.hb_port, &mut files).await?);
     let iopub = zmtp::publisher(connection.listen(connection.iopub_port, &mut files).await?);
     tokio::task::spawn_local(echo(heartbeat));
@@ -119,7 +120,8 @@ pub async fn run(context: &Context, args: &RunArgs) -> std::result::Result<(), F
         session: Session::open(context, args).await?,
         signer: Signer::new(&connection.key),
         iopub,
-        with_html: args.html,
+        input: Input::new(stdin),
+        with_html: args.kernels.html,
         count: Cell::default(),
         is_ending: Cell::default(),
         is_busy: Cell::default(),
@@ -198,7 +200,9 @@ impl Bridge<'_> {
         match message.kind() {
             "execute_request" => {
                 self.is_busy.set(true);
-                let content = self.execute(&message).await;
+                // A front end has the same routing id on all channels.
+                let asker = Asker { front_end: sender.identity(peer), allows: message.content["allow_stdin"] == true };
+                let content = self.execute(&message, &asker).await;
                 self.is_busy.set(false);
                 let stops = message.content["stop_on_error"].as_bool().unwrap_or(true);
                 aborts = stops && content["status"] == "error";
@@ -271,7 +275,7 @@ impl Bridge<'_> {
     }
 
     /// Runs a cell.
-    async fn execute(&self, message: &Message) -> Json {
+    async fn execute(&self, message: &Message, asker: &Asker) -> Json {
         let (code, parent) = (message.content["code"].as_str().unwrap_or_default(), &message.header);
         let is_silent = message.content["silent"].as_bool().unwrap_or(false);
         if code.trim().is_empty() {
@@ -284,7 +288,12 @@ impl Bridge<'_> {
         }
         let count = self.count.get();
         let output = RefCell::new(CellOutput::new(self.with_html));
+        self.input.begin();
         let show = async |event: OutputEvent| {
+            if let Some(number) = input::requested(&event) {
+                self.input.request(&self.signer, &message.header, asker, number).await;
+                return Ok(());
+            }
             let shown = output.borrow_mut().take(event);
             for (kind, content) in shown {
                 if !is_silent {
@@ -293,7 +302,10 @@ impl Bridge<'_> {
             }
             Ok(())
         };
-        let ran = self.session.run(code, message.id(), &output, show).await;
+        let ran = tokio::select! {
+            ran = self.session.run(code, (message.id(), asker.allows), &output, show) => ran,
+            never = self.input.relay(&self.signer, &self.session) => match never {},
+        };
         let (shown, ended) = match &ran {
             Ok(result) => output.borrow_mut().end(result, self.session.engine(), count),
             Err(error) => {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::super::context::Context;
 use super::super::failure::Failure;
-use super::{InstallArgs, UninstallArgs};
+use super::{InstallArgs, NotebookArgs, UninstallArgs};
 use crate::core::engine::EngineName;
 use crate::core::error::Error;
 
@@ -15,6 +15,7 @@ const MARK: &str = "ryokan";
 
 /// Writes a kernelspec.
 pub fn install(context: &Context, args: &InstallArgs) -> Result<(), Failure> {
+    let NotebookArgs { engine, kernel, html } = &args.kernels;
     let program = std::env::current_exe().map_err(|error| Error::internal(format!("this program's path: {error}")))?;
     let mut argv = vec![program.display().to_string()];
     if let Some(socket) = &context.options.socket {
@@ -24,22 +25,22 @@ pub fn install(context: &Context, args: &InstallArgs) -> Result<(), Failure> {
     if context.options.system {
         argv.push("--system".into());
     }
-    argv.extend(["jupyter", "run", "-f", "{connection_file}", "--engine", args.engine.name()].map(String::from));
-    if let Some(kernel) = &args.kernel {
+    argv.extend(["jupyter", "run", "-f", "{connection_file}", "--engine", engine.name()].map(String::from));
+    if let Some(kernel) = kernel {
         argv.extend(["--kernel".into(), kernel.clone()]);
     }
-    if args.html {
+    if *html {
         argv.push("--html".into());
     }
-    let name = match &args.kernel {
-        Some(kernel) => format!("ryokan-{}-{kernel}", args.engine.name()).to_lowercase(),
-        None => format!("ryokan-{}", args.engine.name()),
+    let name = match kernel {
+        Some(kernel) => format!("ryokan-{}-{kernel}", engine.name()).to_lowercase(),
+        None => format!("ryokan-{}", engine.name()),
     };
-    let of = args.kernel.as_ref().map_or(String::new(), |kernel| format!(": {kernel}"));
+    let of = kernel.as_ref().map_or(String::new(), |kernel| format!(": {kernel}"));
     let spec = json!({
         "argv": argv,
-        "display_name": format!("{} (ryokan{of})", title(args.engine)),
-        "language": language(args.engine),
+        "display_name": format!("{} (ryokan{of})", title(*engine)),
+        "language": language(*engine),
         "interrupt_mode": "message",
         "metadata": { "debugger": false, MARK: true },
     });

@@ -1,13 +1,14 @@
 //! `ryokan jupyter`: notebooks whose code runs in ryokan kernels.
 //!
 //! ```text
-//!  Jupyter ── ZeroMQ: shell, control, iopub, heartbeat ──▶ bridge (this command) ── Cap'n Proto ──▶ daemon ─▶ kernel
+//!  Jupyter ── ZeroMQ: shell, control, iopub, stdin, heartbeat ──▶ bridge (this command) ── Cap'n Proto ──▶ daemon ─▶ kernel
 //! ```
 //! The bridge is a client as any other: it holds no state of the kernel. A kernel outlives the bridge, and a running
 //! cell outlives the daemon.
 
 mod bridge;
 mod cell;
+mod input;
 mod install;
 mod message;
 mod session;
@@ -51,15 +52,9 @@ Each notebook gets a kernel of its own, named after it, which outlives Jupyter: 
 
 Results that a browser could run (HTML, SVG, scripts) are withheld unless --html is given: in Jupyter's page they have the rights of the page, which can start kernels outside of any sandbox. Other local users can read what a kernel publishes on a TCP port; jupyter lab --KernelManager.transport=ipc uses Unix sockets instead.")]
 pub struct InstallArgs {
-    /// Engine of the kernels: python, node, bash or kaish
-    #[arg(long, default_value = "python")]
-    pub engine: EngineName,
-    /// Always use this kernel
-    #[arg(long, value_name = "NAME")]
-    pub kernel: Option<String>,
-    /// Pass on results that a browser could run
-    #[arg(long)]
-    pub html: bool,
+    /// The kernels.
+    #[command(flatten)]
+    pub kernels: NotebookArgs,
     /// Install below this directory, such as a virtual environment, and not for the user
     #[arg(long, value_name = "DIR")]
     pub prefix: Option<PathBuf>,
@@ -79,10 +74,18 @@ pub struct RunArgs {
     /// Connection file
     #[arg(short = 'f', long, value_name = "FILE")]
     pub connection_file: PathBuf,
-    /// Engine of a new kernel
+    /// The kernel.
+    #[command(flatten)]
+    pub kernels: NotebookArgs,
+}
+
+/// The kernels of notebooks: what `install` writes for `run`.
+#[derive(Debug, Args)]
+pub struct NotebookArgs {
+    /// Engine of new kernels: python, node, bash or kaish
     #[arg(long, default_value = "python")]
     pub engine: EngineName,
-    /// Use this kernel, and create it if there is none
+    /// Always use this kernel, and create it if there is none
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
     /// Pass on results that a browser could run

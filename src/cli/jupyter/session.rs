@@ -13,10 +13,9 @@ use crate::cli::failure::Failure;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, ExecResult, OutputEvent, Work};
-use crate::core::ids::ExecId;
 use crate::core::limits;
 use crate::core::name::KernelName;
-use crate::rpc::client::KernelClient;
+use crate::rpc::client::{ExecutionClient, KernelClient};
 use crate::rpc::convert::spec::SpecRequest;
 
 /// Pause before a lost daemon is looked for again.
@@ -31,21 +30,21 @@ pub struct Session<'a> {
     engine: Cell<EngineName>,
     connected: RefCell<Option<KernelClient>>,
     /// The execution that runs.
-    running: Cell<Option<ExecId>>,
+    running: RefCell<Option<ExecutionClient>>,
 }
 
 impl<'a> Session<'a> {
     /// Finds or creates the kernel.
     pub async fn open(context: &'a Context, args: &RunArgs) -> std::result::Result<Session<'a>, Failure> {
         let notebook = std::env::var("JPY_SESSION_NAME").ok().filter(|name| !name.is_empty());
-        let is_temporary = args.kernel.is_none() && notebook.is_none();
-        let name = match (&args.kernel, notebook) {
+        let is_temporary = args.kernels.kernel.is_none() && notebook.is_none();
+        let name = match (&args.kernels.kernel, notebook) {
             (Some(name), _) => name.parse().map_err(|error| Error::invalid(format!("{name:?}: {error}")))?,
             (None, Some(notebook)) => of_notebook(&notebook)?,
             (None, None) => of_connection(&args.connection_file)?,
         };
-        let engine = Cell::new(args.engine);
-        let (connected, running) = (RefCell::default(), Cell::default());
+        let engine = Cell::new(args.kernels.engine);
+        let (connected, running) = (RefCell::default(), RefCell::default());
         let session = Session { context, name, is_temporary, engine, connected, running };
         session.kernel().await?;
         Ok(session)
@@ -95,22 +94,28 @@ impl<'a> Session<'a> {
     }
 
     /// Runs a cell to its end, also through the end of the daemon. `id` makes it one execution, whatever is repeated.
+    /// With `asks`, the code may request input.
     pub async fn run(
         &self,
         code: &str,
-        id: &str,
+        (id, asks): (&str, bool),
         output: &RefCell<CellOutput>,
         mut show: impl AsyncFnMut(OutputEvent) -> Result<()>,
     ) -> Result<ExecResult> {
         let key = format!("jupyter {}", blake3::hash(id.as_bytes()));
-        let request = ExecRequest { what: Work::Code(code.to_owned()), key, ..ExecRequest::default() };
+        let mut request = ExecRequest { what: Work::Code(code.to_owned()), key, ..ExecRequest::default() };
+        // Only the driver of Python has a way to request it; elsewhere reading ends at once.
+        if asks && self.engine() == EngineName::Python {
+            request.stdin_open = true;
+            request.env = vec![("RYOKAN_INPUT".into(), "ask".into())];
+        }
         request.check().map_err(|error| Error::invalid(error.to_string()))?;
         let mut lost_at = None;
         loop {
             let attempt = async {
                 let execution = self.kernel().await?.run(&request).await?;
                 lost_at = None;
-                self.running.set(Some(execution.exec()));
+                *self.running.borrow_mut() = Some(execution.clone());
                 let from = output.borrow().offset;
                 let shown = execution.output(from, async |event| show(event).await);
                 let (result, ()) = futures::future::try_join(execution.result(), shown).await?;
@@ -121,7 +126,7 @@ impl<'a> Session<'a> {
                 Err(error) if error.code == ErrorCode::Unavailable => {
                     let since = *lost_at.get_or_insert_with(Instant::now);
                     if since.elapsed() > limits::JUPYTER_RECONNECT {
-                        self.running.set(None);
+                        self.running.take();
                         return Err(error);
                     }
                     self.connected.take();
@@ -129,16 +134,27 @@ impl<'a> Session<'a> {
                     tokio::time::sleep(RETRY).await;
                 }
                 done => {
-                    self.running.set(None);
+                    self.running.take();
                     return done;
                 }
             }
         }
     }
 
+    /// Passes a line of input to the running cell, or the end of its input.
+    pub async fn answer(&self, line: Option<&str>) -> Result<()> {
+        let running = self.running.borrow().clone();
+        match (running, line) {
+            (Some(execution), Some(line)) => execution.stdin(format!("{line}\n").as_bytes()).await,
+            (Some(execution), None) => execution.close_stdin().await,
+            (None, _) => Ok(()),
+        }
+    }
+
     /// Interrupts the running cell.
     pub async fn interrupt(&self) -> Result<()> {
-        match self.running.get() {
+        let running = self.running.borrow().as_ref().map(ExecutionClient::exec);
+        match running {
             Some(exec) => self.with(async |kernel| kernel.interrupt_execution(exec).await).await,
             None => Ok(()),
         }

@@ -35,6 +35,8 @@ const GREETING_BYTES: usize = 64;
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
+/// Longest routing id.
+const IDENTITY_BYTES: usize = 255;
 
 /// A bound listener.
 pub enum Listener {
@@ -43,6 +45,8 @@ pub enum Listener {
 }
 
 struct Peer {
+    /// The routing id that it announced, perhaps empty: the same on all sockets of a front end.
+    identity: Vec<u8>,
     outgoing: mpsc::Sender<Rc<Frames>>,
     /// Beginnings of the messages that it subscribed to.
     subscriptions: Rc<RefCell<Vec<Vec<u8>>>>,
@@ -101,6 +105,21 @@ pub fn publisher(listener: Listener) -> Sender {
 }
 
 impl Sender {
+    /// The routing id of a peer.
+    pub fn identity(&self, peer: PeerId) -> Vec<u8> {
+        self.shared.peers.borrow().get(&peer).map(|peer| peer.identity.clone()).unwrap_or_default()
+    }
+
+    /// The peer with this routing id. Without one: the only peer.
+    pub fn find(&self, identity: &[u8]) -> Option<PeerId> {
+        let peers = self.shared.peers.borrow();
+        match identity.is_empty() {
+            true if peers.len() == 1 => peers.keys().next().copied(),
+            true => None,
+            false => peers.iter().find(|(_, peer)| peer.identity == identity).map(|(id, _)| *id),
+        }
+    }
+
     /// Sends to one peer; a peer that is gone gets nothing.
     pub async fn send(&self, peer: PeerId, frames: Frames) {
         let outgoing = self.shared.peers.borrow().get(&peer).map(|peer| peer.outgoing.clone());
@@ -182,10 +201,10 @@ async fn serve_peer(stream: impl AsyncRead + AsyncWrite, id: PeerId, shared: &Sh
     let (mut from, mut to) = tokio::io::split(stream);
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let greeted = tokio::time::timeout(limits::CLIENT_HELLO, greet(&mut from, &mut to, shared.kind)).await;
-    greeted.map_err(late)??;
+    let identity = greeted.map_err(late)??;
     let (outgoing, mut queue) = mpsc::channel::<Rc<Frames>>(QUEUE);
     let subscriptions = Rc::new(RefCell::new(Vec::new()));
-    let peer = Peer { outgoing, subscriptions: Rc::clone(&subscriptions) };
+    let peer = Peer { identity, outgoing, subscriptions: Rc::clone(&subscriptions) };
     shared.peers.borrow_mut().insert(id, peer);
     let receive = async {
         loop {
@@ -219,7 +238,11 @@ fn subscribe(subscriptions: &mut Vec<Vec<u8>>, frames: &Frames) {
 }
 
 /// Exchanges greetings and READY commands.
-async fn greet(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin), kind: &str) -> io::Result<()> {
+async fn greet(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    kind: &str,
+) -> io::Result<Vec<u8>> {
     let mut greeting = [0; GREETING_BYTES];
     (greeting[0], greeting[8], greeting[9], greeting[10]) = (0xff, 1, 0x7f, 3);
     greeting[12..16].copy_from_slice(b"NULL");
@@ -235,9 +258,27 @@ async fn greet(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + 
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a greeting of another protocol"));
     }
     match read_frame(from, 0).await? {
-        (flags, body) if flags & COMMAND != 0 && body.starts_with(b"\x05READY") => Ok(()),
+        (flags, body) if flags & COMMAND != 0 && body.starts_with(b"\x05READY") => Ok(identity_in(&body[6..])),
         _ => Err(io::Error::new(io::ErrorKind::InvalidData, "no READY after the greeting")),
     }
+}
+
+/// The routing id in the properties of READY; empty: none.
+fn identity_in(mut properties: &[u8]) -> Vec<u8> {
+    let mut read = || {
+        let (length, rest) = properties.split_first()?;
+        let (name, rest) = rest.split_at_checked(usize::from(*length))?;
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let (value, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
+        properties = rest;
+        Some((name, value))
+    };
+    while let Some((name, value)) = read() {
+        if name.eq_ignore_ascii_case(b"Identity") {
+            return value.iter().copied().take(IDENTITY_BYTES).collect();
+        }
+    }
+    Vec::new()
 }
 
 async fn read_message(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Frames> {
@@ -309,6 +350,18 @@ mod tests {
             cut.pop();
             assert!(cut.len() < 3 || decoded(&cut).await.is_err());
         }
+    }
+
+    #[test]
+    fn identities_are_read() {
+        let property = |name: &str, value: &[u8]| {
+            [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()
+        };
+        let ready = [property("Socket-Type", b"DEALER"), property("Identity", b"\0id")].concat();
+        assert_eq!(identity_in(&ready), b"\0id");
+        assert_eq!(identity_in(&ready[..ready.len() - 1]), b"", "cut");
+        assert_eq!(identity_in(&property("Identity", &[7; 300])).len(), IDENTITY_BYTES);
+        assert_eq!(identity_in(b"\xff\xff\xff\xff\xff"), b"");
     }
 
     #[tokio::test]

@@ -390,7 +390,7 @@ async fn diff(access: &Access, arguments: &Arguments) -> Result<String> {
     let streamed = match arguments.flag("text") {
         true => {
             let take = async |patch: crate::core::diff::Patch| add(&render::patch(&patch, Paint::OFF));
-            kernel.diff_text(from, to, &[], take).await
+            kernel.diff_text(from, (None, to), &[], take).await
         }
         false => kernel.diff(from, to, async |difference| add(&render::difference(&difference, Paint::OFF))).await,
     };

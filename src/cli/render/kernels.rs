@@ -96,6 +96,9 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("capture", info.capture.clone());
     field("idle timeout", idle(spec.idle_timeout_ms));
     field("checkpoints", format!("{}, keeps {}", info.checkpoints, spec.retention));
+    for (i, change) in info.at_next_start.iter().enumerate() {
+        field(if i == 0 { "at next start" } else { "" }, change.clone());
+    }
     field("ephemeral", if spec.ephemeral { "removed with its client's connection".into() } else { String::new() });
     field("labels", spec.labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" "));
     for (i, layer) in info.sandbox.iter().enumerate() {

@@ -29,6 +29,7 @@ pub fn kernel(name: &str, state: &str) -> KernelInfo {
         origin: Default::default(),
         thread_of: None,
         capture: "tracked".into(),
+        at_next_start: Vec::new(),
     }
 }
 

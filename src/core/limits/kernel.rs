@@ -16,6 +16,8 @@ pub const IDENTIFIER_BYTES: usize = 256;
 pub const LABELS: usize = 64;
 /// Mounts of one kernel.
 pub const MOUNTS: usize = 64;
+/// Lines that name changes of a specification: its limits, and each path before and after.
+pub const SPEC_CHANGES: usize = 2 * MOUNTS + 16;
 /// MCP servers of one kernel.
 pub const MCP_SERVERS: usize = 32;
 /// Arguments, environment variables or headers of one MCP server.

@@ -63,11 +63,29 @@ impl KernelClient {
     ///
     /// # Errors
     /// `notFound`, `conflict` with the candidates, and the errors of `take`.
-    pub async fn diff(&self, from: &str, to: &str, mut take: impl AsyncFnMut(Difference) -> Result<()>) -> Result<()> {
+    pub async fn diff(&self, from: &str, to: &str, take: impl AsyncFnMut(Difference) -> Result<()>) -> Result<()> {
+        self.diff_with(from, None, to, take).await
+    }
+
+    /// As [`Self::diff`]; `to` refers to `other`, and an empty `from` means this kernel's present
+    /// state.
+    ///
+    /// # Errors
+    /// As [`Self::diff`].
+    pub async fn diff_with(
+        &self,
+        from: &str,
+        other: Option<&KernelClient>,
+        to: &str,
+        mut take: impl AsyncFnMut(Difference) -> Result<()>,
+    ) -> Result<()> {
         let (inlet, feed) = feed::<Difference>();
         let mut request = self.cap.diff_request();
         request.get().set_from(from);
         request.get().set_to(to);
+        if let Some(other) = other {
+            request.get().set_other(other.cap.clone());
+        }
         request.get().set_sink(capnp_rpc::new_client(inlet));
         let call = request.send().promise;
         let ended = async { self.link.wait(call).await.map(drop) };
@@ -76,7 +94,7 @@ impl KernelClient {
 
     /// Passes unified diffs of the files that differ between two checkpoints to `take`.
     ///
-    /// An empty `to` means the present state. `paths` restricts the diffs to these paths and
+    /// References as in [`Self::diff_with`]. `paths` restricts the diffs to these paths and
     /// everything beneath them; empty: all files.
     ///
     /// # Errors
@@ -84,7 +102,7 @@ impl KernelClient {
     pub async fn diff_text(
         &self,
         from: &str,
-        to: &str,
+        (other, to): (Option<&KernelClient>, &str),
         paths: &[Vec<u8>],
         take: impl AsyncFnMut(Patch) -> Result<()>,
     ) -> Result<()> {
@@ -92,6 +110,9 @@ impl KernelClient {
         let mut request = self.cap.diff_text_request();
         request.get().set_from(from);
         request.get().set_to(to);
+        if let Some(other) = other {
+            request.get().set_other(other.cap.clone());
+        }
         let mut list = request.get().init_paths(u32::try_from(paths.len()).unwrap_or(u32::MAX));
         for (i, path) in (0..).zip(paths) {
             list.set(i, path);

@@ -13,9 +13,10 @@ use crate::core::error::{Error, Result};
 use crate::core::exec::{ExecRequest, ExecResult};
 use crate::core::info::{Ability, HostInfo, KernelFilter, KernelInfo, PoolInfo};
 use crate::core::limits;
+use crate::core::spec_update::SpecUpdate;
 use crate::rpc::convert::pool::read_pools;
-use crate::rpc::convert::spec::{SpecRequest, write_spec_request};
-use crate::rpc::convert::{info, read_name};
+use crate::rpc::convert::spec::{SpecRequest, write_spec_request, write_spec_update};
+use crate::rpc::convert::{info, read_name, read_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 type CreateRequest =
@@ -194,6 +195,26 @@ impl HostClient {
         request.get().set_expected_version(expected_version);
         let response = self.link.wait(request.send().promise).await?;
         Ok(fields(response.get())?.get_version())
+    }
+
+    /// Changes a kernel's specification; returns its version, and what waits for its next start.
+    ///
+    /// # Errors
+    /// `notFound`, `invalidArgument`, `conflict`, `busy`, `refused`, `unsupported`.
+    pub async fn update_kernel(
+        &self,
+        name: &str,
+        update: &SpecUpdate,
+        expected_version: u64,
+    ) -> Result<(u64, Vec<String>)> {
+        let mut request = self.cap.update_kernel_request();
+        request.get().set_name(name);
+        request.get().set_expected_version(expected_version);
+        write_spec_update(request.get().init_change(), update)?;
+        let response = self.link.wait(request.send().promise).await?;
+        let response = fields(response.get())?;
+        let waiting = read_text_list(response.get_at_next_start(), "pending changes", limits::SPEC_CHANGES);
+        Ok((response.get_version(), answer(waiting)?))
     }
 
     /// Subscribes to the events after sequence number `since`, past and future.

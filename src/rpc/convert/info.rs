@@ -35,6 +35,7 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
         origin: read_origin(reader.get_origin().map_err(|e| malformed("origin", e))?, reader.get_generation())?,
         thread_of: optional(read_name(reader.get_thread_of(), "kernel of a thread")?)?,
         capture: read_text(reader.get_capture(), "way of capture")?,
+        at_next_start: read_text_list(reader.get_at_next_start(), "pending changes", limits::SPEC_CHANGES)?,
     };
     Ok((info, read_rights(reader.get_rights())?))
 }
@@ -61,6 +62,7 @@ pub fn write_kernel_info(mut builder: wire::kernel_info::Builder<'_>, info: &Ker
     builder.set_uid(info.uid);
     builder.set_executions(info.executions);
     builder.set_capture(info.capture.as_str());
+    write_text_list(builder.reborrow().init_at_next_start(count(info.at_next_start.len())), &info.at_next_start);
     write_rights(builder.init_rights(rights_len(rights)), rights);
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::retention::Retention;
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
+use crate::core::spec_update::SpecUpdate;
 use crate::rpc::schema::ryokan_capnp as wire;
 
 /// A client's request for a kernel. `None`: the daemon's configuration decides.
@@ -155,18 +156,14 @@ pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRe
         engine: engine.map(|text| text.parse().map_err(|e| Error::invalid(format!("{e}")))).transpose()?,
         isolation: isolation.as_deref().map(read_isolation).transpose()?,
         image: optional(read_name(reader.get_image(), "image")?),
-        paths: read_paths(reader)?,
+        paths: read_paths(reader.get_paths())?,
         net: net.map(|text| named(&text, "network", Net::from_name)).transpose()?,
         memory_bytes: nonzero(reader.get_memory_bytes()),
         cpu_milli: nonzero(reader.get_cpu_milli()),
         pids: nonzero(reader.get_pids()),
         open_files: nonzero(reader.get_open_files()),
         workspace_bytes: nonzero(reader.get_workspace_bytes()),
-        idle_timeout_ms: match reader.get_idle_timeout_ms() {
-            0 => None,
-            NEVER => Some(0),
-            ms => Some(ms),
-        },
+        idle_timeout_ms: read_idle(reader.get_idle_timeout_ms()),
         labels: read_pairs(reader.get_labels(), "labels", limits::LABELS)?,
         degraded: read_text_list(reader.get_allow_degraded(), "allowDegraded", limits::LABELS)?,
         from_dir,
@@ -210,20 +207,11 @@ pub fn write_spec_request(mut builder: wire::kernel_spec::Builder<'_>, request: 
     builder.set_engine(request.engine.map_or("", EngineName::name));
     builder.set_isolation(request.isolation.map_or("", Isolation::name));
     builder.set_image(request.image.as_deref().unwrap_or_default());
-    let mut paths = builder.reborrow().init_paths(count(request.paths.len()));
-    for (i, allowed) in request.paths.iter().enumerate() {
-        let mut out = paths.reborrow().get(count(i));
-        out.set_path(utf8(&allowed.path)?);
-        out.set_writable(allowed.writable);
-    }
+    write_paths(builder.reborrow().init_paths(count(request.paths.len())), &request.paths)?;
     builder.set_memory_bytes(request.memory_bytes.unwrap_or(0));
     builder.set_cpu_milli(request.cpu_milli.unwrap_or(0));
     builder.set_pids(request.pids.unwrap_or(0));
-    builder.set_idle_timeout_ms(match request.idle_timeout_ms {
-        None => 0,
-        Some(0) => NEVER,
-        Some(ms) => ms,
-    });
+    builder.set_idle_timeout_ms(idle_on_wire(request.idle_timeout_ms));
     write_pairs(builder.reborrow().init_labels(count(request.labels.len())), &request.labels);
     builder.set_net(request.net.map_or("", Net::name));
     builder.set_open_files(request.open_files.unwrap_or(0));
@@ -233,6 +221,44 @@ pub fn write_spec_request(mut builder: wire::kernel_spec::Builder<'_>, request: 
     builder.set_ephemeral(request.ephemeral);
     let retention = (request.keep_checkpoints, request.keep_checkpoints_for_ms);
     write_asked_retention(builder.reborrow().init_retention(), retention);
+    Ok(())
+}
+
+/// Reads a change of a specification.
+///
+/// # Errors
+/// `invalidArgument` that names the field.
+pub fn read_spec_update(reader: wire::kernel_update::Reader<'_>) -> Result<SpecUpdate> {
+    let net = optional(read_name(reader.get_net(), "net")?);
+    let removed = read_text_list(reader.get_remove_paths(), "removePaths", limits::MOUNTS)?;
+    Ok(SpecUpdate {
+        net: net.map(|text| named(&text, "network", Net::from_name)).transpose()?,
+        memory_bytes: nonzero(reader.get_memory_bytes()),
+        cpu_milli: nonzero(reader.get_cpu_milli()),
+        pids: nonzero(reader.get_pids()),
+        open_files: nonzero(reader.get_open_files()),
+        workspace_bytes: nonzero(reader.get_workspace_bytes()),
+        idle_timeout_ms: read_idle(reader.get_idle_timeout_ms()),
+        paths: read_paths(reader.get_paths())?,
+        remove_paths: removed.into_iter().map(PathBuf::from).collect(),
+    })
+}
+
+/// Writes a change of a specification.
+///
+/// # Errors
+/// `invalidArgument` for a path that is not UTF-8.
+pub fn write_spec_update(mut builder: wire::kernel_update::Builder<'_>, update: &SpecUpdate) -> Result<()> {
+    builder.set_net(update.net.map_or("", Net::name));
+    builder.set_memory_bytes(update.memory_bytes.unwrap_or(0));
+    builder.set_cpu_milli(update.cpu_milli.unwrap_or(0));
+    builder.set_pids(update.pids.unwrap_or(0));
+    builder.set_open_files(update.open_files.unwrap_or(0));
+    builder.set_workspace_bytes(update.workspace_bytes.unwrap_or(0));
+    builder.set_idle_timeout_ms(idle_on_wire(update.idle_timeout_ms));
+    write_paths(builder.reborrow().init_paths(count(update.paths.len())), &update.paths)?;
+    let removed = update.remove_paths.iter().map(|path| utf8(path)).collect::<Result<Vec<_>>>()?;
+    write_text_list(builder.init_remove_paths(count(removed.len())), &removed);
     Ok(())
 }
 
@@ -292,8 +318,39 @@ fn utf8(path: &Path) -> Result<&str> {
     path.to_str().ok_or_else(|| Error::invalid(format!("path {path:?} is not UTF-8")))
 }
 
-fn read_paths(reader: wire::kernel_spec::Reader<'_>) -> Result<Vec<AllowedPath>> {
-    let list = reader.get_paths().map_err(|e| malformed("paths", e))?;
+/// The requested idle timeout.
+const fn read_idle(ms: u64) -> Option<u64> {
+    match ms {
+        0 => None,
+        NEVER => Some(0),
+        ms => Some(ms),
+    }
+}
+
+const fn idle_on_wire(requested: Option<u64>) -> u64 {
+    match requested {
+        None => 0,
+        Some(0) => NEVER,
+        Some(ms) => ms,
+    }
+}
+
+fn write_paths(
+    mut paths: capnp::struct_list::Builder<'_, wire::mount_info::Owned>,
+    allowed: &[AllowedPath],
+) -> Result<()> {
+    for (i, allowed) in allowed.iter().enumerate() {
+        let mut out = paths.reborrow().get(count(i));
+        out.set_path(utf8(&allowed.path)?);
+        out.set_writable(allowed.writable);
+    }
+    Ok(())
+}
+
+fn read_paths(
+    list: capnp::Result<capnp::struct_list::Reader<'_, wire::mount_info::Owned>>,
+) -> Result<Vec<AllowedPath>> {
+    let list = list.map_err(|e| malformed("paths", e))?;
     bounded(list.len(), "paths", limits::MOUNTS)?;
     list.iter()
         .map(|mount| {
@@ -329,6 +386,25 @@ mod tests {
         fn exact_spec_ignores_defaults(spec in any_spec(), other in any_spec()) {
             let defaults = KernelSpec { image: String::new(), ..other };
             prop_assert_eq!(SpecRequest::exactly(&spec).fill(&defaults), spec);
+        }
+    }
+
+    #[test]
+    fn spec_update_round_trips() {
+        let full = SpecUpdate {
+            net: Some(Net::Host),
+            memory_bytes: Some(1 << 30),
+            cpu_milli: Some(500),
+            pids: Some(9),
+            open_files: Some(64),
+            workspace_bytes: Some(1 << 20),
+            idle_timeout_ms: Some(0),
+            paths: vec![AllowedPath::new("/data", true)],
+            remove_paths: vec!["/src".into()],
+        };
+        for update in [SpecUpdate::default(), full] {
+            check_round_trip::<wire::kernel_update::Owned, _>(&update, write_spec_update, read_spec_update)
+                .expect("it comes back");
         }
     }
 

@@ -279,6 +279,7 @@ pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
                 },
                 thread_of: long[2].is_multiple_of(2).then(|| KernelId::from_bytes(id)),
                 capture: texts.3,
+                at_next_start: vec!["net none -> host".into()],
             };
             (info, rights.into_iter().collect())
         },

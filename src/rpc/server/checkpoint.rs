@@ -6,6 +6,7 @@ use super::kernel::KernelServer;
 use crate::core::checkpoint::{Checkpoint, CheckpointType, Restoration};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
+use crate::core::rights::Right;
 use crate::core::workflow::Options;
 use crate::rpc::convert::checkpoint::{
     read_request, write_checkpoint, write_difference, write_patch, write_restoration,
@@ -15,6 +16,7 @@ use crate::rpc::convert::{read_data, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{checkpoint_sink, kernel};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
 
 impl KernelServer {
     pub(super) fn host(&self) -> &Rc<Host> {
@@ -96,13 +98,27 @@ impl KernelServer {
         Ok(())
     }
 
+    /// The kernel of the second state of a comparison: this one, or one that the client may read as well.
+    async fn compared(&self, other: Option<capnp::Result<kernel::Client>>) -> capnp::Result<Rc<Kernel>> {
+        let Some(other) = other.transpose()? else { return Ok(Rc::clone(&self.kernel)) };
+        let other = self.connection.local(&other).await.ok_or_else(|| {
+            to_capnp(
+                Error::invalid("`other` is no kernel of this connection")
+                    .hint("open both kernels over the same connection"),
+            )
+        })?;
+        other.may(Right::Read)?;
+        Ok(Rc::clone(&other.kernel))
+    }
+
     pub(super) async fn stream_diff(&self, params: kernel::DiffParams) -> capnp::Result<()> {
         let params = params.get()?;
         let from = read_text(params.get_from(), "from").map_err(to_capnp)?;
         let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
+        let of = self.compared(params.has_other().then(|| params.get_other())).await?;
         let sink = params.get_sink()?;
         let mut refused = None;
-        let reported = checkpoint::diff(self.host(), &self.kernel, &from, &to, async |difference| {
+        let reported = checkpoint::diff(self.host(), (&self.kernel, &from), (&of, &to), async |difference| {
             let mut request = sink.next_request();
             write_difference(request.get().init_difference(), &difference);
             request.send().await.map_err(|error| {
@@ -127,9 +143,10 @@ impl KernelServer {
         }
         let paths = asked.iter().map(|path| read_data(path, "path", limits::PATH_BYTES));
         let paths = paths.collect::<Result<Vec<_>>>().map_err(to_capnp)?;
+        let of = self.compared(params.has_other().then(|| params.get_other())).await?;
         let sink = params.get_sink()?;
         let mut refused = None;
-        let reported = checkpoint::diff_text(self.host(), &self.kernel, (&from, &to), paths, async |patch| {
+        let reported = checkpoint::diff_text(self.host(), (&self.kernel, &from), (&of, &to), paths, async |patch| {
             let mut request = sink.next_request();
             write_patch(request.get().init_patch(), &patch);
             request.send().await.map_err(|error| {

@@ -21,8 +21,8 @@ use crate::core::rights::Rights;
 use crate::core::spec::KernelSpec;
 use crate::link::message_limit::MaxWords;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
-use crate::rpc::convert::spec::read_spec_request;
-use crate::rpc::convert::{read_name, read_text, to_capnp};
+use crate::rpc::convert::spec::{read_spec_request, read_spec_update};
+use crate::rpc::convert::{read_name, read_text, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
 use crate::supervisor::freeze;
 use crate::supervisor::kernel::Kernel;
@@ -205,6 +205,29 @@ impl host::Server for HostServer {
             supervisor.host().audit_refusal(&actor, "kernel.rename", Some(&kernel), error).await;
         }
         results.get().set_version(renamed.map_err(to_capnp)?);
+        Ok(())
+    }
+
+    async fn update_kernel(
+        self: Rc<Self>,
+        params: host::UpdateKernelParams,
+        mut results: host::UpdateKernelResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let name = read_text(params.get_name(), "name").map_err(to_capnp)?;
+        let update = read_spec_update(params.get_change()?).map_err(to_capnp)?;
+        let supervisor = &self.connection.supervisor;
+        let kernel = supervisor.find(actor.uid, &name).map_err(to_capnp)?;
+        let change = Change { actor: actor.clone(), expected_version: params.get_expected_version() };
+        let updated = supervisor.update(&kernel, update, change).await;
+        if let Err(error) = &updated {
+            supervisor.host().audit_refusal(&actor, "kernel.update", Some(&kernel), error).await;
+        }
+        results.get().set_version(updated.map_err(to_capnp)?);
+        let waiting = kernel.at_next_start();
+        let list = results.get().init_at_next_start(u32::try_from(waiting.len()).unwrap_or(u32::MAX));
+        write_text_list(list, &waiting);
         Ok(())
     }
 

@@ -50,29 +50,37 @@ impl Side {
     }
 }
 
-/// Reports to `take` the differences from checkpoint `from` to checkpoint `to`; `to` empty: to the present state.
+/// A state to compare: of a kernel at a checkpoint, or now if the reference is empty.
+pub type State<'a> = (&'a Rc<Kernel>, &'a str);
+
+/// Reports to `take` the differences from one state to another, perhaps of another kernel.
 ///
 /// # Errors
-/// `notFound`, `conflict` (ambiguous), `corrupt`, errors of capturing the present state, and errors of `take`.
+/// `notFound` (also for the present of one kernel with itself), `conflict` (ambiguous), `corrupt`, errors of capturing the present state, and errors of `take`.
 pub async fn diff(
     host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    from: &str,
-    to: &str,
+    (kernel, from): State<'_>,
+    (of, to): State<'_>,
     mut take: impl AsyncFnMut(Difference) -> Result<()>,
 ) -> Result<()> {
-    // The pins keep both checkpoints until the comparison ends.
-    let (from, _from_held) = find_pinned(kernel, from).await?;
-    let before = side_of(host, &from).await?;
+    let is_one_kernel = kernel.id == of.id;
     // Only this guard protects the tree of the present state from garbage collection.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
+    // The pins keep both checkpoints until the comparison ends.
+    let (before, _from_held) = match from {
+        "" if !is_one_kernel => (now(host, kernel, None).await?.0, None),
+        from => {
+            let (from, held) = find_pinned(kernel, from).await?;
+            (side_of(host, &from).await?, Some(held))
+        }
+    };
     let (after, unsteady, _to_held) = match to {
         "" => {
-            let (after, unsteady) = now(host, kernel, before.parts.clone()).await?;
+            let (after, unsteady) = now(host, of, Some(before.parts.clone())).await?;
             (after, unsteady, None)
         }
         to => {
-            let (to, held) = find_pinned(kernel, to).await?;
+            let (to, held) = find_pinned(of, to).await?;
             (side_of(host, &to).await?, BTreeSet::new(), Some(held))
         }
     };
@@ -94,10 +102,11 @@ pub async fn diff(
     for difference in shown.into_iter().flatten() {
         take(difference).await?;
     }
-    if let Some(difference) = journal(before.journal, after.journal) {
-        take(difference).await?;
+    // The journals of two kernels have nothing in common.
+    match journal(before.journal, after.journal).filter(|_| is_one_kernel) {
+        Some(difference) => take(difference).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
 async fn side_of(host: &Host, checkpoint: &Checkpoint) -> Result<Side> {
@@ -154,14 +163,14 @@ pub(crate) async fn revisions_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Resul
 
 /// Captures the present state in the form of a checkpoint; the stored objects are unreferenced. Also returns the
 /// entries that differ from `before` and are saved in another form each time.
-async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>, before: StateParts) -> Result<(Side, BTreeSet<String>)> {
+async fn now(host: &Rc<Host>, kernel: &Rc<Kernel>, before: Option<StateParts>) -> Result<(Side, BTreeSet<String>)> {
     let (of, own) = (Rc::clone(host), Rc::clone(kernel));
     let looked = kernel.with_worker(None, move |link| async move {
         let mut gathered = gather(&of, &own, Some(&link), None).await?;
         gathered.objects.settle(&of, None).await?;
         let changed = |difference: &Difference| difference.deed == Deed::Changed;
         let mut unsteady = BTreeSet::new();
-        if diff::of_state(&before, &gathered.parts).iter().any(changed) {
+        if before.is_some_and(|before| diff::of_state(&before, &gathered.parts).iter().any(changed)) {
             // Nothing has run since: what differs again differs by itself.
             link.save().await?;
             let bodies: BTreeMap<&str, Digest> =

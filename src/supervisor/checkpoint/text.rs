@@ -17,7 +17,6 @@ use crate::core::limits;
 use crate::store::Store;
 use crate::supervisor::checkpoint::pruning::find_pinned;
 use crate::supervisor::host::Host;
-use crate::supervisor::kernel::Kernel;
 use crate::workspace::{self, Change, Text, TreeId, WorkspaceError};
 
 /// Context lines around a difference.
@@ -25,7 +24,7 @@ const CONTEXT: usize = 3;
 /// Leading bytes of a file that decide whether it is text.
 const LOOKED_AT: usize = 8 << 10;
 
-/// Reports to `take` the file differences from checkpoint `from` to checkpoint `to`; `to` empty: to the present state.
+/// Reports to `take` the file differences from one state to another, perhaps of another kernel.
 ///
 /// `paths` limits the comparison to these paths and their descendants; empty: all files.
 ///
@@ -33,20 +32,25 @@ const LOOKED_AT: usize = 8 << 10;
 /// Comparison errors, and errors of `take`.
 pub async fn diff_text(
     host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    (from, to): (&str, &str),
+    (kernel, from): compare::State<'_>,
+    (of, to): compare::State<'_>,
     paths: Vec<Vec<u8>>,
     mut take: impl AsyncFnMut(Patch) -> Result<()>,
 ) -> Result<()> {
-    // The pins keep both checkpoints until the comparison ends.
-    let (from, _from_held) = find_pinned(kernel, from).await?;
-    let before = contents(host, &from).await?.0.workspace.tree;
     // Only this guard protects the tree of the present state from garbage collection.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
-    let (after, _to_held) = match to {
-        "" => (compare::tree_now(host, kernel).await?, None),
+    // The pins keep both checkpoints until the comparison ends.
+    let (before, _from_held) = match from {
+        "" if kernel.id != of.id => (compare::tree_now(host, kernel).await?, None),
         reference => {
-            let (to, held) = find_pinned(kernel, reference).await?;
+            let (from, held) = find_pinned(kernel, reference).await?;
+            (contents(host, &from).await?.0.workspace.tree, Some(held))
+        }
+    };
+    let (after, _to_held) = match to {
+        "" => (compare::tree_now(host, of).await?, None),
+        reference => {
+            let (to, held) = find_pinned(of, reference).await?;
             (contents(host, &to).await?.0.workspace.tree, Some(held))
         }
     };

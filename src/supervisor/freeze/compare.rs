@@ -268,7 +268,7 @@ impl Pair<'_> {
             of.push(area.name(), deed, &name, (&before, &after), what);
             Ok(())
         };
-        checkpoint::diff(host, &kernel, &from, &to, take).await
+        checkpoint::diff(host, (&kernel, &from), (&kernel, &to), take).await
     }
 
     async fn repository(

@@ -15,6 +15,7 @@ use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::info::{GivenMount, McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::name::KernelName;
 use crate::core::retention::Retention;
+use crate::core::spec_update::SpecUpdate;
 use crate::core::workflow::{self, Outcome};
 use crate::link::host::WorkerLink;
 pub use crate::supervisor::host::actor::Actor;
@@ -134,6 +135,8 @@ pub enum Command {
     AdmitRemoval(Change, Reply<()>),
     /// Set the retention of automatic checkpoints.
     Retain(Change, Retention, Reply<()>),
+    /// Change the specification; returns the version.
+    Update(Change, Box<SpecUpdate>, Reply<u64>),
     /// Change the name; returns the version.
     Rename(Change, KernelName, Reply<u64>),
     /// A queued caller may have given up.

@@ -25,6 +25,7 @@ use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
+use crate::core::spec_update::not_in_force;
 use crate::link::host::{Job, WorkerLink};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::Audited;
@@ -71,6 +72,8 @@ pub struct Kernel {
     /// Uid of the owner.
     pub uid: u32,
     pub(crate) spec: RefCell<Rc<KernelSpec>>,
+    /// The specification that the present worker has, if it was changed since.
+    pub(crate) worker_spec: RefCell<Option<Rc<KernelSpec>>>,
     /// Epoch on this host.
     pub epoch: Epoch,
     /// The kernel that owns the workspace, if this kernel is a thread.
@@ -118,7 +121,18 @@ impl Kernel {
         self.view.borrow().clone()
     }
 
-    /// The specification at creation, with the present name.
+    /// The specification that the present worker has, or the next one will have.
+    pub fn worker_spec(&self) -> Rc<KernelSpec> {
+        let changed = self.worker_spec.borrow().clone();
+        changed.unwrap_or_else(|| self.spec())
+    }
+
+    /// What the present worker does not have of the specification.
+    pub fn at_next_start(&self) -> Vec<String> {
+        not_in_force(&self.worker_spec(), &self.spec())
+    }
+
+    /// The present specification.
     pub fn spec(&self) -> Rc<KernelSpec> {
         Rc::clone(&self.spec.borrow())
     }
@@ -232,6 +246,7 @@ impl Kernel {
             origin: view.origin.clone(),
             thread_of: self.thread_of,
             capture: self.capture.borrow().clone(),
+            at_next_start: self.at_next_start(),
         }
     }
 

@@ -22,6 +22,7 @@ use crate::core::kernel::transition::Record;
 use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::core::rights::{Right, Rights};
+use crate::core::spec::KernelSpec;
 use crate::store::StoreHandle;
 
 /// Prefix of the subject of a consent to a published socket.
@@ -36,6 +37,19 @@ pub struct StateRecord {
     pub version: u64,
     /// Number of executions at the time of writing.
     pub executions: u64,
+    /// The specification that the present worker has, if it was changed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker_spec: Option<Box<KernelSpec>>,
+}
+
+impl StateRecord {
+    /// The text for the catalog.
+    ///
+    /// # Errors
+    /// `internal`.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::internal(error.to_string()))
+    }
 }
 
 /// Journal record of an execution.
@@ -156,11 +170,9 @@ impl Records {
     ///
     /// # Errors
     /// Catalog errors.
-    pub async fn save_life(&self, life: &Life, version: u64, executions: u64, last_used_at_ms: i64) -> Result<()> {
-        let record = StateRecord { life: life.clone(), version, executions };
-        let state_json = serde_json::to_string(&record).map_err(|error| Error::internal(error.to_string()))?;
+    pub async fn save_life(&self, record: &StateRecord, last_used_at_ms: i64) -> Result<()> {
         let change = KernelChange {
-            state_json: Some(state_json),
+            state_json: Some(record.to_json()?),
             last_used_at_ms: Some(last_used_at_ms),
             ..KernelChange::default()
         };

@@ -47,7 +47,7 @@ impl Kernel {
         if port == 0 {
             return Err(Error::invalid("port 0 is no port").hint("name a port from 1 to 65535"));
         }
-        let spec = self.spec();
+        let spec = self.worker_spec();
         if spec.net == Net::Host {
             return Err(Error::unsupported(format!("kernel {} uses the host's network", spec.name))
                 .reason("network")

@@ -12,6 +12,7 @@ use crate::core::info::{McpInfo, McpTransport, MountInfo, ToolInfo};
 use crate::core::kernel::State;
 use crate::core::name::KernelName;
 use crate::core::retention::Retention;
+use crate::core::spec_update::SpecUpdate;
 use crate::core::workflow::{self, Outcome};
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
@@ -159,6 +160,14 @@ impl Kernel {
     /// `conflict`, `busy` (leased), and catalog errors.
     pub(crate) async fn change_retention(&self, change: Change, retention: Retention) -> Result<()> {
         self.ask(|reply| Command::Retain(change, retention, reply)).await
+    }
+
+    /// Changes the specification; returns the version.
+    ///
+    /// # Errors
+    /// `conflict`, `busy` (leased), `refused`, `unsupported`, `notFound`, and catalog errors.
+    pub(crate) async fn update(&self, change: Change, update: SpecUpdate) -> Result<u64> {
+        self.ask(|reply| Command::Update(change, Box::new(update), reply)).await
     }
 
     /// Changes the kernel's name; returns the version.

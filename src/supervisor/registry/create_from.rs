@@ -116,7 +116,7 @@ impl Supervisor {
         let host = self.host();
         // The new kernel does not share the lifetime of the source's connection.
         spec.ephemeral = false;
-        self.check_spec(&spec, actor.uid)?;
+        self.workers.check_spec(&spec, actor.uid)?;
         for allowed in &mut spec.paths {
             allowed.real = Some(host.revalidate_source(actor.uid, &allowed.path, allowed.real.as_deref())?);
         }

@@ -84,6 +84,8 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     let (point, _point_held) =
         checkpoint::pin_for_read(kernel, fork_point(supervisor, kernel, wanted, actor).await?).await?;
     let mut seed = seed(supervisor, kernel, &point).await?;
+    // The present permissions and limits: an older checkpoint must not bring back revoked ones.
+    seed.manifest.spec = kernel.spec_now();
     wanted.adapt(&mut seed.manifest.spec);
     let driver = host.drivers.of(seed.manifest.spec.isolation)?;
     let own_dir = host.home(kernel.id, None).dir;

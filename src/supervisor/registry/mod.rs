@@ -13,6 +13,7 @@ mod rename;
 pub mod share;
 mod supervisor;
 pub mod teleport;
+mod update;
 
 pub use kernels::{Registry, SocketPublisher};
 pub use supervisor::Supervisor;

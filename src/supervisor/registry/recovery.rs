@@ -222,7 +222,11 @@ impl Supervisor {
         if at_rest {
             records.close().await;
         }
-        self.open(&row, record, loaded, |kernel| taken.map(|taken| taken.bind(kernel)));
+        let worker_spec = record.worker_spec.take().filter(|_| taken.is_some());
+        self.open(&row, record, loaded, |kernel| {
+            kernel.worker_spec.replace(worker_spec.map(|spec| Rc::new(*spec)));
+            taken.map(|taken| taken.bind(kernel))
+        });
         done
     }
 
@@ -235,7 +239,7 @@ impl Supervisor {
         transition: &Record,
     ) -> Result<()> {
         let host = self.host();
-        let save = async || records.save_life(&state.life, state.version, state.executions, row.last_used_at_ms).await;
+        let save = async || records.save_life(state, row.last_used_at_ms).await;
         archive_steps::carry_out(host, records, transition, |_| Ok(()), save).await?;
         host.making_room(async || records.clear_transition().await).await
     }
@@ -255,7 +259,8 @@ impl Supervisor {
         // The task will use this attempt number, the successor of the last.
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
         let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
-        let (admission, memory) = (&self.workers.admission, row.spec.limits.memory_bytes);
+        let worker_limits = record.worker_spec.as_ref().map_or(row.spec.limits, |spec| spec.limits);
+        let (admission, memory) = (&self.workers.admission, worker_limits.memory_bytes);
         let mut place = admission.place(memory);
         place.belongs(admission.share_anyway(row.uid, ResourceUse::one(memory)));
         let started = self.workers.adopt(place, worker, Rc::clone(&listener) as _).await?;

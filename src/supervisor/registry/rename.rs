@@ -25,12 +25,7 @@ impl Supervisor {
             true => None,
             false => Some(self.reserve_name(kernel.uid, name.clone())?),
         };
-        let handovers = self.host.catalog.handovers().await?;
-        if handovers.iter().any(|row| row.kernel == kernel.id) {
-            return Err(Error::conflict(format!("kernel {} has an unfinished handover", kernel.spec().name))
-                .reason("handover")
-                .hint("`ryokan teleport --status` shows it"));
-        }
+        self.refuse_in_handover(kernel).await?;
         let before = kernel.spec().name.clone();
         let version = kernel.rename(change, name).await?;
         let name = kernel.spec().name.clone();

@@ -185,34 +185,12 @@ impl Supervisor {
 
     /// Checks a requested specification; returns it with its paths resolved.
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
-        self.check_spec(&spec, actor.uid)?;
+        self.workers.check_spec(&spec, actor.uid)?;
         admission::check_host_limits(&spec.limits, &self.host.config.defaults.limits())?;
         for allowed in &mut spec.paths {
             allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);
         }
         Ok(spec)
-    }
-
-    pub(crate) fn check_spec(&self, spec: &KernelSpec, uid: u32) -> Result<()> {
-        let config = &self.host.config.sandbox;
-        spec.check().map_err(|error| Error::invalid(error.to_string()))?;
-        if self.host.is_stopping() {
-            return Err(Error::unavailable("the daemon is stopping"));
-        }
-        self.workers.shape(spec, uid)?;
-        if spec.net == Net::Host && !config.net_host_allowed {
-            return Err(Error::refused("the host's network is not given to kernels here")
-                .reason("net_host_allowed")
-                .hint("set sandbox.net_host_allowed in the configuration"));
-        }
-        for layer in &spec.degraded {
-            if !config.allow_degraded.contains(layer) {
-                return Err(Error::refused(format!("kernels may not do without the sandbox layer {layer:?} here"))
-                    .reason("allow_degraded")
-                    .hint("add it to sandbox.allow_degraded in the configuration"));
-            }
-        }
-        Ok(())
     }
 
     async fn make(
@@ -346,6 +324,7 @@ impl Supervisor {
             id: row.id,
             uid: row.uid,
             spec: std::cell::RefCell::new(Rc::new(row.spec.clone())),
+            worker_spec: std::cell::RefCell::default(),
             epoch: row.epoch,
             thread_of: row.thread_of,
             created_at_ms: row.created_at_ms,

@@ -26,7 +26,7 @@ use self::reserved::ReservedWorkers;
 use self::start_queue::StartQueue;
 use crate::core::error::{Error, Result};
 use crate::core::ids::KernelId;
-use crate::core::spec::{Isolation, KernelSpec};
+use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::isolation::{IsolationDriver, Probe, Shape};
 use crate::supervisor::host::Host;
 
@@ -70,6 +70,32 @@ impl Workers {
     /// `unsupported` with a hint if this host cannot run it, `invalidArgument`.
     pub(crate) fn shape(&self, spec: &KernelSpec, uid: u32) -> Result<Shape> {
         self.host.drivers.of(spec.isolation)?.check(spec, uid)
+    }
+
+    /// Checks a specification against this host and its configuration.
+    ///
+    /// # Errors
+    /// `invalidArgument`, `unsupported`, `refused`, `unavailable`.
+    pub(crate) fn check_spec(&self, spec: &KernelSpec, uid: u32) -> Result<()> {
+        let config = &self.host.config.sandbox;
+        spec.check().map_err(|error| Error::invalid(error.to_string()))?;
+        if self.host.is_stopping() {
+            return Err(Error::unavailable("the daemon is stopping"));
+        }
+        self.shape(spec, uid)?;
+        if spec.net == Net::Host && !config.net_host_allowed {
+            return Err(Error::refused("the host's network is not given to kernels here")
+                .reason("net_host_allowed")
+                .hint("set sandbox.net_host_allowed in the configuration"));
+        }
+        for layer in &spec.degraded {
+            if !config.allow_degraded.contains(layer) {
+                return Err(Error::refused(format!("kernels may not do without the sandbox layer {layer:?} here"))
+                    .reason("allow_degraded")
+                    .hint("add it to sandbox.allow_degraded in the configuration"));
+            }
+        }
+        Ok(())
     }
 
     /// The driver of an isolation.

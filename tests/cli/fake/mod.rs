@@ -130,6 +130,7 @@ impl FakeHost {
                 origin: Default::default(),
                 thread_of: None,
                 capture: "tracked".into(),
+                at_next_start: Vec::new(),
             },
             self.log.clone(),
             self.connections.clone(),

@@ -5,7 +5,7 @@ coroutines. `Sandbox` is a kernel under the names of E2B's SDK.
 """
 
 from . import aio, errors, types
-from ._sync import Commands, Files, Host, Kernel, Sandbox
+from ._sync import Commands, Files, Forward, Host, Kernel, Sandbox
 from ._version import __version__
 from .errors import ExecutionError, RyokanError
 from .types import Mount, Result
@@ -14,6 +14,7 @@ __all__ = [
     "Commands",
     "ExecutionError",
     "Files",
+    "Forward",
     "Host",
     "Kernel",
     "Mount",

@@ -105,6 +105,10 @@ class Host:
         """Ends a kernel's worker and deletes its files, journal and checkpoints."""
         self._run(self._host.remove(name, expected_version=expected_version, with_threads=with_threads))
 
+    def du(self, kernel: str = "") -> types.DiskUsage:
+        """What takes room on the disk: of all kernels and the host, or of one kernel and its checkpoints."""
+        return self._run(self._host.du(kernel))
+
 
 class Kernel:
     """One kernel: a durable session that runs code."""
@@ -364,6 +368,19 @@ class Kernel:
         """The mounts."""
         return self._run(self._kernel.mounts())
 
+    def forward(self, port: int, *, listen: str = "") -> Forward:
+        """Opens a TCP port of a kernel without network on a local socket, while its worker lives.
+
+        `with kernel.forward(8000) as forward` closes it. `listen` is `unix:PATH` or a loopback address
+        such as `127.0.0.1:0`, to which every user of this host can connect; by default a Unix socket in
+        a new directory of this user.
+
+        Raises:
+            ConflictError: the kernel has no worker.
+            UnsupportedError: the kernel uses the host's network.
+        """
+        return Forward(self._run(self._kernel.forward(port, listen=listen).open()), self._portal)
+
     def attenuate(self, rights: Collection[str], label: str) -> Kernel:
         """The same kernel with at most these rights; `label` names the holder in the journal.
 
@@ -424,6 +441,29 @@ class Files:
     def remove(self, path: Path, *, recursive: bool = False, expected_version: int = 0) -> None:
         """Removes a file or an empty directory; with `recursive`, also a directory's content."""
         self._run(self._files.remove(path, recursive=recursive, expected_version=expected_version))
+
+
+class Forward:
+    """An open port. `with` closes it; it also ends with the kernel's worker."""
+
+    def __init__(self, forward: aio.Forward, runner: Portal) -> None:
+        self._forward, self._portal = forward, runner
+        self.address = forward.address
+        """The path of the Unix socket, or `127.0.0.1:PORT`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def closed(self) -> None:
+        """Returns when the port is closed, also by the end of the kernel's worker."""
+        self._portal.run(self._forward.closed())
+
+    def close(self) -> None:
+        """Closes the port and its connections."""
+        self._portal.run(self._forward.close())
 
 
 class Commands:

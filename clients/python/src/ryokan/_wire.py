@@ -258,6 +258,29 @@ def file_info(reader: Any) -> types.FileInfo:
     )
 
 
+def _disk_parts(readers: Iterable[Any]) -> list[types.DiskPart]:
+    return [types.DiskPart(part.what, part.bytes, part.why) for part in readers]
+
+
+def _kernel_disk(reader: Any) -> types.KernelDisk:
+    each = [types.CheckpointDisk(one.id, one.name, one.storedBytes, one.freedBytes) for one in reader.each]
+    return types.KernelDisk(
+        id=reader.id,
+        name=reader.name,
+        parts=_disk_parts(reader.parts),
+        checkpoints=reader.checkpoints,
+        stored_bytes=reader.storedBytes,
+        freed_bytes=reader.freedBytes,
+        each=each,
+        incomplete=reader.incomplete,
+    )
+
+
+@_reads
+def disk_usage(reader: Any) -> types.DiskUsage:
+    return types.DiskUsage([_kernel_disk(kernel) for kernel in reader.kernels], _disk_parts(reader.host))
+
+
 @_reads
 def variable(reader: Any) -> types.Variable:
     return types.Variable(reader.name, reader.type, reader.summary)

@@ -17,6 +17,7 @@ from . import _connection, _daemon, _wire, types
 from ._commands import Commands
 from ._connection import Capability, Connection
 from ._files import Files
+from ._forward import Forward, forward
 from ._version import __version__
 from ._wire import schema
 from .errors import AFTER_A_LOSS, InvalidArgumentError, RyokanError, UnavailableError
@@ -24,7 +25,7 @@ from .errors import AFTER_A_LOSS, InvalidArgumentError, RyokanError, Unavailable
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-__all__ = ["Files", "Host", "Kernel", "Sandbox"]
+__all__ = ["Files", "Forward", "Host", "Kernel", "Sandbox"]
 
 Taker = Callable[[str], "Awaitable[None] | None"]
 """Receives pieces of output; a coroutine function is awaited, and slows the code."""
@@ -150,6 +151,11 @@ class Host:
     async def remove(self, name: str, *, expected_version: int = 0, with_threads: bool = False) -> None:
         """Ends a kernel's worker and deletes its files, journal and checkpoints."""
         await self._connection.call(self._cap, "removeKernel", name, expected_version, with_threads, deadline=None)
+
+    async def du(self, kernel: str = "") -> types.DiskUsage:
+        """What takes room on the disk: of all kernels and the host, or of one kernel and its checkpoints."""
+        answer = await self._connection.call(self._cap, "diskUsage", kernel, deadline=None)
+        return _wire.disk_usage(answer.usage)
 
 
 class Kernel:
@@ -420,6 +426,19 @@ class Kernel:
     async def mounts(self) -> list[types.Mount]:
         """The mounts."""
         return [_wire.mount(item) for item in (await self._call("listMounts")).mounts]
+
+    def forward(self, port: int, *, listen: str = "") -> _Opening[Forward]:
+        """Opens a TCP port of a kernel without network on a local socket, while its worker lives.
+
+        `await kernel.forward(8000)`, or `async with kernel.forward(8000) as forward`. `listen` is
+        `unix:PATH` or a loopback address such as `127.0.0.1:0`, to which every user of this host can
+        connect; by default a Unix socket in a new directory of this user.
+
+        Raises:
+            ConflictError: the kernel has no worker.
+            UnsupportedError: the kernel uses the host's network.
+        """
+        return _Opening(lambda: forward(self._connection, self._cap, port, listen), Forward.close)
 
     async def attenuate(self, rights: Collection[str], label: str) -> Kernel:
         """The same kernel with at most these rights; `label` names the holder in the journal.

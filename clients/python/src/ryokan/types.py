@@ -305,3 +305,52 @@ class JournalEntry:
     duration: float
     output_bytes: int
     truncated_bytes: int
+
+
+@dataclass(frozen=True)
+class DiskPart:
+    """A part of what is on the disk."""
+
+    what: str
+    bytes: int
+    why: str
+    """What it is for, and how to free it."""
+
+
+@dataclass(frozen=True)
+class CheckpointDisk:
+    """What a checkpoint takes in the store."""
+
+    id: str
+    name: str
+    stored_bytes: int
+    freed_bytes: int
+    """Of these, what no other checkpoint, kernel or record needs."""
+
+
+@dataclass(frozen=True)
+class KernelDisk:
+    """What a kernel takes on the disk."""
+
+    id: str
+    name: str
+    parts: Sequence[DiskPart]
+    """Of its folder; they add up to it."""
+    checkpoints: int
+    stored_bytes: int
+    """Of the store's objects that its checkpoints, blobs and kept output need."""
+    freed_bytes: int
+    """Of these, what only this kernel needs."""
+    each: Sequence[CheckpointDisk]
+    """Newest first; only of a kernel that `du` names."""
+    incomplete: str
+    """Why objects are missing in the figures; empty: none is."""
+
+
+@dataclass(frozen=True)
+class DiskUsage:
+    """What takes room on the disk."""
+
+    kernels: Sequence[KernelDisk]
+    host: Sequence[DiskPart]
+    """Of the data folder; they add up to it. Empty for a single kernel."""

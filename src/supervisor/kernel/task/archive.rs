@@ -10,7 +10,7 @@ use crate::core::kernel::State;
 use crate::core::kernel::transition::{Decision, Kind, Record, Step};
 use crate::supervisor::kernel::archive_steps;
 use crate::supervisor::kernel::command::Actor;
-use crate::supervisor::kernel::journal::version_after;
+use crate::supervisor::kernel::journal::{StateRecord, version_after};
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 impl Task {
@@ -120,7 +120,8 @@ impl Task {
             (view.executions, view.last_used_at_ms)
         };
         let (life, records) = (self.life.clone(), &self.kernel.records);
-        let save = async || records.save_life(&life, version, executions, used).await;
+        let state = StateRecord { life, version, executions, worker_spec: None };
+        let save = async || records.save_life(&state, used).await;
         archive_steps::carry_out(&self.host, records, record, |step| transition.enter(step), save).await?;
         transition.clear(&self.host).await
     }

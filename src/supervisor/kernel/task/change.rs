@@ -18,11 +18,7 @@ impl Task {
     /// The allowed paths of the specification and the mounts added since.
     pub(crate) fn all_mounts(&self) -> Vec<GivenMount> {
         let spec = self.kernel.spec();
-        let own = spec.paths.iter().map(|allowed| {
-            let path = allowed.path.display().to_string();
-            let real = allowed.real.as_ref().map(|real| real.display().to_string());
-            GivenMount { mount: MountInfo { source: path.clone(), path, writable: allowed.writable }, real }
-        });
+        let own = spec.paths.iter().map(super::update::given);
         own.chain(self.mounts.added.iter().cloned()).collect()
     }
 
@@ -90,7 +86,9 @@ impl Task {
         let Some(at) = self.mounts.added.iter().position(|given| given.mount.path == path) else {
             let own = self.kernel.spec().paths.iter().any(|allowed| allowed.path == Path::new(path));
             return Err(if own {
-                Error::refused(format!("{path} belongs to the kernel's specification")).reason("spec_path")
+                Error::refused(format!("{path} belongs to the kernel's specification"))
+                    .reason("spec_path")
+                    .hint(format!("ryokan update {} --remove-path {path}", self.kernel.spec().name))
             } else {
                 Error::not_found(format!("nothing is mounted at {path}"))
             });

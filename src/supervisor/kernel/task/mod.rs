@@ -24,6 +24,7 @@ mod rename;
 mod restored;
 mod stop;
 mod suspend;
+mod update;
 mod worker_lifecycle;
 
 use std::collections::VecDeque;
@@ -140,7 +141,7 @@ struct WorkerState {
     current: Option<Current>,
     /// Present while the starting worker is wanted.
     wanted: Option<oneshot::Sender<()>>,
-    /// The added mounts with which the worker was started.
+    /// The mounts with which the worker was started.
     started_with: Vec<GivenMount>,
     stop_replies: Vec<Reply<()>>,
     /// Whether the stop under way is forced, or the daemon's.
@@ -397,6 +398,9 @@ impl Task {
             }
             Command::Retain(change, retention, reply) => {
                 let _ = reply.send(self.retain(change, retention).await);
+            }
+            Command::Update(change, update, reply) => {
+                let _ = reply.send(self.update(change, *update).await);
             }
             Command::Rename(change, name, reply) => {
                 let _ = reply.send(self.rename(change, name).await);

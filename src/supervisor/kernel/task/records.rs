@@ -2,9 +2,10 @@
 
 use super::Task;
 use crate::core::error::Result;
+use crate::core::spec::KernelSpec;
 use crate::core::workflow::{self, Outcome, Request};
 use crate::supervisor::kernel::command::{Change, Message};
-use crate::supervisor::kernel::journal::version_after;
+use crate::supervisor::kernel::journal::{StateRecord, version_after};
 use crate::supervisor::kernel::work_detail;
 
 impl Task {
@@ -36,6 +37,13 @@ impl Task {
         Ok(done.outcome)
     }
 
+    /// The present state for the catalog.
+    pub(super) fn state_record(&self, worker_spec: Option<&KernelSpec>) -> StateRecord {
+        let view = self.kernel.view.borrow();
+        let worker_spec = worker_spec.filter(|_| self.life.has_worker()).cloned().map(Box::new);
+        StateRecord { life: self.life.clone(), version: view.version, executions: view.executions, worker_spec }
+    }
+
     /// Writes the lifecycle state. A failure is reported, and the task continues: a new daemon finds workers and
     /// running executions in their own rows; this record only says what happened last.
     pub(super) async fn save_life(&mut self) {
@@ -43,11 +51,10 @@ impl Task {
         if self.damage.is_some() {
             return;
         }
-        let (version, executions, last_used) = {
-            let view = self.kernel.view.borrow();
-            (view.version, view.executions, view.last_used_at_ms)
-        };
-        let save = async || self.kernel.records.save_life(&self.life, version, executions, last_used).await;
+        let last_used = self.kernel.view.borrow().last_used_at_ms;
+        let worker_spec = self.kernel.worker_spec.borrow().clone();
+        let state = self.state_record(worker_spec.as_deref());
+        let save = async || self.kernel.records.save_life(&state, last_used).await;
         if let Err(error) = self.host.making_room(save).await {
             tracing::error!(kernel = %self.kernel.spec().name, %error, "the kernel's state could not be saved");
         }

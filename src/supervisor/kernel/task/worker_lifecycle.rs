@@ -22,14 +22,16 @@ impl Task {
             return;
         }
         let listener = Rc::new(Listener::new(attempt, &self.kernel, self.reporter.clone(), Rc::clone(&self.tools)));
-        let (workers, kernel, reporter) = (Rc::clone(&self.workers), Rc::clone(&self.kernel), self.reporter.clone());
+        let (workers, reporter) = (Rc::clone(&self.workers), self.reporter.clone());
         let mounts = self.all_mounts();
-        self.worker.started_with.clone_from(&self.mounts.added);
+        self.worker.started_with.clone_from(&mounts);
+        self.kernel.worker_spec.replace(None);
+        let request = self.kernel.start_request();
         // Dropped when the worker is no longer wanted.
         let (wanted, given_up) = oneshot::channel::<()>();
         self.worker.wanted = Some(wanted);
         tokio::task::spawn_local(async move {
-            let outcome = match kernel.start_request() {
+            let outcome = match request {
                 Ok(request) => start(&workers, &request, mounts, listener, given_up).await,
                 Err(error) => Err(error),
             };
@@ -170,7 +172,8 @@ impl Task {
     /// Applies the mounts and unmounts that were recorded while the worker started.
     async fn catch_up_mounts(&mut self, mut mounted: Vec<String>) -> Result<()> {
         let started_with = std::mem::take(&mut self.worker.started_with);
-        let gone: Vec<_> = started_with.into_iter().filter(|mount| !self.mounts.added.contains(mount)).collect();
+        let present = self.all_mounts();
+        let gone: Vec<_> = started_with.into_iter().filter(|mount| !present.contains(mount)).collect();
         self.exchange(&gone, &[]).await?;
         mounted.retain(|path| !gone.iter().any(|mount| mount.mount.path == *path));
         self.mount_missing(&mounted).await;
@@ -275,6 +278,7 @@ impl Task {
         }
         let Some(mut current) = self.worker.current.take() else { return };
         self.kernel.link.borrow_mut().take();
+        self.kernel.worker_spec.replace(None);
         self.kernel.leave_files();
         // Reports that the link delivered before it closed come first: ends, and the cause.
         while let Ok(report) = self.reports.try_recv() {

@@ -330,7 +330,7 @@ impl TargetSide {
         let kernel = KernelRow {
             id: row.kernel,
             uid: row.uid,
-            state_json: write(&StateRecord { life, version, executions })?,
+            state_json: write(&StateRecord { life, version, executions, worker_spec: None })?,
             version,
             epoch: incoming.epoch,
             generation: incoming.generation,
@@ -447,7 +447,7 @@ impl TargetHost for TargetSide {
         if host.disk_is_full() {
             return Err(Host::full());
         }
-        self.supervisor.check_spec(&without_host(&offer.spec), self.actor.uid)?;
+        self.supervisor.workers.check_spec(&without_host(&offer.spec), self.actor.uid)?;
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
         let reuse = self.reuse().await?;
         {
@@ -475,7 +475,7 @@ impl TargetHost for TargetSide {
         }
         let host = self.supervisor.host();
         let verified = self.verify(offer, received, description).await?;
-        self.supervisor.check_spec(&without_host(&verified.seal.spec), self.actor.uid)?;
+        self.supervisor.workers.check_spec(&without_host(&verified.seal.spec), self.actor.uid)?;
         let reserved = self.place(offer.kernel, offer.epoch, &verified.seal.spec).await?;
         let mut files = host.random::<16>();
         // One thread owns the databases of both.

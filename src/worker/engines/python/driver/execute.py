@@ -23,13 +23,15 @@ class _Setting:
         self.exec_id = wire.number(frame, "exec")
         self.env = frame.get("env") or ()
         self.has_input = frame.get("stdin") is True and bool(wire.descriptors)
+        # Of a client that shows each request for input to a person.
+        self.asks = any(name == "RYOKAN_INPUT" and value == "ask" for name, value in self.env)
 
     def __enter__(self):
         gate.install()
         gate.arm()
         streams.renew()
         if self.has_input:
-            streams.give_input(wire.descriptors.pop(0))
+            streams.give_input(wire.descriptors.pop(0), rich.ask if self.asks else None)
         if wire.descriptors:
             wire.close_descriptors()
         if self.env:

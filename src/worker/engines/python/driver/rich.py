@@ -21,6 +21,8 @@ _METHODS = (
 _PLAIN = frozenset(
     (type(None), bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type)
 )
+_INPUT = "application/vnd.ryokan.input+json"
+_asked = 0
 _BASE64 = ("image/png", "image/jpeg", "application/pdf")
 
 
@@ -34,6 +36,13 @@ def display(*objs, **_ignored):
         forms.setdefault("text/plain", brief.text(obj, 64 << 10))
         for mime, data in forms.items():
             _send(mime, data)
+
+
+def ask():
+    """Requests a line of input: a display for clients that ask a person."""
+    global _asked
+    _asked += 1
+    _send(_INPUT, {"number": _asked})
 
 
 def display_result(obj):

@@ -79,6 +79,32 @@ class _NoInput(io.TextIOBase):
         return io.BufferedReader(io.FileIO(0, "r", closefd=False))
 
 
+class _Asking(_NoInput):
+    """sys.stdin of an execution whose client asks a person for each line. Its descriptor is /dev/null."""
+
+    def __init__(self, fd, ask):
+        import fcntl
+
+        safe = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _COPY_MIN)
+        os.close(fd)
+        self._ask = ask
+        self._lines = io.TextIOWrapper(io.FileIO(safe, "r"), encoding="utf-8", errors="surrogateescape")
+
+    def readline(self, size=-1):
+        flush()
+        self._ask()
+        return self._lines.readline(size)
+
+    def __next__(self):
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+    def end(self):
+        self._lines.close()
+
+
 def _writer(fd):
     stream = io.TextIOWrapper(_Out(fd), encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
     stream.mode = "w"
@@ -144,8 +170,11 @@ def flush():
                 pass
 
 
-def give_input(fd):
-    """Makes `fd` the standard input, and closes it."""
+def give_input(fd, ask=None):
+    """Makes `fd` the standard input, and closes it. With `ask`, which is called before each line, only of sys.stdin."""
+    if ask is not None:
+        sys.stdin = sys.__stdin__ = _Asking(fd, ask)
+        return
     os.dup2(fd, 0)
     os.close(fd)
     raw = io.FileIO(0, "r", closefd=False)
@@ -154,6 +183,8 @@ def give_input(fd):
 
 def take_input():
     """Restores /dev/null."""
+    if type(sys.__stdin__) is _Asking:
+        sys.__stdin__.end()
     os.dup2(_copies[0], 0)
     sys.stdin = sys.__stdin__ = no_input
 
