@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ryokan::core::engine::EngineName;
+use ryokan::core::handover::MoveOptions;
 use ryokan::core::info::TeleportReport;
-use ryokan::core::snapshot::KindRequest;
 
 use crate::World;
 use crate::daemon::{Daemon, create, run};
@@ -66,7 +66,7 @@ fn moved(source: &Daemon, target: &Daemon) -> anyhow::Result<TeleportReport> {
     let program = Path::new(pipe.get_program()).display().to_string();
     let to = format!("exec:exec env {} '{program}' --no-autostart pipe", variables.join(" "));
     let moved = source
-        .with(async |host| Ok(host.teleport("moved", &to, false, KindRequest::Auto, 0, |_: &str, _, _| {}).await?))?;
+        .with(async |host| Ok(host.teleport("moved", &to, MoveOptions::default(), |_: &str, _, _| {}).await?))?;
     anyhow::ensure!(moved.acknowledged, "the target did not acknowledge");
     Ok(moved)
 }

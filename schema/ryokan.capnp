@@ -75,7 +75,8 @@ interface Host {
   # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
   # their own.
 
-  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64)
+  teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64,
+      isolation :Text)
       -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
@@ -85,7 +86,8 @@ interface Host {
   # servers and processes; otherwise `refused` names them. `kind`: `auto` (or empty), `checkpoint`,
   # `teleport`; `unsupported` with reason `snapshot_kind` names the rule of an impossible one.
   # `limitRate`: bytes a second while the kernel runs, 0: no limit. What changed meanwhile is sent at
-  # full speed, because the kernel is paused then.
+  # full speed, because the kernel is paused then. `isolation`: that of the kernel on the other host;
+  # empty: as here.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
   handovers @16 () -> (handovers :List(Handover));

@@ -9,13 +9,16 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::context::Context;
 use super::failure::Failure;
+use super::spec::parse_isolation;
 use super::{json, render};
 use crate::core::error::Error;
+use crate::core::handover::MoveOptions;
 use crate::core::ids::HandoverId;
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
 use crate::core::quantity::{QuantityError, format_size, parse_size};
 use crate::core::snapshot::{KindRequest, SnapshotKind};
+use crate::core::spec::Isolation;
 
 /// Time between two lines of progress.
 const DRAWN_EVERY: Duration = Duration::from_millis(100);
@@ -40,6 +43,9 @@ pub struct TeleportArgs {
     /// Most bytes a second while the kernel runs, such as 10M; the rest of the pause has no limit
     #[arg(long, value_name = "RATE", value_parser = parse_rate, default_value = "0", hide_default_value = true)]
     pub limit_rate: u64,
+    /// Isolation on the other host: process or microvm; without it, as here
+    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation, conflicts_with_all = ["status", "abort", "resolve"])]
+    pub isolation: Option<Isolation>,
     /// List moves in progress, unacknowledged moves and received kernels
     #[arg(long, conflicts_with_all = ["to", "abort", "resolve"])]
     pub status: bool,
@@ -108,7 +114,9 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
         }
     };
     let to = args.to.unwrap_or_default();
-    let moved = host.teleport(&name, &to, args.allow_missing, args.kind.request(), args.limit_rate, progress).await;
+    let (allow_missing, kind, limit_rate) = (args.allow_missing, args.kind.request(), args.limit_rate);
+    let options = MoveOptions { allow_missing, kind, limit_rate, isolation: args.isolation };
+    let moved = host.teleport(&name, &to, options, progress).await;
     if shown {
         let _ = write!(std::io::stderr(), "\r{:WIDTH$}\r", "");
     }

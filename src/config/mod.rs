@@ -30,7 +30,9 @@ pub use self::pool::Pool;
 pub use self::problem::{ConfigError, Problem};
 use self::read::Document;
 pub use self::rebuild::{Rebuild, Rebuilds};
-pub use self::sections::{Bash, Daemon, Defaults, Engines, Limits, LogFormat, Node, Python, Sandbox, Teleport, Upkeep};
+pub use self::sections::{
+    Bash, Daemon, Defaults, Engines, Limits, LogFormat, Microvm, Node, Python, Sandbox, Teleport, Upkeep,
+};
 pub use self::servers::{Mcp, Server};
 pub use self::sources::{Source, Sources};
 use crate::mcp::allow::AllowList;
@@ -49,6 +51,8 @@ pub struct Config {
     pub limits: Limits,
     /// `[sandbox]`.
     pub sandbox: Sandbox,
+    /// `[microvm]`.
+    pub microvm: Microvm,
     /// `[daemon]`.
     pub daemon: Daemon,
     /// `[upkeep]`.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::path_rules::PathRules;
 use super::values::{bound, cpus, loopback, optional_path, size, span, wait};
+use crate::core::accelerator::Accelerator;
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::limits;
@@ -299,6 +300,20 @@ impl Daemon {
     /// At `info` and `warn`, rmcp logs whole messages of MCP servers.
     pub fn log_filter(&self) -> String {
         if self.log_level.contains("rmcp") { self.log_level.clone() } else { format!("rmcp=error,{}", self.log_level) }
+    }
+}
+
+/// `[microvm]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Microvm {
+    /// What runs the guests' instructions.
+    pub accelerator: Accelerator,
+}
+
+impl Default for Microvm {
+    fn default() -> Self {
+        Self { accelerator: Accelerator::Auto }
     }
 }
 

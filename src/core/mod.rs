@@ -4,6 +4,7 @@
 //! async: the same input yields the same output, so everything here is tested by tables, properties
 //! and simulation.
 
+pub mod accelerator;
 pub mod audit;
 pub mod checkpoint;
 pub mod diff;

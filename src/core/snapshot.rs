@@ -69,9 +69,10 @@ impl SnapshotKind {
 }
 
 /// The kind that a client asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KindRequest {
     /// The most complete kind that is possible.
+    #[default]
     Auto,
     /// This kind.
     Only(SnapshotKind),

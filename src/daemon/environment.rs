@@ -53,6 +53,8 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         sockets: paths.workers_runtime(),
         account: worker_account,
         durability: config.daemon.durability,
+        accelerator: config.microvm.accelerator,
+        worker: worker_binary()?,
     };
     let microvm = MicrovmDriver::new(settings, Rc::clone(&process));
     let environment = Environment {

@@ -23,7 +23,7 @@ pub fn abilities(
     system_paths: &[PathBuf],
 ) -> Vec<Ability> {
     let mut found = vec![user_namespaces(), landlock(), seccomp(), sandbox(worker), cgroup(), idmapped_mounts()];
-    found.extend([kvm(), tool("qemu", qemu_name(), "microVMs with QEMU", "qemu-system-x86 (or -arm)")]);
+    found.extend([kvm(worker), tool("qemu", qemu_name(), "microVMs with QEMU", "qemu-system-x86 (or -arm)")]);
     found.push(tool("firecracker", "firecracker", "microVMs with Firecracker", "firecracker, from its releases"));
     found.push(overlayfs());
     found.push(tool("criu", "criu", "memory of process kernels in snapshots", "criu 4.0 or later"));
@@ -180,17 +180,21 @@ fn idmapped_mounts() -> Ability {
     }
 }
 
-fn kvm() -> Ability {
+fn kvm(worker: &Path) -> Ability {
+    const NAME: &str = "kvm";
     match access("/dev/kvm", AccessFlags::R_OK | AccessFlags::W_OK) {
-        Ok(()) => present("kvm", false, "/dev/kvm"),
+        Ok(()) => match super::kvm::speed(worker) {
+            Ok(time) => present(NAME, false, format!("/dev/kvm, a guest's loop in {time:.1?}")),
+            Err(why) => missing(NAME, false, why, "nothing: virtual machines use software emulation, and are slower"),
+        },
         Err(nix::errno::Errno::EACCES) => missing(
-            "kvm",
+            NAME,
             false,
             "no permission to open /dev/kvm",
             "add yourself to its group: sudo usermod -aG kvm $USER",
         ),
         Err(error) => missing(
-            "kvm",
+            NAME,
             false,
             format!("/dev/kvm: {error}"),
             "enable virtualisation in the firmware (or nested virtualisation); process isolation works without it",

@@ -22,6 +22,7 @@ mod forked_snapshots;
 mod freeze;
 mod host_path;
 mod init;
+pub mod kvm;
 pub mod layer;
 mod monitor;
 pub mod mountpoint;

@@ -13,6 +13,8 @@ pub mod fault;
 pub mod fs;
 pub mod heap;
 pub mod inode;
+#[cfg(target_arch = "x86_64")]
+pub mod kvm;
 pub mod landlock;
 pub mod mount;
 pub mod namespace;

@@ -21,6 +21,7 @@ pub fn main() {
         Some("guest") => guest::main(),
         Some(guest::WORKER_COMMAND) => spawner::main_in_guest(),
         Some("build") => println!("{}", crate::link::bootstrap::BUILD),
+        Some(crate::sandbox::kvm::COMMAND) => crate::sandbox::kvm::main(),
         Some("probe") => probe::main(arguments.collect()),
         _ => {
             eprintln!(

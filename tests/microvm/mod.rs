@@ -5,6 +5,7 @@ mod images;
 mod lifecycle;
 mod refusals;
 mod suspend;
+mod teleport;
 mod warm;
 
 use std::fs;

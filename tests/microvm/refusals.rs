@@ -32,11 +32,22 @@ fn host_paths_are_refused() {
 }
 
 #[test]
-fn machines_do_not_teleport() {
-    let host = Machines::start(User::Own);
-    host.ok(&["new", "lab", "--isolation", "microvm"]);
-    let output = host.cli(&["teleport", "lab", "--to", "exec:cat"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(5), "{said}");
-    assert!(said.contains("virtual machine") && said.contains("ryokan export"), "{said}");
+fn emulated_kvm_is_not_used() {
+    let host = Machines::configured(User::Own, "[microvm]\naccelerator = \"kvm\"\n");
+    let probe = std::process::Command::new(env!("CARGO_BIN_EXE_ryokan-worker")).arg("probe-kvm").output();
+    let printed = String::from_utf8(probe.expect("it runs").stdout).expect("text");
+    let serves = printed.trim().parse::<u64>().is_ok_and(|micros| micros <= 5000);
+    let doctor = host.cli(&["doctor"]);
+    let said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert_eq!(said.contains("/dev/kvm, a guest's loop in"), serves, "{said}");
+    host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    let output = host.cli(&["exec", "lab", "print(1)"]);
+    match serves {
+        true => assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n", "{}", host.log()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(said.contains("KVM does not serve") && said.contains("microvm.accelerator"), "{said}");
+            assert!(host.machines().is_empty());
+        }
+    }
 }

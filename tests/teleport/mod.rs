@@ -28,7 +28,7 @@ fn to(host: &Host) -> String {
     format!("exec:exec env -i {} {} --no-autostart pipe", variables.join(" "), program.display())
 }
 
-fn teleport(from: &Host, name: &str, target: &Host, more: &[&str]) -> Output {
+pub(crate) fn teleport(from: &Host, name: &str, target: &Host, more: &[&str]) -> Output {
     let to = to(target);
     let mut args = vec!["--json", "teleport", name, "--to", &to];
     args.extend(more);
@@ -36,19 +36,19 @@ fn teleport(from: &Host, name: &str, target: &Host, more: &[&str]) -> Output {
 }
 
 /// A successful move; returns its report.
-fn moved(from: &Host, name: &str, target: &Host, more: &[&str]) -> Value {
+pub(crate) fn moved(from: &Host, name: &str, target: &Host, more: &[&str]) -> Value {
     let output = teleport(from, name, target, more);
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}{errors}\nsource:\n{}\ntarget:\n{}", from.log(), target.log());
     serde_json::from_str(&text).expect("a report")
 }
 
-fn show(host: &Host, name: &str) -> Value {
+pub(crate) fn show(host: &Host, name: &str) -> Value {
     serde_json::from_str(&host.ok(&["--json", "show", name])).expect("JSON")
 }
 
 /// The state of a kernel, if the host has it.
-fn state(host: &Host, name: &str) -> Option<String> {
+pub(crate) fn state(host: &Host, name: &str) -> Option<String> {
     let list: Value = serde_json::from_str(&host.ok(&["--json", "ls"])).expect("JSON");
     let list = list.as_array().expect("a list");
     list.iter().find(|one| one["name"] == name).map(|one| one["state"].as_str().expect("a name").to_owned())

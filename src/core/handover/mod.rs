@@ -33,8 +33,34 @@ mod target;
 #[cfg(test)]
 mod exhaustive;
 
+use crate::core::snapshot::KindRequest;
+use crate::core::spec::{Isolation, KernelSpec};
+
 pub use source::{Source, SourceAction, SourceEvent};
 pub use target::{Prepared, Target, TargetAction, TargetEvent};
+
+/// What a client asks of a move.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MoveOptions {
+    /// Move without what belongs to this host.
+    pub allow_missing: bool,
+    /// The kind of snapshot.
+    pub kind: KindRequest,
+    /// Bytes a second while the kernel runs; 0: no limit.
+    pub limit_rate: u64,
+    /// The isolation on the other host; `None`: as here.
+    pub isolation: Option<Isolation>,
+}
+
+impl MoveOptions {
+    /// The specification on the other host.
+    pub fn spec_there(&self, spec: KernelSpec) -> KernelSpec {
+        match self.isolation {
+            Some(isolation) if isolation != spec.isolation => KernelSpec { isolation, image: String::new(), ..spec },
+            Some(_) | None => spec,
+        }
+    }
+}
 
 /// The side of a handover that a host's record belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

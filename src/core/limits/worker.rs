@@ -121,6 +121,13 @@ pub const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(10);
 
 /// Time for a virtual machine to boot until its first process answers.
 pub const VM_BOOT: Duration = Duration::from_secs(60);
+/// The same with KVM: a host where it takes longer emulates it.
+pub const KVM_BOOT: Duration = Duration::from_secs(20);
+/// Time for the measurement of KVM.
+pub const KVM_PROBE: Duration = Duration::from_secs(2);
+/// The longest time of the measured loop with which KVM serves. Hardware needs far below a millisecond, an emulated KVM
+/// more than twenty.
+pub const KVM_LOOP: Duration = Duration::from_millis(5);
 /// Time for one request to a virtual machine's first process.
 pub const VM_CALL: Duration = Duration::from_secs(30);
 /// Time for one transfer of a virtual machine's files or state, with all of its requests.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::accelerator::Accelerators;
 use super::client::PortConnector;
 use super::files::MirroredFiles;
 use super::handle::{MachineHandle, Record, Warm, no_mounts};
@@ -15,6 +16,7 @@ use super::qemu::{self, Sockets};
 use super::saved::{self, Saved};
 use super::templates::{TemplateSettings, Templates};
 use super::workspace::MirroredWorkspace;
+use crate::core::accelerator::Accelerator;
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
@@ -49,6 +51,10 @@ pub struct MicrovmSettings {
     pub account: Option<(u32, u32)>,
     /// What the machines' disks withstand.
     pub durability: Durability,
+    /// What runs the guests' instructions.
+    pub accelerator: Accelerator,
+    /// The worker's binary, which measures KVM.
+    pub worker: PathBuf,
 }
 
 /// The driver of microVM isolation. What is the same on the host is done by that of processes.
@@ -56,6 +62,7 @@ pub struct MicrovmDriver {
     pub(super) settings: MicrovmSettings,
     pub(super) machines: Machines,
     pub(super) templates: Rc<Templates>,
+    pub(super) accelerators: Rc<Accelerators>,
     images: Rc<HostImages>,
     host: Rc<dyn IsolationDriver>,
 }
@@ -63,14 +70,15 @@ pub struct MicrovmDriver {
 impl MicrovmDriver {
     /// A driver with these settings.
     pub fn new(settings: MicrovmSettings, host: Rc<dyn IsolationDriver>) -> MicrovmDriver {
+        let accelerators = Rc::new(Accelerators::new(settings.accelerator, settings.worker.clone()));
         let templates = Templates::new(TemplateSettings {
             folder: settings.templates.clone(),
             sockets: settings.sockets.clone(),
             account: settings.account,
         });
         let (folder, list) = (settings.images.clone(), settings.image_list.clone());
-        let images = HostImages::new(folder, list, Rc::clone(&templates));
-        MicrovmDriver { settings, machines: Machines::default(), templates, images, host }
+        let images = HostImages::new(folder, list, Rc::clone(&templates), Rc::clone(&accelerators));
+        MicrovmDriver { accelerators, settings, machines: Machines::default(), templates, images, host }
     }
 
     pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
@@ -315,7 +323,7 @@ pub fn abilities(images: &Path) -> Vec<Ability> {
             let engines: Vec<&str> = image.engines.keys().map(|engine: &EngineName| engine.name()).collect();
             let (short, engines) = (&image.version[..12.min(image.version.len())], engines.join(", "));
             let text = format!(
-                "{} with software emulation; image {short}: {}, {engines}; no mounts, no network; suspended machines keep their memory until this host ends",
+                "{}; image {short}: {}, {engines}; no mounts, no network; suspended machines keep their memory until this host ends",
                 program.display(),
                 image.summary
             );

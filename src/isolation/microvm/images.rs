@@ -15,6 +15,7 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
+use super::accelerator::Accelerators;
 use super::image::{self, Found, Image};
 use super::qemu;
 use super::template::Kind;
@@ -42,13 +43,19 @@ pub(super) struct HostImages {
     folder: PathBuf,
     file: PathBuf,
     templates: Rc<Templates>,
+    accelerators: Rc<Accelerators>,
     kept: RefCell<Kept>,
     /// Why `images.json` cannot be read. It is not overwritten then.
     damage: Option<String>,
 }
 
 impl HostImages {
-    pub(super) fn new(folder: PathBuf, file: PathBuf, templates: Rc<Templates>) -> Rc<HostImages> {
+    pub(super) fn new(
+        folder: PathBuf,
+        file: PathBuf,
+        templates: Rc<Templates>,
+        accelerators: Rc<Accelerators>,
+    ) -> Rc<HostImages> {
         let (kept, damage) = match read(&file) {
             Ok(kept) => (kept, None),
             Err(why) => {
@@ -56,7 +63,7 @@ impl HostImages {
                 (Kept::default(), Some(why))
             }
         };
-        Rc::new(HostImages { folder, file, templates, kept: RefCell::new(kept), damage })
+        Rc::new(HostImages { folder, file, templates, accelerators, kept: RefCell::new(kept), damage })
     }
 
     /// The image of a kernel: the current one, or the one whose version begins with `wanted`.
@@ -181,7 +188,8 @@ impl Images for HostImages {
             return Err(Error::unsupported(format!("image {} has no {}", image.version, shape.engine)).reason("engine"));
         }
         let disk = qemu::disk_bytes(shape.limits.workspace_bytes);
-        let kind = Kind::new(&image, shape, self.templates.qemu_version().await?, disk);
+        let version = self.templates.qemu_version().await?;
+        let kind = Kind::new(&image, shape, self.accelerators.choose().await?, version, disk);
         let version = image.version.clone();
         if let Err(why) = self.templates.find_or_build(&kind, &image).await {
             return Err(
@@ -231,6 +239,7 @@ impl Images for HostImages {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::accelerator::Accelerator;
     use crate::core::error::ErrorCode;
     use crate::isolation::microvm::image::tests::write_image;
     use crate::isolation::microvm::templates::TemplateSettings;
@@ -238,7 +247,8 @@ mod tests {
 
     fn images(folder: &Path) -> Rc<HostImages> {
         let settings = TemplateSettings { folder: folder.join("t"), sockets: folder.to_owned(), account: None };
-        HostImages::new(folder.join("images"), folder.join("images.json"), Templates::new(settings))
+        let accelerators = Rc::new(Accelerators::new(Accelerator::Tcg, folder.join("worker")));
+        HostImages::new(folder.join("images"), folder.join("images.json"), Templates::new(settings), accelerators)
     }
 
     /// An image, newer than all before.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::accelerator::Chosen;
 use super::client::unexpected;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
@@ -65,7 +66,13 @@ impl MicrovmDriver {
         };
         let found = disk.metadata().map_err(|error| Error::unavailable(format!("{}: {error}", disk.display())))?;
         let version = self.templates.qemu_version().await?;
-        let kind = Kind::new(&image, new.shape, version, found.len());
+        let chosen = match &saved {
+            // It continues with what it ran with, or is refused.
+            Some(saved) if saved.kind.uses_kvm() => Chosen::Kvm,
+            Some(_) => Chosen::Tcg,
+            None => self.accelerators.choose().await?,
+        };
+        let mut kind = Kind::new(&image, new.shape, chosen, version.clone(), found.len());
         about.kind = Some(kind.clone());
         record(about.write()?).await?;
         let attempt = Attempt { kind: &kind, disk: &disk, machine };
@@ -98,9 +105,18 @@ impl MicrovmDriver {
             Ok(process) => process,
             Err(why) => {
                 notes.push(LaunchNote { kind: "cold_boot", detail: why });
-                self.attempt(&attempt, Begin::Boot(&image), "", about, record)
-                    .await?
-                    .inspect_err(|_| self.failed(new, machine))?
+                let booted = self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?;
+                let booted = match booted {
+                    Err(error) if kind.uses_kvm() && self.accelerators.give_up(&error) => {
+                        notes.push(LaunchNote { kind: "kvm_given_up", detail: error.message });
+                        kind = Kind::new(&image, new.shape, Chosen::Tcg, version, found.len());
+                        about.kind = Some(kind.clone());
+                        let attempt = Attempt { kind: &kind, disk: &disk, machine };
+                        self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?
+                    }
+                    booted => booted,
+                };
+                booted.inspect_err(|_| self.failed(new, machine))?
             }
         };
         let document = self.document(new, &image)?.to_bytes()?;
@@ -187,7 +203,7 @@ impl MicrovmDriver {
             // A guest that continues has still to notice that its former connections ended.
             let (pause, within) = match is_continued {
                 true => (RECONNECTION, limits::VM_CALL),
-                false => (Duration::ZERO, limits::VM_BOOT),
+                false => (Duration::ZERO, kind.boot_time()),
             };
             tokio::time::sleep(pause).await;
             until_ended(&process, move || {

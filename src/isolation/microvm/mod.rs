@@ -10,6 +10,7 @@
 //!
 //! No file system of a guest is ever mounted or parsed here: the guest lists and streams files, within limits.
 
+mod accelerator;
 mod client;
 mod driver;
 mod files;

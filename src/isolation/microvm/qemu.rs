@@ -9,6 +9,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::accelerator::Chosen;
 use super::image::Image;
 use super::template::{Kind, Template};
 use crate::core::durability::Durability;
@@ -32,15 +33,24 @@ const ROOT_DRIVE: &str =
 /// The guest kernel's command line.
 const KERNEL_LINE: &str = "quiet panic=-1 random.trust_cpu=on no_timer_check mitigations=off cryptomgr.notests raid=noautodetect audit=0 selinux=0 apparmor=0 ima=off";
 
+/// The board, which a template and what is restored from it have in common.
+const BOARD: &str = "q35,sata=off,usb=off,smbus=off,vmport=off,graphics=off,hpet=off,mem-merge=off,suppress-vmdesc=on,memory-backend=ram";
+/// The processor of software emulation: what it emulates well.
+const TCG_PROCESSOR: &str = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt";
+/// The processor with KVM: the host's, without what cannot be saved.
+const KVM_PROCESSOR: &str = "host,migratable=on";
+/// KVM itself, descriptor set 4: QEMU's user need not be able to open it.
+const KVM: &str = "kvm,device=/dev/fdset/4";
+
 /// The machine itself, which a template and what is restored from it have in common.
-pub(super) const MACHINE: [&str; 6] = [
-    "-M",
-    "q35,sata=off,usb=off,smbus=off,vmport=off,graphics=off,hpet=off,mem-merge=off,suppress-vmdesc=on,memory-backend=ram",
-    "-cpu",
-    "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt",
-    "-accel",
-    "tcg",
-];
+pub(super) fn machine(chosen: Chosen) -> Vec<String> {
+    let (processor, accelerator) = match chosen {
+        Chosen::Kvm => (KVM_PROCESSOR, KVM),
+        Chosen::Tcg => (TCG_PROCESSOR, "tcg"),
+    };
+    ["-M", BOARD, "-cpu", processor, "-accel", accelerator].map(str::to_owned).to_vec()
+}
+
 /// The state of a machine without its memory, descriptor set 3.
 pub(super) const STATE_URI: &str = "file:/dev/fdset/3";
 
@@ -171,7 +181,7 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
     let NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log } = new;
     let mut fds = Descriptors::default();
     let mut command = Command::new(program()?);
-    command.args(MACHINE);
+    command.args(&kind.machine);
     let image = begin_with(&mut command, &mut fds, begin, kind)?;
     let root = fds.give(image.open("rootfs.erofs").map_err(failed("rootfs.erofs"))?);
     let bounds = MonitorBounds {
@@ -179,6 +189,10 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
         file_bytes: kind.memory_bytes().max(kind.disk_bytes),
     };
     let disk = fds.give(disk);
+    if kind.uses_kvm() {
+        let kvm = File::options().read(true).write(true).open("/dev/kvm").map_err(failed("/dev/kvm"))?;
+        command.args(["-add-fd", &format!("fd={},set=4", fds.give(kvm))]);
+    }
     command
         .args(["-smp", &kind.processors.to_string(), "-m", &kind.memory_mib.to_string()])
         .args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot"])

@@ -8,9 +8,11 @@ use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::accelerator::Chosen;
 use super::image::Image;
 use super::qemu;
 use crate::core::engine::EngineName;
@@ -46,7 +48,7 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    pub(super) fn new(image: &Image, shape: &Shape, qemu: String, disk_bytes: u64) -> Kind {
+    pub(super) fn new(image: &Image, shape: &Shape, chosen: Chosen, qemu: String, disk_bytes: u64) -> Kind {
         let Shape { engine, uid, limits, .. } = shape;
         Kind {
             image: image.version.clone(),
@@ -54,11 +56,21 @@ impl Kind {
             uid: *uid,
             qemu,
             build: BUILD.to_owned(),
-            machine: qemu::MACHINE.map(str::to_owned).to_vec(),
+            machine: qemu::machine(chosen),
             memory_mib: (limits.memory_bytes + limits::VM_EXTRA_MEMORY_BYTES).div_ceil(1 << 20),
             processors: limits.cpu_milli.div_ceil(1000).max(1),
             disk_bytes,
         }
+    }
+
+    /// Whether KVM runs its instructions.
+    pub(super) fn uses_kvm(&self) -> bool {
+        self.machine == qemu::machine(Chosen::Kvm)
+    }
+
+    /// Time for its boot.
+    pub(super) fn boot_time(&self) -> Duration {
+        if self.uses_kvm() { limits::KVM_BOOT } else { limits::VM_BOOT }
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {

@@ -245,9 +245,10 @@ impl Templates {
         let begin = Begin::Record { image, memory: &memory, state: &state };
         self.with_machine(begin, kind, disk, async |sockets: &Sockets| {
             let control = sockets.control.clone();
+            let within = kind.boot_time();
             blocking(move || {
                 let mut client = Client::new(control);
-                client.open(limits::VM_BOOT)?;
+                client.open(within)?;
                 match program.is_empty() {
                     true => Ok(()),
                     false => client.tell(&Request::WarmUp { program }, &[]),

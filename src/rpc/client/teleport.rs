@@ -7,10 +7,11 @@ use capnp_rpc::new_client;
 use super::connection::{Link, answer, fields};
 use super::host::HostClient;
 use crate::core::error::Result;
+use crate::core::handover::MoveOptions;
 use crate::core::ids::HandoverId;
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
-use crate::core::snapshot::KindRequest;
+use crate::core::spec::Isolation;
 use crate::rpc::convert::teleport::{read_handover, read_report};
 use crate::rpc::convert::{read_data, read_text};
 use crate::rpc::schema::ryokan_capnp as wire;
@@ -57,7 +58,7 @@ impl HandoverPipe {
 }
 
 impl HostClient {
-    /// Moves a kernel to another host. `limit_rate`: bytes a second while the kernel runs; 0: no limit.
+    /// Moves a kernel to another host.
     ///
     /// # Errors
     /// Refusals of both hosts; the kernel continues here then.
@@ -65,18 +66,17 @@ impl HostClient {
         &self,
         kernel: &str,
         to: &str,
-        allow_missing: bool,
-        kind: KindRequest,
-        limit_rate: u64,
+        options: MoveOptions,
         progress: impl Fn(&str, u64, u64) + 'static,
     ) -> Result<TeleportReport> {
         let mut request = self.cap.teleport_request();
         let mut params = request.get();
         params.set_kernel(kernel);
         params.set_to(to);
-        params.set_allow_missing(allow_missing);
-        params.set_kind(kind.name());
-        params.set_limit_rate(limit_rate);
+        params.set_allow_missing(options.allow_missing);
+        params.set_kind(options.kind.name());
+        params.set_limit_rate(options.limit_rate);
+        params.set_isolation(options.isolation.map_or("", Isolation::name));
         params.set_sink(new_client(Sink(progress)));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_report(fields(fields(response.get())?.get_report())?))

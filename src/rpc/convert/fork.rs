@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::spec::read_isolation;
+use super::spec::read_optional_isolation;
 use super::text::{read_name, read_text, unknown};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::fork::Forking;
@@ -26,10 +26,7 @@ pub fn read_fork_request(reader: wire::fork_request::Reader<'_>) -> Result<Forki
         },
         expected_version: reader.get_expected_version(),
         key: read_text(reader.get_key(), "key")?,
-        isolation: match &*read_text(reader.get_isolation(), "isolation")? {
-            "" => None,
-            name => Some(read_isolation(name)?),
-        },
+        isolation: read_optional_isolation(reader.get_isolation())?,
         image: Some(read_text(reader.get_image(), "image")?).filter(|image| !image.is_empty()),
     })
 }

@@ -3,7 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::text::{bounded, count, malformed, read_name, read_pairs, read_text_list, write_pairs, write_text_list};
+use super::text::{
+    bounded, count, malformed, read_name, read_pairs, read_text, read_text_list, write_pairs, write_text_list,
+};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -289,8 +291,19 @@ fn nonzero<T: Default + PartialEq>(number: T) -> Option<T> {
     (number != T::default()).then_some(number)
 }
 
+/// Reads the name of an isolation; `None` if it is empty.
+///
+/// # Errors
+/// `invalidArgument`.
+pub fn read_optional_isolation(text: capnp::Result<capnp::text::Reader<'_>>) -> Result<Option<Isolation>> {
+    match &*read_text(text, "isolation")? {
+        "" => Ok(None),
+        name => read_isolation(name).map(Some),
+    }
+}
+
 /// Reads the name of an isolation.
-pub(super) fn read_isolation(text: &str) -> Result<Isolation> {
+fn read_isolation(text: &str) -> Result<Isolation> {
     named(text, "isolation", Isolation::from_name)
 }
 

@@ -9,12 +9,14 @@ use tokio::sync::Mutex;
 
 use super::host::HostServer;
 use crate::core::error::Error;
+use crate::core::handover::MoveOptions;
 use crate::core::limits;
 use crate::core::snapshot::KindRequest;
+use crate::rpc::convert::spec::read_optional_isolation;
 use crate::rpc::convert::teleport::{write_handovers, write_report};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{handover_stream, host, teleport_sink};
-use crate::supervisor::registry::teleport::{self, Options, Sent};
+use crate::supervisor::registry::teleport::{self, Sent};
 
 impl HostServer {
     pub(super) async fn move_kernel(
@@ -31,7 +33,9 @@ impl HostServer {
         let kind = read_text(params.get_kind(), "kind").map_err(to_capnp)?;
         let kind = KindRequest::from_name(&kind);
         let kind = kind.ok_or_else(|| to_capnp(Error::invalid("an unknown kind of snapshot")))?;
-        let options = Options { allow_missing: params.get_allow_missing(), kind, limit_rate: params.get_limit_rate() };
+        let isolation = read_optional_isolation(params.get_isolation()).map_err(to_capnp)?;
+        let (allow_missing, limit_rate) = (params.get_allow_missing(), params.get_limit_rate());
+        let options = MoveOptions { allow_missing, kind, limit_rate, isolation };
         let sink = params.get_sink()?;
         let is_reporting = Rc::new(Cell::new(false));
         let progress = Box::new(move |phase: &'static str, sent| report(&sink, &is_reporting, phase, sent));

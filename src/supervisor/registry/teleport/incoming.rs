@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::preview::Preview;
-use super::{Incoming, check_isolation, host_resources, is_epoch, read, without_host, write};
+use super::{Incoming, host_resources, is_epoch, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
@@ -433,7 +433,6 @@ impl TargetHost for TargetSide {
                 .reason("history_format")
                 .hint("update the older one"));
         }
-        check_isolation(&offer.spec)?;
         choose_for_move(KindRequest::Only(offer.kind), offer.spec.isolation)?;
         if !is_epoch(&offer.epoch) {
             return Err(Error::refused(format!("epoch {} is out of range", offer.epoch.0)).reason("epoch"));

@@ -27,7 +27,7 @@ use crate::core::error::{Error, Result};
 use crate::core::handover::Side;
 use crate::core::ids::{Epoch, HandoverId, HostId, KernelId};
 use crate::core::info::HandoverInfo;
-use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::core::spec::{KernelSpec, Net};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
@@ -35,7 +35,7 @@ use crate::supervisor::registry::Supervisor;
 use crate::teleport::transport::Settings;
 
 pub use incoming::serve;
-pub use outgoing::{Options, teleport};
+pub use outgoing::teleport;
 
 pub use crate::teleport::Sent;
 
@@ -110,19 +110,6 @@ fn next_epoch(epoch: Epoch) -> Result<Epoch> {
 /// Whether the databases have room for an epoch and for the one after it.
 fn is_epoch(epoch: &Epoch) -> bool {
     i64::try_from(epoch.0).is_ok_and(|number| number < i64::MAX)
-}
-
-/// A virtual machine's files and state are on its disk, which no move carries.
-fn check_isolation(spec: &KernelSpec) -> Result<()> {
-    match spec.isolation {
-        Isolation::Process => Ok(()),
-        Isolation::Microvm => Err(Error::unsupported(format!(
-            "kernel {} is in a virtual machine, and those cannot be moved to another host",
-            spec.name
-        ))
-        .reason("isolation")
-        .hint("use `ryokan export`, and `ryokan import` on the other host")),
-    }
 }
 
 /// What a specification names of its host: these rights do not move with the kernel.

@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{Outgoing, check_isolation, host_resources, next_epoch, read, repeat, settings, write};
+use super::{Outgoing, host_resources, next_epoch, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
+use crate::core::handover::{MoveOptions, Side, Source, SourceAction, SourceEvent};
 use crate::core::ids::{Digest, HandoverId, HostId};
 use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
 use crate::core::quantity::format_size;
-use crate::core::snapshot::{Choice, KindRequest, choose_for_move};
+use crate::core::snapshot::{Choice, choose_for_move};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -35,17 +35,6 @@ use crate::workspace::Seen;
 /// The phase before the pause.
 const COPYING: &str = "copying";
 
-/// What a client asks for.
-#[derive(Debug, Clone, Copy)]
-pub struct Options {
-    /// Move without what belongs to this host.
-    pub allow_missing: bool,
-    /// The kind of snapshot.
-    pub kind: KindRequest,
-    /// Bytes a second while the kernel runs; 0: no limit.
-    pub limit_rate: u64,
-}
-
 /// The parts of a move.
 struct Move {
     supervisor: Supervisor,
@@ -57,7 +46,7 @@ struct Move {
     machine: Cell<Source>,
     cancel: CancellationToken,
     progress: Progress,
-    options: Options,
+    options: MoveOptions,
     choice: Choice,
     /// Whether the target knows of the move.
     offered: Cell<bool>,
@@ -75,7 +64,7 @@ pub async fn teleport(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,
     to: &str,
-    options: Options,
+    options: MoveOptions,
     actor: &Actor,
     progress: Progress,
 ) -> Result<TeleportReport> {
@@ -85,7 +74,7 @@ pub async fn teleport(
         let least = format_size(limits::HANDOVER_RATE_MIN);
         return Err(Error::invalid(format!("a move sends at least {least} a second")));
     }
-    let choice = choose_for_move(options.kind, kernel.spec().isolation)?;
+    let choice = choose_for_move(options.kind, options.isolation.unwrap_or(kernel.spec().isolation))?;
     if actor.uid != host.own_actor().uid {
         return Err(Error::refused("the daemon runs the transport's command, so only its own user may name one")
             .reason("transport")
@@ -133,7 +122,6 @@ async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
     let name = &kernel.spec().name;
     kernel.admit(actor, 0).await?;
     kernel.check_available()?;
-    check_isolation(&kernel.spec())?;
     if kernel.thread_of.is_some() || !kernel.threads().is_empty() {
         return Err(Error::refused(format!("kernel {name} shares its workspace with another kernel"))
             .reason("thread")
@@ -323,7 +311,7 @@ impl Move {
         let jobs = self.kernel.background_work();
         let jobs = jobs.iter().map(|job| format!("process {}: {}", job.id, job.command));
         let resources: Vec<String> = mounts.chain(servers).chain(jobs).collect();
-        let spec = self.kernel.spec_now();
+        let spec = self.options.spec_there(self.kernel.spec_now());
         let mut named = host_resources(&spec);
         named.extend(resources.iter().cloned());
         if !named.is_empty() && !allow_missing {
@@ -448,7 +436,8 @@ impl Move {
             decisions: Vec::new(),
             checkpoints: checkpoints.iter().map(packed).collect::<Vec<Packed>>(),
         };
-        let seal = Seal { head, spec: kernel.spec_now(), history, created_at_ms: kernel.created_at_ms };
+        let spec = self.options.spec_there(kernel.spec_now());
+        let seal = Seal { head, spec, history, created_at_ms: kernel.created_at_ms };
         let description = serde_json::to_vec(&seal).map_err(|error| Error::internal(error.to_string()))?;
         if description.len() as u64 > limits::HANDOVER_SEAL_BYTES {
             return Err(Error::refused("the kernel's description is too large to move").reason("handover_size"));

@@ -1,0 +1,110 @@
+//! The accelerator of this host's machines: chosen once, given up if a machine does not boot with it.
+//!
+//! ```text
+//!  auto ── measured, fast enough ─▶ KVM ── a machine does not boot in time ─▶ software emulation
+//!     └── absent, slow, forbidden ───────────────────────────────────────────────┘
+//! ```
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use crate::core::accelerator::Accelerator;
+use crate::core::error::{Error, Result};
+use crate::sandbox;
+
+/// What runs a machine's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Chosen {
+    Kvm,
+    Tcg,
+}
+
+/// The choice of a host.
+pub(super) struct Accelerators {
+    wanted: Accelerator,
+    worker: PathBuf,
+    /// What was found; `Err` says why KVM does not serve.
+    found: RefCell<Option<std::result::Result<(), String>>>,
+    /// One measurement at a time.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Accelerators {
+    pub(super) fn new(wanted: Accelerator, worker: PathBuf) -> Accelerators {
+        Accelerators { wanted, worker, found: RefCell::default(), turn: tokio::sync::Mutex::default() }
+    }
+
+    /// The accelerator of the next machine. Measures KVM at the first call.
+    ///
+    /// # Errors
+    /// `unsupported` if only KVM is wanted and it does not serve.
+    pub(super) async fn choose(&self) -> Result<Chosen> {
+        if self.wanted == Accelerator::Tcg {
+            return Ok(Chosen::Tcg);
+        }
+        let _turn = self.turn.lock().await;
+        let known = self.found.borrow().clone();
+        let found = match known {
+            Some(found) => found,
+            None => {
+                let worker = self.worker.clone();
+                let measured = tokio::task::spawn_blocking(move || sandbox::kvm::speed(&worker)).await;
+                let measured = measured.map_err(|error| Error::internal(error.to_string()))?;
+                tracing::info!(?measured, "KVM was measured");
+                self.found.replace(Some(measured.clone().map(drop)));
+                measured.map(drop)
+            }
+        };
+        match (found, self.wanted) {
+            (Ok(()), _) => Ok(Chosen::Kvm),
+            (Err(_), Accelerator::Auto) => Ok(Chosen::Tcg),
+            (Err(why), _) => Err(Error::unsupported(format!("KVM does not serve on this host: {why}"))
+                .reason("kvm")
+                .hint("set microvm.accelerator to \"auto\" in the daemon's configuration")),
+        }
+    }
+
+    /// Records that a machine with KVM did not boot; whether the next one may use software emulation.
+    pub(super) fn give_up(&self, why: &Error) -> bool {
+        self.found.replace(Some(Err(format!("a machine did not boot with it: {}", why.message))));
+        self.wanted == Accelerator::Auto
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::error::ErrorCode;
+
+    fn with(wanted: Accelerator, prints: &str) -> (tempfile::TempDir, Accelerators) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let worker = folder.path().join("worker");
+        std::fs::write(&worker, format!("#!/bin/sh\n[ \"$1\" = probe-kvm ] && {prints}\n")).expect("written");
+        std::fs::set_permissions(&worker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("executable");
+        (folder, Accelerators::new(wanted, worker))
+    }
+
+    #[tokio::test]
+    async fn only_fast_kvm_is_chosen() {
+        for (prints, expected) in [("echo 300", Chosen::Kvm), ("echo 27000", Chosen::Tcg), ("exit 1", Chosen::Tcg)] {
+            let (_folder, host) = with(Accelerator::Auto, prints);
+            assert_eq!(host.choose().await.expect("chosen"), expected, "{prints}");
+        }
+        let (_folder, host) = with(Accelerator::Tcg, "echo 300");
+        assert_eq!(host.choose().await.expect("chosen"), Chosen::Tcg);
+        let (_folder, host) = with(Accelerator::Kvm, "echo 27000");
+        let refused = host.choose().await.expect_err("refused");
+        assert!(refused.code == ErrorCode::Unsupported && refused.message.contains("27.0ms"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn unbootable_kvm_is_given_up() {
+        let (_folder, host) = with(Accelerator::Auto, "echo 300");
+        assert_eq!(host.choose().await.expect("chosen"), Chosen::Kvm);
+        assert!(host.give_up(&Error::deadline("no answer")));
+        assert_eq!(host.choose().await.expect("chosen"), Chosen::Tcg);
+        let (_folder, host) = with(Accelerator::Kvm, "echo 300");
+        assert!(!host.give_up(&Error::deadline("no answer")));
+        assert!(host.choose().await.expect_err("refused").message.contains("no answer"));
+    }
+}
