@@ -533,8 +533,13 @@ impl Life {
 
     fn crashed(&mut self, running: Option<ExecId>, cause: CrashCause, now_ms: i64) -> Vec<Action> {
         let window_ms = limits::BREAKER_WINDOW.as_millis() as i64;
+        // A start that fails continues the count of the crash before it, however long it took.
+        let from_ms = match (&self.state, self.crashes.last()) {
+            (State::Starting, Some(last)) => last.min(&now_ms) - window_ms,
+            _ => now_ms - window_ms,
+        };
         // A clock that went backwards must not keep old crashes for ever: both bounds apply.
-        self.crashes.retain(|at| (now_ms - window_ms..=now_ms).contains(at));
+        self.crashes.retain(|at| (from_ms..=now_ms).contains(at));
         self.crashes.push(now_ms);
         let mut actions = vec![Action::DisarmIdle];
         if let Some(exec) = running {
