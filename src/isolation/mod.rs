@@ -376,6 +376,11 @@ pub trait WorkerHandle {
     /// Waits until the worker has ended.
     async fn exited(&self);
 
+    /// Whether it was ended because what it runs in did not answer.
+    fn was_silent(&self) -> bool {
+        false
+    }
+
     /// Removes its leftovers on the host. Called after its end.
     async fn clean_up(&self);
 

@@ -5,26 +5,23 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{Machines, images};
-use crate::support::{UNPRIVILEGED, User, until, users};
+use super::{Machines, give, image, images};
+use crate::support::{User, until, users};
 
 impl Machines {
     /// A host whose images are its own: one, which is the tests'.
     fn with_own_images(user: User) -> (Machines, String) {
-        let host = Machines::start(user);
+        let (mut host, version) = (Machines::with_template(user, "[defaults]\nengine = \"python\"\n"), image());
         let folder = host.data().join("images");
         fs::remove_file(&folder).expect("the link is removed");
         fs::create_dir(&folder).expect("a folder");
-        let built =
-            fs::read_dir(images()).expect("images").flatten().find(|entry| entry.path().join("image.json").exists());
-        let built = built.expect("an image").path();
-        let version = built.file_name().expect("a name").to_string_lossy().into_owned();
-        host.copy_image(&built, &version, user);
+        host.copy_image(&images().join(&version), &version, user);
+        host.launch();
         (host, version)
     }
 
     /// Adds a copy of an image under another version.
-    fn copy_image(&self, from: &Path, version: &str, user: User) -> PathBuf {
+    pub(super) fn copy_image(&self, from: &Path, version: &str, user: User) -> PathBuf {
         let to = self.data().join("images").join(version);
         fs::create_dir(&to).expect("a folder");
         for file in ["vmlinux", "initrd.cpio", "rootfs.erofs"] {
@@ -33,11 +30,7 @@ impl Machines {
         let text = fs::read_to_string(from.join("image.json")).expect("a description");
         let was = from.file_name().expect("a name").to_string_lossy();
         fs::write(to.join("image.json"), text.replace(&*was, version)).expect("written");
-        if user == User::Unprivileged {
-            for path in [self.data().join("images"), to.clone()] {
-                std::os::unix::fs::chown(&path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
-            }
-        }
+        [&self.data().join("images"), &to].into_iter().for_each(|path| give(path, user));
         to
     }
 

@@ -70,8 +70,8 @@ fn machine_runs_bash() {
 #[test]
 fn machine_port_is_reached() {
     let host = Machines::start(crate::support::User::Own);
-    host.ok(&["new", "web", "--isolation", "microvm", "--engine", "bash"]);
-    host.run("web", "true");
+    host.ok(&["new", "web", "--isolation", "microvm", "--engine", "python"]);
+    host.run("web", "1");
     let server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); c = s.accept()[0]; c.sendall(c.recv(99).upper()); c.close(); s.accept()";
     host.with(async |client| {
         let (kernel, _) = client.open_kernel("web").await.expect("opened");

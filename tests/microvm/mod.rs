@@ -1,6 +1,7 @@
 //! Kernels in virtual machines: real QEMU with software emulation, and one image built for all tests.
 
 mod crashes;
+mod hostile;
 mod images;
 mod lifecycle;
 mod refusals;
@@ -11,17 +12,28 @@ mod warm;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use crate::support::{Host, User};
+use crate::support::{Host, UNPRIVILEGED, User};
+
+/// A kernel in a virtual machine with Python, of which each host has a template.
+const NEW_LAB: [&str; 6] = ["new", "lab", "--isolation", "microvm", "--engine", "python"];
+
+/// A folder that stays from one run of this checkout's tests to the next, below one that other users can enter.
+fn kept(name: &str) -> PathBuf {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let mut hasher = DefaultHasher::new();
+    env!("CARGO_MANIFEST_DIR").hash(&mut hasher);
+    let (user, checkout) = (nix::unistd::geteuid(), hasher.finish());
+    std::env::temp_dir().join(format!("ryokan-test-{name}-{user}-{checkout:016x}"))
+}
 
 /// The folder of images with the worker of this build. Built once; the packages are kept in a cache.
 fn images() -> &'static Path {
     static IMAGES: OnceLock<PathBuf> = OnceLock::new();
     IMAGES.get_or_init(|| {
         let worker = env!("CARGO_BIN_EXE_ryokan-worker");
-        // Below a folder that other users can enter.
-        let out = std::env::temp_dir().join(format!("ryokan-test-images-{}", nix::unistd::geteuid()));
+        let out = kept("images");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/build-image");
         let built = Command::new(script).args(["--worker", worker, "--out"]).arg(&out).output().expect("it runs");
         assert!(built.status.success(), "no image:\n{}", String::from_utf8_lossy(&built.stderr));
@@ -34,8 +46,72 @@ fn images() -> &'static Path {
     })
 }
 
+/// The version of the image.
+fn image() -> String {
+    let mut images = fs::read_dir(images()).expect("images").flatten();
+    let built = images.find(|entry| entry.path().join("image.json").exists()).expect("an image");
+    built.file_name().to_string_lossy().into_owned()
+}
+
+/// The folder of a finished template of machines with Python of that user's daemons. Built once, by such a daemon.
+fn template(user: User) -> &'static Path {
+    static OWN: OnceLock<PathBuf> = OnceLock::new();
+    static UNPRIVILEGED: OnceLock<PathBuf> = OnceLock::new();
+    let template = if user == User::Own { &OWN } else { &UNPRIVILEGED };
+    template.get_or_init(|| {
+        let folder = kept("templates").join(format!("{user:?}"));
+        let finished = |folder: &Path| -> Vec<PathBuf> {
+            let all = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+            all.filter(|path| path.join("template.json").exists()).collect()
+        };
+        let mut host = Machines::prepare(user, "[defaults]\nengine = \"python\"\n");
+        let former = finished(&folder);
+        former.iter().for_each(|template| host.give_template(template, user));
+        host.launch();
+        host.ok(&["images", "rotate", &image()]);
+        let events = host.ok(&["events", "--json"]);
+        if former.len() != 1 || events.contains("template_built") {
+            let _ = fs::remove_dir_all(&folder);
+            let fresh = |path: &PathBuf| former.iter().all(|former| former.file_name() != path.file_name());
+            let built = finished(&host.data().join("templates")).into_iter().find(fresh).expect("a template");
+            link(&built, &folder.join(built.file_name().expect("a name")));
+        }
+        finished(&folder).pop().expect("a template")
+    })
+}
+
+/// Links a folder's files, which are never written again, or copies them.
+fn link(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a folder");
+    for entry in fs::read_dir(from).expect("a folder").flatten() {
+        let to = to.join(entry.file_name());
+        fs::hard_link(entry.path(), &to).or_else(|_| fs::copy(entry.path(), &to).map(drop)).expect("linked");
+    }
+}
+
+/// One of a few places of hosts with machines. Each machine takes a processor: more of them make every wait longer.
+struct Place;
+
+static PLACES: (Mutex<usize>, Condvar) = (Mutex::new(2), Condvar::new());
+
+impl Place {
+    fn take() -> Place {
+        let (free, freed) = &PLACES;
+        let free = free.lock().unwrap_or_else(PoisonError::into_inner);
+        *freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
+        Place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *PLACES.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        PLACES.1.notify_one();
+    }
+}
+
 /// A host with an image. Its machines are ended with it.
-struct Machines(Host);
+struct Machines(Host, #[allow(dead_code, reason = "held until the host's end")] Place);
 
 impl std::ops::Deref for Machines {
     type Target = Host;
@@ -52,23 +128,59 @@ impl std::ops::DerefMut for Machines {
 }
 
 impl Machines {
+    /// Starts a host with a template.
     fn start(user: User) -> Machines {
         Machines::configured(user, "")
     }
 
+    /// The same with a configuration.
     fn configured(user: User, config: &str) -> Machines {
-        let mut host = Host::prepare(user);
+        let mut host = Machines::with_template(user, config);
+        host.launch();
+        host
+    }
+
+    /// Starts a host without a template: its first machines boot.
+    fn cold(user: User, config: &str) -> Machines {
+        let mut host = Machines::prepare(user, config);
+        host.launch();
+        host
+    }
+
+    /// A host with a template, not started.
+    fn with_template(user: User, config: &str) -> Machines {
+        // Not from within the place: it takes one, too.
+        let template = template(user);
+        let host = Machines::prepare(user, config);
+        host.give_template(template, user);
+        host
+    }
+
+    /// A host with an image only, not started.
+    fn prepare(user: User, config: &str) -> Machines {
+        let (images, place) = (images(), Place::take());
+        let host = Host::prepare(user);
         host.configure(config);
         fs::create_dir_all(host.data()).expect("a folder");
-        std::os::unix::fs::symlink(images(), host.data().join("images")).expect("a link");
-        if user == User::Unprivileged {
-            let id = Some(crate::support::UNPRIVILEGED);
-            std::os::unix::fs::chown(host.data(), id, id).expect("given");
-        }
+        std::os::unix::fs::symlink(images, host.data().join("images")).expect("a link");
+        give(&host.data(), user);
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         fs::set_permissions(host.data(), mode).expect("closed");
-        host.launch();
-        Machines(host)
+        Machines(host, place)
+    }
+
+    fn give_template(&self, from: &Path, user: User) {
+        let folder = self.data().join("templates");
+        let to = folder.join(from.file_name().expect("a name"));
+        link(from, &to);
+        [&folder, &to].into_iter().for_each(|folder| give(folder, user));
+    }
+
+    /// The descriptions of this host's finished templates.
+    fn templates(&self) -> Vec<PathBuf> {
+        let folders = fs::read_dir(self.data().join("templates")).into_iter().flatten().flatten();
+        let finished = folders.filter(|folder| !folder.file_name().to_string_lossy().starts_with('.'));
+        finished.map(|folder| folder.path().join("template.json")).filter(|file| file.exists()).collect()
     }
 
     /// The processes of this host's kernels' machines.
@@ -114,10 +226,24 @@ impl Machines {
     }
 }
 
+/// Gives a path to the user of a host.
+fn give(path: &Path, user: User) {
+    if user == User::Unprivileged {
+        std::os::unix::fs::chown(path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("given");
+    }
+}
+
 /// The words of a process's command line.
 fn words(pid: u32) -> Vec<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+/// A field of a process's status.
+fn status(pid: u32, field: &str) -> String {
+    let all = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = all.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
+    line.trim_start_matches(':').trim().to_owned()
 }
 
 /// Whether the process has a file of that name open.

@@ -1,59 +1,40 @@
 //! Templates and warm machines: what is restored is a kernel's own, and nothing is left of what is damaged or killed.
 
 use std::fs;
-use std::path::PathBuf;
 
-use super::{Machines, ask, words};
+use super::{Machines, ask, image, status, words};
 use crate::support::{Host, User, until, users};
 
 const POOL: &str = "[pool]\npool_size = 1\nmin_idle = 1\n";
 const WHO: &str = "import os, random, uuid, time; print(os.urandom(16).hex(), random.random(), uuid.uuid4(), hash('x'), open('/proc/sys/kernel/random/boot_id').read().strip(), os.uname().nodename, int(time.time()))";
 
 impl Machines {
-    /// The descriptions of this host's templates.
-    fn templates(&self) -> Vec<PathBuf> {
-        let folders = fs::read_dir(self.data().join("templates")).into_iter().flatten().flatten();
-        folders.map(|folder| folder.path().join("template.json")).filter(|file| file.exists()).collect()
-    }
-
     /// Waits for a warm machine that was restored from a template.
     fn await_restored(&self) -> u32 {
         let mut found = None;
         until("a restored machine", || {
-            found = self.parked().into_iter().find(|pid| words(*pid).iter().any(|word| word == "-incoming"));
-            found.is_some()
+            found = self.parked().into_iter().find(|pid| is_restored(*pid));
+            found.is_some() && self.is_stocked()
         });
         found.expect("it was found")
     }
 
-    /// Creates a kernel, and makes this host have a template and a restored warm machine. Returns the machine.
+    /// Whether the daemon has all the warm workers that it wants: a machine stops a moment before it can be taken.
+    fn is_stocked(&self) -> bool {
+        let pools: serde_json::Value = serde_json::from_str(&self.ok(&["pool", "--json"])).expect("JSON");
+        pools.as_array().expect("a list").iter().all(|pool| pool["creating"] == 0 && pool["idle"] == pool["target"])
+    }
+
+    /// Creates a kernel, whose use opens the pool. Returns the warm machine.
     fn warm_up(&self) -> u32 {
         self.ok(&["new", "first", "--isolation", "microvm", "--engine", "python"]);
         assert_eq!(self.run("first", "1 + 1"), "2", "{}", self.log());
-        until("a template", || !self.templates().is_empty());
-        self.replace_booted()
-    }
-
-    /// Kills the warm machine that was booted while there was no template. Returns the one that replaces it.
-    fn replace_booted(&self) -> u32 {
-        until("a warm machine", || !self.parked().is_empty());
-        let killed = self.parked();
-        killed.iter().for_each(|pid| kill(*pid));
-        let restored = self.await_restored();
-        assert!(!killed.contains(&restored));
-        restored
+        self.await_restored()
     }
 }
 
-fn kill(pid: u32) {
-    let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
-    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-}
-
-fn status(pid: u32, field: &str) -> String {
-    let all = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = all.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
-    line.trim_start_matches(':').trim().to_owned()
+fn is_restored(machine: u32) -> bool {
+    words(machine).iter().any(|word| word == "-incoming")
 }
 
 #[test]
@@ -85,10 +66,7 @@ fn warm_machines_differ() {
         let clock: u64 = two[6].parse().expect("a time");
         assert!(now.abs_diff(clock) < 60, "{user:?}: {clock} is not {now}");
         let events = host.ok(&["events", "--json"]);
-        // The first warm machine may have begun its template before.
-        let why = ["there is no template of it yet", "its template is being built"];
-        assert!(events.contains("cold_boot") && why.iter().any(|why| events.contains(why)), "{events}");
-        assert!(events.contains("template_built"), "{events}");
+        assert!(!events.contains("cold_boot") && !events.contains("template_built"), "{events}");
         // What it wrote is the kernel's, also after its end.
         host.run("one", "x = 41; open('f', 'w').write('kept')");
         host.ok(&["stop", "one"]);
@@ -98,20 +76,23 @@ fn warm_machines_differ() {
 
 #[test]
 fn two_machines_are_warm() {
-    for user in users() {
-        let host = Machines::configured(user, "[pool]\n");
-        host.ok(&["new", "first", "--isolation", "microvm", "--engine", "python"]);
-        assert_eq!(host.run("first", "1 + 1"), "2", "{user:?}: {}", host.log());
-        until("two warm machines", || host.parked().len() == 2);
-        // They waited for the template.
-        let restored = host.parked().into_iter().filter(|pid| words(*pid).iter().any(|word| word == "-incoming"));
-        assert_eq!(restored.count(), 2, "{user:?}: {}", host.log());
-        host.ok(&["new", "two", "--isolation", "microvm", "--engine", "python"]);
-        // They ran code, of which nothing is left.
-        let seen = host.run("two", "print([n for n in globals() if not n.startswith('__')], '_' in globals())");
-        assert_eq!(seen, "[] False", "{user:?}");
-        assert!(host.ok(&["journal", "two"]).lines().count() < 6, "{user:?}: {}", host.ok(&["journal", "two"]));
-    }
+    let host = Machines::cold(User::Own, "[pool]\n");
+    host.ok(&["new", "first", "--isolation", "microvm", "--engine", "python"]);
+    assert_eq!(host.run("first", "1 + 1"), "2", "{}", host.log());
+    until("two warm machines", || host.parked().len() == 2 && host.is_stocked());
+    // They waited for the template; the kernel did not.
+    assert!(host.parked().into_iter().all(is_restored), "{}", host.log());
+    assert!(!host.machines().into_iter().any(is_restored), "{}", host.log());
+    let events = host.ok(&["events", "--json"]);
+    // The first warm machine may have begun its template before.
+    let why = ["there is no template of it yet", "its template is being built"];
+    assert!(events.contains("cold_boot") && why.iter().any(|why| events.contains(why)), "{events}");
+    assert!(events.contains("template_built"), "{events}");
+    host.ok(&["new", "two", "--isolation", "microvm", "--engine", "python"]);
+    // They ran code, of which nothing is left.
+    let seen = host.run("two", "print([n for n in globals() if not n.startswith('__')], '_' in globals())");
+    assert_eq!(seen, "[] False");
+    assert!(host.ok(&["journal", "two"]).lines().count() < 6, "{}", host.ok(&["journal", "two"]));
 }
 
 #[test]
@@ -169,39 +150,53 @@ fn killed_daemon_leaves_no_warm_machine() {
 
 #[test]
 fn stopped_daemon_ends_template_build() {
-    let mut host = Machines::start(User::Own);
-    host.ok(&["new", "first", "--isolation", "microvm", "--engine", "python"]);
-    assert_eq!(host.run("first", "1 + 1"), "2", "{}", host.log());
-    let builds =
-        |host: &Machines| host.all().into_iter().any(|pid| words(pid).iter().any(|word| word.contains("share=on")));
-    until("a template's machine", || builds(&host));
+    let mut host = Machines::cold(User::Own, "");
+    let mut build = host.command("ryokan");
+    build.args(["--no-autostart", "images", "rotate", &image()]).stderr(std::process::Stdio::null());
+    let mut build = build.spawn().expect("it runs");
+    let builds = || host.all().into_iter().any(|pid| words(pid).iter().any(|word| word.contains("share=on")));
+    until("a template's machine", builds);
     host.signal(nix::sys::signal::Signal::SIGTERM);
     host.wait();
+    assert!(!build.wait().expect("it ends").success());
     // Without a daemon its guest would wait for minutes.
     until("the machines' end", || host.all().is_empty());
 }
 
 #[test]
 fn damaged_template_is_built_again() {
-    let mut host = Machines::configured(User::Own, POOL);
-    host.warm_up();
-    host.kill();
-    let description = host.templates().pop().expect("a template");
-    let (ram, before) = (description.with_file_name("ram"), fs::metadata(&description).expect("it is there"));
-    fs::set_permissions(&ram, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("opened");
-    let file = fs::File::options().write(true).open(&ram).expect("the memory");
-    std::os::unix::fs::FileExt::write_all_at(&file, b"damage", 1 << 20).expect("written");
-    drop(file);
-    host.launch();
-    host.ok(&["new", "two", "--isolation", "microvm", "--engine", "python"]);
-    assert_eq!(host.run("two", "1 + 1"), "2", "{}", host.log());
-    until("another template", || {
-        let now = host.templates().pop().and_then(|found| fs::metadata(found).ok());
-        now.is_some_and(|now| now.modified().ok() != before.modified().ok())
-    });
-    host.replace_booted();
-    host.ok(&["new", "three", "--isolation", "microvm", "--engine", "python"]);
-    assert_eq!(host.run("three", "1 + 2"), "3", "{}", host.log());
-    let events = host.ok(&["events", "--json"]);
-    assert!(events.contains("template_damaged") && events.contains("ram is not what was written"), "{events}");
+    type Damage = (&'static str, fn(&fs::File) -> std::io::Result<()>);
+    let damages: [Damage; 2] = [
+        ("ram is not what was written", |ram| std::os::unix::fs::FileExt::write_all_at(ram, b"damage", 1 << 20)),
+        ("ram has another size than was written", |ram| ram.set_len(ram.metadata()?.len() / 2)),
+    ];
+    let mut host = Machines::with_template(User::Own, POOL);
+    for (round, (why, damage)) in damages.into_iter().enumerate() {
+        let description = host.templates().pop().expect("a template");
+        let (ram, before) = (description.with_file_name("ram"), fs::metadata(&description).expect("it is there"));
+        // The file is that of other tests, too.
+        let own = ram.with_file_name("own");
+        fs::copy(&ram, &own).expect("copied");
+        fs::set_permissions(&own, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("opened");
+        damage(&fs::File::options().write(true).open(&own).expect("the memory")).expect("damaged");
+        fs::rename(&own, &ram).expect("replaced");
+        host.launch();
+        let name = format!("lab{round}");
+        host.ok(&["new", &name, "--isolation", "microvm", "--engine", "python"]);
+        assert_eq!(host.run(&name, "1 + 1"), "2", "{}", host.log());
+        assert!(!host.machines().into_iter().any(is_restored), "{why}: it was used\n{}", host.log());
+        until("another template", || {
+            let now = host.templates().pop().and_then(|found| fs::metadata(found).ok());
+            now.is_some_and(|now| now.modified().ok() != before.modified().ok())
+        });
+        let events = host.ok(&["events", "--json"]);
+        assert!(events.contains("template_damaged") && events.contains(why), "{why}: {events}");
+        if round == 0 {
+            host.ok(&["rm", &name, "--yes"]);
+            host.kill();
+        }
+    }
+    host.await_restored();
+    host.ok(&["new", "last", "--isolation", "microvm", "--engine", "python"]);
+    assert_eq!(host.run("last", "1 + 2"), "3", "{}", host.log());
 }

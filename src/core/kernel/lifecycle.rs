@@ -375,8 +375,14 @@ impl Life {
         match &self.state {
             State::Created | State::Stopped { .. } => self.start(),
             State::Ready => vec![Action::DisarmIdle, Action::Dispatch],
-            State::Suspended => self.resume(),
-            State::Crashed { restart: Restart::Breaker { until_ms }, .. } if now_ms >= *until_ms => self.start(),
+            State::Suspended => {
+                self.forget_old_crashes(now_ms);
+                self.resume()
+            }
+            State::Crashed { restart: Restart::Breaker { until_ms }, .. } if now_ms >= *until_ms => {
+                self.crashes.clear();
+                self.start()
+            }
             State::Crashed { cause, restart: Restart::Breaker { .. } } => {
                 vec![Action::FailQueued { cause: cause.clone() }]
             }
@@ -516,6 +522,7 @@ impl Life {
             State::Stopping { reason, exec } => {
                 let (reason, exec) = (*reason, *exec);
                 self.state = State::Stopped { reason };
+                self.forget_old_crashes(now_ms);
                 let mut actions: Vec<Action> = exec.map(|exec| Action::EndAsLost { exec, cause }).into_iter().collect();
                 // Work queued meanwhile starts the next worker.
                 actions.extend([Action::Publish("kernel_stopped"), Action::Dispatch]);
@@ -523,6 +530,7 @@ impl Life {
             }
             State::Suspended => {
                 self.state = State::Stopped { reason: StopReason::Suspended };
+                self.forget_old_crashes(now_ms);
                 return vec![Action::Publish("kernel_stopped"), Action::Dispatch];
             }
             State::Starting | State::Ready => None,
@@ -531,10 +539,18 @@ impl Life {
         self.crashed(running, cause, now_ms)
     }
 
-    fn crashed(&mut self, running: Option<ExecId>, cause: CrashCause, now_ms: i64) -> Vec<Action> {
+    fn forget_old_crashes(&mut self, now_ms: i64) {
         let window_ms = limits::BREAKER_WINDOW.as_millis() as i64;
         // A clock that went backwards must not keep old crashes for ever: both bounds apply.
         self.crashes.retain(|at| (now_ms - window_ms..=now_ms).contains(at));
+    }
+
+    fn crashed(&mut self, running: Option<ExecId>, cause: CrashCause, now_ms: i64) -> Vec<Action> {
+        let window_ms = limits::BREAKER_WINDOW.as_millis() as i64;
+        // A start that fails continues the count of the crash before it, however long it took.
+        if self.state != State::Starting {
+            self.forget_old_crashes(now_ms);
+        }
         self.crashes.push(now_ms);
         let mut actions = vec![Action::DisarmIdle];
         if let Some(exec) = running {

@@ -385,8 +385,23 @@ fn distant_crashes_only_back_off() {
     for n in 0..10 {
         let at = NOW + n * 61_000;
         let _ = life.step(Event::BackoffElapsed, at);
+        let _ = life.step(Event::WorkerReady { attempt: life.attempt }, at);
         let actions = life.step(Event::WorkerEnded { attempt: life.attempt, cause: CrashCause::Killed }, at);
         assert!(actions.contains(&Action::ArmBackoff { delay_ms: 100 }), "{actions:?}");
+    }
+}
+
+#[test]
+fn slow_failing_starts_open_breaker() {
+    let mut life = Life::default();
+    let _ = life.step(Event::Used, NOW);
+    for n in 0..3 {
+        let at = NOW + n * 90_000;
+        let _ = life.step(Event::BackoffElapsed, at);
+        let cause = CrashCause::NotStarted(String::from("its guest does not answer"));
+        let _ = life.step(Event::WorkerEnded { attempt: life.attempt, cause }, at);
+        // The pause has a beginning only: the next start takes long.
+        assert_eq!(life.breaker_is_open(at), n == 2, "start {n}");
     }
 }
 

@@ -166,5 +166,7 @@ pub const VM_TEMPLATE_JSON_BYTES: u64 = 64 << 10;
 pub const VM_TEMPLATE_STATE_BYTES: u64 = 64 << 20;
 /// Time after a failure in which a template is not built again.
 pub const VM_TEMPLATE_RETRY: Duration = Duration::from_secs(600);
+/// Failed restores in a row after which a template is removed.
+pub const VM_TEMPLATE_FAILURES: u32 = 3;
 /// Largest difference between the clocks of a seeded guest and its host.
 pub const VM_CLOCK_ERROR: Duration = Duration::from_secs(5);

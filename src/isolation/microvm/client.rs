@@ -16,7 +16,7 @@ use crate::link::machine::{self, HELLO_BYTES, Reply, Request};
 use crate::link::mirror::{Entry, MOST_ENTRIES, Sink, Source};
 use crate::sys::random;
 
-/// Time for the echo of a hello, before it is said again.
+/// Time for the echo of the first hello; twice as long for each further one, as a guest of a busy host needs.
 const HELLO_WAIT: Duration = Duration::from_millis(1500);
 /// Time for QEMU to notice that the former connection closed, and the guest after it.
 const HELLO_PAUSE: Duration = Duration::from_millis(150);
@@ -54,17 +54,28 @@ impl Client {
         self.until.map_or(own, |until| until.min(own))
     }
 
-    /// Connects, again and again until `within` has passed.
+    /// Connects to a machine that boots: it answers the first hello as soon as it can.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(super) fn open_booting(&mut self, within: Duration) -> Result<()> {
+        self.connect(within, within)
+    }
+
+    /// Connects, again and again until `within` has passed. A guest that goes on may lose a hello with an earlier
+    /// connection.
     ///
     /// # Errors
     /// `deadline`; `unavailable` at once if QEMU has ended.
     pub(super) fn open(&mut self, within: Duration) -> Result<()> {
+        self.connect(within, HELLO_WAIT)
+    }
+
+    fn connect(&mut self, within: Duration, first_wait: Duration) -> Result<()> {
         if self.is_over {
             return Err(Error::unavailable("the virtual machine has ended"));
         }
-        let until = self.deadline(within);
-        // A machine that boots answers the first hello as soon as it can.
-        let wait = if within > limits::VM_CALL { within } else { HELLO_WAIT };
+        let (until, mut wait) = (self.deadline(within), first_wait);
         loop {
             let failed = match hello(&self.socket, until.min(Instant::now() + wait)) {
                 Ok(stream) => {
@@ -80,6 +91,7 @@ impl Client {
             if Instant::now() >= until {
                 return Err(Error::deadline(format!("the virtual machine does not answer: {failed}")));
             }
+            wait *= 2;
             std::thread::sleep(HELLO_PAUSE);
         }
     }
@@ -212,13 +224,16 @@ pub(super) struct PortConnector {
 #[async_trait::async_trait(?Send)]
 impl Connector for PortConnector {
     async fn connect(&self) -> io::Result<Channel> {
+        let mut wait = HELLO_WAIT;
         loop {
-            match tokio::time::timeout(HELLO_WAIT, self.try_connect()).await {
+            match tokio::time::timeout(wait, self.try_connect()).await {
                 Ok(Ok(channel)) => return Ok(channel),
                 Ok(Err(error)) if has_ended(&error) => return Err(error),
                 // The caller bounds the attempts.
-                Ok(Err(_)) | Err(_) => tokio::time::sleep(HELLO_PAUSE).await,
+                Ok(Err(_)) => {}
+                Err(_) => wait *= 2,
             }
+            tokio::time::sleep(HELLO_PAUSE).await;
         }
     }
 
@@ -228,6 +243,10 @@ impl Connector for PortConnector {
 
     fn passes_descriptors(&self) -> bool {
         false
+    }
+
+    fn attach_deadline(&self) -> Duration {
+        limits::VM_CALL
     }
 }
 

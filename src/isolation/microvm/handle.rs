@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -27,6 +28,9 @@ use crate::link::connector::unix::connect;
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::link::machine::{EVENT_ENDED, EVENT_QUERY, Request};
+
+/// Pause after a state that was not asked for.
+const UNASKED: Duration = Duration::from_millis(200);
 
 /// The record of a machine, for a later daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +90,8 @@ struct Watched {
     was_parked: Cell<bool>,
     /// Whether no code of the kernel runs any more, and files and state are being brought out.
     is_settling: Cell<bool>,
+    /// Whether the guest did not answer, so that the machine was ended.
+    was_silent: Cell<bool>,
     has_ended: watch::Sender<bool>,
 }
 
@@ -116,6 +122,7 @@ impl MachineHandle {
             is_parked: watch::Sender::new(false),
             was_parked: Cell::new(false),
             is_settling: Cell::new(false),
+            was_silent: Cell::new(false),
             has_ended: watch::Sender::new(false),
         });
         tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.sockets.clone()));
@@ -129,7 +136,10 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, sock
         ended = watched.process.ended() => ended.err().map(|error| error.to_string()),
         over = kernels_worker_is_over(&watched, &sockets) => match over {
             Ok(()) => settle(&watched, &watched.machine()).await.err().map(|error| error.message),
-            Err(why) => Some(why),
+            Err(why) => {
+                watched.was_silent.set(true);
+                Some(why)
+            }
         },
     };
     if let Some(why) = why {
@@ -198,7 +208,9 @@ async fn worker_is_over(sockets: &Sockets) -> std::result::Result<(), String> {
                         match tokio::time::timeout(limits::VM_HEARTBEAT, stream.read(&mut bytes)).await {
                             Ok(Ok(0) | Err(_)) => break,
                             Ok(Ok(count)) if bytes[..count].contains(&EVENT_ENDED) => return Ok(()),
-                            Ok(Ok(_)) | Err(_) => {}
+                            // A guest that says more than it is asked for is read slowly.
+                            Ok(Ok(_)) => tokio::time::sleep(UNASKED).await,
+                            Err(_) => {}
                         }
                     }
                     Err(_) => {}
@@ -211,7 +223,7 @@ async fn worker_is_over(sockets: &Sockets) -> std::result::Result<(), String> {
         if answered.elapsed() > limits::VM_SILENCE {
             return Err(String::from("its guest does not answer"));
         }
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        tokio::time::sleep(UNASKED).await;
     }
 }
 
@@ -240,6 +252,10 @@ impl WorkerHandle for MachineHandle {
         let mut ended = self.watched.has_ended.subscribe();
         // The sender is in this handle.
         let _ = ended.wait_for(|ended| *ended).await;
+    }
+
+    fn was_silent(&self) -> bool {
+        self.watched.was_silent.get()
     }
 
     async fn clean_up(&self) {

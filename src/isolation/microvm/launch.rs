@@ -90,13 +90,11 @@ impl MicrovmDriver {
                 let begin = Begin::Restore { image: &image, template };
                 match self.attempt(&attempt, begin, &template.tested_boot_id, about, record).await? {
                     Ok(process) => {
+                        template.served();
                         shared_boot_id.clone_from(&template.tested_boot_id);
                         Ok(process)
                     }
-                    Err(error) => {
-                        self.templates.give_up(&kind, &error);
-                        Err(error.message)
-                    }
+                    Err(error) => Err(self.templates.note_failure(&kind, template, &error)),
                 }
             }
             Err(why) => Err(why.clone()),
@@ -201,14 +199,15 @@ impl MicrovmDriver {
                 monitor.resume().await?;
             }
             // A guest that continues has still to notice that its former connections ended.
-            let (pause, within) = match is_continued {
-                true => (RECONNECTION, limits::VM_CALL),
-                false => (Duration::ZERO, kind.boot_time()),
-            };
+            let boot_time = kind.boot_time();
+            let pause = if is_continued { RECONNECTION } else { Duration::ZERO };
             tokio::time::sleep(pause).await;
             until_ended(&process, move || {
                 let mut client = seeded.client();
-                client.open(within)?;
+                match is_loaded {
+                    true => client.open(limits::VM_CALL)?,
+                    false => client.open_booting(boot_time)?,
+                }
                 seed::seed(&mut client, &shared).map(drop)
             })
             .await

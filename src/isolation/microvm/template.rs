@@ -3,6 +3,7 @@
 //! It holds nothing of a kernel: no worker, no secret, no mounted disk. Machines that are restored from it begin with the
 //! same random state, so each is seeded before anything else (`seed.rs`). `templates.rs` builds and finds them.
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
@@ -107,6 +108,8 @@ pub(super) struct Template {
     memory: File,
     state: File,
     pub tested_boot_id: String,
+    /// Failed restores since the last machine that was restored.
+    failures: Cell<u32>,
 }
 
 /// Opens a file anew: each machine reads from the beginning.
@@ -118,12 +121,28 @@ impl Template {
     /// The template of just written files, not tested yet.
     pub(super) fn untested(place: &Path) -> std::io::Result<Template> {
         let open = |name: &str| File::open(place.join(name));
-        Ok(Template { memory: open(MEMORY)?, state: open(STATE)?, tested_boot_id: String::new() })
+        Ok(Template {
+            memory: open(MEMORY)?,
+            state: open(STATE)?,
+            tested_boot_id: String::new(),
+            failures: Cell::new(0),
+        })
     }
 
     /// The same, with the boot id of its test start.
     pub(super) fn tested(self, tested_boot_id: String) -> Template {
         Template { tested_boot_id, ..self }
+    }
+
+    /// Notes that a machine was restored.
+    pub(super) fn served(&self) {
+        self.failures.set(0);
+    }
+
+    /// Notes that a machine could not be restored; returns how many in a row.
+    pub(super) fn failed(&self) -> u32 {
+        self.failures.set(self.failures.get().saturating_add(1));
+        self.failures.get()
     }
 
     pub(super) fn memory(&self) -> std::io::Result<File> {
@@ -172,7 +191,7 @@ impl Template {
         if about.memory.bytes != kind.memory_bytes() || about.state.bytes > limits::VM_TEMPLATE_STATE_BYTES {
             return Err(String::from("its sizes are not those of the machine"));
         }
-        Ok(Some(Template { memory, state, tested_boot_id: about.tested_boot_id }))
+        Ok(Some(Template { memory, state, tested_boot_id: about.tested_boot_id, failures: Cell::new(0) }))
     }
 }
 
@@ -239,11 +258,11 @@ pub(super) fn publish(from: &Path, to: &Path, description: &Description) -> Resu
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    fn kind() -> Kind {
+    pub(in crate::isolation::microvm) fn kind() -> Kind {
         Kind {
             image: String::from("abc"),
             engine: EngineName::Python,
@@ -257,8 +276,8 @@ mod tests {
         }
     }
 
-    fn template(folder: &Path, kind: &Kind) -> PathBuf {
-        let (from, to) = (folder.join(".new-1"), folder.join("key"));
+    pub(in crate::isolation::microvm) fn template(folder: &Path, kind: &Kind) -> PathBuf {
+        let (from, to) = (folder.join(".new-1"), folder.join(kind.key().expect("a key")));
         std::fs::create_dir(&from).expect("a folder");
         std::fs::write(from.join(MEMORY), vec![1; 1 << 20]).expect("written");
         std::fs::write(from.join(STATE), b"state").expect("written");

@@ -162,13 +162,19 @@ impl Templates {
         self.find(kind).await
     }
 
-    /// Marks a template as unusable: a machine could not be restored from it. The next build replaces it.
-    pub(super) fn give_up(&self, kind: &Kind, why: &Error) {
-        let Ok(key) = kind.key() else { return };
-        let why = format!("no machine can be restored from its template: {}", why.message);
+    /// Notes that a machine could not be restored from a template, and returns why it boots instead. A busy host or the
+    /// end of one machine is no fault of the template: it is removed after several failures in a row, and built again.
+    pub(super) fn note_failure(&self, kind: &Kind, template: &Template, error: &Error) -> String {
+        let why = format!("no machine can be restored from its template: {}", error.message);
+        let Ok(key) = kind.key() else { return why };
+        if template.failed() < limits::VM_TEMPLATE_FAILURES {
+            tracing::warn!(key, why, "a virtual machine boots instead");
+            return why;
+        }
         let _ = fs::remove_tree(&self.settings.folder.join(&key));
         self.note("template_damaged", why.clone());
-        self.known.borrow_mut().insert(key, Known::Failed(Instant::now(), why));
+        self.known.borrow_mut().insert(key, Known::Failed(Instant::now(), why.clone()));
+        why
     }
 
     /// Builds a template in the background, unless it is known already.
@@ -248,10 +254,10 @@ impl Templates {
             let within = kind.boot_time();
             blocking(move || {
                 let mut client = Client::new(control);
-                client.open(within)?;
+                client.open_booting(within)?;
                 match program.is_empty() {
                     true => Ok(()),
-                    false => client.tell(&Request::WarmUp { program }, &[]),
+                    false => client.call(&Request::WarmUp { program }, &[], limits::VM_BOOT).map(drop),
                 }
             })
             .await?;
@@ -368,4 +374,29 @@ async fn blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 's
 
 fn hex(bytes: [u8; 8]) -> String {
     format!("{:016x}", u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::template::tests::{kind, template};
+    use super::*;
+
+    #[tokio::test]
+    async fn repeated_failures_remove_template() {
+        let (folder, kind, late) = (tempfile::tempdir().expect("a folder"), kind(), Error::deadline("a busy host"));
+        let place = template(folder.path(), &kind);
+        let (folder, sockets) = (folder.path().to_owned(), folder.path().to_owned());
+        let templates = Templates::new(TemplateSettings { folder, sockets, account: None });
+        let found = templates.find(&kind).await.expect("a template");
+        for failures in [limits::VM_TEMPLATE_FAILURES - 1, limits::VM_TEMPLATE_FAILURES] {
+            found.served();
+            for _ in 0..failures {
+                let why = templates.note_failure(&kind, &found, &late);
+                assert!(why.contains("a busy host"), "{why}");
+            }
+            let is_kept = failures < limits::VM_TEMPLATE_FAILURES;
+            assert_eq!((templates.find(&kind).await.is_ok(), place.exists()), (is_kept, is_kept));
+        }
+        assert_eq!(templates.take_notes().len(), 1);
+    }
 }

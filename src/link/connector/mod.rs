@@ -5,6 +5,7 @@ pub mod unix;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use capnp_rpc::rpc_twoparty_capnp::Side;
 use capnp_rpc::twoparty::VatNetwork;
@@ -46,6 +47,11 @@ pub trait Connector {
 
     /// Whether [`Self::pass_descriptor`] is supported.
     fn passes_descriptors(&self) -> bool;
+
+    /// Deadline for an attachment.
+    fn attach_deadline(&self) -> Duration {
+        limits::WORKER_ADOPT
+    }
 }
 
 /// The note that accompanies a descriptor.

@@ -86,15 +86,16 @@ impl WorkerLink {
     ///
     /// # Errors
     /// `Unavailable` if no process listens, `Refused` (reason `worker_identity`) if the peer is
-    /// another process, `Deadline` after [`limits::WORKER_ADOPT`].
+    /// another process, `Deadline` after that of the connector.
     pub async fn attach(
         connector: Rc<dyn Connector>,
         identity: &WorkerIdentity,
         listener: Rc<dyn WorkerListener>,
     ) -> Result<(WorkerLink, WorkerReport)> {
+        let deadline = connector.attach_deadline();
         let attaching = Self::attach_unbounded(connector, identity, listener);
         let late = |_| Error::deadline(format!("worker {} did not answer its adoption in time", identity.worker));
-        tokio::time::timeout(limits::WORKER_ADOPT, attaching).await.map_err(late)?
+        tokio::time::timeout(deadline, attaching).await.map_err(late)?
     }
 
     async fn attach_unbounded(

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use nix::time::{ClockId, clock_gettime, clock_settime};
 
-use super::port::Port;
+use super::port::{Port, Tail};
 use super::{DATA, KERNEL, Machine, mount_disk, start};
 use crate::catalog::{Durability, EngineDb, EngineInfo, Entry as StateEntry};
 use crate::core::error::{Error, Result};
@@ -51,14 +51,16 @@ impl Control {
 
     /// Serves one connection after the other.
     pub(super) fn run(&mut self, port: &Port) {
+        let mut last = Vec::new();
         loop {
-            let nonce = port.await_hello();
+            let nonce = port.await_hello(std::mem::take(&mut last));
             self.put.clear();
             self.put_bytes = 0;
             if (&*port).write_all(&machine::ready(nonce)).is_err() {
                 continue;
             }
-            while let Ok((request, body)) = machine::read::<Request>(&mut &*port) {
+            let mut asked = Tail { port, last: Vec::new() };
+            while let Ok((request, body)) = machine::read::<Request>(&mut asked) {
                 self.machine.is_used.store(true, Ordering::Release);
                 let (reply, data) = match self.answer(request, body) {
                     Ok(answer) => answer,
@@ -68,6 +70,7 @@ impl Control {
                     break;
                 }
             }
+            last = asked.last;
         }
     }
 
@@ -200,5 +203,31 @@ fn warm_up(program: &str) -> io::Result<()> {
     match child.stdout.take() {
         Some(mut output) => io::copy(&mut output, &mut io::sink()).map(drop),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn unnoticed_reconnection_is_answered() -> io::Result<()> {
+        let (port, mut host) = super::super::port::tests::port()?;
+        // Serves until the test's process ends.
+        std::thread::spawn(move || Control::new(Arc::default()).run(&port));
+        host.set_read_timeout(Some(Duration::from_secs(20)))?;
+        for nonce in [[1; 16], [2; 16]] {
+            host.write_all(&machine::hello(nonce))?;
+            let mut echo = [0; machine::HELLO_BYTES];
+            host.read_exact(&mut echo)?;
+            assert_eq!(echo, machine::ready(nonce));
+            machine::write(&mut host, &Request::List { from: 0 }, &[])?;
+            let (reply, _) = machine::read::<Reply>(&mut host)?;
+            assert!(matches!(reply, Reply::Failed(_)), "it is not mounted");
+        }
+        Ok(())
     }
 }

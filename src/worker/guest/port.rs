@@ -40,9 +40,8 @@ impl Port {
     }
 
     /// Waits until the host has the port open and says hello; returns its nonce. What an earlier connection left is
-    /// discarded.
-    pub(super) fn await_hello(&self) -> [u8; 16] {
-        let mut received = Vec::new();
+    /// discarded. `received`: the last bytes that were read, with which the hello may have begun.
+    pub(super) fn await_hello(&self, mut received: Vec<u8>) -> [u8; 16] {
         loop {
             let mut bytes = [0; 4096];
             match (&*self).read(&mut bytes) {
@@ -81,6 +80,23 @@ impl Port {
     }
 }
 
+/// Reads a port, and keeps the last bytes: the host may close and open it before the guest notices, and what then reads
+/// like a message is a hello.
+pub(super) struct Tail<'p> {
+    pub port: &'p Port,
+    pub last: Vec<u8>,
+}
+
+impl Read for Tail<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.port.read(into)?;
+        self.last.extend_from_slice(&into[..count]);
+        let surplus = self.last.len().saturating_sub(machine::HELLO_BYTES - 1);
+        self.last.drain(..surplus);
+        Ok(count)
+    }
+}
+
 impl Read for &Port {
     /// Waits for bytes; 0 means that the host closed the port.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -107,5 +123,17 @@ impl Write for &Port {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A port, and the host's end of it.
+    pub(in crate::worker::guest) fn port() -> io::Result<(Port, std::os::unix::net::UnixStream)> {
+        let (guest, host) = std::os::unix::net::UnixStream::pair()?;
+        guest.set_nonblocking(true)?;
+        Ok((Port(std::os::fd::OwnedFd::from(guest).into()), host))
     }
 }

@@ -16,7 +16,7 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Serves one connection after the other.
 pub(super) fn run(port: &Port) {
     loop {
-        let nonce = port.await_hello();
+        let nonce = port.await_hello(Vec::new());
         // Without a worker there is no answer: the daemon tries again.
         let Ok(worker) = UnixStream::connect(SOCKET) else { continue };
         if (&*port).write_all(&machine::ready(nonce)).is_ok() {

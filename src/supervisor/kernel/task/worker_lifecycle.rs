@@ -318,7 +318,11 @@ impl Task {
             let detail = serde_json::json!({ "jobs": names });
             self.host.events.publish(&self.kernel.event_name(), "jobs_killed", detail);
         }
-        let cause = current.cause.unwrap_or(CrashCause::Killed);
+        let unsaid = match current.worker.handle().was_silent() {
+            true => CrashCause::Unresponsive,
+            false => CrashCause::Killed,
+        };
+        let cause = current.cause.unwrap_or(unsaid);
         self.end_lost_processes(&cause).await;
         if let Some(error) = &current.not_saved {
             let detail = serde_json::json!({ "error": error.message });
