@@ -9,6 +9,7 @@
 //!  ├ hostile.rs    a kernel beside one that attacks
 //!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (other tools)
 //!  ├ workspace.rs captures and restores of a directory, beside cp, restic, borg, rsync
+//!  ├ freeze.rs    freezes and restores of a group, beside pg_dump, git bundle and tar
 //!  ├ rollback.rs  restores of a Python kernel, from memory and from saved state
 //!  ├ teleport.rs  moves between two daemons, beside rsync
 //!  ├ trace.rs     time of one execution by step
@@ -19,6 +20,7 @@
 
 mod checkpoint;
 mod daemon;
+mod freeze;
 mod hostile;
 mod latency;
 mod microvm;
@@ -59,6 +61,9 @@ struct Args {
     /// Without the other programs that checkpoints and new kernels are compared with
     #[arg(long)]
     alone: bool,
+    /// 1 GB in the database of the benchmark `freeze`
+    #[arg(long)]
+    large: bool,
     /// Run benchmarks of all engines for this engine only
     #[arg(long)]
     engine: Option<EngineName>,
@@ -88,6 +93,7 @@ struct Args {
 struct World {
     quick: bool,
     alone: bool,
+    large: bool,
     engine: Option<EngineName>,
     daemon: PathBuf,
     python: PathBuf,
@@ -125,6 +131,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("microvm", microvm::microvm),
     ("rollback", rollback::rollback),
     ("teleport", teleport::teleport),
+    ("freeze", freeze::freeze),
     ("checkpoint-10k", checkpoint::ten_thousand),
     ("checkpoint-100k", checkpoint::hundred_thousand),
     ("checkpoint-history", checkpoint::history),
@@ -193,6 +200,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let world = World {
         quick: args.quick,
         alone: args.alone,
+        large: args.large,
         engine: args.engine,
         daemon: args.daemon.clone(),
         python: args.python.clone(),
