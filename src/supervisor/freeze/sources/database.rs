@@ -218,7 +218,7 @@ impl LiveDatabase {
         let files: Vec<(PathBuf, &str)> = match present {
             Copied::Absent => return Ok(None),
             Copied::Whole => vec![(now.to_owned(), "")],
-            Copied::Damaged(_) => RAW.map(|suffix| (database::beside(&self.path, suffix), suffix)).to_vec(),
+            Copied::Damaged => RAW.map(|suffix| (database::beside(&self.path, suffix), suffix)).to_vec(),
         };
         let folder = host.environment.data.join("groups").join(KEPT);
         let to = folder.join(format!("{name}-{}.db", host.now_ms()));
@@ -350,7 +350,7 @@ const RAW: [&str; 3] = ["", "-wal", "-journal"];
 enum Copied {
     Whole,
     Absent,
-    Damaged(Error),
+    Damaged,
 }
 
 /// Removes the copy of a former step.
@@ -369,11 +369,11 @@ async fn copied(path: &Path, copy: &Path) -> Result<Copied> {
         match database::present(&path)? {
             Present::Whole => match PinnedDatabase::pin(&path, false).and_then(|pinned| pinned.copy(&copy)) {
                 Ok(()) => Ok(Copied::Whole),
-                Err(error) if error.code == ErrorCode::Corrupt => Ok(Copied::Damaged(error)),
+                Err(error) if error.code == ErrorCode::Corrupt => Ok(Copied::Damaged),
                 Err(error) => Err(error),
             },
             Present::Absent => Ok(Copied::Absent),
-            Present::Damaged(why) => Ok(Copied::Damaged(Error::corrupt(why).reason("database_damaged"))),
+            Present::Damaged(_) => Ok(Copied::Damaged),
         }
     })
     .await
@@ -384,7 +384,7 @@ pub(in crate::supervisor::freeze) async fn copy_now(path: &Path, copy: &Path) ->
     Ok(match copied(path, copy).await? {
         Copied::Whole => "whole",
         Copied::Absent => "absent",
-        Copied::Damaged(_) => "damaged",
+        Copied::Damaged => "damaged",
     })
 }
 
