@@ -9,14 +9,14 @@ use super::Shop;
 use super::crash_safety::{killed, points};
 use crate::support::{User, out, until, users};
 
-/// A freeze that waits before it stores member `n`, counted from 1: the kernel, the repository, the database.
-struct Held {
+/// A freeze of a group that waits before it stores member `n`, counted from 1, kernels first.
+pub struct Held {
     freeze: Child,
     file: std::path::PathBuf,
 }
 
 impl Held {
-    fn begin(shop: &mut Shop, n: usize) -> Held {
+    pub fn begin(shop: &mut Shop, group: &str, n: usize) -> Held {
         let file = shop.host.path("hold");
         fs::write(&file, "").unwrap();
         shop.host.kill();
@@ -24,17 +24,17 @@ impl Held {
         shop.host.env(fault::HOLD, &file.display().to_string());
         shop.host.launch();
         let mut command = shop.host.command("ryokan");
-        command.args(["--no-autostart", "freeze", "shop", "-m", "held"]);
+        command.args(["--no-autostart", "freeze", group, "-m", "held"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let freeze = command.spawn().unwrap();
         Held { freeze, file }
     }
 
-    fn is_under_way(&mut self) -> bool {
+    pub fn is_under_way(&mut self) -> bool {
         self.freeze.try_wait().unwrap().is_none()
     }
 
-    fn end(mut self) -> bool {
+    pub fn end(mut self) -> bool {
         fs::remove_file(&self.file).unwrap();
         self.freeze.wait().unwrap().success()
     }
@@ -51,7 +51,7 @@ fn run(shop: &Shop, code: &str) -> String {
     shop.host.with(async |client| out(&client.open_kernel("agent").await.expect("it is there").0, code).await)
 }
 
-fn checkpoints(shop: &Shop) -> usize {
+pub fn checkpoints(shop: &Shop) -> usize {
     shop.host.ok(&["log", "agent", "--json"]).lines().count()
 }
 
@@ -62,7 +62,7 @@ fn work_goes_on_while_storing() {
         shop.work();
         let frozen = shop.state();
         let before = checkpoints(&shop);
-        let mut held = Held::begin(&mut shop, 3);
+        let mut held = Held::begin(&mut shop, "shop", 3);
         // Its checkpoint is made: the kernel is free, and everything is pinned.
         until("the kernel's checkpoint", || checkpoints(&shop) > before);
         assert_eq!(run(&shop, "x=7; echo 7 > f; echo $x").trim(), "7");
@@ -115,7 +115,7 @@ fn killed_or_failed(shop: &mut Shop, fault: &str, kill: bool) -> bool {
 fn later_work_survives_withdrawal() {
     let mut shop = Shop::new(User::Own);
     let before = checkpoints(&shop);
-    let mut held = Held::begin(&mut shop, 3);
+    let mut held = Held::begin(&mut shop, "shop", 3);
     until("the kernel's checkpoint", || checkpoints(&shop) > before);
     run(&shop, "x=9; echo 9 > f");
     assert!(held.is_under_way());
