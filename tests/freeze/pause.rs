@@ -68,7 +68,7 @@ fn work_goes_on_while_storing() {
         assert_eq!(run(&shop, "x=7; echo 7 > f; echo $x").trim(), "7");
         shop.sql("UPDATE accounts SET amount = 600 WHERE id = 1; UPDATE accounts SET amount = 400 WHERE id = 2;");
         shop.write("app.py", "later");
-        shop.host.ok(&["checkpoint", "agent", "later"]);
+        shop.host.ok(&["checkpoint", "agent", "-m", "later"]);
         assert!(held.is_under_way() && shop.freezes() == 0, "nothing is visible before the seal");
         let later = shop.state();
         assert!(held.end());

@@ -3,7 +3,7 @@
 //! Files of an operation are in `.NAME.ryokan` beside the directory, on its file system. There, `part` is an incomplete
 //! checkout; `new` is a complete one before the switch, and the former directory after it.
 
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -228,6 +228,8 @@ impl Places {
     /// Puts `new` in the place of the directory, which becomes `new`. `is_there`: whether each exists.
     fn exchange(&self, directory_is_there: bool, new_is_there: bool) -> Result<()> {
         let (path, new) = (&self.path, &self.new_copy());
+        let [time, new_time] =
+            [path, new].map(|place| std::fs::symlink_metadata(place).and_then(|meta| meta.modified()));
         let renamed = match (directory_is_there, new_is_there) {
             (true, true) => renameat2(AT_FDCWD, new, AT_FDCWD, path, RenameFlags::RENAME_EXCHANGE),
             (false, true) => renameat2(AT_FDCWD, new, AT_FDCWD, path, RenameFlags::RENAME_NOREPLACE),
@@ -235,6 +237,12 @@ impl Places {
             (false, false) => Ok(()),
         };
         renamed.map_err(|error| io("exchange", path)(error.into()))?;
+        // XFS changes the time of a directory that gets another parent; the time is a part of the tree.
+        for (place, time) in [(new, time), (path, new_time)] {
+            if let Ok(time) = time {
+                set_time(place, time).map_err(io("set the time of", place))?;
+            }
+        }
         for folder in [path.parent().unwrap_or(path), &self.beside] {
             sync_dir(folder).map_err(|error| Error::unavailable(error.to_string()))?;
         }
@@ -289,6 +297,11 @@ impl Places {
         sync_dir(kept.parent().unwrap_or(&kept)).map_err(|error| Error::unavailable(error.to_string()))?;
         Ok(Some(kept))
     }
+}
+
+fn set_time(directory: &Path, time: std::time::SystemTime) -> std::io::Result<()> {
+    let mut options = std::fs::File::options();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY).open(directory)?.set_modified(time)
 }
 
 fn changed(path: &Path, how: &str) -> Error {
