@@ -57,7 +57,7 @@ impl PinnedDatabase {
             Held::Connection { connection, driver: Driver::Transaction }
         } else {
             // Without a log, the locked file alone is the database.
-            match if may_clone { clone_of(path) } else { None } {
+            match may_clone.then(|| clone_of(path)).flatten() {
                 Some(clone) => Held::Clone(clone),
                 None => Held::Connection { connection, driver: Driver::SharedLock },
             }

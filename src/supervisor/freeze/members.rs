@@ -118,7 +118,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
         member: member.clone(),
         group: (group.id, group.uid, group.name.clone()),
         captured: None,
-        spent: Default::default(),
+        spent: (Duration::ZERO, Duration::ZERO),
         target: None,
     })
 }
