@@ -9,6 +9,7 @@
 //!  ├ hostile.rs    a kernel beside one that attacks
 //!  ├ checkpoint.rs checkpoints, restores, history: files.rs (the data), keepers.rs (other tools)
 //!  ├ workspace.rs captures and restores of a directory, beside cp, restic, borg, rsync
+//!  ├ freeze.rs    freezes and restores of a group, beside pg_dump, git bundle and tar
 //!  ├ rollback.rs  restores of a Python kernel, from memory and from saved state
 //!  ├ teleport.rs  moves between two daemons, beside rsync
 //!  ├ surface.rs   files, listings, programs and whole commands, beside plain files and bwrap
@@ -20,6 +21,7 @@
 
 mod checkpoint;
 mod daemon;
+mod freeze;
 mod hostile;
 mod latency;
 mod microvm;
@@ -64,6 +66,9 @@ struct Args {
     /// Without the other programs that checkpoints and new kernels are compared with
     #[arg(long)]
     alone: bool,
+    /// 1 GB in the database of the benchmark `freeze`
+    #[arg(long)]
+    large: bool,
     /// Run benchmarks of all engines for this engine only
     #[arg(long)]
     engine: Option<EngineName>,
@@ -95,6 +100,7 @@ struct World {
     /// Bytes of a large file.
     large: u64,
     alone: bool,
+    large: bool,
     engine: Option<EngineName>,
     daemon: PathBuf,
     python: PathBuf,
@@ -134,6 +140,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("microvm", microvm::microvm),
     ("rollback", rollback::rollback),
     ("teleport", teleport::teleport),
+    ("freeze", freeze::freeze),
     ("checkpoint-10k", checkpoint::ten_thousand),
     ("checkpoint-100k", checkpoint::hundred_thousand),
     ("checkpoint-history", checkpoint::history),
@@ -203,6 +210,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         quick: args.quick,
         large: args.large.unwrap_or(if args.quick { 16 << 20 } else { 1 << 30 }),
         alone: args.alone,
+        large: args.large,
         engine: args.engine,
         daemon: args.daemon.clone(),
         python: args.python.clone(),

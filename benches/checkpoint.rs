@@ -2,7 +2,7 @@
 //! the same files.
 
 mod files;
-mod keepers;
+pub mod keepers;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -38,8 +38,12 @@ impl Daemon {
 
     /// The same with more settings.
     pub fn start_with(world: &World, more: &str) -> anyhow::Result<Daemon> {
-        // Short: socket paths have 108 bytes.
         let base = std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+        Daemon::start_in(world, &base, more)
+    }
+
+    /// The same with its directories in this one.
+    pub fn start_in(world: &World, base: &Path, more: &str) -> anyhow::Result<Daemon> {
         let root = tempfile::Builder::new().prefix("rb").tempdir_in(base)?.keep();
         for folder in ["data", "config/ryokan"] {
             std::fs::create_dir_all(root.join(folder))?;

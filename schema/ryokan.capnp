@@ -1066,6 +1066,22 @@ struct Freeze {
   restoredAtMs @6 :Int64;     # 0: never
   isHead @7 :Bool;            # the last taken or restored
   lock @8 :Text;              # docs/lock-format.md
+  cost @9 :FreezeCost;        # only in the result of `freeze`
+}
+
+struct FreezeCost {
+  pauseUs @0 :UInt64;         # until everything runs again
+  admissionUs @1 :UInt64;     # until every kernel starts executions again
+  totalUs @2 :UInt64;         # with what was read ahead of the pause
+  members @3 :List(MemberCost);
+}
+
+struct MemberCost {
+  name @0 :Text;
+  driver @1 :Text;            # how its content was held: `reflink`, `tracked`, `transaction` and so on
+  growth @2 :Text;            # what its part of the pause grows with: `constant`, `changes`, `size`
+  pauseUs @3 :UInt64;
+  storeUs @4 :UInt64;         # after the pause
 }
 
 struct GroupDifference {

@@ -108,13 +108,13 @@ impl Keeper<'_> {
 }
 
 /// A file system in a file, mounted.
-struct Loop {
-    at: PathBuf,
+pub struct Loop {
+    pub at: PathBuf,
     image: PathBuf,
 }
 
 impl Loop {
-    fn mount(dir: &Path, name: &str, make: &[&str], bytes: u64) -> anyhow::Result<Loop> {
+    pub fn mount(dir: &Path, name: &str, make: &[&str], bytes: u64) -> anyhow::Result<Loop> {
         let (image, at) = (dir.join(format!("{name}.image")), dir.join(name));
         std::fs::File::create(&image)?.set_len(bytes)?;
         std::fs::create_dir(&at)?;

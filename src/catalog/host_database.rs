@@ -1,6 +1,6 @@
 //! SQLite databases of users on this host, as members of groups. They are not ryokan's own.
 //!
-//! Other processes may write them at any time: a capture is one read transaction (SQLite's backup), and a restore is one
+//! Other processes may write them at any time: a capture pins one moment (`pinned_database`), and a restore is one
 //! write transaction into the live file, so every connection sees one state or the other. Only a file that is missing or
 //! that SQLite cannot read is replaced by a rename.
 //!
@@ -64,7 +64,7 @@ impl std::fmt::Debug for WriteLock {
     }
 }
 
-fn wrong(path: &Path, what: &str) -> impl Fn(rusqlite::Error) -> Error {
+pub(super) fn wrong(path: &Path, what: &str) -> impl Fn(rusqlite::Error) -> Error {
     let (path, what) = (path.display().to_string(), what.to_owned());
     move |error| {
         use rusqlite::ErrorCode as Sqlite;
@@ -80,11 +80,11 @@ fn wrong(path: &Path, what: &str) -> impl Fn(rusqlite::Error) -> Error {
     }
 }
 
-fn io(path: &Path, what: &str, error: std::io::Error) -> Error {
+pub(super) fn io(path: &Path, what: &str, error: std::io::Error) -> Error {
     Error::unavailable(format!("cannot {what} {}: {error}", path.display()))
 }
 
-fn open(path: &Path, create: bool) -> Result<Connection> {
+pub(super) fn open(path: &Path, create: bool) -> Result<Connection> {
     let mut flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     flags.set(OpenFlags::SQLITE_OPEN_CREATE, create);
@@ -124,7 +124,7 @@ pub fn present(path: &Path) -> Result<Present> {
     }
 }
 
-fn revision_of(connection: &Connection, path: &Path) -> Result<SchemaRevision> {
+pub(super) fn revision_of(connection: &Connection, path: &Path) -> Result<SchemaRevision> {
     let failed = wrong(path, "read");
     let read = || {
         let user_version = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
@@ -152,31 +152,13 @@ pub fn revision(path: &Path) -> Result<SchemaRevision> {
     revision_of(&open(path, false)?, path)
 }
 
-/// Copies a live database into a new file and verifies the copy; returns its schema revision and the file's mode. Blocks.
-///
-/// # Errors
-/// `corrupt` if the copy fails SQLite's own check; `busy`, `refused`.
-pub fn capture(path: &Path, copy: &Path) -> Result<(SchemaRevision, u32)> {
-    let mode = std::fs::metadata(path).map_err(|error| io(path, "read", error))?.permissions().mode() & 0o777;
-    let source = open(path, false)?;
-    {
-        let mut target = Connection::open(copy).map_err(wrong(copy, "create"))?;
-        run(&source, &mut target, path, || Ok(()))?;
-    }
-    drop(source);
-    let copied = open(copy, false)?;
-    let verdict: String = copied
-        .query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))
-        .map_err(wrong(path, "check the copy of"))?;
-    if verdict != "ok" {
-        let message = format!("{} is damaged: {}", path.display(), verdict.trim());
-        return Err(Error::corrupt(message).reason("database_damaged"));
-    }
-    Ok((revision_of(&copied, path)?, mode))
-}
-
 /// Copies all pages in one transaction of the target. `locked` runs once the target cannot be written by others.
-fn run(source: &Connection, target: &mut Connection, path: &Path, locked: impl Fn() -> Result<()>) -> Result<()> {
+pub(super) fn run(
+    source: &Connection,
+    target: &mut Connection,
+    path: &Path,
+    locked: impl Fn() -> Result<()>,
+) -> Result<()> {
     let failed = wrong(path, "copy");
     let backup = Backup::new(source, target).map_err(&failed)?;
     let deadline = Instant::now() + limits::DATABASE_LOCK_WAIT;

@@ -21,6 +21,7 @@ pub mod host_database;
 mod kernels;
 mod keys;
 mod open_databases;
+pub mod pinned_database;
 mod row;
 mod signing;
 mod sqlite;

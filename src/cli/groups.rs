@@ -8,7 +8,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::{exit, json, render};
 use crate::core::error::Error;
-use crate::core::freeze::{FreezeInfo, GroupRestored};
+use crate::core::freeze::GroupRestored;
 
 /// The reason of the daemon's error if a name is a group's and not a kernel's.
 const IS_GROUP: &str = "group";
@@ -166,7 +166,9 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
 /// Freezes a group.
 pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let taken = context.host().await?.freeze(&args.group, &args.message).await?;
-    show(context, &taken)
+    let paint = context.terminal.paint;
+    let cost = || taken.cost.as_ref().map(|cost| render::freeze_cost(cost, paint)).unwrap_or_default();
+    context.show(|| json::of(&taken), || format!("{}{}", render::freeze_line(&taken, paint), cost()))
 }
 
 /// Prints or checks a lock.
@@ -224,10 +226,6 @@ pub async fn restore(context: &Context, name: &str, reference: &str, members: &[
 pub async fn undo(context: &Context, name: &str) -> Result<(), Failure> {
     context.confirm(&format!("undo the last restore of group {name}"))?;
     show_restored(context, name, &context.host().await?.undo_group(name).await?)
-}
-
-fn show(context: &Context, freeze: &FreezeInfo) -> Result<(), Failure> {
-    context.show(|| json::of(freeze), || render::freeze_line(freeze, context.terminal.paint))
 }
 
 fn show_restored(context: &Context, name: &str, restored: &GroupRestored) -> Result<(), Failure> {

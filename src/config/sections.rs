@@ -131,6 +131,9 @@ pub struct Limits {
     /// Time for one step of one member of a group that is frozen or restored.
     #[serde(with = "span")]
     pub freeze_step: Duration,
+    /// Time for storing one member of a group, or for preparing its restore.
+    #[serde(with = "span")]
+    pub freeze_store: Duration,
     /// Clients at once.
     pub clients: usize,
     /// Clients of one user of a system-wide daemon.
@@ -155,6 +158,7 @@ impl Default for Limits {
             worker_starts: limits::WORKER_STARTS,
             worker_wait: limits::WORKER_WAIT,
             freeze_step: limits::FREEZE_STEP,
+            freeze_store: limits::FREEZE_STORE,
             clients: limits::CLIENTS,
             clients_per_user: limits::CLIENTS_PER_USER,
             executions_in_flight: 1000,

@@ -8,4 +8,4 @@ mod log;
 mod run;
 
 pub use log::{ProgramLog, RunningGroup};
-pub use run::{Output, Program, Programs, Sink};
+pub use run::{Output, Program, Programs, Session, Sink};

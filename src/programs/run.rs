@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::log::{ProgramLog, RunningGroup};
 use crate::core::error::{Error, Result};
@@ -84,24 +85,14 @@ impl Programs {
     /// `deadline` (`program_late`); `refused` (`source_size`) for a larger output; `unavailable` (`program_failed`) for
     /// another exit code than 0.
     pub async fn run(&self, program: &Program<'_>) -> Result<Vec<u8>> {
-        let name = program.argv.first().ok_or_else(|| Error::internal("there is no program"))?;
+        let name = program.name()?;
         let failed = |error: std::io::Error| Error::unavailable(format!("{name}: {error}"));
-        let (errors, at) = self.log.begin().map_err(failed)?;
-        let mut command = Command::new(name);
-        command.args(&program.argv[1..]).current_dir("/").process_group(0).kill_on_drop(true).env_clear();
-        let kept = KEPT.iter().chain(program.kept);
-        command.envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))));
-        command.envs(program.env.iter().copied()).stderr(errors);
-        command.stdin(match program.input {
+        let input = match program.input {
             Some(file) => Stdio::from(File::open(file).map_err(failed)?),
             None => Stdio::null(),
-        });
-        command.stdout(if matches!(program.output, Output::Ignored) { Stdio::null() } else { Stdio::piped() });
-        let mut child = command.spawn().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found(format!("there is no program {name}")).reason("program"),
-            _ => failed(error),
-        })?;
-        let mut group = RunningGroup::of(child.id());
+        };
+        let output = if matches!(program.output, Output::Ignored) { Stdio::null() } else { Stdio::piped() };
+        let (mut child, mut group, at) = self.spawn(program, input, output)?;
         let stdout = child.stdout.take();
         let work = async {
             let output = match stdout {
@@ -122,6 +113,97 @@ impl Programs {
                 let said = self.log.said_since(at);
                 Err(Error::unavailable(format!("{name} ended with {code}: {said}")).reason("program_failed"))
             }
+        }
+    }
+}
+
+impl Programs {
+    fn spawn(&self, program: &Program<'_>, input: Stdio, output: Stdio) -> Result<(Child, RunningGroup, u64)> {
+        let name = program.name()?;
+        let failed = |error: std::io::Error| Error::unavailable(format!("{name}: {error}"));
+        let (errors, at) = self.log.begin().map_err(failed)?;
+        let mut command = Command::new(name);
+        command.args(&program.argv[1..]).current_dir("/").process_group(0).kill_on_drop(true).env_clear();
+        let kept = KEPT.iter().chain(program.kept);
+        command.envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.envs(program.env.iter().copied()).stderr(errors).stdin(input).stdout(output);
+        let child = command.spawn().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found(format!("there is no program {name}")).reason("program"),
+            _ => failed(error),
+        })?;
+        let group = RunningGroup::of(child.id());
+        Ok((child, group, at))
+    }
+
+    /// Starts a program that answers requests. It ends with its input, or with the daemon.
+    ///
+    /// # Errors
+    /// As [`Programs::run`].
+    pub fn start(self: &Rc<Self>, program: &Program<'_>) -> Result<Session> {
+        let (mut child, group, at) = self.spawn(program, Stdio::piped(), Stdio::piped())?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (input, output) = pipes.ok_or_else(|| Error::internal("a program has no pipes"))?;
+        let (name, timeout, programs) = (program.name()?.to_owned(), program.timeout, Rc::clone(self));
+        Ok(Session { programs, name, timeout, child, group, at, input, output: BufReader::new(output) })
+    }
+}
+
+impl Program<'_> {
+    fn name(&self) -> Result<&str> {
+        self.argv.first().map(String::as_str).ok_or_else(|| Error::internal("there is no program"))
+    }
+}
+
+/// A program that answers requests. Dropping it kills the program.
+#[derive(Debug)]
+pub struct Session {
+    programs: Rc<Programs>,
+    name: String,
+    /// Of each request.
+    timeout: Duration,
+    child: Child,
+    group: RunningGroup,
+    at: u64,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Session {
+    /// Sends a request, and returns the next line of the output, of at most `most` bytes.
+    ///
+    /// # Errors
+    /// `deadline` (`program_late`); `unavailable` (`program_failed`) if the program ends.
+    pub async fn ask(&mut self, request: &str, most: u64) -> Result<String> {
+        let name = self.name.clone();
+        let failed = |error: std::io::Error| Error::unavailable(format!("{name}: {error}"));
+        let (input, output) = (&mut self.input, &mut self.output);
+        let asked = async {
+            let mut line = String::new();
+            // A program that has ended reports that by the end of its output.
+            let _ = input.write_all(request.as_bytes()).await;
+            output.take(most).read_line(&mut line).await.map_err(failed)?;
+            Ok::<_, Error>(line)
+        };
+        let line = tokio::time::timeout(self.timeout, asked).await.map_err(|_| {
+            Error::deadline(format!("{name} did not answer within {:?}", self.timeout)).reason("program_late")
+        })??;
+        match line.strip_suffix('\n') {
+            Some(line) => Ok(line.to_owned()),
+            None => {
+                // What it wrote to its standard error is complete once it has ended.
+                let _ = tokio::time::timeout(self.timeout, self.child.wait()).await;
+                let said = self.programs.log.said_since(self.at);
+                Err(Error::unavailable(format!("{name} ended: {said}")).reason("program_failed"))
+            }
+        }
+    }
+
+    /// Ends the input, and waits for the program.
+    pub async fn end(self) {
+        let Session { mut child, mut group, input, timeout, .. } = self;
+        drop(input);
+        if tokio::time::timeout(timeout, child.wait()).await.is_ok() {
+            group.ended();
         }
     }
 }

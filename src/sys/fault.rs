@@ -1,13 +1,15 @@
 //! Fault injection: every durable operation passes a labelled point, where a test can kill the
 //! process or make the operation fail.
 //!
-//! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc`, arms one point for
-//! its n-th pass (default 1). In release builds a point is nothing at all.
+//! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc|hold`, arms one point
+//! for its n-th pass (default 1). `hold` blocks while the file named by [`HOLD`] exists. In release builds a point is nothing at all.
 
 use std::io;
 
 /// The environment variable that arms a point.
 pub const VARIABLE: &str = "RYOKAN_FAULT";
+/// The environment variable that names the file of a `hold`.
+pub const HOLD: &str = "RYOKAN_FAULT_HOLD";
 
 /// The steps of a labelled operation. A point lies *before* each step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +98,7 @@ pub const LABELS: &[Label] = &[
     label("freeze.member.prepare", Steps::One, "makes an inactive copy for a member of a group"),
     label("freeze.member.revert", Steps::One, "brings a member of a group back"),
     label("freeze.member.snapshot", Steps::One, "captures a member of a group"),
+    label("freeze.member.store", Steps::One, "stores what was captured of a member of a group"),
     label("freeze.member.switch", Steps::One, "makes a member's restored copy the active one"),
     label("freeze.quiesced.clear", Steps::Remove, "removes the record of a data source that is resumed"),
     label("freeze.quiesced.dir", Steps::Dir, "makes the folder for records of quiesced data sources"),
@@ -234,6 +237,7 @@ mod armed {
     enum Deed {
         Kill,
         Fail(i32),
+        Hold,
     }
 
     /// Exactly one point is armed.
@@ -247,7 +251,7 @@ mod armed {
 
     /// Texts that arm nothing.
     #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-    #[error("{0:?} is no fault: expected LABEL[:N]=kill|eio|enospc with a label of sys::fault::LABELS")]
+    #[error("{0:?} is no fault: expected LABEL[:N]=kill|eio|enospc|hold with a label of sys::fault::LABELS")]
     pub struct BadFault(String);
 
     impl FromStr for Fault {
@@ -260,6 +264,7 @@ mod armed {
                 "kill" => Deed::Kill,
                 "eio" => Deed::Fail(libc::EIO),
                 "enospc" => Deed::Fail(libc::ENOSPC),
+                "hold" => Deed::Hold,
                 _ => return Err(wrong()),
             };
             let at_pass = pass.parse().map_err(|_| wrong())?;
@@ -282,6 +287,13 @@ mod armed {
                     unreachable!("SIGKILL to oneself returned")
                 }
                 Deed::Fail(errno) => Err(io::Error::from_raw_os_error(errno)),
+                Deed::Hold => {
+                    let file = std::env::var_os(super::HOLD).ok_or(io::ErrorKind::NotFound)?;
+                    while std::path::Path::new(&file).exists() {
+                        std::thread::sleep(std::time::Duration::from_millis(10));
+                    }
+                    Ok(())
+                }
             }
         }
     }

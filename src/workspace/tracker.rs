@@ -455,6 +455,12 @@ impl Tracker {
         beneath::look_at(&self.root).map(|stat| stat.st_ino).unwrap_or_default()
     }
 
+    /// Whether this is the directory that it follows.
+    pub fn follows(&self, directory: &std::fs::Metadata) -> bool {
+        use std::os::unix::fs::MetadataExt as _;
+        (directory.dev(), directory.ino()) == (self.device, self.root_inode())
+    }
+
     /// How files are held and copied, and why not better.
     pub fn driver(&self) -> &DriverChoice {
         self.driver.choice()

@@ -52,6 +52,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("freeze.member.prepare", "tests/freeze"),
     ("freeze.member.revert", "tests/freeze"),
     ("freeze.member.snapshot", "tests/freeze"),
+    ("freeze.member.store", "tests/freeze"),
     ("freeze.member.switch", "tests/freeze"),
     ("freeze.quiesced.clear", "tests/freeze"),
     ("freeze.quiesced.dir", "tests/freeze"),

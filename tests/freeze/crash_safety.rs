@@ -8,8 +8,13 @@ use super::{Shop, amounts};
 use crate::faults::fault_points::ELSEWHERE;
 use crate::support::{Host, until, users};
 
-const FREEZE: [&str; 4] =
-    ["freeze.member.snapshot", "catalog.group.intent", "catalog.freeze.seal", "state.checkpoints.add"];
+const FREEZE: [&str; 5] = [
+    "freeze.member.snapshot",
+    "freeze.member.store",
+    "catalog.group.intent",
+    "catalog.freeze.seal",
+    "state.checkpoints.add",
+];
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
 /// Each by a test of its own.

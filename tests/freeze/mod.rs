@@ -2,7 +2,9 @@
 
 mod crash_safety;
 mod failures;
+mod filesystems;
 mod gate;
+mod pause;
 mod postgres;
 mod provenance;
 mod restore;

@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use ryokan::sys::fault;
 
 use super::crash_safety::{killed, killed_at_start};
+use super::pause::{Held, checkpoints};
 use super::{Shop, Writer};
 use crate::support::{Host, User, users};
 
@@ -270,6 +271,34 @@ fn killed_postgres_restore_is_whole() {
         refused(&shop, &RESTORE, "as it was");
         assert_eq!(server.state(), changed, "{fault}");
     }
+}
+
+/// The snapshot holds although rows change before the dump; definitions cannot change until then.
+#[test]
+fn dump_follows_pause() {
+    let server = Server::start();
+    let mut shop = plant(users()[0], &server);
+    let (frozen, before) = (server.state(), checkpoints(&shop));
+    let mut held = Held::begin(&mut shop, "plant", 2);
+    crate::support::until("the kernel's checkpoint", || checkpoints(&shop) > before);
+    server.change();
+    server.sql("shop", "CREATE TABLE news (x int)");
+    let changed = server.state();
+    let emptied = server.psql("shop", "SET lock_timeout = '200ms'; TRUNCATE accounts");
+    assert!(String::from_utf8_lossy(&emptied.stderr).contains("lock timeout"), "an older snapshot would be empty");
+    assert!(held.is_under_way());
+    assert!(held.end(), "{}", shop.host.log());
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ryokan'";
+    crate::support::until("the end of the transaction", || server.sql("postgres", sessions) == "0");
+    shop.host.ok(&["--yes", "restore", "plant", "held"]);
+    assert_eq!(server.state(), frozen);
+    shop.host.ok(&["--yes", "undo", "plant"]);
+    assert_eq!(server.state(), changed);
+    // A daemon that ends during the store leaves no transaction.
+    killed(&mut shop, "freeze.member.store:2=kill", &["freeze", "plant"]);
+    crate::support::until("the end of the transaction", || server.sql("postgres", sessions) == "0");
+    shop.host.launch();
+    shop.host.ok(&["freeze", "plant"]);
 }
 
 #[test]

@@ -306,7 +306,7 @@ pub(super) fn head(db: &Db) -> Result<Head> {
     db.sql("read head", read_head)
 }
 
-fn set_pinned(db: &Db, id: CheckpointId, pinned: bool) -> Result<bool> {
+pub(super) fn set_pinned(db: &Db, id: CheckpointId, pinned: bool) -> Result<bool> {
     db.sql("pin checkpoint", |c| {
         let changed = c
             .prepare_cached("UPDATE checkpoints SET pinned = ? WHERE id = ?")?

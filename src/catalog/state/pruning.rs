@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use rusqlite::params;
 
-use super::checkpoints::{all, head};
+use super::checkpoints::{all, head, set_pinned};
 use super::journal::{self, NewEntry};
 use super::{Head, StateHandle, transition};
 use crate::catalog::error::CatalogError;
@@ -78,15 +78,13 @@ impl StateHandle {
 
 impl StateHandle {
     /// Removes a checkpoint that must not have been taken: the kernel's position is again that before it. Idempotent.
-    /// Returns whether it existed.
-    ///
-    /// # Errors
-    /// `Conflict` if a transition needs it.
+    /// Returns whether it was removed: one that a later restore needs stays, unpinned.
     pub fn withdraw_checkpoint(&self, id: CheckpointId) -> Pending<bool> {
         self.write("state.checkpoints.withdraw", move |db| {
             let is_used = transition::get(db)?.is_some_and(|record| record.transition.checkpoints().contains(&id));
             if is_used || head(db)?.undo == Some(id) {
-                return Err(CatalogError::Conflict(format!("checkpoint {id} is needed by a restore")));
+                set_pinned(db, id, false)?;
+                return Ok(false);
             }
             let Some(withdrawn) = all(db)?.into_iter().find(|one| one.id == id) else { return Ok(false) };
             db.sql("withdraw checkpoint", |c| {

@@ -4,6 +4,7 @@ use super::table::Table;
 use super::{counted, first_line, plain};
 use crate::cli::paint::Paint;
 use crate::core::diff::Deed;
+use crate::core::freeze::cost::FreezeCost;
 use crate::core::freeze::difference::GroupDifference;
 use crate::core::freeze::{FreezeInfo, GroupInfo};
 
@@ -36,6 +37,18 @@ pub fn freeze_line(freeze: &FreezeInfo, paint: Paint) -> String {
     let head = if freeze.is_head { " *" } else { "" };
     let message = if freeze.message.is_empty() { String::new() } else { format!("  {}", plain(&freeze.message)) };
     format!("{} {}{head}  {}{message}\n", freeze.number, paint.head(&plain(&id)), freeze.kind.name())
+}
+
+/// The pause of a freeze, and how each member was captured.
+pub fn freeze_cost(cost: &FreezeCost, paint: Paint) -> String {
+    let ms = |us: u64| format!("{}.{} ms", us / 1000, us % 1000 / 100);
+    let mut table = Table::new(&["MEMBER", "DRIVER", "PAUSE GROWS WITH", "PAUSE", "STORED IN"]);
+    for member in &cost.members {
+        let growth = if member.growth == "constant" { "nothing".into() } else { plain(&member.growth) };
+        table.row(&[plain(&member.name), plain(&member.driver), growth, ms(member.pause_us), ms(member.store_us)]);
+    }
+    let (pause, admission, total) = (ms(cost.pause_us), ms(cost.admission_us), ms(cost.total_us));
+    format!("pause {pause}, executions after {admission}, total {total}\n{}", table.text("", paint))
 }
 
 /// Characters of a value in a difference.

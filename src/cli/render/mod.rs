@@ -20,7 +20,7 @@ mod value;
 mod workflow;
 
 pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, preview, restoration};
-pub use groups::{freeze_line, group, group_differences, groups};
+pub use groups::{freeze_cost, freeze_line, group, group_differences, groups};
 pub use images::images;
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};

@@ -1,9 +1,13 @@
 //! The order of a freeze, as a pure state machine.
 //!
 //! ```text
-//! suspend each ─▶ lock each ─▶ snapshot each ─▶ confirm each ─▶ intent ─▶ seal ─▶ resume each: sealed
-//!      └───────────────┴──────────── failure, time-out  ────────────┴─▶ withdraw ─▶ resume each: failed
+//! suspend each ─▶ lock each ─▶ snapshot each ─▶ confirm each ─▶ resume each ─▶ intent ─▶ store each ─▶ seal: sealed
+//!      └───────────────┴──────────────┴───────────────┴ failure ─▶ resume each ─┐    │         │         │
+//!                                                                withdraw: failed ◀──┴─────────┴─────────┘
 //! ```
+//! A snapshot pins one moment of its member: what it holds does not change when the member resumes. So the pause does
+//! not grow with what is only stored.
+//!
 //! A member reports its revision three times: when it is locked, with its snapshot, and after every member has its
 //! snapshot. Different revisions mean a false report or a change meanwhile: either fails the freeze. Nothing is
 //! visible before the seal.
@@ -17,12 +21,14 @@ pub enum Action {
     Suspend(usize),
     /// Report this member's revision.
     Lock(usize),
-    /// Capture this member, and report the revision of what was captured.
+    /// Pin this member's content, and report the revision of what was pinned.
     Snapshot(usize),
     /// Report this member's revision again.
     Confirm(usize),
     /// Record what a new daemon must withdraw.
     Intent,
+    /// Store what the snapshot of this member holds.
+    Store(usize),
     /// Make the freeze visible.
     Seal,
     /// Remove what was made for the freeze.
@@ -79,6 +85,8 @@ pub struct Capture {
     locked: Vec<String>,
     /// Members from 0 to here are suspended; the last one perhaps.
     suspended: usize,
+    /// Whether a snapshot may exist.
+    is_pinned: bool,
     failure: Option<(Option<usize>, String)>,
 }
 
@@ -87,7 +95,7 @@ impl Capture {
     pub fn new(members: usize) -> Capture {
         let next = if members == 0 { Action::End } else { Action::Suspend(0) };
         let failure = (members == 0).then(|| (None, String::from("there is nothing to freeze")));
-        Capture { members, next, locked: Vec::new(), suspended: 0, failure }
+        Capture { members, next, locked: Vec::new(), suspended: 0, is_pinned: false, failure }
     }
 
     /// A freeze of members that are suspended already and stay so.
@@ -124,30 +132,36 @@ impl Capture {
             }
             (Action::Lock(at), Reply::At(revision)) => {
                 self.locked.push(revision);
+                self.is_pinned = at + 1 == self.members;
                 return self.next = self.after(at, Action::Lock, Action::Snapshot(0));
             }
             (Action::Snapshot(at), Reply::At(revision)) if self.locked[at] == revision => {
                 return self.next = self.after(at, Action::Snapshot, Action::Confirm(0));
             }
             (Action::Confirm(at), Reply::At(revision)) if self.locked[at] == revision => {
-                return self.next = self.after(at, Action::Confirm, Action::Intent);
+                return self.next = match self.after(at, Action::Confirm, Action::Intent) {
+                    Action::Intent => self.resume_from(0),
+                    next => next,
+                };
             }
             (Action::Snapshot(_) | Action::Confirm(_), Reply::At(_)) => String::from("it changed during the freeze"),
-            (Action::Intent, Reply::Done) => return self.next = Action::Seal,
-            (Action::Seal, Reply::Done) | (Action::Withdraw, _) => return self.next = self.resume_from(0),
-            // The freeze holds, or has failed, whatever this member does.
+            // What was pinned holds, or the freeze has failed, whatever this member does.
             (Action::Resume(at), _) => return self.next = self.resume_from(at + 1),
+            (Action::Intent, Reply::Done) => return self.next = Action::Store(0),
+            (Action::Store(at), Reply::Done) => return self.next = self.after(at, Action::Store, Action::Seal),
+            (Action::Seal, Reply::Done) | (Action::Withdraw, _) => return self.next = Action::End,
             (_, reply) => reply.into_reason(),
         };
         let member = match self.next {
-            Action::Suspend(at) | Action::Lock(at) | Action::Snapshot(at) | Action::Confirm(at) => Some(at),
-            _ => None,
+            Action::Suspend(at) | Action::Lock(at) | Action::Snapshot(at) | Action::Confirm(at) | Action::Store(at) => {
+                Some(at)
+            }
+            Action::Resume(_) | Action::Intent | Action::Seal | Action::Withdraw | Action::End => None,
         };
         self.failure = Some((member, why));
         self.next = match self.next {
-            // Nothing was made yet.
-            Action::Suspend(_) | Action::Lock(_) => self.resume_from(0),
-            _ => Action::Withdraw,
+            Action::Intent | Action::Store(_) | Action::Seal => Action::Withdraw,
+            _ => self.resume_from(0),
         };
     }
 
@@ -156,6 +170,12 @@ impl Capture {
     }
 
     fn resume_from(&self, at: usize) -> Action {
-        if at < self.suspended { Action::Resume(at) } else { Action::End }
+        match &self.failure {
+            _ if at < self.suspended => Action::Resume(at),
+            None => Action::Intent,
+            Some(_) if self.is_pinned => Action::Withdraw,
+            // Nothing was made yet.
+            Some(_) => Action::End,
+        }
     }
 }

@@ -8,7 +8,8 @@ const MEMBERS: usize = 3;
 #[derive(Debug, Default, PartialEq, Eq)]
 struct World {
     suspended: [bool; MEMBERS],
-    captured: [bool; MEMBERS],
+    pinned: [bool; MEMBERS],
+    stored: [bool; MEMBERS],
     intent: bool,
     visible: bool,
 }
@@ -19,12 +20,13 @@ impl World {
             Action::Suspend(at) => self.suspended[at] = true,
             Action::Lock(at) | Action::Confirm(at) => return Reply::At(format!("r{at}")),
             Action::Snapshot(at) => {
-                self.captured[at] = true;
+                self.pinned[at] = true;
                 return Reply::At(format!("r{at}"));
             }
             Action::Intent => self.intent = true,
+            Action::Store(at) => self.stored[at] = true,
             Action::Seal => (self.visible, self.intent) = (true, false),
-            Action::Withdraw => (self.captured, self.intent) = ([false; MEMBERS], false),
+            Action::Withdraw => *self = World { suspended: self.suspended, ..World::default() },
             Action::Resume(at) => self.suspended[at] = false,
             Action::End => {}
         }
@@ -51,16 +53,19 @@ fn run(at: usize, fault: Option<&Reply>, acts: bool) -> (Vec<Action>, World, Out
 fn freeze_seals_after_every_member() {
     let (actions, world, outcome) = run(0, None, true);
     assert_eq!(outcome, Outcome::Sealed);
-    assert_eq!(world, World { captured: [true; MEMBERS], visible: true, ..World::default() });
+    let all = [true; MEMBERS];
+    assert_eq!(world, World { pinned: all, stored: all, visible: true, ..World::default() });
     let place = |wanted: Action| actions.iter().position(|action| *action == wanted).expect("it happens");
     for at in 0..MEMBERS {
-        // All are suspended before the first is locked, and all confirmed before the seal.
+        // All are suspended before the first is locked, and all confirmed before the first is resumed.
         assert!(place(Action::Suspend(at)) < place(Action::Lock(0)));
         assert!(place(Action::Snapshot(at)) < place(Action::Confirm(0)));
-        assert!(place(Action::Confirm(at)) < place(Action::Intent));
-        assert!(place(Action::Seal) < place(Action::Resume(at)));
+        assert!(place(Action::Confirm(at)) < place(Action::Resume(0)));
+        // All are resumed before anything is written, and all stored before the seal.
+        assert!(place(Action::Resume(at)) < place(Action::Intent));
+        assert!(place(Action::Intent) < place(Action::Store(at)));
+        assert!(place(Action::Store(at)) < place(Action::Seal));
     }
-    assert!(place(Action::Intent) < place(Action::Seal));
 }
 
 #[test]
@@ -73,8 +78,8 @@ fn every_failure_leaves_nothing() {
             let is_right = match action {
                 Action::Lock(_) => matches!(fault, Reply::At(_)),
                 Action::Snapshot(_) | Action::Confirm(_) => false,
-                Action::Suspend(_) | Action::Intent | Action::Seal => *fault == Reply::Done,
-                // The freeze holds already.
+                Action::Suspend(_) | Action::Intent | Action::Store(_) | Action::Seal => *fault == Reply::Done,
+                // What was pinned holds.
                 Action::Resume(_) => true,
                 Action::Withdraw | Action::End => unreachable!("not in a run without failures"),
             };
@@ -86,8 +91,7 @@ fn every_failure_leaves_nothing() {
                 let (actions, world, outcome) = run(at, Some(fault), acts);
                 let what = format!("{fault:?} at {action:?}, carried out: {acts}: {actions:?}");
                 assert!(matches!(outcome, Outcome::Failed { .. }), "{what}");
-                assert!(!world.visible && !world.intent, "{what}: {world:?}");
-                assert_eq!(world.suspended, [false; MEMBERS], "{what}");
+                assert_eq!(world, World::default(), "{what}");
                 assert!(!actions.contains(&Action::Seal) || *action == Action::Seal, "{what}");
                 failures += 1;
             }
@@ -115,7 +119,27 @@ fn suspended_members_stay_suspended() {
         let reply = world.perform(action);
         machine.reply(reply);
     }
-    assert!(world.visible && world.suspended == [true; MEMBERS]);
+    assert!(world.visible && world.suspended == [true; MEMBERS] && world.stored == [true; MEMBERS]);
+}
+
+/// A member whose resumption fails changes nothing: its content was pinned.
+#[test]
+fn failed_resumption_is_sealed() {
+    let (whole, _, _) = run(0, None, true);
+    let resumed = whole.iter().position(|action| *action == Action::Resume(1)).expect("it happens");
+    let (_, world, outcome) = run(resumed, Some(&Reply::Failed("gone".into())), true);
+    assert!(outcome == Outcome::Sealed && world.visible);
+}
+
+/// A failure resumes the members before anything is withdrawn.
+#[test]
+fn failure_resumes_first() {
+    for at in MEMBERS..4 * MEMBERS {
+        let (actions, _, _) = run(at, Some(&Reply::Late), true);
+        let withdrawn = actions.iter().position(|action| *action == Action::Withdraw);
+        assert_eq!(withdrawn.is_some(), at >= 2 * MEMBERS, "{actions:?}");
+        assert!(withdrawn.is_none_or(|at| matches!(actions[at - 1], Action::Resume(2)) && at + 1 == actions.len()));
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! what follows a failure.
 
 pub mod capture;
+pub mod cost;
 pub mod difference;
 pub mod gate;
 pub mod lock;
@@ -543,6 +544,9 @@ pub struct FreezeInfo {
     pub is_head: bool,
     /// Its lock, as text.
     pub lock: String,
+    /// What it cost, if it was just taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<cost::FreezeCost>,
 }
 
 /// A group's restore as clients see it.

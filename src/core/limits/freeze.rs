@@ -14,6 +14,8 @@ pub const GROUP_FREEZES: u64 = 10_000;
 pub const FREEZE_MANIFEST_BYTES: usize = 4 << 20;
 /// Default time for one step of one member; the kernels of the group are paused meanwhile.
 pub const FREEZE_STEP: Duration = Duration::from_secs(60);
+/// Default time for storing or preparing one member, outside of the pause.
+pub const FREEZE_STORE: Duration = Duration::from_secs(3600);
 /// Attempts to bring a member back to what it was before they are left to recovery.
 pub const REVERT_ATTEMPTS: u32 = 3;
 /// Time that a new daemon grants a git command of the former one to end.

@@ -4,6 +4,7 @@ use super::checkpoint::{deed_from_wire, deed_to_wire, type_from_wire, type_to_wi
 use super::text::{bounded, count, malformed, unknown};
 use super::{read_name, read_text, read_text_list, write_text_list};
 use crate::core::error::Result;
+use crate::core::freeze::cost::{FreezeCost, MemberCost};
 use crate::core::freeze::difference::GroupDifference;
 use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
 use crate::core::limits;
@@ -71,6 +72,11 @@ pub fn read_freeze(reader: wire::freeze::Reader<'_>) -> Result<FreezeInfo> {
         restored_at_ms: reader.get_restored_at_ms(),
         is_head: reader.get_is_head(),
         lock: read_text(reader.get_lock(), "lock of a freeze")?,
+        cost: if reader.has_cost() {
+            Some(read_cost(reader.get_cost().map_err(|e| malformed("cost of a freeze", e))?)?)
+        } else {
+            None
+        },
     })
 }
 
@@ -85,6 +91,44 @@ pub fn write_freeze(mut builder: wire::freeze::Builder<'_>, freeze: &FreezeInfo)
     builder.set_restored_at_ms(freeze.restored_at_ms);
     builder.set_is_head(freeze.is_head);
     builder.set_lock(freeze.lock.as_str());
+    if let Some(cost) = &freeze.cost {
+        write_cost(builder.init_cost(), cost);
+    }
+}
+
+fn read_cost(reader: wire::freeze_cost::Reader<'_>) -> Result<FreezeCost> {
+    let members = reader.get_members().map_err(|e| malformed("members", e))?;
+    bounded(members.len(), "members", limits::VALUE_ITEMS)?;
+    let read = |member: wire::member_cost::Reader<'_>| {
+        Ok(MemberCost {
+            name: read_name(member.get_name(), "name of a member")?,
+            driver: read_name(member.get_driver(), "driver of a member")?,
+            growth: read_name(member.get_growth(), "growth of a member")?,
+            pause_us: member.get_pause_us(),
+            store_us: member.get_store_us(),
+        })
+    };
+    Ok(FreezeCost {
+        pause_us: reader.get_pause_us(),
+        admission_us: reader.get_admission_us(),
+        total_us: reader.get_total_us(),
+        members: members.iter().map(read).collect::<Result<_>>()?,
+    })
+}
+
+fn write_cost(mut builder: wire::freeze_cost::Builder<'_>, cost: &FreezeCost) {
+    builder.set_pause_us(cost.pause_us);
+    builder.set_admission_us(cost.admission_us);
+    builder.set_total_us(cost.total_us);
+    let mut members = builder.init_members(count(cost.members.len()));
+    for (at, member) in cost.members.iter().enumerate() {
+        let mut builder = members.reborrow().get(count(at));
+        builder.set_name(member.name.as_str());
+        builder.set_driver(member.driver.as_str());
+        builder.set_growth(member.growth.as_str());
+        builder.set_pause_us(member.pause_us);
+        builder.set_store_us(member.store_us);
+    }
 }
 
 /// Reads a difference between two states of a group.

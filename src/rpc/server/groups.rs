@@ -52,7 +52,19 @@ impl GroupsServer {
         let lock = freeze::lock_of(self.supervisor(), group, freeze).await?.text();
         let Freeze { id, number, message, kind, creator, at_ms, restored_at_ms, .. } = freeze.clone();
         let (is_head, restored_at_ms) = (head == Some(id), restored_at_ms.unwrap_or(0));
-        Ok(FreezeInfo { id: id.to_string(), number, message, kind, creator, at_ms, restored_at_ms, is_head, lock })
+        let cost = None;
+        Ok(FreezeInfo {
+            id: id.to_string(),
+            number,
+            message,
+            kind,
+            creator,
+            at_ms,
+            restored_at_ms,
+            is_head,
+            lock,
+            cost,
+        })
     }
 
     async fn restored(
@@ -125,8 +137,9 @@ impl groups::Server for GroupsServer {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let message = read_text(params.get_message(), "message").map_err(to_capnp)?;
-        let taken = freeze::freeze(self.supervisor(), &group, &message, &self.actor).await.map_err(to_capnp)?;
-        let info = self.freeze_info(&group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
+        let (taken, cost) = freeze::freeze(self.supervisor(), &group, &message, &self.actor).await.map_err(to_capnp)?;
+        let mut info = self.freeze_info(&group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
+        info.cost = Some(cost);
         write_freeze(results.get().init_freeze(), &info);
         Ok(())
     }

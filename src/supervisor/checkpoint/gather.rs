@@ -75,6 +75,14 @@ pub(super) struct Gathering {
 }
 
 impl Gathering {
+    /// Id of the checkpoint that it may become.
+    ///
+    /// # Errors
+    /// Why the files could not be collected.
+    pub fn id(&self) -> Result<CheckpointId> {
+        self.collected.as_ref().map(|_| self.id).map_err(Clone::clone)
+    }
+
     /// Stores the rest.
     ///
     /// # Errors
@@ -101,6 +109,18 @@ pub(super) async fn gather(
     // The code inside resumes in every case.
     still.end().await?;
     gathering.finish().await
+}
+
+/// Stores changed files while the kernel runs on, so that its next capture has less to read.
+///
+/// # Errors
+/// Errors of the files and of the store.
+pub(super) async fn read_ahead(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<()> {
+    let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
+    let files = Files::of(host, kernel).await?;
+    let mut objects = Objects { together: Arc::clone(&together), files, are_durable: false };
+    objects.files.prepare(&together).await?;
+    objects.settle(host, None).await.map(drop)
 }
 
 /// As [`gather`]; the kernel stays quiesced until the caller ends that.

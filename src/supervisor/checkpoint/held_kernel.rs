@@ -1,13 +1,18 @@
 //! Kernels of a group: held together, captured within one pause, restored as one.
 //!
 //! A held kernel is in a transition, and an operation of its queue lasts until the release: no execution and no other
-//! operation starts. From its capture to its release, or to its restore, everything inside is frozen, too.
+//! operation starts. From its capture to its thaw, or to its restore, everything inside is frozen, too.
+//!
+//! ```text
+//! hold ─▶ capture ─▶ thaw ─▶ seal ─▶ (dropped)
+//!         frozen     runs    a checkpoint of the moment of the capture
+//! ```
 
 use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-use super::gather::{Gathered, gather_quiesced};
+use super::gather::{self, Gathering, gather_quiesced};
 use super::memory::Keep;
 use super::queue_ticket::{self, Ticket};
 use super::quiesce::Quiesced;
@@ -32,7 +37,7 @@ pub(crate) struct HeldKernel {
     link: Rc<WorkerLink>,
     transition: ExclusiveTransition,
     frozen: Option<Quiesced>,
-    gathered: Option<Gathered>,
+    gathering: Option<Gathering>,
     /// The sealed checkpoint of the present state, for a restore.
     safety: Option<(CheckpointId, Present)>,
     _release: oneshot::Sender<()>,
@@ -71,8 +76,8 @@ impl HeldKernel {
         };
         drop(guard);
         let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
-        let (frozen, gathered, safety) = (None, None, None);
-        Ok(HeldKernel { host, kernel, link, transition, frozen, gathered, safety, _release: release })
+        let (frozen, gathering, safety) = (None, None, None);
+        Ok(HeldKernel { host, kernel, link, transition, frozen, gathering, safety, _release: release })
     }
 
     /// The kernel's revision while nothing runs.
@@ -80,7 +85,7 @@ impl HeldKernel {
         self.kernel.view().version.to_string()
     }
 
-    /// Freezes everything inside and captures it. Nothing is visible yet.
+    /// Freezes everything inside and captures it, without storing what can be read later. Nothing is visible yet.
     ///
     /// # Errors
     /// Capture errors of any part.
@@ -88,18 +93,18 @@ impl HeldKernel {
         let keep = Some(Keep { kind, spare: None });
         let (gathering, still) = gather_quiesced(&self.host, &self.kernel, Some(&self.link), keep).await?;
         self.frozen = Some(still);
-        let gathered = gathering.finish().await?;
-        let id = gathered.id;
-        self.gathered = Some(gathered);
+        let id = gathering.id()?;
+        self.gathering = Some(gathering);
         Ok(id)
     }
 
-    /// Makes the captured state a checkpoint.
+    /// Stores the captured state and makes it a checkpoint.
     ///
     /// # Errors
     /// Store and database errors.
     pub async fn seal(&mut self, name: &str, kind: CheckpointType, actor: &Actor) -> Result<Checkpoint> {
-        let gathered = self.gathered.take().ok_or_else(|| Error::internal("nothing was captured"))?;
+        let gathering = self.gathering.take().ok_or_else(|| Error::internal("nothing was captured"))?;
+        let gathered = gathering.finish().await?;
         let present = Present::of(&gathered, &self.kernel);
         let request =
             CheckpointRequest { pinned: true, ..CheckpointRequest::new(kind, &CheckpointRequest::name_of(name)) };
@@ -144,6 +149,14 @@ impl HeldKernel {
         let HeldKernel { host, kernel, link, transition, .. } = self;
         restore::restore_held(host, kernel, link, transition, checkpoint, None, actor).await
     }
+}
+
+/// Stores changed files while the kernel runs on, so that a capture has less to read.
+///
+/// # Errors
+/// Errors of the files and of the store; nothing depends on it.
+pub(crate) async fn read_ahead(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<()> {
+    gather::read_ahead(host, kernel).await
 }
 
 /// Reads everything that a restore of this checkpoint needs.

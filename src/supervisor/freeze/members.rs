@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use super::access;
 use super::objects;
 use super::sources::{self, DataSource, pending};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::cost::{Driver, MemberCost};
 use crate::core::freeze::{Captured, Group, KernelRevision, Member, RepositoryPart, Target};
 use crate::core::ids::{CheckpointId, GroupId, KernelId};
 use crate::core::kernel::transition::Kind;
@@ -32,6 +34,8 @@ pub(super) struct Live {
     group: (GroupId, u32, String),
     /// What was captured of it.
     captured: Option<Captured>,
+    /// Time of its steps within the pause, and for storing it.
+    spent: (Duration, Duration),
     /// What it is to become.
     pub target: Option<Captured>,
 }
@@ -114,6 +118,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
         member: member.clone(),
         group: (group.id, group.uid, group.name.clone()),
         captured: None,
+        spent: (Duration::ZERO, Duration::ZERO),
         target: None,
     })
 }
@@ -189,7 +194,21 @@ impl Live {
         }
     }
 
-    /// Captures the content; returns its revision.
+    /// Stores what can be stored while the member goes on. It may fail without effect.
+    pub async fn ahead(&mut self) {
+        match &mut self.kind {
+            LiveKind::Kernel { kernel, .. } => {
+                if let Err(error) = held::read_ahead(&self.host, kernel).await {
+                    // The capture reports it, if it still applies.
+                    tracing::debug!(kernel = %kernel.spec().name, %error, "files could not be read ahead");
+                }
+            }
+            LiveKind::Data(source) => source.ahead().await,
+            LiveKind::Repository { .. } => {}
+        }
+    }
+
+    /// Pins the content; returns its revision.
     pub async fn snapshot(&mut self, kind: CheckpointType) -> Result<String> {
         fault::point("freeze.member.snapshot").map_err(injected)?;
         let any = kind == CheckpointType::System;
@@ -201,19 +220,15 @@ impl Live {
             }
             LiveKind::Repository { path, repository, state } => {
                 let state = state.clone().ok_or_else(|| Error::internal("the repository was not locked"))?;
-                let pack = match repository.pack(&self.scratch, &state).await? {
-                    Some(file) => Some(objects::put(&self.host, file).await?.0),
-                    None => None,
-                };
                 let revision = format!("{state:?}");
                 let dependencies = repository.dependencies(&self.scratch).await?;
                 let State { head, index_tree, work_tree, changed, untracked } = state;
-                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack, dependencies };
+                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack: None, dependencies };
                 self.captured = Some(Captured::Repository { path: path.display().to_string(), part });
                 Ok(revision)
             }
             LiveKind::Data(source) => {
-                let (captured, revision) = source.capture(any).await?;
+                let (captured, revision) = source.pin(any).await?;
                 self.captured = Some(captured);
                 Ok(revision)
             }
@@ -228,20 +243,68 @@ impl Live {
         }
     }
 
-    /// Makes a kernel's captured state a checkpoint.
-    pub async fn seal(&mut self, name: &str, kind: CheckpointType, actor: &Actor) -> Result<()> {
-        let LiveKind::Kernel { kernel, held, .. } = &mut self.kind else { return Ok(()) };
-        let checkpoint = held.as_mut().ok_or_else(not_held)?.seal(name, kind, actor).await?;
-        let manifest = manifest_of(&self.host, &checkpoint).await?;
-        self.captured = Some(Captured::Kernel {
-            kernel: kernel.id,
-            kernel_name: kernel.spec().name.to_string(),
-            checkpoint: checkpoint.id,
-            manifest: Some(checkpoint.manifest),
-            revision: KernelRevision::from(&manifest),
-            repositories: manifest.repositories,
-        });
+    /// Stores what the snapshot holds: of a kernel, as a checkpoint.
+    pub async fn store(&mut self, name: &str, kind: CheckpointType, actor: &Actor) -> Result<()> {
+        let begun = Instant::now();
+        objects::blocking(|| fault::point("freeze.member.store").map_err(injected)).await?;
+        match (&mut self.kind, &mut self.captured) {
+            (LiveKind::Kernel { kernel, held, .. }, captured) => {
+                let checkpoint = held.as_mut().ok_or_else(not_held)?.seal(name, kind, actor).await?;
+                let manifest = manifest_of(&self.host, &checkpoint).await?;
+                *captured = Some(Captured::Kernel {
+                    kernel: kernel.id,
+                    kernel_name: kernel.spec().name.to_string(),
+                    checkpoint: checkpoint.id,
+                    manifest: Some(checkpoint.manifest),
+                    revision: KernelRevision::from(&manifest),
+                    repositories: manifest.repositories,
+                });
+            }
+            (LiveKind::Repository { repository, state, .. }, Some(Captured::Repository { part, .. })) => {
+                let state = state.as_ref().ok_or_else(|| Error::internal("the repository was not locked"))?;
+                if let Some(file) = repository.pack(&self.scratch, state).await? {
+                    part.pack = Some(objects::put(&self.host, file).await?.0);
+                }
+            }
+            (LiveKind::Data(source), Some(captured)) => source.store(captured).await?,
+            _ => return Err(Error::internal(format!("member {} was not captured", self.name))),
+        }
+        self.spent.1 = begun.elapsed();
         Ok(())
+    }
+
+    /// Adds to the time within the pause.
+    pub fn paused(&mut self, time: Duration) {
+        self.spent.0 += time;
+    }
+
+    /// What the freeze of it cost.
+    pub fn cost(&self) -> MemberCost {
+        let driver = match &self.kind {
+            LiveKind::Kernel { kernel, .. } => match kernel.capture.borrow().as_str() {
+                capture if capture.starts_with(Driver::Btrfs.name()) => Driver::Btrfs,
+                capture if capture.starts_with(Driver::Reflink.name()) => Driver::Reflink,
+                _ => Driver::Tracked,
+            },
+            LiveKind::Repository { .. } => Driver::Git,
+            LiveKind::Data(source) => source.driver(),
+        };
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let (name, growth) = (self.name.clone(), driver.growth().name().into());
+        let (pause_us, store_us) = (us(self.spent.0), us(self.spent.1));
+        MemberCost { name, driver: driver.name().into(), growth, pause_us, store_us }
+    }
+
+    /// Whether it is a kernel that starts no executions.
+    pub fn is_held(&self) -> bool {
+        matches!(&self.kind, LiveKind::Kernel { held: Some(_), .. })
+    }
+
+    /// Lets a kernel start executions again.
+    pub fn release(&mut self) {
+        if let LiveKind::Kernel { held, .. } = &mut self.kind {
+            *held = None;
+        }
     }
 
     /// Removes the checkpoint of a freeze that failed.
@@ -252,11 +315,11 @@ impl Live {
         }
     }
 
-    /// Admits work again.
+    /// Resumes everything inside a kernel, which still starts nothing; admits writers of data.
     pub async fn resume(&mut self) -> Result<()> {
         match &mut self.kind {
-            LiveKind::Kernel { held, .. } => match held.take() {
-                Some(mut held) => held.thaw().await,
+            LiveKind::Kernel { held, .. } => match held {
+                Some(held) => held.thaw().await,
                 None => Ok(()),
             },
             LiveKind::Data(source) => {

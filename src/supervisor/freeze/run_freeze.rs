@@ -1,7 +1,10 @@
 //! Carries out a freeze.
+//!
+//! The pause ends when everything is pinned and resumed. A kernel starts executions again once its checkpoint is made:
+//! its journal must not go on before. Kernels are stored first.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::members::{self, Live};
 use super::{recover, turn};
@@ -10,6 +13,7 @@ use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::{Action, Capture, Outcome, Reply};
+use crate::core::freeze::cost::FreezeCost;
 use crate::core::freeze::gate::Pairing;
 use crate::core::freeze::{Captured, DatabasePart, FORMAT, Freeze, FreezeManifest, Group, Intent, Part};
 use crate::core::ids::FreezeId;
@@ -27,7 +31,12 @@ use crate::supervisor::registry::Supervisor;
 /// # Errors
 /// `notFound`, `conflict` (a kernel in another transition), `refused` and `unsupported` members, `deadline`, and capture
 /// errors of any member; nothing of the freeze is visible then.
-pub async fn freeze(supervisor: &Supervisor, group: &str, message: &str, actor: &Actor) -> Result<Freeze> {
+pub async fn freeze(
+    supervisor: &Supervisor,
+    group: &str,
+    message: &str,
+    actor: &Actor,
+) -> Result<(Freeze, FreezeCost)> {
     if message.len() > limits::FREEZE_MESSAGE_BYTES || message.chars().any(char::is_control) {
         let most = limits::FREEZE_MESSAGE_BYTES;
         return Err(Error::invalid(format!("a freeze's message is one line of at most {most} bytes")));
@@ -51,6 +60,7 @@ pub async fn freeze(supervisor: &Supervisor, group: &str, message: &str, actor: 
 }
 
 /// How a freeze is taken.
+#[derive(Clone, Copy)]
 pub(super) struct Taking<'a> {
     pub kind: CheckpointType,
     pub message: &'a str,
@@ -63,14 +73,26 @@ pub(super) struct Taking<'a> {
 ///
 /// # Errors
 /// As [`freeze`].
-pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: &Taking<'_>) -> Result<Freeze> {
+pub(super) async fn take(
+    host: &Host,
+    group: &Group,
+    live: &mut [Live],
+    taking: &Taking<'_>,
+) -> Result<(Freeze, FreezeCost)> {
+    let started = Instant::now();
     // Before anything pauses.
     let key = host.signing_key().await?;
     let mut machine = if taking.suspend { Capture::new(live.len()) } else { Capture::of_suspended(live.len()) };
     // The objects are kept until the row names them.
     let _kept = host.store.run_beside(|store| Ok(store.guard())).await?;
+    if taking.suspend {
+        for one in live.iter_mut() {
+            one.ahead().await;
+        }
+    }
     let id = FreezeId::from_bytes(host.random());
-    let mut run = Run { host, group, taking, key, id, sealed: None, failed: None };
+    let (begun, cost) = (Instant::now(), FreezeCost::default());
+    let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed: None, failed: None };
     loop {
         let action = machine.next();
         if action == Action::End {
@@ -80,7 +102,7 @@ pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: 
         machine.reply(reply);
     }
     match (machine.outcome(), run.sealed) {
-        (Some(Outcome::Sealed), Some(freeze)) => Ok(freeze),
+        (Some(Outcome::Sealed), Some(freeze)) => Ok((freeze, run.cost)),
         (Some(Outcome::Failed { member, why }), _) => {
             let name = member.and_then(|at| live.get(at)).map(|live| format!("member {}: ", live.name));
             let message = format!("group {} was not frozen: {}{why}", group.name, name.unwrap_or_default());
@@ -99,6 +121,10 @@ struct Run<'a> {
     taking: &'a Taking<'a>,
     key: Arc<HostKey>,
     id: FreezeId,
+    started: Instant,
+    /// The beginning of the pause.
+    begun: Instant,
+    cost: FreezeCost,
     sealed: Option<Freeze>,
     /// The first failure.
     failed: Option<Error>,
@@ -106,32 +132,20 @@ struct Run<'a> {
 
 impl Run<'_> {
     async fn perform(&mut self, action: Action, live: &mut [Live]) -> Reply {
-        let (taking, any) = (self.taking, self.taking.kind == CheckpointType::System);
-        let most = self.host.config.limits.freeze_step;
-        let at = |revision: Result<String>| revision.map(Reply::At);
         let done = |done: Result<()>| done.map(|()| Reply::Done);
         let result = match action {
             Action::End => Ok(Reply::Done),
-            Action::Suspend(n) => {
-                let has_deadlines = live[n].has_deadlines();
-                in_time(has_deadlines, most, async { done(live[n].suspend(Kind::Freeze, taking.actor).await) }).await
-            }
-            Action::Lock(n) | Action::Confirm(n) => {
-                let has_deadlines = live[n].has_deadlines();
-                in_time(has_deadlines, most, async { at(live[n].revision(any).await) }).await
-            }
-            Action::Snapshot(n) => {
-                let has_deadlines = live[n].has_deadlines();
-                in_time(has_deadlines, most, async { at(live[n].snapshot(taking.kind).await) }).await
+            Action::Suspend(n) | Action::Lock(n) | Action::Snapshot(n) | Action::Confirm(n) | Action::Resume(n) => {
+                self.pause(action, &mut live[n]).await
             }
             Action::Intent => {
                 let checkpoints = live.iter().filter_map(Live::checkpoint).collect();
                 let intent = Intent::Freeze { id: self.id, checkpoints };
                 done(self.host.catalog.begin_intent(self.group.id, intent).await.map_err(Error::from))
             }
+            Action::Store(n) => done(self.store(&mut live[n]).await),
             Action::Seal => done(self.seal(live).await),
             Action::Withdraw => done(self.withdraw(live).await),
-            Action::Resume(n) => done(live[n].resume().await),
         };
         result.unwrap_or_else(|error| {
             tracing::warn!(group = %self.group.name, ?action, %error, "a step of a freeze failed");
@@ -141,16 +155,55 @@ impl Run<'_> {
         })
     }
 
+    /// A step of a member within the pause.
+    async fn pause(&mut self, action: Action, live: &mut Live) -> Result<Reply> {
+        let Taking { kind, actor, .. } = *self.taking;
+        let (begun, any) = (Instant::now(), kind == CheckpointType::System);
+        let (has_deadlines, most) = (live.has_deadlines(), self.host.config.limits.freeze_step);
+        let done = |done: Result<()>| done.map(|()| Reply::Done);
+        let at = |revision: Result<String>| revision.map(Reply::At);
+        let result = match action {
+            Action::Resume(_) => {
+                let resumed = done(live.resume().await);
+                self.cost.pause_us = us(self.begun);
+                resumed
+            }
+            action => {
+                let step = async {
+                    match action {
+                        Action::Suspend(_) => done(live.suspend(Kind::Freeze, actor).await),
+                        Action::Snapshot(_) => at(live.snapshot(kind).await),
+                        _ => at(live.revision(any).await),
+                    }
+                };
+                in_time(has_deadlines, most, step).await
+            }
+        };
+        live.paused(begun.elapsed());
+        result
+    }
+
+    /// Stores one member, and releases a kernel that was suspended for this freeze.
+    async fn store(&mut self, live: &mut Live) -> Result<()> {
+        let Taking { kind, message, actor, suspend } = *self.taking;
+        let group = &self.group.name;
+        let name = match message {
+            "" => format!("freeze of {group}"),
+            message => format!("freeze of {group}: {message}"),
+        };
+        let (has_deadlines, most) = (live.has_deadlines(), self.host.config.limits.freeze_store);
+        let step = async { live.store(&name, kind, actor).await.map(|()| Reply::Done) };
+        in_time(has_deadlines, most, step).await?;
+        if suspend && live.is_held() {
+            live.release();
+            self.cost.admission_us = us(self.begun);
+        }
+        Ok(())
+    }
+
     async fn seal(&mut self, live: &mut [Live]) -> Result<()> {
         let Taking { kind, message, actor, .. } = *self.taking;
         let (host, group) = (self.host, self.group);
-        let name = match message {
-            "" => format!("freeze of {}", group.name),
-            message => format!("freeze of {}: {message}", group.name),
-        };
-        for one in live.iter_mut() {
-            one.seal(&name, kind, actor).await?;
-        }
         let mut parts = Vec::new();
         for one in live.iter() {
             parts.push(Part { name: one.name.clone(), captured: one.captured()?.clone() });
@@ -187,7 +240,14 @@ impl Run<'_> {
         let detail = bounded(format!("{}: {} ({})", group.name, self.id, kind.name()));
         let audit = vec![NewAudit { owner: Some(group.uid), manifest: Some(digest), detail, ..line }];
         let sealed = host.catalog.seal_freeze(new, Notes { events: Vec::new(), audit }).await?.value;
-        let detail = serde_json::json!({ "group": group.name, "id": sealed.id, "number": sealed.number });
+        self.cost.total_us = us(self.started);
+        self.cost.admission_us = self.cost.admission_us.max(self.cost.pause_us);
+        self.cost.members = live.iter().map(Live::cost).collect();
+        let FreezeCost { pause_us, admission_us, total_us, .. } = self.cost;
+        let detail = serde_json::json!({
+            "group": group.name, "id": sealed.id, "number": sealed.number,
+            "pause_us": pause_us, "admission_us": admission_us, "total_us": total_us,
+        });
         host.events.publish("", "group_frozen", detail);
         self.sealed = Some(sealed);
         Ok(())
@@ -199,6 +259,11 @@ impl Run<'_> {
         }
         Ok(self.host.catalog.clear_intent(self.group.id).await?)
     }
+}
+
+/// Time since then, microseconds.
+fn us(begun: Instant) -> u64 {
+    u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Runs a step of a member within a time limit, unless its parts have their own.

@@ -182,7 +182,11 @@ impl Run<'_> {
             }
             Action::Commit => done(self.commit().await),
             Action::Clear => done(self.host.catalog.clear_intent(self.group.id).await.map_err(Error::from)),
-            Action::Resume(n) => done(self.live[n].resume().await),
+            Action::Resume(n) => {
+                let resumed = self.live[n].resume().await;
+                self.live[n].release();
+                done(resumed)
+            }
         };
         result.unwrap_or_else(|error| {
             tracing::warn!(group = %self.group.name, ?action, %error, "a step of a group's restore failed");
@@ -208,7 +212,7 @@ impl Run<'_> {
     async fn take_safety(&mut self) -> Result<()> {
         let message = format!("before restore of {}", self.freeze.number);
         let taking = Taking { kind: CheckpointType::System, message: &message, actor: self.actor, suspend: false };
-        self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?);
+        self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.0);
         Ok(())
     }
 

@@ -8,10 +8,11 @@ use std::rc::Rc;
 
 use async_trait::async_trait;
 
-use super::{DataSource, other_content};
+use super::{DataSource, NOT_STORED, other_content};
 use crate::config::Source;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::Captured;
+use crate::core::freeze::cost::Driver;
 use crate::core::kernel::transition::Kind;
 use crate::programs::{Output, Program};
 use crate::supervisor::freeze::{access, objects};
@@ -86,10 +87,20 @@ impl DataSource for CommandSource {
         Ok(None)
     }
 
-    async fn capture(&mut self, _any: bool) -> Result<(Captured, String)> {
+    async fn pin(&mut self, _any: bool) -> Result<(Captured, String)> {
         self.run(&self.source.capture, None, Some("data")).await?;
-        let (data, bytes) = objects::put(&self.host, self.scratch.join("data")).await?;
-        Ok((Captured::Command { source: self.name.clone(), data, bytes }, REVISION.into()))
+        let (source, data) = (self.name.clone(), NOT_STORED);
+        Ok((Captured::Command { source, data, bytes: 0 }, REVISION.into()))
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::Program
+    }
+
+    async fn store(&mut self, captured: &mut Captured) -> Result<()> {
+        let Captured::Command { data, bytes, .. } = captured else { return Err(other_content()) };
+        (*data, *bytes) = objects::put(&self.host, self.scratch.join("data")).await?;
+        Ok(())
     }
 
     async fn verify(&mut self, target: &Captured) -> Result<()> {

@@ -5,9 +5,11 @@ use std::rc::Rc;
 
 use async_trait::async_trait;
 
-use super::{DataSource, other_content};
+use super::{DataSource, NOT_STORED, other_content};
 use crate::catalog::host_database::{self as database, Present, WriteLock};
+use crate::catalog::pinned_database::PinnedDatabase;
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::cost::Driver;
 use crate::core::freeze::{Captured, DatabasePart};
 use crate::core::ids::Digest;
 use crate::core::kernel::transition::Kind;
@@ -22,6 +24,9 @@ pub(in crate::supervisor::freeze) const KEPT: &str = "kept";
 struct LiveDatabase {
     path: PathBuf,
     lock: Option<WriteLock>,
+    pinned: Option<PinnedDatabase>,
+    /// How it was pinned last.
+    driver: Driver,
     /// Whether it may hold the target of a restore.
     is_switched: bool,
     /// A copy of what another program wrote during the restore.
@@ -31,7 +36,8 @@ struct LiveDatabase {
 impl LiveDatabase {
     /// A database that is at no operation yet.
     fn new(path: PathBuf) -> LiveDatabase {
-        LiveDatabase { path, lock: None, is_switched: false, kept: None }
+        let driver = Driver::Transaction;
+        LiveDatabase { path, lock: None, pinned: None, driver, is_switched: false, kept: None }
     }
 
     /// A restore of a former daemon may have changed it.
@@ -75,7 +81,7 @@ impl LiveDatabase {
             Ok(match database::present(&path)? {
                 Present::Whole => {
                     let revision = database::revision(&path)?;
-                    DatabasePart::Whole { image: Digest::from_bytes([0; 32]), bytes: 0, revision, mode: 0 }
+                    DatabasePart::Whole { image: NOT_STORED, bytes: 0, revision, mode: 0 }
                 }
                 Present::Absent => DatabasePart::Absent,
                 Present::Damaged(_) => DatabasePart::Damaged { files: Vec::new() },
@@ -84,30 +90,63 @@ impl LiveDatabase {
         .await
     }
 
-    /// Captures the content; returns it with its revision.
-    async fn capture(&self, host: &Host, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
-        let copy = scratch.join("copy");
-        match copied(&self.path, &copy).await? {
-            Copied::Whole(revision, mode) => {
-                let (image, bytes) = objects::put(host, copy).await?;
+    /// Pins the content; returns it with its revision. Damaged files are stored at once: nothing pins them.
+    async fn pin(&mut self, host: &Host, any: bool) -> Result<(DatabasePart, String)> {
+        // A clone would need a lock that this process holds already.
+        let (path, may_clone) = (self.path.clone(), self.lock.is_none());
+        let pinned = blocking(move || match database::present(&path)? {
+            Present::Whole => PinnedDatabase::pin(&path, may_clone).map(Some),
+            Present::Absent => Ok(None),
+            Present::Damaged(why) => Err(Error::corrupt(why).reason("database_damaged")),
+        });
+        match pinned.await {
+            Ok(Some(pinned)) => {
+                let (revision, mode) = (pinned.revision().clone(), pinned.mode());
+                self.driver = pinned.driver();
+                self.pinned = Some(pinned);
                 let reported = revision.to_string();
-                Ok((DatabasePart::Whole { image, bytes, revision, mode }, reported))
+                Ok((DatabasePart::Whole { image: NOT_STORED, bytes: 0, revision, mode }, reported))
             }
-            Copied::Absent if any => Ok((DatabasePart::Absent, "absent".into())),
-            Copied::Damaged(_) if any => {
-                let mut files = Vec::new();
-                for suffix in RAW {
-                    use std::os::unix::fs::PermissionsExt as _;
-                    let file = database::beside(&self.path, suffix);
-                    let Ok(meta) = std::fs::symlink_metadata(&file) else { continue };
-                    let (digest, _) = objects::put(host, file).await?;
-                    files.push((suffix.to_owned(), digest, meta.permissions().mode() & 0o777));
-                }
-                Ok((DatabasePart::Damaged { files }, "damaged".into()))
+            Ok(None) if any => Ok((DatabasePart::Absent, "absent".into())),
+            Err(error) if any && error.code == ErrorCode::Corrupt => {
+                Ok((self.put_damaged(host).await?, "damaged".into()))
             }
-            Copied::Absent => Err(Error::not_found(format!("there is no {}", self.path.display()))),
-            Copied::Damaged(error) => Err(error),
+            Ok(None) => Err(Error::not_found(format!("there is no {}", self.path.display()))),
+            Err(error) => Err(error),
         }
+    }
+
+    /// Stores the pinned content. Of a database that turns out to be damaged, a lock still holds the files.
+    async fn store(&mut self, host: &Host, scratch: &Path, part: &mut DatabasePart) -> Result<()> {
+        let (Some(pinned), copy) = (self.pinned.take(), scratch.join("copy")) else { return Ok(()) };
+        let to = copy.clone();
+        let copied = blocking(move || {
+            remove_copy(&to);
+            pinned.copy(&to)
+        });
+        match (copied.await, part) {
+            (Ok(()), DatabasePart::Whole { image, bytes, .. }) => {
+                (*image, *bytes) = objects::put(host, copy).await?;
+                Ok(())
+            }
+            (Err(error), part) if error.code == ErrorCode::Corrupt && self.lock.is_some() => {
+                *part = self.put_damaged(host).await?;
+                Ok(())
+            }
+            (copied, _) => copied,
+        }
+    }
+
+    async fn put_damaged(&self, host: &Host) -> Result<DatabasePart> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let mut files = Vec::new();
+        for suffix in RAW {
+            let file = database::beside(&self.path, suffix);
+            let Ok(meta) = std::fs::symlink_metadata(&file) else { continue };
+            let (digest, _) = objects::put(host, file).await?;
+            files.push((suffix.to_owned(), digest, meta.permissions().mode() & 0o777));
+        }
+        Ok(DatabasePart::Damaged { files })
     }
 
     /// Makes the inactive files beside it that a replacement by renames needs.
@@ -178,8 +217,8 @@ impl LiveDatabase {
     async fn keep(&self, host: &Host, name: &str, present: &Copied, now: &Path) -> Result<Option<PathBuf>> {
         let files: Vec<(PathBuf, &str)> = match present {
             Copied::Absent => return Ok(None),
-            Copied::Whole(..) => vec![(now.to_owned(), "")],
-            Copied::Damaged(_) => RAW.map(|suffix| (database::beside(&self.path, suffix), suffix)).to_vec(),
+            Copied::Whole => vec![(now.to_owned(), "")],
+            Copied::Damaged => RAW.map(|suffix| (database::beside(&self.path, suffix), suffix)).to_vec(),
         };
         let folder = host.environment.data.join("groups").join(KEPT);
         let to = folder.join(format!("{name}-{}.db", host.now_ms()));
@@ -260,9 +299,18 @@ impl DataSource for DatabaseSource {
         Ok(Some(self.as_captured(self.live.present().await?)))
     }
 
-    async fn capture(&mut self, any: bool) -> Result<(Captured, String)> {
-        let (part, revision) = self.live.capture(&self.host, &self.scratch, any).await?;
+    async fn pin(&mut self, any: bool) -> Result<(Captured, String)> {
+        let (part, revision) = self.live.pin(&self.host, any).await?;
         Ok((self.as_captured(part), revision))
+    }
+
+    fn driver(&self) -> Driver {
+        self.live.driver
+    }
+
+    async fn store(&mut self, captured: &mut Captured) -> Result<()> {
+        let Captured::Database { part, .. } = captured else { return Err(other_content()) };
+        self.live.store(&self.host, &self.scratch, part).await
     }
 
     async fn verify(&mut self, target: &Captured) -> Result<()> {
@@ -300,26 +348,32 @@ const RAW: [&str; 3] = ["", "-wal", "-journal"];
 
 /// What a copy of a database found.
 enum Copied {
-    Whole(crate::core::freeze::SchemaRevision, u32),
+    Whole,
     Absent,
-    Damaged(Error),
+    Damaged,
+}
+
+/// Removes the copy of a former step.
+fn remove_copy(copy: &Path) {
+    for suffix in database::SUFFIXES {
+        // Most do not exist.
+        let _ = std::fs::remove_file(database::beside(copy, suffix));
+    }
 }
 
 /// Copies a database, if SQLite can read it.
 async fn copied(path: &Path, copy: &Path) -> Result<Copied> {
     let (path, copy) = (path.to_owned(), copy.to_owned());
     blocking(move || {
-        for suffix in database::SUFFIXES {
-            let _ = std::fs::remove_file(database::beside(&copy, suffix));
-        }
+        remove_copy(&copy);
         match database::present(&path)? {
-            Present::Whole => match database::capture(&path, &copy) {
-                Ok((revision, mode)) => Ok(Copied::Whole(revision, mode)),
-                Err(error) if error.code == ErrorCode::Corrupt => Ok(Copied::Damaged(error)),
+            Present::Whole => match PinnedDatabase::pin(&path, false).and_then(|pinned| pinned.copy(&copy)) {
+                Ok(()) => Ok(Copied::Whole),
+                Err(error) if error.code == ErrorCode::Corrupt => Ok(Copied::Damaged),
                 Err(error) => Err(error),
             },
             Present::Absent => Ok(Copied::Absent),
-            Present::Damaged(why) => Ok(Copied::Damaged(Error::corrupt(why).reason("database_damaged"))),
+            Present::Damaged(_) => Ok(Copied::Damaged),
         }
     })
     .await
@@ -328,9 +382,9 @@ async fn copied(path: &Path, copy: &Path) -> Result<Copied> {
 /// Copies the present content into a new file if SQLite can read it; returns the form of what is there.
 pub(in crate::supervisor::freeze) async fn copy_now(path: &Path, copy: &Path) -> Result<&'static str> {
     Ok(match copied(path, copy).await? {
-        Copied::Whole(..) => "whole",
+        Copied::Whole => "whole",
         Copied::Absent => "absent",
-        Copied::Damaged(_) => "damaged",
+        Copied::Damaged => "damaged",
     })
 }
 
@@ -338,7 +392,7 @@ pub(in crate::supervisor::freeze) async fn copy_now(path: &Path, copy: &Path) ->
 async fn is_at(host: &Host, present: &Copied, now: &Path, part: &DatabasePart) -> Result<bool> {
     match (present, part) {
         (Copied::Absent, DatabasePart::Absent) => Ok(true),
-        (Copied::Whole(..), DatabasePart::Whole { image, .. }) => {
+        (Copied::Whole, DatabasePart::Whole { image, .. }) => {
             let (now, other) = (now.to_owned(), now.with_file_name("compared"));
             objects::get(host, *image, &other).await?;
             blocking(move || database::is_same(&now, &other)).await

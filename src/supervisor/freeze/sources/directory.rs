@@ -3,7 +3,7 @@
 //! Files of an operation are in `.NAME.ryokan` beside the directory, on its file system. There, `part` is an incomplete
 //! checkout; `new` is a complete one before the switch, and the former directory after it.
 
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -12,6 +12,7 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{DataSource, other_content};
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::cost::Driver;
 use crate::core::freeze::{Captured, DirectoryPart};
 use crate::core::limits;
 use crate::store::Store;
@@ -19,7 +20,9 @@ use crate::supervisor::freeze::objects::blocking;
 use crate::supervisor::host::Host;
 use crate::sys::fault;
 use crate::sys::fs::{remove_tree, sync_dir};
-use crate::workspace::{self, Durability, NotCaptured, Seen, Tracker, TreeId, WorkspaceError, WorkspacePaths};
+use crate::workspace::{
+    self, DriverKind, Durability, NotCaptured, Seen, Tracker, TreeId, WorkspaceError, WorkspacePaths,
+};
 
 /// The revision of a directory that is not captured yet.
 const REVISION: &str = "directory";
@@ -39,6 +42,9 @@ pub(super) struct DirectorySource {
     host: Rc<Host>,
     places: Places,
     captured: Option<DirectoryPart>,
+    /// Follows the directory during a freeze.
+    tracker: Option<Tracker>,
+    driver: DriverKind,
     is_switched: bool,
     kept: Option<PathBuf>,
 }
@@ -130,18 +136,28 @@ impl Places {
         WorkspacePaths { workspace: of.to_owned(), staging: self.beside.join("staging"), index }
     }
 
-    /// The tree of the present directory, without a change meanwhile.
-    fn present(&self, store: &Store) -> Result<DirectoryPart> {
-        self.tree(store, &self.path, self.index.clone())
+    /// The tree of the present directory, without a change meanwhile. `tracker`: follows it already, or from now on.
+    fn present(&self, store: &Store, tracker: &mut Option<Tracker>) -> Result<DirectoryPart> {
+        self.tree(store, &self.path, self.index.clone(), tracker)
+    }
+
+    /// Stores what the directory holds now.
+    fn ahead(&self, store: &Store, tracker: &mut Option<Tracker>) -> Result<()> {
+        if !self.path.is_dir() {
+            return Ok(());
+        }
+        self.make()?;
+        let followed = tracker.insert(Tracker::open(self.workspace(&self.path, self.index.clone()))?);
+        Ok(followed.prepare(store).map(drop)?)
     }
 
     /// The tree in the folder beside; `None`: there is none.
     fn beside_tree(&self, store: &Store) -> Result<Option<TreeId>> {
-        let part = self.tree(store, &self.new_copy(), self.beside.join("new.index"))?;
+        let part = self.tree(store, &self.new_copy(), self.beside.join("new.index"), &mut None)?;
         Ok(part.tree.map(TreeId))
     }
 
-    fn tree(&self, store: &Store, path: &Path, index: PathBuf) -> Result<DirectoryPart> {
+    fn tree(&self, store: &Store, path: &Path, index: PathBuf, tracker: &mut Option<Tracker>) -> Result<DirectoryPart> {
         let meta = match std::fs::symlink_metadata(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(DirectoryPart::default()),
             meta => meta.map_err(io("look at", path))?,
@@ -150,7 +166,11 @@ impl Places {
             return Err(Error::refused(format!("{} is not a directory", path.display())).reason("not_a_directory"));
         }
         self.make()?;
-        let mut tracker = Tracker::open(self.workspace(path, index))?;
+        let tracker = match tracker {
+            // An exchange puts another directory here.
+            Some(followed) if followed.follows(&meta) => followed,
+            _ => tracker.insert(Tracker::open(self.workspace(path, index))?),
+        };
         let mut last = None;
         for attempt in 0..limits::DIRECTORY_ATTEMPTS {
             if attempt > 0 && last.is_none() {
@@ -208,6 +228,8 @@ impl Places {
     /// Puts `new` in the place of the directory, which becomes `new`. `is_there`: whether each exists.
     fn exchange(&self, directory_is_there: bool, new_is_there: bool) -> Result<()> {
         let (path, new) = (&self.path, &self.new_copy());
+        let [time, new_time] =
+            [path, new].map(|place| std::fs::symlink_metadata(place).and_then(|meta| meta.modified()));
         let renamed = match (directory_is_there, new_is_there) {
             (true, true) => renameat2(AT_FDCWD, new, AT_FDCWD, path, RenameFlags::RENAME_EXCHANGE),
             (false, true) => renameat2(AT_FDCWD, new, AT_FDCWD, path, RenameFlags::RENAME_NOREPLACE),
@@ -215,6 +237,12 @@ impl Places {
             (false, false) => Ok(()),
         };
         renamed.map_err(|error| io("exchange", path)(error.into()))?;
+        // XFS changes the time of a directory that gets another parent; the time is a part of the tree.
+        for (place, time) in [(new, time), (path, new_time)] {
+            if let Ok(time) = time {
+                set_time(place, time).map_err(io("set the time of", place))?;
+            }
+        }
         for folder in [path.parent().unwrap_or(path), &self.beside] {
             sync_dir(folder).map_err(|error| Error::unavailable(error.to_string()))?;
         }
@@ -224,7 +252,7 @@ impl Places {
     /// Makes the prepared copy the active one; an error may come after the change.
     fn switch(&self, store: &Store, target: &DirectoryPart, safety: &DirectoryPart) -> Result<()> {
         let injected = |error: std::io::Error| Error::unavailable(error.to_string());
-        if self.present(store)?.tree != safety.tree {
+        if self.present(store, &mut None)?.tree != safety.tree {
             return Err(changed(&self.path, "was changed during the restore"));
         }
         fault::point("source.directory.switch").map_err(injected)?;
@@ -245,7 +273,7 @@ impl Places {
         target: &DirectoryPart,
         at_ms: i64,
     ) -> Result<Option<PathBuf>> {
-        let present = self.present(store)?.tree;
+        let present = self.present(store, &mut None)?.tree;
         if present == safety.tree {
             return Ok(None);
         }
@@ -271,6 +299,11 @@ impl Places {
     }
 }
 
+fn set_time(directory: &Path, time: std::time::SystemTime) -> std::io::Result<()> {
+    let mut options = std::fs::File::options();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY).open(directory)?.set_modified(time)
+}
+
 fn changed(path: &Path, how: &str) -> Error {
     Error::new(ErrorCode::Conflict, format!("{} {how}", path.display()))
         .reason("directory_changed")
@@ -288,6 +321,15 @@ fn refuse_missing(path: &Path, missing: &[NotCaptured]) -> Result<()> {
         .hint("move it out of the directory"))
 }
 
+impl Drop for DirectorySource {
+    fn drop(&mut self) {
+        // The operation failed before it suspended the directory. An unfinished restore needs the former directory.
+        if self.tracker.take().is_some() && !self.places.new_copy().exists() {
+            self.places.discard();
+        }
+    }
+}
+
 fn part_of(captured: &Captured) -> Result<DirectoryPart> {
     match captured {
         Captured::Directory { part, .. } => Ok(*part),
@@ -299,7 +341,8 @@ impl DirectorySource {
     /// The directory.
     pub fn new(host: Rc<Host>, path: PathBuf) -> DirectorySource {
         let places = Places::new(&host, path);
-        DirectorySource { host, places, captured: None, is_switched: false, kept: None }
+        let (tracker, driver) = (None, DriverKind::Tracked);
+        DirectorySource { host, places, captured: None, tracker, driver, is_switched: false, kept: None }
     }
 
     async fn on<T: Send + 'static>(
@@ -310,12 +353,29 @@ impl DirectorySource {
         self.host.store.run_beside(move |store| Ok(work(&places, store))).await?
     }
 
-    async fn look(&self, any: bool) -> Result<DirectoryPart> {
-        let part = self.on(|places, store| places.present(store)).await?;
+    async fn look(&mut self, any: bool) -> Result<DirectoryPart> {
+        let part = self.following(|places, store, tracker| places.present(store, tracker)).await?;
         match part.tree.is_none() && !any {
             true => Err(Error::not_found(format!("there is no {}", self.places.path.display()))),
             false => Ok(part),
         }
+    }
+
+    /// As [`Self::on`], with the tracker.
+    async fn following<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&Places, &Store, &mut Option<Tracker>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let mut tracker = self.tracker.take();
+        let (tracker, done) = self
+            .on(move |places, store| {
+                let done = work(places, store, &mut tracker);
+                Ok((tracker, done))
+            })
+            .await?;
+        self.driver = tracker.as_ref().map_or(self.driver, |tracker| tracker.driver().kind);
+        self.tracker = tracker;
+        done
     }
 
     fn as_captured(&self, part: DirectoryPart) -> Captured {
@@ -325,7 +385,15 @@ impl DirectorySource {
 
 #[async_trait(?Send)]
 impl DataSource for DirectorySource {
+    async fn ahead(&mut self) {
+        if let Err(error) = self.following(|places, store, tracker| places.ahead(store, tracker)).await {
+            // The capture reports it, if it still applies.
+            tracing::debug!(path = %self.places.path.display(), %error, "a directory could not be read ahead");
+        }
+    }
+
     async fn resume(&mut self) -> Result<()> {
+        self.tracker = None;
         self.discard().await;
         Ok(())
     }
@@ -348,10 +416,19 @@ impl DataSource for DirectorySource {
         Ok(Some(self.as_captured(part)))
     }
 
-    async fn capture(&mut self, any: bool) -> Result<(Captured, String)> {
+    /// The content is in the store already, or read now: what changed since [`Self::ahead`].
+    async fn pin(&mut self, any: bool) -> Result<(Captured, String)> {
         let part = self.look(any).await?;
         self.captured = Some(part);
         Ok((self.as_captured(part), REVISION.into()))
+    }
+
+    fn driver(&self) -> Driver {
+        match self.driver {
+            DriverKind::Btrfs => Driver::Btrfs,
+            DriverKind::Reflink => Driver::Reflink,
+            DriverKind::Tracked => Driver::Tracked,
+        }
     }
 
     async fn verify(&mut self, target: &Captured) -> Result<()> {

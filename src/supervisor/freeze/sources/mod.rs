@@ -1,10 +1,21 @@
 //! The data sources of a group: one interface for each kind of data beside git.
 //!
 //! ```text
-//! freeze   quiesce ─▶ revision ─▶ capture ─▶ revision ─▶ resume
-//! restore  verify ─▶ quiesce ─▶ capture ─▶ prepare ─▶ switch ─▶ discard ─▶ resume
-//!                                             └ failure ─▶ revert ─▶ discard ─▶ resume
+//! freeze   ahead ─▶ quiesce ─▶ revision ─▶ pin ─▶ revision ─▶ resume ─▶ store
+//! restore  verify ─▶ quiesce ─▶ pin ─▶ store ─▶ prepare ─▶ switch ─▶ discard ─▶ resume
+//!                                                  └ failure ─▶ revert ─▶ discard ─▶ resume
 //! ```
+//! A pin holds one moment; only it is within the pause. The driver is chosen by trying it on the file system or the
+//! server:
+//!
+//! | source | pinned by | the pause grows with |
+//! |---|---|---|
+//! | SQLite, with a write-ahead log | a read transaction | nothing |
+//! | SQLite, without | a clone (Btrfs, XFS), else a shared lock, on which its writers wait | nothing |
+//! | directory | its tree; all but the last changes are stored before | changes |
+//! | PostgreSQL | an exported snapshot and locks of the tables' definitions | nothing |
+//! | command | the program's output | size |
+//!
 //! Until the switch, only inactive copies change. `pending` keeps the promise that a quiesced source is resumed.
 
 mod command;
@@ -24,15 +35,19 @@ pub(super) use self::directory::{check as check_directory, forget as forget_dire
 pub(super) use self::postgres_rows::{postgres_rows_now, postgres_rows_of};
 use super::access;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::cost::Driver;
 use crate::core::freeze::postgres::ConnectionError;
 use crate::core::freeze::{Captured, Member, Target};
-use crate::core::ids::GroupId;
+use crate::core::ids::{Digest, GroupId};
 use crate::core::kernel::transition::Kind;
 use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
 
 /// The folder of copies of what other programs wrote during a restore that was reverted.
 pub(super) use self::database::KEPT;
+
+/// The address of content that is not stored yet.
+const NOT_STORED: Digest = Digest::from_bytes([0; 32]);
 
 /// One source during one operation.
 #[async_trait(?Send)]
@@ -41,6 +56,9 @@ pub(super) trait DataSource {
     fn must_resume(&self) -> bool {
         false
     }
+
+    /// Stores what can be stored while writers go on, so that a pin has less to do. It may fail without effect.
+    async fn ahead(&mut self) {}
 
     /// Stops writers, as far as the source can.
     async fn quiesce(&mut self, _transition: Kind) -> Result<()> {
@@ -57,8 +75,17 @@ pub(super) trait DataSource {
     /// The present state without its content, if it can be known.
     async fn present(&mut self) -> Result<Option<Captured>>;
 
-    /// Captures the content into the store; returns it with its revision.
-    async fn capture(&mut self, any: bool) -> Result<(Captured, String)>;
+    /// Holds the present content apart from the source; returns it with its revision. Until [`Self::store`], the
+    /// addresses of its content are unknown.
+    async fn pin(&mut self, any: bool) -> Result<(Captured, String)>;
+
+    /// How the content is pinned.
+    fn driver(&self) -> Driver;
+
+    /// Stores what is pinned, completes its description and ends the pin. Writers may be admitted again.
+    async fn store(&mut self, _captured: &mut Captured) -> Result<()> {
+        Ok(())
+    }
 
     /// Reads what the restore of a captured state needs.
     async fn verify(&mut self, target: &Captured) -> Result<()>;

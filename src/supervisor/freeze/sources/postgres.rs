@@ -9,6 +9,10 @@
 //! ```
 //! Which databases exist decides what a step still has to do, so that each may be repeated. Passwords come from the
 //! user's own password file or are not needed; a connection with one is refused.
+//!
+//! A freeze pins the content by a `psql` whose transaction has locked all tables against changes of their definition and
+//! has exported its snapshot; `pg_dump` reads that snapshot after the pause. Sequences are in no snapshot: a dump may
+//! hold later values of them.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -16,19 +20,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{DataSource, other_content};
+use super::{DataSource, NOT_STORED, other_content};
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::cost::Driver;
 use crate::core::freeze::postgres::Connection;
 use crate::core::freeze::{Captured, PostgresPart, SchemaRevision};
 use crate::core::kernel::transition::Kind;
 use crate::core::limits;
-use crate::programs::{Output, Program};
+use crate::programs::{Output, Program, Session};
 use crate::supervisor::freeze::{access, objects};
 use crate::supervisor::host::Host;
 use crate::sys::fault;
 
 /// Variables of the daemon's environment that name files with credentials and how to connect; none holds a secret.
 const KEPT: [&str; 5] = ["PGPASSFILE", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY"];
+const ENVIRONMENT: [(&str, &str); 3] = [("PGAPPNAME", "ryokan"), ("PGCONNECT_TIMEOUT", "10"), ("LC_ALL", "C")];
 /// The database to connect to for changes of databases.
 const MAINTENANCE: &str = "postgres";
 /// Attempts to rename a database whose last connections are ending.
@@ -36,11 +42,38 @@ const ATTEMPTS: u32 = 50;
 /// Pause between them.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Begins the transaction of a pin: it waits for nothing afterwards, and changes of a table's definition wait for it. The
+/// same tables as `pg_dump` reads; those that the user cannot read are left to its error message.
+const BEGIN: &str = "\
+    SELECT count(set_config(name, '0', false)) FROM pg_settings WHERE name IN \
+      ('statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout');
+    BEGIN;
+    DO $$ DECLARE one record; BEGIN
+      FOR one IN SELECT nspname, relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace
+        WHERE relkind IN ('r', 'p') AND relpersistence <> 't' AND nspname <> 'information_schema'
+        AND nspname !~ '^pg_' AND has_table_privilege(c.oid, 'SELECT')
+      LOOP EXECUTE format('LOCK TABLE ONLY %I.%I IN ACCESS SHARE MODE', one.nspname, one.relname); END LOOP;
+    END $$;
+    SELECT pg_export_snapshot();
+";
+/// Ends the longest wait for a lock of a table, seconds.
+const LOCK_WAIT: &str = "-c lock_timeout=20s";
+
+/// A transaction whose snapshot others can read.
+struct Pin {
+    session: Session,
+    /// The name of the snapshot.
+    snapshot: String,
+    /// The database.
+    name: String,
+}
+
 /// The source.
 pub(super) struct PostgresSource {
     host: Rc<Host>,
     connection: Connection,
     pub(super) scratch: PathBuf,
+    pin: Option<Pin>,
     is_switched: bool,
 }
 
@@ -67,14 +100,35 @@ fn injected(error: std::io::Error) -> Error {
     Error::unavailable(error.to_string())
 }
 
+fn without_programs(error: Error) -> Error {
+    match error.reason.as_str() {
+        "program" => Error::unsupported("PostgreSQL's programs are not installed on this host")
+            .reason("postgres")
+            .hint("install the client programs of the server's version, then try again"),
+        _ => error,
+    }
+}
+
 impl PostgresSource {
     /// A database.
     pub fn new(host: Rc<Host>, connection: Connection, scratch: PathBuf) -> PostgresSource {
-        PostgresSource { host, connection, scratch, is_switched: false }
+        PostgresSource { host, connection, scratch, pin: None, is_switched: false }
     }
 
     fn name(&self) -> &str {
         &self.connection.database
+    }
+
+    fn argv(&self, program: &str, database: &str, args: &[&str]) -> Vec<String> {
+        let Connection { host, port, user, .. } = &self.connection;
+        let mut argv = vec![program.to_owned(), "-w".into()];
+        for (option, value) in [("-h", host.as_str()), ("-p", port.as_str()), ("-U", user.as_str()), ("-d", database)] {
+            if !value.is_empty() {
+                argv.extend([option.to_owned(), value.to_owned()]);
+            }
+        }
+        argv.extend(args.iter().map(|arg| (*arg).to_owned()));
+        argv
     }
 
     pub(super) async fn run(
@@ -84,28 +138,36 @@ impl PostgresSource {
         args: &[&str],
         output: Output<'_>,
     ) -> Result<Vec<u8>> {
-        let Connection { host, port, user, .. } = &self.connection;
-        let mut argv = vec![program.to_owned(), "-w".into()];
-        for (option, value) in [("-h", host.as_str()), ("-p", port.as_str()), ("-U", user.as_str()), ("-d", database)] {
-            if !value.is_empty() {
-                argv.extend([option.to_owned(), value.to_owned()]);
-            }
-        }
-        argv.extend(args.iter().map(|arg| (*arg).to_owned()));
+        let limits = &self.host.config.limits;
+        // A pin or a quiesced database does not wait for these.
+        let is_long = matches!(output, Output::File(_, limits::BLOB_BYTES) | Output::Ignored);
         let program = Program {
-            argv: &argv,
+            argv: &self.argv(program, database, args),
             kept: &KEPT,
-            env: &[("PGAPPNAME", "ryokan"), ("PGCONNECT_TIMEOUT", "10"), ("LC_ALL", "C")],
+            env: &ENVIRONMENT,
             input: None,
             output,
+            timeout: if is_long { limits.freeze_store } else { limits.freeze_step },
+        };
+        access::programs(&self.host).await?.run(&program).await.map_err(without_programs)
+    }
+
+    /// Begins a transaction that holds the content of a database.
+    async fn begin(&self, name: &str) -> Result<Pin> {
+        let program = Program {
+            argv: &self.argv("psql", name, &["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]),
+            kept: &KEPT,
+            env: &[&ENVIRONMENT[..], &[("PGOPTIONS", LOCK_WAIT)]].concat(),
+            input: None,
+            output: Output::Ignored,
             timeout: self.host.config.limits.freeze_step,
         };
-        access::programs(&self.host).await?.run(&program).await.map_err(|error| match error.reason.as_str() {
-            "program" => Error::unsupported("PostgreSQL's programs are not installed on this host")
-                .reason("postgres")
-                .hint("install the client programs of the server's version, then try again"),
-            _ => error,
-        })
+        let mut session = access::programs(&self.host).await?.start(&program).map_err(without_programs)?;
+        let (most, mut requests) = (limits::POSTGRES_ANSWER_BYTES, BEGIN.split_inclusive(";\n"));
+        // The first request answers, too.
+        session.ask(requests.next().unwrap_or_default(), most).await?;
+        let snapshot = session.ask(&requests.collect::<String>(), most).await?;
+        Ok(Pin { session, snapshot, name: name.to_owned() })
     }
 
     /// Runs one statement.
@@ -169,9 +231,16 @@ impl PostgresSource {
 
     /// A digest of all definitions.
     async fn schema(&self, database: &str) -> Result<SchemaRevision> {
+        self.schema_of(database, None).await
+    }
+
+    /// A digest of all definitions in a snapshot; without one, of the present ones.
+    async fn schema_of(&self, database: &str, snapshot: Option<&str>) -> Result<SchemaRevision> {
         let file = self.scratch.join("schema");
         let output = Output::File(&file, limits::POSTGRES_SCHEMA_BYTES);
-        self.run("pg_dump", database, &["--schema-only", "--no-comments"], output).await?;
+        let snapshot = snapshot.map(|snapshot| format!("--snapshot={snapshot}"));
+        let args = ["--schema-only", "--no-comments"].into_iter().chain(snapshot.as_deref());
+        self.run("pg_dump", database, &args.collect::<Vec<_>>(), output).await?;
         let text = std::fs::read(&file).map_err(injected)?;
         let mut hash = blake3::Hasher::new();
         // Comments name the release, and newer releases add a random word.
@@ -290,7 +359,7 @@ impl DataSource for PostgresSource {
         Ok(Some(self.as_captured(part)))
     }
 
-    async fn capture(&mut self, any: bool) -> Result<(Captured, String)> {
+    async fn pin(&mut self, any: bool) -> Result<(Captured, String)> {
         let Some(name) = self.present_name().await? else {
             return if any {
                 Ok((self.as_captured(PostgresPart::default()), "absent".into()))
@@ -298,17 +367,34 @@ impl DataSource for PostgresSource {
                 Err(self.absent())
             };
         };
+        let pin = self.begin(&name).await?;
+        let revision = self.schema_of(&name, Some(&pin.snapshot)).await?;
+        let facts = Some(self.facts(&name).await?);
+        self.pin = Some(pin);
+        let reported = revision.to_string();
+        let part = PostgresPart { image: Some(NOT_STORED), bytes: 0, revision: Some(revision), facts };
+        Ok((self.as_captured(part), reported))
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::Snapshot
+    }
+
+    async fn store(&mut self, captured: &mut Captured) -> Result<()> {
+        let Captured::Postgres { part, .. } = captured else { return Err(other_content()) };
+        let Some(Pin { session, snapshot, name }) = self.pin.take() else { return Ok(()) };
         let file = self.scratch.join("dump");
         let output = Output::File(&file, limits::BLOB_BYTES);
-        self.run("pg_dump", &name, &["-Fc"], output).await?;
+        // The store compresses, and finds what older freezes have in common with a dump that is not compressed.
+        self.run("pg_dump", &name, &["-Fc", "-Z0", &format!("--snapshot={snapshot}")], output).await?;
+        session.end().await;
         // Reads and unpacks all of it.
         self.verify_dump(&file).await?;
-        let revision = self.schema(&name).await?;
-        let facts = Some(self.facts(&name).await?);
-        let (image, bytes) = objects::put(&self.host, file).await?;
-        let reported = revision.to_string();
-        let part = PostgresPart { image: Some(image), bytes, revision: Some(revision), facts };
-        Ok((self.as_captured(part), reported))
+        let (image, bytes) = objects::put(&self.host, file.clone()).await?;
+        (part.image, part.bytes) = (Some(image), bytes);
+        // It may be large, and the next operation would remove it only then.
+        let _ = std::fs::remove_file(file);
+        Ok(())
     }
 
     async fn verify(&mut self, target: &Captured) -> Result<()> {
@@ -385,7 +471,7 @@ impl PostgresSource {
             env: &[("LC_ALL", "C")],
             input: None,
             output: Output::Ignored,
-            timeout: self.host.config.limits.freeze_step,
+            timeout: self.host.config.limits.freeze_store,
         };
         access::programs(&self.host).await?.run(&program).await.map(drop)
     }

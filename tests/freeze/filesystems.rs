@@ -1,0 +1,234 @@
+//! Freezes and restores on each file system, with each driver: random changes, and equality afterwards.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rusqlite::Connection;
+use ryokan::core::engine::EngineName;
+use serde_json::Value;
+
+use crate::support::{Host, User, kernel, out};
+
+/// Freezes per seed.
+const ROUNDS: usize = 3;
+const SEEDS: [u64; 2] = [1, 0x5eed];
+
+/// Random numbers, the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % most
+    }
+}
+
+/// A group `all` of a kernel, a repository, two databases and a directory in one place.
+struct Estate {
+    host: Host,
+    place: PathBuf,
+}
+
+impl Estate {
+    fn new(host: Host, place: PathBuf) -> Estate {
+        let estate = Estate { host, place };
+        for folder in ["code", "files"] {
+            fs::create_dir_all(estate.place.join(folder)).unwrap();
+        }
+        for journal in ["wal", "delete"] {
+            let database = estate.open(journal);
+            database.pragma_update(None, "journal_mode", journal).unwrap();
+            database.execute_batch("CREATE TABLE t (id INTEGER PRIMARY KEY, body BLOB)").unwrap();
+        }
+        estate.git(&["init", "-q", "-b", "main"]);
+        estate.git(&["commit", "-q", "--allow-empty", "-m", "first"]);
+        estate.host.with(async |client| drop(kernel(&client, "agent", EngineName::Kaish).await));
+        estate.host.ok(&["group", "new", "all"]);
+        let path = |name: &str| estate.place.join(name).display().to_string();
+        estate.host.ok(&["group", "add", "all", "--kernel", "agent"]);
+        estate.host.ok(&["group", "add", "all", "--repository", &path("code")]);
+        estate.host.ok(&["group", "add", "all", "--directory", &path("files")]);
+        for journal in ["wal", "delete"] {
+            let file = path(&format!("{journal}.db"));
+            estate.host.ok(&["group", "add", "all", "--database", &file, "--name", journal]);
+        }
+        estate
+    }
+
+    fn open(&self, journal: &str) -> Connection {
+        Connection::open(self.place.join(format!("{journal}.db"))).unwrap()
+    }
+
+    fn git(&self, args: &[&str]) -> String {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(self.place.join("code")).args(["-c", "user.name=t", "-c", "user.email=t@t"]).args(args);
+        let output = command.env("HOME", self.host.path("home")).output().unwrap();
+        assert!(output.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Changes every member.
+    fn change(&self, random: &mut Random) {
+        for _ in 0..1 + random.below(6) {
+            let (n, size) = (random.below(12), 1 + random.below(600_000));
+            let path = self.place.join("files").join(format!("d{}", n % 3)).join(format!("f{n}"));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            match random.below(5) {
+                0 => drop(fs::remove_file(&path)),
+                1 => drop(fs::remove_dir_all(path.parent().unwrap())),
+                _ => {
+                    fs::write(&path, vec![random.below(256) as u8; size as usize]).unwrap();
+                    let mode = if random.below(2) == 0 { 0o640 } else { 0o755 };
+                    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+                }
+            }
+        }
+        for journal in ["wal", "delete"] {
+            let database = self.open(journal);
+            for _ in 0..1 + random.below(4) {
+                let (id, size) = (random.below(10) as i64, random.below(200_000) as i64);
+                database.execute("INSERT OR REPLACE INTO t VALUES (?, randomblob(?))", [id, size]).unwrap();
+                database.execute("DELETE FROM t WHERE id = ?", [random.below(10) as i64]).unwrap();
+            }
+            if random.below(4) == 0 {
+                database.execute_batch(&format!("CREATE TABLE t{} (x)", random.0)).unwrap();
+            }
+        }
+        let file = format!("s{}", random.below(4));
+        fs::write(self.place.join("code").join(&file), random.below(u64::MAX >> 33).to_string()).unwrap();
+        match random.below(3) {
+            0 => {
+                self.git(&["add", "-A"]);
+                self.git(&["commit", "-q", "--allow-empty", "-m", &random.0.to_string()]);
+            }
+            1 => drop(self.git(&["add", &file])),
+            _ => {}
+        }
+        let (n, value) = (random.below(5), random.below(1000));
+        let code = format!("x={value}; seq 1 {} > k{n}; rm -f k{}", 1 + value * 40, (n + 1) % 5);
+        self.host.with(async |client| drop(out(&client.open_kernel("agent").await.expect("there").0, &code).await));
+    }
+
+    /// Everything that a freeze captures.
+    fn state(&self) -> BTreeMap<String, String> {
+        let mut state = BTreeMap::new();
+        let folder = self.place.join("files");
+        walk(&folder, &folder, &mut state);
+        for journal in ["wal", "delete"] {
+            let database = self.open(journal);
+            let whole: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+            assert_eq!(whole, "ok");
+            let mut rows = database.prepare("SELECT id, body FROM t").unwrap();
+            let rows = rows.query_map([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?))).unwrap();
+            for row in rows {
+                let (id, body) = row.unwrap();
+                state.insert(format!("{journal} {id}"), blake3::hash(&body).to_hex().to_string());
+            }
+            let mut tables = database.prepare("SELECT name FROM sqlite_schema ORDER BY name").unwrap();
+            let tables = tables.query_map([], |row| row.get::<_, String>(0)).unwrap();
+            state.insert(journal.into(), tables.map(Result::unwrap).collect::<Vec<_>>().join(" "));
+        }
+        walk(&self.place, &self.place.join("code"), &mut state);
+        state.retain(|name, _| !name.starts_with("code/.git"));
+        state.insert("status".into(), self.git(&["status", "--porcelain"]));
+        state.insert("commit".into(), self.git(&["rev-parse", "HEAD"]));
+        let code = "echo $x; ls; /usr/bin/sha256sum *";
+        let kernel =
+            self.host.with(async |client| out(&client.open_kernel("agent").await.expect("there").0, code).await);
+        state.insert("kernel".into(), kernel);
+        state
+    }
+
+    fn freeze(&self, name: &str) -> BTreeMap<String, String> {
+        let taken: Value = serde_json::from_str(&self.host.ok(&["freeze", "all", "-m", name, "--json"])).unwrap();
+        let members = taken["cost"]["members"].as_array().unwrap().iter();
+        let text = |member: &Value, key: &str| member[key].as_str().unwrap().to_owned();
+        members.map(|member| (text(member, "name"), text(member, "driver"))).collect()
+    }
+}
+
+/// Content, mode and owner of the files below a folder.
+fn walk(root: &Path, folder: &Path, state: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let (path, meta) = (entry.path(), entry.metadata().unwrap());
+        let name = path.strip_prefix(root).unwrap().display().to_string();
+        let content = match meta.is_dir() {
+            true => String::new(),
+            false => format!("{} {}", meta.mtime_nsec(), blake3::hash(&fs::read(&path).unwrap()).to_hex()),
+        };
+        // Git does not keep times.
+        let content = if name.starts_with("code") { content.split(' ').next_back().unwrap().into() } else { content };
+        state.insert(name, format!("{:o} {} {content}", meta.mode(), meta.uid()));
+        if meta.is_dir() {
+            walk(root, &path, state);
+        }
+    }
+}
+
+fn restores_are_exact(estate: &Estate, expected: &[(&str, &str)]) {
+    for seed in SEEDS {
+        let mut random = Random(seed);
+        let mut frozen = Vec::new();
+        for round in 0..ROUNDS {
+            estate.change(&mut random);
+            let name = format!("s{seed}r{round}");
+            frozen.push((estate.state(), name.clone()));
+            let drivers = estate.freeze(&name);
+            for (member, driver) in expected {
+                assert_eq!(drivers[*member], *driver, "{member}");
+            }
+            assert_eq!(estate.state(), frozen[round].0, "seed {seed}: freeze {round} changes nothing");
+        }
+        for _ in 0..ROUNDS {
+            estate.change(&mut random);
+            let before = estate.state();
+            let (state, name) = &frozen[random.below(ROUNDS as u64) as usize];
+            estate.host.ok(&["--yes", "restore", "all", name]);
+            assert_eq!(estate.state(), *state, "seed {seed}: restore of {name}");
+            estate.host.ok(&["--yes", "undo", "all"]);
+            assert_eq!(estate.state(), before, "seed {seed}: undo of {name}");
+            estate.host.ok(&["--yes", "restore", "all", name]);
+        }
+    }
+    let left: Vec<_> = fs::read_dir(&estate.place).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("ryokan")), "{left:?}");
+}
+
+fn restores_are_exact_on(kind: &str, workspaces: &str) {
+    let Some((mounted, mut host)) = Host::prepare_on(kind, User::Own) else { return };
+    host.launch();
+    let place = mounted.path().join("user");
+    let expected =
+        [("agent", workspaces), ("files", "reflink"), ("wal", "transaction"), ("delete", "clone"), ("code", "git")];
+    restores_are_exact(&Estate::new(host, place), &expected);
+}
+
+#[test]
+fn restores_are_exact_everywhere() {
+    let mut host = Host::prepare(User::Own);
+    host.launch();
+    let place = host.path("home").join("user");
+    // What the file system of the temporary folder does is not known.
+    restores_are_exact(&Estate::new(host, place), &[("wal", "transaction"), ("code", "git")]);
+}
+
+#[test]
+fn restores_are_exact_on_ext4() {
+    let Some((mounted, mut host)) = Host::prepare_on("ext4", User::Own) else { return };
+    host.launch();
+    let expected = [("agent", "tracked"), ("files", "tracked"), ("wal", "transaction"), ("delete", "shared-lock")];
+    restores_are_exact(&Estate::new(host, mounted.path().join("user")), &expected);
+}
+
+#[test]
+fn restores_are_exact_on_btrfs() {
+    restores_are_exact_on("btrfs", "btrfs");
+}
+
+#[test]
+fn restores_are_exact_on_xfs() {
+    restores_are_exact_on("xfs", "reflink");
+}

@@ -1,0 +1,146 @@
+//! The pause of a freeze ends before anything is stored.
+
+use std::fs;
+use std::process::{Child, Stdio};
+
+use ryokan::sys::fault;
+
+use super::Shop;
+use super::crash_safety::{killed, points};
+use crate::support::{User, out, until, users};
+
+/// A freeze of a group that waits before it stores member `n`, counted from 1, kernels first.
+pub struct Held {
+    freeze: Child,
+    file: std::path::PathBuf,
+}
+
+impl Held {
+    pub fn begin(shop: &mut Shop, group: &str, n: usize) -> Held {
+        let file = shop.host.path("hold");
+        fs::write(&file, "").unwrap();
+        shop.host.kill();
+        shop.host.env(fault::VARIABLE, &format!("freeze.member.store:{n}=hold"));
+        shop.host.env(fault::HOLD, &file.display().to_string());
+        shop.host.launch();
+        let mut command = shop.host.command("ryokan");
+        command.args(["--no-autostart", "freeze", group, "-m", "held"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let freeze = command.spawn().unwrap();
+        Held { freeze, file }
+    }
+
+    pub fn is_under_way(&mut self) -> bool {
+        self.freeze.try_wait().unwrap().is_none()
+    }
+
+    pub fn end(mut self) -> bool {
+        fs::remove_file(&self.file).unwrap();
+        self.freeze.wait().unwrap().success()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.file);
+        let _ = self.freeze.wait();
+    }
+}
+
+fn run(shop: &Shop, code: &str) -> String {
+    shop.host.with(async |client| out(&client.open_kernel("agent").await.expect("it is there").0, code).await)
+}
+
+pub fn checkpoints(shop: &Shop) -> usize {
+    shop.host.ok(&["log", "agent", "--json"]).lines().count()
+}
+
+#[test]
+fn work_goes_on_while_storing() {
+    for user in users() {
+        let mut shop = Shop::new(user);
+        shop.work();
+        let frozen = shop.state();
+        let before = checkpoints(&shop);
+        let mut held = Held::begin(&mut shop, "shop", 3);
+        // Its checkpoint is made: the kernel is free, and everything is pinned.
+        until("the kernel's checkpoint", || checkpoints(&shop) > before);
+        assert_eq!(run(&shop, "x=7; echo 7 > f; echo $x").trim(), "7");
+        shop.sql("UPDATE accounts SET amount = 600 WHERE id = 1; UPDATE accounts SET amount = 400 WHERE id = 2;");
+        shop.write("app.py", "later");
+        shop.host.ok(&["checkpoint", "agent", "-m", "later"]);
+        assert!(held.is_under_way() && shop.freezes() == 0, "nothing is visible before the seal");
+        let later = shop.state();
+        assert!(held.end());
+        shop.host.ok(&["--yes", "restore", "shop", "held"]);
+        assert_eq!(shop.state(), frozen);
+        shop.host.ok(&["--yes", "undo", "shop"]);
+        assert_eq!(shop.state(), later);
+    }
+}
+
+/// What was done between the pause and the failure stays.
+#[test]
+fn failed_store_fails_freeze() {
+    for (n, kill) in [(1, false), (2, false), (3, false), (2, true), (3, true)] {
+        let mut shop = Shop::new(*users().last().unwrap());
+        let before = checkpoints(&shop);
+        let deed = if kill { "kill" } else { "eio" };
+        assert!(!killed_or_failed(&mut shop, &format!("freeze.member.store:{n}={deed}"), kill));
+        assert_eq!((shop.freezes(), checkpoints(&shop)), (0, before), "{n} {deed}");
+        assert_eq!(run(&shop, "x=8; echo $x").trim(), "8");
+        shop.host.ok(&["freeze", "shop"]);
+        let groups: Vec<_> = fs::read_dir(shop.host.data().join("groups")).unwrap().flatten().collect();
+        let dumps = groups.iter().filter(|entry| entry.path().join("data/copy").exists()).count();
+        assert!(dumps <= 1, "{n} {deed}: only the last operation keeps files");
+    }
+}
+
+fn killed_or_failed(shop: &mut Shop, fault: &str, kill: bool) -> bool {
+    if kill {
+        let done = killed(shop, fault, &["freeze", "shop"]);
+        shop.host.launch();
+        return done;
+    }
+    shop.host.kill();
+    shop.host.env(fault::VARIABLE, fault);
+    shop.host.launch();
+    let done = shop.host.cli(&["freeze", "shop"]).status.success();
+    shop.host.env(fault::VARIABLE, "");
+    done
+}
+
+/// The daemon ends between the resumption and the seal, after the kernel went on.
+#[test]
+fn later_work_survives_withdrawal() {
+    let mut shop = Shop::new(User::Own);
+    let before = checkpoints(&shop);
+    let mut held = Held::begin(&mut shop, "shop", 3);
+    until("the kernel's checkpoint", || checkpoints(&shop) > before);
+    run(&shop, "x=9; echo 9 > f");
+    assert!(held.is_under_way());
+    shop.host.kill();
+    shop.host.env(fault::VARIABLE, "");
+    shop.host.launch();
+    assert_eq!(shop.kernel_state().trim(), "9 9");
+    assert_eq!((shop.freezes(), checkpoints(&shop)), (0, before));
+    assert!(!points(&["freeze.member.store"]).is_empty() && !held.end());
+    shop.host.ok(&["freeze", "shop", "-m", "again"]);
+    run(&shop, "x=1");
+    shop.host.ok(&["--yes", "restore", "shop", "again"]);
+    assert_eq!(shop.kernel_state().trim(), "9 9");
+}
+
+#[test]
+fn freeze_reports_its_cost() {
+    let shop = Shop::new(User::Own);
+    let text = shop.host.ok(&["freeze", "shop"]);
+    for part in ["pause ", "PAUSE GROWS WITH", "transaction", "git"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let taken: serde_json::Value = serde_json::from_str(&shop.host.ok(&["freeze", "shop", "--json"])).unwrap();
+    let cost = &taken["cost"];
+    let us = |name: &str| cost[name].as_u64().unwrap();
+    assert!(0 < us("pause_us") && us("pause_us") <= us("admission_us") && us("admission_us") <= us("total_us"));
+    assert_eq!(cost["members"].as_array().unwrap().len(), 3, "{cost}");
+}
