@@ -11,6 +11,7 @@
 //! No file system of a guest is ever mounted or parsed here: the guest lists and streams files, within limits.
 
 mod client;
+mod copy;
 mod driver;
 mod files;
 mod handle;
@@ -22,10 +23,12 @@ mod qemu;
 mod qmp;
 mod saved;
 mod seed;
+mod stream;
 mod template;
 mod templates;
 mod workspace;
 
+pub use copy::{MachineCopy, SavedMachine};
 pub use driver::{MicrovmDriver, MicrovmSettings, abilities};
 
 /// A kernel's disk, beside its workspace.
