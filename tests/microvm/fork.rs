@@ -64,11 +64,10 @@ fn forked_machines_differ() {
         assert_eq!(host.machines().len(), 5, "{user:?}");
         assert!(!host.has_copies(), "{user:?}: no file of the copy is left");
         let kernels = ["lab", "copy-1", "copy-2", "copy-3", "copy-4"];
-        let seen: Vec<Vec<String>> = kernels
-            .iter()
-            .map(|name| host.run(name, WHO).split_whitespace().map(str::to_owned).collect())
-            .collect();
-        let what = ["urandom", "random", "uuid", "OpenSSL", "boot id", "machine id", "host name", "variable", "hostname"];
+        let seen: Vec<Vec<String>> =
+            kernels.iter().map(|name| host.run(name, WHO).split_whitespace().map(str::to_owned).collect()).collect();
+        let what =
+            ["urandom", "random", "uuid", "OpenSSL", "boot id", "machine id", "host name", "variable", "hostname"];
         for (i, what) in what.iter().enumerate() {
             let distinct: HashSet<&String> = seen.iter().map(|words| &words[i]).collect();
             assert_eq!(distinct.len(), kernels.len(), "{user:?}: {what}: {seen:?}");
@@ -122,8 +121,7 @@ fn fork_keeps_parent_running() {
     assert_eq!(host.machines(), machines);
     // What does not run, and what is no such machine, is forked from the checkpoint as before.
     host.ok(&["stop", "copy"]);
-    let answer: serde_json::Value =
-        serde_json::from_str(&host.ok(&["fork", "copy", "later", "--json"])).expect("JSON");
+    let answer: serde_json::Value = serde_json::from_str(&host.ok(&["fork", "copy", "later", "--json"])).expect("JSON");
     assert_eq!((&answer["kind"], &answer["reason"]), (&"checkpoint".into(), &serde_json::Value::Null));
     assert_eq!(host.run("later", "print(saved, open('note').read())"), "42 kept");
     host.ok(&["new", "sh", "--isolation", "microvm", "--engine", "bash"]);

@@ -165,7 +165,10 @@ pub fn forks(parent: &str, forks: &Forks, paint: Paint) -> String {
     match &forks.way {
         Some(ForkWay::Machine { pause }) => {
             let pause = humantime::format_duration(Duration::from_millis(pause.as_millis() as u64));
-            text.push_str(&format!("the machine was copied with its memory; {} stood still for {pause}\n", plain(parent)));
+            text.push_str(&format!(
+                "the machine was copied with its memory; {} stood still for {pause}\n",
+                plain(parent)
+            ));
         }
         Some(ForkWay::Checkpoint { reason }) if !reason.is_empty() => {
             text.push_str(&format!("from the checkpoint, without the machine's memory: {}\n", plain(reason)));

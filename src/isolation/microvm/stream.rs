@@ -147,7 +147,8 @@ impl Splitter<'_> {
         if header != MAGIC {
             return Err(invalid("its header"));
         }
-        while !header.ends_with(&RAM) || header.len() < RAM.len() + 13 || header[header.len() - RAM.len() - 5] != START {
+        while !header.ends_with(&RAM) || header.len() < RAM.len() + 13 || header[header.len() - RAM.len() - 5] != START
+        {
             if header.len() > MOST_BEFORE {
                 return Err(invalid("it has no memory"));
             }

@@ -28,7 +28,9 @@ impl KernelServer {
         if let Some(way) = &done.way {
             results.set_kind(way.name());
             match way {
-                ForkWay::Machine { pause } => results.set_pause_us(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX)),
+                ForkWay::Machine { pause } => {
+                    results.set_pause_us(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX))
+                }
                 ForkWay::Checkpoint { reason } => results.set_reason(reason.as_str()),
             }
         }

@@ -23,11 +23,7 @@ use crate::supervisor::kernel::command::Trace;
 /// # Errors
 /// `unsupported` for the isolation, `conflict` if the kernel is in a transition, `deadline` if it did not become idle or a
 /// process did not stop, and those of saving: the kernel runs on.
-pub async fn copy_machine(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    wait: Duration,
-) -> Result<(MachineCopy, Duration)> {
+pub async fn copy_machine(host: &Rc<Host>, kernel: &Rc<Kernel>, wait: Duration) -> Result<(MachineCopy, Duration)> {
     let (host, own) = (Rc::clone(host), Rc::clone(kernel));
     let (saved, pause) = queue_ticket::take(Ticket::new(kernel), Trace::None, wait, move |link| async move {
         own.not_in_transition()?;

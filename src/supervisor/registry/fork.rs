@@ -146,9 +146,7 @@ async fn copied_machine(
     };
     match copied {
         Ok((machine, pause)) => Ok((Some(machine), ForkWay::Machine { pause })),
-        Err(error) if error.code == ErrorCode::Unsupported => {
-            Ok((None, ForkWay::Checkpoint { reason: error.message }))
-        }
+        Err(error) if error.code == ErrorCode::Unsupported => Ok((None, ForkWay::Checkpoint { reason: error.message })),
         Err(error) => Err(error),
     }
 }

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::enclosure::{KernelEntry, KernelFolder, MountSource};
 use super::engine_frames::EngineReady;
-use super::loading::{Startup, failure, missed_of};
 use super::ledger::Ledger;
+use super::loading::{Startup, failure, missed_of};
 use super::requests::By;
 use super::state::State;
 use super::{Life, Worker};
