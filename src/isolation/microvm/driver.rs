@@ -176,7 +176,7 @@ impl IsolationDriver for MicrovmDriver {
             workspace: folder.workspace.clone(),
             engine_db: folder.engine_db.clone(),
             most_bytes: new.shape.limits.workspace_bytes,
-            image: new.shape.variant.clone(),
+            image: new.copy.map_or(&new.shape.variant, |copy| &copy.kind().image).clone(),
             kind: None,
         };
         // Only the worker in a suspended machine continues it.

@@ -173,7 +173,7 @@ impl Splitter<'_> {
             // Its length, and its address: shared memory is a capability of the stream.
             let [length, address] = [self.take::<8>()?, self.take::<8>()?];
             let bytes = u64::from_be_bytes(length);
-            if bytes == self.memory.bytes && std::mem::replace(&mut self.main, name.clone()) != [] {
+            if bytes == self.memory.bytes && !std::mem::replace(&mut self.main, name.clone()).is_empty() {
                 return Err(invalid("two blocks of main memory"));
             }
             self.put_name(&name)?;
