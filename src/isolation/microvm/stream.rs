@@ -9,7 +9,7 @@
 //! and what is not understood is an error. A wrong page harms the machine that continues from it, and nothing else.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek as _, Write};
 use std::os::unix::fs::FileExt as _;
 
 use crate::core::limits;
@@ -45,7 +45,9 @@ fn invalid(what: impl std::fmt::Display) -> io::Error {
 ///
 /// # Errors
 /// Those of the files; `InvalidData`.
-pub(super) fn split(stream: &File, memory_bytes: u64, memory: &File, state: &File) -> io::Result<()> {
+pub(super) fn split(mut stream: &File, memory_bytes: u64, memory: &File, state: &File) -> io::Result<()> {
+    // Its writer has the same descriptor.
+    stream.rewind()?;
     memory.set_len(memory_bytes)?;
     let mut splitter = Splitter {
         from: BufReader::with_capacity(1 << 20, stream),
@@ -324,7 +326,9 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         std::fs::write(path("stream"), stream)?;
         let [memory, state] = ["memory", "state"].map(|name| File::create(path(name)));
-        split(&File::open(path("stream"))?, MEMORY, &memory?, &state?)?;
+        let mut written = File::options().read(true).append(true).open(path("stream"))?;
+        written.seek(io::SeekFrom::End(0))?;
+        split(&written, MEMORY, &memory?, &state?)?;
         Ok((std::fs::read(path("memory"))?, std::fs::read(path("state"))?))
     }
 
