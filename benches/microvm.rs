@@ -1,4 +1,4 @@
-//! Kernels in virtual machines: cold boot, restore from a template, warm machine, suspension, memory of idle machines.
+//! Kernels in virtual machines: cold boot, restore from a template, warm machine, suspension, forks, idle memory.
 //!
 //! Every time begins with the request for a kernel. Where QEMU or an image is missing, the report says so.
 
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
+use ryokan::core::fork::{ForkWay, Forking};
 use ryokan::core::name::KernelName;
 use ryokan::core::spec::Isolation;
 use ryokan::rpc::client::{HostClient, KernelClient};
@@ -192,7 +193,9 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
             kernel.remove(0).await?;
         }
         filled(&host).await?;
-        Ok(private_memory(&daemon))
+        let private = private_memory(&daemon);
+        forks(world, &host, report).await?;
+        Ok(private)
     })?;
     report.times("python: warm machine, create and first result", &warm, Some(Target::AtMost(15.0)));
     report.figure("  cold boot ÷ warm machine", cold.p50() / warm.p50(), "×", Some(Target::AtLeast(150.0)));
@@ -201,6 +204,37 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
     report.times("python: resume and next result", &resumed, None);
     report.figure("private memory of an idle warm machine", private, "MiB", Some(Target::AtMost(30.0)));
     report.note(format!("mean of {WARM}; {} MiB of guest memory and more, shared with the template", MEMORY >> 20));
+    Ok(())
+}
+
+/// Forks of a running machine with its memory. Each round ends the copies.
+async fn forks(world: &World, host: &HostClient, report: &mut Report) -> anyhow::Result<()> {
+    let (kernel, _) = first_result(host, "forked").await?;
+    for count in [4, 8] {
+        let [mut answered, mut paused]: [Samples; 2] = Default::default();
+        for round in 0..world.times(5, 2) {
+            go_on()?;
+            tokio::time::sleep(REST).await;
+            let begun = Instant::now();
+            let done = kernel.fork(&Forking { count, ..Forking::of(format!("copy-{round}")) }).await?;
+            let mut children = Vec::new();
+            for (_, made) in done.children {
+                let (child, _) = made?;
+                run(&child, CODE).await?;
+                children.push(child);
+            }
+            answered.add(begun.elapsed());
+            let Some(ForkWay::Machine { pause }) = done.way else { anyhow::bail!("no machine was copied") };
+            paused.add(pause);
+            for child in children {
+                child.remove(0).await?;
+            }
+        }
+        report.times(&format!("python: fork of a running machine ×{count}, to the last result"), &answered, None);
+        report.times("  pause of the forked machine", &paused, None);
+    }
+    report.note("memory, processors and disk of one moment; each copy seeded anew");
+    kernel.remove(0).await?;
     Ok(())
 }
 

@@ -280,11 +280,15 @@ interface Kernel {
   # omitted. With `other`, a kernel of the same connection with the right `read`, `to` is a checkpoint
   # or the present state of that kernel, and an empty `from` the present state of this one.
 
-  fork @47 (request :ForkRequest) -> (checkpoint :Checkpoint, children :List(ForkedKernel));
+  fork @47 (request :ForkRequest) -> (checkpoint :Checkpoint, children :List(ForkedKernel),
+      kind :Text, reason :Text, pauseUs :UInt64);
   # Creates kernels that start from this kernel's present state or from a checkpoint: engine state,
   # workspace, mounts, MCP servers, limits. All of them start from one safe point. `checkpoint`: the
   # fork point, a checkpoint of this kernel. Each child has its own result: it exists completely or
-  # not at all. A child's capability has the rights of this one.
+  # not at all. A child's capability has the rights of this one. `kind`: `machine` if the children
+  # continue copies of this kernel's running virtual machine with all of its memory, which stood
+  # still for `pauseUs`; `checkpoint` if they start from the fork point, with the `reason` if this
+  # kernel's machine was running; empty from an older daemon.
   thread @48 (name :Text, engine :Text = "", key :Text = "") -> (kernel :Kernel, info :KernelInfo);
   # Creates a kernel with its own engine (empty: this kernel's) and its own state, in this kernel's
   # workspace and with its mounts. This kernel cannot be removed before its threads, only with them.

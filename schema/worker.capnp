@@ -98,9 +98,9 @@ interface Worker {
   endProcesses @26 () -> ();
   # Ends every process with its tree; returns when their ends were reported.
 
-  suspend @27 () -> ();
+  suspend @27 (copied :Bool = false) -> ();
   # As `freeze`, but until `resume` or `stop`: the processes stay stopped without a daemon, too.
-  # Idempotent.
+  # Idempotent. `copied`: only while the worker's machine is copied; no report says `suspended`.
   resume @28 () -> ();
   resize @29 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();
   # Sets the size of a process's terminal.

@@ -468,8 +468,8 @@ fn check_after(fault: &str, label: &str, steps: Steps, seen: &[String]) {
 #[test]
 fn catalog_steps_are_atomic() {
     let seen = expected();
-    // Groups have crash tests of whole freezes and restores, moves of both hosts, suspended kernels of live workers:
-    // `tests/freeze`, `tests/teleport`, `tests/suspend`.
+    // Groups have crash tests of whole freezes and restores, moves of both hosts, suspended kernels of live workers, copied
+    // machines of running ones: `tests/freeze`, `tests/teleport`, `tests/suspend`, `tests/microvm`.
     let elsewhere = [
         "store.",
         "workspace.",
@@ -484,6 +484,7 @@ fn catalog_steps_are_atomic() {
         "repository.",
         "source.",
         "kernel.worker.",
+        "machine.",
         "state.checkpoints.withdraw",
     ];
     for (label, point) in points().filter(|(label, _)| !elsewhere.iter().any(|of| label.name.starts_with(of))) {

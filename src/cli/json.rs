@@ -13,6 +13,7 @@ use crate::core::audit::{AuditBreak, AuditHead, AuditLine};
 use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::{Display, ExecResult};
+use crate::core::fork::ForkWay;
 use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{
     Event, HandoverInfo, JournalEntry, KernelInfo, MountInfo, ProcessInfo, TeleportReport, ToolInfo,
@@ -264,6 +265,15 @@ pub fn forks(forks: &Forks) -> Json {
     };
     json!({
         "checkpoint": forks.checkpoint,
+        "kind": forks.way.as_ref().map(ForkWay::name),
+        "reason": match &forks.way {
+            Some(ForkWay::Checkpoint { reason }) if !reason.is_empty() => Some(reason),
+            _ => None,
+        },
+        "pause_us": match &forks.way {
+            Some(ForkWay::Machine { pause }) => Some(pause.as_micros() as u64),
+            _ => None,
+        },
         "children": forks.children.iter().map(child).collect::<Vec<_>>(),
     })
 }

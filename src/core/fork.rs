@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::engine::EngineName;
 use super::error::{Error, Result};
 use super::limits;
 use super::spec::{Isolation, KernelSpec};
@@ -27,6 +28,36 @@ pub struct Forking {
     pub isolation: Option<Isolation>,
     /// The children's image; `None`: the source's, or the current one of another isolation.
     pub image: Option<String>,
+}
+
+/// How the children of a fork began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ForkWay {
+    /// As copies of the running virtual machine, with all of its memory.
+    Machine {
+        /// How long it stood still.
+        pause: Duration,
+    },
+    /// From a checkpoint.
+    Checkpoint {
+        /// Why the running machine was not copied; empty if there is none, or something else was asked for.
+        reason: String,
+    },
+}
+
+impl ForkWay {
+    /// From a checkpoint, as asked for.
+    pub fn checkpoint() -> ForkWay {
+        ForkWay::Checkpoint { reason: String::new() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ForkWay::Machine { .. } => "machine",
+            ForkWay::Checkpoint { .. } => "checkpoint",
+        }
+    }
 }
 
 impl Forking {
@@ -57,6 +88,25 @@ impl Forking {
         }
         if let Some(image) = &self.image {
             spec.image.clone_from(image);
+        }
+    }
+
+    /// Whether a running virtual machine with this specification is copied: `Ok(false)` if something else is asked for.
+    ///
+    /// # Errors
+    /// Why it cannot be copied.
+    pub fn copies_machine(&self, spec: &KernelSpec) -> std::result::Result<bool, &'static str> {
+        let mut child = spec.clone();
+        self.adapt(&mut child);
+        if spec.isolation != Isolation::Microvm || !self.from.is_empty() || child != *spec {
+            return Ok(false);
+        }
+        match spec.engine {
+            EngineName::Python if spec.ephemeral => Err("the worker of an ephemeral kernel ends without its daemon"),
+            EngineName::Python => Ok(true),
+            EngineName::Kaish | EngineName::Bash | EngineName::Node => {
+                Err("this engine cannot seed its random generators anew: a copy would draw the same numbers")
+            }
         }
     }
 
@@ -105,6 +155,25 @@ mod tests {
         let machine = Forking { isolation: Some(Isolation::Microvm), ..of.clone() };
         assert_eq!(adapted(machine.clone()), (Isolation::Microvm, String::new(), 0));
         assert_eq!(adapted(Forking { image: Some("v2".into()), ..machine }), (Isolation::Microvm, "v2".into(), 0));
+    }
+
+    #[test]
+    fn only_equal_machines_are_copied() {
+        let mut spec = KernelSpec::new("a".parse().expect("a name"), EngineName::Python);
+        assert_eq!(Forking::of("b").copies_machine(&spec), Ok(false));
+        spec.isolation = Isolation::Microvm;
+        assert_eq!(Forking::of("b").copies_machine(&spec), Ok(true));
+        let others = [
+            Forking { from: "~1".into(), ..Forking::of("b") },
+            Forking { isolation: Some(Isolation::Process), ..Forking::of("b") },
+            Forking { image: Some("v2".into()), ..Forking::of("b") },
+        ];
+        for other in others {
+            assert_eq!(other.copies_machine(&spec), Ok(false), "{other:?}");
+        }
+        spec.ephemeral = true;
+        assert!(Forking::of("b").copies_machine(&spec).is_err());
+        assert!(Forking::of("b").copies_machine(&KernelSpec { engine: EngineName::Node, ..spec }).is_err());
     }
 
     #[test]

@@ -32,6 +32,8 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::workspace::{Workspace, WorkspacePaths};
 
+pub use microvm::{MachineCopy, SavedMachine};
+
 pub use files::{FileAccess, FileListing, OpenFile, PendingFile};
 
 /// The properties that a warm worker must share with a kernel. Equal shapes share warm workers.
@@ -96,6 +98,8 @@ pub struct NewWorker<'a> {
     pub orphan_grace: Duration,
     /// Whether it joins the warm pool without a kernel.
     pub is_warm: bool,
+    /// The machine with whose memory it begins; its worker is that machine's until it is bound.
+    pub copy: Option<&'a MachineCopy>,
 }
 
 /// Stores the record of a worker: before the worker exists, and again as soon as it does.
@@ -360,6 +364,15 @@ pub trait WorkerHandle {
         Err(Error::unsupported("the memory of processes cannot be saved")
             .reason("suspend")
             .hint("suspend without --release"))
+    }
+
+    /// Saves a running worker's machine, whose processes are suspended, for launches of other kernels' workers. It runs
+    /// on, also after a failure.
+    ///
+    /// # Errors
+    /// `unsupported` for the isolation; those of saving.
+    async fn save_running(&self, _worker: &WorkerIdentity) -> Result<SavedMachine> {
+        Err(Error::unsupported("processes have no machine of their own").reason("fork"))
     }
 
     /// Whether the worker is stopped, and answers nothing.

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::ids::{Epoch, KernelId};
+use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
+use crate::link::handshake::PROOF_BYTES;
 
 /// A file or folder of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,4 +66,22 @@ pub struct KernelBinding {
     /// Whether the kernel, and with it the worker, ends with its client or the daemon.
     #[serde(default)]
     pub ephemeral: bool,
+    /// The worker's new identity, if its machine is a copy of another kernel's. Sent to a suspended worker only.
+    #[serde(default)]
+    pub copy: Option<CopyIdentity>,
+}
+
+/// What a copied worker proves from then on.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyIdentity {
+    /// Its id.
+    pub worker: WorkerId,
+    /// Its secret.
+    pub secret: [u8; PROOF_BYTES],
+}
+
+impl std::fmt::Debug for CopyIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CopyIdentity").field("worker", &self.worker).finish_non_exhaustive()
+    }
 }

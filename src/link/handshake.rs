@@ -38,7 +38,7 @@ impl std::fmt::Debug for WorkerIdentity {
     }
 }
 
-/// The identity of a worker, which changes once when a warm worker gets its kernel.
+/// The identity of a worker, which changes when a warm worker gets its kernel, and in each copy of its machine.
 #[derive(Debug, Clone)]
 pub struct SharedIdentity(Rc<RefCell<Rc<WorkerIdentity>>>);
 
@@ -57,6 +57,12 @@ impl SharedIdentity {
     pub fn become_kernels(&self, kernel: KernelId, epoch: Epoch) {
         let bound = WorkerIdentity { kernel, epoch, ..WorkerIdentity::clone(&self.now()) };
         *self.0.borrow_mut() = Rc::new(bound);
+    }
+
+    /// Makes the worker another one: it is a copy, and proves nothing of the original any more.
+    pub fn become_copy(&self, worker: WorkerId, secret: [u8; PROOF_BYTES]) {
+        let copy = WorkerIdentity { worker, secret, ..WorkerIdentity::clone(&self.now()) };
+        *self.0.borrow_mut() = Rc::new(copy);
     }
 }
 

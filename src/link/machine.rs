@@ -31,6 +31,12 @@ pub const EVENT_RUNS: u8 = b'R';
 /// The worker has ended.
 pub const EVENT_ENDED: u8 = b'E';
 
+/// The folder in a guest with the files of its identity, which code inside sees in place of the host kernel's.
+pub const IDENTITY_FOLDER: &str = "/run/identity";
+/// The files in that folder, and where code inside sees them.
+pub const IDENTITY_FILES: [(&str, &str); 2] =
+    [("boot_id", "/proc/sys/kernel/random/boot_id"), ("machine-id", "/etc/machine-id")];
+
 /// Length of a hello.
 pub const HELLO_BYTES: usize = 32;
 const HELLO: &[u8; 16] = b"ryokan-machine-1";
@@ -75,6 +81,9 @@ pub enum Request {
         entropy: [u8; 32],
         /// The time.
         now_ns: i64,
+        /// Whether boot id and machine id are made anew, too: the machine continues as a copy of another.
+        #[serde(default)]
+        renew: bool,
     },
     /// Runs a program of the image without input, so that a template holds what its start reads.
     WarmUp {

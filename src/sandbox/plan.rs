@@ -91,6 +91,10 @@ pub struct SandboxPlan {
     /// settings, and always the kernel's own folder.
     #[serde(default)]
     pub protected: Vec<PathBuf>,
+    /// Files of the system shown in place of others, each by its source and its path inside: the identity of a virtual
+    /// machine.
+    #[serde(default)]
+    pub replaced: Vec<(PathBuf, PathBuf)>,
 }
 
 fn workspace() -> PathBuf {
@@ -114,6 +118,7 @@ impl SandboxPlan {
             hostname: String::from("kernel"),
             cgroup: None,
             protected: Vec::new(),
+            replaced: Vec::new(),
         }
     }
 

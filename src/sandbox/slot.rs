@@ -98,6 +98,29 @@ impl Init {
                 })
             })?;
         }
+        self.write_host_name(files, length_before)
+    }
+
+    /// Gives the kernel's sandbox another host name: its machine became another kernel's.
+    ///
+    /// # Errors
+    /// If the name is invalid or cannot be set. The old one may be left in part then.
+    pub fn rename(&mut self, hostname: String) -> Result<(), SandboxError> {
+        let plan = SandboxPlan { hostname, ..self.plan.clone() };
+        plan.check()?;
+        let length_before = self.plan.hostname.len();
+        self.plan = plan;
+        if matches!(self.report.status(Layer::UtsNs), Some(LayerStatus::Enforced { .. })) {
+            sethostname(&self.plan.hostname).map_err(failed(Layer::UtsNs, "cannot set the host name"))?;
+        }
+        let files = match &self.engine {
+            Some(engine) => in_engine_tree(engine, || Ok(host_files))?,
+            None => Vec::new(),
+        };
+        self.write_host_name(files, length_before)
+    }
+
+    fn write_host_name(&self, mut files: Vec<File>, length_before: usize) -> Result<(), SandboxError> {
         // A name that is not shorter overwrites the old one completely.
         let is_shorter = self.plan.hostname.len() < length_before;
         for (file, (path, text)) in files.iter_mut().zip(tree_etc::of_host_name(&self.plan.hostname)) {

@@ -117,6 +117,7 @@ pub(super) fn build(plan: &SandboxPlan, mounts: Vec<Hanging>) -> Step<EngineTree
         .map_err(failed(Layer::MountNs, "cannot make the mounts private"))?;
     let (system, links) = system_folders()?;
     let devices = devices()?;
+    let replaced = replaced(plan)?;
     // From here on no path reaches the host's tree: the new root covers its /proc.
     let root = root()?;
     let at = root.as_fd();
@@ -131,6 +132,9 @@ pub(super) fn build(plan: &SandboxPlan, mounts: Vec<Hanging>) -> Step<EngineTree
     let scratch = scratch(plan, at)?;
     dev(at, devices)?;
     proc(at)?;
+    for (inside, tree) in &replaced {
+        replace(at, inside, tree)?;
+    }
     for planned in &mounts {
         hang(at, &planned.inside, &planned.tree)?;
     }
@@ -176,6 +180,24 @@ fn system_folders() -> Step<(Vec<Hanging>, Vec<Link>)> {
         }
     }
     Ok((mounts, links))
+}
+
+/// Clones of the files that are shown in place of others.
+fn replaced(plan: &SandboxPlan) -> Step<Vec<(PathBuf, OwnedFd)>> {
+    let clone = |(from, inside): &(PathBuf, PathBuf)| {
+        let tree = source(&Source::Own(from.clone()), inside, false)?;
+        Ok((inside.clone(), tree))
+    };
+    plan.replaced.iter().map(clone).collect()
+}
+
+/// Shows a file in place of another, or where there is none yet.
+fn replace(at: BorrowedFd<'_>, inside: &Path, tree: &OwnedFd) -> Step<()> {
+    match find(at, inside) {
+        Ok(target) => attach(tree.as_fd(), target.as_fd()).map_err(fail(format_args!("cannot replace {inside:?}"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => hang(at, inside, tree),
+        Err(error) => Err(fail(format_args!("cannot replace {inside:?}"))(error)),
+    }
 }
 
 fn devices() -> Step<Vec<(&'static str, OwnedFd)>> {

@@ -1,7 +1,10 @@
 //! Kernels.
 
+use std::time::Duration;
+
 use super::{Table, ago, plain, stamp};
 use crate::cli::paint::Paint;
+use crate::core::fork::ForkWay;
 use crate::core::host_resource::HostResource;
 use crate::core::ids::CheckpointId;
 use crate::core::info::{KernelInfo, MountInfo};
@@ -161,6 +164,19 @@ pub fn forks(parent: &str, forks: &Forks, paint: Paint) -> String {
             Ok((_, info)) => format!("forked {} from {}{at}\n", paint.head(info.spec.name.as_str()), plain(parent)),
             Err(error) => format!("{} {}: {}\n", paint.bad("not forked"), plain(name), plain(&error.message)),
         });
+    }
+    match &forks.way {
+        Some(ForkWay::Machine { pause }) => {
+            let pause = humantime::format_duration(Duration::from_millis(pause.as_millis() as u64));
+            text.push_str(&format!(
+                "the machine was copied with its memory; {} stood still for {pause}\n",
+                plain(parent)
+            ));
+        }
+        Some(ForkWay::Checkpoint { reason }) if !reason.is_empty() => {
+            text.push_str(&format!("from the checkpoint, without the machine's memory: {}\n", plain(reason)));
+        }
+        Some(ForkWay::Checkpoint { .. }) | None => {}
     }
     text
 }

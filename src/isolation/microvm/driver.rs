@@ -31,6 +31,7 @@ use crate::isolation::{
 };
 use crate::link::bootstrap::LaunchDocument;
 use crate::link::handshake::WorkerIdentity;
+use crate::link::machine::{IDENTITY_FILES, IDENTITY_FOLDER};
 use crate::sandbox::{RunAs, SandboxPlan};
 use crate::workspace::{Tracker, Workspace, WorkspacePaths};
 
@@ -81,11 +82,18 @@ impl MicrovmDriver {
         MicrovmDriver { accelerators, settings, machines: Machines::default(), templates, images, host }
     }
 
+    /// What handles share.
+    fn shared(&self) -> (Machines, PathBuf) {
+        (self.machines.clone(), self.settings.templates.clone())
+    }
+
     pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
         let mut plan = SandboxPlan::new("/data/kernel");
         plan.limits = new.shape.limits;
         plan.run_as = Some(GUEST_USER);
         plan.unbound = new.is_warm;
+        let in_guest = |name: &str| Path::new(IDENTITY_FOLDER).join(name);
+        plan.replaced = IDENTITY_FILES.map(|(name, inside)| (in_guest(name), inside.into())).to_vec();
         if !new.is_warm {
             plan.hostname = new.name.as_str().to_owned();
         }
@@ -176,7 +184,7 @@ impl IsolationDriver for MicrovmDriver {
             workspace: folder.workspace.clone(),
             engine_db: folder.engine_db.clone(),
             most_bytes: new.shape.limits.workspace_bytes,
-            image: new.shape.variant.clone(),
+            image: new.copy.map_or(&new.shape.variant, |copy| &copy.kind().image).clone(),
             kind: None,
         };
         // Only the worker in a suspended machine continues it.
@@ -185,12 +193,16 @@ impl IsolationDriver for MicrovmDriver {
             false => Saved::read(&folder.dir)?.filter(|saved| saved.worker().worker == worker),
         };
         let machine = Arc::new(Machine::new(folder, &about));
-        match self.start(&new, &mut about, &machine, saved, record).await {
+        let started = match new.copy {
+            Some(copy) => self.start_copy(copy, &mut about, &machine, record).await,
+            None => self.start(&new, &mut about, &machine, saved, record).await,
+        };
+        match started {
             Ok(Serving { process, shared_boot_id, mut notes }) => {
                 notes.extend(self.templates.take_notes());
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
                 let connector = Rc::new(PortConnector { socket: sockets.link });
-                let handle = MachineHandle::new(worker, process, about, machine, self.machines.clone(), warm)?;
+                let handle = MachineHandle::new(worker, process, about, machine, self.shared(), warm)?;
                 Ok(Launched { connector, handle: Rc::new(handle), notes })
             }
             Err(error) => {
@@ -209,7 +221,7 @@ impl IsolationDriver for MicrovmDriver {
         }
         let machine = Arc::new(Machine::new(folder, &about));
         let connector = Rc::new(PortConnector { socket: about.sockets.link.clone() });
-        let handle = MachineHandle::new(worker, process, about, machine, self.machines.clone(), None)?;
+        let handle = MachineHandle::new(worker, process, about, machine, self.shared(), None)?;
         Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
     }
 
@@ -272,6 +284,7 @@ impl IsolationDriver for MicrovmDriver {
     fn remove_components(&self, _: &Path, _: &Path, _: u32) {}
 
     fn sweep(&self, known: &[WorkerId]) {
+        self.templates.sweep();
         // Sockets are swept with those of processes.
         qemu::kill_unknown(&self.settings.sockets, known);
     }

@@ -1,7 +1,7 @@
 //! A handle to a machine's worker. A task beside it watches the machine, and brings files and state out at the end.
 
 use std::cell::{Cell, RefCell};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::copy::SavedMachine;
 use super::machine::{Folder, Machine, Machines};
 use super::qemu::Sockets;
 use super::qmp::Qmp;
 use super::saved;
-use super::seed;
+use super::seed::{self, Renewal};
 use super::template::Kind;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -38,9 +39,9 @@ pub(super) struct Record {
     pub sockets: Sockets,
     /// QEMU's process; `None` before the start.
     pub process: Option<ProcessRecord>,
-    pub dir: std::path::PathBuf,
-    pub workspace: std::path::PathBuf,
-    pub engine_db: std::path::PathBuf,
+    pub dir: PathBuf,
+    pub workspace: PathBuf,
+    pub engine_db: PathBuf,
     pub most_bytes: u64,
     /// The image's version; absent in records of earlier daemons.
     #[serde(default)]
@@ -68,6 +69,8 @@ pub(super) struct MachineHandle {
     written: WorkerRecord,
     warm: Option<Warm>,
     machines: Machines,
+    /// The folder for files of copies.
+    copies: PathBuf,
     watched: Rc<Watched>,
 }
 
@@ -86,8 +89,6 @@ struct Watched {
     is_bound: watch::Sender<bool>,
     /// Whether the machine is stopped: the guest is not asked.
     is_parked: watch::Sender<bool>,
-    /// Whether a former daemon stopped the machine, with a current mirror.
-    was_parked: Cell<bool>,
     /// Whether no code of the kernel runs any more, and files and state are being brought out.
     is_settling: Cell<bool>,
     /// Whether the guest did not answer, so that the machine was ended.
@@ -108,7 +109,7 @@ impl MachineHandle {
         process: WorkerProcess,
         about: Record,
         machine: Arc<Machine>,
-        machines: Machines,
+        (machines, copies): (Machines, PathBuf),
         warm: Option<Warm>,
     ) -> Result<MachineHandle> {
         let (pid, written) = (process.pid, about.write()?);
@@ -120,13 +121,47 @@ impl MachineHandle {
             machine: RefCell::new(machine),
             is_bound: watch::Sender::new(warm.is_none()),
             is_parked: watch::Sender::new(false),
-            was_parked: Cell::new(false),
             is_settling: Cell::new(false),
             was_silent: Cell::new(false),
             has_ended: watch::Sender::new(false),
         });
         tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.sockets.clone()));
-        Ok(MachineHandle { id, pid, about, written, warm, machines, watched })
+        Ok(MachineHandle { id, pid, about, written, warm, machines, copies, watched })
+    }
+
+    pub(super) fn kind(&self) -> Option<Kind> {
+        self.about.kind.clone()
+    }
+
+    pub(super) fn machine(&self) -> Arc<Machine> {
+        self.watched.machine()
+    }
+
+    pub(super) fn copies(&self) -> &Path {
+        &self.copies
+    }
+
+    pub(super) fn monitor(&self) -> &Path {
+        &self.about.sockets.monitor
+    }
+
+    /// Whether it is a kernel's machine that is not stopped.
+    pub(super) fn is_running(&self) -> bool {
+        *self.watched.is_bound.borrow() && !*self.watched.is_parked.borrow()
+    }
+
+    /// While it is stopped, its guest is not asked whether it is alive.
+    pub(super) fn set_stopped(&self, is_stopped: bool) {
+        self.watched.is_parked.send_replace(is_stopped);
+    }
+
+    /// Sets the clock of a machine that was stopped.
+    ///
+    /// # Errors
+    /// Those of the guest.
+    pub(super) async fn set_clock(&self) -> Result<()> {
+        let machine = self.watched.machine();
+        blocking(move || seed::seed(&mut machine.client(), "", Renewal::Keep).map(drop)).await
     }
 }
 
@@ -270,10 +305,9 @@ impl WorkerHandle for MachineHandle {
 
     async fn park(&self) -> Result<()> {
         let (machine, is_bound) = (self.watched.machine(), *self.watched.is_bound.borrow());
-        let pulls = is_bound && !self.watched.was_parked.take();
         let quiet = Arc::clone(&machine);
         blocking(move || {
-            if pulls {
+            if is_bound {
                 quiet.pull()?;
             }
             // Nothing is on its way to the disk while the processors stand still.
@@ -297,16 +331,13 @@ impl WorkerHandle for MachineHandle {
             return Ok(());
         }
         let mut monitor = Qmp::connect(&self.about.sockets.monitor).await?;
-        let was_parked = *self.watched.is_parked.borrow();
         if monitor.is_stopped().await? {
             let machine = self.watched.machine();
             // From here on the disk changes.
             saved::remove(&machine.folder.dir)?;
-            monitor.resume().await?;
+            monitor.go_on().await?;
             machine.set_parked(false);
-            // Its clock stood still.
-            blocking(move || seed::seed(&mut machine.client(), "").map(drop)).await?;
-            self.watched.was_parked.set(!was_parked);
+            self.set_clock().await?;
         }
         self.watched.is_parked.send_replace(false);
         Ok(())
@@ -332,6 +363,10 @@ impl WorkerHandle for MachineHandle {
             let _ = saved::remove(&dir);
         }
         saved
+    }
+
+    async fn save_running(&self, worker: &WorkerIdentity) -> Result<SavedMachine> {
+        MachineHandle::save_running(self, worker).await
     }
 
     fn is_parked(&self) -> bool {
@@ -380,7 +415,7 @@ impl WorkerHandle for MachineHandle {
     }
 }
 
-async fn blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(act).await.map_err(|error| Error::internal(error.to_string()))?
 }
 

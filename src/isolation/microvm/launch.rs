@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::accelerator::Chosen;
 use super::client::unexpected;
+use super::copy::MachineCopy;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
 use super::image::{self, Image};
@@ -14,7 +15,7 @@ use super::machine::Machine;
 use super::qemu::{self, Begin, NewMachine};
 use super::qmp::Qmp;
 use super::saved::{self, Saved};
-use super::seed;
+use super::seed::{self, Renewal};
 use super::template::Kind;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -23,6 +24,7 @@ use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{LaunchNote, NewWorker, Recorder};
 use crate::link::bootstrap::ReportLine;
 use crate::link::machine::{Reply, Request};
+use crate::sys::fault;
 
 /// Time for a continued guest to learn that its ports were closed.
 const RECONNECTION: Duration = Duration::from_millis(100);
@@ -132,6 +134,34 @@ impl MicrovmDriver {
         Ok(Serving { process, shared_boot_id, notes })
     }
 
+    /// Starts a machine with the copied memory of another, and a copy of its disk. Its worker is the other's until it is
+    /// bound.
+    ///
+    /// # Errors
+    /// Those of the disk, `record`, QEMU and the guest; `unavailable` with the reason `seeding` if the guest does not
+    /// confirm that it is seeded. The machine has ended then.
+    pub(super) async fn start_copy(
+        &self,
+        copy: &MachineCopy,
+        about: &mut Record,
+        machine: &Arc<Machine>,
+        record: &Recorder<'_>,
+    ) -> Result<Serving> {
+        let kind = copy.kind();
+        let image = image::find(&self.settings.images, &kind.image)?;
+        if self.templates.qemu_version().await? != kind.qemu {
+            return Err(Error::refused("QEMU was exchanged since the machine was started").reason("qemu_version"));
+        }
+        about.kind = Some(kind.clone());
+        record(about.write()?).await?;
+        let disk = machine.folder.disk();
+        copy.make_disk(&disk, self.settings.durability).await?;
+        let attempt = Attempt { kind, disk: &disk, machine };
+        let begin = Begin::Copy { image: &image, template: copy.template() };
+        let process = self.attempt(&attempt, begin, copy.boot_id(), about, record).await??;
+        Ok(Serving { process, shared_boot_id: String::new(), notes: Vec::new() })
+    }
+
     /// Continues a suspended machine with its worker.
     async fn go_on(
         &self,
@@ -165,7 +195,8 @@ impl MicrovmDriver {
         record: &Recorder<'_>,
     ) -> Result<Result<WorkerProcess>> {
         let Attempt { kind, disk, machine } = *attempt;
-        let is_loaded = begin.is_loaded();
+        let (is_loaded, had_daemon) = (begin.is_loaded(), begin.had_daemon());
+        let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
         let disk = qemu::open_disk(disk)?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
@@ -200,7 +231,7 @@ impl MicrovmDriver {
             }
             // A guest that continues has still to notice that its former connections ended.
             let boot_time = kind.boot_time();
-            let pause = if is_continued { RECONNECTION } else { Duration::ZERO };
+            let pause = if had_daemon { RECONNECTION } else { Duration::ZERO };
             tokio::time::sleep(pause).await;
             until_ended(&process, move || {
                 let mut client = seeded.client();
@@ -208,7 +239,11 @@ impl MicrovmDriver {
                     true => client.open(limits::VM_CALL)?,
                     false => client.open_booting(boot_time)?,
                 }
-                seed::seed(&mut client, &shared).map(drop)
+                if renewal == Renewal::Renew {
+                    let unconfirmed = |error| Error::unavailable(format!("seeding: {error}")).reason("seeding");
+                    fault::point("machine.copy.seed").map_err(unconfirmed)?;
+                }
+                seed::seed(&mut client, &shared, renewal).map(drop)
             })
             .await
         };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::client::{Client, from_io, unexpected};
 use super::handle::Record;
-use super::seed;
+use super::seed::{self, Renewal};
 use super::{DISK, LOST_DISK, NEW_DISK};
 use crate::catalog::{EngineDb, EngineInfo, Entry as StateEntry};
 use crate::core::durability::Durability;
@@ -108,7 +108,7 @@ impl Machine {
     /// # Errors
     /// If the seeding is not confirmed; those of the guest and of renaming. The machine must end then.
     pub(super) fn bind(&self, disk: &Path, shared_boot_id: &str, durability: Durability) -> Result<()> {
-        seed::seed(&mut self.client(), shared_boot_id)?;
+        seed::seed(&mut self.client(), shared_boot_id, Renewal::Keep)?;
         let failed = |error: &dyn std::fmt::Display| Error::internal(format!("take a warm machine's disk: {error}"));
         let mut files = std::fs::read_dir(&self.folder.workspace).map_err(|error| failed(&error))?;
         if files.next().is_some() {

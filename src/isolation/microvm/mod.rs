@@ -12,6 +12,7 @@
 
 mod accelerator;
 mod client;
+mod copy;
 mod driver;
 mod files;
 mod handle;
@@ -23,10 +24,12 @@ mod qemu;
 mod qmp;
 mod saved;
 mod seed;
+mod stream;
 mod template;
 mod templates;
 mod workspace;
 
+pub use copy::{MachineCopy, SavedMachine};
 pub use driver::{MicrovmDriver, MicrovmSettings, abilities};
 
 /// A kernel's disk, beside its workspace.

@@ -115,6 +115,8 @@ pub(super) enum Begin<'a> {
     Record { image: &'a Image, memory: &'a File, state: &'a File },
     /// It goes on from a template, once that is loaded.
     Restore { image: &'a Image, template: &'a Template },
+    /// As a template, from the copy of a running machine.
+    Copy { image: &'a Image, template: &'a Template },
     /// It goes on from a suspended machine, once that is loaded.
     Continue { image: &'a Image, state: &'a File },
 }
@@ -122,7 +124,12 @@ pub(super) enum Begin<'a> {
 impl Begin<'_> {
     /// Whether it waits for a state.
     pub(super) fn is_loaded(&self) -> bool {
-        matches!(self, Begin::Restore { .. } | Begin::Continue { .. })
+        matches!(self, Begin::Restore { .. } | Begin::Copy { .. } | Begin::Continue { .. })
+    }
+
+    /// Whether its guest had a daemon before, whose connections it has still to see end.
+    pub(super) fn had_daemon(&self) -> bool {
+        matches!(self, Begin::Copy { .. } | Begin::Continue { .. })
     }
 }
 
@@ -241,7 +248,7 @@ fn begin_with<'a>(command: &mut Command, fds: &mut Descriptors, begin: Begin<'a>
             command.args(["-add-fd", &format!("fd={state},set=3")]);
             (image, file(&fds.path(copy(memory)?, true), "share=on"))
         }
-        Begin::Restore { image, template } => {
+        Begin::Restore { image, template } | Begin::Copy { image, template } => {
             let state = fds.give(template.state().map_err(failed("its template"))?);
             command.args(["-add-fd", &format!("fd={state},set=3"), "-S", "-incoming", "defer"]);
             let memory = template.memory().map_err(failed("its template"))?;

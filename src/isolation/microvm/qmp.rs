@@ -18,6 +18,8 @@ use crate::sys::socket::send_with_fds;
 
 /// Time for one command.
 const COMMAND: Duration = Duration::from_secs(10);
+/// Bytes that are saved in a second at most.
+const MOST_BANDWIDTH: u64 = 1 << 40;
 /// Pause between two looks at a state.
 const PAUSE: Duration = Duration::from_millis(3);
 
@@ -98,6 +100,23 @@ impl Qmp {
         self.run("cont", Value::Null).await.map(drop)
     }
 
+    /// As [`Self::resume`], after the end of a save that is under way: its end would stop the machine again.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) async fn go_on(&mut self) -> Result<()> {
+        let until = Instant::now() + self.within;
+        loop {
+            let state = self.run("query-migrate", Value::Null).await?;
+            match state["status"].as_str() {
+                None | Some("none" | "completed" | "failed" | "cancelled") => return self.resume().await,
+                Some("cancelling") => {}
+                Some(_) => drop(self.run("migrate_cancel", Value::Null).await?),
+            }
+            pause(until, "the end of saving").await?;
+        }
+    }
+
     /// Loads a template's state into a machine that waits for it, and leaves it stopped.
     ///
     /// # Errors
@@ -142,6 +161,8 @@ impl Qmp {
         let sent = timeout_at(until, sent).await.map_err(|_| late("a descriptor"))?;
         sent.map_err(|error| Error::unavailable(format!("a monitor cannot be reached: {error}")))?;
         self.run("getfd", json!({ "fdname": "state" })).await?;
+        // A stopped machine has no use for the bandwidth that is kept free by default.
+        self.run("migrate-set-parameters", json!({ "max-bandwidth": MOST_BANDWIDTH })).await?;
         self.migrate("fd:state", within).await
     }
 
@@ -172,7 +193,8 @@ impl Qmp {
     /// # Errors
     /// As [`Self::run`].
     pub(super) async fn is_stopped(&mut self) -> Result<bool> {
-        Ok(self.status().await? == "paused")
+        // After a save it has another name.
+        Ok(matches!(self.status().await?.as_str(), "paused" | "postmigrate" | "finish-migrate"))
     }
 
     async fn status(&mut self) -> Result<String> {

@@ -8,15 +8,25 @@ use crate::core::limits;
 use crate::link::machine::{Reply, Request};
 use crate::sys;
 
+/// Whether boot id and machine id change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Renewal {
+    /// It is the machine that it was.
+    Keep,
+    /// It is a copy of a machine that runs.
+    Renew,
+}
+
 /// Seeds the guest's random generator and sets its clock. Returns its boot id. `shared`: the boot id of another machine
 /// of the same template, or nothing. Blocks.
 ///
 /// # Errors
 /// Those of the guest; `unavailable` if the guest does not confirm it: the machine must end.
-pub(super) fn seed(client: &mut Client, shared: &str) -> Result<String> {
+pub(super) fn seed(client: &mut Client, shared: &str, renewal: Renewal) -> Result<String> {
     let now = Duration::from_millis(u64::try_from(sys::clock::now_ms()).unwrap_or_default());
     let now_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
-    let (reply, _) = client.call(&Request::Seed { entropy: sys::random::bytes(), now_ns }, &[], limits::VM_CALL)?;
+    let request = Request::Seed { entropy: sys::random::bytes(), now_ns, renew: renewal == Renewal::Renew };
+    let (reply, _) = client.call(&request, &[], limits::VM_CALL)?;
     let Reply::Seeded { boot_id, now_ns: theirs } = reply else { return Err(unexpected()) };
     confirm(&boot_id, shared, now_ns, theirs)?;
     Ok(boot_id)
@@ -32,7 +42,7 @@ fn confirm(boot_id: &str, shared: &str, now_ns: i64, theirs: i64) -> Result<()> 
     } else {
         return Ok(());
     };
-    Err(Error::unavailable(format!("the seeding of a virtual machine is not confirmed: {why}")))
+    Err(Error::unavailable(format!("the seeding of a virtual machine is not confirmed: {why}")).reason("seeding"))
 }
 
 #[cfg(test)]

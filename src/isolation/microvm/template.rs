@@ -220,20 +220,24 @@ pub(super) fn part(file: &File) -> std::io::Result<Part> {
     }
 }
 
+/// Makes a file unchangeable. QEMU may be another user, and reads it through a descriptor; the folder is private.
+pub(super) fn close(file: &File) -> std::io::Result<()> {
+    let mode = match nix::unistd::geteuid().is_root() {
+        true => {
+            std::os::unix::fs::fchown(file, Some(0), Some(0))?;
+            0o444
+        }
+        false => 0o400,
+    };
+    file.set_permissions(PermissionsExt::from_mode(mode))
+}
+
 /// Makes memory and state durable and unchangeable, and describes them. Blocks.
 pub(super) fn seal(place: &Path, kind: Kind) -> Result<Description> {
     let sealed = |name: &str| {
         let file = File::open(place.join(name))?;
         file.sync_all()?;
-        // QEMU may be another user, and reads it through a descriptor; the folder is private.
-        let mode = match nix::unistd::geteuid().is_root() {
-            true => {
-                std::os::unix::fs::fchown(&file, Some(0), Some(0))?;
-                0o444
-            }
-            false => 0o400,
-        };
-        file.set_permissions(PermissionsExt::from_mode(mode))?;
+        close(&file)?;
         part(&file)
     };
     let failed = |error: std::io::Error| Error::unavailable(format!("write a template: {error}"));

@@ -18,7 +18,7 @@ use super::client::Client;
 use super::image::Image;
 use super::qemu::{self, Begin, NewMachine, Sockets};
 use super::qmp::Qmp;
-use super::seed;
+use super::seed::{self, Renewal};
 use super::template::{self, Kind, MEMORY, STATE, Template, publish, seal};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -29,7 +29,7 @@ use crate::link::machine::Request;
 use crate::sys::{fs, random};
 
 /// Folders that are being filled.
-const UNFINISHED: &str = ".new-";
+pub(super) const UNFINISHED: &str = ".new-";
 /// Time for the guest to become quiet after its last request.
 const QUIET: Duration = Duration::from_millis(200);
 /// Time for QEMU to end by itself.
@@ -281,7 +281,7 @@ impl Templates {
             let control = sockets.control.clone();
             blocking(move || {
                 let mut client = Client::new(control);
-                let boot_id = seed::seed(&mut client, "")?;
+                let boot_id = seed::seed(&mut client, "", Renewal::Keep)?;
                 client.tell(&Request::Mount, &[])?;
                 Ok(boot_id)
             })
@@ -356,7 +356,7 @@ impl Templates {
     }
 
     /// Removes what a former daemon did not finish, once.
-    fn sweep(&self) {
+    pub(super) fn sweep(&self) {
         if self.is_swept.replace(true) {
             return;
         }
@@ -372,7 +372,7 @@ async fn blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 's
     tokio::task::spawn_blocking(act).await.map_err(|error| Error::internal(error.to_string()))?
 }
 
-fn hex(bytes: [u8; 8]) -> String {
+pub(super) fn hex(bytes: [u8; 8]) -> String {
     format!("{:016x}", u64::from_le_bytes(bytes))
 }
 

@@ -105,7 +105,12 @@ pub enum Call {
     /// Resume every process inside.
     Thaw(Answer<()>),
     /// Pause every process inside, until a resume or a stop.
-    Suspend(Answer<()>),
+    Suspend {
+        /// Whether it is for a copy of the machine only.
+        copied: bool,
+        /// Answered once they are stopped.
+        answer: Answer<()>,
+    },
     /// End the pause.
     Resume(Answer<()>),
     /// Use the descriptor of that token as this attachment's execution channel.
@@ -154,7 +159,7 @@ impl Call {
             | Call::Unbind(_, answer)
             | Call::Freeze(_, answer)
             | Call::Thaw(answer)
-            | Call::Suspend(answer)
+            | Call::Suspend { answer, .. }
             | Call::Resume(answer)
             | Call::ExecChannel(_, answer)
             | Call::Spawn(_, _, answer)

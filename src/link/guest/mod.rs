@@ -274,8 +274,9 @@ impl worker::Server for WorkerServer {
         self.call(Call::Thaw).await
     }
 
-    async fn suspend(self: Rc<Self>, _: worker::SuspendParams, _: worker::SuspendResults) -> Done {
-        self.call(Call::Suspend).await
+    async fn suspend(self: Rc<Self>, params: worker::SuspendParams, _: worker::SuspendResults) -> Done {
+        let copied = params.get()?.get_copied();
+        self.call(|answer| Call::Suspend { copied, answer }).await
     }
 
     async fn resume(self: Rc<Self>, _: worker::ResumeParams, _: worker::ResumeResults) -> Done {

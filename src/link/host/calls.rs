@@ -263,6 +263,16 @@ impl WorkerLink {
         answered(self.client.suspend_request().send().promise).await.map(drop)
     }
 
+    /// As [`Self::suspend`], to copy the worker's machine: a daemon that adopts the worker resumes it.
+    ///
+    /// # Errors
+    /// As [`Self::suspend`].
+    pub async fn suspend_for_copy(&self) -> Result<()> {
+        let mut request = self.client.suspend_request();
+        request.get().set_copied(true);
+        answered(request.send().promise).await.map(drop)
+    }
+
     /// Ends the pause, if there is one.
     ///
     /// # Errors
@@ -323,6 +333,9 @@ impl WorkerLink {
         let report = answer.get().and_then(|answer| decode_report(answer.get_report()?));
         let report = report.map_err(|e| from_capnp(&e))?;
         self.identity.become_kernels(binding.kernel, binding.epoch);
+        if let Some(copy) = &binding.copy {
+            self.identity.become_copy(copy.worker, copy.secret);
+        }
         Ok(report)
     }
 

@@ -1,16 +1,18 @@
 //! Kernels created from a kernel: forks and threads.
 
+use std::time::Duration;
+
 use super::connection::{answer, fields};
 use super::kernel::KernelClient;
 use crate::core::checkpoint::Checkpoint;
 use crate::core::engine::EngineName;
 use crate::core::error::Result;
-use crate::core::fork::Forking;
+use crate::core::fork::{ForkWay, Forking};
 use crate::core::info::KernelInfo;
 use crate::core::name::KernelName;
 use crate::rpc::convert::checkpoint::read_checkpoint;
 use crate::rpc::convert::fork::{read_error, write_fork_request};
-use crate::rpc::convert::{info, read_name};
+use crate::rpc::convert::{info, read_name, read_text};
 use crate::rpc::schema::ryokan_capnp::forked_kernel;
 
 /// The outcome of a fork.
@@ -19,6 +21,8 @@ pub struct Forks {
     pub checkpoint: Option<Checkpoint>,
     /// Each requested child, by name.
     pub children: Vec<(String, Result<(KernelClient, KernelInfo)>)>,
+    /// How the children began; `None` if none had to be created, or from an older daemon.
+    pub way: Option<ForkWay>,
 }
 
 impl KernelClient {
@@ -48,7 +52,15 @@ impl KernelClient {
             true => Some(answer(read_checkpoint(fields(response.get_checkpoint())?))?.0),
             false => None,
         };
-        Ok(Forks { checkpoint: point, children })
+        let way = match &*answer(read_text(response.get_kind(), "kind of a fork"))? {
+            "machine" => Some(ForkWay::Machine { pause: Duration::from_micros(response.get_pause_us()) }),
+            "checkpoint" => {
+                let reason = answer(read_text(response.get_reason(), "reason of a fork"))?;
+                Some(ForkWay::Checkpoint { reason })
+            }
+            _ => None,
+        };
+        Ok(Forks { checkpoint: point, children, way })
     }
 
     /// Creates a kernel with its own engine and state in this kernel's workspace.

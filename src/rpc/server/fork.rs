@@ -2,6 +2,7 @@
 
 use super::kernel::KernelServer;
 use crate::core::error::Error;
+use crate::core::fork::ForkWay;
 use crate::rpc::convert::checkpoint::write_checkpoint;
 use crate::rpc::convert::fork::{read_fork_request, write_error};
 use crate::rpc::convert::info::write_kernel_info;
@@ -23,6 +24,15 @@ impl KernelServer {
         if let Some(point) = &done.checkpoint {
             let head = self.kernel.records.head().await.map_err(to_capnp)?.checkpoint;
             write_checkpoint(results.reborrow().init_checkpoint(), point, head == Some(point.id));
+        }
+        if let Some(way) = &done.way {
+            results.set_kind(way.name());
+            match way {
+                ForkWay::Machine { pause } => {
+                    results.set_pause_us(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX))
+                }
+                ForkWay::Checkpoint { reason } => results.set_reason(reason.as_str()),
+            }
         }
         let mut children = results.init_children(done.children.len() as u32);
         for (i, (name, made)) in done.children.iter().enumerate() {

@@ -26,6 +26,8 @@ use crate::core::origin::{Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::spec::KernelSpec;
 use crate::core::spec_update::not_in_force;
+use crate::isolation::SavedMachine;
+use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{Job, WorkerLink};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::Audited;
@@ -197,11 +199,26 @@ impl Kernel {
     /// # Errors
     /// `unsupported` for the isolation, `conflict` if the worker has ended, those of saving.
     pub(crate) async fn save_memory(&self, host: &Host) -> Result<()> {
+        let (worker, identity) = self.identified_worker(host).await?;
+        worker.handle().save_memory(&identity).await
+    }
+
+    /// Saves the worker's running machine.
+    ///
+    /// # Errors
+    /// As [`Self::save_memory`].
+    pub(crate) async fn save_running(&self, host: &Host) -> Result<SavedMachine> {
+        let (worker, identity) = self.identified_worker(host).await?;
+        worker.handle().save_running(&identity).await
+    }
+
+    async fn identified_worker(&self, host: &Host) -> Result<(Rc<LiveWorker>, WorkerIdentity)> {
         let worker = self.worker.borrow().upgrade();
         let worker = worker.ok_or_else(|| self.not_in_memory("saved"))?;
         let rows = host.catalog.workers().await?;
         let row = rows.iter().find(|row| row.id == worker.id()).ok_or_else(|| self.not_in_memory("saved"))?;
-        worker.handle().save_memory(&identity_of(row)?).await
+        let identity = identity_of(row)?;
+        Ok((worker, identity))
     }
 
     /// Ends the worker, whose memory is saved.

@@ -389,6 +389,7 @@ async fn make(
         called: String::new(),
         giving: None,
         like: None,
+        machine: None,
         made: Default::default(),
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();

@@ -23,6 +23,7 @@ use crate::core::limits;
 use crate::core::origin::Origin;
 use crate::core::spec::{KernelSpec, Net};
 use crate::core::workflow::{Decision, WorkflowPart};
+use crate::isolation::MachineCopy;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::bounded;
@@ -51,6 +52,8 @@ pub(crate) struct KernelSource {
     pub giving: Option<checkpoint::FileDonor>,
     /// The kernel whose prepared copy may be used.
     pub like: Option<KernelId>,
+    /// The machine that the new kernels continue, if they start from a running one.
+    pub machine: Option<Rc<MachineCopy>>,
     /// The files of the newest kernel created from this source.
     pub made: RefCell<Option<crate::workspace::Donor>>,
 }
@@ -77,6 +80,7 @@ struct InitialState {
     entry: Option<NewEntry>,
     blobs: Vec<Digest>,
     thread_of: Option<KernelId>,
+    machine: Option<Rc<MachineCopy>>,
 }
 
 impl InitialState {
@@ -90,6 +94,7 @@ impl InitialState {
             entry: None,
             blobs: seed.blobs.clone(),
             thread_of: None,
+            machine: None,
         }
     }
 }
@@ -160,7 +165,7 @@ impl Supervisor {
             words.outcome = format!("{}; {} manifest {sealed}", words.outcome, new.id);
             let entry = mark(host, actor, words);
             let checkpoints = vec![FirstCheckpoint { new, parent: seed.parent, entry }];
-            Ok(InitialState { checkpoints, ..InitialState::of(seed) })
+            Ok(InitialState { checkpoints, machine: seed.machine.clone(), ..InitialState::of(seed) })
         })
         .await
     }
@@ -216,6 +221,7 @@ impl Supervisor {
                 entry: Some(mark(self.host(), actor, words)),
                 blobs: Vec::new(),
                 thread_of: Some(owner.id),
+                machine: None,
             })
         })
         .await
@@ -266,7 +272,7 @@ impl Supervisor {
         let (host, now) = (self.host(), self.host().now_ms());
         let ValidatedSpec { spec, mounts, mcp } = validated;
         let records = Records::new(id, Epoch(1), &host.catalog, &host.store);
-        let InitialState { origin, work, decisions, checkpoints, entry, blobs, thread_of } = own;
+        let InitialState { origin, work, decisions, checkpoints, entry, blobs, thread_of, machine } = own;
         let generation = origin.generation;
         let beginning = Beginning { origin, work, decisions, checkpoints, mounts, mcp, blobs, entry, at_ms: now };
         records.begin_kernel(beginning).await?;
@@ -295,16 +301,28 @@ impl Supervisor {
         let expires_at_ms = now.saturating_add(limits::KEY_LIFETIME.as_millis() as i64);
         let key = key.map(|(scope, key)| IdempotencyKey { scope, key, expires_at_ms });
         let loaded = records.load().await?;
+        // Its row is in the catalog before the kernel's: the next daemon ends a worker without a kernel.
+        let copied = match &machine {
+            Some(machine) => Some(self.start_copied(&row, &record, &loaded, machine).await?),
+            None => None,
+        };
         let notes = Notes { events: Vec::new(), audit: vec![audit] };
-        match host.catalog.insert_kernel(row.clone(), key, notes).await?.value {
-            Created::New => {}
+        let inserted = match host.catalog.insert_kernel(row.clone(), key, notes).await.map(|inserted| inserted.value) {
+            Ok(Created::New) => Ok(()),
             // A concurrent request used the same key.
-            Created::Before(_) => {
-                return Err(Error::conflict("this key is being used for another request at the same time")
-                    .hint("ask again: what that request made is given"));
+            Ok(Created::Before(_)) => {
+                Err(Error::conflict("this key is being used for another request at the same time")
+                    .hint("ask again: what that request made is given"))
             }
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = inserted {
+            if let Some(copied) = copied {
+                copied.end(&self.workers).await;
+            }
+            return Err(error);
         }
-        let kernel = self.open(&row, record, loaded, |_| None);
+        let kernel = self.open(&row, record, loaded, |kernel| copied.map(|copied| copied.bind(kernel)));
         let mut detail = words.detail;
         detail["id"] = id.to_string().into();
         detail["by"] = actor.to_string().into();

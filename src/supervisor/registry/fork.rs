@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! names reserved ─▶ one fork point for all ─▶ children, a few at once ─▶ a mark in the parent's journal
+//!                    └▶ running virtual machine: one copy of it for all
 //! ```
 //! The parent changes only by that checkpoint and the two marks. A child shares content with it through the store and
 //! nothing else; the kernels are independent.
@@ -14,11 +15,13 @@ use futures::StreamExt as _;
 
 use super::supervisor::ReservedName;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
-use crate::core::error::{Error, Result};
-use crate::core::fork::Forking;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::fork::{ForkWay, Forking};
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin};
+use crate::isolation::MachineCopy;
 use crate::supervisor::checkpoint;
+use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::host::prepared_copies;
 use crate::supervisor::kernel::Kernel;
@@ -33,6 +36,8 @@ pub struct Forked {
     pub checkpoint: Option<Checkpoint>,
     /// Each requested child, by name.
     pub children: Vec<(String, Result<Rc<Kernel>>)>,
+    /// How the children began; `None` if an earlier call made all of them.
+    pub way: Option<ForkWay>,
 }
 
 /// A requested child.
@@ -64,7 +69,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     let host = supervisor.host();
     let _source = kernel.lock_as_source()?;
     kernel.admit(actor, wanted.expected_version).await?;
-    let version = kernel.view().version;
+    let (version, is_live) = (kernel.view().version, kernel.link.borrow().is_some());
     let mut children = Vec::new();
     for (number, name) in wanted.names().into_iter().enumerate() {
         let child = settle(supervisor, kernel, wanted, (number, &name), actor).await;
@@ -76,7 +81,7 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
             Child::Settled(result) => (name, result),
             Child::Due(..) => (name, Err(Error::internal("a child that was to be made was not"))),
         };
-        return Ok(Forked { checkpoint, children: children.into_iter().map(settled).collect() });
+        return Ok(Forked { checkpoint, children: children.into_iter().map(settled).collect(), way: None });
     }
     // Nothing else names the stored objects until the children's rows do.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
@@ -86,6 +91,11 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     let mut seed = seed(supervisor, kernel, &point).await?;
     // The present permissions and limits: an older checkpoint must not bring back revoked ones.
     seed.manifest.spec = kernel.spec_now();
+    let (machine, way) = match is_live {
+        true => copied_machine(host, kernel, wanted).await?,
+        false => (None, ForkWay::checkpoint()),
+    };
+    seed.machine = machine.map(Rc::new);
     wanted.adapt(&mut seed.manifest.spec);
     let driver = host.drivers.of(seed.manifest.spec.isolation)?;
     let own_dir = host.home(kernel.id, None).dir;
@@ -114,13 +124,33 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         };
         prepared_copies::prepare(host, kernel.files().id, files, seed.manifest.workspace.tree, has_use);
     }
-    if let Err(error) = record(supervisor, kernel, &point, &children, (version, actor)).await {
+    // Each child has its own part of the machine now.
+    seed.machine = None;
+    if let Err(error) = record(supervisor, kernel, (&point, &way), &children, (version, actor)).await {
         // The children exist, and record their origin themselves.
         tracing::warn!(kernel = %kernel.spec().name, %error, "a fork could not be noted in the journal of its parent");
         let detail = serde_json::json!({ "checkpoint": point.id, "error": error.message });
         host.events.publish(&kernel.event_name(), "fork_not_recorded", detail);
     }
-    Ok(Forked { checkpoint: Some(point), children })
+    Ok(Forked { checkpoint: Some(point), children, way: Some(way) })
+}
+
+/// Copies the kernel's running machine if the children are to be like it. Otherwise the fork point is their beginning.
+async fn copied_machine(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    wanted: &Forking,
+) -> Result<(Option<MachineCopy>, ForkWay)> {
+    let copied = match wanted.copies_machine(&kernel.spec()) {
+        Ok(false) => return Ok((None, ForkWay::checkpoint())),
+        Ok(true) => checkpoint::copy_machine(host, kernel, wanted.wait).await,
+        Err(why) => Err(Error::unsupported(why)),
+    };
+    match copied {
+        Ok((machine, pause)) => Ok((Some(machine), ForkWay::Machine { pause })),
+        Err(error) if error.code == ErrorCode::Unsupported => Ok((None, ForkWay::Checkpoint { reason: error.message })),
+        Err(error) => Err(error),
+    }
 }
 
 /// Settles a child as far as possible before any work.
@@ -224,7 +254,8 @@ async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) 
     };
     let (like, made) = (Some(kernel.files().id), RefCell::default());
     let decisions = kernel.records.all_decisions().await?;
-    Ok(KernelSource { manifest, parts, blobs, origin, parent: Some(point.id), called, decisions, giving, like, made })
+    let (parent, machine) = (Some(point.id), None);
+    Ok(KernelSource { manifest, parts, blobs, origin, parent, called, decisions, giving, like, made, machine })
 }
 
 fn words(kernel: &Kernel, point: &Checkpoint) -> CreationRecord<'static> {
@@ -241,7 +272,7 @@ fn words(kernel: &Kernel, point: &Checkpoint) -> CreationRecord<'static> {
 async fn record(
     supervisor: &Supervisor,
     kernel: &Rc<Kernel>,
-    point: &Checkpoint,
+    (point, way): (&Checkpoint, &ForkWay),
     children: &[(String, Result<Rc<Kernel>>)],
     (before, actor): (u64, &Actor),
 ) -> Result<()> {
@@ -253,7 +284,12 @@ async fn record(
     let text = format!("forked to {} at checkpoint {}", made.join(", "), point.short_id());
     let version = kernel.records.mark(actor, &text, host.now_ms()).await?;
     kernel.advance(version);
-    let detail = serde_json::json!({ "checkpoint": point.id, "children": made });
+    let mut detail = serde_json::json!({ "checkpoint": point.id, "children": made, "kind": way.name() });
+    match way {
+        ForkWay::Machine { pause } => detail["pause_us"] = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX).into(),
+        ForkWay::Checkpoint { reason } if reason.is_empty() => {}
+        ForkWay::Checkpoint { reason } => detail["reason"] = reason.as_str().into(),
+    }
     host.events.publish(&kernel.event_name(), "kernel_forked", detail);
     let outcome = format!("{} to {}", point.id, made.join(" "));
     host.audit(actor, "kernel.forked", kernel, (Some(before), Some(version)), outcome).await;

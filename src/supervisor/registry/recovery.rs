@@ -21,6 +21,7 @@ use crate::core::ids::KernelId;
 use crate::core::kernel::transition::{Decision, Kind, Record};
 use crate::core::kernel::{CrashCause, Restart, State};
 use crate::core::limits;
+use crate::isolation::MachineCopy;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::kernel::execution::{Execution, NO_DAEMON};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
@@ -28,7 +29,10 @@ use crate::supervisor::kernel::output::Kept;
 use crate::supervisor::kernel::task::{Adopted, Listener};
 use crate::supervisor::kernel::{Kernel, archive_steps};
 use crate::supervisor::registry::Supervisor;
+use crate::supervisor::workers::Workers;
 use crate::supervisor::workers::admission::ResourceUse;
+use crate::supervisor::workers::start::start_copied;
+use crate::supervisor::workers::worker::KernelStart;
 
 /// Number of kernels recovered concurrently.
 const RECOVERED_AT_ONCE: usize = 64;
@@ -254,11 +258,8 @@ impl Supervisor {
         if worker.epoch != row.epoch {
             return Err(Error::refused("the worker is of an old epoch").reason("epoch"));
         }
-        let tools = self.tools(row, loaded.mcp.clone());
-        let (reporter, reports) = mpsc::unbounded_channel();
-        // The task will use this attempt number, the successor of the last.
         let record: StateRecord = serde_json::from_str(&row.state_json).unwrap_or_default();
-        let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
+        let (channel, listener) = self.channel(row, &record, loaded);
         let worker_limits = record.worker_spec.as_ref().map_or(row.spec.limits, |spec| spec.limits);
         let (admission, memory) = (&self.workers.admission, worker_limits.memory_bytes);
         let mut place = admission.place(memory);
@@ -270,11 +271,34 @@ impl Supervisor {
             let keep = if asked == 0 { self.host().config.defaults.output_kept } else { asked };
             executions.push((Execution::adopted(*exec, keep.min(limits::OUTPUT_KEPT_MAX_BYTES)), *runs));
         }
-        Ok(TakenOver {
-            adopted: Adopted { started, executions },
-            channel: Channel { tools, reporter, reports },
-            listener,
-        })
+        Ok(TakenOver { adopted: Adopted { started, executions }, channel, listener })
+    }
+
+    fn channel(&self, row: &KernelRow, record: &StateRecord, loaded: &Loaded) -> (Channel, Rc<Listener>) {
+        let tools = self.tools(row, loaded.mcp.clone());
+        let (reporter, reports) = mpsc::unbounded_channel();
+        // The task will use this attempt number, the successor of the last.
+        let listener = Rc::new(Listener::before_kernel(record.life.attempt + 1, reporter.clone(), Rc::clone(&tools)));
+        (Channel { tools, reporter, reports }, listener)
+    }
+
+    /// Starts the worker of a kernel in creation in a copy of another kernel's machine. The kernel's task adopts it.
+    ///
+    /// # Errors
+    /// Those of the start: the worker has ended then.
+    pub(super) async fn start_copied(
+        &self,
+        row: &KernelRow,
+        record: &StateRecord,
+        loaded: &Loaded,
+        machine: &MachineCopy,
+    ) -> Result<TakenOver> {
+        let (channel, listener) = self.channel(row, record, loaded);
+        let origin = (loaded.origin.kind, loaded.origin.generation);
+        let (id, epoch, uid, spec) = (row.id, row.epoch, row.uid, Rc::new(row.spec.clone()));
+        let kernel = KernelStart { id, epoch, uid, spec, origin, workspace_of: None };
+        let started = start_copied(&self.workers, &kernel, machine, Rc::clone(&listener) as _).await?;
+        Ok(TakenOver { adopted: Adopted { started, executions: Vec::new() }, channel, listener })
     }
 }
 
@@ -296,7 +320,8 @@ fn damaged(error: &Error) -> State {
     State::Crashed { cause, restart: Restart::Breaker { until_ms: i64::MAX } }
 }
 
-struct TakenOver {
+/// A worker that runs before its kernel's task exists.
+pub(super) struct TakenOver {
     adopted: Adopted,
     channel: Channel,
     listener: Rc<Listener>,
@@ -304,11 +329,16 @@ struct TakenOver {
 
 impl TakenOver {
     /// Connects listener and kernel, so that further reports of the worker reach their executions.
-    fn bind(self, kernel: &Rc<Kernel>) -> (Adopted, Channel) {
+    pub(super) fn bind(self, kernel: &Rc<Kernel>) -> (Adopted, Channel) {
         for (execution, _) in &self.adopted.executions {
             kernel.executions.borrow_mut().insert(execution.id, Rc::clone(execution));
         }
         self.listener.bind(kernel);
         (self.adopted, self.channel)
+    }
+
+    /// Ends the worker of a kernel that was not created.
+    pub(super) async fn end(self, workers: &Workers) {
+        workers.end(self.adopted.started.worker).await;
     }
 }

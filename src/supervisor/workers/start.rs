@@ -9,7 +9,7 @@ use futures::FutureExt as _;
 use super::Workers;
 use super::admission::{ResourceUse, UserQuota, WorkerPermit};
 use super::start_queue::StartGrant;
-use super::warm_worker::orphan_grace;
+use super::warm_worker::{binding, orphan_grace};
 use super::worker::{self, KernelStart, Started};
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -17,7 +17,8 @@ use crate::core::info::{GivenMount, MountInfo};
 use crate::core::limits;
 use crate::core::pool::Event;
 use crate::core::spec::KernelSpec;
-use crate::isolation::{HostMount, KernelHome, NewWorker, Shape, WorkerHandle};
+use crate::isolation::{BoundSources, HostMount, KernelHome, MachineCopy, NewWorker, Shape, WorkerHandle};
+use crate::link::binding::{CopyIdentity, KernelBinding};
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener};
 use crate::supervisor::host::Host;
@@ -161,6 +162,54 @@ async fn start_new(
     start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await
 }
 
+/// Starts the worker of a kernel in creation in a copy of another kernel's machine, and makes it that kernel's. Recorded
+/// as any other.
+///
+/// # Errors
+/// `busy`, `unsupported`, those of the start; `unavailable` with the reason `seeding` if guest or engine do not confirm
+/// that they are seeded anew: nothing of the kernel has run then. The worker has ended.
+pub(crate) async fn start_copied(
+    workers: &Rc<Workers>,
+    kernel: &KernelStart,
+    machine: &MachineCopy,
+    listener: Rc<dyn WorkerListener>,
+) -> Result<Started> {
+    let shape = workers.shape(&kernel.spec, kernel.uid)?;
+    let (one, admission) = (ResourceUse::one(shape.limits.memory_bytes), &workers.admission);
+    let quota = admission.share(kernel.uid, one)?;
+    if !workers.pool.make_room(workers, one) {
+        return Err(admission.no_room(one));
+    }
+    let mut permit = admission.place(one.memory_bytes);
+    permit.belongs(quota);
+    let (identity, home) = (workers.identity(kernel.id, kernel.epoch), workers.host.home(kernel.id, None));
+    let new = NewWorker {
+        shape: &shape,
+        identity: &identity,
+        name: kernel.spec.name.clone(),
+        home: &home,
+        mounts: Vec::new(),
+        origin: kernel.origin,
+        orphan_grace: orphan_grace(workers, kernel),
+        is_warm: false,
+        copy: Some(machine),
+    };
+    let record = |record| {
+        let row = worker::row(&identity, shape.isolation, record);
+        async { Ok(workers.host.catalog.put_worker(row).await?) }.boxed_local()
+    };
+    let (link, _, worker) = workers.launch(permit, new, &record, listener).await?;
+    let copy = Some(CopyIdentity { worker: identity.worker, secret: identity.secret });
+    let binding = KernelBinding { copy, ..binding(kernel, BoundSources::default()) };
+    match link.bind_kernel(&binding).await {
+        Ok(report) => Ok(Started { link, report, worker, known_origin: Some(kernel.origin) }),
+        Err(error) => {
+            workers.end(worker).await;
+            Err(error)
+        }
+    }
+}
+
 /// What is the same in each attempt to start a kernel's worker.
 struct WorkerStart<'a> {
     workers: &'a Workers,
@@ -183,6 +232,7 @@ impl WorkerStart<'_> {
             origin: kernel.origin,
             orphan_grace: orphan_grace(workers, kernel),
             is_warm: false,
+            copy: None,
         };
         let record = |record| {
             let row = worker::row(&identity, shape.isolation, record);

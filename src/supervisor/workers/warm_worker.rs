@@ -101,6 +101,7 @@ impl WarmWorker {
             origin: (origin.kind, origin.generation),
             orphan_grace: workers.host.config.daemon.orphan_grace,
             is_warm: true,
+            copy: None,
         };
         // Not in a catalog: a warm worker ends with its daemon.
         let record = |_| async { Ok(()) }.boxed_local();
@@ -241,7 +242,8 @@ impl WarmWorker {
     }
 }
 
-fn binding(kernel: &KernelStart, sources: BoundSources) -> KernelBinding {
+/// What makes a worker that kernel's.
+pub(super) fn binding(kernel: &KernelStart, sources: BoundSources) -> KernelBinding {
     let origin: (OriginKind, u32) = kernel.origin;
     KernelBinding {
         kernel: kernel.id,
@@ -252,6 +254,7 @@ fn binding(kernel: &KernelStart, sources: BoundSources) -> KernelBinding {
         mounts: sources.mounts,
         origin,
         ephemeral: kernel.spec.ephemeral,
+        copy: None,
     }
 }
 

@@ -111,6 +111,7 @@ impl Workers {
         listener: Rc<dyn WorkerListener>,
     ) -> Result<(WorkerLink, WorkerReport, LiveWorker)> {
         let (identity, driver) = (new.identity, self.host.drivers.of(new.shape.isolation)?);
+        let proven = new.copy.map_or_else(|| identity.clone(), |copy| copy.worker().clone());
         let (kernel, engine) = (new.name.to_string(), new.shape.engine);
         let Launched { connector, handle, notes } = match driver.launch(new, record).await {
             Ok(launched) => launched,
@@ -125,7 +126,7 @@ impl Workers {
             self.host.events.publish("", kind, detail);
         }
         let worker = LiveWorker::new(handle, place);
-        match WorkerLink::attach(connector, identity, listener).await {
+        match WorkerLink::attach(connector, &proven, listener).await {
             Ok((link, report)) => Ok((link, report, worker)),
             Err(error) => {
                 self.end(worker).await;
@@ -148,6 +149,10 @@ impl Workers {
         let Launched { connector, handle, .. } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
         handle.unpark().await?;
         let (link, report) = WorkerLink::attach(connector, &identity, listener).await?;
+        if !report.is_suspended {
+            // A former daemon may have been killed while it copied the worker's machine.
+            link.resume().await?;
+        }
         Ok(Started { link, report, worker: LiveWorker::new(handle, place), known_origin: None })
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use nix::time::{ClockId, clock_gettime, clock_settime};
 
 use super::port::{Port, Tail};
-use super::{DATA, KERNEL, Machine, mount_disk, start};
+use super::{DATA, KERNEL, Machine, identity, mount_disk, start};
 use crate::catalog::{Durability, EngineDb, EngineInfo, Entry as StateEntry};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -80,8 +80,8 @@ impl Control {
             Err(error) => Err(failed(&error)),
         };
         match request {
-            Request::Seed { entropy, now_ns } => {
-                let (boot_id, now_ns) = seed(&entropy, now_ns).map_err(|error| failed(&error))?;
+            Request::Seed { entropy, now_ns, renew } => {
+                let (boot_id, now_ns) = seed(&entropy, now_ns, renew).map_err(|error| failed(&error))?;
                 Ok((Reply::Seeded { boot_id, now_ns }, Vec::new()))
             }
             Request::WarmUp { program } => done(warm_up(&program)),
@@ -185,14 +185,14 @@ fn failed(error: &io::Error) -> Error {
     }
 }
 
-/// Returns the guest's boot id and clock. The guest's kernel makes the boot id at its first reading, from what was seeded.
-fn seed(entropy: &[u8; 32], now_ns: i64) -> io::Result<(String, i64)> {
+/// Returns the guest's boot id and clock.
+fn seed(entropy: &[u8; 32], now_ns: i64, renew: bool) -> io::Result<(String, i64)> {
     crate::sys::random::seed(entropy)?;
     let time = nix::sys::time::TimeSpec::new(now_ns.div_euclid(1_000_000_000), now_ns.rem_euclid(1_000_000_000));
     clock_settime(ClockId::CLOCK_REALTIME, time)?;
     let now = clock_gettime(ClockId::CLOCK_REALTIME)?;
-    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok((boot_id.trim().to_owned(), now.tv_sec() * 1_000_000_000 + now.tv_nsec()))
+    let boot_id = identity::identify(renew)?;
+    Ok((boot_id, now.tv_sec() * 1_000_000_000 + now.tv_nsec()))
 }
 
 /// Starts an interpreter and waits for its end, which closes its output: the loop that reaps takes its status.

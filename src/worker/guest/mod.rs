@@ -11,6 +11,7 @@
 
 mod control;
 mod events;
+mod identity;
 mod port;
 mod relay;
 mod start;

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::enclosure::{KernelEntry, KernelFolder, MountSource};
 use super::engine_frames::EngineReady;
+use super::ledger::Ledger;
 use super::loading::{Startup, failure, missed_of};
 use super::requests::By;
 use super::state::State;
@@ -104,7 +105,7 @@ impl Worker {
     }
 
     fn take_kernel(&mut self, binding: KernelBinding) -> Result<()> {
-        let KernelBinding { kernel, epoch, name, folder, protected, mounts, origin, ephemeral: _ } = binding;
+        let KernelBinding { kernel, epoch, name, folder, protected, mounts, origin, ephemeral: _, copy: _ } = binding;
         let mut mounted = Vec::with_capacity(mounts.len());
         for mount in mounts {
             mounted.push((mount.inside, self.source(mount.source)?, mount.writable));
@@ -127,6 +128,45 @@ impl Worker {
         self.identity.become_kernels(kernel, epoch);
         let frame = json!({ "op": "bind", "env": engines::kernel_environment(Some((&name, origin))) });
         self.ask(frame.to_string().as_bytes(), By::Bind)
+    }
+
+    /// Makes the suspended worker of a copied machine another kernel's. Its processes continue, the engine seeds its
+    /// generators before it gets anything else, and only then there is an answer.
+    pub(super) fn become_copy(&mut self, binding: KernelBinding, answer: Answer<Report>) {
+        let KernelBinding { kernel, epoch, name, origin, ephemeral, copy, .. } = binding;
+        let renamed = match copy {
+            Some(copy) if self.suspended && matches!(self.life, Life::Serving) => {
+                self.enclosure.rename(name.as_str().to_owned()).map(|()| copy)
+            }
+            Some(_) | None => Err(Error::refused("the worker of a copied machine is not suspended").reason("bound")),
+        };
+        let copy = match renamed {
+            Ok(copy) => copy,
+            Err(error) => return drop(answer.send(Err(error))),
+        };
+        self.identity.become_kernels(kernel, epoch);
+        self.identity.become_copy(copy.worker, copy.secret);
+        self.ephemeral = ephemeral;
+        // Executions and processes are the original's.
+        self.ledger = Ledger::default();
+        self.processes.end_all();
+        self.resume();
+        let frame = json!({ "op": "reseed", "env": engines::kernel_environment(Some((&name, origin))) });
+        // A refusal is answered.
+        let _ = self.ask(frame.to_string().as_bytes(), By::Reseed(answer));
+    }
+
+    /// Handles the engine's answer to `reseed`.
+    pub(super) fn on_reseeded(&mut self, ok: bool, json: &[u8], answer: Answer<Report>) {
+        let outcome = match ok {
+            true => Ok(self.report()),
+            false => Err(Error::unavailable(format!(
+                "the seeding of the engine is not confirmed: {}",
+                String::from_utf8_lossy(&json[..json.len().min(500)])
+            ))
+            .reason("seeding")),
+        };
+        let _ = answer.send(outcome);
     }
 
     /// Whether the worker ends with its daemon: it has no kernel, or an ephemeral one.

@@ -48,6 +48,7 @@ impl Worker {
         self.drain_exec_channel();
         match call {
             Call::Attach { .. } | Call::Gone => {}
+            Call::BindKernel(binding, answer) if binding.copy.is_some() => self.become_copy(*binding, answer),
             Call::BindKernel(_, answer) => {
                 let why = match self.life {
                     Life::Leaving(_) => Error::lost("this worker is ending"),
@@ -100,7 +101,7 @@ impl Worker {
                 let moved = || Error::conflict("a stop resumed the kernel's processes").reason("thawed");
                 reply(answer, if stood { Ok(()) } else { Err(moved()) });
             }
-            Call::Suspend(answer) => self.hold_after_snapshot(Hold::Suspension, answer),
+            Call::Suspend { copied, answer } => self.hold_after_snapshot(Hold::Suspension { copied }, answer),
             Call::Resume(answer) => {
                 self.resume();
                 reply(answer, Ok(()));
@@ -129,7 +130,7 @@ impl Worker {
             jobs_json: jobs.to_vec(),
             missed_json: missed.to_vec(),
             mounts: self.enclosure.bound(),
-            is_suspended: self.suspended,
+            is_suspended: self.suspended && !self.is_copied,
             restored_entries: self.restored_entries,
             not_restored_json: serde_json::to_vec(&self.not_restored).unwrap_or_default(),
         }
@@ -193,7 +194,7 @@ impl Worker {
     pub(super) fn hold(&mut self, hold: Hold) -> Result<()> {
         match hold {
             Hold::Capture { at_work } => self.freeze(at_work),
-            Hold::Suspension => self.suspend(),
+            Hold::Suspension { copied } => self.suspend(copied),
         }
     }
 
@@ -217,8 +218,9 @@ impl Worker {
         }
     }
 
-    fn suspend(&mut self) -> Result<()> {
+    fn suspend(&mut self, copied: bool) -> Result<()> {
         if !self.suspended {
+            self.is_copied = copied;
             self.check_quiet()?;
             self.enclosure.freeze()?;
             self.suspended = true;

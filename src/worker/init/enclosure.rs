@@ -105,6 +105,13 @@ pub trait Enclosure {
     fn enter_kernel(&mut self, kernel: KernelEntry, _mounts: Vec<KernelMount>) -> Result<Option<PathBuf>> {
         Err(Error::unsupported(format!("kernel {} cannot be bound here", kernel.hostname)))
     }
+    /// Gives the kernel another host name.
+    ///
+    /// # Errors
+    /// The host's errors.
+    fn rename(&mut self, hostname: String) -> Result<()> {
+        Err(Error::unsupported(format!("the host name cannot become {hostname} here")))
+    }
     /// Rehearses [`Enclosure::enter_kernel`], so that its code and data are in memory.
     fn rehearse(&mut self) {}
     /// Starts a program beside the engine, in its sandbox. Without `stdin` its input is empty.

@@ -87,7 +87,7 @@ pub(super) enum Hold {
     /// Files are captured; with `at_work` those of other sessions, also during an execution.
     Capture { at_work: bool },
     /// The kernel is suspended.
-    Suspension,
+    Suspension { copied: bool },
 }
 
 /// The snapshots of one worker.

@@ -152,6 +152,8 @@ pub struct Worker {
     frozen: bool,
     /// Whether they are stopped until the kernel resumes.
     suspended: bool,
+    /// Whether that is for a copy of the machine only.
+    is_copied: bool,
     asked: HashMap<u64, Asked>,
     last_id: u64,
     /// Why init killed the engine, if it did.
@@ -249,6 +251,7 @@ impl Worker {
             connections: OpenConnections::default(),
             frozen: false,
             suspended: false,
+            is_copied: false,
             asked: HashMap::new(),
             last_id: 0,
             killed_for: None,

@@ -8,7 +8,7 @@ use super::{Life, Worker};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
-use crate::link::guest::Answer;
+use crate::link::guest::{Answer, Report};
 
 /// An open request.
 pub(super) struct Asked {
@@ -34,6 +34,19 @@ pub(super) enum By {
     Bind,
     /// Preloading modules in a warm worker.
     Preload,
+    /// Seeding the generators of a copied engine.
+    Reseed(Answer<Report>),
+}
+
+impl By {
+    /// Notifies the origin, if it waits, that there will be no answer.
+    fn fail(self, error: &Error) {
+        match self {
+            By::Daemon(answer) | By::Load(answer) => drop(answer.send(Err(error.clone()))),
+            By::Reseed(answer) => drop(answer.send(Err(error.clone()))),
+            By::Startup | By::Stop | By::Keep | By::Bind | By::Preload => {}
+        }
+    }
 }
 
 impl Worker {
@@ -75,9 +88,7 @@ impl Worker {
         if let Err(why) = self.control.request(id, json, descriptor) {
             self.kill(CrashCause::Protocol(why));
             let lost = Error::lost("the engine does not take requests");
-            if let By::Daemon(answer) | By::Load(answer) = by {
-                let _ = answer.send(Err(lost.clone()));
-            }
+            by.fail(&lost);
             return Err(lost);
         }
         self.asked.insert(id, Asked { by, until: Instant::now() + limits::ENGINE_ANSWER });
@@ -107,6 +118,10 @@ impl Worker {
                 self.on_bound(ok, &json);
                 Ok(())
             }
+            By::Reseed(answer) => {
+                self.on_reseeded(ok, &json, answer);
+                Ok(())
+            }
             By::Stop => {
                 let refused =
                     || Error::unavailable(format!("the engine could not save: {}", String::from_utf8_lossy(&json)));
@@ -129,9 +144,7 @@ impl Worker {
     /// Answers every open request: the engine is gone.
     pub(super) fn fail_requests(&mut self, error: &Error) {
         for (_, asked) in self.asked.drain() {
-            if let By::Daemon(answer) | By::Load(answer) = asked.by {
-                let _ = answer.send(Err(error.clone()));
-            }
+            asked.by.fail(error);
         }
         self.forget_snapshots(error);
     }

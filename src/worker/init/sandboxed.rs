@@ -270,6 +270,10 @@ impl Enclosure for Sandboxed {
         Ok(Some(self.init.kernel_dir()))
     }
 
+    fn rename(&mut self, hostname: String) -> Result<()> {
+        self.init.rename(hostname).map_err(Error::from)
+    }
+
     fn rehearse(&mut self) {
         if let Err(error) = self.init.rehearse(self.pid) {
             tracing::debug!(%error, "binding a kernel was not rehearsed");

@@ -128,6 +128,7 @@ exports.handlers = {
   bind,
   keep: unsupported,
   wake: unsupported,
+  reseed: unsupported,
   preload,
   interrupt() {}, // handled by the listener thread; an interrupt without an execution has no effect
   dynamic_tools: (frame) => load('tools').announce(frame.tools),

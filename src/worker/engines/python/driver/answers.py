@@ -135,6 +135,16 @@ def bind_(frame, tail):
     _reply(number)
 
 
+def reseed_(frame, tail):
+    _answer(wire.number(frame, "id"), _reseed, frame.get("env") or ())
+
+
+def _reseed(env):
+    settings.reseed()
+    settings.rename(env)
+    return {}
+
+
 def preload_(frame, tail):
     _answer(wire.number(frame, "id"), _prepare, frame.get("modules") or ())
 
@@ -169,5 +179,6 @@ HANDLERS = {
     "loaded": loaded_,
     "keep": keep_,
     "bind": bind_,
+    "reseed": reseed_,
     "preload": preload_,
 }

@@ -42,6 +42,27 @@ def bind(env):
     _start.pop("data", None)
 
 
+def reseed():
+    """Seeds the generators in memory anew: the machine is a copy, and the original draws the same numbers."""
+    random = sys.modules.get("random")
+    if random is not None and hasattr(random, "seed"):
+        random.seed(os.urandom(64))
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(list(os.urandom(64)))
+    # OpenSSL's; without ssl and hashlib it is in use nowhere.
+    openssl = sys.modules.get("_ssl")
+    if openssl is not None:
+        openssl.RAND_add(os.urandom(64), 64.0)
+
+
+def rename(env):
+    """Adopts the variables of the kernel that the copied engine belongs to now."""
+    os.environ.update(env)
+    _start["env"].update(env)
+    _start.pop("data", None)
+
+
 def reset():
     """Restores the initial settings, for a load."""
     try:

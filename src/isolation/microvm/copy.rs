@@ -1,0 +1,231 @@
+//! A running machine, copied at one stop: other kernels' machines begin with its memory, processors and disk.
+//!
+//! ```text
+//!  processes stopped ─▶ machine stopped ─▶ stream, disk ─▶ machine continues, and its processes
+//!                                             └▶ ram, state ─▶ each copy: own disk, private memory, seeded, renamed, bound
+//! ```
+//!
+//! The copy's files are in an unfinished folder of the templates, which the next daemon removes, and exist until the last
+//! machine was started: their memory stays mapped. A machine that does not confirm its seeding ends.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Whence, lseek};
+
+use super::handle::{MachineHandle, blocking};
+use super::qmp::Qmp;
+use super::seed::{self, Renewal};
+use super::stream;
+use super::template::{Kind, MEMORY, STATE, Template, close};
+use super::templates::{UNFINISHED, hex};
+use crate::core::durability::Durability;
+use crate::core::error::{Error, Result};
+use crate::core::limits;
+use crate::link::handshake::WorkerIdentity;
+use crate::sys::{fault, fs, inode, random};
+
+const STREAM: &str = "stream";
+const COPIED_DISK: &str = "disk";
+
+/// A machine that was saved at one stop. Its files are removed with it.
+pub struct SavedMachine {
+    place: Place,
+    stream: File,
+    kind: Kind,
+    worker: WorkerIdentity,
+    boot_id: String,
+}
+
+/// A copied machine, ready for launches. Its files are removed with it.
+pub struct MachineCopy {
+    place: Place,
+    template: Template,
+    kind: Kind,
+    worker: WorkerIdentity,
+    boot_id: String,
+}
+
+/// A folder that is removed when it is dropped.
+struct Place(PathBuf);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_tree(&self.0) {
+            tracing::warn!(%error, "the files of a copied machine are left for the next start");
+        }
+    }
+}
+
+impl MachineCopy {
+    /// The identity of the worker in the original, and in each copy until it is bound.
+    pub fn worker(&self) -> &WorkerIdentity {
+        &self.worker
+    }
+
+    pub(super) fn template(&self) -> &Template {
+        &self.template
+    }
+
+    pub(super) fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    /// The boot id of the original.
+    pub(super) fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    /// Makes a kernel's disk from the copied one.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(super) async fn make_disk(&self, to: &Path, durability: Durability) -> Result<()> {
+        let (from, to) = (self.place.0.join(COPIED_DISK), to.to_owned());
+        blocking(move || {
+            let copied = copy_disk(&from, &to).and_then(|disk| match durability {
+                Durability::Process => Ok(()),
+                Durability::Power => disk.sync_all(),
+            });
+            copied.map_err(|error| failed(&error))
+        })
+        .await
+    }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> Error {
+    Error::unavailable(format!("a virtual machine cannot be copied: {error}"))
+}
+
+impl MachineHandle {
+    /// Copies the machine, whose processes the caller has stopped. It runs on, also after a failure.
+    ///
+    /// # Errors
+    /// `unsupported` for a machine of an earlier version; those of saving.
+    pub(super) async fn save_running(&self, worker: &WorkerIdentity) -> Result<SavedMachine> {
+        let Some(kind) = self.kind().filter(|_| self.is_running()) else {
+            return Err(Error::unsupported("the virtual machine was started by an earlier version of ryokan")
+                .reason("fork")
+                .hint("stop the kernel, and start it again"));
+        };
+        let (machine, folder) = (self.machine(), self.copies().to_owned());
+        let (disk, worker) = (machine.folder.disk(), worker.clone());
+        let (place, stream, boot_id) = blocking(move || {
+            let place = Place(folder.join(format!("{UNFINISHED}copy-{}", hex(random::bytes()))));
+            std::fs::create_dir_all(&folder).map_err(|error| failed(&error))?;
+            let mut builder = std::fs::DirBuilder::new();
+            std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+            builder.create(&place.0).map_err(|error| failed(&error))?;
+            let stream = create(&place.0.join(STREAM)).map_err(|error| failed(&error))?;
+            Ok((place, stream, seed::seed(&mut machine.client(), "", Renewal::Keep)?))
+        })
+        .await?;
+        let copied_disk = place.0.join(COPIED_DISK);
+        let mut monitor = Qmp::connect(self.monitor()).await?;
+        self.set_stopped(true);
+        let saved = async {
+            monitor.stop().await?;
+            monitor.save_into(&stream, limits::VM_MEMORY).await?;
+            fault::point("machine.copy.save").map_err(|error| failed(&error))?;
+            blocking(move || copy_disk(&disk, &copied_disk).map_err(|error| failed(&error))).await
+        };
+        let saved = saved.await;
+        let resumed = monitor.go_on().await;
+        self.set_stopped(false);
+        resumed?;
+        saved?;
+        self.set_clock().await?;
+        Ok(SavedMachine { place, stream, kind, worker, boot_id })
+    }
+}
+
+impl SavedMachine {
+    /// Separates memory and state, which takes its time: the original runs meanwhile.
+    ///
+    /// # Errors
+    /// Those of the file system; `unavailable` if the saved stream is not understood.
+    pub async fn into_copy(self) -> Result<MachineCopy> {
+        let SavedMachine { place, stream, kind, worker, boot_id } = self;
+        let memory_bytes = kind.memory_bytes();
+        let (place, template) = blocking(move || {
+            let split = || {
+                let (memory, state) = (create(&place.0.join(MEMORY))?, create(&place.0.join(STATE))?);
+                stream::split(&stream, memory_bytes, &memory, &state)?;
+                close(&memory)?;
+                close(&state)?;
+                std::fs::remove_file(place.0.join(STREAM))?;
+                Template::untested(&place.0)
+            };
+            let template = split().map_err(|error| failed(&error))?;
+            Ok((place, template))
+        })
+        .await?;
+        fault::point("machine.copy.split").map_err(|error| failed(&error))?;
+        Ok(MachineCopy { place, template, kind, worker, boot_id })
+    }
+}
+
+fn create(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Copies a disk: as a clone where the file system can, else what is no hole.
+fn copy_disk(from: &Path, to: &Path) -> std::io::Result<File> {
+    let (from, to) = (File::open(from)?, create(to)?);
+    if inode::clone_blocks(from.as_fd(), to.as_fd()).is_err() {
+        copy_sparse(&from, &to)?;
+    }
+    Ok(to)
+}
+
+fn copy_sparse(from: &File, to: &File) -> std::io::Result<()> {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+
+    let bytes = from.metadata()?.len();
+    to.set_len(bytes)?;
+    let (mut source, mut target, mut at) = (from, to, 0);
+    while at < bytes {
+        let data = match lseek(from, at.cast_signed(), Whence::SeekData) {
+            // Nothing but a hole follows.
+            Err(nix::errno::Errno::ENXIO) => return Ok(()),
+            found => found?.cast_unsigned(),
+        };
+        let end = lseek(from, data.cast_signed(), Whence::SeekHole)?.cast_unsigned().min(bytes);
+        source.seek(SeekFrom::Start(data))?;
+        target.seek(SeekFrom::Start(data))?;
+        std::io::copy(&mut source.take(end - data), &mut target)?;
+        at = end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+    #[test]
+    fn disk_copies_keep_holes() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = |name: &str| folder.path().join(name);
+        let disk = create(&path("disk"))?;
+        disk.set_len(1 << 30)?;
+        for (at, text) in [(5 << 20, b"one"), (900 << 20, b"two")] {
+            disk.write_all_at(text, at)?;
+        }
+        let sparse = create(&path("sparse"))?;
+        copy_sparse(&disk, &sparse)?;
+        for copy in [sparse, copy_disk(&path("disk"), &path("copy"))?] {
+            let (mut found, about) = ([0; 3], copy.metadata()?);
+            assert_eq!(about.len(), 1 << 30);
+            assert!(about.blocks() * 512 < 1 << 20, "{} blocks", about.blocks());
+            for (at, text) in [(5 << 20, b"one"), (900 << 20, b"two"), (1 << 20, &[0; 3])] {
+                copy.read_exact_at(&mut found, at)?;
+                assert_eq!(&found, text);
+            }
+        }
+        Ok(())
+    }
+}
