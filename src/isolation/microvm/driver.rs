@@ -18,7 +18,7 @@ use super::workspace::MirroredWorkspace;
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::ids::WorkerId;
+use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
@@ -37,6 +37,8 @@ const GUEST_USER: RunAs = RunAs { uid: 1000, gid: 1000, map_root: true };
 
 /// The driver's settings.
 pub struct MicrovmSettings {
+    /// This host's identity: saved memory continues here only.
+    pub host: HostId,
     /// The folder of images.
     pub images: PathBuf,
     /// The file that says which images are current and pinned.
@@ -182,7 +184,7 @@ impl IsolationDriver for MicrovmDriver {
                 notes.extend(self.templates.take_notes());
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
                 let connector = Rc::new(PortConnector { socket: sockets.link });
-                let handle = MachineHandle::new(worker, process, about, machine, self.machines.clone(), warm)?;
+                let handle = MachineHandle::new(worker, self.settings.host, process, about, machine, self.machines.clone(), warm)?;
                 Ok(Launched { connector, handle: Rc::new(handle), notes })
             }
             Err(error) => {
@@ -201,7 +203,7 @@ impl IsolationDriver for MicrovmDriver {
         }
         let machine = Arc::new(Machine::new(folder, &about));
         let connector = Rc::new(PortConnector { socket: about.sockets.link.clone() });
-        let handle = MachineHandle::new(worker, process, about, machine, self.machines.clone(), None)?;
+        let handle = MachineHandle::new(worker, self.settings.host, process, about, machine, self.machines.clone(), None)?;
         Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
     }
 

@@ -18,7 +18,7 @@ use super::seed;
 use super::template::Kind;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
-use crate::core::ids::WorkerId;
+use crate::core::ids::{HostId, WorkerId};
 use crate::core::limits;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
@@ -59,6 +59,7 @@ impl Record {
 /// A machine's worker.
 pub(super) struct MachineHandle {
     id: WorkerId,
+    host: HostId,
     pid: u32,
     about: Record,
     written: WorkerRecord,
@@ -99,6 +100,7 @@ impl MachineHandle {
     /// A handle to a running machine. One that is not `warm` is known to captures until it ends.
     pub(super) fn new(
         id: WorkerId,
+        host: HostId,
         process: WorkerProcess,
         about: Record,
         machine: Arc<Machine>,
@@ -119,7 +121,7 @@ impl MachineHandle {
             has_ended: watch::Sender::new(false),
         });
         tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.sockets.clone()));
-        Ok(MachineHandle { id, pid, about, written, warm, machines, watched })
+        Ok(MachineHandle { id, host, pid, about, written, warm, machines, watched })
     }
 }
 
@@ -309,7 +311,8 @@ impl WorkerHandle for MachineHandle {
         let place = dir.clone();
         let saving = async {
             Qmp::connect(&self.about.sockets.monitor).await?.save_into(&state, limits::VM_MEMORY).await?;
-            blocking(move || saved::seal(&place, &disk, kind, &identity, &state)).await
+            let host = self.host;
+            blocking(move || saved::seal(&place, &disk, host, kind, &identity, &state)).await
         };
         let saved = saving.await;
         if saved.is_err() {

@@ -175,7 +175,7 @@ impl TargetSide {
         has_room(self.host(), &manifest, bytes)?;
         holds_state(&manifest, parts.bytes())?;
         let (architecture, host) = (std::env::consts::ARCH.to_owned(), self.host().id());
-        let here = Site { architecture, base_image_version: String::new(), host };
+        let here = Site { architecture, base_image_version: String::new(), host, machine: None };
         manifest.snapshot(parts.bytes()).check_arrival(&here)?;
         // The files and the history together.
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
