@@ -521,6 +521,11 @@ impl TargetHost for TargetSide {
 
     async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target> {
         if let Some(row) = self.row(handover).await? {
+            let incoming: Incoming = read(&row)?;
+            if kernel.is_some_and(|named| named != (row.kernel, incoming.epoch)) {
+                return Err(Error::corrupt("the source host names another kernel or epoch than it offered")
+                    .reason("protocol"));
+            }
             return Ok(Target::restarted(Some(match row.live {
                 true => crate::core::handover::Prepared::Live,
                 false => crate::core::handover::Prepared::Waiting,
