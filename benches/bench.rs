@@ -59,6 +59,9 @@ struct Args {
     /// Without the other programs that checkpoints and new kernels are compared with
     #[arg(long)]
     alone: bool,
+    /// MiB of files of the kernel that `teleport` moves
+    #[arg(long, value_name = "N")]
+    mib: Option<usize>,
     /// Run benchmarks of all engines for this engine only
     #[arg(long)]
     engine: Option<EngineName>,
@@ -88,6 +91,7 @@ struct Args {
 struct World {
     quick: bool,
     alone: bool,
+    mib: Option<usize>,
     engine: Option<EngineName>,
     daemon: PathBuf,
     python: PathBuf,
@@ -193,6 +197,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let world = World {
         quick: args.quick,
         alone: args.alone,
+        mib: args.mib,
         engine: args.engine,
         daemon: args.daemon.clone(),
         python: args.python.clone(),
