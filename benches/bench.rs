@@ -54,9 +54,9 @@ struct Args {
     /// Fewer repetitions: seconds in place of minutes, and coarse figures
     #[arg(long)]
     quick: bool,
-    /// Size of the large file of `files`, such as 1G
+    /// Size of the data of `files`, `freeze` and `teleport`, such as 1G
     #[arg(long, value_name = "SIZE", value_parser = ryokan::core::quantity::parse_size)]
-    large: Option<u64>,
+    size: Option<u64>,
     /// Instead of measuring, trace the time of one execution into this folder
     #[arg(long, value_name = "FOLDER")]
     trace: Option<PathBuf>,
@@ -66,9 +66,6 @@ struct Args {
     /// Without the other programs that checkpoints and new kernels are compared with
     #[arg(long)]
     alone: bool,
-    /// 1 GB in the database of the benchmark `freeze`
-    #[arg(long)]
-    large: bool,
     /// Run benchmarks of all engines for this engine only
     #[arg(long)]
     engine: Option<EngineName>,
@@ -97,10 +94,9 @@ struct Args {
 /// Parameters of a benchmark.
 struct World {
     quick: bool,
-    /// Bytes of a large file.
-    large: u64,
+    /// Bytes of the data, if they are chosen.
+    size: Option<u64>,
     alone: bool,
-    large: bool,
     engine: Option<EngineName>,
     daemon: PathBuf,
     python: PathBuf,
@@ -208,9 +204,8 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     }
     let world = World {
         quick: args.quick,
-        large: args.large.unwrap_or(if args.quick { 16 << 20 } else { 1 << 30 }),
+        size: args.size,
         alone: args.alone,
-        large: args.large,
         engine: args.engine,
         daemon: args.daemon.clone(),
         python: args.python.clone(),

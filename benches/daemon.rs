@@ -38,12 +38,22 @@ impl Daemon {
 
     /// The same with more settings.
     pub fn start_with(world: &World, more: &str) -> anyhow::Result<Daemon> {
+        Daemon::start_at(world, "warn", more)
+    }
+
+    /// The same with another level of its log.
+    pub fn start_at(world: &World, level: &str, more: &str) -> anyhow::Result<Daemon> {
         let base = std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
-        Daemon::start_in(world, &base, more)
+        Daemon::place(world, &base, level, more)
     }
 
     /// The same with its directories in this one.
     pub fn start_in(world: &World, base: &Path, more: &str) -> anyhow::Result<Daemon> {
+        Daemon::place(world, base, "warn", more)
+    }
+
+    fn place(world: &World, base: &Path, level: &str, more: &str) -> anyhow::Result<Daemon> {
+        // Short: socket paths have 108 bytes.
         let root = tempfile::Builder::new().prefix("rb").tempdir_in(base)?.keep();
         for folder in ["data", "config/ryokan"] {
             std::fs::create_dir_all(root.join(folder))?;
@@ -52,7 +62,7 @@ impl Daemon {
         let run = tempfile::Builder::new().prefix("rb").tempdir_in(if memory.is_dir() { memory } else { &root })?;
         set_private(run.path())?;
         let config = format!(
-            "[engines.python]\ncommand = {:?}\n[daemon]\norphan_grace = \"1m\"\nlog_level = \"warn\"\n{more}",
+            "[engines.python]\ncommand = {:?}\n[daemon]\norphan_grace = \"1m\"\nlog_level = {level:?}\n{more}",
             world.python.display().to_string()
         );
         std::fs::write(root.join("config/ryokan/config.toml"), config)?;

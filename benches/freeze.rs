@@ -19,11 +19,7 @@ const FILES_MB: usize = 20;
 const KERNELS: [&str; 2] = ["one", "two"];
 
 pub fn freeze(world: &World, report: &mut Report) -> anyhow::Result<()> {
-    let megabytes = match (world.quick, world.large) {
-        (true, _) => 10,
-        (false, true) => 1000,
-        (false, false) => 100,
-    };
+    let megabytes = world.size.map_or_else(|| world.times(100, 10), |bytes| (bytes / 1_000_000) as usize).max(1);
     let base = std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
     let dir = tempfile::Builder::new().prefix("rf").tempdir_in(base)?;
     // The server's user passes through.

@@ -46,7 +46,7 @@ async fn read(files: &FilesClient, path: &str, bytes: u64) -> anyhow::Result<Dur
 /// Reads and writes through the interface, listings, and programs beside the engine.
 pub fn files(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let daemon = Daemon::start(world)?;
-    let large = world.large;
+    let large = world.size.unwrap_or(if world.quick { 16 << 20 } else { 1 << 30 });
     daemon.with(async |host| {
         let kernel = create(&host, "files", EngineName::Bash).await?;
         run(&kernel, "true").await?;

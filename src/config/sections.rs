@@ -123,6 +123,9 @@ pub struct Limits {
     /// The same for one user of a system-wide daemon.
     #[serde(with = "bound")]
     pub memory_per_user: Option<u64>,
+    /// Memory of a suspended kernel's processes, bytes; `None`: unlimited.
+    #[serde(with = "bound")]
+    pub suspended_memory: Option<u64>,
     /// Workers that start at once, without those for the pool.
     pub worker_starts: usize,
     /// Longest wait for a worker.
@@ -155,6 +158,7 @@ impl Default for Limits {
             workers_per_user: 500,
             memory: None,
             memory_per_user: None,
+            suspended_memory: Some(limits::SNAPSHOT_SUSPEND_BYTES),
             worker_starts: limits::WORKER_STARTS,
             worker_wait: limits::WORKER_WAIT,
             freeze_step: limits::FREEZE_STEP,

@@ -3,11 +3,11 @@
 //! | kind | holds | valid | process | microvm |
 //! |---|---|---|---|---|
 //! | suspend | memory, processor | on the same host | paused processes | paused, or in a file |
-//! | teleport | memory, processor, disk | same architecture, image and VMM version | – | – |
+//! | teleport | memory, processor, disk | same architecture, image and machine | – | – |
 //! | checkpoint | engine state, workspace | anywhere | yes | yes |
 //!
-//! Memory of processes is valid in the same boot only. The file of a machine has checks of its own
-//! (`isolation/microvm/saved.rs`). No isolation takes a snapshot of kind teleport yet.
+//! Memory of processes ends with them. A machine's file is checked with [`Snapshot::check_resume`]; the file itself belongs
+//! to `isolation/microvm/saved.rs`. No isolation takes a snapshot of kind teleport yet.
 //!
 //! Inside, each kind is a type with only the operations that are valid for it. Where a kind is data, as in a request or a
 //! message, [`choose_for_move`] and [`choose_for_checkpoint`] refuse an invalid one with its rule.
@@ -96,22 +96,41 @@ impl KindRequest {
     }
 }
 
-/// Memory of paused processes, on the host that they run on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Memory of a suspended kernel, on the host that it runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspend {
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// The boot in which the memory is resident.
-    pub boot: [u8; 16],
+    /// The virtual machine; `None`: paused processes.
+    pub machine: Option<Machine>,
 }
 
 /// A whole virtual machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Teleport {
     /// Bytes of memory.
     pub memory_bytes: u64,
     /// Bytes of its disk.
     pub disk_bytes: u64,
+    /// The virtual machine.
+    pub machine: Machine,
+}
+
+/// What virtual machines have in common if one continues the memory of the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    /// Name and version of the VMM.
+    pub vmm: String,
+    /// Version of the programs in the guest.
+    pub build: String,
+    /// The VMM's machine type with its options.
+    pub machine_type: String,
+    /// The processor model with its features.
+    pub cpu_model: String,
+    /// Bytes of its memory.
+    pub ram_bytes: u64,
+    /// Number of processors.
+    pub processors: u32,
 }
 
 /// Engine state and workspace.
@@ -143,6 +162,8 @@ pub struct Site {
     pub base_image_version: String,
     /// Its id.
     pub host: HostId,
+    /// The virtual machine that is to continue; `None`: no machine.
+    pub machine: Option<Machine>,
 }
 
 /// A rule that a snapshot or a request breaks.
@@ -165,8 +186,21 @@ pub enum KindError {
         host: String,
     },
     /// The memory is on another host.
-    #[error("a snapshot of kind suspend is valid only on the host and in the boot that took it")]
+    #[error("a snapshot of kind suspend is valid only on the host that took it")]
     OtherHost,
+    /// One of both is no virtual machine.
+    #[error("memory of a virtual machine continues in a virtual machine only")]
+    NoMachine,
+    /// The virtual machine differs.
+    #[error("the snapshot's {} is {snapshot:?}, this host's is {host:?}", property.name())]
+    MachineMismatch {
+        /// What differs.
+        property: MachineProperty,
+        /// Of the snapshot.
+        snapshot: String,
+        /// Of the host.
+        host: String,
+    },
     /// It is larger than its kind allows.
     #[error("a snapshot of kind {} with {bytes} bytes: at most {most} are allowed", kind.name())]
     SizeTooLarge {
@@ -188,6 +222,44 @@ pub enum KindError {
     NoMachineState,
 }
 
+/// A property of a virtual machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MachineProperty {
+    /// See [`Machine::vmm`].
+    Vmm,
+    /// See [`Machine::build`].
+    Build,
+    /// See [`Machine::machine_type`].
+    MachineType,
+    /// See [`Machine::cpu_model`].
+    CpuModel,
+    /// See [`Machine::ram_bytes`] and [`Machine::processors`].
+    Size,
+}
+
+impl MachineProperty {
+    /// The name, for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MachineProperty::Vmm => "VMM",
+            MachineProperty::Build => "ryokan build",
+            MachineProperty::MachineType => "machine type",
+            MachineProperty::CpuModel => "processor model",
+            MachineProperty::Size => "machine size",
+        }
+    }
+
+    const fn reason(self) -> &'static str {
+        match self {
+            MachineProperty::Vmm => "vmm_mismatch",
+            MachineProperty::Build => "build_mismatch",
+            MachineProperty::MachineType => "machine_type_mismatch",
+            MachineProperty::CpuModel => "cpu_model_mismatch",
+            MachineProperty::Size => "machine_size_mismatch",
+        }
+    }
+}
+
 impl From<KindError> for Error {
     fn from(error: KindError) -> Error {
         let (code, reason, hint) = match &error {
@@ -200,6 +272,15 @@ impl From<KindError> for Error {
             KindError::OtherHost => {
                 (ErrorCode::Refused, "other_host", "use --kind checkpoint, which is valid anywhere")
             }
+            KindError::NoMachine => (ErrorCode::Refused, "no_machine", "use --kind checkpoint, which is valid anywhere"),
+            KindError::MachineMismatch { property, .. } => {
+                (ErrorCode::Refused, property.reason(), "use --kind checkpoint, which is valid anywhere")
+            }
+            KindError::SizeTooLarge { kind: SnapshotKind::Suspend, .. } => (
+                ErrorCode::Refused,
+                "size_too_large",
+                "`ryokan stop` saves the state; `[limits] suspended_memory` in the configuration raises the limit",
+            ),
             KindError::SizeTooLarge { .. } => (ErrorCode::Refused, "size_too_large", "make it smaller"),
             KindError::MemoryStays(_) => (
                 ErrorCode::Unsupported,
@@ -232,16 +313,66 @@ fn architecture(name: &str) -> &str {
     }
 }
 
+impl<Content> Snapshot<Content> {
+    /// Whether processor, image and machine are those of the snapshot.
+    fn check_machine(&self, was: Option<&Machine>, site: &Site) -> Result<(), KindError> {
+        if architecture(&self.architecture) != architecture(&site.architecture) {
+            let (snapshot, host) = (self.architecture.clone(), site.architecture.clone());
+            return Err(KindError::ArchitectureMismatch { snapshot, host });
+        }
+        if self.base_image_version != site.base_image_version {
+            let (snapshot, host) = (self.base_image_version.clone(), site.base_image_version.clone());
+            return Err(KindError::BaseImageMismatch { snapshot, host });
+        }
+        match (was, &site.machine) {
+            (Some(was), Some(now)) => was.check_same(now),
+            (None, None) => Ok(()),
+            (Some(_), None) | (None, Some(_)) => Err(KindError::NoMachine),
+        }
+    }
+}
+
+impl Machine {
+    fn check_same(&self, now: &Machine) -> Result<(), KindError> {
+        let size = |machine: &Machine| format!("{} bytes, {} processors", machine.ram_bytes, machine.processors);
+        let properties = [
+            (MachineProperty::Vmm, self.vmm.clone(), now.vmm.clone()),
+            (MachineProperty::Build, self.build.clone(), now.build.clone()),
+            (MachineProperty::MachineType, self.machine_type.clone(), now.machine_type.clone()),
+            (MachineProperty::CpuModel, self.cpu_model.clone(), now.cpu_model.clone()),
+            (MachineProperty::Size, size(self), size(now)),
+        ];
+        match properties.into_iter().find(|(_, snapshot, host)| snapshot != host) {
+            Some((property, snapshot, host)) => Err(KindError::MachineMismatch { property, snapshot, host }),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Snapshot<Suspend> {
-    /// Whether the memory can continue here, in this boot.
+    /// Whether the memory may be kept: processes have at most `most` bytes, a machine its own memory and the state of its
+    /// devices.
     ///
     /// # Errors
-    /// [`KindError::OtherHost`], [`KindError::SizeTooLarge`].
-    pub fn check_resume(&self, here: &Site, boot: [u8; 16]) -> Result<(), KindError> {
-        if self.host != here.host || self.content.boot != boot {
+    /// [`KindError::SizeTooLarge`].
+    pub fn check_size(&self, most: u64) -> Result<(), KindError> {
+        let most = match &self.content.machine {
+            Some(machine) => machine.ram_bytes.saturating_add(limits::VM_DEVICE_STATE_BYTES),
+            None => most,
+        };
+        within(SnapshotKind::Suspend, self.content.memory_bytes, most)
+    }
+
+    /// Whether the memory of a machine can continue here.
+    ///
+    /// # Errors
+    /// [`KindError::OtherHost`], mismatches, [`KindError::SizeTooLarge`].
+    pub fn check_resume(&self, here: &Site) -> Result<(), KindError> {
+        if self.host != here.host {
             return Err(KindError::OtherHost);
         }
-        within(SnapshotKind::Suspend, self.content.memory_bytes, limits::SNAPSHOT_SUSPEND_BYTES)
+        self.check_machine(self.content.machine.as_ref(), here)?;
+        self.check_size(limits::SNAPSHOT_SUSPEND_BYTES)
     }
 }
 
@@ -251,16 +382,9 @@ impl Snapshot<Teleport> {
     /// # Errors
     /// Mismatches, [`KindError::SizeTooLarge`].
     pub fn check_arrival(&self, target: &Site) -> Result<(), KindError> {
-        if architecture(&self.architecture) != architecture(&target.architecture) {
-            let (snapshot, host) = (self.architecture.clone(), target.architecture.clone());
-            return Err(KindError::ArchitectureMismatch { snapshot, host });
-        }
-        if self.base_image_version != target.base_image_version {
-            let (snapshot, host) = (self.base_image_version.clone(), target.base_image_version.clone());
-            return Err(KindError::BaseImageMismatch { snapshot, host });
-        }
-        let Teleport { memory_bytes, disk_bytes } = self.content;
-        let bytes = memory_bytes.saturating_add(disk_bytes);
+        let Teleport { memory_bytes, disk_bytes, machine } = &self.content;
+        self.check_machine(Some(machine), target)?;
+        let bytes = memory_bytes.saturating_add(*disk_bytes);
         within(SnapshotKind::Teleport, bytes, limits::SNAPSHOT_TELEPORT_BYTES)
     }
 }
@@ -319,9 +443,20 @@ pub fn choose_for_checkpoint(request: KindRequest) -> Result<SnapshotKind, KindE
 mod tests {
     use super::*;
 
+    fn machine() -> Machine {
+        Machine {
+            vmm: "QEMU 10".into(),
+            build: "a".into(),
+            machine_type: "q35".into(),
+            cpu_model: "qemu64".into(),
+            ram_bytes: 1 << 30,
+            processors: 1,
+        }
+    }
+
     fn site(architecture: &str, image: &str, host: u8) -> Site {
         let host = HostId::from_bytes([host; 16]);
-        Site { architecture: architecture.into(), base_image_version: image.into(), host }
+        Site { architecture: architecture.into(), base_image_version: image.into(), host, machine: Some(machine()) }
     }
 
     fn snapshot<Content>(content: Content) -> Snapshot<Content> {
@@ -329,13 +464,23 @@ mod tests {
         Snapshot { architecture: "x86_64".into(), base_image_version: "1.2.3".into(), host, content }
     }
 
+    fn teleport(memory_bytes: u64, disk_bytes: u64) -> Snapshot<Teleport> {
+        snapshot(Teleport { memory_bytes, disk_bytes, machine: machine() })
+    }
+
+    fn suspend(memory_bytes: u64) -> Snapshot<Suspend> {
+        snapshot(Suspend { memory_bytes, machine: Some(machine()) })
+    }
+
     #[test]
     fn architecture_validation() {
-        let machine = snapshot(Teleport { memory_bytes: 1, disk_bytes: 1 });
         for (name, fits) in [("x86_64", true), ("amd64", true), ("aarch64", false), ("arm64", false), ("", false)] {
-            let arrived = machine.check_arrival(&site(name, "1.2.3", 2));
-            assert_eq!(arrived.is_ok(), fits, "{name}");
-            assert!(fits || matches!(arrived, Err(KindError::ArchitectureMismatch { .. })), "{name}");
+            let arrived = teleport(1, 1).check_arrival(&site(name, "1.2.3", 2));
+            let resumed = suspend(1).check_resume(&site(name, "1.2.3", 1));
+            for found in [arrived, resumed] {
+                assert_eq!(found.is_ok(), fits, "{name}");
+                assert!(fits || matches!(found, Err(KindError::ArchitectureMismatch { .. })), "{name}");
+            }
         }
         let state = snapshot(Checkpoint { state_bytes: 1 });
         assert_eq!(state.check_arrival(&site("aarch64", "", 2)), Ok(()));
@@ -343,37 +488,57 @@ mod tests {
 
     #[test]
     fn base_image_version_validation() {
-        let machine = snapshot(Teleport { memory_bytes: 1, disk_bytes: 1 });
         for (image, fits) in [("1.2.3", true), ("1.2.4", false), ("1.2", false), ("", false)] {
-            let arrived = machine.check_arrival(&site("x86_64", image, 2));
-            assert_eq!(arrived.is_ok(), fits, "{image}");
-            assert!(fits || matches!(arrived, Err(KindError::BaseImageMismatch { .. })), "{image}");
+            let arrived = teleport(1, 1).check_arrival(&site("x86_64", image, 2));
+            let resumed = suspend(1).check_resume(&site("x86_64", image, 1));
+            for found in [arrived, resumed] {
+                assert_eq!(found.is_ok(), fits, "{image}");
+                assert!(fits || matches!(found, Err(KindError::BaseImageMismatch { .. })), "{image}");
+            }
         }
     }
 
     #[test]
     fn suspend_stays_on_its_host() {
-        let memory = snapshot(Suspend { memory_bytes: 1, boot: [3; 16] });
-        assert_eq!(memory.check_resume(&site("x86_64", "1.2.3", 1), [3; 16]), Ok(()));
-        for (host, boot) in [(2, 3), (1, 4)] {
-            assert_eq!(memory.check_resume(&site("x86_64", "1.2.3", host), [boot; 16]), Err(KindError::OtherHost));
+        assert_eq!(suspend(1).check_resume(&site("x86_64", "1.2.3", 1)), Ok(()));
+        assert_eq!(suspend(1).check_resume(&site("x86_64", "1.2.3", 2)), Err(KindError::OtherHost));
+    }
+
+    #[test]
+    fn machine_mismatches_are_distinct() {
+        let others = [
+            ("vmm_mismatch", Machine { vmm: "QEMU 11".into(), ..machine() }),
+            ("build_mismatch", Machine { build: "b".into(), ..machine() }),
+            ("machine_type_mismatch", Machine { machine_type: "pc".into(), ..machine() }),
+            ("cpu_model_mismatch", Machine { cpu_model: "max".into(), ..machine() }),
+            ("machine_size_mismatch", Machine { ram_bytes: 1 << 29, ..machine() }),
+            ("machine_size_mismatch", Machine { processors: 2, ..machine() }),
+        ];
+        for (reason, other) in others {
+            let here = Site { machine: Some(other), ..site("x86_64", "1.2.3", 1) };
+            for found in [suspend(1).check_resume(&here), teleport(1, 1).check_arrival(&here)] {
+                assert_eq!(found.map_err(|error| Error::from(error).reason), Err(reason.into()));
+            }
         }
+        let none = Site { machine: None, ..site("x86_64", "1.2.3", 1) };
+        assert_eq!(suspend(1).check_resume(&none), Err(KindError::NoMachine));
     }
 
     #[test]
     fn each_kind_has_a_size_limit() {
         let here = site("x86_64", "1.2.3", 1);
         for (past, fits) in [(0, true), (1, false)] {
-            let memory_bytes = limits::SNAPSHOT_SUSPEND_BYTES + past;
-            let found = snapshot(Suspend { memory_bytes, boot: [3; 16] }).check_resume(&here, [3; 16]);
-            assert_eq!(found.is_ok(), fits, "suspend {past}");
-            let content = Teleport { memory_bytes: limits::SNAPSHOT_TELEPORT_BYTES - 7, disk_bytes: 7 + past };
-            assert_eq!(snapshot(content).check_arrival(&here).is_ok(), fits, "teleport {past}");
+            let processes = snapshot(Suspend { memory_bytes: 7 + past, machine: None });
+            assert_eq!(processes.check_size(7).is_ok(), fits, "suspend {past}");
+            let machine = suspend(machine().ram_bytes + limits::VM_DEVICE_STATE_BYTES + past);
+            assert_eq!(machine.check_resume(&here).is_ok(), fits, "machine {past}");
+            let whole = teleport(limits::SNAPSHOT_TELEPORT_BYTES - 7, 7 + past);
+            assert_eq!(whole.check_arrival(&here).is_ok(), fits, "teleport {past}");
             let state_bytes = limits::SNAPSHOT_CHECKPOINT_BYTES + past;
             assert_eq!(snapshot(Checkpoint { state_bytes }).check_arrival(&here).is_ok(), fits, "checkpoint {past}");
         }
-        let whole = Teleport { memory_bytes: u64::MAX, disk_bytes: u64::MAX };
-        assert!(matches!(snapshot(whole).check_arrival(&here), Err(KindError::SizeTooLarge { .. })));
+        let whole = teleport(u64::MAX, u64::MAX);
+        assert!(matches!(whole.check_arrival(&here), Err(KindError::SizeTooLarge { .. })));
     }
 
     #[test]

@@ -47,6 +47,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         power_safe: config.daemon.durability == Durability::Power,
     }));
     let settings = MicrovmSettings {
+        host,
         images: paths.data_dir().join(IMAGES),
         image_list: paths.data_dir().join("images.json"),
         templates: paths.data_dir().join("templates"),

@@ -9,7 +9,7 @@
 //! rights.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,6 @@ pub(super) struct Cgroup {
     /// `cgroup.procs`, to add processes.
     procs: OwnedFd,
     kill: Option<File>,
-    memory_current: Option<File>,
 }
 
 /// Creates a kernel's cgroup with its limits at `path`. Init stays in the daemon's cgroup, so no
@@ -65,8 +64,7 @@ fn establish_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<C
     let cpu = cpu && write(&engine, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")).is_ok();
     let procs = OpenOptions::new().write(true).open(engine.join("cgroup.procs"))?;
     let kill = OpenOptions::new().write(true).open(engine.join("cgroup.kill")).ok();
-    let memory_current = File::open(engine.join("memory.current")).ok();
-    Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill, memory_current })
+    Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill })
 }
 
 /// Kills everything in a cgroup and below, where the host kernel supports it.
@@ -132,15 +130,6 @@ impl Cgroup {
         self.kill.as_ref().is_some_and(|mut file| file.write_all(b"1").is_ok())
     }
 
-    /// Total memory in use, bytes.
-    pub(super) fn memory_bytes(&self) -> Option<u64> {
-        let mut file = self.memory_current.as_ref()?;
-        let mut text = String::new();
-        file.rewind().ok()?;
-        file.read_to_string(&mut text).ok()?;
-        text.trim().parse().ok()
-    }
-
     /// Memory in use without cached files, bytes.
     pub(super) fn held_bytes(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.path.join("engine/memory.stat")).ok()?;
@@ -167,7 +156,6 @@ mod tests {
                 std::fs::write(folder.join(file), "").expect("written");
             }
             std::fs::write(folder.join("cgroup.controllers"), controllers).expect("written");
-            std::fs::write(folder.join("memory.current"), "4096\n").expect("written");
             std::fs::write(folder.join("memory.stat"), "anon 2000\nfile 900\nshmem 48\n").expect("written");
         }
         base
@@ -190,7 +178,7 @@ mod tests {
         assert_eq!(read(&base, "k/engine/cpu.max"), "150000 100000");
         cgroup.take(Pid::from_raw(42)).expect("taken");
         assert_eq!(read(&base, "k/engine/cgroup.procs"), "42");
-        assert_eq!((cgroup.memory_bytes(), cgroup.held_bytes()), (Some(4096), Some(2048)));
+        assert_eq!(cgroup.held_bytes(), Some(2048));
         assert!(cgroup.kill());
         assert_eq!(read(&base, "k/engine/cgroup.kill"), "1");
     }

@@ -7,13 +7,14 @@ use nix::sys::statvfs::fstatvfs;
 use nix::sys::time::TimeValLike;
 use nix::unistd::{SysconfVar, sysconf};
 
+use super::cgroup::Cgroup;
 use super::init::{Init, proc_file};
 
 /// Usage of a kernel's processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Memory with each shared page counted once, `/tmp`, `/dev/shm` and init's own memory included.
-    /// Where there is a cgroup, its figure and init's memory.
+    /// Where there is a cgroup, its figure without cached files, and init's memory.
     pub memory_bytes: u64,
     /// Processes and threads.
     pub tasks: u32,
@@ -116,7 +117,7 @@ impl Init {
             (used.user_time().num_microseconds() + used.system_time().num_microseconds()).unsigned_abs()
         });
         let live_us: u64 = processes.iter().map(|process| process.ticks * 1_000_000 / ticks_per_second).sum();
-        let memory_bytes = match self.cgroup.as_ref().and_then(|cgroup| cgroup.memory_bytes()) {
+        let memory_bytes = match self.cgroup.as_ref().and_then(Cgroup::held_bytes) {
             Some(bytes) => bytes,
             None => processes.iter().map(proportional_bytes).sum::<u64>() + self.scratch_used(),
         };

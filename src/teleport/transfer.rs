@@ -312,8 +312,11 @@ fn put_all(store: &Store, mut items: mpsc::Receiver<Item>) -> Result<Result<Vec<
             large = Some(store.writer(size)?);
         }
         while left > 0 {
-            // The connection is lost: what is stored so far is unreferenced.
-            let Some(Item::Piece(piece)) = items.blocking_recv() else { return Ok(Ok(Vec::new())) };
+            let Some(Item::Piece(piece)) = items.blocking_recv() else {
+                // The connection is lost: the next try finds what is whole.
+                batch.commit()?;
+                return Ok(Ok(Vec::new()));
+            };
             left = left.saturating_sub(piece.len() as u64);
             match &mut large {
                 Some(writer) => writer.write(&piece)?,

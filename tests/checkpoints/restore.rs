@@ -23,7 +23,7 @@ const ENGINES: [[&str; 4]; 2] = [
 ];
 
 #[test]
-fn restore_and_undo_round_trip() {
+fn checkpoint_no_faults() {
     for user in users() {
         let host = Host::start_as(user);
         for [engine, set_up, break_it, show] in ENGINES {

@@ -15,7 +15,7 @@ use ryokan::core::ids::ExecId;
 use ryokan::rpc::client::{HostClient, KernelClient};
 
 use super::{Bystander, children, inits, remove_all};
-use crate::support::{Host, User, kernel, users};
+use crate::support::{Host, Random, User, kernel, users};
 
 /// Kills of one user's daemon within the whole test suite.
 const KILLS: u64 = 30;
@@ -46,19 +46,6 @@ struct Model {
     operation: &'static str,
     /// Successes of each operation.
     done: BTreeMap<&'static str, u64>,
-}
-
-/// A small seeded generator: SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    }
 }
 
 fn writing(engine: EngineName, number: u64) -> String {

@@ -195,7 +195,7 @@ fn unusable_saved_memory_is_reported() {
             let file = std::fs::File::options().write(true).open(saved(host, "suspended.state")).expect("opened");
             std::os::unix::fs::FileExt::write_all_at(&file, b"damage", 1 << 20).expect("written");
         }),
-        ("its QEMU was", |host| {
+        ("the snapshot's VMM is", |host| {
             let file = saved(host, "suspended.json");
             let text = std::fs::read_to_string(&file).expect("read");
             std::fs::write(&file, text.replace("QEMU emulator version", "QEMU emulator of old")).expect("written");

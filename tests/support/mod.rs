@@ -2,6 +2,7 @@
 //! end.
 
 mod filesystems;
+mod random;
 mod terminal;
 
 use std::fs;
@@ -16,6 +17,7 @@ use ryokan::rpc::client::{HostClient, KernelClient, run_local};
 use ryokan::rpc::convert::spec::SpecRequest;
 
 pub use filesystems::Mounted;
+pub use random::Random;
 pub use terminal::Terminal;
 
 /// A uid without any rights; no such account needs to exist.

@@ -51,7 +51,7 @@ fn assert_paused(host: &Host) {
 }
 
 #[test]
-fn suspended_memory_survives() {
+fn suspend_no_faults() {
     for user in users() {
         let host = Host::start_as(user);
         busy_kernel(&host, "k");
@@ -202,7 +202,7 @@ fn capture_resumes_no_suspended_thread() {
 }
 
 #[test]
-fn killed_suspend_is_recovered() {
+fn suspend_crash_faults() {
     let mut host = Host::prepare(*users().last().expect("a user"));
     host.launch();
     host.ok(&["new", "k", "--engine", "python"]);
@@ -244,6 +244,22 @@ fn failed_suspend_changes_nothing() {
     exec(&host, "k", MEMORY);
     assert!(!host.cli(&["suspend", "k"]).status.success());
     assert_eq!((state(&host, "k").as_str(), exec(&host, "k", "print(next(g))").as_str()), ("ready", "1"));
+}
+
+#[test]
+fn large_memory_is_not_suspended() {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[limits]\nsuspended_memory = \"100MiB\"\n");
+    host.launch();
+    host.ok(&["new", "k", "--engine", "python"]);
+    exec(&host, "k", &format!("{MEMORY}; big = bytearray(b'x') * (120 << 20)"));
+    let refused = host.cli(&["--json", "suspend", "k"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(4), "{said}");
+    assert!(said.contains("kind suspend") && said.contains("suspended_memory"), "{said}");
+    assert_eq!((state(&host, "k").as_str(), exec(&host, "k", "print(next(g)); del big").as_str()), ("ready", "1"));
+    host.ok(&["suspend", "k"]);
+    assert_eq!(exec(&host, "k", "print(next(g))"), "2");
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn offer(spec: &Value, name: &str, epoch: u64) -> Vec<u8> {
 }
 
 /// What the target answers to these bytes.
-fn answer(target: &Host, bytes: &[u8]) -> String {
+pub(super) fn answer(target: &Host, bytes: &[u8]) -> String {
     let mut command = target.command("ryokan");
     command.args(["--no-autostart", "pipe"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut pipe = command.spawn().unwrap();

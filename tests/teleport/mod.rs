@@ -3,7 +3,9 @@
 mod crash_safety;
 mod failures;
 mod hostile;
+mod hostile_fuzz;
 mod moves;
+mod seed;
 mod simulation;
 mod ssh;
 
@@ -77,4 +79,31 @@ const VIEW: &str = "echo $x $(cat f) $(cat d/g)";
 
 fn pair(user: User) -> (Host, Host) {
     (Host::start_as(user), Host::start_as(user))
+}
+
+/// Starts the host's daemon again with this fault, if there is one. Its start may meet the fault.
+fn arm(host: &mut Host, fault: &str) {
+    host.kill();
+    host.env(ryokan::sys::fault::VARIABLE, fault);
+    if fault.is_empty() {
+        host.launch();
+        return;
+    }
+    host.spawn();
+    crate::support::until("the daemon serves or is dead", || {
+        let serves = std::os::unix::net::UnixStream::connect(host.socket()).is_ok();
+        serves || !Host::is_alive(host.pid() as u32)
+    });
+}
+
+/// What a host has of no kernel that it lists.
+fn left_over(host: &Host) -> Vec<String> {
+    let list: Value = serde_json::from_str(&host.ok(&["--json", "ls"])).expect("JSON");
+    let known: Vec<&str> = list.as_array().expect("a list").iter().filter_map(|one| one["id"].as_str()).collect();
+    let names = |folder: &str| {
+        let entries = std::fs::read_dir(host.data().join(folder)).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
+    };
+    let kernels = names("kernels").into_iter().filter(|name| !known.contains(&name.as_str()));
+    kernels.chain(names("prepared")).collect()
 }

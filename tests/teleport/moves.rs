@@ -6,7 +6,7 @@ use super::*;
 use crate::support::{until, users};
 
 #[test]
-fn kernel_moves_there_and_back() {
+fn teleport_no_faults() {
     for user in users() {
         let (here, there) = pair(user);
         set_up(&here, "demo");

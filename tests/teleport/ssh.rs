@@ -1,7 +1,7 @@
-//! `ssh://` to a real sshd on a loopback port, with keys and configuration of its own.
+//! `ssh://` to a real sshd with keys and configuration of its own: on a loopback port, and between two network namespaces.
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -13,6 +13,8 @@ struct Sshd {
     dir: tempfile::TempDir,
     port: u16,
     process: Child,
+    /// The client's program and its first arguments.
+    client: Vec<String>,
 }
 
 impl Drop for Sshd {
@@ -29,6 +31,12 @@ fn sshd_program() -> PathBuf {
 
 impl Sshd {
     fn start() -> Sshd {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Sshd::start_at("127.0.0.1", port, None)
+    }
+
+    /// Starts it at the far end of a link.
+    fn start_at(address: &str, port: u16, link: Option<&Link>) -> Sshd {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name).display().to_string();
         for key in ["host", "user", "absent", "stranger"] {
@@ -43,22 +51,21 @@ impl Sshd {
             // Debian's service makes it.
             fs::create_dir_all("/run/sshd").unwrap();
         }
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = format!(
-            "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\n\
+            "ListenAddress {address}:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\n\
              StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n\
              PermitRootLogin prohibit-password\n",
             at("host"),
             at("authorized_keys")
         );
         fs::write(at("sshd_config"), server).unwrap();
-        fs::write(at("known"), format!("[127.0.0.1]:{port} {}", public("host"))).unwrap();
+        fs::write(at("known"), format!("[{address}]:{port} {}", public("host"))).unwrap();
         fs::write(at("none_known"), "").unwrap();
         let host = |name: &str, key: &str, known: &str| {
             format!("Host {name}\n  IdentityFile {}\n  UserKnownHostsFile {}\n", at(key), at(known))
         };
         let client = format!(
-            "{}{}{}{}Host *\n  HostName 127.0.0.1\n  HostKeyAlias [127.0.0.1]:{port}\n  IdentitiesOnly yes\n  \
+            "{}{}{}{}Host *\n  HostName {address}\n  HostKeyAlias [{address}]:{port}\n  IdentitiesOnly yes\n  \
              IdentityAgent none\n  GlobalKnownHostsFile /dev/null\n",
             host("good", "user", "known"),
             host("unknown", "user", "none_known"),
@@ -67,19 +74,23 @@ impl Sshd {
         );
         fs::write(at("ssh_config"), client).unwrap();
         let log = fs::File::create(at("log")).unwrap();
-        let mut process = Command::new(sshd_program());
-        process.args(["-D", "-e", "-f", &at("sshd_config")]).stdin(Stdio::null()).stderr(log);
-        let process = process.spawn().unwrap();
-        until("sshd listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-        Sshd { dir, port, process }
+        let within = |end: fn(&Link) -> &str| link.map_or_else(Vec::new, |link| in_namespace(end(link)));
+        let sshd = [within(|link| &link.far), vec![sshd_program().display().to_string()]].concat();
+        let mut process = Command::new(&sshd[0]);
+        process.args(&sshd[1..]).args(["-D", "-e", "-f", &at("sshd_config")]).stdin(Stdio::null()).stderr(log);
+        let client = ["ssh", "-F", &at("ssh_config")].map(str::to_owned).to_vec();
+        let client = [within(|link| &link.near), client].concat();
+        let sshd = Sshd { port, process: process.spawn().unwrap(), client, dir };
+        until("sshd listens", || sshd.log().contains("Server listening"));
+        sshd
     }
 
     /// The configuration of a daemon whose kernels move to `target`.
     fn configuration(&self, target: &Host) -> String {
-        let client = self.dir.path().join("ssh_config");
+        let client = &self.client;
         let command = to(target);
         let command = command.strip_prefix("exec:").expect("a command");
-        format!("[teleport]\nssh = [\"ssh\", \"-F\", {client:?}]\ncommand = {command:?}\n")
+        format!("[teleport]\nssh = {client:?}\ncommand = {command:?}\n")
     }
 
     fn url(&self, alias: &str) -> String {
@@ -90,6 +101,115 @@ impl Sshd {
     fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
+}
+
+/// Words before a command that runs it in a network namespace.
+fn in_namespace(name: &str) -> Vec<String> {
+    ["ip", "netns", "exec", name].map(str::to_owned).to_vec()
+}
+
+/// Two network namespaces with a cable between them.
+struct Link {
+    near: String,
+    far: String,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for name in [&self.near, &self.far] {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+const NEAR: &str = "10.77.0.1/24";
+const FAR: &str = "10.77.0.2";
+
+fn ip(words: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(words.split(' ')).output().map_err(|error| format!("ip: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("ip {words}: {said}")) }
+}
+
+impl Link {
+    fn new() -> Result<Link, String> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err("it needs root".into());
+        }
+        let [near, far] = ["near", "far"].map(|end| format!("ryk{}{end}", std::process::id()));
+        // Whatever was made is removed.
+        let link = Link { near, far };
+        let Link { near, far } = &link;
+        for command in [
+            format!("netns add {near}"),
+            format!("netns add {far}"),
+            format!("link add cable netns {near} type veth peer name cable netns {far}"),
+            format!("-n {near} addr add {NEAR} dev cable"),
+            format!("-n {far} addr add {FAR}/24 dev cable"),
+            format!("-n {near} link set cable up"),
+            format!("-n {far} link set cable up"),
+        ] {
+            ip(&command)?;
+        }
+        Ok(link)
+    }
+
+    fn set(&self, state: &str) {
+        ip(&format!("-n {} link set cable {state}", self.far)).unwrap();
+    }
+}
+
+/// Bytes of a host's store.
+fn stored(host: &Host) -> u64 {
+    let (mut folders, mut bytes) = (vec![host.data().join("store")], 0);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(found) if found.is_dir() => folders.push(entry.path()),
+                Ok(found) => bytes += found.len(),
+                Err(_) => {}
+            }
+        }
+    }
+    bytes
+}
+
+#[test]
+fn cut_network_moves_nothing() {
+    let link = match Link::new() {
+        Ok(link) => link,
+        Err(why) => return eprintln!("ignored, because this host cannot connect network namespaces: {why}"),
+    };
+    let mut sshd = Sshd::start_at(FAR, 2222, Some(&link));
+    // A dead network is noticed sooner than by default.
+    sshd.client.extend(["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"].map(str::to_owned));
+    let there = Host::start();
+    let mut here = Host::prepare(User::Own);
+    here.configure(&sshd.configuration(&there));
+    here.launch();
+    here.ok(&["new", "demo", "--engine", "python"]);
+    let fill = "import os; open('large', 'wb').write(os.urandom(8 << 20)); g = iter(range(9)); next(g)";
+    here.ok(&["exec", "demo", fill]);
+    let (url, before) = (sshd.url("good"), stored(&there));
+    let mut command = here.command("ryokan");
+    command.args(["--no-autostart", "teleport", "demo", "--to", &url, "--limit-rate", "1M"]).stderr(Stdio::piped());
+    let moving = command.spawn().unwrap();
+    until("objects arrive", || stored(&there) > before + (1 << 20));
+    link.set("down");
+    let cut = moving.wait_with_output().unwrap();
+    assert!(!cut.status.success(), "the kernel moved without a network");
+    assert!(is_live(&here, "demo") && !is_live(&there, "demo"));
+    assert_eq!(here.ok(&["exec", "demo", "print(next(g))"]), "1\n", "the same worker continues");
+    link.set("up");
+    let output = here.cli(&["--json", "teleport", "demo", "--to", &url]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{}\n{}", sshd.log(), here.log());
+    let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
+    assert!(report["sent_bytes"].as_u64() < Some(8 << 20), "what arrived is not sent again: {report}");
+    assert!(is_live(&there, "demo") && !is_live(&here, "demo"));
+    assert_eq!(there.ok(&["exec", "demo", "import os; print(os.path.getsize('large'))"]), format!("{}\n", 8 << 20));
+    until("the first move is forgotten", || handovers(&here).is_empty() && handovers(&there).is_empty());
+    assert_eq!(left_over(&there), Vec::<String>::new());
 }
 
 #[test]

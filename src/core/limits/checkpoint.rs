@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// A checkpoint's manifest, or its list of engine state, bytes.
 pub const MANIFEST_BYTES: usize = 64 << 20;
-/// Memory of a snapshot of kind suspend, bytes.
+/// Default limit of the memory of a suspended kernel's processes, bytes.
 pub const SNAPSHOT_SUSPEND_BYTES: u64 = 100 << 20;
 /// Memory and disk of a snapshot of kind teleport, bytes.
 pub const SNAPSHOT_TELEPORT_BYTES: u64 = 4 << 30;

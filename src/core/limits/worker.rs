@@ -163,7 +163,7 @@ pub const VM_TEMPLATES: usize = 12;
 /// Largest description of a template, bytes.
 pub const VM_TEMPLATE_JSON_BYTES: u64 = 64 << 10;
 /// Largest saved state of a template without its memory, bytes.
-pub const VM_TEMPLATE_STATE_BYTES: u64 = 64 << 20;
+pub const VM_DEVICE_STATE_BYTES: u64 = 64 << 20;
 /// Time after a failure in which a template is not built again.
 pub const VM_TEMPLATE_RETRY: Duration = Duration::from_secs(600);
 /// Failed restores in a row after which a template is removed.

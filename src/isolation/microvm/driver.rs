@@ -20,7 +20,7 @@ use crate::core::accelerator::Accelerator;
 use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::ids::WorkerId;
+use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
@@ -40,6 +40,8 @@ const GUEST_USER: RunAs = RunAs { uid: 1000, gid: 1000, map_root: true };
 
 /// The driver's settings.
 pub struct MicrovmSettings {
+    /// This host's identity: saved memory continues here only.
+    pub host: HostId,
     /// The folder of images.
     pub images: PathBuf,
     /// The file that says which images are current and pinned.
@@ -83,8 +85,8 @@ impl MicrovmDriver {
     }
 
     /// What handles share.
-    fn shared(&self) -> (Machines, PathBuf) {
-        (self.machines.clone(), self.settings.templates.clone())
+    fn shared(&self) -> (HostId, Machines, PathBuf) {
+        (self.settings.host, self.machines.clone(), self.settings.templates.clone())
     }
 
     pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {

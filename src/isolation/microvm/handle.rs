@@ -20,7 +20,7 @@ use super::seed::{self, Renewal};
 use super::template::Kind;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
-use crate::core::ids::WorkerId;
+use crate::core::ids::{HostId, WorkerId};
 use crate::core::limits;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
@@ -64,6 +64,7 @@ impl Record {
 /// A machine's worker.
 pub(super) struct MachineHandle {
     id: WorkerId,
+    host: HostId,
     pid: u32,
     about: Record,
     written: WorkerRecord,
@@ -109,7 +110,7 @@ impl MachineHandle {
         process: WorkerProcess,
         about: Record,
         machine: Arc<Machine>,
-        (machines, copies): (Machines, PathBuf),
+        (host, machines, copies): (HostId, Machines, PathBuf),
         warm: Option<Warm>,
     ) -> Result<MachineHandle> {
         let (pid, written) = (process.pid, about.write()?);
@@ -126,7 +127,7 @@ impl MachineHandle {
             has_ended: watch::Sender::new(false),
         });
         tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.sockets.clone()));
-        Ok(MachineHandle { id, pid, about, written, warm, machines, copies, watched })
+        Ok(MachineHandle { id, host, pid, about, written, warm, machines, copies, watched })
     }
 
     pub(super) fn kind(&self) -> Option<Kind> {
@@ -356,7 +357,8 @@ impl WorkerHandle for MachineHandle {
         let place = dir.clone();
         let saving = async {
             Qmp::connect(&self.about.sockets.monitor).await?.save_into(&state, limits::VM_MEMORY).await?;
-            blocking(move || saved::seal(&place, &disk, kind, &identity, &state)).await
+            let host = self.host;
+            blocking(move || saved::seal(&place, &disk, host, kind, &identity, &state)).await
         };
         let saved = saving.await;
         if saved.is_err() {

@@ -172,7 +172,8 @@ impl MicrovmDriver {
         record: &Recorder<'_>,
     ) -> Result<WorkerProcess> {
         let (dir, disk, kind) = (attempt.machine.folder.dir.clone(), attempt.disk.to_owned(), attempt.kind.clone());
-        let opened = tokio::task::spawn_blocking(move || saved.open(&dir, &disk, &kind)).await;
+        let host = self.settings.host;
+        let opened = tokio::task::spawn_blocking(move || saved.open(&dir, &disk, host, &kind)).await;
         let state = opened.map_err(|error| Error::internal(error.to_string()))??;
         let begin = Begin::Continue { image, state: &state };
         self.attempt(attempt, begin, "", about, record).await?

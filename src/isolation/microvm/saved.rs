@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  stopped machine ─▶ suspended.new ─ synced ─▶ suspended.state ─▶ suspended.json ─▶ QEMU ends
-//!  next start: description, disk and digest are right ─▶ loaded ─▶ both removed ─▶ the machine continues
+//!  next start: snapshot, disk and digest are right ─▶ loaded ─▶ both removed ─▶ the machine continues
 //! ```
 //!
 //! Both files are removed before the machine continues. The disk's time of change makes the pair invalid as soon as
@@ -17,12 +17,13 @@ use serde::{Deserialize, Serialize};
 
 use super::template::{Kind, Part, part};
 use crate::core::error::{Error, Result};
-use crate::core::ids::{Epoch, KernelId, WorkerId};
+use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::limits;
+use crate::core::snapshot::{Site, Snapshot, Suspend};
 use crate::link::handshake::WorkerIdentity;
 use crate::sys::fs;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const NEW: &str = "suspended.new";
 const STATE: &str = "suspended.state";
 const DESCRIPTION: &str = "suspended.json";
@@ -49,6 +50,7 @@ impl DiskStamp {
 pub(super) struct Saved {
     format: u32,
     arch: String,
+    host: HostId,
     pub kind: Kind,
     disk: DiskStamp,
     state: Part,
@@ -76,12 +78,20 @@ pub(super) fn create(dir: &Path) -> Result<File> {
 /// Describes a machine whose state was written; from then on the next start continues it. Blocks.
 ///
 /// # Errors
-/// Those of the file system.
-pub(super) fn seal(dir: &Path, disk: &Path, kind: Kind, worker: &WorkerIdentity, state: &File) -> Result<()> {
+/// Those of the file system, `refused` if the state is too large.
+pub(super) fn seal(
+    dir: &Path,
+    disk: &Path,
+    host: HostId,
+    kind: Kind,
+    worker: &WorkerIdentity,
+    state: &File,
+) -> Result<()> {
     state.sync_all().map_err(|error| failed(&error))?;
     let saved = Saved {
         format: FORMAT,
         arch: std::env::consts::ARCH.to_owned(),
+        host,
         kind,
         disk: DiskStamp::of(disk).map_err(|error| failed(&error))?,
         state: part(state).map_err(|error| failed(&error))?,
@@ -90,6 +100,7 @@ pub(super) fn seal(dir: &Path, disk: &Path, kind: Kind, worker: &WorkerIdentity,
         epoch: worker.epoch,
         secret: worker.secret,
     };
+    saved.snapshot().check_size(limits::SNAPSHOT_SUSPEND_BYTES)?;
     let text = serde_json::to_vec_pretty(&saved).map_err(|error| failed(&error))?;
     std::fs::rename(dir.join(NEW), dir.join(STATE)).map_err(|error| failed(&error))?;
     fs::replace(&dir.join(DESCRIPTION), &text, 0o600, "microvm.suspended").map_err(|error| failed(&error))
@@ -139,12 +150,30 @@ impl Saved {
         WorkerIdentity { worker, kernel, epoch, build: self.kind.build.clone(), secret }
     }
 
-    /// Checks that a machine of that kind with that disk can continue, and opens its state. Changes nothing. Blocks.
+    /// The machine's memory as a snapshot.
+    fn snapshot(&self) -> Snapshot<Suspend> {
+        Snapshot {
+            architecture: self.arch.clone(),
+            base_image_version: self.kind.image.clone(),
+            host: self.host,
+            content: Suspend { memory_bytes: self.state.bytes(), machine: Some(self.kind.machine()) },
+        }
+    }
+
+    /// Checks that a machine of that kind with that disk can continue here, and opens its state. Changes nothing. Blocks.
     ///
     /// # Errors
     /// One for each property that differs; `corrupt`.
-    pub(super) fn open(&self, dir: &Path, disk: &Path, now: &Kind) -> Result<File> {
-        self.check(now)?;
+    pub(super) fn open(&self, dir: &Path, disk: &Path, host: HostId, now: &Kind) -> Result<File> {
+        self.snapshot().check_resume(&Site {
+            architecture: std::env::consts::ARCH.to_owned(),
+            base_image_version: now.image.clone(),
+            host,
+            machine: Some(now.machine()),
+        })?;
+        if self.kind != *now {
+            return Err(Error::refused("it is a machine of another kind").reason("kind"));
+        }
         let found = DiskStamp::of(disk).map_err(|error| Error::lost(format!("its disk is gone: {error}")))?;
         if found.bytes != self.disk.bytes {
             return Err(Error::refused(format!("its disk has {} bytes, and had {}", found.bytes, self.disk.bytes))
@@ -156,48 +185,16 @@ impl Saved {
         let mut options = OpenOptions::new();
         let state = options.read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(STATE));
         let state = state.map_err(|error| Error::corrupt(format!("{STATE}: {error}")))?;
+        match state.metadata() {
+            Ok(found) if found.len() != self.state.bytes() => {
+                return Err(Error::corrupt(format!("{STATE} is not what was written")));
+            }
+            Ok(_) | Err(_) => {}
+        }
         match part(&state) {
             Ok(found) if found == self.state => Ok(state),
             Ok(_) => Err(Error::corrupt(format!("{STATE} is not what was written"))),
             Err(error) => Err(Error::corrupt(format!("{STATE}: {error}"))),
-        }
-    }
-
-    fn check(&self, now: &Kind) -> Result<()> {
-        let was = &self.kind;
-        let differs = |what: &str, was: &str, now: &str, reason: &str| {
-            Err(Error::refused(format!("its {what} was {was:?}, and is {now:?}")).reason(reason))
-        };
-        if self.arch != std::env::consts::ARCH {
-            return differs("architecture", &self.arch, std::env::consts::ARCH, "architecture");
-        }
-        if was.qemu != now.qemu {
-            return differs("QEMU", &was.qemu, &now.qemu, "qemu_version");
-        }
-        if was.build != now.build {
-            return differs("ryokan", &was.build, &now.build, "build");
-        }
-        if was.image != now.image {
-            return differs("image", &was.image, &now.image, "image");
-        }
-        let [machine, cpu] = [("-M", "machine", "machine_type"), ("-cpu", "processor model", "cpu_model")].map(
-            |(option, what, reason)| {
-                let of = |kind: &Kind| kind.machine.iter().skip_while(|word| *word != option).nth(1).cloned();
-                (of(was), of(now), what, reason)
-            },
-        );
-        for (was, now, what, reason) in [machine, cpu] {
-            if was != now {
-                return differs(what, &was.unwrap_or_default(), &now.unwrap_or_default(), reason);
-            }
-        }
-        if (was.memory_mib, was.processors) != (now.memory_mib, now.processors) {
-            let text = |kind: &Kind| format!("{} MiB, {} processors", kind.memory_mib, kind.processors);
-            return differs("size", &text(was), &text(now), "size");
-        }
-        match was == now {
-            true => Ok(()),
-            false => Err(Error::refused("it is a machine of another kind").reason("kind")),
         }
     }
 }
@@ -207,6 +204,8 @@ mod tests {
     use super::*;
     use crate::core::engine::EngineName;
     use crate::link::bootstrap::BUILD;
+
+    const HERE: HostId = HostId::from_bytes([5; 16]);
 
     fn kind() -> Kind {
         Kind {
@@ -233,31 +232,74 @@ mod tests {
             build: BUILD.to_owned(),
             secret: [4; 32],
         };
-        seal(dir, &dir.join("disk"), kind(), &worker, &state).expect("sealed");
+        seal(dir, &dir.join("disk"), HERE, kind(), &worker, &state).expect("sealed");
         Saved::read(dir).expect("read").expect("it is there")
+    }
+
+    /// The saved memory is refused for that reason, is not changed, and continues in the machine that it is of.
+    fn refuses(dir: &Path, saved: &Saved, host: HostId, other: &Kind, reason: &str) {
+        let disk = dir.join("disk");
+        let before = [DESCRIPTION, STATE].map(|name| std::fs::read(dir.join(name)).expect("read"));
+        let refused = saved.open(dir, &disk, host, other).err().map(|error| (error.code, error.reason));
+        assert_eq!(refused, Some((crate::core::error::ErrorCode::Refused, reason.into())));
+        let after = [DESCRIPTION, STATE].map(|name| std::fs::read(dir.join(name)).expect("read"));
+        assert!(before == after, "{reason}: a refusal changed the files");
+        let own = Saved::read(dir).expect("read").expect("it is there");
+        assert!(own.open(dir, &disk, HERE, &kind()).is_ok(), "{reason}");
+    }
+
+    /// Replaces a word of the description on the disk.
+    fn changed(dir: &Path, from: &str, to: &str) -> Saved {
+        let place = dir.join(DESCRIPTION);
+        let text = std::fs::read_to_string(&place).expect("read");
+        std::fs::write(&place, text.replacen(from, to, 1)).expect("written");
+        let found = Saved::read(dir).expect("read").expect("it is there");
+        std::fs::write(&place, text).expect("written");
+        found
+    }
+
+    #[test]
+    fn architecture_mismatch_faults() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path();
+        saved(dir);
+        let own = format!("\"arch\": \"{}\"", std::env::consts::ARCH);
+        for other in ["vax", "", "X86_64"] {
+            let foreign = changed(dir, &own, &format!("\"arch\": \"{other}\""));
+            refuses(dir, &foreign, HERE, &kind(), "architecture_mismatch");
+        }
+        refuses(dir, &saved(dir), HostId::from_bytes([6; 16]), &kind(), "other_host");
+    }
+
+    #[test]
+    fn base_image_mismatch_faults() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path();
+        let saved = saved(dir);
+        for image in ["abcd", "ab", "", "ABC"] {
+            refuses(dir, &saved, HERE, &Kind { image: image.into(), ..kind() }, "base_image_mismatch");
+            let foreign = changed(dir, "\"image\": \"abc\"", &format!("\"image\": \"{image}\""));
+            refuses(dir, &foreign, HERE, &kind(), "base_image_mismatch");
+        }
     }
 
     #[test]
     fn other_machines_are_refused() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (dir, disk) = (folder.path(), folder.path().join("disk"));
+        let dir = folder.path();
         let saved = saved(dir);
-        assert!(saved.open(dir, &disk, &kind()).is_ok());
         let machine = |words: [&str; 4]| words.map(str::to_owned).to_vec();
-        let others: [(&str, Kind); 7] = [
-            ("qemu_version", Kind { qemu: "QEMU 11".into(), ..kind() }),
-            ("image", Kind { image: "def".into(), ..kind() }),
-            ("build", Kind { build: "other".into(), ..kind() }),
-            ("machine_type", Kind { machine: machine(["-M", "pc", "-cpu", "qemu64"]), ..kind() }),
-            ("cpu_model", Kind { machine: machine(["-M", "q35", "-cpu", "max"]), ..kind() }),
-            ("size", Kind { memory_mib: 2, ..kind() }),
+        let others: [(&str, Kind); 6] = [
+            ("vmm_mismatch", Kind { qemu: "QEMU 11".into(), ..kind() }),
+            ("build_mismatch", Kind { build: "other".into(), ..kind() }),
+            ("machine_type_mismatch", Kind { machine: machine(["-M", "pc", "-cpu", "qemu64"]), ..kind() }),
+            ("cpu_model_mismatch", Kind { machine: machine(["-M", "q35", "-cpu", "max"]), ..kind() }),
+            ("machine_size_mismatch", Kind { memory_mib: 2, ..kind() }),
             ("kind", Kind { uid: 1, ..kind() }),
         ];
         for (reason, other) in others {
-            assert_eq!(saved.open(dir, &disk, &other).err().map(|error| error.reason), Some(reason.into()));
+            refuses(dir, &saved, HERE, &other, reason);
         }
-        let foreign = Saved { arch: "vax".into(), ..saved };
-        assert_eq!(foreign.open(dir, &disk, &kind()).err().map(|error| error.reason), Some("architecture".into()));
     }
 
     #[test]
@@ -266,7 +308,7 @@ mod tests {
 
         let folder = tempfile::tempdir().expect("a folder");
         let (dir, disk) = (folder.path(), folder.path().join("disk"));
-        let refused = |saved: &Saved| saved.open(dir, &disk, &kind()).err().map(|error| (error.code, error.reason));
+        let refused = |saved: &Saved| saved.open(dir, &disk, HERE, &kind()).err().map(|error| (error.code, error.reason));
         let first = saved(dir);
         std::fs::write(dir.join(STATE), b"stale").expect("written");
         assert_eq!(refused(&first), Some((ErrorCode::Corrupt, String::new())));

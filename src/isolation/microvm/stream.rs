@@ -277,7 +277,7 @@ impl Splitter<'_> {
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.state_bytes += bytes.len() as u64;
-        if self.state_bytes > limits::VM_TEMPLATE_STATE_BYTES {
+        if self.state_bytes > limits::VM_DEVICE_STATE_BYTES {
             return Err(invalid("its state is too large"));
         }
         self.state.write_all(bytes)

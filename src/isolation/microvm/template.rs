@@ -19,6 +19,7 @@ use super::qemu;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
+use crate::core::snapshot::Machine;
 use crate::isolation::Shape;
 use crate::link::bootstrap::BUILD;
 use crate::sys::fs;
@@ -78,6 +79,19 @@ impl Kind {
         self.memory_mib << 20
     }
 
+    /// What the memory of one machine needs of another.
+    pub(super) fn machine(&self) -> Machine {
+        let option = |name: &str| self.machine.iter().skip_while(|word| *word != name).nth(1).cloned();
+        Machine {
+            vmm: self.qemu.clone(),
+            build: self.build.clone(),
+            machine_type: option("-M").unwrap_or_default(),
+            cpu_model: option("-cpu").unwrap_or_default(),
+            ram_bytes: self.memory_bytes(),
+            processors: self.processors,
+        }
+    }
+
     /// The name of its folder.
     pub(super) fn key(&self) -> Result<String> {
         let text = serde_json::to_vec(self).map_err(|error| Error::internal(error.to_string()))?;
@@ -89,6 +103,12 @@ impl Kind {
 pub(super) struct Part {
     bytes: u64,
     blake3: String,
+}
+
+impl Part {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 /// What is on the disk beside memory and state.
@@ -188,7 +208,7 @@ impl Template {
                 return Err(format!("{name} is not what was written"));
             }
         }
-        if about.memory.bytes != kind.memory_bytes() || about.state.bytes > limits::VM_TEMPLATE_STATE_BYTES {
+        if about.memory.bytes != kind.memory_bytes() || about.state.bytes > limits::VM_DEVICE_STATE_BYTES {
             return Err(String::from("its sizes are not those of the machine"));
         }
         Ok(Some(Template { memory, state, tested_boot_id: about.tested_boot_id, failures: Cell::new(0) }))
@@ -242,7 +262,7 @@ pub(super) fn seal(place: &Path, kind: Kind) -> Result<Description> {
     };
     let failed = |error: std::io::Error| Error::unavailable(format!("write a template: {error}"));
     let (memory, state) = (sealed(MEMORY).map_err(failed)?, sealed(STATE).map_err(failed)?);
-    if state.bytes == 0 || state.bytes > limits::VM_TEMPLATE_STATE_BYTES {
+    if state.bytes == 0 || state.bytes > limits::VM_DEVICE_STATE_BYTES {
         return Err(Error::unavailable(format!("a template's state has {} bytes", state.bytes)));
     }
     Ok(Description { format: FORMAT, kind, memory, state, tested_boot_id: String::new() })

@@ -13,7 +13,16 @@ use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Change, Trace};
 
-/// Takes a checkpoint between two executions, and runs `work` with it, and with the moment before the freeze, while the
+/// The begin of a pause.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pause {
+    /// Before the freeze.
+    pub begun: Instant,
+    /// After the capture, before the objects and the checkpoint were stored.
+    pub captured: Instant,
+}
+
+/// Takes a checkpoint between two executions, and runs `work` with it while the
 /// kernel's code is frozen and nothing else starts. If `work` fails, the code resumes where it was; if it succeeds, the
 /// worker must have ended.
 ///
@@ -23,7 +32,7 @@ pub(crate) async fn while_frozen<T, F>(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     change: Change,
-    work: impl FnOnce(Checkpoint, Instant) -> F + 'static,
+    work: impl FnOnce(Checkpoint, Pause) -> F + 'static,
 ) -> Result<T>
 where
     T: 'static,
@@ -32,12 +41,13 @@ where
     let (host, own, actor) = (Rc::clone(host), Rc::clone(kernel), change.actor.clone());
     let ticket = queue_ticket::Ticket::new(kernel);
     queue_ticket::take(ticket, Trace::Transition(change), limits::CHECKPOINT_WAIT, move |link| async move {
-        let frozen_at = Instant::now();
+        let begun = Instant::now();
         let (gathering, still) = gather_quiesced(&host, &own, Some(&link), None).await?;
+        let pause = Pause { begun, captured: Instant::now() };
         let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
         let done = async {
             let (checkpoint, _) = seal(&host, &own, gathering.finish().await?, &taking, &actor, None).await?;
-            work(checkpoint, frozen_at).await
+            work(checkpoint, pause).await
         };
         let done = done.await;
         if done.is_err()

@@ -11,6 +11,9 @@ use super::queue_ticket::{self, Ticket};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::{State, StopReason};
 use crate::core::limits;
+use crate::core::snapshot::{Snapshot, Suspend};
+use crate::core::spec::Isolation;
+use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Trace};
@@ -21,7 +24,7 @@ use crate::sys::fault;
 ///
 /// # Errors
 /// `unsupported` with `release` for the isolation, `conflict` if the kernel has no worker or is in a transition, `busy` (leased),
-/// `deadline` if the kernel did not become idle or a process did not stop, and errors of saving: nothing is paused then.
+/// `refused` if its processes have more memory than the kind suspend keeps, `deadline` if the kernel did not become idle or a process did not stop, and errors of saving: nothing is paused then.
 pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interrupt: bool, release: bool) -> Result<()> {
     kernel.admit(&actor, 0).await?;
     kernel.not_in_transition()?;
@@ -42,6 +45,7 @@ pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interru
         own.not_in_transition()?;
         host.making_room(async || link.save().await).await?;
         before_stop::take_or_report(&host, &own, &link, StopReason::Suspended).await;
+        check_memory(&host, &own, &link).await?;
         fault::point("kernel.worker.suspend").map_err(|error| Error::unavailable(error.to_string()))?;
         let late = |_| Err(Error::deadline("the worker did not answer"));
         let paused = tokio::time::timeout(limits::WORKER_STOP, link.suspend()).await.unwrap_or_else(late);
@@ -69,4 +73,21 @@ pub async fn suspend(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, interru
         suspended
     })
     .await
+}
+
+/// Checks the limit of kind suspend for paused processes. A machine has its own memory, and what it saves is checked there.
+async fn check_memory(host: &Host, kernel: &Kernel, link: &WorkerLink) -> Result<()> {
+    let spec = kernel.spec_now();
+    let Some(most) = host.config.limits.suspended_memory.filter(|_| spec.isolation == Isolation::Process) else {
+        return Ok(());
+    };
+    let late = |_| Err(Error::deadline("the worker did not answer"));
+    let usage = tokio::time::timeout(limits::WORKER_STOP, link.usage()).await.unwrap_or_else(late)?;
+    let snapshot = Snapshot {
+        architecture: std::env::consts::ARCH.to_owned(),
+        base_image_version: String::new(),
+        host: host.id(),
+        content: Suspend { memory_bytes: usage.memory_bytes, machine: None },
+    };
+    Ok(snapshot.check_size(most)?)
 }

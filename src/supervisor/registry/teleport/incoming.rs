@@ -6,11 +6,13 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::preview::Preview;
+use super::steps::Steps;
 use super::{Incoming, host_resources, is_epoch, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
@@ -175,7 +177,7 @@ impl TargetSide {
         has_room(self.host(), &manifest, bytes)?;
         holds_state(&manifest, parts.bytes())?;
         let (architecture, host) = (std::env::consts::ARCH.to_owned(), self.host().id());
-        let here = Site { architecture, base_image_version: String::new(), host };
+        let here = Site { architecture, base_image_version: String::new(), host, machine: None };
         manifest.snapshot(parts.bytes()).check_arrival(&here)?;
         // The files and the history together.
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
@@ -230,11 +232,14 @@ impl TargetSide {
         offer: &Offer,
         received: &Received,
         verified: Verified,
+        steps: &Steps,
     ) -> Result<Incoming> {
         let (host, Verified { seal, manifest, parts, manifests }) = (self.host(), verified);
         let replaced = self.strip(&manifests).await?;
         checkpoint::fill_from(host, files, manifest.workspace.tree, self.take_preview(offer.handover)).await?;
+        steps.ended("files");
         checkpoint::load_engine(host, files, seal.spec.isolation, manifest.engine, parts).await?;
+        steps.ended("engine state");
         let state = host.catalog.state(files);
         for page in &seal.history {
             let page = host.store.get(*page, limits::HANDOVER_PAGE_BYTES).await?;
@@ -252,6 +257,7 @@ impl TargetSide {
         state.begin_moved(Arrival { manifests: replaced, origin, blobs: seal.head.blobs, entry }).await?;
         let loaded = Records::new(files, offer.epoch, &host.catalog, &host.store).load().await?;
         state.close().await?;
+        steps.ended("history");
         Ok(Incoming {
             files,
             source,
@@ -474,7 +480,9 @@ impl TargetHost for TargetSide {
             return Err(Error::conflict("the source has aborted this handover").reason("aborted"));
         }
         let host = self.supervisor.host();
+        let steps = Steps::since(Instant::now());
         let verified = self.verify(offer, received, description).await?;
+        steps.ended("verify");
         self.supervisor.workers.check_spec(&without_host(&verified.seal.spec), self.actor.uid)?;
         let reserved = self.place(offer.kernel, offer.epoch, &verified.seal.spec).await?;
         let mut files = host.random::<16>();
@@ -483,17 +491,24 @@ impl TargetHost for TargetSide {
         let files = KernelId::from_bytes(files);
         host.catalog.create_kernel_files(files).await?;
         let made = async {
-            let incoming = self.fill(files, source, offer, received, verified).await?;
+            steps.ended("directory");
+            let incoming = self.fill(files, source, offer, received, verified, &steps).await?;
             // Durable before the source is notified.
             host.sync_data().await?;
+            steps.ended("sync");
             let (id, side, kernel, uid) = (offer.handover, Side::In, offer.kernel, self.actor.uid);
             let row =
                 HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
             host.catalog.put_handover(row).await?;
-            host.sync_data().await
+            steps.ended("record");
+            host.sync_data().await?;
+            steps.ended("sync");
+            Ok(())
         };
         match made.await {
             Ok(()) => {
+                let (kernel, steps) = (&offer.spec.name, steps.text());
+                tracing::info!(%kernel, handover = %offer.handover, steps, "a kernel is prepared; milliseconds");
                 if let Some(reserved) = reserved {
                     reserved.keep();
                 }
@@ -520,6 +535,11 @@ impl TargetHost for TargetSide {
 
     async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target> {
         if let Some(row) = self.row(handover).await? {
+            let incoming: Incoming = read(&row)?;
+            if kernel.is_some_and(|named| named != (row.kernel, incoming.epoch)) {
+                return Err(Error::corrupt("the source host names another kernel or epoch than it offered")
+                    .reason("protocol"));
+            }
             return Ok(Target::restarted(Some(match row.live {
                 true => crate::core::handover::Prepared::Live,
                 false => crate::core::handover::Prepared::Waiting,

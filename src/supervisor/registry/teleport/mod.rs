@@ -3,6 +3,7 @@
 //! ```text
 //! outgoing.rs   one move: offer, copy, freeze, seal, departure, commit
 //! preview.rs    files of an arriving kernel, written before the pause
+//! steps.rs      the time of each step of a pause
 //! repeat.rs     repeats commits and aborts until they are acknowledged, also after a restart
 //! incoming.rs   received kernels: verified, prepared, activated or discarded
 //! ```
@@ -13,6 +14,7 @@ mod incoming;
 mod outgoing;
 mod preview;
 mod repeat;
+mod steps;
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::steps::Steps;
 use super::{Outgoing, host_resources, next_epoch, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
@@ -54,6 +55,7 @@ struct Move {
     seen: RefCell<Seen>,
     frozen_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
+    steps: Steps,
 }
 
 /// Moves a kernel to the host at the other end of `to`. Dropping the call before the commit cancels the move.
@@ -111,6 +113,7 @@ pub async fn teleport(
         seen: RefCell::default(),
         frozen_at: Cell::new(None),
         pause: Cell::new(Duration::ZERO),
+        steps: Steps::since(Instant::now()),
     });
     // In its own task: once it is committed, the move does not depend on the client.
     let running = tokio::task::spawn_local(async move { moving.run(transport, transition).await });
@@ -247,8 +250,11 @@ impl Move {
         let change = Change { actor: self.actor.clone(), expected_version: 0 };
         // The worker is not held longer than the queue allows; cancellation is checked inside.
         let (decided, decision) = oneshot::channel();
-        let leaving = checkpoint::while_frozen(&self.host, &self.kernel, change, move |last, frozen_at| async move {
-            own.frozen_at.set(Some(frozen_at));
+        let leaving = checkpoint::while_frozen(&self.host, &self.kernel, change, move |last, pause| async move {
+            own.frozen_at.set(Some(pause.begun));
+            own.steps.begin(pause.begun);
+            own.steps.ended_at("capture", pause.captured);
+            own.steps.ended("store");
             let done = own.depart(&held, &transition, target, last, decided).await;
             if done.is_err() && transition.is_recorded() && !own.kernel.has_departed(own.row.id) {
                 // Before the code inside resumes.
@@ -263,7 +269,10 @@ impl Move {
                 return Err(Error::unavailable("the departure is not synced"));
             }
             self.pause.set(self.frozen_at.get().map_or(Duration::ZERO, |at| at.elapsed()));
-            session.lock().await.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await
+            self.steps.ended("departure");
+            let live = session.lock().await.commit(self.row.id, self.kernel.id, self.outgoing.epoch).await;
+            self.steps.ended("commit and acknowledgement");
+            live
         };
         let (left, acknowledged) = futures::join!(leaving, committing);
         left?;
@@ -275,6 +284,8 @@ impl Move {
         {
             tracing::info!(handover = %self.row.id, %error, "the record of a completed move is left");
         }
+        let (kernel, steps) = (&self.kernel.spec().name, self.steps.text());
+        tracing::info!(%kernel, handover = %self.row.id, steps, "a kernel moved; milliseconds of its pause");
         let Sent { objects, bytes, sent_objects, sent_bytes, wire_bytes, .. } = session.sent;
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Ok(TeleportReport {
@@ -397,6 +408,7 @@ impl Move {
         let epoch = self.outgoing.epoch;
         let intent = Transition::HandoverOut { handover: self.row.id, checkpoint: last.id, host: target, epoch };
         transition.record(intent, self.actor.to_string(), self.host.now_ms()).await?;
+        self.steps.ended("record");
         self.unless_cancelled(async { self.seal(&mut *session.lock().await, &last).await }).await?;
         if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
             return Err(Error::internal("a departure out of order"));
@@ -414,6 +426,7 @@ impl Move {
     /// Sends the last objects, the history and the description; returns when the target is prepared.
     async fn seal(&self, session: &mut Session, last: &Checkpoint) -> Result<()> {
         let (checkpoints, _pins) = self.copy(session, "sealing").await?;
+        self.steps.ended("objects");
         let (mut at, mut history) = (Position::default(), Vec::new());
         while let Some((page, next)) = self.kernel.records.state.history_page(at).await? {
             history.push(self.host.store.put(page).await?);
@@ -423,6 +436,7 @@ impl Move {
             }
         }
         self.send(session, &history, "sealing").await?;
+        self.steps.ended("history");
         let kernel = &self.kernel;
         let head = Head {
             ryokan: env!("CARGO_PKG_VERSION").into(),
@@ -444,6 +458,9 @@ impl Move {
         }
         let description = self.host.store.put(description).await?;
         self.send(session, &[description], "sealing").await?;
-        session.seal(description).await
+        self.steps.ended("description");
+        session.seal(description).await?;
+        self.steps.ended("prepared by the target");
+        Ok(())
     }
 }

@@ -1,0 +1,266 @@
+//! A source and an author of files that send anything: a real move and a real file, changed from a seed.
+//!
+//! After each case the daemon answers, lists no kernel and no handover, and has no files of either; its memory stays
+//! bounded, nothing outside its data changes, and its store verifies.
+//!
+//! `RYOKAN_FUZZ_PEER=N` runs N fresh seeds more, `RYOKAN_FUZZ_PEER_SEED=N` replays one.
+
+mod objects;
+mod peer;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ryokan::core::info::KernelFilter;
+
+use super::*;
+use crate::support::{Random, until};
+use objects::{Objects, PATH_TRICKS};
+use peer::{Peer, Transcript};
+
+/// Time for the fixed seeds of one test.
+const TIME: Duration = Duration::from_secs(16);
+/// Fixed seeds.
+const SEEDS: u64 = 120;
+/// Growth of the daemon's memory at any moment, KiB.
+const MEMORY: u64 = 256 << 10;
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
+}
+
+/// Runs fixed seeds within a time, and fresh ones if the environment asks for them; returns the number of cases.
+fn seeds(mut case: impl FnMut(u64)) -> u64 {
+    if let Some(seed) = number("RYOKAN_FUZZ_PEER_SEED") {
+        case(seed);
+        return SEEDS;
+    }
+    let begun = Instant::now();
+    let fixed = (1..=SEEDS).take_while(|_| begun.elapsed() < TIME).map(&mut case).count() as u64;
+    if let Some(more) = number("RYOKAN_FUZZ_PEER") {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let first = now.as_nanos() as u64 >> 8;
+        (first..first + more).for_each(case);
+    }
+    fixed
+}
+
+/// A daemon under attack.
+struct Victim {
+    host: Host,
+    peak: u64,
+    outside: BTreeSet<String>,
+}
+
+/// The largest memory that a process has had, KiB.
+fn peak(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok()).expect("the daemon lives")
+}
+
+/// Every path that no case may change: all but the daemon's own data and sockets.
+fn outside(host: &Host) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![host.path("")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.starts_with(host.data()) || path.starts_with(host.path("run")) || path.ends_with("daemon.log") {
+                continue;
+            }
+            found.insert(path.display().to_string());
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(path);
+            }
+        }
+    }
+    // What a path upwards would name.
+    for place in ["/tmp/a", "/etc/passw", "/tmp/athtrick1"] {
+        if Path::new(place).exists() {
+            found.insert(place.into());
+        }
+    }
+    found
+}
+
+impl Victim {
+    fn new() -> Victim {
+        let host = Host::start();
+        std::fs::write(host.path("bundle"), b"").unwrap();
+        let (peak, outside) = (peak(host.pid()), outside(&host));
+        Victim { host, peak, outside }
+    }
+
+    /// The daemon is as it was; prepared kernels are aborted first, as an honest source would.
+    fn check(&self, what: &str) {
+        self.host.with(async |client| {
+            let prepared = client.handovers().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            for one in prepared {
+                peer::abort(&self.host, &one.id.to_string());
+            }
+            assert_eq!(client.handovers().await.expect("an answer").len(), 0, "{what}");
+            let kernels = client.list_kernels(&KernelFilter::default()).await.expect("an answer");
+            assert_eq!(kernels.len(), 0, "{what}: a kernel lives");
+        });
+        until(&format!("{what}: nothing is left"), || left_over(&self.host).is_empty());
+        let now = peak(self.host.pid());
+        assert!(now < self.peak + MEMORY, "{what}: memory grew from {} to {now} KiB", self.peak);
+        assert_eq!(outside(&self.host), self.outside, "{what}: a file outside the data");
+        assert!(!self.host.log().contains("panicked"), "{what}: {}", self.host.log());
+    }
+
+    fn end(self) {
+        self.host.ok(&["verify"]);
+        self.host.ok(&["gc"]);
+        self.host.ok(&["verify"]);
+    }
+}
+
+/// A host whose kernel has files, a checkpoint, output and a file whose name is replaced.
+fn source() -> Host {
+    let here = Host::start();
+    set_up(&here, "demo");
+    here.ok(&["exec", "demo", "mkdir dirtrick00; echo trick > dirtrick00/pathtrick1"]);
+    here
+}
+
+#[test]
+fn hostile_peers_change_nothing() {
+    let (here, scratch) = (source(), Host::start());
+    let transcript = Transcript::record(&here, &scratch);
+    drop(scratch);
+    let victim = Victim::new();
+    let honest = Peer::honest(&victim.host, &transcript);
+    assert!(honest.is_prepared(), "the transcript is understood: {:?}", honest.last());
+    victim.check("an honest source that goes away");
+    let mut prepared = 0;
+    let cases = seeds(|seed| {
+        let mut random = Random(seed);
+        let peer = Peer::hostile(&victim.host, &transcript, &mut random);
+        prepared += u64::from(peer.is_prepared());
+        victim.check(&format!("seed {seed}: {}", peer.what()));
+        if seed % 20 == 0 {
+            victim.host.ok(&["verify"]);
+        }
+    });
+    eprintln!("{cases} cases, {prepared} of them prepared a kernel");
+    assert!(cases >= 20, "{cases} cases in {TIME:?}");
+    assert!(prepared < cases, "every changed move was accepted");
+    assert!(Peer::honest(&victim.host, &transcript).is_prepared(), "it serves as before");
+    victim.check("an honest source");
+    victim.end();
+}
+
+/// Names that lead out of a folder, in a tree whose addresses are all right.
+#[test]
+fn path_tricks_are_refused() {
+    let (here, scratch) = (source(), Host::start());
+    let transcript = Transcript::record(&here, &scratch);
+    let victim = Victim::new();
+    for trick in PATH_TRICKS {
+        let mut changed = transcript.clone();
+        let renamed = changed.objects.rename(b"pathtrick1", trick);
+        assert!(renamed > 0, "no object names the file");
+        let peer = Peer::honest(&victim.host, &changed);
+        assert!(!peer.is_prepared(), "{:?} was accepted", String::from_utf8_lossy(trick));
+        victim.check(&String::from_utf8_lossy(trick));
+    }
+    // The way by which the names are replaced is right.
+    let mut changed = transcript.clone();
+    changed.objects.rename(b"pathtrick1", b"pathtrick2");
+    let peer = Peer::honest(&victim.host, &changed);
+    assert!(peer.is_prepared(), "another name is as good: {:?}", peer.last());
+    victim.check("another name");
+    victim.end();
+}
+
+#[test]
+fn old_epochs_are_refused() {
+    let (here, there) = (source(), Host::start());
+    let transcript = Transcript::record(&here, &there);
+    assert!(is_live(&there, "demo"));
+    moved(&there, "demo", &here, &[]);
+    here.ok(&["exec", "demo", "x=3"]);
+    let replayed = Peer::honest(&there, &transcript);
+    assert!(!replayed.is_prepared() && replayed.last().contains("\"epoch\""), "{:?}", replayed.last());
+    // The commit of that time is acknowledged again, and changes nothing.
+    peer::decide(&there, &transcript.commit);
+    assert_eq!((is_live(&here, "demo"), is_live(&there, "demo")), (true, false));
+    assert_eq!(here.ok(&["exec", "demo", "echo $x"]), "3\n");
+    assert_eq!((left_over(&there), handovers(&there)), (Vec::new(), Vec::new()));
+}
+
+/// A commit decides about the kernel and epoch that it names.
+#[test]
+fn commit_names_what_was_prepared() {
+    let (here, scratch) = (source(), Host::start());
+    let transcript = Transcript::record(&here, &scratch);
+    let victim = Victim::new();
+    for (field, value) in [("epoch", 9.into()), ("kernel", Value::from("22".repeat(16)))] {
+        assert!(Peer::honest(&victim.host, &transcript).is_prepared());
+        let mut commit = transcript.commit.clone();
+        commit[field] = value;
+        let said = peer::decide(&victim.host, &commit);
+        assert!(said.contains("\"refused\""), "{field}: {said}");
+        victim.check(field);
+    }
+    victim.end();
+}
+
+#[test]
+fn hostile_files_import_nothing() {
+    let here = source();
+    here.ok(&["checkpoint", "demo"]);
+    let file = here.path("whole");
+    here.ok(&["export", "demo", file.to_str().unwrap()]);
+    let whole = std::fs::read(&file).unwrap();
+    let victim = Victim::new();
+    let at = victim.host.path("bundle");
+    let import = |bytes: &[u8]| {
+        std::fs::write(&at, bytes).unwrap();
+        victim.host.cli(&["import", at.to_str().unwrap(), "--as", "brought"])
+    };
+    let remove = || drop(victim.host.ok(&["rm", "brought", "--yes"]));
+    assert!(import(&whole).status.success());
+    remove();
+    let (head, records) = objects::open_bundle(&whole);
+    // Without a change the parts give a file that is understood.
+    let same = import(&objects::close_bundle(&head, &records));
+    assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stderr));
+    remove();
+    for trick in PATH_TRICKS {
+        let (mut head, mut changed) = (head.clone(), records.clone());
+        assert!(changed.rename_beside(b"pathtrick1", trick, &mut head) > 0);
+        assert!(!import(&objects::close_bundle(&head, &changed)).status.success(), "{trick:?}");
+        victim.check("a path trick");
+    }
+    let cases = seeds(|seed| {
+        let mut random = Random(seed);
+        let (what, bytes) = objects::hostile_bundle(&whole, &head, &records, &mut random);
+        if import(&bytes).status.success() {
+            remove();
+        }
+        victim.check(&format!("seed {seed}: {what}"));
+    });
+    assert!(cases >= 20, "{cases} cases in {TIME:?}");
+    victim.end();
+}
+
+/// The tests' own parts, which every case relies on.
+#[test]
+fn readdressed_objects_are_consistent() {
+    let leaf = b"a leaf".to_vec();
+    let address = *blake3::hash(&leaf).as_bytes();
+    let middle = [&b"names "[..], &address].concat();
+    let top = format!("{{\"middle\":\"{}\"}}", blake3::hash(&middle).to_hex()).into_bytes();
+    let mut objects = Objects::default();
+    let root = [leaf, middle, top].map(|bytes| objects.add(bytes))[2];
+    objects.root = root;
+    objects.replace(address, b"another leaf".to_vec(), &mut Vec::new());
+    assert_ne!(objects.root, root);
+    assert!(objects.all().all(|(digest, bytes)| *digest == *blake3::hash(bytes).as_bytes()));
+    assert_eq!(objects.all().count(), 3);
+}
