@@ -125,7 +125,7 @@ fn interrupted_midway() {
     let (here, there) = pair(User::Own);
     large_kernel(&here);
     let mut random = Random(3);
-    let (mut at, mut count) = (200, 1);
+    let (mut at, mut count) = (400, 1);
     while at < MIB << 20 {
         let cut = here.cli(&["teleport", "demo", "--to", &by_link(&there, "cut", at)]);
         assert!(!cut.status.success(), "cut at {at}: {cut:?}");

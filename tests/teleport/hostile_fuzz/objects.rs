@@ -224,7 +224,9 @@ pub fn open_bundle(file: &[u8]) -> (Vec<u8>, Objects) {
         let body = &plain[at + 9..at + 9 + length];
         match plain[at] {
             1 => head = body.to_vec(),
-            2 => drop(objects.add(body[32..].to_vec())),
+            2 => {
+                objects.add(body[32..].to_vec());
+            }
             _ => {}
         }
         at += 9 + length;

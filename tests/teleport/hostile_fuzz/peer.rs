@@ -186,7 +186,7 @@ impl<'a> Peer<'a> {
     }
 
     pub fn is_prepared(&self) -> bool {
-        self.said.iter().any(|said| said.contains("\"prepared\""))
+        self.said.iter().any(|said| said.contains(r#""message":"prepared""#))
     }
 
     /// The last message of the target.
