@@ -89,7 +89,6 @@ fn wrong_updates_are_refused() {
     assert_eq!(host.cli(&["update", "thread", "--workspace", "1G"]).status.code(), Some(4));
 }
 
-/// A connection to one kernel must not be able to widen its own rights: the method belongs to the host.
 #[test]
 fn update_checks_version_and_network() {
     let host = Host::start();
