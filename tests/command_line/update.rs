@@ -73,6 +73,7 @@ fn fork_has_present_limits() {
 fn wrong_updates_are_refused() {
     let host = Host::start();
     host.ok(&["new", "k", "--engine", "bash"]);
+    let before = host.ok(&["show", "k", "--json"]);
     for (arguments, code) in [
         (&["--memory", "900000G"][..], 2),
         (&["--memory", "1M"], 2),
@@ -83,13 +84,11 @@ fn wrong_updates_are_refused() {
         let done = host.cli(&[&["update", "k"], arguments].concat());
         assert_eq!(done.status.code(), Some(code), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
     }
-    let before = host.ok(&["show", "k", "--json"]);
+    assert_eq!(host.ok(&["show", "k", "--json"]), before, "nothing has changed");
     host.ok(&["new", "thread", "--share", "k"]);
     assert_eq!(host.cli(&["update", "thread", "--workspace", "1G"]).status.code(), Some(4));
-    assert_eq!(host.ok(&["show", "k", "--json"]).contains("\"version\":1"), before.contains("\"version\":1"));
 }
 
-/// A connection to one kernel must not be able to widen its own rights: the method belongs to the host.
 #[test]
 fn update_checks_version_and_network() {
     let host = Host::start();

@@ -200,3 +200,13 @@ display(Figure()); print('text')
     let mimes: Vec<_> = json["displays"].as_array().unwrap().iter().map(|one| one["mime"].as_str().unwrap()).collect();
     assert!(mimes.contains(&"image/png") && mimes.contains(&"text/html"), "{json}");
 }
+
+/// Larger than the queue of frames to the engine.
+#[test]
+fn large_value_survives_stop() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "python", "--memory", "800M"]);
+    host.ok(&["exec", "k", "large = bytes(range(256)) * (3 << 17)"]);
+    host.ok(&["stop", "k"]);
+    assert_eq!(host.ok(&["exec", "k", "len(large), large[-3:]"]), "(100663296, b'\\xfd\\xfe\\xff')\n");
+}

@@ -15,7 +15,7 @@ use super::engine_frames::EngineReady;
 use super::requests::By;
 use super::spool::Spool;
 use super::{Life, Worker};
-use crate::catalog::EntryHead;
+use crate::catalog::{Entry, EntryHead};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::kernel::CrashCause;
 use crate::core::limits;
@@ -38,8 +38,15 @@ enum Phase {
     AwaitReady,
     /// The engine is entering the kernel's workspace.
     Binding,
-    Feeding(VecDeque<EntryHead>),
+    Feeding(Feeding),
     AwaitLoaded,
+}
+
+/// Stored state on its way to the engine.
+struct Feeding {
+    heads: VecDeque<EntryHead>,
+    /// The entry that is being sent, and its bytes sent so far.
+    current: Option<(Entry, usize)>,
 }
 
 impl Startup {
@@ -105,7 +112,7 @@ impl Worker {
                 };
                 self.not_restored = jobs.into_iter().map(lost).collect();
                 self.restored_entries = u32::try_from(heads.len()).unwrap_or(u32::MAX);
-                self.set_phase(Phase::Feeding(heads.into()));
+                self.set_phase(Phase::Feeding(Feeding { heads: heads.into(), current: None }));
                 self.begin_feeding();
             }
             Err(error) => self.fail_start(error.into()),
@@ -127,24 +134,34 @@ impl Worker {
     /// Sends more stored state while the engine reads.
     pub(super) fn feed_startup(&mut self) {
         while self.killed_for.is_none() && self.control.queued_bytes() < QUEUED_BYTES {
-            let Life::Starting(Startup { phase: Phase::Feeding(heads), .. }) = &mut self.life else { return };
-            let Some(head) = heads.pop_front() else {
+            let Life::Starting(Startup { phase: Phase::Feeding(feeding), .. }) = &mut self.life else { return };
+            if let Some((entry, sent)) = feeding.current.take() {
+                if let Err(why) = self.feed_piece(entry, sent) {
+                    return self.kill(CrashCause::Protocol(why));
+                }
+                continue;
+            }
+            let Some(head) = feeding.heads.pop_front() else {
                 self.set_phase(Phase::AwaitLoaded);
                 let _ = self.ask(br#"{"op":"loaded"}"#, By::Startup);
                 return;
             };
-            let entry = match self.state.entry(&head.key) {
-                Ok(Some(entry)) => entry,
-                Ok(None) => continue,
+            match self.state.entry(&head.key) {
+                Ok(entry) => feeding.current = entry.map(|entry| (entry, 0)),
                 Err(error) => return self.fail_start(error.into()),
-            };
-            let meta = entry.meta_json.as_bytes();
-            for (data, more) in pieces(&entry.body) {
-                if let Err(why) = self.send_entry(&entry.key, meta, data, more) {
-                    return self.kill(CrashCause::Protocol(why));
-                }
             }
         }
+    }
+
+    /// Sends one frame of an entry. A large entry takes many, as fast as the engine reads.
+    fn feed_piece(&mut self, entry: Entry, sent: usize) -> std::result::Result<(), String> {
+        let (data, more) = piece(&entry.body, sent);
+        let end = sent + data.len();
+        self.send_entry(&entry.key, entry.meta_json.as_bytes(), data, more)?;
+        if let (true, Life::Starting(Startup { phase: Phase::Feeding(feeding), .. })) = (more, &mut self.life) {
+            feeding.current = Some((entry, end));
+        }
+        Ok(())
     }
 
     fn set_phase(&mut self, next: Phase) {
@@ -284,13 +301,10 @@ impl Worker {
     }
 }
 
-/// Splits a body into chunks for frames; an empty body is one empty chunk.
-fn pieces(body: &[u8]) -> impl Iterator<Item = (&[u8], bool)> {
-    let count = body.len().div_ceil(limits::FRAME_TAIL_BYTES).max(1);
-    (0..count).map(move |i| {
-        let start = i * limits::FRAME_TAIL_BYTES;
-        (&body[start..body.len().min(start + limits::FRAME_TAIL_BYTES)], i + 1 < count)
-    })
+/// The next bytes of a body for a frame, and whether more follow. An empty body is one empty frame.
+fn piece(body: &[u8], sent: usize) -> (&[u8], bool) {
+    let end = body.len().min(sent + limits::FRAME_TAIL_BYTES);
+    (&body[sent..end], end < body.len())
 }
 
 /// The `missed` list of a reply, for the daemon.
@@ -320,10 +334,14 @@ mod tests {
 
     #[test]
     fn state_bodies_are_split() {
-        let cut = |n: usize| pieces(&vec![0; n]).map(|(piece, more)| (piece.len(), more)).collect::<Vec<_>>();
+        let cut = |n: usize, sent: usize| {
+            let body = vec![0; n];
+            let (data, more) = piece(&body, sent);
+            (data.len(), more)
+        };
         let full = limits::FRAME_TAIL_BYTES;
-        assert_eq!(cut(0), [(0, false)]);
-        assert_eq!(cut(full), [(full, false)]);
-        assert_eq!(cut(full + 1), [(full, true), (1, false)]);
+        assert_eq!(cut(0, 0), (0, false));
+        assert_eq!(cut(full, 0), (full, false));
+        assert_eq!((cut(full + 1, 0), cut(full + 1, full)), ((full, true), (1, false)));
     }
 }
