@@ -21,7 +21,10 @@ const FILE: usize = 1 << 20;
 const CHANGED: u64 = 4 << 20;
 
 pub fn teleport(world: &World, report: &mut Report) -> anyhow::Result<()> {
-    let files = world.size.map_or_else(|| world.times(500, 50), |bytes| bytes as usize / FILE).max((CHANGED / FILE as u64) as usize);
+    let files = world
+        .size
+        .map_or_else(|| world.times(500, 50), |bytes| bytes as usize / FILE)
+        .max((CHANGED / FILE as u64) as usize);
     // Their logs hold the steps of each pause.
     let (here, there) = (Daemon::start_at(world, "info", "")?, Daemon::start_at(world, "info", "")?);
     let fill = format!(
@@ -54,7 +57,8 @@ pub fn teleport(world: &World, report: &mut Report) -> anyhow::Result<()> {
     let mut at_here = false;
     for round in 0..world.times(10, 4) {
         let (source, target) = if at_here { (&here, &there) } else { (&there, &here) };
-        source.with(async |host| run(&host.open_kernel("moved").await?.0, &change(&round.to_string())).await.map(drop))?;
+        source
+            .with(async |host| run(&host.open_kernel("moved").await?.0, &change(&round.to_string())).await.map(drop))?;
         let again = moved(source, target, "moved")?;
         back.add_ms(again.elapsed_ms as f64);
         factors.add_ms(share(again.wire_bytes, CHANGED));
@@ -103,8 +107,8 @@ fn moved(source: &Daemon, target: &Daemon, name: &str) -> anyhow::Result<Telepor
     let variables: Vec<String> = variables.map(|(name, value)| format!("{name}='{value}'")).collect();
     let program = Path::new(pipe.get_program()).display().to_string();
     let to = format!("exec:exec env {} '{program}' --no-autostart pipe", variables.join(" "));
-    let moved = source
-        .with(async |host| Ok(host.teleport(name, &to, MoveOptions::default(), |_: &str, _, _| {}).await?))?;
+    let moved =
+        source.with(async |host| Ok(host.teleport(name, &to, MoveOptions::default(), |_: &str, _, _| {}).await?))?;
     anyhow::ensure!(moved.acknowledged, "the target did not acknowledge");
     Ok(moved)
 }

@@ -272,7 +272,9 @@ impl From<KindError> for Error {
             KindError::OtherHost => {
                 (ErrorCode::Refused, "other_host", "use --kind checkpoint, which is valid anywhere")
             }
-            KindError::NoMachine => (ErrorCode::Refused, "no_machine", "use --kind checkpoint, which is valid anywhere"),
+            KindError::NoMachine => {
+                (ErrorCode::Refused, "no_machine", "use --kind checkpoint, which is valid anywhere")
+            }
             KindError::MachineMismatch { property, .. } => {
                 (ErrorCode::Refused, property.reason(), "use --kind checkpoint, which is valid anywhere")
             }

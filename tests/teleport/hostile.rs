@@ -120,7 +120,7 @@ fn unacceptable_offers_name_their_rule() {
     for (bytes, code, reason) in [
         (offer(&spec, "k", i64::MAX as u64), "refused", "epoch"),
         (offer(&spec, "k", u64::MAX), "refused", "epoch"),
-        (offer(&machine, "k", 1), "unsupported", "isolation"),
+        (offer(&machine, "k", 1), "unsupported", "image"),
     ] {
         let said = answer(&target, &[hello(), bytes].concat());
         let (code, reason) = (format!(r#""code":"{code}""#), format!(r#""reason":"{reason}""#));

@@ -65,6 +65,11 @@ fn handovers(host: &Host) -> Vec<Value> {
     serde_json::from_str(&host.ok(&["--json", "teleport", "--status"])).expect("a list")
 }
 
+/// Those that are not the record of a kernel that arrived.
+fn undecided(host: &Host) -> Vec<Value> {
+    handovers(host).into_iter().filter(|one| one["state"] != "live").collect()
+}
+
 /// A kernel with a variable, a file, a named checkpoint and output.
 fn set_up(host: &Host, name: &str) {
     host.with(async |client| {

@@ -204,11 +204,9 @@ fn cut_network_moves_nothing() {
     let output = here.cli(&["--json", "teleport", "demo", "--to", &url]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{}\n{}", sshd.log(), here.log());
-    let report: Value = serde_json::from_slice(&output.stdout).expect("a report");
-    assert!(report["sent_bytes"].as_u64() < Some(8 << 20), "what arrived is not sent again: {report}");
     assert!(is_live(&there, "demo") && !is_live(&here, "demo"));
     assert_eq!(there.ok(&["exec", "demo", "import os; print(os.path.getsize('large'))"]), format!("{}\n", 8 << 20));
-    until("the first move is forgotten", || handovers(&here).is_empty() && handovers(&there).is_empty());
+    until("the first move is forgotten", || undecided(&here).is_empty() && undecided(&there).is_empty());
     assert_eq!(left_over(&there), Vec::<String>::new());
 }
 

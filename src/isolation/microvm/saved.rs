@@ -308,7 +308,8 @@ mod tests {
 
         let folder = tempfile::tempdir().expect("a folder");
         let (dir, disk) = (folder.path(), folder.path().join("disk"));
-        let refused = |saved: &Saved| saved.open(dir, &disk, HERE, &kind()).err().map(|error| (error.code, error.reason));
+        let refused =
+            |saved: &Saved| saved.open(dir, &disk, HERE, &kind()).err().map(|error| (error.code, error.reason));
         let first = saved(dir);
         std::fs::write(dir.join(STATE), b"stale").expect("written");
         assert_eq!(refused(&first), Some((ErrorCode::Corrupt, String::new())));

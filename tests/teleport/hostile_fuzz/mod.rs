@@ -158,6 +158,9 @@ fn hostile_peers_change_nothing() {
     victim.end();
 }
 
+/// The refusal of rewritten objects, whose addresses the pages of the history do not name.
+const ADDRESSES: &str = "its checkpoints are not those that were described";
+
 /// Names that lead out of a folder, in a tree whose addresses are all right.
 #[test]
 fn path_tricks_are_refused() {
@@ -169,14 +172,16 @@ fn path_tricks_are_refused() {
         let renamed = changed.objects.rename(b"pathtrick1", trick);
         assert!(renamed > 0, "no object names the file");
         let peer = Peer::honest(&victim.host, &changed);
-        assert!(!peer.is_prepared(), "{:?} was accepted", String::from_utf8_lossy(trick));
+        let name = String::from_utf8_lossy(trick);
+        assert!(!peer.is_prepared(), "{name:?} was accepted");
+        assert!(!peer.last().contains(ADDRESSES), "{name:?} is refused for another reason: {}", peer.last());
         victim.check(&String::from_utf8_lossy(trick));
     }
-    // The way by which the names are replaced is right.
+    // The way by which the names are replaced is right: only the history names the manifest of before.
     let mut changed = transcript.clone();
     changed.objects.rename(b"pathtrick1", b"pathtrick2");
     let peer = Peer::honest(&victim.host, &changed);
-    assert!(peer.is_prepared(), "another name is as good: {:?}", peer.last());
+    assert!(peer.last().contains(ADDRESSES), "another name is as good: {}", peer.last());
     victim.check("another name");
     victim.end();
 }
@@ -194,7 +199,7 @@ fn old_epochs_are_refused() {
     peer::decide(&there, &transcript.commit);
     assert_eq!((is_live(&here, "demo"), is_live(&there, "demo")), (true, false));
     assert_eq!(here.ok(&["exec", "demo", "echo $x"]), "3\n");
-    assert_eq!((left_over(&there), handovers(&there)), (Vec::new(), Vec::new()));
+    assert_eq!((left_over(&there), undecided(&there)), (Vec::new(), Vec::new()));
 }
 
 /// A commit decides about the kernel and epoch that it names.

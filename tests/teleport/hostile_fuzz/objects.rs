@@ -46,10 +46,6 @@ impl Objects {
         self.by_address.iter()
     }
 
-    pub fn get(&self, address: &Address) -> Option<&Vec<u8>> {
-        self.by_address.get(address)
-    }
-
     /// Gives an object other bytes, and everything that names it, `beside` too, its new address.
     pub fn replace(&mut self, address: Address, bytes: Vec<u8>, beside: &mut Vec<u8>) {
         let mut waiting = vec![(address, bytes)];

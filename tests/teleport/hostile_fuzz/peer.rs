@@ -235,7 +235,8 @@ impl<'a> Peer<'a> {
                 let mut changed = honest;
                 let by = 1 + self.random.below(40) as u32;
                 let length = bytes.len() as u32;
-                let said = if matches!(change, Change::LongerThanSaid) { length.saturating_sub(by) } else { length + by };
+                let said =
+                    if matches!(change, Change::LongerThanSaid) { length.saturating_sub(by) } else { length + by };
                 changed[1..5].copy_from_slice(&said.to_le_bytes());
                 self.write(&changed)
             }

@@ -537,8 +537,9 @@ impl TargetHost for TargetSide {
         if let Some(row) = self.row(handover).await? {
             let incoming: Incoming = read(&row)?;
             if kernel.is_some_and(|named| named != (row.kernel, incoming.epoch)) {
-                return Err(Error::corrupt("the source host names another kernel or epoch than it offered")
-                    .reason("protocol"));
+                return Err(
+                    Error::corrupt("the source host names another kernel or epoch than it offered").reason("protocol")
+                );
             }
             return Ok(Target::restarted(Some(match row.live {
                 true => crate::core::handover::Prepared::Live,
