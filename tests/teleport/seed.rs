@@ -97,7 +97,6 @@ fn teleport_storage_faults() {
         "state.checkpoints.add.before_commit=enospc",
         "catalog.handover.put.before_commit=eio",
         "state.transition.begin.before_commit=eio",
-        "handover.data.sync=eio",
     ];
     let met = moves_with(&faults, true);
     assert!(met.len() >= 4, "the kernel stayed under {met:?} only");
