@@ -130,6 +130,12 @@ fn fork_keeps_parent_running() {
     assert!(said.contains("without the machine's memory: this engine"), "{said}");
     let events = host.ok(&["events", "sh", "--json"]);
     assert!(events.contains("\"kind\":\"checkpoint\"") && events.contains("this engine"), "{events}");
+    // A copy would keep the limits of the running machine.
+    host.ok(&["update", "lab", "--memory", "768M"]);
+    let answer: serde_json::Value = serde_json::from_str(&host.ok(&["fork", "lab", "wide", "--json"])).expect("JSON");
+    let reason = answer["reason"].as_str().unwrap_or_default();
+    assert!(answer["kind"] == "checkpoint" && reason.contains("next start"), "{answer}");
+    assert_eq!(host.run("wide", "print(saved)"), "42");
 }
 
 #[test]

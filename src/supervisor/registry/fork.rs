@@ -143,6 +143,9 @@ async fn copied_machine(
 ) -> Result<(Option<MachineCopy>, ForkWay)> {
     let copied = match wanted.copies_machine(&kernel.spec()) {
         Ok(false) => return Ok((None, ForkWay::checkpoint())),
+        Ok(true) if !kernel.at_next_start().is_empty() => {
+            Err(Error::unsupported("changes of the kernel's limits apply at its next start"))
+        }
         Ok(true) => checkpoint::copy_machine(host, kernel, wanted.wait).await,
         Err(why) => Err(Error::unsupported(why)),
     };
