@@ -48,6 +48,20 @@ fn teleport_no_faults() {
     }
 }
 
+/// The record of its arrival stays, and is no move in progress.
+#[test]
+fn arrived_kernels_can_change() {
+    let (here, mut there) = pair(User::Own);
+    set_up(&here, "demo");
+    moved(&here, "demo", &there, &[]);
+    there.ok(&["update", "demo", "--memory", "256M"]);
+    there.ok(&["rename", "demo", "other"]);
+    assert_eq!(show(&there, "other")["limits"]["memory_bytes"], 256 << 20);
+    assert_eq!(there.ok(&["exec", "other", VIEW]), "2 two deep\n");
+    there.restart();
+    assert_eq!(there.ok(&["exec", "other", VIEW]), "2 two deep\n");
+}
+
 #[test]
 fn only_missing_objects_travel() {
     let (here, there) = pair(User::Own);

@@ -23,13 +23,13 @@ impl Supervisor {
         updating.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
-    /// Refuses to change a kernel that is being moved to or from another host.
+    /// Refuses to change a kernel that is being moved to or from another host. The record of an earlier arrival stays.
     ///
     /// # Errors
     /// `conflict`.
     pub(super) async fn refuse_in_handover(&self, kernel: &Kernel) -> Result<()> {
         let handovers = self.host.catalog.handovers().await?;
-        match handovers.iter().any(|row| row.kernel == kernel.id) {
+        match handovers.iter().any(|row| row.kernel == kernel.id && !row.live) {
             true => Err(Error::conflict(format!("kernel {} has an unfinished handover", kernel.spec().name))
                 .reason("handover")
                 .hint("`ryokan teleport --status` shows it")),
