@@ -9,9 +9,10 @@
 //! and what is not understood is an error. A wrong page harms the machine that continues from it, and nothing else.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Seek as _, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileExt as _;
 
+use super::template::again;
 use crate::core::limits;
 
 const MAGIC: [u8; 8] = *b"QEVM\0\0\0\x03";
@@ -45,9 +46,9 @@ fn invalid(what: impl std::fmt::Display) -> io::Error {
 ///
 /// # Errors
 /// Those of the files; `InvalidData`.
-pub(super) fn split(mut stream: &File, memory_bytes: u64, memory: &File, state: &File) -> io::Result<()> {
-    // Its writer has the same descriptor.
-    stream.rewind()?;
+pub(super) fn split(stream: &File, memory_bytes: u64, memory: &File, state: &File) -> io::Result<()> {
+    // Its writer has the same descriptor, and could move its position for ever.
+    let stream = &again(stream)?;
     memory.set_len(memory_bytes)?;
     let mut splitter = Splitter {
         from: BufReader::with_capacity(1 << 20, stream),
@@ -327,7 +328,7 @@ mod tests {
         std::fs::write(path("stream"), stream)?;
         let [memory, state] = ["memory", "state"].map(|name| File::create(path(name)));
         let mut written = File::options().read(true).append(true).open(path("stream"))?;
-        written.seek(io::SeekFrom::End(0))?;
+        io::Seek::seek(&mut written, io::SeekFrom::End(0))?;
         split(&written, MEMORY, &memory?, &state?)?;
         Ok((std::fs::read(path("memory"))?, std::fs::read(path("state"))?))
     }

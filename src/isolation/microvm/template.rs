@@ -132,8 +132,8 @@ pub(super) struct Template {
     failures: Cell<u32>,
 }
 
-/// Opens a file anew: each machine reads from the beginning.
-fn again(file: &File) -> std::io::Result<File> {
+/// Opens a file anew: each reader has its own position, at the beginning.
+pub(super) fn again(file: &File) -> std::io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
