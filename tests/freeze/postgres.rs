@@ -301,6 +301,25 @@ fn dump_follows_pause() {
     shop.host.ok(&["freeze", "plant"]);
 }
 
+/// Who may create objects in a database decides what a bare name in it means.
+#[test]
+fn foreign_functions_are_not_called() {
+    let server = Server::start();
+    let shop = plant(users()[0], &server);
+    server.sql("shop", "CREATE SCHEMA bad; CREATE TABLE bad.called (name text)");
+    for (name, arguments, answer) in
+        [("pg_export_snapshot", "", "'forged'"), ("format", "text, name, name", "'accounts'")]
+    {
+        let body = format!("INSERT INTO bad.called VALUES ('{name}'); SELECT {answer}::text");
+        let made = format!("CREATE FUNCTION bad.{name}({arguments}) RETURNS text LANGUAGE sql AS $$ {body} $$");
+        server.sql("shop", &made);
+    }
+    server.sql("shop", "ALTER DATABASE shop SET search_path = bad, public, pg_catalog");
+    shop.host.ok(&["freeze", "plant"]);
+    shop.host.ok(&["diff", "plant", "1"]);
+    assert_eq!(server.sql("shop", "SELECT name FROM bad.called"), "");
+}
+
 #[test]
 fn diff_counts_rows() {
     let server = Server::start();

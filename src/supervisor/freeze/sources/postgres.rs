@@ -34,7 +34,10 @@ use crate::sys::fault;
 
 /// Variables of the daemon's environment that name files with credentials and how to connect; none holds a secret.
 const KEPT: [&str; 5] = ["PGPASSFILE", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY"];
-const ENVIRONMENT: [(&str, &str); 3] = [("PGAPPNAME", "ryokan"), ("PGCONNECT_TIMEOUT", "10"), ("LC_ALL", "C")];
+const ENVIRONMENT: [(&str, &str); 4] =
+    [("PGAPPNAME", "ryokan"), ("PGCONNECT_TIMEOUT", "10"), ("LC_ALL", "C"), ("PGOPTIONS", SEARCH_PATH)];
+/// The names in the daemon's own queries are PostgreSQL's, whatever a database sets.
+const SEARCH_PATH: &str = "-c search_path=pg_catalog";
 /// The database to connect to for changes of databases.
 const MAINTENANCE: &str = "postgres";
 /// Attempts to rename a database whose last connections are ending.
@@ -56,8 +59,8 @@ const BEGIN: &str = "\
     END $$;
     SELECT pg_export_snapshot();
 ";
-/// Ends the longest wait for a lock of a table, seconds.
-const LOCK_WAIT: &str = "-c lock_timeout=20s";
+/// The options of a pin: a bound on each wait for a lock of a table.
+const PIN_OPTIONS: &str = "-c search_path=pg_catalog -c lock_timeout=20s";
 
 /// A transaction whose snapshot others can read.
 struct Pin {
@@ -157,7 +160,7 @@ impl PostgresSource {
         let program = Program {
             argv: &self.argv("psql", name, &["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]),
             kept: &KEPT,
-            env: &[&ENVIRONMENT[..], &[("PGOPTIONS", LOCK_WAIT)]].concat(),
+            env: &[&ENVIRONMENT[..], &[("PGOPTIONS", PIN_OPTIONS)]].concat(),
             input: None,
             output: Output::Ignored,
             timeout: self.host.config.limits.freeze_step,
