@@ -13,24 +13,9 @@ use crate::core::quantity::{parse_cpu_milli, parse_duration, parse_size};
 use crate::core::spec::{AllowedPath, Isolation, Net};
 use crate::rpc::convert::spec::SpecRequest;
 
-/// Options of a kernel's specification.
+/// Options of a kernel's limits.
 #[derive(Debug, Clone, Default, Args)]
-pub struct SpecArgs {
-    /// Interpreter: kaish, python, bash or node
-    #[arg(long, value_parser = engines(), hide_possible_values = true)]
-    pub engine: Option<EngineName>,
-    /// Isolation: process or microvm
-    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
-    pub isolation: Option<Isolation>,
-    /// Image, optionally with its version
-    #[arg(long, value_name = "IMG[@VERSION]")]
-    pub image: Option<String>,
-    /// Allow a host path, visible under the same path; repeatable
-    #[arg(long = "allow-path", value_name = "P:ro|rw", value_parser = parse_allowed)]
-    pub allow_path: Vec<AllowedPath>,
-    /// Network: none or host
-    #[arg(long, value_name = "NET", value_parser = parse_net)]
-    pub net: Option<Net>,
+pub struct LimitArgs {
     /// Memory of all processes, such as 512M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
@@ -49,6 +34,29 @@ pub struct SpecArgs {
     /// Idle time before it is stopped, such as 5m, or never
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle_timeout: Option<u64>,
+}
+
+/// Options of a kernel's specification.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SpecArgs {
+    /// Interpreter: kaish, python, bash or node
+    #[arg(long, value_parser = engines(), hide_possible_values = true)]
+    pub engine: Option<EngineName>,
+    /// Isolation: process or microvm
+    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
+    pub isolation: Option<Isolation>,
+    /// Image, optionally with its version
+    #[arg(long, value_name = "IMG[@VERSION]")]
+    pub image: Option<String>,
+    /// Allow a host path, visible under the same path; repeatable
+    #[arg(long = "allow-path", value_name = "P:ro|rw", value_parser = parse_allowed)]
+    pub allow_path: Vec<AllowedPath>,
+    /// Network: none or host
+    #[arg(long, value_name = "NET", value_parser = parse_net)]
+    pub net: Option<Net>,
+    /// Limits
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Number of automatic checkpoints to keep, or all
     #[arg(long, value_name = "N", value_parser = parse_newest)]
     pub keep: Option<u32>,
@@ -78,12 +86,12 @@ impl SpecArgs {
             image: self.image.clone(),
             paths: self.allow_path.iter().map(absolute).collect::<Result<_, _>>()?,
             net: self.net,
-            memory_bytes: self.memory,
-            cpu_milli: self.cpus,
-            pids: self.pids,
-            open_files: self.open_files,
-            workspace_bytes: self.workspace,
-            idle_timeout_ms: self.idle_timeout,
+            memory_bytes: self.limits.memory,
+            cpu_milli: self.limits.cpus,
+            pids: self.limits.pids,
+            open_files: self.limits.open_files,
+            workspace_bytes: self.limits.workspace,
+            idle_timeout_ms: self.limits.idle_timeout,
             keep_checkpoints: self.keep.map(|newest| (newest > 0).then_some(newest)),
             keep_checkpoints_for_ms: self.keep_for.map(|ms| (ms > 0).then_some(ms)),
             labels: self.labels.clone(),

@@ -6,9 +6,8 @@ use clap::Args;
 
 use super::context::Context;
 use super::failure::Failure;
-use super::spec::{absolute, parse_allowed, parse_idle, parse_net};
+use super::spec::{LimitArgs, absolute, parse_allowed, parse_net};
 use super::{json, paths, render};
-use crate::core::quantity::{parse_cpu_milli, parse_size};
 use crate::core::spec::{AllowedPath, Net};
 use crate::core::spec_update::SpecUpdate;
 
@@ -26,24 +25,9 @@ pub struct UpdateArgs {
     /// Network: none or host
     #[arg(long, value_name = "NET", value_parser = parse_net)]
     pub net: Option<Net>,
-    /// Memory of all processes, such as 512M
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub memory: Option<u64>,
-    /// Processors, such as 1 or 0.5
-    #[arg(long, value_name = "N", value_parser = parse_cpu_milli)]
-    pub cpus: Option<u32>,
-    /// Maximum processes and threads
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pids: Option<u32>,
-    /// Maximum open files of one process
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub open_files: Option<u32>,
-    /// Size of the workspace, such as 10G
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub workspace: Option<u64>,
-    /// Idle time before it is stopped, such as 5m, or never
-    #[arg(long, value_name = "TIME", value_parser = parse_idle)]
-    pub idle_timeout: Option<u64>,
+    /// Limits
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Allow a host path, or change its access; repeatable
     #[arg(long, value_name = "P:ro|rw", value_parser = parse_allowed)]
     pub allow_path: Vec<AllowedPath>,
@@ -56,12 +40,12 @@ pub struct UpdateArgs {
 pub async fn update(context: &Context, args: UpdateArgs) -> Result<(), Failure> {
     let update = SpecUpdate {
         net: args.net,
-        memory_bytes: args.memory,
-        cpu_milli: args.cpus,
-        pids: args.pids,
-        open_files: args.open_files,
-        workspace_bytes: args.workspace,
-        idle_timeout_ms: args.idle_timeout,
+        memory_bytes: args.limits.memory,
+        cpu_milli: args.limits.cpus,
+        pids: args.limits.pids,
+        open_files: args.limits.open_files,
+        workspace_bytes: args.limits.workspace,
+        idle_timeout_ms: args.limits.idle_timeout,
         paths: args.allow_path.iter().map(absolute).collect::<Result<_, _>>()?,
         // Not resolved: the path may be gone from this host.
         remove_paths: args

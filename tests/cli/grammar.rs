@@ -190,7 +190,7 @@ fn labels_and_limits_reach_request() {
     assert_eq!(request.idle_timeout_ms, Some(0));
     let never = Cli::try_parse_from(["ryokan", "new", "n", "--idle-timeout", "never"]).unwrap();
     let Command::New(never) = never.command else { panic!("new is new") };
-    assert_eq!(never.spec.idle_timeout, Some(0));
+    assert_eq!(never.spec.limits.idle_timeout, Some(0));
     assert_eq!(request.labels.len(), 2);
     assert_eq!(request.paths[0].path, std::env::current_dir().unwrap().join("src"));
     assert_eq!((request.engine, request.pids), (None, None), "the daemon's defaults");
