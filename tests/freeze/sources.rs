@@ -10,8 +10,8 @@ use super::Shop;
 use super::crash_safety::{armed, killed, killed_at_start, points};
 use crate::support::{Host, User, until, users};
 
-/// A program with its data, its log and a mark while it is frozen, in the home. `fail-VERB` makes it fail once, and
-/// `slow-VERB` hang.
+/// A program with its data, its log and a mark while it is frozen, in the home. `fail-VERB` makes it fail once,
+/// `slow-VERB` hang, and `meddle` write to the directory while that is frozen.
 const PROGRAM: &str = r#"#!/bin/sh
 cd "$(dirname "$0")" || exit 8
 echo "$1" >> log
@@ -20,7 +20,7 @@ if [ -e "slow-$1" ]; then sleep 61; fi
 case $1 in
 freeze) touch frozen ;;
 thaw) rm -f frozen ;;
-capture) [ -e frozen ] || exit 9; env > environment; cat data ;;
+capture) [ -e frozen ] || exit 9; if [ -e meddle ]; then printf "$(cat meddle)" > ../uploads/a; fi; env > environment; cat data ;;
 restore) [ -e frozen ] || exit 9; cat > data.new; mv data.new data ;;
 esac
 "#;
@@ -175,6 +175,21 @@ fn sources_are_restored_as_one() {
 #[test]
 fn changing_directory_is_refused() {
     let plant = Plant::new(users()[0]);
+    // Members are captured in the order of their names: the program runs between the lock and the capture of the
+    // directory, then between its capture and its confirmation.
+    for (before, name) in [("queue", "queue"), ("queue", "z")] {
+        plant.0.host.ok(&["group", "rm", "plant", before]);
+        plant.0.host.ok(&["group", "add", "plant", "--command", "queue", "--name", name]);
+        plant.0.host.ok(&FREEZE);
+        plant.verbs();
+        // Of the same size, of another size, and of none.
+        for content in ["a2", "a3", "longer", ""] {
+            fs::write(plant.queue("meddle"), content).unwrap();
+            plant.refused(&FREEZE, "(directory_changed)");
+            assert_eq!(plant.verbs().last().map(String::as_str), Some("thaw"), "{content}");
+        }
+        fs::remove_file(plant.queue("meddle")).unwrap();
+    }
     let writer = super::Writer::run({
         let path = plant.uploads().join("a");
         let mut count = 0u64;
@@ -183,8 +198,11 @@ fn changing_directory_is_refused() {
             fs::write(&path, count.to_string()).unwrap();
         }
     });
-    plant.refused(&FREEZE, "(directory_changed)");
-    assert_eq!(plant.verbs().last().map(String::as_str), Some("thaw"));
+    // A loaded host may delay the writer for the whole of a freeze, but not for each.
+    until("a refusal", || {
+        let output = plant.0.host.cli(&FREEZE);
+        String::from_utf8_lossy(&output.stderr).contains("(directory_changed)")
+    });
     writer.end();
     plant.0.host.ok(&FREEZE);
 }

@@ -24,7 +24,7 @@ use crate::workspace::{
     self, DriverKind, Durability, NotCaptured, Seen, Tracker, TreeId, WorkspaceError, WorkspacePaths,
 };
 
-/// The revision of a directory that is not captured yet.
+/// The revision of every directory: a change is an error of its own.
 const REVISION: &str = "directory";
 
 /// The places of one directory.
@@ -41,7 +41,8 @@ struct Places {
 pub(super) struct DirectorySource {
     host: Rc<Host>,
     places: Places,
-    captured: Option<DirectoryPart>,
+    /// What the present freeze saw first.
+    seen: Option<DirectoryPart>,
     /// Follows the directory during a freeze.
     tracker: Option<Tracker>,
     driver: DriverKind,
@@ -342,7 +343,7 @@ impl DirectorySource {
     pub fn new(host: Rc<Host>, path: PathBuf) -> DirectorySource {
         let places = Places::new(&host, path);
         let (tracker, driver) = (None, DriverKind::Tracked);
-        DirectorySource { host, places, captured: None, tracker, driver, is_switched: false, kept: None }
+        DirectorySource { host, places, seen: None, tracker, driver, is_switched: false, kept: None }
     }
 
     async fn on<T: Send + 'static>(
@@ -358,6 +359,17 @@ impl DirectorySource {
         match part.tree.is_none() && !any {
             true => Err(Error::not_found(format!("there is no {}", self.places.path.display()))),
             false => Ok(part),
+        }
+    }
+
+    /// The tree, which is the same from the first look of a freeze to the last.
+    async fn look_again(&mut self, any: bool) -> Result<DirectoryPart> {
+        let part = self.look(any).await?;
+        match self.seen.replace(part) {
+            Some(before) if before.tree != part.tree => {
+                Err(changed(&self.places.path, "was changed during the freeze"))
+            }
+            Some(_) | None => Ok(part),
         }
     }
 
@@ -399,12 +411,12 @@ impl DataSource for DirectorySource {
     }
 
     async fn revision(&mut self, any: bool) -> Result<String> {
-        if let Some(captured) = self.captured
-            && self.look(any).await?.tree != captured.tree
-        {
-            return Err(changed(&self.places.path, "was changed during the freeze"));
-        }
-        Ok(REVISION.into())
+        self.look_again(any).await.map(|_| REVISION.into())
+    }
+
+    /// It is a directory, or the group would not have it: reading all of it is left to the freeze.
+    async fn check_reachable(&mut self) -> Result<()> {
+        Ok(())
     }
 
     async fn present(&mut self) -> Result<Option<Captured>> {
@@ -418,8 +430,7 @@ impl DataSource for DirectorySource {
 
     /// The content is in the store already, or read now: what changed since [`Self::ahead`].
     async fn pin(&mut self, any: bool) -> Result<(Captured, String)> {
-        let part = self.look(any).await?;
-        self.captured = Some(part);
+        let part = self.look_again(any).await?;
         Ok((self.as_captured(part), REVISION.into()))
     }
 

@@ -72,6 +72,11 @@ pub(super) trait DataSource {
     /// missing or damaged.
     async fn revision(&mut self, any: bool) -> Result<String>;
 
+    /// Checks that the content can be reached.
+    async fn check_reachable(&mut self) -> Result<()> {
+        self.revision(false).await.map(drop)
+    }
+
     /// The present state without its content, if it can be known.
     async fn present(&mut self) -> Result<Option<Captured>>;
 
@@ -170,7 +175,7 @@ pub(super) async fn check_reachable(host: &Rc<Host>, group: GroupId, uid: u32, m
     let scratch = super::scratch(host, group).join(".check");
     std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(error.to_string()))?;
     match open(host, uid, member, scratch).await? {
-        Some(mut source) => source.revision(false).await.map(drop),
+        Some(mut source) => source.check_reachable().await,
         None => Ok(()),
     }
 }
