@@ -30,12 +30,13 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
     let worker_account = worker_account(config)?;
     let mut mcp_launch = Launch::of_process(paths.runtime_dir().display().to_string());
     mcp_launch.account = worker_account.map(|(uid, gid)| Account { uid, gid });
+    let cgroup_base = crate::sandbox::delegated_cgroup();
     let protected: Vec<PathBuf> = paths.own_dirs().iter().map(|dir| dir.to_path_buf()).collect();
     let process: Rc<dyn IsolationDriver> = Rc::new(ProcessDriver::new(ProcessSettings {
         host,
         program: worker()?,
         account: worker_account,
-        cgroup_base: crate::sandbox::delegated_cgroup(),
+        cgroup_base: cgroup_base.clone(),
         sockets: paths.workers_runtime(),
         protected: protected.clone(),
         cache: paths.data_dir().join("cache"),
@@ -53,6 +54,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         templates: paths.data_dir().join("templates"),
         sockets: paths.workers_runtime(),
         account: worker_account,
+        cgroup_base,
         durability: config.daemon.durability,
         accelerator: config.microvm.accelerator,
         worker: worker_binary()?,

@@ -8,6 +8,7 @@
 //! The supervisor knows kernels, shapes and records; a driver knows processes, folders, mounts and control groups. A
 //! driver never decides which kernel gets a worker, and the supervisor never looks into a record.
 
+mod cgroups;
 mod files;
 pub mod microvm;
 pub mod process;

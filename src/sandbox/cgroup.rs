@@ -67,6 +67,29 @@ fn establish_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<C
     Ok(Cgroup { path: path.to_owned(), memory, pids, cpu, procs: procs.into(), kill })
 }
 
+/// Creates a virtual machine monitor's cgroup with its limits at `path`. The monitor joins it before it becomes a program.
+///
+/// # Errors
+/// As [`establish`].
+pub(super) fn establish_monitor(path: &Path, memory_bytes: u64, processors: u32) -> io::Result<()> {
+    let base = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    std::fs::metadata(base.join("cgroup.procs"))?;
+    let [memory, cpu] = ["memory", "cpu"].map(|controller| enable(base, controller));
+    std::fs::create_dir_all(path)?;
+    let limits = || {
+        if memory {
+            set_memory(path, memory_bytes)?;
+        }
+        if cpu {
+            write(path, "cpu.max", &format!("{} {CPU_PERIOD_US}", CPU_PERIOD_US * u64::from(processors)))?;
+        }
+        Ok(())
+    };
+    limits().inspect_err(|_| {
+        let _ = remove(path);
+    })
+}
+
 /// Kills everything in a cgroup and below, where the host kernel supports it.
 pub fn kill(path: &Path) {
     let _ = std::fs::OpenOptions::new()

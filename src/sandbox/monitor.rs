@@ -1,10 +1,14 @@
 //! The layers of a virtual machine monitor: the guest may take it over, so it is as untrusted as the code inside.
 //!
-//! It reads the system's libraries and firmware and the files it was started with, writes those of its own machine,
-//! opens no socket, signals no other process, and sees no network. The parent prepares everything; the child applies it
-//! between fork and exec (`sys::process::confine_monitor`).
+//! It sees a tree of its own with the system's libraries and firmware, reads those and the files it was started with,
+//! writes those of its own machine, opens no socket, signals no other process, and sees no network. Where a cgroup is
+//! delegated, memory and processors are limited by one. The parent prepares everything; the child applies it between
+//! fork and exec (`sys::monitor`).
 
+use std::ffi::CString;
+use std::fs::OpenOptions;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use landlock::{
@@ -13,10 +17,11 @@ use landlock::{
 };
 use nix::sys::resource::Resource;
 
+use super::cgroup;
 use super::confine::known_abi;
 use super::layer::{Layer, SandboxError};
 use super::seccomp;
-use crate::sys::process::MonitorLayers;
+use crate::sys::monitor::{MonitorLayers, TreePart};
 
 /// Programs, libraries and firmware.
 const SYSTEM: &[&str] = &["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom"];
@@ -32,15 +37,27 @@ pub struct MonitorBounds {
     pub file_bytes: u64,
 }
 
+/// A monitor's cgroup.
+#[derive(Debug, Clone, Copy)]
+pub struct MonitorGroup<'a> {
+    /// Its place; the folder above is delegated to this daemon.
+    pub path: &'a Path,
+    /// All memory, bytes: the guest's and the monitor's own.
+    pub memory_bytes: u64,
+    /// Processors.
+    pub processors: u32,
+}
+
 /// Prepares the layers of a monitor that opens `readable` and `writable` by name, and nothing else but the system's
 /// files.
 ///
 /// # Errors
-/// If the host kernel has no Landlock.
+/// If the host kernel has no Landlock, or the planned cgroup cannot be made.
 pub fn monitor_layers(
     readable: &[BorrowedFd<'_>],
     writable: &[BorrowedFd<'_>],
     bounds: MonitorBounds,
+    group: Option<MonitorGroup<'_>>,
 ) -> Result<MonitorLayers, SandboxError> {
     let number = crate::sys::landlock::abi()
         .map_err(|error| SandboxError::new(Layer::Landlock, format!("the host kernel has no Landlock: {error}")))?;
@@ -56,7 +73,48 @@ pub fn monitor_layers(
         (Resource::RLIMIT_NICE, 0),
         (Resource::RLIMIT_RTPRIO, 0),
     ];
-    Ok(MonitorLayers { rules, filter: seccomp::monitor_program().clone(), limits })
+    let cgroup = group.map(establish).transpose()?;
+    Ok(MonitorLayers { tree: tree()?, rules, filter: seccomp::monitor_program().clone(), limits, cgroup })
+}
+
+/// Makes a monitor's cgroup and opens its list of processes.
+fn establish(group: MonitorGroup<'_>) -> Result<OwnedFd, SandboxError> {
+    let failed = |error: std::io::Error| {
+        SandboxError::new(Layer::Memory, format!("cannot make the cgroup {}: {error}", group.path.display()))
+    };
+    cgroup::establish_monitor(group.path, group.memory_bytes, group.processors).map_err(failed)?;
+    let procs = OpenOptions::new().write(true).open(group.path.join("cgroup.procs")).map_err(failed)?;
+    Ok(procs.into())
+}
+
+/// The tree that a monitor sees: the system's files, and `/proc`, through which it opens its own descriptors.
+fn tree() -> Result<Vec<TreePart>, SandboxError> {
+    let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes());
+    let mut parts = Vec::new();
+    let mut above = Vec::new();
+    for path in SYSTEM.iter().chain(&["/proc"]).map(Path::new).filter(|path| path.exists()) {
+        let failed = |error: &dyn std::fmt::Display| {
+            SandboxError::new(Layer::PivotRoot, format!("cannot show {} to a monitor: {error}", path.display()))
+        };
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        let host = c_path(path).map_err(|error| failed(&error))?;
+        let place = c_path(inside).map_err(|error| failed(&error))?;
+        if let Some(parent) = inside.parent().filter(|parent| !parent.as_os_str().is_empty() && !above.contains(parent))
+        {
+            above.push(parent);
+            parts.push(TreePart::Folder(c_path(parent).map_err(|error| failed(&error))?));
+        }
+        let kind = path.symlink_metadata().map_err(|error| failed(&error))?.file_type();
+        parts.push(if kind.is_symlink() {
+            let target = path.read_link().map_err(|error| failed(&error))?;
+            TreePart::Link(place, c_path(&target).map_err(|error| failed(&error))?)
+        } else if kind.is_dir() {
+            TreePart::HostFolder(place, host)
+        } else {
+            TreePart::HostFile(place, host)
+        });
+    }
+    Ok(parts)
 }
 
 fn rules(
@@ -102,37 +160,89 @@ mod tests {
     use std::fs::File;
     use std::process::Command;
 
-    fn confined(program: &str, args: &[&str], readable: &[BorrowedFd<'_>]) -> (bool, String) {
-        let bounds = MonitorBounds { memory_bytes: 1 << 30, file_bytes: 4096 };
+    use crate::sys::monitor::confine_monitor;
+    use crate::sys::process::give_descriptors;
+
+    const BOUNDS: MonitorBounds = MonitorBounds { memory_bytes: 1 << 30, file_bytes: 4096 };
+
+    /// Runs a program that has these files as descriptors 3 and on, and may open the first.
+    fn confined(program: &str, args: &[&str], files: Vec<OwnedFd>) -> (bool, String) {
         let mut command = Command::new(program);
         command.args(args).env("LC_ALL", "C");
-        crate::sys::process::confine_monitor(&mut command, monitor_layers(readable, &[], bounds).expect("layers"));
+        let readable: Vec<BorrowedFd<'_>> = files.iter().take(1).map(|file| file.as_fd()).collect();
+        let layers = monitor_layers(&readable, &[], BOUNDS, None).expect("layers");
+        give_descriptors(&mut command, (3..).zip(files).map(|(number, file)| (file, number)).collect());
+        confine_monitor(&mut command, layers).expect("descriptors");
         let output = command.output().expect("it starts");
-        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        let texts = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8_lossy(&texts).into_owned())
     }
 
     #[test]
     fn only_given_files_are_opened() -> std::io::Result<()> {
         let folder = tempfile::tempdir()?;
-        let [given, other] = ["given", "other"].map(|name| folder.path().join(name));
-        std::fs::write(&given, b"x")?;
-        std::fs::write(&other, b"x")?;
-        let file = File::open(&given)?;
-        let [given, other] = [given, other].map(|path| path.display().to_string());
-        let (read, said) = confined("/usr/bin/cat", &[&given], &[file.as_fd()]);
-        assert!(read, "{said}");
-        let (read, said) = confined("/usr/bin/cat", &[&other], &[file.as_fd()]);
+        let files = || {
+            ["given", "other"].map(|name| folder.path().join(name)).map(|path| {
+                std::fs::write(&path, b"x").expect("written");
+                OwnedFd::from(File::open(&path).expect("opened"))
+            })
+        };
+        let (read, said) = confined("/usr/bin/cat", &["/proc/self/fd/3"], files().into());
+        assert!(read && said == "x", "{said}");
+        let (read, said) = confined("/usr/bin/cat", &["/proc/self/fd/4"], files().into());
         assert!(!read && said.contains("Permission denied"), "{said}");
-        let (written, said) = confined("/usr/bin/truncate", &["-s", "0", &given], &[file.as_fd()]);
+        let (written, said) = confined("/usr/bin/truncate", &["-s", "0", "/proc/self/fd/3"], files().into());
         assert!(!written && said.contains("Permission denied"), "{said}");
+        let (read, said) = confined("/usr/bin/cat", &["/proc/1/environ"], files().into());
+        assert!(!read && said.contains("Permission denied"), "{said}");
+        Ok(())
+    }
+
+    #[test]
+    fn host_files_are_invisible() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let given = File::open("/etc/passwd")?;
+        let place = folder.path().display().to_string();
+        for path in [place.as_str(), "/etc/passwd", "/home", "/var", "/sys", "/tmp", "/run"] {
+            let (seen, said) = confined("/usr/bin/stat", &[path], vec![given.try_clone()?.into()]);
+            assert!(!seen && said.contains("No such file"), "{path}: {said}");
+        }
+        let (made, said) = confined("/usr/bin/mkdir", &["/x"], Vec::new());
+        assert!(!made, "{said}");
+        let (_, said) = confined("/usr/bin/cat", &["/proc/self/mounts"], vec![File::open("/proc/self/mounts")?.into()]);
+        assert!(!said.contains(" / ext4"), "{said}");
         Ok(())
     }
 
     #[test]
     fn sockets_and_signals_are_refused() {
-        let (connected, said) = confined("/usr/bin/bash", &["-c", "exec 3<>/dev/tcp/127.0.0.1/1"], &[]);
+        let (connected, said) = confined("/usr/bin/bash", &["-c", "exec 3<>/dev/tcp/127.0.0.1/1"], Vec::new());
         assert!(!connected && said.contains("not permitted"), "{said}");
-        let (killed, said) = confined("/usr/bin/bash", &["-c", "kill -0 $PPID"], &[]);
+        let (killed, said) = confined("/usr/bin/bash", &["-c", "kill -0 $PPID"], Vec::new());
         assert!(!killed && said.contains("not permitted"), "{said}");
+    }
+
+    /// Plain folders do not create control files, so they are prepared.
+    #[test]
+    fn monitor_joins_its_cgroup() -> std::io::Result<()> {
+        let base = tempfile::tempdir()?;
+        let path = base.path().join("worker");
+        std::fs::create_dir(&path)?;
+        for folder in [base.path(), &path] {
+            for file in ["cgroup.procs", "cgroup.subtree_control", "cpu.max", "memory.max", "memory.oom.group"] {
+                std::fs::write(folder.join(file), "")?;
+            }
+            std::fs::write(folder.join("cgroup.controllers"), "cpu memory")?;
+        }
+        let group = MonitorGroup { path: &path, memory_bytes: 1 << 20, processors: 2 };
+        let mut command = Command::new("/usr/bin/true");
+        confine_monitor(&mut command, monitor_layers(&[], &[], BOUNDS, Some(group)).expect("layers"))?;
+        assert!(command.status()?.success());
+        let text = |file: &str| std::fs::read_to_string(path.join(file));
+        assert_eq!(text("cgroup.procs")?, "0");
+        assert_eq!((text("memory.max")?, text("cpu.max")?), ("1048576".into(), "200000 100000".into()));
+        let nowhere = MonitorGroup { path: Path::new("/nowhere/worker"), ..group };
+        assert!(monitor_layers(&[], &[], BOUNDS, Some(nowhere)).is_err());
+        Ok(())
     }
 }

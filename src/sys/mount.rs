@@ -2,9 +2,9 @@
 //!
 //! A detached tree is mounted nowhere; it vanishes with its descriptor unless attached.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -83,13 +83,17 @@ pub fn attach(tree: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 fn set_attributes(mount: BorrowedFd<'_>, recursive: bool, attributes: &MountAttr) -> io::Result<()> {
+    set_attributes_at(mount.as_raw_fd(), c"", recursive, attributes)
+}
+
+fn set_attributes_at(dir: RawFd, path: &CStr, recursive: bool, attributes: &MountAttr) -> io::Result<()> {
     let flags = AT_EMPTY_PATH | if recursive { AT_RECURSIVE } else { 0 };
-    // SAFETY: the path is the empty C string; the attributes are a live value of exactly the size given.
+    // SAFETY: the path is a live C string; the attributes are a live value of exactly the size given.
     checked(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
-            mount.as_raw_fd(),
-            c"".as_ptr(),
+            dir,
+            path.as_ptr(),
             flags,
             std::ptr::from_ref(attributes),
             size_of::<MountAttr>(),
@@ -104,6 +108,14 @@ fn set_attributes(mount: BorrowedFd<'_>, recursive: bool, attributes: &MountAttr
 /// The kernel's errors; nothing has changed then.
 pub fn change(mount: BorrowedFd<'_>, recursive: bool, set: u64, clear: u64) -> io::Result<()> {
     set_attributes(mount, recursive, &MountAttr { set, clear, ..MountAttr::default() })
+}
+
+/// As [`change`] for the mount at a path, without a descriptor and without an allocation.
+///
+/// # Errors
+/// The kernel's errors; nothing has changed then.
+pub fn change_at(path: &CStr, recursive: bool, set: u64) -> io::Result<()> {
+    set_attributes_at(libc::AT_FDCWD, path, recursive, &MountAttr { set, ..MountAttr::default() })
 }
 
 /// Maps the owners of a detached tree's files through `user_namespace`, from on-disk ids (inside)

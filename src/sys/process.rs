@@ -265,12 +265,25 @@ pub fn start_ticks(pid: u32) -> io::Result<u64> {
     ticks.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
+/// The first number that [`give_descriptors`] never places a descriptor at.
+const LIFTED: libc::c_int = 256;
+
+/// A copy of a descriptor that [`give_descriptors`] does not replace, for steps in the child after it.
+///
+/// # Errors
+/// The kernel's errors.
+pub fn lift(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: this command takes integers only; the kernel has just made the new descriptor, and nothing else owns it.
+    unsafe {
+        let high = checked(i64::from(libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LIFTED)))?;
+        Ok(OwnedFd::from_raw_fd(high as RawFd))
+    }
+}
+
 /// Gives the child of `command` these descriptors, each at its number, and no others beside the
 /// first three.
 pub fn give_descriptors(command: &mut std::process::Command, fds: Vec<(OwnedFd, RawFd)>) {
     use std::os::unix::process::CommandExt as _;
-    // Numbers that the placement itself does not use.
-    const LIFTED: libc::c_int = 256;
     let mut lifted: Vec<RawFd> = vec![-1; fds.len()];
     let prepare = move || {
         // The program gets none of this process's other descriptors. Best effort: kernels before
@@ -310,42 +323,4 @@ pub fn unread(pipe: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: the kernel writes one integer into a live one.
     checked(i64::from(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut bytes) }))?;
     Ok(usize::try_from(bytes).unwrap_or(0))
-}
-
-/// What confines a virtual machine monitor, prepared by its parent.
-pub struct MonitorLayers {
-    /// A Landlock rule set.
-    pub rules: OwnedFd,
-    /// A system call filter.
-    pub filter: seccompiler::BpfProgram,
-    /// Resource limits.
-    pub limits: Vec<(nix::sys::resource::Resource, u64)>,
-}
-
-/// Confines the child of `command`, a virtual machine monitor: a session of its own, resource limits, no new
-/// privileges, namespaces without network, file access, system calls. The start fails where the kernel refuses one of
-/// them.
-pub fn confine_monitor(command: &mut std::process::Command, layers: MonitorLayers) {
-    use nix::sched::CloneFlags;
-    use nix::sys::resource::{getrlimit, setrlimit};
-    use std::os::unix::process::CommandExt as _;
-    let prepare = move || {
-        nix::unistd::setsid()?;
-        for (resource, most) in &layers.limits {
-            let most = getrlimit(*resource)?.1.min(*most);
-            setrlimit(*resource, most, most)?;
-        }
-        set_no_new_privileges()?;
-        let apart = CloneFlags::CLONE_NEWUSER
-            | CloneFlags::CLONE_NEWNET
-            | CloneFlags::CLONE_NEWIPC
-            | CloneFlags::CLONE_NEWUTS
-            | CloneFlags::CLONE_NEWCGROUP;
-        nix::sched::unshare(apart)?;
-        // SAFETY: this call takes integers only.
-        checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, layers.rules.as_raw_fd(), 0u32) })?;
-        seccompiler::apply_filter(&layers.filter).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))
-    };
-    // SAFETY: between fork and exec only system calls that any thread may make, and no allocation.
-    unsafe { command.pre_exec(prepare) };
 }

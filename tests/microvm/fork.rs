@@ -93,6 +93,8 @@ fn forked_machines_differ() {
         // A copy is a machine like others: it is copied, suspended and restored itself.
         let again = host.ok(&["fork", "copy-1", "again", "--json"]);
         assert!(again.contains("\"machine\""), "{user:?}: {again}");
+        // Its memory is mapped from a file: only what it changed was read while it stood still.
+        assert!(host.log().contains("the changed pages of a machine were copied"), "{user:?}: {}", host.log());
         assert_eq!(host.run("again", "print(next(numbers), os.uname().nodename)"), "2 again", "{user:?}");
         host.ok(&["suspend", "copy-1", "--release"]);
         assert_eq!(host.run("copy-1", "print(next(numbers))"), "2", "{user:?}\n{}", host.log());

@@ -102,7 +102,7 @@ fn monitor_is_confined() {
         let pid = host.warm_up();
         assert_eq!((status(pid, "Seccomp"), status(pid, "NoNewPrivs")), ("2".into(), "1".into()));
         assert_ne!(status(pid, "Seccomp_filters"), "1", "its own filter and ours");
-        for namespace in ["user", "net", "ipc", "uts", "cgroup"] {
+        for namespace in ["user", "mnt", "net", "ipc", "uts", "cgroup"] {
             let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).expect("a namespace");
             assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
         }
@@ -115,6 +115,10 @@ fn monitor_is_confined() {
         let secret = host.data().join("catalog.db");
         assert!(secret.exists());
         for path in ["/etc/hostname", secret.to_str().expect("a path")] {
+            assert!(open(path).contains("No such file"), "{user:?}: {path}: {}", open(path));
+        }
+        // What its tree shows of others, Landlock refuses.
+        for path in ["/proc/1/environ", "/proc/self/root/proc/1/cmdline"] {
             assert!(open(path).contains("Permission denied"), "{user:?}: {path}: {}", open(path));
         }
         let socket = host.socket();

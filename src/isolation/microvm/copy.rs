@@ -1,9 +1,13 @@
 //! A running machine, copied at one stop: other kernels' machines begin with its memory, processors and disk.
 //!
 //! ```text
-//!  processes stopped ─▶ machine stopped ─▶ stream, disk ─▶ machine continues, and its processes
+//!  processes stopped ─▶ machine stopped ─▶ memory, devices, disk ─▶ machine continues, and its processes
 //!                                             └▶ ram, state ─▶ each copy: own disk, private memory, seeded, renamed, bound
 //! ```
+//!
+//! A machine whose memory is mapped from a file is copied by the pages that it changed; the file beneath is copied before
+//! the stop. Any other machine writes its whole memory as a stream, and so does one whose template did not prove copies
+//! by pages.
 //!
 //! The copy's files are in an unfinished folder of the templates, which the next daemon removes, and exist until the last
 //! machine was started: their memory stays mapped. A machine that does not confirm its seeding ends.
@@ -16,10 +20,11 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Whence, lseek};
 
 use super::handle::{MachineHandle, blocking};
+use super::pages::MappedMemory;
 use super::qmp::Qmp;
 use super::seed::{self, Renewal};
 use super::stream;
-use super::template::{Kind, MEMORY, STATE, Template, close};
+use super::template::{self, Kind, MEMORY, STATE, Template, close};
 use super::templates::{UNFINISHED, hex};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -28,15 +33,107 @@ use crate::link::handshake::WorkerIdentity;
 use crate::sys::{fault, fs, inode, random};
 
 const STREAM: &str = "stream";
+const DEVICES: &str = "devices";
 const COPIED_DISK: &str = "disk";
 
 /// A machine that was saved at one stop. Its files are removed with it.
 pub struct SavedMachine {
     place: Place,
-    stream: File,
+    source: Source,
     kind: Kind,
     worker: WorkerIdentity,
     boot_id: String,
+}
+
+/// How a machine's memory and devices are saved.
+pub(super) enum Source {
+    /// Everything in one stream.
+    Stream(File),
+    /// By its changed pages.
+    Pages {
+        mapped: MappedMemory,
+        /// The memory, with the changed pages once it is saved.
+        memory: File,
+        devices: File,
+        /// The state of its template.
+        template: File,
+    },
+}
+
+impl Source {
+    /// Prepares to save a running machine in a folder. Copies what is beneath the changed pages. Blocks.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    fn prepare(place: &Path, by_pages: Option<(MappedMemory, File)>) -> std::io::Result<Source> {
+        let Some((mapped, template)) = by_pages else { return Source::stream(place) };
+        let memory = create(&place.join(MEMORY))?;
+        copy_file(mapped.base(), &memory)?;
+        let mut options = OpenOptions::new();
+        // Its reader opens it anew: the monitor finds a descriptor by how it was opened.
+        let devices = options.write(true).create_new(true).mode(0o600).open(place.join(DEVICES))?;
+        Ok(Source::Pages { mapped, memory, devices, template })
+    }
+
+    /// Prepares a copy as a stream.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(super) fn stream(place: &Path) -> std::io::Result<Source> {
+        create(&place.join(STREAM)).map(Source::Stream)
+    }
+
+    /// Prepares a copy by pages.
+    ///
+    /// # Errors
+    /// Those of the file system and of `/proc`.
+    pub(super) fn pages(place: &Path, pid: u32, memory_bytes: u64, template: File) -> std::io::Result<Source> {
+        Source::prepare(place, Some((MappedMemory::find(pid, memory_bytes)?, template)))
+    }
+
+    /// Saves a stopped machine.
+    ///
+    /// # Errors
+    /// Those of the monitor, of the file system and of `/proc`.
+    pub(super) async fn save(self, monitor: &mut Qmp) -> Result<Source> {
+        match self {
+            Source::Stream(stream) => {
+                monitor.save_into(&stream, limits::VM_MEMORY).await?;
+                Ok(Source::Stream(stream))
+            }
+            Source::Pages { mapped, memory, devices, template } => {
+                monitor.save_devices(&devices).await?;
+                blocking(move || {
+                    let pages = mapped.write_changed(&memory).map_err(|error| failed(&error))?;
+                    tracing::info!(pages, "the changed pages of a machine were copied");
+                    Ok(Source::Pages { mapped, memory, devices, template })
+                })
+                .await
+            }
+        }
+    }
+
+    /// Makes memory and state in the same folder. Blocks.
+    ///
+    /// # Errors
+    /// Those of the file system; `InvalidData`.
+    pub(super) fn finish(self, place: &Path, memory_bytes: u64) -> std::io::Result<()> {
+        let state = create(&place.join(STATE))?;
+        let (memory, used) = match self {
+            Source::Stream(stream) => {
+                let memory = create(&place.join(MEMORY))?;
+                stream::split(&stream, memory_bytes, &memory, &state)?;
+                (memory, STREAM)
+            }
+            Source::Pages { memory, template, .. } => {
+                stream::join(&template, &File::open(place.join(DEVICES))?, memory_bytes, &state)?;
+                (memory, DEVICES)
+            }
+        };
+        close(&memory)?;
+        close(&state)?;
+        std::fs::remove_file(place.join(used))
+    }
 }
 
 /// A copied machine, ready for launches. Its files are removed with it.
@@ -112,14 +209,15 @@ impl MachineHandle {
         };
         let (machine, folder) = (self.machine(), self.copies().to_owned());
         let (disk, worker) = (machine.folder.disk(), worker.clone());
-        let (place, stream, boot_id) = blocking(move || {
+        let (pid, about) = (self.process(), kind.clone());
+        let (place, source, boot_id) = blocking(move || {
             let place = Place(folder.join(format!("{UNFINISHED}copy-{}", hex(random::bytes()))));
             std::fs::create_dir_all(&folder).map_err(|error| failed(&error))?;
             let mut builder = std::fs::DirBuilder::new();
             std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
             builder.create(&place.0).map_err(|error| failed(&error))?;
-            let stream = create(&place.0.join(STREAM)).map_err(|error| failed(&error))?;
-            Ok((place, stream, seed::seed(&mut machine.client(), "", Renewal::Keep)?))
+            let source = Source::prepare(&place.0, by_pages(&folder, pid, &about)).map_err(|error| failed(&error))?;
+            Ok((place, source, seed::seed(&mut machine.client(), "", Renewal::Keep)?))
         })
         .await?;
         let copied_disk = place.0.join(COPIED_DISK);
@@ -127,43 +225,55 @@ impl MachineHandle {
         self.set_stopped(true);
         let saved = async {
             monitor.stop().await?;
-            monitor.save_into(&stream, limits::VM_MEMORY).await?;
+            let source = source.save(&mut monitor).await?;
             fault::point("machine.copy.save").map_err(|error| failed(&error))?;
-            blocking(move || copy_disk(&disk, &copied_disk).map_err(|error| failed(&error))).await
+            blocking(move || copy_disk(&disk, &copied_disk).map_err(|error| failed(&error))).await?;
+            Ok(source)
         };
-        let saved = saved.await;
+        let saved: Result<Source> = saved.await;
         let resumed = monitor.go_on().await;
         self.set_stopped(false);
         resumed?;
-        saved?;
+        let source = saved?;
         self.set_clock().await?;
-        Ok(SavedMachine { place, stream, kind, worker, boot_id })
+        Ok(SavedMachine { place, source, kind, worker, boot_id })
     }
 }
 
 impl SavedMachine {
-    /// Separates memory and state, which takes its time: the original runs meanwhile.
+    /// Completes memory and state, which takes its time: the original runs meanwhile.
     ///
     /// # Errors
-    /// Those of the file system; `unavailable` if the saved stream is not understood.
+    /// Those of the file system; `unavailable` if what was saved is not understood.
     pub async fn into_copy(self) -> Result<MachineCopy> {
-        let SavedMachine { place, stream, kind, worker, boot_id } = self;
+        let SavedMachine { place, source, kind, worker, boot_id } = self;
         let memory_bytes = kind.memory_bytes();
         let (place, template) = blocking(move || {
-            let split = || {
-                let (memory, state) = (create(&place.0.join(MEMORY))?, create(&place.0.join(STATE))?);
-                stream::split(&stream, memory_bytes, &memory, &state)?;
-                close(&memory)?;
-                close(&state)?;
-                std::fs::remove_file(place.0.join(STREAM))?;
-                Template::untested(&place.0)
-            };
-            let template = split().map_err(|error| failed(&error))?;
+            let finished = source.finish(&place.0, memory_bytes).and_then(|()| Template::untested(&place.0));
+            let template = finished.map_err(|error| failed(&error))?;
             Ok((place, template))
         })
         .await?;
         fault::point("machine.copy.split").map_err(|error| failed(&error))?;
         Ok(MachineCopy { place, template, kind, worker, boot_id })
+    }
+}
+
+/// What a copy by pages needs: where the machine's memory is mapped, and the state of its template, which has proved
+/// such copies. Blocks.
+fn by_pages(templates: &Path, pid: u32, kind: &Kind) -> Option<(MappedMemory, File)> {
+    let found = || {
+        let folder = templates.join(kind.key().map_err(|error| error.message)?);
+        let template = template::proven_state(&folder)?;
+        let mapped = MappedMemory::find(pid, kind.memory_bytes()).map_err(|error| error.to_string())?;
+        Ok::<_, String>((mapped, template))
+    };
+    match found() {
+        Ok(found) => Some(found),
+        Err(why) => {
+            tracing::info!(why, "the whole memory of a virtual machine is copied");
+            None
+        }
     }
 }
 
@@ -174,10 +284,15 @@ fn create(path: &Path) -> std::io::Result<File> {
 /// Copies a disk: as a clone where the file system can, else what is no hole.
 fn copy_disk(from: &Path, to: &Path) -> std::io::Result<File> {
     let (from, to) = (File::open(from)?, create(to)?);
-    if inode::clone_blocks(from.as_fd(), to.as_fd()).is_err() {
-        copy_sparse(&from, &to)?;
-    }
+    copy_file(&from, &to)?;
     Ok(to)
+}
+
+fn copy_file(from: &File, to: &File) -> std::io::Result<()> {
+    match inode::clone_blocks(from.as_fd(), to.as_fd()) {
+        Ok(()) => Ok(()),
+        Err(_) => copy_sparse(from, to),
+    }
 }
 
 fn copy_sparse(from: &File, to: &File) -> std::io::Result<()> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::accelerator::Accelerators;
 use super::client::PortConnector;
 use super::files::MirroredFiles;
-use super::handle::{MachineHandle, Record, Warm, no_mounts};
+use super::handle::{MachineHandle, Record, Shared, Warm, no_mounts};
 use super::image::{self, Image};
 use super::images::HostImages;
 use super::launch::Serving;
@@ -24,6 +24,7 @@ use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
     EngineState, FileAccess, Images, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Reach,
@@ -52,6 +53,8 @@ pub struct MicrovmSettings {
     pub sockets: PathBuf,
     /// Uid and gid of QEMU, in a daemon that is root.
     pub account: Option<(u32, u32)>,
+    /// The folder for the machines' cgroups, where one is delegated.
+    pub cgroup_base: Option<PathBuf>,
     /// What the machines' disks withstand.
     pub durability: Durability,
     /// What runs the guests' instructions.
@@ -66,6 +69,7 @@ pub struct MicrovmDriver {
     pub(super) machines: Machines,
     pub(super) templates: Rc<Templates>,
     pub(super) accelerators: Rc<Accelerators>,
+    pub(super) cgroups: Option<Cgroups>,
     images: Rc<HostImages>,
     host: Rc<dyn IsolationDriver>,
 }
@@ -81,12 +85,23 @@ impl MicrovmDriver {
         });
         let (folder, list) = (settings.images.clone(), settings.image_list.clone());
         let images = HostImages::new(folder, list, Rc::clone(&templates), Rc::clone(&accelerators));
-        MicrovmDriver { accelerators, settings, machines: Machines::default(), templates, images, host }
+        let cgroups = settings.cgroup_base.clone().map(|base| Cgroups::new(base, settings.host));
+        MicrovmDriver { accelerators, cgroups, settings, machines: Machines::default(), templates, images, host }
     }
 
     /// What handles share.
-    fn shared(&self) -> (HostId, Machines, PathBuf) {
-        (self.settings.host, self.machines.clone(), self.settings.templates.clone())
+    fn shared(&self, worker: WorkerId) -> Shared {
+        let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
+        let (machines, copies) = (self.machines.clone(), self.settings.templates.clone());
+        Shared { host: self.settings.host, machines, copies, cgroup }
+    }
+
+    /// Removes what an ended machine left outside of its kernel's folder.
+    async fn clean_up(&self, worker: WorkerId, sockets: &Sockets) {
+        sockets.unlink();
+        if let Some(cgroups) = &self.cgroups {
+            remove_cgroup(&cgroups.of(worker)).await;
+        }
     }
 
     pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
@@ -196,7 +211,7 @@ impl IsolationDriver for MicrovmDriver {
         };
         let machine = Arc::new(Machine::new(folder, &about));
         let started = match new.copy {
-            Some(copy) => self.start_copy(copy, &mut about, &machine, record).await,
+            Some(copy) => self.start_copy(worker, copy, &mut about, &machine, record).await,
             None => self.start(&new, &mut about, &machine, saved, record).await,
         };
         match started {
@@ -204,11 +219,11 @@ impl IsolationDriver for MicrovmDriver {
                 notes.extend(self.templates.take_notes());
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
                 let connector = Rc::new(PortConnector { socket: sockets.link });
-                let handle = MachineHandle::new(worker, process, about, machine, self.shared(), warm)?;
+                let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), warm)?;
                 Ok(Launched { connector, handle: Rc::new(handle), notes })
             }
             Err(error) => {
-                sockets.unlink();
+                self.clean_up(worker, &sockets).await;
                 Err(error)
             }
         }
@@ -223,7 +238,7 @@ impl IsolationDriver for MicrovmDriver {
         }
         let machine = Arc::new(Machine::new(folder, &about));
         let connector = Rc::new(PortConnector { socket: about.sockets.link.clone() });
-        let handle = MachineHandle::new(worker, process, about, machine, self.shared(), None)?;
+        let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), None)?;
         Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
     }
 
@@ -236,11 +251,11 @@ impl IsolationDriver for MicrovmDriver {
                 if self.may_run(record) {
                     return Err(Error::deadline("the killed virtual machine has not ended"));
                 }
-                about.sockets.unlink();
+                self.clean_up(worker, &about.sockets).await;
                 Ok(())
             }
             Err(error) if error.code == ErrorCode::Lost => {
-                Record::read(record)?.sockets.unlink();
+                self.clean_up(worker, &Record::read(record)?.sockets).await;
                 Ok(())
             }
             // Nothing identifies its process; `sweep` ends it.

@@ -22,6 +22,7 @@ use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::limits;
+use crate::isolation::cgroups::remove_cgroup;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{BoundSources, HostMount, KernelHome, WorkerHandle, WorkerRecord};
@@ -72,7 +73,18 @@ pub(super) struct MachineHandle {
     machines: Machines,
     /// The folder for files of copies.
     copies: PathBuf,
+    cgroup: Option<PathBuf>,
     watched: Rc<Watched>,
+}
+
+/// What a driver gives each of its handles.
+pub(super) struct Shared {
+    pub host: HostId,
+    pub machines: Machines,
+    /// The folder for files of copies.
+    pub copies: PathBuf,
+    /// The machine's cgroup.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// What a warm machine's binding needs.
@@ -110,7 +122,7 @@ impl MachineHandle {
         process: WorkerProcess,
         about: Record,
         machine: Arc<Machine>,
-        (host, machines, copies): (HostId, Machines, PathBuf),
+        Shared { host, machines, copies, cgroup }: Shared,
         warm: Option<Warm>,
     ) -> Result<MachineHandle> {
         let (pid, written) = (process.pid, about.write()?);
@@ -127,7 +139,12 @@ impl MachineHandle {
             has_ended: watch::Sender::new(false),
         });
         tokio::task::spawn_local(watch_over(id, Rc::clone(&watched), machines.clone(), about.sockets.clone()));
-        Ok(MachineHandle { id, host, pid, about, written, warm, machines, copies, watched })
+        Ok(MachineHandle { id, host, pid, about, written, warm, machines, copies, cgroup, watched })
+    }
+
+    /// QEMU's process id.
+    pub(super) fn process(&self) -> u32 {
+        self.pid
     }
 
     pub(super) fn kind(&self) -> Option<Kind> {
@@ -296,6 +313,9 @@ impl WorkerHandle for MachineHandle {
 
     async fn clean_up(&self) {
         self.about.sockets.unlink();
+        if let Some(cgroup) = &self.cgroup {
+            remove_cgroup(cgroup).await;
+        }
     }
 
     fn record_for(&self, home: &KernelHome) -> WorkerRecord {

@@ -18,6 +18,7 @@ use super::saved::{self, Saved};
 use super::seed::{self, Renewal};
 use super::template::Kind;
 use crate::core::error::{Error, Result};
+use crate::core::ids::WorkerId;
 use crate::core::limits;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
@@ -27,7 +28,7 @@ use crate::link::machine::{Reply, Request};
 use crate::sys::fault;
 
 /// Time for a continued guest to learn that its ports were closed.
-const RECONNECTION: Duration = Duration::from_millis(100);
+pub(super) const RECONNECTION: Duration = Duration::from_millis(100);
 
 /// A machine whose worker serves.
 pub(super) struct Serving {
@@ -39,6 +40,7 @@ pub(super) struct Serving {
 
 /// What is the same in each attempt to start a machine.
 struct Attempt<'a> {
+    worker: WorkerId,
     kind: &'a Kind,
     disk: &'a Path,
     machine: &'a Arc<Machine>,
@@ -57,7 +59,7 @@ impl MicrovmDriver {
         saved: Option<Saved>,
         record: &Recorder<'_>,
     ) -> Result<Serving> {
-        let (folder, limits) = (&machine.folder, &new.shape.limits);
+        let (worker, folder, limits) = (new.identity.worker, &machine.folder, &new.shape.limits);
         let image = image::find(&self.settings.images, &new.shape.variant)?;
         let is_new = !folder.has_disk();
         let disk = if is_new {
@@ -77,7 +79,7 @@ impl MicrovmDriver {
         let mut kind = Kind::new(&image, new.shape, chosen, version.clone(), found.len());
         about.kind = Some(kind.clone());
         record(about.write()?).await?;
-        let attempt = Attempt { kind: &kind, disk: &disk, machine };
+        let attempt = Attempt { worker, kind: &kind, disk: &disk, machine };
         if let Some(saved) = saved {
             let process = self.go_on(&attempt, &image, saved, about, record).await?;
             return Ok(Serving { process, shared_boot_id: String::new(), notes: Vec::new() });
@@ -111,7 +113,7 @@ impl MicrovmDriver {
                         notes.push(LaunchNote { kind: "kvm_given_up", detail: error.message });
                         kind = Kind::new(&image, new.shape, Chosen::Tcg, version, found.len());
                         about.kind = Some(kind.clone());
-                        let attempt = Attempt { kind: &kind, disk: &disk, machine };
+                        let attempt = Attempt { worker, kind: &kind, disk: &disk, machine };
                         self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?
                     }
                     booted => booted,
@@ -142,6 +144,7 @@ impl MicrovmDriver {
     /// confirm that it is seeded. The machine has ended then.
     pub(super) async fn start_copy(
         &self,
+        worker: WorkerId,
         copy: &MachineCopy,
         about: &mut Record,
         machine: &Arc<Machine>,
@@ -156,7 +159,7 @@ impl MicrovmDriver {
         record(about.write()?).await?;
         let disk = machine.folder.disk();
         copy.make_disk(&disk, self.settings.durability).await?;
-        let attempt = Attempt { kind, disk: &disk, machine };
+        let attempt = Attempt { worker, kind, disk: &disk, machine };
         let begin = Begin::Copy { image: &image, template: copy.template() };
         let process = self.attempt(&attempt, begin, copy.boot_id(), about, record).await??;
         Ok(Serving { process, shared_boot_id: String::new(), notes: Vec::new() })
@@ -195,7 +198,7 @@ impl MicrovmDriver {
         about: &mut Record,
         record: &Recorder<'_>,
     ) -> Result<Result<WorkerProcess>> {
-        let Attempt { kind, disk, machine } = *attempt;
+        let Attempt { worker, kind, disk, machine } = *attempt;
         let (is_loaded, had_daemon) = (begin.is_loaded(), begin.had_daemon());
         let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
@@ -204,7 +207,10 @@ impl MicrovmDriver {
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (account, durability, sockets) = (self.settings.account, self.settings.durability, &about.sockets);
         let is_temporary = false;
-        let mut child = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log })?;
+        let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
+        let cgroup = cgroup.as_deref();
+        let new = NewMachine { begin, kind, disk, sockets, account, cgroup, durability, is_temporary, log };
+        let mut child = qemu::start(new)?;
         let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
         let process = WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("qemu: {error}")))?;
         let identified = ProcessRecord::of(pid);

@@ -20,6 +20,7 @@ mod image;
 mod images;
 mod launch;
 mod machine;
+mod pages;
 mod qemu;
 mod qmp;
 mod saved;

@@ -19,8 +19,9 @@ use crate::core::limits;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::link::connector::unix;
 use crate::link::machine::{CONTROL_PORT, EVENT_PORT, LINK_PORT};
-use crate::sandbox::{MonitorBounds, monitor_layers};
-use crate::sys::process::{confine_monitor, give_descriptors};
+use crate::sandbox::{MonitorBounds, MonitorGroup, monitor_layers};
+use crate::sys::monitor::confine_monitor;
+use crate::sys::process::give_descriptors;
 
 /// The program.
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -140,6 +141,8 @@ pub(super) struct NewMachine<'a> {
     pub disk: File,
     pub sockets: &'a Sockets,
     pub account: Option<(u32, u32)>,
+    /// The place of its cgroup, where one is delegated.
+    pub cgroup: Option<&'a Path>,
     pub durability: Durability,
     /// Whether it ends when its process is dropped; else it outlives the daemon.
     pub is_temporary: bool,
@@ -185,7 +188,7 @@ impl Descriptors {
 /// # Errors
 /// Those of opening, and of the start of the program.
 pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    let NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log } = new;
+    let NewMachine { begin, kind, disk, sockets, account, cgroup, durability, is_temporary, log } = new;
     let mut fds = Descriptors::default();
     let mut command = Command::new(program()?);
     command.args(&kind.machine);
@@ -229,9 +232,11 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
     if let Some((uid, gid)) = account {
         command.uid(uid).gid(gid);
     }
-    let layers = monitor_layers(&fds.of(&fds.readable), &fds.of(&fds.writable), bounds)?;
+    let (memory_bytes, processors) = (bounds.memory_bytes, kind.processors);
+    let group = cgroup.map(|path| MonitorGroup { path, memory_bytes, processors });
+    let layers = monitor_layers(&fds.of(&fds.readable), &fds.of(&fds.writable), bounds, group)?;
     give_descriptors(&mut command, fds.all);
-    confine_monitor(&mut command, layers);
+    confine_monitor(&mut command, layers).map_err(failed("its layers"))?;
     tokio::process::Command::from(command).kill_on_drop(is_temporary).spawn().map_err(failed("qemu"))
 }
 

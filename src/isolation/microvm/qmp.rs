@@ -151,19 +151,37 @@ impl Qmp {
     /// As [`Self::save`].
     pub(super) async fn save_into(&mut self, file: &std::fs::File, within: Duration) -> Result<()> {
         self.keep_memory().await?;
+        self.send_descriptor(file).await?;
+        self.run("getfd", json!({ "fdname": "state" })).await?;
+        // A stopped machine has no use for the bandwidth that is kept free by default.
+        self.run("migrate-set-parameters", json!({ "max-bandwidth": MOST_BANDWIDTH })).await?;
+        self.migrate("fd:state", within).await
+    }
+
+    /// Saves the devices of a stopped machine, without any memory, into a file that was opened for writing only.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub(super) async fn save_devices(&mut self, file: &std::fs::File) -> Result<()> {
+        self.send_descriptor(file).await?;
+        let added = self.run("add-fd", Value::Null).await?;
+        let set = added["fdset-id"].as_u64().ok_or_else(|| Error::unavailable("a monitor numbers no descriptor"))?;
+        let saved = self.run("xen-save-devices-state", json!({ "filename": format!("/dev/fdset/{set}") })).await;
+        self.run("remove-fd", json!({ "fdset-id": set })).await?;
+        saved.map(drop)
+    }
+
+    /// Sends a descriptor, which belongs to the next command.
+    async fn send_descriptor(&mut self, file: &std::fs::File) -> Result<()> {
         let until = Instant::now() + self.within;
-        // The descriptor comes with the first byte, and belongs to the next command.
+        // It comes with the first byte.
         let sent = async {
             self.stream.writable().await?;
             let fds = [file.as_raw_fd()];
             self.stream.try_io(tokio::io::Interest::WRITABLE, || send_with_fds(&self.stream, b" ", &fds))
         };
         let sent = timeout_at(until, sent).await.map_err(|_| late("a descriptor"))?;
-        sent.map_err(|error| Error::unavailable(format!("a monitor cannot be reached: {error}")))?;
-        self.run("getfd", json!({ "fdname": "state" })).await?;
-        // A stopped machine has no use for the bandwidth that is kept free by default.
-        self.run("migrate-set-parameters", json!({ "max-bandwidth": MOST_BANDWIDTH })).await?;
-        self.migrate("fd:state", within).await
+        sent.map(drop).map_err(|error| Error::unavailable(format!("a monitor cannot be reached: {error}")))
     }
 
     async fn migrate(&mut self, uri: &str, within: Duration) -> Result<()> {

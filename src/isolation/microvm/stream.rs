@@ -63,6 +63,37 @@ pub(super) fn split(stream: &File, memory_bytes: u64, memory: &File, state: &Fil
     splitter.state.flush()
 }
 
+/// Makes the state of a machine from that of its template and its devices: everything of the template's before the
+/// first device, and the devices without the header. `memory_bytes`: the size of main memory. Blocks.
+///
+/// # Errors
+/// As [`split`].
+pub(super) fn join(template: &File, devices: &File, memory_bytes: u64, state: &File) -> io::Result<()> {
+    let (template, devices) = (&again(template)?, &mut again(devices)?);
+    let mut splitter = Splitter {
+        from: BufReader::with_capacity(1 << 20, template),
+        state: BufWriter::new(state),
+        state_bytes: 0,
+        // Its memory is a file beside it.
+        memory: Pages { file: state, bytes: memory_bytes, at: 0, gathered: Vec::new(), end: 0 },
+        main: Vec::new(),
+        block: Vec::new(),
+    };
+    splitter.copy_before_devices()?;
+    if splitter.memory.end != 0 {
+        return Err(invalid("a template's state has memory"));
+    }
+    let mut header = [0; MAGIC.len() + 1];
+    devices.read_exact(&mut header)?;
+    if header[..MAGIC.len()] != MAGIC || header[MAGIC.len()] != FULL {
+        return Err(invalid("its devices"));
+    }
+    splitter.put(&[FULL])?;
+    splitter.from = BufReader::new(devices);
+    splitter.copy_rest()?;
+    splitter.state.flush()
+}
+
 /// Bytes of adjacent pages that are written at once.
 const GATHERED: usize = 1 << 20;
 
@@ -111,6 +142,14 @@ struct Splitter<'f> {
 
 impl Splitter<'_> {
     fn run(&mut self) -> io::Result<()> {
+        self.copy_before_devices()?;
+        // Nothing but main memory is left out.
+        self.put(&[FULL])?;
+        self.copy_rest()
+    }
+
+    /// Copies everything before the first device, whose kind is taken.
+    fn copy_before_devices(&mut self) -> io::Result<()> {
         let section = self.copy_header()?;
         self.copy_blocks()?;
         self.copy_pages()?;
@@ -134,11 +173,7 @@ impl Splitter<'_> {
                     self.put(&head)?;
                     self.copy(usize::from(u16::from_be_bytes([head[2], head[3]])))?;
                 }
-                // Devices: nothing but main memory is left out.
-                FULL => {
-                    self.put(&kind)?;
-                    return self.copy_rest();
-                }
+                FULL => return Ok(()),
                 other => return Err(invalid(format_args!("a section of kind {other}"))),
             }
         }
@@ -341,6 +376,29 @@ mod tests {
         assert_eq!(state, kept);
         let fills: Vec<u8> = memory.chunks(PAGE_BYTES).map(|page| page[0]).collect();
         assert_eq!((memory.len() as u64, fills), (MEMORY, vec![1, 0, 3, 0]));
+        Ok(())
+    }
+
+    #[test]
+    fn devices_follow_template() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let joined = |template: &[u8], devices: &[u8]| {
+            let [old, new, state] = ["old", "new", "state"].map(|name| folder.path().join(name));
+            std::fs::write(&old, template)?;
+            std::fs::write(&new, devices)?;
+            join(&File::open(&old)?, &File::open(&new)?, MEMORY, &File::create(&state)?)?;
+            std::fs::read(&state)
+        };
+        let kept = pieces().into_iter().filter(|(_, kept)| *kept).map(|(piece, _)| piece);
+        let template: Vec<u8> = kept.flatten().collect();
+        let devices = [&MAGIC[..], &[FULL], b"newer"].concat();
+        let before = template.len() - b"devices \x01\x02 and all the rest".len();
+        assert_eq!(joined(&template, &devices)?, [&template[..before], b"newer"].concat());
+        let with_memory: Vec<u8> = pieces().into_iter().flat_map(|(piece, _)| piece).collect();
+        assert!(joined(&with_memory, &devices).is_err());
+        for other in [&b""[..], &MAGIC, b"QEVM\0\0\0\x02\x04", &[&MAGIC[..], &[END]].concat()] {
+            assert!(joined(&template, other).is_err(), "{other:?}");
+        }
         Ok(())
     }
 

@@ -120,6 +120,9 @@ pub(super) struct Description {
     state: Part,
     /// The boot id of the test start: a machine that has the same one was not seeded.
     pub tested_boot_id: String,
+    /// Whether a copy by changed pages was the same as one of the whole memory, and started.
+    #[serde(default)]
+    pub proves_pages: bool,
 }
 
 /// A verified template. Its files stay open, so that nothing that happens to its folder changes it.
@@ -217,13 +220,26 @@ impl Template {
 
 /// The image of a template's folder, as its description says; `None` if it has none.
 pub(super) fn image_of(folder: &Path) -> Option<String> {
+    describe(folder).ok().map(|about| about.kind.image)
+}
+
+/// The state of a template that has proved copies by pages; an error says why there is none.
+pub(super) fn proven_state(folder: &Path) -> std::result::Result<File, String> {
+    if !describe(folder)?.proves_pages {
+        return Err(String::from("its template did not prove copies by pages"));
+    }
     let mut options = OpenOptions::new();
-    let file =
-        options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(DESCRIPTION)).ok()?;
+    let state = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(STATE));
+    state.map_err(|error| format!("its template: {error}"))
+}
+
+fn describe(folder: &Path) -> std::result::Result<Description, String> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(DESCRIPTION));
     let mut text = String::new();
-    file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text).ok()?;
-    let about: Description = serde_json::from_str(&text).ok()?;
-    Some(about.kind.image)
+    let read = file.and_then(|file| file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text));
+    read.map_err(|error| format!("its template has no description: {error}"))?;
+    serde_json::from_str(&text).map_err(|error| format!("{DESCRIPTION}: {error}"))
 }
 
 /// Length and digest of a file. Blocks.
@@ -265,7 +281,7 @@ pub(super) fn seal(place: &Path, kind: Kind) -> Result<Description> {
     if state.bytes == 0 || state.bytes > limits::VM_DEVICE_STATE_BYTES {
         return Err(Error::unavailable(format!("a template's state has {} bytes", state.bytes)));
     }
-    Ok(Description { format: FORMAT, kind, memory, state, tested_boot_id: String::new() })
+    Ok(Description { format: FORMAT, kind, memory, state, tested_boot_id: String::new(), proves_pages: false })
 }
 
 /// Gives a finished template its name, in place of a damaged one. Blocks.

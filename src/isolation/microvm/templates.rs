@@ -15,7 +15,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::client::Client;
+use super::copy::Source;
 use super::image::Image;
+use super::launch::RECONNECTION;
 use super::qemu::{self, Begin, NewMachine, Sockets};
 use super::qmp::Qmp;
 use super::seed::{self, Renewal};
@@ -225,6 +227,10 @@ impl Templates {
         let mut description = sealed.map_err(|error| Error::internal(error.to_string()))??;
         let template = Template::untested(place).map_err(|error| Error::unavailable(error.to_string()))?;
         description.tested_boot_id = self.test(place, kind, image, &template).await?;
+        match self.prove_pages(place, kind, image, &template).await {
+            Ok(()) => description.proves_pages = true,
+            Err(error) => self.note("copies_by_stream", format!("{key}: {}", error.message)),
+        }
         let (from, to) = (place.to_owned(), self.settings.folder.join(key));
         let boot_id = description.tested_boot_id.clone();
         let published = tokio::task::spawn_blocking(move || publish(&from, &to, &description)).await;
@@ -249,7 +255,7 @@ impl Templates {
         disk.set_len(kind.disk_bytes).map_err(failed)?;
         let program = image.engines.get(&kind.engine).cloned().unwrap_or_default();
         let begin = Begin::Record { image, memory: &memory, state: &state };
-        self.with_machine(begin, kind, disk, async |sockets: &Sockets| {
+        self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
             let control = sockets.control.clone();
             let within = kind.boot_time();
             blocking(move || {
@@ -274,7 +280,7 @@ impl Templates {
         qemu::make_disk(&path, kind.disk_bytes).await?;
         let disk = qemu::open_disk(&path)?;
         let begin = Begin::Restore { image, template };
-        let boot_id = self.with_machine(begin, kind, disk, async |sockets: &Sockets| {
+        let boot_id = self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
             let mut monitor = Qmp::connect(&sockets.monitor).await?;
             monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
             monitor.resume().await?;
@@ -292,20 +298,89 @@ impl Templates {
         Ok(boot_id)
     }
 
+    /// Copies a machine of the template by its changed pages and as a stream, at one stop, and starts the former copy.
+    ///
+    /// # Errors
+    /// `unavailable` if the copies differ or the copy does not start; those of copying.
+    async fn prove_pages(&self, place: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
+        let proof = place.join("proof");
+        let proved = self.compare_copies(&proof, kind, image, template).await;
+        let removed = fs::remove_tree(&proof).map_err(|error| Error::unavailable(format!("write a template: {error}")));
+        proved.and(removed)
+    }
+
+    async fn compare_copies(&self, proof: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
+        let failed = |error: std::io::Error| Error::unavailable(format!("prove copies by pages: {error}"));
+        let (by_pages, by_stream, path) = (proof.join("pages"), proof.join("stream"), proof.join("disk"));
+        std::fs::create_dir_all(&by_pages).map_err(failed)?;
+        std::fs::create_dir(&by_stream).map_err(failed)?;
+        qemu::make_disk(&path, kind.disk_bytes).await?;
+        let begin = Begin::Restore { image, template };
+        let bytes = kind.memory_bytes();
+        self.with_machine(begin, kind, qemu::open_disk(&path)?, async |sockets: &Sockets, pid| {
+            let mut monitor = Qmp::connect(&sockets.monitor).await?;
+            monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
+            monitor.resume().await?;
+            let control = sockets.control.clone();
+            blocking(move || seed::seed(&mut Client::new(control), "", Renewal::Keep).map(drop)).await?;
+            let pages = Source::pages(&by_pages, pid, bytes, template.state().map_err(failed)?).map_err(failed)?;
+            let stream = Source::stream(&by_stream).map_err(failed)?;
+            monitor.stop().await?;
+            let (pages, stream) = (pages.save(&mut monitor).await?, stream.save(&mut monitor).await?);
+            let (by_pages, by_stream) = (by_pages.clone(), by_stream.clone());
+            blocking(move || {
+                pages.finish(&by_pages, bytes).and_then(|()| stream.finish(&by_stream, bytes)).map_err(failed)?;
+                let memory = |folder: &Path| File::open(folder.join(MEMORY)).and_then(|file| template::part(&file));
+                match memory(&by_pages).map_err(failed)? == memory(&by_stream).map_err(failed)? {
+                    true => Ok(()),
+                    false => Err(Error::unavailable("a copy by pages differs from the machine's memory")),
+                }
+            })
+            .await
+        })
+        .await?;
+        let copy = Template::untested(&by_pages).map_err(failed)?;
+        let begin = Begin::Copy { image, template: &copy };
+        self.with_machine(begin, kind, qemu::open_disk(&path)?, async |sockets: &Sockets, _| {
+            let mut monitor = Qmp::connect(&sockets.monitor).await?;
+            monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
+            monitor.resume().await?;
+            let control = sockets.control.clone();
+            tokio::time::sleep(RECONNECTION).await;
+            blocking(move || {
+                let mut client = Client::new(control);
+                client.open(limits::VM_CALL)?;
+                seed::seed(&mut client, "", Renewal::Keep).map(drop)
+            })
+            .await
+        })
+        .await
+    }
+
     /// Starts a machine, does something with it, and ends it.
     async fn with_machine<T>(
         &self,
         begin: Begin<'_>,
         kind: &Kind,
         disk: File,
-        act: impl AsyncFnOnce(&Sockets) -> Result<T>,
+        act: impl AsyncFnOnce(&Sockets, u32) -> Result<T>,
     ) -> Result<T> {
         let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()));
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (sockets, account, durability) = (&sockets, self.settings.account, Durability::Process);
         let is_temporary = true;
-        let started = qemu::start(NewMachine { begin, kind, disk, sockets, account, durability, is_temporary, log });
+        let started = qemu::start(NewMachine {
+            begin,
+            kind,
+            disk,
+            sockets,
+            account,
+            cgroup: None,
+            durability,
+            is_temporary,
+            log,
+        });
         let mut child = match started {
             Ok(child) => child,
             Err(error) => {
@@ -313,7 +388,10 @@ impl Templates {
                 return Err(error);
             }
         };
-        let done = act(sockets).await;
+        let done = match child.id() {
+            Some(pid) => act(sockets, pid).await,
+            None => Err(Error::unavailable("the virtual machine ended at once")),
+        };
         // It may write its files until it has ended.
         if done.is_ok()
             && let Ok(mut monitor) = Qmp::connect(&sockets.monitor).await

@@ -8,7 +8,6 @@ use std::rc::Rc;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::cgroups::{Cgroups, remove_cgroup};
 use super::engine_state::EngineDatabase;
 use super::files::HostFiles;
 use super::handle::{ProcessHandle, ProcessRecord, Record, Shared};
@@ -21,6 +20,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec};
+use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::{
     EngineState, FileAccess, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Recorder, Shape,
 };
@@ -76,8 +76,7 @@ struct Variant {
 impl ProcessDriver {
     /// A driver with these settings.
     pub fn new(settings: ProcessSettings) -> ProcessDriver {
-        let prefix = format!("worker-{}-", settings.host);
-        let cgroups = settings.cgroup_base.clone().map(|base| Cgroups { base, prefix });
+        let cgroups = settings.cgroup_base.clone().map(|base| Cgroups::new(base, settings.host));
         let interpreters = Interpreters::new(settings.interpreters.clone(), settings.system_paths.clone());
         let mapped_paths = settings.mapped_paths.clone();
         ProcessDriver {

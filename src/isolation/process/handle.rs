@@ -8,10 +8,10 @@ use std::rc::Rc;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::cgroups::{Cgroups, remove_cgroup};
 use super::launch::WorkerProcess;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
+use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::{BoundSources, HostMount, KernelHome, WorkerHandle, WorkerRecord};
 use crate::link::binding::{BoundFolder, BoundMount, BoundSource};
 use crate::link::connector::unix;

@@ -1,6 +1,5 @@
 //! Process isolation: a worker is a sandboxed process tree of this host.
 
-mod cgroups;
 mod driver;
 mod engine_state;
 mod files;

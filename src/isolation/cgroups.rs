@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::core::ids::WorkerId;
+use crate::core::ids::{HostId, WorkerId};
 
 /// Number of attempts to remove a cgroup that is still in use.
 const CGROUP_TRIES: u32 = 25;
@@ -10,19 +10,24 @@ const CGROUP_TRIES: u32 = 25;
 const CGROUP_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// The cgroups of a daemon's workers. Daemons may share the folder; the prefix of a name identifies the daemon.
-#[derive(Debug)]
-pub(super) struct Cgroups {
+#[derive(Debug, Clone)]
+pub(in crate::isolation) struct Cgroups {
     pub base: PathBuf,
     pub prefix: String,
 }
 
 impl Cgroups {
-    pub(super) fn of(&self, worker: WorkerId) -> PathBuf {
+    /// The cgroups of a host's workers in the delegated folder.
+    pub(in crate::isolation) fn new(base: PathBuf, host: HostId) -> Cgroups {
+        Cgroups { base, prefix: format!("worker-{host}-") }
+    }
+
+    pub(in crate::isolation) fn of(&self, worker: WorkerId) -> PathBuf {
         self.base.join(format!("{}{worker}", self.prefix))
     }
 
     /// The cgroups of this daemon's workers that are not in `known`.
-    pub(super) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
+    pub(in crate::isolation) fn stale(&self, known: &[WorkerId]) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(&self.base).into_iter().flatten().flatten();
         let is_stale = |entry: &std::fs::DirEntry| {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -34,7 +39,7 @@ impl Cgroups {
 }
 
 /// Removes a cgroup, with retries: the host kernel may need a moment to release the last process.
-pub(super) async fn remove_cgroup(path: &Path) {
+pub(in crate::isolation) async fn remove_cgroup(path: &Path) {
     for _ in 0..CGROUP_TRIES {
         match crate::sandbox::cgroup::remove(path) {
             Ok(()) => return,
