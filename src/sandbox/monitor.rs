@@ -1,7 +1,8 @@
 //! The layers of a virtual machine monitor: the guest may take it over, so it is as untrusted as the code inside.
 //!
 //! It reads the system's libraries and firmware and the files it was started with, writes those of its own machine,
-//! opens no socket, signals no other process, and sees no network. The parent prepares everything; the child applies it
+//! opens no socket (or only listening Unix sockets in a folder of its own), signals no other process, and sees no
+//! network. The parent prepares everything; the child applies it
 //! between fork and exec (`sys::process::confine_monitor`).
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -32,19 +33,29 @@ pub struct MonitorBounds {
     pub file_bytes: u64,
 }
 
-/// Prepares the layers of a monitor that opens `readable` and `writable` by name, and nothing else but the system's
-/// files.
+/// What a monitor opens by name, beside the system's files.
+#[derive(Debug, Default)]
+pub struct MonitorFiles<'f> {
+    /// Files that it reads.
+    pub readable: Vec<BorrowedFd<'f>>,
+    /// Files that it writes.
+    pub writable: Vec<BorrowedFd<'f>>,
+    /// Its program, if it may be outside the system's folders.
+    pub program: Option<BorrowedFd<'f>>,
+    /// The device that runs its guest.
+    pub device: Option<BorrowedFd<'f>>,
+    /// The folder in which it makes sockets and listens; it connects to none.
+    pub sockets: Option<BorrowedFd<'f>>,
+}
+
+/// Prepares the layers of a monitor that opens `files` by name, and nothing else but the system's files.
 ///
 /// # Errors
 /// If the host kernel has no Landlock.
-pub fn monitor_layers(
-    readable: &[BorrowedFd<'_>],
-    writable: &[BorrowedFd<'_>],
-    bounds: MonitorBounds,
-) -> Result<MonitorLayers, SandboxError> {
+pub fn monitor_layers(files: &MonitorFiles<'_>, bounds: MonitorBounds) -> Result<MonitorLayers, SandboxError> {
     let number = crate::sys::landlock::abi()
         .map_err(|error| SandboxError::new(Layer::Landlock, format!("the host kernel has no Landlock: {error}")))?;
-    let rules = rules(known_abi(number), number >= 6, readable, writable)
+    let rules = rules(known_abi(number), number >= 6, files)
         .map_err(|error| SandboxError::new(Layer::Landlock, format!("cannot restrict a monitor: {error}")))?;
     let limits = vec![
         (Resource::RLIMIT_CORE, 0),
@@ -56,15 +67,11 @@ pub fn monitor_layers(
         (Resource::RLIMIT_NICE, 0),
         (Resource::RLIMIT_RTPRIO, 0),
     ];
-    Ok(MonitorLayers { rules, filter: seccomp::monitor_program().clone(), limits })
+    let listens = files.sockets.is_some();
+    Ok(MonitorLayers { rules, filter: seccomp::monitor_program(listens).clone(), limits })
 }
 
-fn rules(
-    abi: ABI,
-    is_scoped: bool,
-    readable: &[BorrowedFd<'_>],
-    writable: &[BorrowedFd<'_>],
-) -> Result<OwnedFd, String> {
+fn rules(abi: ABI, is_scoped: bool, files: &MonitorFiles<'_>) -> Result<OwnedFd, String> {
     let words = |error: &dyn std::fmt::Display| error.to_string();
     let mut set = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
@@ -82,12 +89,22 @@ fn rules(
         let file = PathFd::new(path).map_err(|error| words(&error))?;
         set = allow(set, file.as_fd(), access)?;
     }
-    for file in readable {
+    for file in &files.readable {
         set = allow(set, *file, AccessFs::ReadFile.into())?;
     }
-    for file in writable {
+    for file in &files.writable {
         let all = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
         set = allow(set, *file, all & AccessFs::from_file(abi))?;
+    }
+    if let Some(program) = files.program {
+        set = allow(set, program, AccessFs::ReadFile | AccessFs::Execute)?;
+    }
+    if let Some(device) = files.device {
+        let all = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+        set = allow(set, device, all & AccessFs::from_file(abi))?;
+    }
+    if let Some(folder) = files.sockets {
+        set = allow(set, folder, AccessFs::MakeSock.into())?;
     }
     Option::from(set).ok_or_else(|| String::from("the host kernel made no rules"))
 }
@@ -103,10 +120,21 @@ mod tests {
     use std::process::Command;
 
     fn confined(program: &str, args: &[&str], readable: &[BorrowedFd<'_>]) -> (bool, String) {
+        confined_in(program, args, readable, None)
+    }
+
+    /// `sockets`: the folder in which it listens.
+    fn confined_in(
+        program: &str,
+        args: &[&str],
+        readable: &[BorrowedFd<'_>],
+        sockets: Option<BorrowedFd<'_>>,
+    ) -> (bool, String) {
         let bounds = MonitorBounds { memory_bytes: 1 << 30, file_bytes: 4096 };
         let mut command = Command::new(program);
         command.args(args).env("LC_ALL", "C");
-        crate::sys::process::confine_monitor(&mut command, monitor_layers(readable, &[], bounds).expect("layers"));
+        let files = MonitorFiles { readable: readable.to_vec(), sockets, ..MonitorFiles::default() };
+        crate::sys::process::confine_monitor(&mut command, monitor_layers(&files, bounds).expect("layers"));
         let output = command.output().expect("it starts");
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
@@ -134,5 +162,35 @@ mod tests {
         assert!(!connected && said.contains("not permitted"), "{said}");
         let (killed, said) = confined("/usr/bin/bash", &["-c", "kill -0 $PPID"], &[]);
         assert!(!killed && said.contains("not permitted"), "{said}");
+    }
+
+    #[test]
+    fn listener_makes_sockets_only() -> std::io::Result<()> {
+        let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+        let [own, other] = [0, 1].map(|at: usize| folders[at].path());
+        let sockets = File::open(own)?;
+        let python = |text: &str, sockets| confined_in("/usr/bin/python3", &["-c", text], &[], sockets);
+        let binds = |folder: &Path| {
+            format!("import socket; s = socket.socket(socket.AF_UNIX); s.bind('{}/s'); s.listen()", folder.display())
+        };
+        if !python("", None).0 {
+            eprintln!("not tested: there is no Python in /usr/bin");
+            return Ok(());
+        }
+        let (listens, said) = python(&binds(own), Some(sockets.as_fd()));
+        assert!(listens && own.join("s").exists(), "{said}");
+        let refused = |text: &str, sockets, why: &str| {
+            let (done, said) = python(text, sockets);
+            assert!(!done && said.contains(why), "{text}: {said}");
+        };
+        refused(&binds(own), None, "Operation not permitted");
+        refused(&binds(other), Some(sockets.as_fd()), "Permission denied");
+        refused(&format!("open('{}/f', 'w')", own.display()), Some(sockets.as_fd()), "Permission denied");
+        let connects = format!("import socket; s = socket.socket(socket.AF_UNIX); s.connect('{}/s')", own.display());
+        refused(&connects, Some(sockets.as_fd()), "Operation not permitted");
+        for kind in ["socket.AF_INET", "socket.AF_UNIX, socket.SOCK_DGRAM"] {
+            refused(&format!("import socket; socket.socket({kind})"), Some(sockets.as_fd()), "Operation not permitted");
+        }
+        Ok(())
     }
 }

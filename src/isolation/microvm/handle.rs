@@ -13,10 +13,10 @@ use tokio::time::Instant;
 
 use super::copy::SavedMachine;
 use super::machine::{Folder, Machine, Machines};
-use super::qemu::Sockets;
-use super::qmp::Qmp;
+use super::monitor::Monitor;
 use super::saved;
 use super::seed::{self, Renewal};
+use super::sockets::Sockets;
 use super::template::Kind;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -25,7 +25,6 @@ use crate::core::limits;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{BoundSources, HostMount, KernelHome, WorkerHandle, WorkerRecord};
-use crate::link::connector::unix::connect;
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::link::machine::{EVENT_ENDED, EVENT_QUERY, Request};
@@ -37,7 +36,7 @@ const UNASKED: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub sockets: Sockets,
-    /// QEMU's process; `None` before the start.
+    /// The monitor's process; `None` before the start.
     pub process: Option<ProcessRecord>,
     pub dir: PathBuf,
     pub workspace: PathBuf,
@@ -142,8 +141,8 @@ impl MachineHandle {
         &self.copies
     }
 
-    pub(super) fn monitor(&self) -> &Path {
-        &self.about.sockets.monitor
+    pub(super) fn sockets(&self) -> &Sockets {
+        &self.about.sockets
     }
 
     /// Whether it is a kernel's machine that is not stopped.
@@ -227,7 +226,7 @@ async fn settle(watched: &Watched, machine: &Arc<Machine>) -> Result<()> {
 async fn worker_is_over(sockets: &Sockets) -> std::result::Result<(), String> {
     let mut answered = Instant::now();
     loop {
-        if let Ok(mut stream) = connect(&sockets.events).await {
+        if let Ok(mut stream) = sockets.events().connect().await {
             loop {
                 let mut bytes = [0; 64];
                 if stream.write_all(&[EVENT_QUERY]).await.is_err() {
@@ -317,7 +316,7 @@ impl WorkerHandle for MachineHandle {
         .await?;
         // A guest that is stopped is not asked whether it is alive.
         self.watched.is_parked.send_replace(true);
-        let stopped = async { Qmp::connect(&self.about.sockets.monitor).await?.stop().await };
+        let stopped = async { Monitor::connect(&self.about.sockets).await?.stop().await };
         if let Err(error) = stopped.await {
             self.watched.is_parked.send_replace(false);
             return Err(error);
@@ -331,7 +330,7 @@ impl WorkerHandle for MachineHandle {
         if self.about.sockets.monitor.as_os_str().is_empty() {
             return Ok(());
         }
-        let mut monitor = Qmp::connect(&self.about.sockets.monitor).await?;
+        let mut monitor = Monitor::connect(&self.about.sockets).await?;
         if monitor.is_stopped().await? {
             let machine = self.watched.machine();
             // From here on the disk changes.
@@ -353,12 +352,10 @@ impl WorkerHandle for MachineHandle {
         };
         let (dir, disk) = (machine.folder.dir.clone(), machine.folder.disk());
         let place = dir.clone();
-        let state = blocking(move || saved::create(&place)).await?;
-        let place = dir.clone();
         let saving = async {
-            Qmp::connect(&self.about.sockets.monitor).await?.save_into(&state, limits::VM_MEMORY).await?;
+            let files = Monitor::connect(&self.about.sockets).await?.save_memory(&place).await?;
             let host = self.host;
-            blocking(move || saved::seal(&place, &disk, host, kind, &identity, &state)).await
+            blocking(move || saved::seal(&place, &disk, host, kind, &identity, &files)).await
         };
         let saved = saving.await;
         if saved.is_err() {
@@ -388,7 +385,7 @@ impl WorkerHandle for MachineHandle {
             return Err(no_mounts());
         }
         if self.watched.is_parked.send_replace(false) {
-            Qmp::connect(&self.about.sockets.monitor).await?.resume().await?;
+            Monitor::connect(&self.about.sockets).await?.resume().await?;
         }
         let (slot, folder) = (self.watched.machine(), home.map(Folder::of));
         let (shared_boot_id, durability) = (warm.shared_boot_id.clone(), warm.durability);
