@@ -255,10 +255,13 @@ impl IsolationDriver for MicrovmDriver {
                     return Err(Error::deadline("the killed virtual machine has not ended"));
                 }
                 about.sockets.unlink();
+                saved::drop_prepared(&about.dir);
                 Ok(())
             }
             Err(error) if error.code == ErrorCode::Lost => {
-                Record::read(record)?.sockets.unlink();
+                let about = Record::read(record)?;
+                about.sockets.unlink();
+                saved::drop_prepared(&about.dir);
                 Ok(())
             }
             // Nothing identifies its process; `sweep` ends it.

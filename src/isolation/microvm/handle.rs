@@ -18,6 +18,7 @@ use super::saved;
 use super::seed::{self, Renewal};
 use super::sockets::Sockets;
 use super::template::Kind;
+use super::vmm::Vmm;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, WorkerId};
@@ -187,7 +188,12 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, sock
     let machine = watched.machine();
     machines.remove(&machine);
     // Waits outside the event loop for the transfer that the end interrupts: the next machine changes the same mirror.
-    if let Err(error) = tokio::task::spawn_blocking(move || machine.client().end()).await {
+    if let Err(error) = tokio::task::spawn_blocking(move || {
+        machine.client().end();
+        saved::drop_prepared(&machine.folder.dir);
+    })
+    .await
+    {
         tracing::warn!(worker = %id, %error, "the connection to a virtual machine cannot be closed");
     }
     watched.has_ended.send_replace(true);
@@ -352,6 +358,15 @@ impl WorkerHandle for MachineHandle {
         };
         let (dir, disk) = (machine.folder.dir.clone(), machine.folder.disk());
         let place = dir.clone();
+        if kind.vmm() == Vmm::Firecracker {
+            // Its save ends the guest's connections.
+            let (ended, address) = (Arc::clone(&machine), self.about.sockets.control());
+            blocking(move || {
+                ended.client().redirect(address);
+                Ok(())
+            })
+            .await?;
+        }
         let saving = async {
             let files = Monitor::connect(&self.about.sockets).await?.save_memory(&place).await?;
             let host = self.host;

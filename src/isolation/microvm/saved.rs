@@ -149,6 +149,13 @@ pub(super) fn move_prepared(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Removes the files of a running machine once it has ended; sealed ones stay. Blocks.
+pub(super) fn drop_prepared(dir: &Path) {
+    for (name, _) in PREPARED {
+        let _ = std::fs::remove_file(dir.join(name));
+    }
+}
+
 /// Describes a machine whose state was written; from then on the next start continues it. Blocks.
 ///
 /// # Errors
@@ -429,14 +436,19 @@ mod tests {
         seal(dir, &disk, HERE, kind(), &worker, &take_prepared(dir)?)?;
         let sealed = Saved::read(dir)?.expect("it is there");
         let opened = sealed.open(dir, &disk, HERE, &kind())?;
+        drop_prepared(dir);
+        assert!(check_prepared(dir).is_err(), "they are removed at the machine's end");
+        assert!(sealed.open(dir, &disk, HERE, &kind()).is_ok(), "sealed files stay");
         let memory = opened.memory.expect("it is there").metadata().expect("read");
         assert_eq!(memory.len(), (1 << 20) + 6);
         assert!(memory.blocks() * 512 < 1 << 16, "zeros are holes: {} blocks", memory.blocks());
         // What is not sealed any more changes with the running machine.
         write(b"more", b"more");
         assert_eq!(sealed.open(dir, &disk, HERE, &kind()).err().map(|error| error.code.name()), Some("corrupt"));
+        drop(prepare(dir)?);
+        drop(take_prepared(dir)?);
+        // It goes on, and may be saved again.
         remove(dir)?;
-        check_prepared(dir)?;
         assert!(!dir.join(MEMORY).exists() && !dir.join(NEW).exists());
         take_prepared(dir).map(drop)
     }

@@ -302,9 +302,12 @@ impl Templates {
         };
         let done = act(sockets).await;
         // It may write its files until it has ended.
-        let quits = match Monitor::connect(sockets).await {
-            Ok(mut monitor) => done.is_ok() && monitor.quit().await,
-            Err(_) => true,
+        let quits = match done.is_ok() {
+            true => match Monitor::connect(sockets).await {
+                Ok(mut monitor) => monitor.quit().await,
+                Err(_) => false,
+            },
+            false => false,
         };
         if !quits || !matches!(tokio::time::timeout(QUIT, child.wait()).await, Ok(Ok(_))) {
             let _ = child.kill().await;
