@@ -197,6 +197,8 @@ const LISTENERS: &[Rule] = table! {
         SYS_socket;
     Allow, "its sockets; where, Landlock says":
         SYS_bind;
+    Allow, "rings that its queues map twice; the limit of files bounds them":
+        SYS_memfd_create;
     arg::THREAD_SIGNAL, "musl's way to signal the thread of a virtual processor":
         SYS_tkill;
 };
