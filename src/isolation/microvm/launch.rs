@@ -103,18 +103,17 @@ impl MicrovmDriver {
             Ok(process) => process,
             Err(why) => {
                 notes.push(LaunchNote { kind: "cold_boot", detail: why });
-                let booted = self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?;
-                let booted = match booted {
-                    Err(error) if kind.uses_kvm() && self.vmms.give_up(&error) => {
-                        notes.push(LaunchNote { kind: "kvm_given_up", detail: error.message });
-                        about.sockets.unlink();
-                        kind = Kind::new(&image, new.shape, self.vmms.choose(&image).await?, found.len());
-                        self.set_kind(&kind, new, about, machine);
-                        let attempt = Attempt { kind: &kind, disk: &disk, machine };
-                        self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?
-                    }
-                    booted => booted,
-                };
+                let mut booted = self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?;
+                while let Err(error) = &booted
+                    && let Some(given_up) = self.vmms.give_up(&kind, error)
+                {
+                    notes.push(LaunchNote { kind: given_up, detail: error.message.clone() });
+                    about.sockets.unlink();
+                    kind = Kind::new(&image, new.shape, self.vmms.choose(&image).await?, found.len());
+                    self.set_kind(&kind, new, about, machine);
+                    let attempt = Attempt { kind: &kind, disk: &disk, machine };
+                    booted = self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?;
+                }
                 booted.inspect_err(|_| self.failed(new, machine))?
             }
         };

@@ -49,13 +49,15 @@ pub(super) struct VmmSettings {
 pub(super) struct Vmms {
     settings: VmmSettings,
     accelerators: Accelerators,
+    /// Why `auto` does not choose Firecracker any more.
+    given_up: RefCell<Option<String>>,
     /// Versions, and when the programs' files were changed.
     known: RefCell<Vec<(PathBuf, SystemTime, Result<String>)>>,
 }
 
 impl Vmms {
     pub(super) fn new(settings: VmmSettings, accelerators: Accelerators) -> Rc<Vmms> {
-        Rc::new(Vmms { settings, accelerators, known: RefCell::default() })
+        Rc::new(Vmms { settings, accelerators, given_up: RefCell::default(), known: RefCell::default() })
     }
 
     /// Whether a monitor is installed. Starts nothing.
@@ -91,6 +93,7 @@ impl Vmms {
         match self.settings.wanted {
             WantedVmm::Qemu => self.qemu().await,
             WantedVmm::Firecracker => self.firecracker(image).await,
+            WantedVmm::Auto if self.given_up.borrow().is_some() => self.qemu().await,
             WantedVmm::Auto => match self.firecracker(image).await {
                 Ok(choice) => Ok(choice),
                 Err(error) => {
@@ -144,9 +147,16 @@ impl Vmms {
         Ok(Choice { vmm, accelerator, version })
     }
 
-    /// Records that a machine with KVM did not boot; whether the next one may run without.
-    pub(super) fn give_up(&self, why: &Error) -> bool {
-        self.accelerators.give_up(why) && self.settings.wanted != WantedVmm::Firecracker
+    /// Records that a machine of that kind did not boot. Returns the event if the next one may run with something else.
+    pub(super) fn give_up(&self, kind: &Kind, why: &Error) -> Option<&'static str> {
+        match (kind.vmm(), self.settings.wanted) {
+            (Vmm::Firecracker, WantedVmm::Auto) => {
+                self.given_up.replace(Some(why.message.clone()));
+                Some("firecracker_given_up")
+            }
+            (Vmm::Firecracker, WantedVmm::Qemu | WantedVmm::Firecracker) => None,
+            (Vmm::Qemu, _) => (kind.uses_kvm() && self.accelerators.give_up(why)).then_some("kvm_given_up"),
+        }
     }
 
     /// Name and version of a monitor. Asked again when its file changes.
@@ -297,6 +307,31 @@ pub(super) mod tests {
                 assert_eq!(auto.accelerator, accelerator, "{version} {micros} {has_vsock}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn unbootable_firecracker_is_given_up() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut image = image(&folder.path().join("images"));
+        image.has_vsock = true;
+        let late = Error::deadline("no answer");
+        let own = Kind { vmm: firecracker::name("1.16.1"), machine: firecracker::machine(), ..kind() };
+        let forced = host(folder.path(), WantedVmm::Firecracker, "1.16.1", 300);
+        assert_eq!(forced.give_up(&own, &late), None, "nothing else is used in silence");
+        assert_eq!(forced.choose(&image).await.map(|choice| choice.vmm).ok(), Some(Vmm::Firecracker));
+        let auto = host(folder.path(), WantedVmm::Auto, "1.16.1", 300);
+        assert_eq!(auto.choose(&image).await.map(|choice| choice.vmm).ok(), Some(Vmm::Firecracker));
+        assert_eq!(auto.give_up(&own, &late), Some("firecracker_given_up"));
+        if qemu::program().is_err() {
+            return;
+        }
+        // KVM stays, until a machine with QEMU does not boot with it either.
+        let next = auto.choose(&image).await.expect("chosen");
+        assert_eq!((next.vmm, next.accelerator), (Vmm::Qemu, Chosen::Kvm));
+        let with_kvm = Kind { machine: qemu::machine(Chosen::Kvm), ..kind() };
+        assert_eq!(auto.give_up(&with_kvm, &late), Some("kvm_given_up"));
+        assert_eq!(auto.choose(&image).await.map(|choice| choice.accelerator).ok(), Some(Chosen::Tcg));
+        assert_eq!(auto.give_up(&Kind { machine: qemu::machine(Chosen::Tcg), ..kind() }, &late), None);
     }
 
     #[tokio::test]
