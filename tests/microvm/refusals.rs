@@ -70,14 +70,17 @@ fn firecracker_has_no_stand_in() {
     let host = Machines::cold(User::Own, &format!("{config}{program:?}\n"));
     let doctor = String::from_utf8_lossy(&host.cli(&["doctor"]).stdout).into_owned();
     assert!(doctor.contains("no connection to a restored machine"), "{doctor}");
-    host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
-    let said = refused(&host, &["exec", "lab", "print(1)"]);
+    let start = |name: &str| {
+        host.ok(&["new", name, "--isolation", "microvm", "--engine", "python"]);
+        refused(&host, &["exec", name, "print(1)"])
+    };
+    let said = start("broken");
     assert!(said.contains("Firecracker 1.16.0") && said.contains("microvm.vmm"), "{said}");
     firecracker(folder.path(), "1.16.1");
-    let said = refused(&host, &["exec", "lab", "print(1)"]);
+    let said = start("slow");
     assert!(said.contains("needs KVM") && said.contains("microvm.accelerator is"), "{said}");
     std::fs::remove_file(folder.path().join("fc")).expect("removed");
-    let said = refused(&host, &["exec", "lab", "print(1)"]);
+    let said = refused(&host, &["new", "gone", "--isolation", "microvm", "--engine", "python"]);
     assert!(said.contains(&format!("there is no {program}")), "{said}");
     assert!(host.machines().is_empty());
 }

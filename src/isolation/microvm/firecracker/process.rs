@@ -61,12 +61,14 @@ pub(in crate::isolation::microvm) fn group(account: Option<(u32, u32)>) -> Resul
 
 fn opening_group((uid, gid): (u32, u32), (owner, group, mode): (u32, u32, u32)) -> Option<u32> {
     let may = |shift: u32| mode >> shift & 0o6 == 0o6;
-    match () {
-        () if uid == owner => may(6).then_some(gid),
-        // As a member of its group it is bound by the group's rights.
-        () if may(3) => Some(group),
-        () => (may(0) && gid != group).then_some(gid),
+    if uid == owner {
+        return may(6).then_some(gid);
     }
+    if may(3) {
+        return Some(group);
+    }
+    // As a member of its group it is bound by the group's rights.
+    (may(0) && gid != group).then_some(gid)
 }
 
 /// The descriptors of a machine, and what Firecracker may open by name.
