@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::problem::Fault;
-use super::sections::{Daemon, Defaults, Engines, Limits, Python, Sandbox, Teleport, Upkeep};
+use super::sections::{Daemon, Defaults, Engines, Limits, Microvm, Python, Sandbox, Teleport, Upkeep};
 use super::values::Span;
 use super::{Config, pool, rebuild, servers, sources};
 use crate::core::engine::EngineName;
@@ -58,6 +58,7 @@ pub(super) fn check(mut config: Config) -> Result<Config, Vec<Fault>> {
     teleport(&config.teleport, &mut faults);
     pool::check(&mut config.pool, &mut faults);
     engines(&config.engines, &mut faults);
+    microvm(&config.microvm, &mut faults);
     servers::check(&config.mcp, &mut faults);
     sources::check(&config.sources, &mut faults);
     rebuild::check(&config.rebuild, &mut faults);
@@ -207,6 +208,13 @@ fn check_log_level(text: &str) -> Result<(), String> {
         return Err(format!("{short:?} is no level"));
     }
     tracing_subscriber::EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())
+}
+
+fn microvm(microvm: &Microvm, faults: &mut Faults) {
+    if let Some(path) = microvm.firecracker.as_ref().filter(|path| !path.is_absolute()) {
+        let fault = Fault::new(&["microvm", "firecracker"], format!("{path:?} is no absolute path"));
+        faults.add(fault.hint("the path of the program; without one it is searched in PATH"));
+    }
 }
 
 fn engines(engines: &Engines, faults: &mut Faults) {

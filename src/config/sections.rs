@@ -17,6 +17,7 @@ use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::retention::Retention;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
+use crate::core::vmm::WantedVmm;
 
 /// `[defaults]`: values of a new kernel that its creator does not specify.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -317,11 +318,16 @@ impl Daemon {
 pub struct Microvm {
     /// What runs the guests' instructions.
     pub accelerator: Accelerator,
+    /// What runs the machines.
+    pub vmm: WantedVmm,
+    /// The path of Firecracker; none: it is searched as a shell would.
+    #[serde(with = "optional_path")]
+    pub firecracker: Option<PathBuf>,
 }
 
 impl Default for Microvm {
     fn default() -> Self {
-        Self { accelerator: Accelerator::Auto }
+        Self { accelerator: Accelerator::Auto, vmm: WantedVmm::Auto, firecracker: None }
     }
 }
 

@@ -246,6 +246,8 @@ fn problems_name_line_and_key() {
             "[daemon]\ndurability = \"disk\"",
             &[":2: daemon.durability: \"disk\" is not possible (possible: process, power)"],
         ),
+        ("[microvm]\nvmm = \"xen\"", &[":2: microvm.vmm: \"xen\" is not possible (possible: auto, qemu, firecracker)"]),
+        ("[microvm]\nfirecracker = \"bin/fc\"", &[":2: microvm.firecracker: \"bin/fc\" is no absolute path"]),
         ("[engines.pyhton]\n", &[":1: engines.pyhton: unknown key (did you mean python?"]),
         ("[engines.python]\ncommand = \"bin/python\"", &[":2: engines.python.command: \"bin/python\" depends on"]),
         ("a = 1\na = 2", &[":2: duplicate key"]),

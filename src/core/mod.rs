@@ -37,4 +37,5 @@ pub mod state;
 pub mod upkeep;
 pub mod usage;
 pub mod value;
+pub mod vmm;
 pub mod workflow;

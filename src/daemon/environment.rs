@@ -57,6 +57,8 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         cgroup_base,
         durability: config.daemon.durability,
         accelerator: config.microvm.accelerator,
+        vmm: config.microvm.vmm,
+        firecracker: config.microvm.firecracker.clone(),
         worker: worker_binary()?,
     };
     let microvm = MicrovmDriver::new(settings, Rc::clone(&process));
@@ -114,7 +116,8 @@ fn engines(config: &Config) -> Vec<EngineName> {
 pub(super) fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Ability> {
     let interpreters = config.engines.interpreters();
     let mut found = crate::sandbox::abilities::abilities(worker, &interpreters, &config.sandbox.system_paths);
-    found.extend(microvm::abilities(&data.join(IMAGES)));
+    let (vmm, firecracker) = (config.microvm.vmm, config.microvm.firecracker.as_deref());
+    found.extend(microvm::abilities(&data.join(IMAGES), vmm, firecracker));
     found.extend(crate::workspace::doctor(data));
     found
 }

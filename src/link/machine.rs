@@ -1,13 +1,14 @@
 //! The protocol between the daemon and the first process of a virtual machine.
 //!
 //! ```text
-//!  daemon                          virtio-serial port        guest
+//!  daemon                 virtio-serial or vsock port        guest
 //!  link: bytes of a worker's link ── ryokan.link ──────────▶ relay ──▶ the worker's private socket
 //!  requests, one at a time ───────── ryokan.control ───────▶ control: start, files, engine state, clock
 //!  "?" ──────────────────────────── ryokan.events ─────────▶ "R" or "E": the worker runs, has ended
 //! ```
 //!
-//! A port knows no connections: each begins with a hello and a nonce, whose echo ends what an earlier connection left.
+//! A virtio-serial port knows no connections: each begins with a hello and a nonce, whose echo ends what an earlier
+//! connection left. Over vsock it is the same: what the guest accepted, but did not answer, is no connection yet.
 //! The daemon trusts nothing from a guest beyond messages of limited size, and waits for each with a deadline.
 
 use std::io::{self, Read, Write};
@@ -24,6 +25,12 @@ pub const LINK_PORT: &str = "ryokan.link";
 pub const CONTROL_PORT: &str = "ryokan.control";
 /// Port of the worker's state.
 pub const EVENT_PORT: &str = "ryokan.events";
+/// [`LINK_PORT`] of a guest with vsock.
+pub const LINK_VSOCK: u32 = 7001;
+/// [`CONTROL_PORT`] of a guest with vsock.
+pub const CONTROL_VSOCK: u32 = 7002;
+/// [`EVENT_PORT`] of a guest with vsock.
+pub const EVENT_VSOCK: u32 = 7003;
 /// Asks for the worker's state.
 pub const EVENT_QUERY: u8 = b'?';
 /// The worker runs, or was not started.

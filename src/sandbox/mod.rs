@@ -48,7 +48,7 @@ pub use freeze::Frozen;
 pub use host_path::open_host_path;
 pub use init::{EngineProcess, EngineProgram, Exit, Init, MountSource};
 pub use layer::{Layer, LayerReport, LayerStatus, SandboxError, SandboxReport};
-pub use monitor::{MonitorBounds, MonitorGroup, monitor_layers};
+pub use monitor::{MonitorBounds, MonitorFiles, MonitorGroup, monitor_layers};
 pub use plan::{PlannedMount, RunAs, SandboxPlan};
 pub use process::{NotRun, ProcessProgram, ProcessStreams, ProcessTree, SandboxedProcess, TreeEnd};
 pub use seccomp::prepare;

@@ -1,7 +1,8 @@
 //! The layers of a virtual machine monitor: the guest may take it over, so it is as untrusted as the code inside.
 //!
 //! It sees a tree of its own with the system's libraries and firmware, reads those and the files it was started with,
-//! writes those of its own machine, opens no socket, signals no other process, and sees no network. Where a cgroup is
+//! writes those of its own machine, opens no socket (or only listening Unix sockets in a folder of its own), signals no
+//! other process, and sees no network. Where a cgroup is
 //! delegated, memory and processors are limited by one. The parent prepares everything; the child applies it between
 //! fork and exec (`sys::monitor`).
 
@@ -37,6 +38,21 @@ pub struct MonitorBounds {
     pub file_bytes: u64,
 }
 
+/// What a monitor opens by name, beside the system's files.
+#[derive(Debug, Default)]
+pub struct MonitorFiles<'f> {
+    /// Files that it reads.
+    pub readable: Vec<BorrowedFd<'f>>,
+    /// Files that it writes.
+    pub writable: Vec<BorrowedFd<'f>>,
+    /// Its program and that one's path without links, if it may be outside the system's folders.
+    pub program: Option<(&'f Path, BorrowedFd<'f>)>,
+    /// The device that runs its guest, and its path.
+    pub device: Option<(&'f Path, BorrowedFd<'f>)>,
+    /// The folder in which it makes sockets and listens; it connects to none. It is started in it.
+    pub sockets: Option<BorrowedFd<'f>>,
+}
+
 /// A monitor's cgroup.
 #[derive(Debug, Clone, Copy)]
 pub struct MonitorGroup<'a> {
@@ -48,20 +64,18 @@ pub struct MonitorGroup<'a> {
     pub processors: u32,
 }
 
-/// Prepares the layers of a monitor that opens `readable` and `writable` by name, and nothing else but the system's
-/// files.
+/// Prepares the layers of a monitor that opens `files` by name, and nothing else but the system's files.
 ///
 /// # Errors
 /// If the host kernel has no Landlock, or the planned cgroup cannot be made.
 pub fn monitor_layers(
-    readable: &[BorrowedFd<'_>],
-    writable: &[BorrowedFd<'_>],
+    files: &MonitorFiles<'_>,
     bounds: MonitorBounds,
     group: Option<MonitorGroup<'_>>,
 ) -> Result<MonitorLayers, SandboxError> {
     let number = crate::sys::landlock::abi()
         .map_err(|error| SandboxError::new(Layer::Landlock, format!("the host kernel has no Landlock: {error}")))?;
-    let rules = rules(known_abi(number), number >= 6, readable, writable)
+    let rules = rules(known_abi(number), number >= 6, files)
         .map_err(|error| SandboxError::new(Layer::Landlock, format!("cannot restrict a monitor: {error}")))?;
     let limits = vec![
         (Resource::RLIMIT_CORE, 0),
@@ -74,7 +88,9 @@ pub fn monitor_layers(
         (Resource::RLIMIT_RTPRIO, 0),
     ];
     let cgroup = group.map(establish).transpose()?;
-    Ok(MonitorLayers { tree: tree()?, rules, filter: seccomp::monitor_program().clone(), limits, cgroup })
+    let listens = files.sockets.is_some();
+    let filter = seccomp::monitor_program(listens).clone();
+    Ok(MonitorLayers { tree: tree(files)?, keeps_folder: listens, rules, filter, limits, cgroup })
 }
 
 /// Makes a monitor's cgroup and opens its list of processes.
@@ -87,22 +103,29 @@ fn establish(group: MonitorGroup<'_>) -> Result<OwnedFd, SandboxError> {
     Ok(procs.into())
 }
 
-/// The tree that a monitor sees: the system's files, and `/proc`, through which it opens its own descriptors.
-fn tree() -> Result<Vec<TreePart>, SandboxError> {
+/// The tree that a monitor sees: the system's files, its program and device, and `/proc`, through which it opens its own
+/// descriptors.
+fn tree(files: &MonitorFiles<'_>) -> Result<Vec<TreePart>, SandboxError> {
     let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes());
     let mut parts = Vec::new();
-    let mut above = Vec::new();
-    for path in SYSTEM.iter().chain(&["/proc"]).map(Path::new).filter(|path| path.exists()) {
+    let mut above: Vec<&Path> = Vec::new();
+    let is_system = |path: &Path| SYSTEM.iter().any(|system| path.starts_with(system));
+    let own = [files.program, files.device].into_iter().flatten().map(|(path, _)| path);
+    let own = own.filter(|path| !is_system(path));
+    let system = SYSTEM.iter().chain(&["/proc"]).map(Path::new).filter(|path| path.exists());
+    for path in system.chain(own) {
         let failed = |error: &dyn std::fmt::Display| {
             SandboxError::new(Layer::PivotRoot, format!("cannot show {} to a monitor: {error}", path.display()))
         };
         let inside = path.strip_prefix("/").unwrap_or(path);
         let host = c_path(path).map_err(|error| failed(&error))?;
         let place = c_path(inside).map_err(|error| failed(&error))?;
-        if let Some(parent) = inside.parent().filter(|parent| !parent.as_os_str().is_empty() && !above.contains(parent))
-        {
-            above.push(parent);
-            parts.push(TreePart::Folder(c_path(parent).map_err(|error| failed(&error))?));
+        let folders: Vec<&Path> = inside.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()).collect();
+        for folder in folders.into_iter().rev() {
+            if !above.contains(&folder) {
+                above.push(folder);
+                parts.push(TreePart::Folder(c_path(folder).map_err(|error| failed(&error))?));
+            }
         }
         let kind = path.symlink_metadata().map_err(|error| failed(&error))?.file_type();
         parts.push(if kind.is_symlink() {
@@ -117,12 +140,7 @@ fn tree() -> Result<Vec<TreePart>, SandboxError> {
     Ok(parts)
 }
 
-fn rules(
-    abi: ABI,
-    is_scoped: bool,
-    readable: &[BorrowedFd<'_>],
-    writable: &[BorrowedFd<'_>],
-) -> Result<OwnedFd, String> {
+fn rules(abi: ABI, is_scoped: bool, files: &MonitorFiles<'_>) -> Result<OwnedFd, String> {
     let words = |error: &dyn std::fmt::Display| error.to_string();
     let mut set = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
@@ -140,12 +158,22 @@ fn rules(
         let file = PathFd::new(path).map_err(|error| words(&error))?;
         set = allow(set, file.as_fd(), access)?;
     }
-    for file in readable {
+    for file in &files.readable {
         set = allow(set, *file, AccessFs::ReadFile.into())?;
     }
-    for file in writable {
+    for file in &files.writable {
         let all = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate;
         set = allow(set, *file, all & AccessFs::from_file(abi))?;
+    }
+    if let Some((_, program)) = files.program {
+        set = allow(set, program, AccessFs::ReadFile | AccessFs::Execute)?;
+    }
+    if let Some((_, device)) = files.device {
+        let all = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+        set = allow(set, device, all & AccessFs::from_file(abi))?;
+    }
+    if let Some(folder) = files.sockets {
+        set = allow(set, folder, AccessFs::MakeSock.into())?;
     }
     Option::from(set).ok_or_else(|| String::from("the host kernel made no rules"))
 }
@@ -167,10 +195,19 @@ mod tests {
 
     /// Runs a program that has these files as descriptors 3 and on, and may open the first.
     fn confined(program: &str, args: &[&str], files: Vec<OwnedFd>) -> (bool, String) {
+        confined_in(program, args, files, None)
+    }
+
+    /// `sockets`: the folder in which it listens.
+    fn confined_in(program: &str, args: &[&str], files: Vec<OwnedFd>, sockets: Option<&Path>) -> (bool, String) {
         let mut command = Command::new(program);
-        command.args(args).env("LC_ALL", "C");
+        command.args(args).env("LC_ALL", "C").current_dir(sockets.unwrap_or(Path::new("/")));
+        let folder = sockets.map(|path| File::open(path).expect("opened"));
         let readable: Vec<BorrowedFd<'_>> = files.iter().take(1).map(|file| file.as_fd()).collect();
-        let layers = monitor_layers(&readable, &[], BOUNDS, None).expect("layers");
+        let sockets = folder.as_ref().map(|folder| folder.as_fd());
+        let own = MonitorFiles { readable, sockets, ..MonitorFiles::default() };
+        let layers = monitor_layers(&own, BOUNDS, None).expect("layers");
+        drop(own);
         give_descriptors(&mut command, (3..).zip(files).map(|(number, file)| (file, number)).collect());
         confine_monitor(&mut command, layers).expect("descriptors");
         let output = command.output().expect("it starts");
@@ -236,13 +273,40 @@ mod tests {
         }
         let group = MonitorGroup { path: &path, memory_bytes: 1 << 20, processors: 2 };
         let mut command = Command::new("/usr/bin/true");
-        confine_monitor(&mut command, monitor_layers(&[], &[], BOUNDS, Some(group)).expect("layers"))?;
+        confine_monitor(&mut command, monitor_layers(&MonitorFiles::default(), BOUNDS, Some(group)).expect("layers"))?;
         assert!(command.status()?.success());
         let text = |file: &str| std::fs::read_to_string(path.join(file));
         assert_eq!(text("cgroup.procs")?, "0");
         assert_eq!((text("memory.max")?, text("cpu.max")?), ("1048576".into(), "200000 100000".into()));
         let nowhere = MonitorGroup { path: Path::new("/nowhere/worker"), ..group };
-        assert!(monitor_layers(&[], &[], BOUNDS, Some(nowhere)).is_err());
+        assert!(monitor_layers(&MonitorFiles::default(), BOUNDS, Some(nowhere)).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn listener_makes_sockets_only() -> std::io::Result<()> {
+        let own = tempfile::tempdir()?;
+        let python = |text: &str, sockets| confined_in("/usr/bin/python3", &["-c", text], Vec::new(), sockets);
+        let binds =
+            |path: &str| format!("import socket; s = socket.socket(socket.AF_UNIX); s.bind('{path}'); s.listen()");
+        if !python("", None).0 {
+            eprintln!("not tested: there is no Python in /usr/bin");
+            return Ok(());
+        }
+        let (listens, said) = python(&binds("s"), Some(own.path()));
+        assert!(listens && own.path().join("s").exists(), "{said}");
+        let refused = |text: &str, sockets, why: &str| {
+            let (done, said) = python(text, sockets);
+            assert!(!done && said.contains(why), "{text}: {said}");
+        };
+        refused(&binds("s"), None, "Operation not permitted");
+        refused(&binds("/s"), Some(own.path()), "Read-only file system");
+        refused("open('f', 'w')", Some(own.path()), "Permission denied");
+        let connects = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('s')";
+        refused(connects, Some(own.path()), "Operation not permitted");
+        for kind in ["socket.AF_INET", "socket.AF_UNIX, socket.SOCK_DGRAM"] {
+            refused(&format!("import socket; socket.socket({kind})"), Some(own.path()), "Operation not permitted");
+        }
         Ok(())
     }
 }

@@ -10,11 +10,15 @@ use nix::sched::CloneFlags;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::checked;
-use super::mount::{self, NODEV, NOSUID, RDONLY};
+use super::mount::{self, NODEV, NOEXEC, NOSUID, RDONLY};
 use super::process::{lift, set_dumpable, set_no_new_privileges};
 
 /// Where the tree is built: a folder of every host that holds nothing of the tree.
-const PLACE: &CStr = c"/tmp";
+const PLACE: &CStr = c"/sys";
+/// Where its working folder is in the tree, if it keeps that.
+const FOLDER: &CStr = c"/machine";
+/// The same before the tree is the root.
+const NEW_FOLDER: &CStr = c"/sys/machine";
 /// The tree itself holds a few folders and links.
 const TREE_OPTIONS: &CStr = c"size=64k,nr_inodes=64,mode=0755";
 /// The user of a monitor in its user namespace: not 0, so that it has no capability there.
@@ -36,6 +40,8 @@ pub enum TreePart {
 pub struct MonitorLayers {
     /// The file tree that it sees.
     pub tree: Vec<TreePart>,
+    /// Whether it keeps the folder in which it is started, writable, as its only folder of the host.
+    pub keeps_folder: bool,
     /// A Landlock rule set.
     pub rules: OwnedFd,
     /// A system call filter.
@@ -67,7 +73,7 @@ pub fn confine_monitor(command: &mut Command, layers: MonitorLayers) -> io::Resu
         }
         set_no_new_privileges()?;
         leave_namespaces()?;
-        enter_tree(&layers.tree)?;
+        enter_tree(&layers.tree, layers.keeps_folder)?;
         // SAFETY: this call takes integers only.
         checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0u32) })?;
         seccompiler::apply_filter(&layers.filter).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))
@@ -112,9 +118,14 @@ fn put(file: &CStr, text: &[u8]) -> io::Result<()> {
 }
 
 /// Builds the tree and makes it the root; nothing else of the host's files remains visible.
-fn enter_tree(parts: &[TreePart]) -> io::Result<()> {
+fn enter_tree(parts: &[TreePart], keeps_folder: bool) -> io::Result<()> {
     mount_at(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, None)?;
     mount_at(Some(c"ryokan"), PLACE, Some(c"tmpfs"), libc::MS_NOSUID | libc::MS_NODEV, Some(TREE_OPTIONS))?;
+    if keeps_folder {
+        make_folder(NEW_FOLDER)?;
+        mount_at(Some(c"."), NEW_FOLDER, None, libc::MS_BIND, None)?;
+        mount::change_at(NEW_FOLDER, false, NOSUID | NODEV | NOEXEC)?;
+    }
     nix::unistd::chdir(PLACE)?;
     for part in parts {
         match part {
@@ -142,7 +153,8 @@ fn enter_tree(parts: &[TreePart]) -> io::Result<()> {
     nix::unistd::pivot_root(".", ".")?;
     nix::mount::umount2(".", nix::mount::MntFlags::MNT_DETACH)?;
     nix::unistd::chdir("/")?;
-    mount::change_at(c"/", false, RDONLY | NOSUID | NODEV)
+    mount::change_at(c"/", false, RDONLY | NOSUID | NODEV)?;
+    if keeps_folder { Ok(nix::unistd::chdir(FOLDER)?) } else { Ok(()) }
 }
 
 fn make_folder(place: &CStr) -> io::Result<()> {

@@ -51,3 +51,36 @@ fn emulated_kvm_is_not_used() {
         }
     }
 }
+
+/// A program in a folder that every user can enter, which names a version of Firecracker.
+fn firecracker(folder: &std::path::Path, version: &str) -> String {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = folder.join("fc");
+    std::fs::write(&path, format!("#!/bin/sh\necho 'Firecracker v{version}'\n")).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    path.display().to_string()
+}
+
+#[test]
+fn firecracker_has_no_stand_in() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = firecracker(folder.path(), "1.16.0");
+    // Software emulation, so that the reason is the same on every host.
+    let config = "[microvm]\naccelerator = \"tcg\"\nvmm = \"firecracker\"\nfirecracker = ";
+    let host = Machines::cold(User::Own, &format!("{config}{program:?}\n"));
+    let doctor = String::from_utf8_lossy(&host.cli(&["doctor"]).stdout).into_owned();
+    assert!(doctor.contains("no connection to a restored machine"), "{doctor}");
+    let start = |name: &str| {
+        host.ok(&["new", name, "--isolation", "microvm", "--engine", "python"]);
+        refused(&host, &["exec", name, "print(1)"])
+    };
+    let said = start("broken");
+    assert!(said.contains("Firecracker 1.16.0") && said.contains("microvm.vmm"), "{said}");
+    firecracker(folder.path(), "1.16.1");
+    let said = start("slow");
+    assert!(said.contains("needs KVM") && said.contains("microvm.accelerator is"), "{said}");
+    std::fs::remove_file(folder.path().join("fc")).expect("removed");
+    let said = refused(&host, &["new", "gone", "--isolation", "microvm", "--engine", "python"]);
+    assert!(said.contains(&format!("there is no {program}")), "{said}");
+    assert!(host.machines().is_empty());
+}

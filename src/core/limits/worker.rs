@@ -156,6 +156,8 @@ pub const VM_LIST_BYTES: usize = 64 << 20;
 pub const VM_DISK_MAX_BYTES: u64 = 8 << 40;
 /// Longest answer of a virtual machine monitor, bytes.
 pub const VM_MONITOR_LINE_BYTES: usize = 256 << 10;
+/// Longest head of an answer of a virtual machine monitor that speaks HTTP, bytes.
+pub const VM_MONITOR_HEAD_BYTES: usize = 16 << 10;
 /// Memory of a virtual machine monitor beside its guest's, bytes: translated code, devices, threads.
 pub const VM_MONITOR_MEMORY_BYTES: u64 = 2 << 30;
 /// Templates of virtual machines that a host keeps.

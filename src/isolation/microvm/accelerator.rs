@@ -39,12 +39,26 @@ impl Accelerators {
     /// # Errors
     /// `unsupported` if only KVM is wanted and it does not serve.
     pub(super) async fn choose(&self) -> Result<Chosen> {
+        match (self.kvm().await?, self.wanted) {
+            (Ok(()), _) => Ok(Chosen::Kvm),
+            (Err(_), Accelerator::Auto | Accelerator::Tcg) => Ok(Chosen::Tcg),
+            (Err(why), Accelerator::Kvm) => Err(Error::unsupported(format!("KVM does not serve on this host: {why}"))
+                .reason("kvm")
+                .hint("set microvm.accelerator to \"auto\" in the daemon's configuration")),
+        }
+    }
+
+    /// Whether KVM may run machines and serves; the inner error says why not. Measures at the first call.
+    ///
+    /// # Errors
+    /// `internal`.
+    pub(super) async fn kvm(&self) -> Result<std::result::Result<(), String>> {
         if self.wanted == Accelerator::Tcg {
-            return Ok(Chosen::Tcg);
+            return Ok(Err(String::from("microvm.accelerator is \"tcg\"")));
         }
         let _turn = self.turn.lock().await;
         let known = self.found.borrow().clone();
-        let found = match known {
+        Ok(match known {
             Some(found) => found,
             None => {
                 let worker = self.worker.clone();
@@ -54,14 +68,7 @@ impl Accelerators {
                 self.found.replace(Some(measured.clone().map(drop)));
                 measured.map(drop)
             }
-        };
-        match (found, self.wanted) {
-            (Ok(()), _) => Ok(Chosen::Kvm),
-            (Err(_), Accelerator::Auto) => Ok(Chosen::Tcg),
-            (Err(why), _) => Err(Error::unsupported(format!("KVM does not serve on this host: {why}"))
-                .reason("kvm")
-                .hint("set microvm.accelerator to \"auto\" in the daemon's configuration")),
-        }
+        })
     }
 
     /// Records that a machine with KVM did not boot; whether the next one may use software emulation.

@@ -2,15 +2,15 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use futures::AsyncWriteExt as _;
 use futures::io::AsyncReadExt as _;
 
+use super::sockets::Address;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::link::connector::unix::{channel, connect, connect_blocking};
+use crate::link::connector::unix::channel;
 use crate::link::connector::{Channel, Connector, DescriptorNote};
 use crate::link::machine::{self, HELLO_BYTES, Reply, Request};
 use crate::link::mirror::{Entry, MOST_ENTRIES, Sink, Source};
@@ -18,14 +18,14 @@ use crate::sys::random;
 
 /// Time for the echo of the first hello; twice as long for each further one, as a guest of a busy host needs.
 const HELLO_WAIT: Duration = Duration::from_millis(1500);
-/// Time for QEMU to notice that the former connection closed, and the guest after it.
+/// Time for the monitor to notice that the former connection closed, and the guest after it.
 const HELLO_PAUSE: Duration = Duration::from_millis(150);
 /// Bytes of an earlier connection that may precede the echo.
 const STALE_BYTES: usize = 16 << 20;
 
 /// A blocking connection to a machine's control port.
 pub(super) struct Client {
-    socket: PathBuf,
+    address: Address,
     stream: Option<UnixStream>,
     /// When the present transfer ends at the latest.
     until: Option<Instant>,
@@ -33,8 +33,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(socket: PathBuf) -> Client {
-        Client { socket, stream: None, until: None, is_over: false }
+    pub(super) fn new(address: Address) -> Client {
+        Client { address, stream: None, until: None, is_over: false }
+    }
+
+    /// Connects from now on to another machine, which starts in place of one that failed.
+    pub(super) fn redirect(&mut self, address: Address) {
+        (self.address, self.stream) = (address, None);
     }
 
     /// Bounds all further requests together, until another bound is set.
@@ -66,7 +71,7 @@ impl Client {
     /// connection.
     ///
     /// # Errors
-    /// `deadline`; `unavailable` at once if QEMU has ended.
+    /// `deadline`; `unavailable` at once if the monitor has ended.
     pub(super) fn open(&mut self, within: Duration) -> Result<()> {
         self.connect(within, HELLO_WAIT)
     }
@@ -77,12 +82,12 @@ impl Client {
         }
         let (until, mut wait) = (self.deadline(within), first_wait);
         loop {
-            let failed = match hello(&self.socket, until.min(Instant::now() + wait)) {
+            let failed = match hello(&self.address, until.min(Instant::now() + wait)) {
                 Ok(stream) => {
                     self.stream = Some(stream);
                     return Ok(());
                 }
-                // QEMU listens before it runs.
+                // A monitor listens before its machine runs.
                 Err(failed) if has_ended(&failed) => {
                     return Err(Error::unavailable(format!("the virtual machine has ended: {failed}")));
                 }
@@ -99,7 +104,7 @@ impl Client {
     /// Moves the connection, and ends this one.
     pub(super) fn take(&mut self) -> Client {
         let taken =
-            Client { socket: self.socket.clone(), stream: self.stream.take(), until: None, is_over: self.is_over };
+            Client { address: self.address.clone(), stream: self.stream.take(), until: None, is_over: self.is_over };
         self.is_over = true;
         taken
     }
@@ -148,7 +153,7 @@ pub(super) fn unexpected() -> Error {
     Error::unavailable("the guest gave another answer than was asked for")
 }
 
-/// Whether the error of connecting says that QEMU has ended.
+/// Whether the error of connecting says that the monitor has ended.
 fn has_ended(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
@@ -186,8 +191,8 @@ impl io::Write for Bounded<'_> {
     }
 }
 
-fn hello(socket: &Path, until: Instant) -> io::Result<UnixStream> {
-    let stream = connect_blocking(socket)?;
+fn hello(address: &Address, until: Instant) -> io::Result<UnixStream> {
+    let stream = address.connect_blocking(until)?;
     let mut bounded = Bounded { stream: &stream, until };
     let nonce = random::bytes();
     bounded.write_all(&machine::hello(nonce))?;
@@ -218,7 +223,7 @@ fn overlap(bytes: &[u8], ready: &[u8]) -> usize {
 
 /// Connects to a worker in a machine, through its link port.
 pub(super) struct PortConnector {
-    pub socket: PathBuf,
+    pub address: Address,
 }
 
 #[async_trait::async_trait(?Send)]
@@ -252,7 +257,7 @@ impl Connector for PortConnector {
 
 impl PortConnector {
     async fn try_connect(&self) -> io::Result<Channel> {
-        let mut channel = channel(connect(&self.socket).await?)?;
+        let mut channel = channel(self.address.connect().await?)?;
         let nonce = random::bytes();
         channel.write.write_all(&machine::hello(nonce)).await?;
         let (ready, mut last) = (machine::ready(nonce), Vec::new());
@@ -357,7 +362,7 @@ mod tests {
         drop(crate::link::connector::unix::listen(&refuses)?);
         for socket in [refuses, missing] {
             let began = Instant::now();
-            let failed = Client::new(socket).call(&Request::Sync, &[], limits::VM_CALL).err();
+            let failed = Client::new(Address::Socket(socket)).call(&Request::Sync, &[], limits::VM_CALL).err();
             assert_eq!(failed.map(|error| error.code), Some(ErrorCode::Unavailable));
             assert!(began.elapsed() < limits::VM_CALL / 3, "{:?}", began.elapsed());
         }
@@ -383,7 +388,7 @@ mod tests {
             }
             Ok(())
         });
-        let (mut client, began) = (Client::new(socket), Instant::now());
+        let (mut client, began) = (Client::new(Address::Socket(socket)), Instant::now());
         client.bound(Some(began + Duration::from_millis(500)));
         let failed = Source::read(&mut client, "f", 0).map_err(from_io).err();
         assert_eq!(failed.map(|error| error.code), Some(ErrorCode::Deadline));

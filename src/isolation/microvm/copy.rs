@@ -26,6 +26,7 @@ use super::seed::{self, Renewal};
 use super::stream;
 use super::template::{self, Kind, MEMORY, STATE, Template, close};
 use super::templates::{UNFINISHED, hex};
+use super::vmm::Vmm;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -207,6 +208,12 @@ impl MachineHandle {
                 .reason("fork")
                 .hint("stop the kernel, and start it again"));
         };
+        if kind.vmm() == Vmm::Firecracker {
+            // Its save ends the guest's connections, the worker's link among them: the kernel would be lost.
+            return Err(Error::unsupported("Firecracker cannot copy a running machine")
+                .reason("fork")
+                .hint("a fork begins with the kernel's checkpoint then; or set microvm.vmm to \"qemu\""));
+        }
         let (machine, folder) = (self.machine(), self.copies().to_owned());
         let (disk, worker) = (machine.folder.disk(), worker.clone());
         let (pid, about) = (self.process(), kind.clone());
@@ -221,7 +228,7 @@ impl MachineHandle {
         })
         .await?;
         let copied_disk = place.0.join(COPIED_DISK);
-        let mut monitor = Qmp::connect(self.monitor()).await?;
+        let mut monitor = Qmp::connect(&self.sockets().monitor).await?;
         self.set_stopped(true);
         let saved = async {
             monitor.stop().await?;

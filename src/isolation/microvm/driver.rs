@@ -12,9 +12,11 @@ use super::image::{self, Image};
 use super::images::HostImages;
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
-use super::qemu::{self, Sockets};
+use super::monitor::kill_unknown;
 use super::saved::{self, Saved};
+use super::sockets::Sockets;
 use super::templates::{TemplateSettings, Templates};
+use super::vmm::{self, Vmm, VmmSettings, Vmms};
 use super::workspace::MirroredWorkspace;
 use crate::core::accelerator::Accelerator;
 use crate::core::durability::Durability;
@@ -24,6 +26,7 @@ use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::core::vmm::WantedVmm;
 use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
@@ -51,7 +54,7 @@ pub struct MicrovmSettings {
     pub templates: PathBuf,
     /// Folder of the ports' sockets.
     pub sockets: PathBuf,
-    /// Uid and gid of QEMU, in a daemon that is root.
+    /// Uid and gid of monitors, in a daemon that is root.
     pub account: Option<(u32, u32)>,
     /// The folder for the machines' cgroups, where one is delegated.
     pub cgroup_base: Option<PathBuf>,
@@ -59,8 +62,18 @@ pub struct MicrovmSettings {
     pub durability: Durability,
     /// What runs the guests' instructions.
     pub accelerator: Accelerator,
+    /// What runs the machines.
+    pub vmm: WantedVmm,
+    /// The path of Firecracker; `None`: where a shell would find it.
+    pub firecracker: Option<PathBuf>,
     /// The worker's binary, which measures KVM.
     pub worker: PathBuf,
+}
+
+impl MicrovmSettings {
+    fn vmms(&self) -> VmmSettings {
+        VmmSettings { wanted: self.vmm, firecracker: self.firecracker.clone(), account: self.account }
+    }
 }
 
 /// The driver of microVM isolation. What is the same on the host is done by that of processes.
@@ -68,7 +81,7 @@ pub struct MicrovmDriver {
     pub(super) settings: MicrovmSettings,
     pub(super) machines: Machines,
     pub(super) templates: Rc<Templates>,
-    pub(super) accelerators: Rc<Accelerators>,
+    pub(super) vmms: Rc<Vmms>,
     pub(super) cgroups: Option<Cgroups>,
     images: Rc<HostImages>,
     host: Rc<dyn IsolationDriver>,
@@ -77,16 +90,18 @@ pub struct MicrovmDriver {
 impl MicrovmDriver {
     /// A driver with these settings.
     pub fn new(settings: MicrovmSettings, host: Rc<dyn IsolationDriver>) -> MicrovmDriver {
-        let accelerators = Rc::new(Accelerators::new(settings.accelerator, settings.worker.clone()));
-        let templates = Templates::new(TemplateSettings {
+        let accelerators = Accelerators::new(settings.accelerator, settings.worker.clone());
+        let vmms = Vmms::new(settings.vmms(), accelerators);
+        let template_settings = TemplateSettings {
             folder: settings.templates.clone(),
             sockets: settings.sockets.clone(),
             account: settings.account,
-        });
+        };
+        let templates = Templates::new(template_settings, Rc::clone(&vmms));
         let (folder, list) = (settings.images.clone(), settings.image_list.clone());
-        let images = HostImages::new(folder, list, Rc::clone(&templates), Rc::clone(&accelerators));
+        let images = HostImages::new(folder, list, Rc::clone(&templates), Rc::clone(&vmms));
         let cgroups = settings.cgroup_base.clone().map(|base| Cgroups::new(base, settings.host));
-        MicrovmDriver { accelerators, cgroups, settings, machines: Machines::default(), templates, images, host }
+        MicrovmDriver { vmms, cgroups, settings, machines: Machines::default(), templates, images, host }
     }
 
     /// What handles share.
@@ -175,7 +190,7 @@ impl IsolationDriver for MicrovmDriver {
         if !spec.limits.cpu_milli.is_multiple_of(1000) {
             return unsupported("a virtual machine has whole processors", "cpus");
         }
-        qemu::program()?;
+        self.vmms.check()?;
         let image = self.images.find(&spec.image)?;
         if !image.engines.contains_key(&spec.engine) {
             return unsupported(&format!("image {} has no {}", image.version, spec.engine), "engine");
@@ -192,10 +207,13 @@ impl IsolationDriver for MicrovmDriver {
         if !new.mounts.is_empty() {
             return Err(no_mounts());
         }
-        let (worker, sockets) = (new.identity.worker, Sockets::new(&self.settings.sockets, &new.identity.worker));
+        let worker = new.identity.worker;
+        // What runs the machine is decided as it starts; a copy's is that of its original.
+        let vmm = new.copy.map_or(Vmm::Qemu, |copy| copy.kind().vmm());
+        let sockets = Sockets::new(&self.settings.sockets, &worker, vmm);
         let folder = Folder::of(new.home);
         let mut about = Record {
-            sockets: sockets.clone(),
+            sockets,
             process: None,
             dir: folder.dir.clone(),
             workspace: folder.workspace.clone(),
@@ -218,12 +236,12 @@ impl IsolationDriver for MicrovmDriver {
             Ok(Serving { process, shared_boot_id, mut notes }) => {
                 notes.extend(self.templates.take_notes());
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
-                let connector = Rc::new(PortConnector { socket: sockets.link });
+                let connector = Rc::new(PortConnector { address: about.sockets.link() });
                 let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), warm)?;
                 Ok(Launched { connector, handle: Rc::new(handle), notes })
             }
             Err(error) => {
-                self.clean_up(worker, &sockets).await;
+                self.clean_up(worker, &about.sockets).await;
                 Err(error)
             }
         }
@@ -237,7 +255,7 @@ impl IsolationDriver for MicrovmDriver {
             return Err(Error::lost("the virtual machine has no kernel yet"));
         }
         let machine = Arc::new(Machine::new(folder, &about));
-        let connector = Rc::new(PortConnector { socket: about.sockets.link.clone() });
+        let connector = Rc::new(PortConnector { address: about.sockets.link() });
         let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), None)?;
         Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
     }
@@ -252,10 +270,13 @@ impl IsolationDriver for MicrovmDriver {
                     return Err(Error::deadline("the killed virtual machine has not ended"));
                 }
                 self.clean_up(worker, &about.sockets).await;
+                saved::drop_prepared(&about.dir);
                 Ok(())
             }
             Err(error) if error.code == ErrorCode::Lost => {
-                self.clean_up(worker, &Record::read(record)?.sockets).await;
+                let about = Record::read(record)?;
+                self.clean_up(worker, &about.sockets).await;
+                saved::drop_prepared(&about.dir);
                 Ok(())
             }
             // Nothing identifies its process; `sweep` ends it.
@@ -302,8 +323,7 @@ impl IsolationDriver for MicrovmDriver {
 
     fn sweep(&self, known: &[WorkerId]) {
         self.templates.sweep();
-        // Sockets are swept with those of processes.
-        qemu::kill_unknown(&self.settings.sockets, known);
+        kill_unknown(&self.settings.sockets, known);
     }
 
     fn saved_worker(&self, home: &KernelHome) -> Result<Option<WorkerIdentity>> {
@@ -327,8 +347,8 @@ impl IsolationDriver for MicrovmDriver {
     }
 
     fn probe(&self) -> Probe {
-        let images = self.settings.images.clone();
-        Box::new(move || abilities(&images))
+        let (images, vmms) = (self.settings.images.clone(), self.settings.vmms());
+        Box::new(move || found(&images, &vmms))
     }
 }
 
@@ -345,16 +365,19 @@ fn find(record: &str) -> Result<(Record, WorkerProcess)> {
 }
 
 /// Whether this host runs kernels in virtual machines. Blocks.
-pub fn abilities(images: &Path) -> Vec<Ability> {
-    let found = qemu::program().and_then(|program| Ok((program, image::find(images, "")?)));
+pub fn abilities(images: &Path, vmm: WantedVmm, firecracker: Option<&Path>) -> Vec<Ability> {
+    found(images, &VmmSettings { wanted: vmm, firecracker: firecracker.map(Path::to_owned), account: None })
+}
+
+fn found(images: &Path, vmms: &VmmSettings) -> Vec<Ability> {
+    let found = vmm::describe(vmms).and_then(|program| Ok((program, image::find(images, "")?)));
     let ability = |present, detail, hint| Ability { name: "microvm".into(), present, required: false, detail, hint };
     vec![match found {
         Ok((program, image)) => {
             let engines: Vec<&str> = image.engines.keys().map(|engine: &EngineName| engine.name()).collect();
             let (short, engines) = (&image.version[..12.min(image.version.len())], engines.join(", "));
             let text = format!(
-                "{}; image {short}: {}, {engines}; no mounts, no network; suspended machines keep their memory until this host ends",
-                program.display(),
+                "{program}; image {short}: {}, {engines}; no mounts, no network; suspended machines keep their memory until this host ends",
                 image.summary
             );
             ability(true, text, String::new())

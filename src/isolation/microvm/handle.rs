@@ -13,11 +13,12 @@ use tokio::time::Instant;
 
 use super::copy::SavedMachine;
 use super::machine::{Folder, Machine, Machines};
-use super::qemu::Sockets;
-use super::qmp::Qmp;
+use super::monitor::Monitor;
 use super::saved;
 use super::seed::{self, Renewal};
+use super::sockets::Sockets;
 use super::template::Kind;
+use super::vmm::Vmm;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, WorkerId};
@@ -26,7 +27,6 @@ use crate::isolation::cgroups::remove_cgroup;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{BoundSources, HostMount, KernelHome, WorkerHandle, WorkerRecord};
-use crate::link::connector::unix::connect;
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::link::machine::{EVENT_ENDED, EVENT_QUERY, Request};
@@ -38,7 +38,7 @@ const UNASKED: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub sockets: Sockets,
-    /// QEMU's process; `None` before the start.
+    /// The monitor's process; `None` before the start.
     pub process: Option<ProcessRecord>,
     pub dir: PathBuf,
     pub workspace: PathBuf,
@@ -159,8 +159,8 @@ impl MachineHandle {
         &self.copies
     }
 
-    pub(super) fn monitor(&self) -> &Path {
-        &self.about.sockets.monitor
+    pub(super) fn sockets(&self) -> &Sockets {
+        &self.about.sockets
     }
 
     /// Whether it is a kernel's machine that is not stopped.
@@ -205,7 +205,12 @@ async fn watch_over(id: WorkerId, watched: Rc<Watched>, machines: Machines, sock
     let machine = watched.machine();
     machines.remove(&machine);
     // Waits outside the event loop for the transfer that the end interrupts: the next machine changes the same mirror.
-    if let Err(error) = tokio::task::spawn_blocking(move || machine.client().end()).await {
+    if let Err(error) = tokio::task::spawn_blocking(move || {
+        machine.client().end();
+        saved::drop_prepared(&machine.folder.dir);
+    })
+    .await
+    {
         tracing::warn!(worker = %id, %error, "the connection to a virtual machine cannot be closed");
     }
     watched.has_ended.send_replace(true);
@@ -244,7 +249,7 @@ async fn settle(watched: &Watched, machine: &Arc<Machine>) -> Result<()> {
 async fn worker_is_over(sockets: &Sockets) -> std::result::Result<(), String> {
     let mut answered = Instant::now();
     loop {
-        if let Ok(mut stream) = connect(&sockets.events).await {
+        if let Ok(mut stream) = sockets.events().connect().await {
             loop {
                 let mut bytes = [0; 64];
                 if stream.write_all(&[EVENT_QUERY]).await.is_err() {
@@ -337,7 +342,7 @@ impl WorkerHandle for MachineHandle {
         .await?;
         // A guest that is stopped is not asked whether it is alive.
         self.watched.is_parked.send_replace(true);
-        let stopped = async { Qmp::connect(&self.about.sockets.monitor).await?.stop().await };
+        let stopped = async { Monitor::connect(&self.about.sockets).await?.stop().await };
         if let Err(error) = stopped.await {
             self.watched.is_parked.send_replace(false);
             return Err(error);
@@ -351,7 +356,7 @@ impl WorkerHandle for MachineHandle {
         if self.about.sockets.monitor.as_os_str().is_empty() {
             return Ok(());
         }
-        let mut monitor = Qmp::connect(&self.about.sockets.monitor).await?;
+        let mut monitor = Monitor::connect(&self.about.sockets).await?;
         if monitor.is_stopped().await? {
             let machine = self.watched.machine();
             // From here on the disk changes.
@@ -373,12 +378,19 @@ impl WorkerHandle for MachineHandle {
         };
         let (dir, disk) = (machine.folder.dir.clone(), machine.folder.disk());
         let place = dir.clone();
-        let state = blocking(move || saved::create(&place)).await?;
-        let place = dir.clone();
+        if kind.vmm() == Vmm::Firecracker {
+            // Its save ends the guest's connections.
+            let (ended, address) = (Arc::clone(&machine), self.about.sockets.control());
+            blocking(move || {
+                ended.client().redirect(address);
+                Ok(())
+            })
+            .await?;
+        }
         let saving = async {
-            Qmp::connect(&self.about.sockets.monitor).await?.save_into(&state, limits::VM_MEMORY).await?;
+            let files = Monitor::connect(&self.about.sockets).await?.save_memory(&place).await?;
             let host = self.host;
-            blocking(move || saved::seal(&place, &disk, host, kind, &identity, &state)).await
+            blocking(move || saved::seal(&place, &disk, host, kind, &identity, &files)).await
         };
         let saved = saving.await;
         if saved.is_err() {
@@ -408,7 +420,7 @@ impl WorkerHandle for MachineHandle {
             return Err(no_mounts());
         }
         if self.watched.is_parked.send_replace(false) {
-            Qmp::connect(&self.about.sockets.monitor).await?.resume().await?;
+            Monitor::connect(&self.about.sockets).await?.resume().await?;
         }
         let (slot, folder) = (self.watched.machine(), home.map(Folder::of));
         let (shared_boot_id, durability) = (warm.shared_boot_id.clone(), warm.durability);

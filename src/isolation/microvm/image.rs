@@ -27,6 +27,8 @@ pub(super) struct Image {
     pub version: String,
     pub engines: BTreeMap<EngineName, String>,
     pub summary: String,
+    /// Whether its kernel loads the drivers of vsock.
+    pub has_vsock: bool,
 }
 
 #[derive(Deserialize)]
@@ -38,6 +40,9 @@ struct Description {
     debian: String,
     kernel: String,
     engines: BTreeMap<EngineName, String>,
+    /// Absent in images of earlier builds.
+    #[serde(default)]
+    vsock: bool,
     files: BTreeMap<String, Part>,
 }
 
@@ -68,7 +73,8 @@ impl Image {
             }
         }
         let summary = format!("Debian {}, Linux {}", about.debian, about.kernel);
-        Ok(Image { dir: dir.to_owned(), version: about.version, engines: about.engines, summary })
+        let has_vsock = about.vsock;
+        Ok(Image { dir: dir.to_owned(), version: about.version, engines: about.engines, summary, has_vsock })
     }
 
     /// Opens one of its files.

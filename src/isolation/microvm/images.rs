@@ -15,11 +15,11 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
-use super::accelerator::Accelerators;
+use super::disk::disk_bytes;
 use super::image::{self, Found, Image};
-use super::qemu;
 use super::template::Kind;
 use super::templates::Templates;
+use super::vmm::Vmms;
 use crate::core::error::{Error, Result};
 use crate::core::info::ImageInfo;
 use crate::core::limits;
@@ -43,19 +43,14 @@ pub(super) struct HostImages {
     folder: PathBuf,
     file: PathBuf,
     templates: Rc<Templates>,
-    accelerators: Rc<Accelerators>,
+    vmms: Rc<Vmms>,
     kept: RefCell<Kept>,
     /// Why `images.json` cannot be read. It is not overwritten then.
     damage: Option<String>,
 }
 
 impl HostImages {
-    pub(super) fn new(
-        folder: PathBuf,
-        file: PathBuf,
-        templates: Rc<Templates>,
-        accelerators: Rc<Accelerators>,
-    ) -> Rc<HostImages> {
+    pub(super) fn new(folder: PathBuf, file: PathBuf, templates: Rc<Templates>, vmms: Rc<Vmms>) -> Rc<HostImages> {
         let (kept, damage) = match read(&file) {
             Ok(kept) => (kept, None),
             Err(why) => {
@@ -63,7 +58,7 @@ impl HostImages {
                 (Kept::default(), Some(why))
             }
         };
-        Rc::new(HostImages { folder, file, templates, accelerators, kept: RefCell::new(kept), damage })
+        Rc::new(HostImages { folder, file, templates, vmms, kept: RefCell::new(kept), damage })
     }
 
     /// The image of a kernel: the current one, or the one whose version begins with `wanted`.
@@ -187,9 +182,8 @@ impl Images for HostImages {
         if !image.engines.contains_key(&shape.engine) {
             return Err(Error::unsupported(format!("image {} has no {}", image.version, shape.engine)).reason("engine"));
         }
-        let disk = qemu::disk_bytes(shape.limits.workspace_bytes);
-        let version = self.templates.qemu_version().await?;
-        let kind = Kind::new(&image, shape, self.accelerators.choose().await?, version, disk);
+        let disk = disk_bytes(shape.limits.workspace_bytes);
+        let kind = Kind::new(&image, shape, self.vmms.choose(&image).await?, disk);
         let version = image.version.clone();
         if let Err(why) = self.templates.find_or_build(&kind, &image).await {
             return Err(
@@ -239,16 +233,18 @@ impl Images for HostImages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::accelerator::Accelerator;
     use crate::core::error::ErrorCode;
+    use crate::core::vmm::WantedVmm;
     use crate::isolation::microvm::image::tests::write_image;
     use crate::isolation::microvm::templates::TemplateSettings;
+    use crate::isolation::microvm::vmm::tests::vmms;
     use crate::link::bootstrap::BUILD;
 
     fn images(folder: &Path) -> Rc<HostImages> {
         let settings = TemplateSettings { folder: folder.join("t"), sockets: folder.to_owned(), account: None };
-        let accelerators = Rc::new(Accelerators::new(Accelerator::Tcg, folder.join("worker")));
-        HostImages::new(folder.join("images"), folder.join("images.json"), Templates::new(settings), accelerators)
+        let vmms = vmms(WantedVmm::Qemu, None);
+        let templates = Templates::new(settings, Rc::clone(&vmms));
+        HostImages::new(folder.join("images"), folder.join("images.json"), templates, vmms)
     }
 
     /// An image, newer than all before.

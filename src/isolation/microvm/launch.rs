@@ -5,17 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::accelerator::Chosen;
 use super::client::unexpected;
 use super::copy::MachineCopy;
+use super::disk;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
 use super::image::{self, Image};
 use super::machine::Machine;
-use super::qemu::{self, Begin, NewMachine};
-use super::qmp::Qmp;
+use super::monitor::{self, Begin, Monitor, NewMachine};
 use super::saved::{self, Saved};
 use super::seed::{self, Renewal};
+use super::sockets::Sockets;
 use super::template::Kind;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -50,7 +50,7 @@ impl MicrovmDriver {
     /// Starts a machine and its worker. On failure the machine has ended.
     ///
     /// # Errors
-    /// Those of the image, the disk, `record`, QEMU and the guest.
+    /// Those of the image, the disk, `record`, the monitor and the guest.
     pub(super) async fn start(
         &self,
         new: &NewWorker<'_>,
@@ -63,21 +63,19 @@ impl MicrovmDriver {
         let image = image::find(&self.settings.images, &new.shape.variant)?;
         let is_new = !folder.has_disk();
         let disk = if is_new {
-            qemu::make_disk(&folder.new_disk(), qemu::disk_bytes(limits.workspace_bytes)).await?;
+            disk::make_disk(&folder.new_disk(), disk::disk_bytes(limits.workspace_bytes)).await?;
             folder.new_disk()
         } else {
             folder.disk()
         };
         let found = disk.metadata().map_err(|error| Error::unavailable(format!("{}: {error}", disk.display())))?;
-        let version = self.templates.qemu_version().await?;
-        let chosen = match &saved {
+        let choice = match &saved {
             // It continues with what it ran with, or is refused.
-            Some(saved) if saved.kind.uses_kvm() => Chosen::Kvm,
-            Some(_) => Chosen::Tcg,
-            None => self.accelerators.choose().await?,
+            Some(saved) => self.vmms.choose_again(&saved.kind).await?,
+            None => self.vmms.choose(&image).await?,
         };
-        let mut kind = Kind::new(&image, new.shape, chosen, version.clone(), found.len());
-        about.kind = Some(kind.clone());
+        let mut kind = Kind::new(&image, new.shape, choice, found.len());
+        self.set_kind(&kind, new, about, machine);
         record(about.write()?).await?;
         let attempt = Attempt { worker, kind: &kind, disk: &disk, machine };
         if let Some(saved) = saved {
@@ -107,17 +105,17 @@ impl MicrovmDriver {
             Ok(process) => process,
             Err(why) => {
                 notes.push(LaunchNote { kind: "cold_boot", detail: why });
-                let booted = self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?;
-                let booted = match booted {
-                    Err(error) if kind.uses_kvm() && self.accelerators.give_up(&error) => {
-                        notes.push(LaunchNote { kind: "kvm_given_up", detail: error.message });
-                        kind = Kind::new(&image, new.shape, Chosen::Tcg, version, found.len());
-                        about.kind = Some(kind.clone());
-                        let attempt = Attempt { worker, kind: &kind, disk: &disk, machine };
-                        self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?
-                    }
-                    booted => booted,
-                };
+                let mut booted = self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?;
+                while let Err(error) = &booted
+                    && let Some(given_up) = self.vmms.give_up(&kind, error)
+                {
+                    notes.push(LaunchNote { kind: given_up, detail: error.message.clone() });
+                    about.sockets.unlink();
+                    kind = Kind::new(&image, new.shape, self.vmms.choose(&image).await?, found.len());
+                    self.set_kind(&kind, new, about, machine);
+                    let attempt = Attempt { worker, kind: &kind, disk: &disk, machine };
+                    booted = self.attempt(&attempt, Begin::Boot(&image), "", about, record).await?;
+                }
                 booted.inspect_err(|_| self.failed(new, machine))?
             }
         };
@@ -140,7 +138,7 @@ impl MicrovmDriver {
     /// bound.
     ///
     /// # Errors
-    /// Those of the disk, `record`, QEMU and the guest; `unavailable` with the reason `seeding` if the guest does not
+    /// Those of the disk, `record`, the monitor and the guest; `unavailable` with the reason `seeding` if the guest does not
     /// confirm that it is seeded. The machine has ended then.
     pub(super) async fn start_copy(
         &self,
@@ -152,7 +150,7 @@ impl MicrovmDriver {
     ) -> Result<Serving> {
         let kind = copy.kind();
         let image = image::find(&self.settings.images, &kind.image)?;
-        if self.templates.qemu_version().await? != kind.qemu {
+        if self.vmms.version(kind.vmm()).await? != kind.vmm {
             return Err(Error::refused("QEMU was exchanged since the machine was started").reason("qemu_version"));
         }
         about.kind = Some(kind.clone());
@@ -182,6 +180,13 @@ impl MicrovmDriver {
         self.attempt(attempt, begin, "", about, record).await?
     }
 
+    /// Decides what the machine of a worker is.
+    fn set_kind(&self, kind: &Kind, new: &NewWorker<'_>, about: &mut Record, machine: &Machine) {
+        about.sockets = Sockets::new(&self.settings.sockets, &new.identity.worker, kind.vmm());
+        about.kind = Some(kind.clone());
+        machine.client().redirect(about.sockets.control());
+    }
+
     /// Notes that a kernel's machine did not serve.
     fn failed(&self, new: &NewWorker<'_>, machine: &Machine) {
         if !new.is_warm {
@@ -189,7 +194,7 @@ impl MicrovmDriver {
         }
     }
 
-    /// Starts QEMU and seeds its guest. The inner error is the machine's; it has ended then.
+    /// Starts the monitor and seeds its guest. The inner error is the machine's; it has ended then.
     async fn attempt(
         &self,
         attempt: &Attempt<'_>,
@@ -202,22 +207,36 @@ impl MicrovmDriver {
         let (is_loaded, had_daemon) = (begin.is_loaded(), begin.had_daemon());
         let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
-        let disk = qemu::open_disk(disk)?;
+        let disk = disk::open_disk(disk)?;
+        let program = &self.vmms.program(kind.vmm())?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (account, durability, sockets) = (self.settings.account, self.settings.durability, &about.sockets);
-        let is_temporary = false;
+        let (is_temporary, saved_in) = (false, Some(dir.clone()));
         let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
         let cgroup = cgroup.as_deref();
-        let new = NewMachine { begin, kind, disk, sockets, account, cgroup, durability, is_temporary, log };
-        let mut child = qemu::start(new)?;
+        let mut child = monitor::start(NewMachine {
+            program,
+            begin,
+            kind,
+            disk,
+            sockets,
+            account,
+            cgroup,
+            durability,
+            saved_in,
+            is_temporary,
+            log,
+        })?;
         let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
-        let process = WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("qemu: {error}")))?;
+        let process =
+            WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("find the monitor: {error}")))?;
         let identified = ProcessRecord::of(pid);
         // Reaps it.
         tokio::task::spawn_local(async move { child.wait().await });
         let recorded = async {
-            about.process = Some(identified.map_err(|error| Error::unavailable(format!("identify qemu: {error}")))?);
+            about.process =
+                Some(identified.map_err(|error| Error::unavailable(format!("identify the monitor: {error}")))?);
             record(about.write()?).await
         };
         if let Err(error) = recorded.await {
@@ -225,16 +244,23 @@ impl MicrovmDriver {
             return Err(error);
         }
         let (seeded, shared) = (Arc::clone(machine), shared_boot_id.to_owned());
+        let begun = async {
+            if !is_loaded {
+                return Monitor::boot(&about.sockets, kind, durability).await;
+            }
+            let mut monitor = Monitor::connect(&about.sockets).await?;
+            let within = if is_continued { limits::VM_MEMORY } else { limits::VM_CALL };
+            monitor.load(kind, within).await?;
+            if is_continued {
+                // From here on the disk changes.
+                saved::remove(&dir)?;
+            }
+            monitor.resume().await
+        };
         let raised = async {
-            if is_loaded {
-                let mut monitor = Qmp::connect(&about.sockets.monitor).await?;
-                let within = if is_continued { limits::VM_MEMORY } else { limits::VM_CALL };
-                monitor.load(qemu::STATE_URI, within).await?;
-                if is_continued {
-                    // From here on the disk changes.
-                    saved::remove(&dir)?;
-                }
-                monitor.resume().await?;
+            tokio::select! {
+                begun = begun => begun?,
+                _ = process.ended() => return Err(Error::unavailable("the virtual machine ended while it started")),
             }
             // A guest that continues has still to notice that its former connections ended.
             let boot_time = kind.boot_time();

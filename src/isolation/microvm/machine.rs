@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::client::{Client, from_io, unexpected};
 use super::handle::Record;
+use super::saved;
 use super::seed::{self, Renewal};
 use super::{DISK, LOST_DISK, NEW_DISK};
 use crate::catalog::{EngineDb, EngineInfo, Entry as StateEntry};
@@ -90,7 +91,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Machine {
     pub(super) fn new(folder: Folder, about: &Record) -> Machine {
-        let (client, most_bytes) = (Mutex::new(Client::new(about.sockets.control.clone())), about.most_bytes);
+        let (client, most_bytes) = (Mutex::new(Client::new(about.sockets.control())), about.most_bytes);
         let (known, pull_lock, is_parked) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
         Machine { folder, image: about.image.clone(), most_bytes, client, known, pull_lock, is_parked }
     }
@@ -116,6 +117,9 @@ impl Machine {
         }
         if self.folder.has_disk() {
             return Err(Error::internal("the kernel has a disk already"));
+        }
+        if let Some(slot) = disk.parent() {
+            saved::move_prepared(slot, &self.folder.dir)?;
         }
         match durability {
             Durability::Process => std::fs::rename(disk, self.folder.disk()).map_err(|error| failed(&error)),
@@ -347,13 +351,14 @@ impl Machines {
 
 #[cfg(test)]
 mod tests {
-    use super::super::qemu::Sockets;
+    use super::super::sockets::Sockets;
+    use super::super::vmm::Vmm;
     use super::*;
     use crate::core::error::ErrorCode;
 
     fn machine(dir: &Path) -> Arc<Machine> {
         let folder = Folder { dir: dir.to_owned(), workspace: dir.join("workspace"), engine_db: dir.join("engine.db") };
-        let sockets = Sockets::new(dir, &"worker");
+        let sockets = Sockets::new(dir, &"worker", Vmm::Qemu);
         let (workspace, engine_db) = (folder.workspace.clone(), folder.engine_db.clone());
         let dir = dir.to_owned();
         let about = Record {

@@ -1,8 +1,8 @@
-//! MicroVM isolation: a worker is a process tree in a QEMU virtual machine of its own.
+//! MicroVM isolation: a worker is a process tree in a virtual machine of its own.
 //!
 //! ```text
-//!  driver ── launch ─▶ qemu ─┬ boot ───────────┬▶ control: seed, disk, files, state, start ─▶ the worker serves
-//!                            └ template, restore ┘                       a warm one is stopped until a kernel has it
+//!  driver ── launch ─▶ monitor ┬ boot ─────────┬▶ control: seed, disk, files, state, start ─▶ the worker serves
+//!     QEMU or Firecracker      └ template, restore ┘                       a warm one is stopped until a kernel has it
 //!  disk.ext4        the truth while a machine exists and after its crash: workspace and engine.db
 //!  workspace/,      a mirror on this host, brought up to date before a capture and at the worker's end; the truth
 //!  engine.db        while there is no disk
@@ -13,21 +13,26 @@
 mod accelerator;
 mod client;
 mod copy;
+mod disk;
 mod driver;
 mod files;
+mod firecracker;
 mod handle;
 mod image;
 mod images;
 mod launch;
 mod machine;
+mod monitor;
 mod pages;
 mod qemu;
 mod qmp;
 mod saved;
 mod seed;
+mod sockets;
 mod stream;
 mod template;
 mod templates;
+mod vmm;
 mod workspace;
 
 pub use copy::{MachineCopy, SavedMachine};

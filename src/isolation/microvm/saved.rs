@@ -5,8 +5,9 @@
 //!  next start: snapshot, disk and digest are right ─▶ loaded ─▶ both removed ─▶ the machine continues
 //! ```
 //!
-//! Both files are removed before the machine continues. The disk's time of change makes the pair invalid as soon as
-//! anything else writes to the disk.
+//! All files are removed before the machine continues. The disk's time of change makes them invalid as soon as anything
+//! else writes to the disk. QEMU writes one stream. Firecracker opens its files by name when it starts: they are prepared
+//! then (`machine.state`, `machine.memory`), and linked as `suspended.new` and `suspended.memory` once they are written.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
@@ -15,7 +16,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::template::{Kind, Part, part};
+use super::template::{Kind, Part, dig_holes, part};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::limits;
@@ -26,7 +27,18 @@ use crate::sys::fs;
 const FORMAT: u32 = 2;
 const NEW: &str = "suspended.new";
 const STATE: &str = "suspended.state";
+const MEMORY: &str = "suspended.memory";
 const DESCRIPTION: &str = "suspended.json";
+/// The files of a running machine, and what they become.
+const PREPARED: [(&str, &str); 2] = [("machine.state", NEW), ("machine.memory", MEMORY)];
+
+/// A saved machine's files.
+pub(super) struct SavedFiles {
+    /// Devices and processors; with QEMU also the memory.
+    pub devices: File,
+    /// The memory, if it is a file of its own.
+    pub memory: Option<File>,
+}
 
 /// A disk at one moment: QEMU's writes change its time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +66,9 @@ pub(super) struct Saved {
     pub kind: Kind,
     disk: DiskStamp,
     state: Part,
+    /// The memory, if it is a file of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memory: Option<Part>,
     worker: WorkerId,
     kernel: KernelId,
     epoch: Epoch,
@@ -75,6 +90,72 @@ pub(super) fn create(dir: &Path) -> Result<File> {
     options.read(true).write(true).create_new(true).mode(0o600).open(dir.join(NEW)).map_err(|error| failed(&error))
 }
 
+/// Makes the files into which a machine that starts may be saved later. Blocks.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn prepare(dir: &Path) -> Result<SavedFiles> {
+    let made = |(name, _): (&str, &str)| {
+        let path = dir.join(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(&error)),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|error| failed(&error))
+    };
+    Ok(SavedFiles { devices: made(PREPARED[0])?, memory: Some(made(PREPARED[1])?) })
+}
+
+/// Checks that the files of a running machine are in its folder. Blocks.
+///
+/// # Errors
+/// `unavailable`.
+pub(super) fn check_prepared(dir: &Path) -> Result<()> {
+    for (name, _) in PREPARED {
+        dir.join(name).symlink_metadata().map_err(|error| failed(&format_args!("{name}: {error}")))?;
+    }
+    Ok(())
+}
+
+/// Gives the written files of a machine the names of a suspended one. The machine may be saved again. Blocks.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn take_prepared(dir: &Path) -> Result<SavedFiles> {
+    remove(dir)?;
+    let take = |(name, becomes): (&str, &str)| {
+        let to = dir.join(becomes);
+        std::fs::hard_link(dir.join(name), &to).map_err(|error| failed(&error))?;
+        OpenOptions::new().read(true).write(true).open(to).map_err(|error| failed(&error))
+    };
+    Ok(SavedFiles { devices: take(PREPARED[0])?, memory: Some(take(PREPARED[1])?) })
+}
+
+/// Moves the files of a running machine with its disk. Blocks.
+///
+/// # Errors
+/// Those of renaming.
+pub(super) fn move_prepared(from: &Path, to: &Path) -> Result<()> {
+    for (name, _) in PREPARED {
+        match std::fs::rename(from.join(name), to.join(name)) {
+            // QEMU has none.
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::internal(format!("take a warm machine's {name}: {error}")));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Removes the files of a running machine once it has ended; sealed ones stay. Blocks.
+pub(super) fn drop_prepared(dir: &Path) {
+    for (name, _) in PREPARED {
+        let _ = std::fs::remove_file(dir.join(name));
+    }
+}
+
 /// Describes a machine whose state was written; from then on the next start continues it. Blocks.
 ///
 /// # Errors
@@ -85,16 +166,20 @@ pub(super) fn seal(
     host: HostId,
     kind: Kind,
     worker: &WorkerIdentity,
-    state: &File,
+    files: &SavedFiles,
 ) -> Result<()> {
-    state.sync_all().map_err(|error| failed(&error))?;
+    let sealed = |file: &File| file.sync_all().and_then(|()| part(file)).map_err(|error| failed(&error));
+    if let Some(memory) = &files.memory {
+        dig_holes(memory).map_err(|error| failed(&error))?;
+    }
     let saved = Saved {
         format: FORMAT,
         arch: std::env::consts::ARCH.to_owned(),
         host,
         kind,
         disk: DiskStamp::of(disk).map_err(|error| failed(&error))?,
-        state: part(state).map_err(|error| failed(&error))?,
+        state: sealed(&files.devices)?,
+        memory: files.memory.as_ref().map(sealed).transpose()?,
         worker: worker.worker,
         kernel: worker.kernel,
         epoch: worker.epoch,
@@ -112,7 +197,7 @@ pub(super) fn seal(
 /// Those of removing.
 pub(super) fn remove(dir: &Path) -> Result<()> {
     // The description first: without it the state is nothing.
-    for name in [DESCRIPTION, STATE, NEW] {
+    for name in [DESCRIPTION, STATE, MEMORY, NEW] {
         match std::fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::unavailable(format!("remove {name}: {error}")));
@@ -156,7 +241,10 @@ impl Saved {
             architecture: self.arch.clone(),
             base_image_version: self.kind.image.clone(),
             host: self.host,
-            content: Suspend { memory_bytes: self.state.bytes(), machine: Some(self.kind.machine()) },
+            content: Suspend {
+                memory_bytes: self.memory.as_ref().map_or(0, Part::bytes).saturating_add(self.state.bytes()),
+                machine: Some(self.kind.machine()),
+            },
         }
     }
 
@@ -164,7 +252,7 @@ impl Saved {
     ///
     /// # Errors
     /// One for each property that differs; `corrupt`.
-    pub(super) fn open(&self, dir: &Path, disk: &Path, host: HostId, now: &Kind) -> Result<File> {
+    pub(super) fn open(&self, dir: &Path, disk: &Path, host: HostId, now: &Kind) -> Result<SavedFiles> {
         self.snapshot().check_resume(&Site {
             architecture: std::env::consts::ARCH.to_owned(),
             base_image_version: now.image.clone(),
@@ -182,25 +270,25 @@ impl Saved {
         if found != self.disk {
             return Err(Error::refused("its disk has changed since").reason("disk"));
         }
-        let mut options = OpenOptions::new();
-        let state = options.read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(STATE));
-        let state = state.map_err(|error| Error::corrupt(format!("{STATE}: {error}")))?;
-        match state.metadata() {
-            Ok(found) if found.len() != self.state.bytes() => {
-                return Err(Error::corrupt(format!("{STATE} is not what was written")));
-            }
-            Ok(_) | Err(_) => {}
-        }
-        match part(&state) {
-            Ok(found) if found == self.state => Ok(state),
-            Ok(_) => Err(Error::corrupt(format!("{STATE} is not what was written"))),
-            Err(error) => Err(Error::corrupt(format!("{STATE}: {error}"))),
-        }
+        let devices = open_part(&dir.join(STATE), &self.state)?;
+        let memory = self.memory.as_ref().map(|memory| open_part(&dir.join(MEMORY), memory)).transpose()?;
+        Ok(SavedFiles { devices, memory })
     }
+}
+
+/// Opens a file that must be as it was written.
+fn open_part(path: &Path, written: &Part) -> Result<File> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let damaged = |error: std::io::Error| Error::corrupt(format!("{name}: {error}"));
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).map_err(damaged)?;
+    let is_whole =
+        file.metadata().map_err(damaged)?.len() == written.bytes() && part(&file).map_err(damaged)? == *written;
+    is_whole.then_some(file).ok_or_else(|| Error::corrupt(format!("{name} is not what was written")))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::firecracker;
     use super::*;
     use crate::core::engine::EngineName;
     use crate::link::bootstrap::BUILD;
@@ -212,7 +300,7 @@ mod tests {
             image: String::from("abc"),
             engine: EngineName::Python,
             uid: 0,
-            qemu: String::from("QEMU 10"),
+            vmm: String::from("QEMU 10"),
             build: BUILD.to_owned(),
             machine: ["-M", "q35", "-cpu", "qemu64", "-accel", "tcg"].map(str::to_owned).to_vec(),
             memory_mib: 1,
@@ -222,8 +310,9 @@ mod tests {
     }
 
     fn saved(dir: &Path) -> Saved {
-        let mut state = create(dir).expect("created");
-        std::io::Write::write_all(&mut state, b"state").expect("written");
+        let mut devices = create(dir).expect("created");
+        std::io::Write::write_all(&mut devices, b"state").expect("written");
+        let files = SavedFiles { devices, memory: None };
         std::fs::write(dir.join("disk"), b"disk").expect("written");
         let worker = WorkerIdentity {
             worker: WorkerId::from_bytes([1; 16]),
@@ -232,7 +321,7 @@ mod tests {
             build: BUILD.to_owned(),
             secret: [4; 32],
         };
-        seal(dir, &dir.join("disk"), HERE, kind(), &worker, &state).expect("sealed");
+        seal(dir, &dir.join("disk"), HERE, kind(), &worker, &files).expect("sealed");
         Saved::read(dir).expect("read").expect("it is there")
     }
 
@@ -289,8 +378,9 @@ mod tests {
         let dir = folder.path();
         let saved = saved(dir);
         let machine = |words: [&str; 4]| words.map(str::to_owned).to_vec();
-        let others: [(&str, Kind); 6] = [
-            ("vmm_mismatch", Kind { qemu: "QEMU 11".into(), ..kind() }),
+        let others: [(&str, Kind); 7] = [
+            ("vmm_mismatch", Kind { vmm: firecracker::name("1.16.1"), machine: firecracker::machine(), ..kind() }),
+            ("vmm_mismatch", Kind { vmm: "QEMU 11".into(), ..kind() }),
             ("build_mismatch", Kind { build: "other".into(), ..kind() }),
             ("machine_type_mismatch", Kind { machine: machine(["-M", "pc", "-cpu", "qemu64"]), ..kind() }),
             ("cpu_model_mismatch", Kind { machine: machine(["-M", "q35", "-cpu", "max"]), ..kind() }),
@@ -325,5 +415,41 @@ mod tests {
         assert_eq!(Saved::read(dir).err().map(|error| error.code), Some(ErrorCode::Corrupt));
         remove(dir).expect("removed");
         assert!(Saved::read(dir).is_ok_and(|found| found.is_none()) && !dir.join(STATE).exists());
+    }
+
+    #[test]
+    fn written_files_are_taken() -> Result<()> {
+        let (folder, other) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let (dir, disk) = (folder.path(), folder.path().join("disk"));
+        assert!(check_prepared(dir).is_err());
+        std::fs::write(&disk, b"disk").expect("written");
+        let mut running = prepare(other.path())?;
+        move_prepared(other.path(), dir)?;
+        check_prepared(dir)?;
+        let mut write = |devices: &[u8], memory: &[u8]| {
+            std::io::Write::write_all(&mut running.devices, devices).expect("written");
+            std::io::Write::write_all(running.memory.as_mut().expect("it is there"), memory).expect("written");
+        };
+        write(b"devices", &vec![0; 1 << 20]);
+        write(b"", b"memory");
+        let worker = saved(tempfile::tempdir().expect("a folder").path()).worker();
+        seal(dir, &disk, HERE, kind(), &worker, &take_prepared(dir)?)?;
+        let sealed = Saved::read(dir)?.expect("it is there");
+        let opened = sealed.open(dir, &disk, HERE, &kind())?;
+        drop_prepared(dir);
+        assert!(check_prepared(dir).is_err(), "they are removed at the machine's end");
+        assert!(sealed.open(dir, &disk, HERE, &kind()).is_ok(), "sealed files stay");
+        let memory = opened.memory.expect("it is there").metadata().expect("read");
+        assert_eq!(memory.len(), (1 << 20) + 6);
+        assert!(memory.blocks() * 512 < 1 << 16, "zeros are holes: {} blocks", memory.blocks());
+        // What is not sealed any more changes with the running machine.
+        write(b"more", b"more");
+        assert_eq!(sealed.open(dir, &disk, HERE, &kind()).err().map(|error| error.code.name()), Some("corrupt"));
+        drop(prepare(dir)?);
+        drop(take_prepared(dir)?);
+        // It goes on, and may be saved again.
+        remove(dir)?;
+        assert!(!dir.join(MEMORY).exists() && !dir.join(NEW).exists());
+        take_prepared(dir).map(drop)
     }
 }

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::accelerator::Chosen;
 use super::image::Image;
-use super::qemu;
+use super::vmm::{Choice, Vmm};
+use super::{firecracker, qemu};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -39,8 +40,9 @@ pub(super) struct Kind {
     pub engine: EngineName,
     /// Whose kernels they are: users share no memory through a template.
     pub uid: u32,
-    /// The version of QEMU: states are loaded by the version that saved them.
-    pub qemu: String,
+    /// Name and version of the monitor: states are loaded by the version that saved them.
+    #[serde(rename = "qemu")]
+    pub vmm: String,
     /// The version of the guest's programs.
     pub build: String,
     pub machine: Vec<String>,
@@ -50,24 +52,40 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    pub(super) fn new(image: &Image, shape: &Shape, chosen: Chosen, qemu: String, disk_bytes: u64) -> Kind {
+    pub(super) fn new(image: &Image, shape: &Shape, choice: Choice, disk_bytes: u64) -> Kind {
         let Shape { engine, uid, limits, .. } = shape;
+        let machine = match choice.vmm {
+            Vmm::Qemu => qemu::machine(choice.accelerator),
+            Vmm::Firecracker => firecracker::machine(),
+        };
         Kind {
             image: image.version.clone(),
             engine: *engine,
             uid: *uid,
-            qemu,
+            vmm: choice.version,
             build: BUILD.to_owned(),
-            machine: qemu::machine(chosen),
+            machine,
             memory_mib: (limits.memory_bytes + limits::VM_EXTRA_MEMORY_BYTES).div_ceil(1 << 20),
             processors: limits.cpu_milli.div_ceil(1000).max(1),
             disk_bytes,
         }
     }
 
+    /// What runs it.
+    pub(super) fn vmm(&self) -> Vmm {
+        match self.option("-M") {
+            Some(firecracker::MACHINE_TYPE) => Vmm::Firecracker,
+            _ => Vmm::Qemu,
+        }
+    }
+
     /// Whether KVM runs its instructions.
     pub(super) fn uses_kvm(&self) -> bool {
-        self.machine == qemu::machine(Chosen::Kvm)
+        self.vmm() == Vmm::Firecracker || self.machine == qemu::machine(Chosen::Kvm)
+    }
+
+    fn option(&self, name: &str) -> Option<&str> {
+        self.machine.iter().skip_while(|word| *word != name).nth(1).map(String::as_str)
     }
 
     /// Time for its boot.
@@ -81,12 +99,12 @@ impl Kind {
 
     /// What the memory of one machine needs of another.
     pub(super) fn machine(&self) -> Machine {
-        let option = |name: &str| self.machine.iter().skip_while(|word| *word != name).nth(1).cloned();
+        let option = |name| self.option(name).unwrap_or_default().to_owned();
         Machine {
-            vmm: self.qemu.clone(),
+            vmm: self.vmm.clone(),
             build: self.build.clone(),
-            machine_type: option("-M").unwrap_or_default(),
-            cpu_model: option("-cpu").unwrap_or_default(),
+            machine_type: option("-M"),
+            cpu_model: option("-cpu"),
             ram_bytes: self.memory_bytes(),
             processors: self.processors,
         }
@@ -256,6 +274,34 @@ pub(super) fn part(file: &File) -> std::io::Result<Part> {
     }
 }
 
+/// Frees the zeros of a memory that was written as a whole. Blocks.
+pub(super) fn dig_holes(file: &File) -> std::io::Result<()> {
+    use nix::fcntl::{FallocateFlags, fallocate};
+    const PIECE: usize = 64 << 10;
+    let (mut from, mut at, mut piece) = (again(file)?, 0i64, vec![0; PIECE]);
+    loop {
+        let mut filled = 0;
+        while filled < PIECE {
+            match from.read(&mut piece[filled..])? {
+                0 => break,
+                count => filled += count,
+            }
+        }
+        if filled == PIECE && piece.iter().all(|byte| *byte == 0) {
+            let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+            match fallocate(file, flags, at, PIECE as i64) {
+                // A file system without holes keeps the zeros.
+                Err(nix::errno::Errno::EOPNOTSUPP) => return Ok(()),
+                dug => dug?,
+            }
+        }
+        at += filled as i64;
+        if filled < PIECE {
+            return Ok(());
+        }
+    }
+}
+
 /// Makes a file unchangeable. QEMU may be another user, and reads it through a descriptor; the folder is private.
 pub(super) fn close(file: &File) -> std::io::Result<()> {
     let mode = match nix::unistd::geteuid().is_root() {
@@ -270,8 +316,12 @@ pub(super) fn close(file: &File) -> std::io::Result<()> {
 
 /// Makes memory and state durable and unchangeable, and describes them. Blocks.
 pub(super) fn seal(place: &Path, kind: Kind) -> Result<Description> {
+    let vmm = kind.vmm();
     let sealed = |name: &str| {
         let file = File::open(place.join(name))?;
+        if name == MEMORY && vmm == Vmm::Firecracker {
+            dig_holes(&File::options().write(true).read(true).open(place.join(name))?)?;
+        }
         file.sync_all()?;
         close(&file)?;
         part(&file)
@@ -307,7 +357,7 @@ pub(super) mod tests {
             image: String::from("abc"),
             engine: EngineName::Python,
             uid: 0,
-            qemu: String::from("QEMU 10"),
+            vmm: String::from("QEMU 10"),
             build: BUILD.to_owned(),
             machine: Vec::new(),
             memory_mib: 1,

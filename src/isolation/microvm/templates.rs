@@ -16,12 +16,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::client::Client;
 use super::copy::Source;
+use super::disk;
 use super::image::Image;
 use super::launch::RECONNECTION;
-use super::qemu::{self, Begin, NewMachine, Sockets};
+use super::monitor::{self, Begin, Monitor, NewMachine};
+use super::qemu;
 use super::qmp::Qmp;
 use super::seed::{self, Renewal};
+use super::sockets::Sockets;
 use super::template::{self, Kind, MEMORY, STATE, Template, publish, seal};
+use super::vmm::{Vmm, Vmms};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
@@ -34,7 +38,7 @@ use crate::sys::{fs, random};
 pub(super) const UNFINISHED: &str = ".new-";
 /// Time for the guest to become quiet after its last request.
 const QUIET: Duration = Duration::from_millis(200);
-/// Time for QEMU to end by itself.
+/// Time for a monitor to end by itself.
 const QUIT: Duration = Duration::from_secs(5);
 
 /// What is known of a kind's template.
@@ -49,32 +53,31 @@ enum Known {
 pub(super) struct TemplateSettings {
     pub folder: PathBuf,
     pub sockets: PathBuf,
-    /// Uid and gid of QEMU, in a daemon that is root.
+    /// Uid and gid of the monitor, in a daemon that is root.
     pub account: Option<(u32, u32)>,
 }
 
 /// The templates of a host.
 pub(super) struct Templates {
     settings: TemplateSettings,
+    vmms: Rc<Vmms>,
     known: RefCell<HashMap<String, Known>>,
     /// One template is verified at a time.
     turn: tokio::sync::Mutex<()>,
     notes: RefCell<Vec<LaunchNote>>,
-    /// QEMU's version, and when its file was changed.
-    version: RefCell<Option<(SystemTime, String)>>,
     is_swept: Cell<bool>,
     /// Notified after each build.
     built: tokio::sync::watch::Sender<()>,
 }
 
 impl Templates {
-    pub(super) fn new(settings: TemplateSettings) -> Rc<Templates> {
+    pub(super) fn new(settings: TemplateSettings, vmms: Rc<Vmms>) -> Rc<Templates> {
         Rc::new(Templates {
             settings,
+            vmms,
             known: RefCell::default(),
             turn: tokio::sync::Mutex::default(),
             notes: RefCell::default(),
-            version: RefCell::default(),
             is_swept: Cell::new(false),
             built: tokio::sync::watch::Sender::new(()),
         })
@@ -89,33 +92,6 @@ impl Templates {
         tracing::info!(kind, detail, "a template of virtual machines");
         self.notes.borrow_mut().push(LaunchNote { kind, detail });
     }
-
-    /// The version of QEMU.
-    ///
-    /// # Errors
-    /// `unsupported` if it is not installed or does not say its version.
-    pub(super) async fn qemu_version(&self) -> Result<String> {
-        let program = qemu::program()?;
-        let failed = |error: std::io::Error| Error::unsupported(format!("{}: {error}", program.display()));
-        let changed = program.metadata().and_then(|found| found.modified()).map_err(failed)?;
-        if let Some((at, version)) = &*self.version.borrow()
-            && *at == changed
-        {
-            return Ok(version.clone());
-        }
-        let mut command = tokio::process::Command::new(&program);
-        command.arg("--version").env_clear().stdin(std::process::Stdio::null()).kill_on_drop(true);
-        let said = tokio::time::timeout(limits::VM_CALL, command.output()).await;
-        let said = said.map_err(|_| Error::deadline("qemu does not say its version"))?.map_err(failed)?;
-        let said = String::from_utf8_lossy(&said.stdout);
-        let version: String = said.lines().next().unwrap_or_default().chars().take(200).collect();
-        if version.is_empty() {
-            return Err(Error::unsupported(format!("{} does not say its version", program.display())));
-        }
-        *self.version.borrow_mut() = Some((changed, version.clone()));
-        Ok(version)
-    }
-
     /// The template of a kind; an error says why a machine boots instead.
     pub(super) async fn find(&self, kind: &Kind) -> std::result::Result<Rc<Template>, String> {
         let key = kind.key().map_err(|error| error.message)?;
@@ -227,9 +203,13 @@ impl Templates {
         let mut description = sealed.map_err(|error| Error::internal(error.to_string()))??;
         let template = Template::untested(place).map_err(|error| Error::unavailable(error.to_string()))?;
         description.tested_boot_id = self.test(place, kind, image, &template).await?;
-        match self.prove_pages(place, kind, image, &template).await {
-            Ok(()) => description.proves_pages = true,
-            Err(error) => self.note("copies_by_stream", format!("{key}: {}", error.message)),
+        match kind.vmm() {
+            Vmm::Qemu => match self.prove_pages(place, kind, image, &template).await {
+                Ok(()) => description.proves_pages = true,
+                Err(error) => self.note("copies_by_stream", format!("{key}: {}", error.message)),
+            },
+            // It copies no running machine.
+            Vmm::Firecracker => {}
         }
         let (from, to) = (place.to_owned(), self.settings.folder.join(key));
         let boot_id = description.tested_boot_id.clone();
@@ -246,7 +226,7 @@ impl Templates {
         options.create_new(true).mode(0o600);
         let memory = options.read(true).write(true).open(place.join(MEMORY)).map_err(failed)?;
         memory.set_len(kind.memory_bytes()).map_err(failed)?;
-        // QEMU opens its memory by name.
+        // Its monitor opens its memory by name.
         if let Some((uid, gid)) = self.settings.account {
             std::os::unix::fs::fchown(&memory, Some(uid), Some(gid)).map_err(failed)?;
         }
@@ -256,7 +236,8 @@ impl Templates {
         let program = image.engines.get(&kind.engine).cloned().unwrap_or_default();
         let begin = Begin::Record { image, memory: &memory, state: &state };
         self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
-            let control = sockets.control.clone();
+            Monitor::boot(sockets, kind, Durability::Process).await?;
+            let control = sockets.control();
             let within = kind.boot_time();
             blocking(move || {
                 let mut client = Client::new(control);
@@ -268,7 +249,7 @@ impl Templates {
             })
             .await?;
             tokio::time::sleep(QUIET).await;
-            Qmp::connect(&sockets.monitor).await?.save(qemu::STATE_URI).await
+            Monitor::connect(sockets).await?.save_template().await
         })
         .await?;
         std::fs::remove_file(place.join("disk")).map_err(failed)
@@ -277,14 +258,14 @@ impl Templates {
     /// Restores a machine once, as for a kernel. Returns its boot id.
     async fn test(&self, place: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<String> {
         let path = place.join("disk");
-        qemu::make_disk(&path, kind.disk_bytes).await?;
-        let disk = qemu::open_disk(&path)?;
+        disk::make_disk(&path, kind.disk_bytes).await?;
+        let disk = disk::open_disk(&path)?;
         let begin = Begin::Restore { image, template };
         let boot_id = self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
-            let mut monitor = Qmp::connect(&sockets.monitor).await?;
-            monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
+            let mut monitor = Monitor::connect(sockets).await?;
+            monitor.load(kind, limits::VM_CALL).await?;
             monitor.resume().await?;
-            let control = sockets.control.clone();
+            let control = sockets.control();
             blocking(move || {
                 let mut client = Client::new(control);
                 let boot_id = seed::seed(&mut client, "", Renewal::Keep)?;
@@ -314,14 +295,14 @@ impl Templates {
         let (by_pages, by_stream, path) = (proof.join("pages"), proof.join("stream"), proof.join("disk"));
         std::fs::create_dir_all(&by_pages).map_err(failed)?;
         std::fs::create_dir(&by_stream).map_err(failed)?;
-        qemu::make_disk(&path, kind.disk_bytes).await?;
+        disk::make_disk(&path, kind.disk_bytes).await?;
         let begin = Begin::Restore { image, template };
         let bytes = kind.memory_bytes();
-        self.with_machine(begin, kind, qemu::open_disk(&path)?, async |sockets: &Sockets, pid| {
+        self.with_machine(begin, kind, disk::open_disk(&path)?, async |sockets: &Sockets, pid| {
             let mut monitor = Qmp::connect(&sockets.monitor).await?;
             monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
             monitor.resume().await?;
-            let control = sockets.control.clone();
+            let control = sockets.control();
             blocking(move || seed::seed(&mut Client::new(control), "", Renewal::Keep).map(drop)).await?;
             let pages = Source::pages(&by_pages, pid, bytes, template.state().map_err(failed)?).map_err(failed)?;
             let stream = Source::stream(&by_stream).map_err(failed)?;
@@ -341,11 +322,11 @@ impl Templates {
         .await?;
         let copy = Template::untested(&by_pages).map_err(failed)?;
         let begin = Begin::Copy { image, template: &copy };
-        self.with_machine(begin, kind, qemu::open_disk(&path)?, async |sockets: &Sockets, _| {
+        self.with_machine(begin, kind, disk::open_disk(&path)?, async |sockets: &Sockets, _| {
             let mut monitor = Qmp::connect(&sockets.monitor).await?;
             monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
             monitor.resume().await?;
-            let control = sockets.control.clone();
+            let control = sockets.control();
             tokio::time::sleep(RECONNECTION).await;
             blocking(move || {
                 let mut client = Client::new(control);
@@ -365,12 +346,14 @@ impl Templates {
         disk: File,
         act: impl AsyncFnOnce(&Sockets, u32) -> Result<T>,
     ) -> Result<T> {
-        let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()));
+        let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()), kind.vmm());
+        let program = &self.vmms.program(kind.vmm())?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (sockets, account, durability) = (&sockets, self.settings.account, Durability::Process);
-        let is_temporary = true;
-        let started = qemu::start(NewMachine {
+        let (is_temporary, saved_in) = (true, None);
+        let started = monitor::start(NewMachine {
+            program,
             begin,
             kind,
             disk,
@@ -378,6 +361,7 @@ impl Templates {
             account,
             cgroup: None,
             durability,
+            saved_in,
             is_temporary,
             log,
         });
@@ -393,12 +377,14 @@ impl Templates {
             None => Err(Error::unavailable("the virtual machine ended at once")),
         };
         // It may write its files until it has ended.
-        if done.is_ok()
-            && let Ok(mut monitor) = Qmp::connect(&sockets.monitor).await
-        {
-            let _ = monitor.run("quit", serde_json::Value::Null).await;
-        }
-        if !matches!(tokio::time::timeout(QUIT, child.wait()).await, Ok(Ok(_))) {
+        let quits = match done.is_ok() {
+            true => match Monitor::connect(sockets).await {
+                Ok(mut monitor) => monitor.quit().await,
+                Err(_) => false,
+            },
+            false => false,
+        };
+        if !quits || !matches!(tokio::time::timeout(QUIT, child.wait()).await, Ok(Ok(_))) {
             let _ = child.kill().await;
         }
         sockets.unlink();
@@ -457,14 +443,17 @@ pub(super) fn hex(bytes: [u8; 8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::template::tests::{kind, template};
+    use super::super::vmm::tests::vmms;
     use super::*;
+    use crate::core::vmm::WantedVmm;
 
     #[tokio::test]
     async fn repeated_failures_remove_template() {
         let (folder, kind, late) = (tempfile::tempdir().expect("a folder"), kind(), Error::deadline("a busy host"));
         let place = template(folder.path(), &kind);
         let (folder, sockets) = (folder.path().to_owned(), folder.path().to_owned());
-        let templates = Templates::new(TemplateSettings { folder, sockets, account: None });
+        let settings = TemplateSettings { folder, sockets, account: None };
+        let templates = Templates::new(settings, vmms(WantedVmm::Qemu, None));
         let found = templates.find(&kind).await.expect("a template");
         for failures in [limits::VM_TEMPLATE_FAILURES - 1, limits::VM_TEMPLATE_FAILURES] {
             found.served();

@@ -61,6 +61,15 @@ const NOT_UNIX: Decision = If {
 pub(super) const SOCKET: Decision =
     If { argument: 0, mask: ALL, values: &[libc::AF_UNIX as u32], then: &Allow, otherwise: &NOT_UNIX };
 
+const STREAM: Decision =
+    If { argument: 1, mask: 0xf, values: &[libc::SOCK_STREAM as u32], then: &Allow, otherwise: &REFUSED };
+/// `socket`: Unix stream sockets.
+pub(super) const UNIX_STREAM: Decision =
+    If { argument: 0, mask: ALL, values: &[libc::AF_UNIX as u32], then: &STREAM, otherwise: &REFUSED };
+/// `tkill`: the first real-time signals of C libraries, which end a process that does not expect them, and nothing else.
+pub(super) const THREAD_SIGNAL: Decision =
+    If { argument: 1, mask: ALL, values: &[34, 35], then: &Allow, otherwise: &REFUSED };
+
 /// Inserting characters into a terminal's input (and the console's selection), changing its line
 /// discipline, capturing the console's output.
 const TERMINAL_TRICKS: &[u32] =

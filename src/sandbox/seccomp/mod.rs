@@ -79,10 +79,11 @@ pub(super) fn program(conditions: Conditions) -> &'static BpfProgram {
     MADE[at].get_or_init(|| compile::compile(&rules::rules(conditions)))
 }
 
-/// The filter of a virtual machine monitor: it opens no socket and signals no other process.
-pub(super) fn monitor_program() -> &'static BpfProgram {
-    static MADE: OnceLock<BpfProgram> = OnceLock::new();
-    MADE.get_or_init(|| compile::compile(&rules::monitor_rules()))
+/// The filter of a virtual machine monitor: it opens no socket and signals no other process. One that `listens` makes
+/// Unix sockets, and connects to none.
+pub(super) fn monitor_program(listens: bool) -> &'static BpfProgram {
+    static MADE: [OnceLock<BpfProgram>; 2] = [const { OnceLock::new() }; 2];
+    MADE[usize::from(listens)].get_or_init(|| compile::compile(&rules::monitor_rules(listens)))
 }
 
 /// Compiles all variants in advance, for processes that this one forks.

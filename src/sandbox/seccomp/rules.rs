@@ -191,12 +191,27 @@ const NOT_MONITORS: &[&str] = &[
     "SYS_vfork",
 ];
 
+/// What a monitor that listens may do nevertheless.
+const LISTENERS: &[Rule] = table! {
+    arg::UNIX_STREAM, "its sockets; where, Landlock says":
+        SYS_socket;
+    Allow, "its sockets; where, Landlock says":
+        SYS_bind;
+    Allow, "rings that its queues map twice; the limit of files bounds them":
+        SYS_memfd_create;
+    arg::THREAD_SIGNAL, "musl's way to signal the thread of a virtual processor":
+        SYS_tkill;
+};
+
 /// The table for a virtual machine monitor.
-pub(super) fn monitor_rules() -> Vec<Rule> {
+pub(super) fn monitor_rules(listens: bool) -> Vec<Rule> {
     let conditions = Conditions { memory_cgroup: false, affinity_is_limit: true };
-    let refused = |rule: Rule| match NOT_MONITORS.contains(&rule.name) {
-        true => Rule { decision: arg::REFUSED, why: "a monitor has what it needs", ..rule },
-        false => rule,
+    let adapted = |rule: Rule| match LISTENERS.iter().find(|allowed| listens && allowed.name == rule.name) {
+        Some(allowed) => *allowed,
+        None if NOT_MONITORS.contains(&rule.name) => {
+            Rule { decision: arg::REFUSED, why: "a monitor has what it needs", ..rule }
+        }
+        None => rule,
     };
-    rules(conditions).into_iter().map(refused).collect()
+    rules(conditions).into_iter().map(adapted).collect()
 }

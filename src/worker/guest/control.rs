@@ -49,11 +49,10 @@ impl Control {
         Ok(())
     }
 
-    /// Serves one connection after the other.
+    /// Serves one connection after the other, until the port is over.
     pub(super) fn run(&mut self, port: &Port) {
         let mut last = Vec::new();
-        loop {
-            let nonce = port.await_hello(std::mem::take(&mut last));
+        while let Some(nonce) = port.await_hello(std::mem::take(&mut last)) {
             self.put.clear();
             self.put_bytes = 0;
             if (&*port).write_all(&machine::ready(nonce)).is_err() {
@@ -212,6 +211,40 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn closed_connection_makes_room() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let (channel, address) = super::super::port::tests::listener(folder.path())?;
+        std::thread::spawn(move || {
+            let mut control = Control::new(Arc::default());
+            channel.serve(|port| control.run(port));
+        });
+        let connect = |nonce| {
+            let mut host = std::os::unix::net::UnixStream::connect(&address)?;
+            host.set_read_timeout(Some(Duration::from_secs(20)))?;
+            host.write_all(&machine::hello(nonce))?;
+            Ok::<_, io::Error>(host)
+        };
+        // Closed before and after the answer, and in a request; the last one waits meanwhile.
+        let answered = |host: &mut std::os::unix::net::UnixStream, nonce| {
+            let mut echo = [0; machine::HELLO_BYTES];
+            host.read_exact(&mut echo)?;
+            assert_eq!(echo, machine::ready(nonce));
+            Ok::<_, io::Error>(())
+        };
+        drop(connect([1; 16])?);
+        let mut second = connect([2; 16])?;
+        answered(&mut second, [2; 16])?;
+        let mut third = connect([3; 16])?;
+        second.write_all(&[7, 0, 0])?;
+        drop(second);
+        answered(&mut third, [3; 16])?;
+        machine::write(&mut third, &Request::List { from: 0 }, &[])?;
+        let (reply, _) = machine::read::<Reply>(&mut third)?;
+        assert!(matches!(reply, Reply::Failed(_)), "it is not mounted");
+        Ok(())
+    }
 
     #[test]
     fn unnoticed_reconnection_is_answered() -> io::Result<()> {

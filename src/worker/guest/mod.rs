@@ -26,6 +26,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::wait::{WaitStatus, waitpid};
 
+use self::port::Channel;
 use crate::link::machine;
 use crate::sys::process::exit_now;
 
@@ -58,26 +59,30 @@ pub(super) fn main() -> ! {
         eprintln!("ryokan-worker guest: runs as the first process of a virtual machine only");
         exit_now(2);
     }
-    if let Err(error) = run() {
+    let end = run().unwrap_or_else(|error| {
         eprintln!("ryokan-worker: the machine ends: {error}");
-    }
+        RebootMode::RB_AUTOBOOT
+    });
     nix::unistd::sync();
-    let _ = reboot(RebootMode::RB_POWER_OFF);
+    let _ = reboot(end);
     exit_now(1)
 }
 
-fn run() -> std::io::Result<()> {
+/// Serves until the machine is not needed any more. Returns how it ends.
+fn run() -> std::io::Result<RebootMode> {
     prepare()?;
     let machine = Arc::new(Machine::default());
-    let [link, requests, states] =
-        [machine::LINK_PORT, machine::CONTROL_PORT, machine::EVENT_PORT].map(port::Port::find);
-    let (link, requests, states) = (link?, requests?, states?);
+    let link = Channel::open(machine::LINK_PORT, machine::LINK_VSOCK)?;
+    let requests = Channel::open(machine::CONTROL_PORT, machine::CONTROL_VSOCK)?;
+    let states = Channel::open(machine::EVENT_PORT, machine::EVENT_VSOCK)?;
+    // Firecracker's machines cannot be switched off: their restart ends them.
+    let end = if link.is_vsock() { RebootMode::RB_AUTOBOOT } else { RebootMode::RB_POWER_OFF };
     let (mut control, shared) = (control::Control::new(Arc::clone(&machine)), Arc::clone(&machine));
-    std::thread::spawn(move || relay::run(&link));
-    std::thread::spawn(move || control.run(&requests));
-    std::thread::spawn(move || events::run(&states, &shared));
+    std::thread::spawn(move || link.serve(relay::run));
+    std::thread::spawn(move || requests.serve(|port| control.run(port)));
+    std::thread::spawn(move || states.serve(|port| events::run(port, &shared)));
     reap(&machine);
-    Ok(())
+    Ok(end)
 }
 
 /// Reaps every process; returns when the machine is not needed any more.

@@ -13,15 +13,17 @@ use crate::link::machine;
 /// Bytes on their way in one direction.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Serves one connection after the other.
+/// Serves one connection after the other, until the port is over.
 pub(super) fn run(port: &Port) {
-    loop {
-        let nonce = port.await_hello(Vec::new());
+    while let Some(nonce) = port.await_hello(Vec::new()) {
         // Without a worker there is no answer: the daemon tries again.
         let Ok(worker) = UnixStream::connect(SOCKET) else { continue };
         if (&*port).write_all(&machine::ready(nonce)).is_ok() {
             // Either end has closed; the next hello begins anew.
             let _ = relay(port, &worker);
+            if port.is_connection() {
+                return;
+            }
         }
     }
 }
