@@ -11,6 +11,7 @@ use super::copy::MachineCopy;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
 use super::image::{self, Image};
+use super::installed;
 use super::machine::Machine;
 use super::qemu::{self, Begin, NewMachine};
 use super::qmp::Qmp;
@@ -134,8 +135,8 @@ impl MicrovmDriver {
         Ok(Serving { process, shared_boot_id, notes })
     }
 
-    /// Starts a machine with the copied memory of another, and a copy of its disk. Its worker is the other's until it is
-    /// bound.
+    /// Starts a machine with the copied memory of another, and a copy of its disk, or with what is installed in its folder.
+    /// Its worker is the other's until it is bound.
     ///
     /// # Errors
     /// Those of the disk, `record`, QEMU and the guest; `unavailable` with the reason `seeding` if the guest does not
@@ -199,6 +200,7 @@ impl MicrovmDriver {
         let (is_loaded, had_daemon) = (begin.is_loaded(), begin.had_daemon());
         let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
+        let is_copy = renewal == Renewal::Renew;
         let disk = qemu::open_disk(disk)?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
         let log = log.map_err(|error| Error::internal(error.to_string()))?;
@@ -224,9 +226,13 @@ impl MicrovmDriver {
                 let mut monitor = Qmp::connect(&about.sockets.monitor).await?;
                 let within = if is_continued { limits::VM_MEMORY } else { limits::VM_CALL };
                 monitor.load(qemu::STATE_URI, within).await?;
+                // From here on the disk changes.
                 if is_continued {
-                    // From here on the disk changes.
                     saved::remove(&dir)?;
+                }
+                if is_copy {
+                    fault::point("machine.installed.start").map_err(|error| Error::unavailable(error.to_string()))?;
+                    installed::remove(&dir)?;
                 }
                 monitor.resume().await?;
             }

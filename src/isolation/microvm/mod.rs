@@ -18,6 +18,7 @@ mod files;
 mod handle;
 mod image;
 mod images;
+mod installed;
 mod launch;
 mod machine;
 mod qemu;
@@ -29,7 +30,7 @@ mod template;
 mod templates;
 mod workspace;
 
-pub use copy::{MachineCopy, SavedMachine};
+pub use copy::{MachineCopy, MachineFiles, SavedMachine};
 pub use driver::{MicrovmDriver, MicrovmSettings, abilities};
 
 /// A kernel's disk, beside its workspace.
