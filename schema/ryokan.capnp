@@ -158,6 +158,7 @@ struct CheckpointDisk {
   name @1 :Text;
   storedBytes @2 :UInt64;
   freedBytes @3 :UInt64;      # of these, what no other checkpoint, kernel or record needs
+  machineBytes @4 :UInt64;    # of a virtual machine's memory, state and disk; 0: of kind `checkpoint`
 }
 
 interface Kernel {
@@ -266,11 +267,14 @@ interface Kernel {
   findCheckpoint @42 (ref :Text) -> (checkpoint :Checkpoint);
   # `ref`: the beginning of an id, a name, `~N` (N before the newest) or `latest`. `conflict` with
   # the candidates if it is ambiguous.
-  restoreCheckpoint @43 (ref :Text, expectedVersion :UInt64 = 0, supersedeDecisions :Bool = false, withArtifacts :Bool = false)
-      -> (restoration :Restoration);
+  restoreCheckpoint @43 (ref :Text, expectedVersion :UInt64 = 0, supersedeDecisions :Bool = false, withArtifacts :Bool = false,
+      kind :Text = "") -> (restoration :Restoration);
   # All or nothing, after a checkpoint of type `system` to which `undo` returns. Steps and the
   # current agent are restored too. Journal, messages and audit log never change. Only on request
   # are later decisions marked superseded, and artifacts given their old content as new versions.
+  # `kind`: `teleport` continues the memory of the checkpoint's virtual machine, and is refused with
+  # the rule where this host cannot; `checkpoint` restores engine state and workspace only; `auto`
+  # does the first where possible, and says why not; empty: the checkpoint's own kind.
   undo @44 (expectedVersion :UInt64 = 0) -> (restoration :Restoration);
   # Returns to the state before the kernel's last restore; `notFound` if nothing was restored.
   pinCheckpoint @45 (ref :Text, pinned :Bool) -> ();
@@ -748,7 +752,8 @@ struct CheckpointRequest {
   interrupt @4 :Bool;         # interrupt the running execution instead of waiting for it
   waitMs @5 :UInt64;          # time for the kernel to quiesce; 0: one minute
   expectedVersion @6 :UInt64;
-  kind @7 :Text;              # of the snapshot: `checkpoint`, or empty or `auto` for the richest available
+  kind @7 :Text;              # of the snapshot: `checkpoint` (also if empty or `auto`), which is valid
+                              # anywhere, or `teleport`: with a virtual machine's memory and disk
   summary @8 :Text;           # shown in the journal in place of the compacted messages
   compact @9 :List(Span);     # messages to compact; executions and marks in these spans stay
 }
@@ -780,6 +785,8 @@ struct Checkpoint {
   agent @18 :Text;            # the current agent at that time; empty: none was named
   summary @19 :Text;
   compacted @20 :UInt64;      # number of compacted messages
+  kind @21 :Text;             # of the snapshot: `checkpoint` or `teleport`
+  machineBytes @22 :UInt64;   # of the virtual machine's memory, state and disk, without zero pages
 }
 
 struct Difference {
@@ -802,8 +809,8 @@ struct Restoration {
   version @2 :UInt64;         # the kernel's new version
   missed @3 :List(MissedEntry); # values that the checkpoint never held or that could not be rebuilt
   filesChanged @4 :UInt64;    # files and directories created, changed or removed; a whole created or removed directory counts as one
-  fromMemory @5 :Bool;        # the engine was restored from a complete copy in memory, else from its saved state
-  whyNotMemory @6 :Text;      # empty: restored from memory, or the engine keeps no copies
+  fromMemory @5 :Bool;        # the engine was restored with its complete memory, else from its saved state
+  whyNotMemory @6 :Text;      # empty: restored with its memory, or the engine keeps no copies
   decisionsChanged @7 :UInt32; # marked superseded, or no longer marked
   artifactsChanged @8 :UInt32; # that got a new version
 }

@@ -11,7 +11,7 @@ use crate::core::ids::{CheckpointId, Digest, PublicKey, Signature};
 use crate::core::limits;
 use crate::core::signature::{Signed, Subject};
 use crate::core::workflow::Decision;
-use crate::store::{Store, StoreError};
+use crate::store::{Image, Store, StoreError};
 use crate::workspace::{self, ObjectBatch, Objects, Seen, Size, Sizes, TreeId, WorkspaceError};
 
 /// Read size, bytes.
@@ -306,6 +306,36 @@ pub fn verify_tree(store: &Store, tree: Digest, held: HashSet<Digest>) -> Result
     }
 }
 
+/// Checks the images of a checkpoint's virtual machine: all pieces are held, and the sizes are those of the machine.
+fn images(held: &Held<'_>, manifest: &Manifest) -> Result<(), BundleError> {
+    let Some(part) = &manifest.machine else { return Ok(()) };
+    if held.store.size(part.state)? != part.state_bytes || part.state_bytes > limits::VM_DEVICE_STATE_BYTES {
+        return Err(BundleError::Damaged("its machine's state has another size than it says".into()));
+    }
+    if held.store.size(part.description)? > limits::VM_TEMPLATE_JSON_BYTES {
+        return Err(BundleError::Damaged("its machine's description is too large".into()));
+    }
+    for (what, named) in [("memory", &part.memory), ("disk", &part.disk)] {
+        held.needs(named.list)?;
+        let image = Image::load(held.store, named.list).map_err(|error| BundleError::Damaged(error.message))?;
+        let is_memory = what == "memory";
+        let fits = match is_memory {
+            true => image.bytes() == part.machine.ram_bytes,
+            false => image.bytes() <= limits::VM_DISK_MAX_BYTES,
+        };
+        if image.stored_bytes() != named.bytes || !fits {
+            return Err(BundleError::Damaged(format!("its {what} has another size than it says")));
+        }
+        for piece in image.entries() {
+            held.needs(piece.digest)?;
+            if held.store.size(piece.digest)? != piece.bytes() {
+                return Err(BundleError::Damaged(format!("piece {} of its {what} has another size", piece.digest)));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checks that the file holds everything that it references.
 fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     let held = Held { store, held };
@@ -352,6 +382,7 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
             return Err(wrong(&"more engine state than may be"));
         }
         manifest.names().objects.into_iter().try_for_each(|object| held.needs(object))?;
+        images(&held, &manifest).map_err(|error| wrong(&error))?;
         let reached = workspace::reach(&held, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
             if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
         });

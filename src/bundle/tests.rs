@@ -53,7 +53,7 @@ impl World {
         let (kernel, id) = (KernelId::from_bytes([1; 16]), CheckpointId::from_bytes([2; 16]));
         let manifest = Manifest {
             format: FORMAT,
-            kind: Manifest::kind_name(),
+            kind: Manifest::kind_name(None),
             ryokan: "0".into(),
             arch: "x".into(),
             base_image_version: String::new(),
@@ -77,6 +77,7 @@ impl World {
             audit: None,
             repositories: Vec::new(),
             dependencies: Vec::new(),
+            machine: None,
         };
         let sealed = store.put(&manifest.encode().expect("encodes")).expect("stored");
         let packed = Packed {

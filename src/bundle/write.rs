@@ -8,7 +8,7 @@ use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::core::signature::Signed;
-use crate::store::Store;
+use crate::store::{Image, Store};
 use crate::workspace::{self, Seen, TreeId};
 
 /// zstd level: files are read many times more slowly than they are compressed.
@@ -64,6 +64,14 @@ pub fn reach(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(
     for single in [at, manifest.state].into_iter().chain(bodies).chain(manifest.names().objects) {
         if seen.add(single) {
             object(single);
+        }
+    }
+    for list in manifest.names().images {
+        let image = Image::load(store, list).map_err(|error| BundleError::Damaged(error.message))?;
+        for single in std::iter::once(list).chain(image.pieces()) {
+            if seen.add(single) {
+                object(single);
+            }
         }
     }
     let tree = TreeId(manifest.workspace.tree);

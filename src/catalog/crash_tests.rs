@@ -188,13 +188,13 @@ async fn work_step(n: usize, state: &StateHandle) -> Result<bool, CatalogError> 
             state.add_checkpoint(new, mark("before a decision")).await.map(drop)?;
         }
         40 => {
-            let options = Options { supersede_decisions: true, with_artifacts: true };
+            let options = Options { supersede_decisions: true, with_artifacts: true, with_memory: false };
             let [target, safety] = RESTORED;
             let transition = Transition::Restore { target, safety, options };
             state.begin_transition(Record { transition, ..restore_record() }).await?;
         }
         41 => {
-            let options = Options { supersede_decisions: true, with_artifacts: true };
+            let options = Options { supersede_decisions: true, with_artifacts: true, with_memory: false };
             state.finish_restore(restored(options)).await.map(drop)?;
         }
         42 => state.begin(beginning()).await?,
@@ -269,6 +269,7 @@ fn new_checkpoint(id: u8) -> NewCheckpoint {
         manifest: Digest::from_bytes([id; 32]),
         files: 1,
         state_bytes: 2,
+        machine_bytes: 0,
         summary: String::new(),
         compact: Vec::new(),
         work: WorkflowPart::default(),

@@ -35,7 +35,7 @@ fn interrupted_restore_is_migrated() {
     let restore = Transition::Restore {
         target: CheckpointId::from_bytes(target),
         safety: CheckpointId::from_bytes(safety),
-        options: Options { supersede_decisions: false, with_artifacts: true },
+        options: Options { supersede_decisions: false, with_artifacts: true, with_memory: false },
     };
     let text: String =
         db.sql("read", |c| c.query_row("SELECT record FROM transition", [], |row| row.get(0))).expect("one transition");

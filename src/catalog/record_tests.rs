@@ -134,6 +134,7 @@ fn compacting(id: u8, summary: &str, first: u64, last: u64) -> NewCheckpoint {
         manifest: Digest::from_bytes([id; 32]),
         files: 0,
         state_bytes: 0,
+        machine_bytes: 0,
         summary: summary.into(),
         compact: vec![Span { first, last }],
         work: WorkflowPart::default(),

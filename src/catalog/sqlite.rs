@@ -76,6 +76,7 @@ impl Kind {
                 include_str!("../../schema/state/0008_transition.sql"),
                 include_str!("../../schema/state/0009_displays.sql"),
                 include_str!("../../schema/state/0010_sums.sql"),
+                include_str!("../../schema/state/0011_machines.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

@@ -15,7 +15,7 @@ use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Res
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
 use crate::core::info::{KernelFilter, KernelInfo};
-use crate::core::snapshot::{KindRequest, SnapshotKind, choose_for_checkpoint};
+use crate::core::snapshot::{KindRequest, SnapshotKind};
 use crate::core::workflow::Options;
 use crate::rpc::client::KernelClient;
 
@@ -30,7 +30,7 @@ pub struct CheckpointArgs {
     /// Description of the checkpoint
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub description: String,
-    /// Kind of snapshot; auto is the most complete kind available
+    /// Kind of snapshot; auto is checkpoint, teleport also holds the memory of a virtual machine
     #[arg(long, value_enum, default_value_t = Kind::Auto)]
     pub kind: Kind,
     /// Exempt it from retention
@@ -80,13 +80,13 @@ fn parse_span(text: &str) -> Result<Span, String> {
 /// A kind of snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// The most complete kind available
+    /// The kind that fits best
     Auto,
     /// Memory, to continue on this host
     Suspend,
-    /// Memory, processor and disk, to continue on another host
+    /// Memory, processor and disk of a virtual machine, with engine state and workspace
     Teleport,
-    /// Engine state and workspace
+    /// Engine state and workspace, valid anywhere
     Checkpoint,
 }
 
@@ -126,6 +126,10 @@ pub struct RestoreArgs {
     /// Change nothing; show what the restore would change
     #[arg(long, conflicts_with_all = ["with_artifacts", "supersede_decisions"])]
     pub preview: bool,
+    /// Kind to restore: teleport continues a virtual machine's memory, checkpoint leaves it out, auto
+    /// does the first where this host can; without it, the checkpoint's kind
+    #[arg(long, value_enum, conflicts_with_all = ["preview", "members"])]
+    pub kind: Option<Kind>,
     /// Also restore artifacts, as new versions
     #[arg(long)]
     pub with_artifacts: bool,
@@ -153,7 +157,6 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         let line = || render::checkpoint_line(&found, is_head, context.terminal.paint);
         return context.show(|| json::checkpoint(&found, is_head), line);
     }
-    choose_for_checkpoint(args.kind.request()).map_err(Error::from)?;
     let request = CheckpointRequest {
         name: args.message,
         description: args.description,
@@ -162,6 +165,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         wait: args.wait,
         summary: args.summary,
         compact: args.compact,
+        snapshot: args.kind.request(),
         ..CheckpointRequest::new(if args.conflict { CheckpointType::Conflict } else { CheckpointType::Manual }, "")
     };
     request.check()?;
@@ -341,6 +345,9 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
         Err(failure) if groups::is_group(&failure) && args.preview => {
             return Err(Failure::usage("--preview is for kernels", "name one of the group's kernels"));
         }
+        Err(failure) if groups::is_group(&failure) && args.kind.is_some() => {
+            return Err(Failure::usage("--kind is for kernels", "name one of the group's kernels"));
+        }
         Err(failure) if groups::is_group(&failure) => {
             return groups::restore(context, &args.name, &args.reference, &args.members).await;
         }
@@ -356,8 +363,10 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
     let named = if found.name.is_empty() { String::new() } else { format!(" ({})", found.name) };
     context.confirm(&format!("restore {} to checkpoint {}{named}", info.spec.name, found.short_id()))?;
     // By id: `latest` may change meaning before the confirmation.
-    let options = Options { supersede_decisions: args.supersede_decisions, with_artifacts: args.with_artifacts };
-    let done = kernel.restore_with(&found.id.to_string(), options, 0).await?;
+    let (supersede_decisions, with_artifacts) = (args.supersede_decisions, args.with_artifacts);
+    let options = Options { supersede_decisions, with_artifacts, ..Options::default() };
+    let kind = args.kind.map(Kind::request);
+    let done = kernel.restore_as(&found.id.to_string(), options, kind, 0).await?;
     show_restoration(context, &args.name, &done)
 }
 

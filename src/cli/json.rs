@@ -254,6 +254,7 @@ pub fn blob(hash: Digest, bytes: u64) -> Json {
 pub fn checkpoint(checkpoint: &Checkpoint, is_head: bool) -> Json {
     let mut json = serde_json::to_value(checkpoint).unwrap_or_default();
     json["is_head"] = is_head.into();
+    json["kind"] = checkpoint.snapshot_kind().name().into();
     json
 }
 

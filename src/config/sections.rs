@@ -127,6 +127,9 @@ pub struct Limits {
     /// Memory of a suspended kernel's processes, bytes; `None`: unlimited.
     #[serde(with = "bound")]
     pub suspended_memory: Option<u64>,
+    /// Memory and disk of a snapshot of kind teleport, bytes; `None`: unlimited.
+    #[serde(with = "bound")]
+    pub teleport_snapshot: Option<u64>,
     /// Workers that start at once, without those for the pool.
     pub worker_starts: usize,
     /// Longest wait for a worker.
@@ -160,6 +163,7 @@ impl Default for Limits {
             memory: None,
             memory_per_user: None,
             suspended_memory: Some(limits::SNAPSHOT_SUSPEND_BYTES),
+            teleport_snapshot: Some(limits::SNAPSHOT_TELEPORT_BYTES),
             worker_starts: limits::WORKER_STARTS,
             worker_wait: limits::WORKER_WAIT,
             freeze_step: limits::FREEZE_STEP,

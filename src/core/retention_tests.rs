@@ -33,6 +33,7 @@ fn checkpoint(number: u64, kind: CheckpointType, age_days: i64, parent: Option<u
         manifest: Digest::from_bytes([0; 32]),
         files: 0,
         state_bytes: 0,
+        machine_bytes: 0,
         step: 0,
         step_name: String::new(),
         agent: String::new(),

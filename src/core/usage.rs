@@ -56,6 +56,8 @@ pub struct CheckpointDisk {
     pub stored_bytes: u64,
     /// Of these, what nothing else needs.
     pub freed_bytes: u64,
+    /// Size of its virtual machine, bytes; 0: it is of kind checkpoint.
+    pub machine_bytes: u64,
 }
 
 impl KernelDisk {

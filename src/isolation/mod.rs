@@ -26,6 +26,7 @@ use crate::core::ids::WorkerId;
 use crate::core::info::{Ability, ImageInfo};
 use crate::core::name::KernelName;
 use crate::core::origin::OriginKind;
+use crate::core::snapshot::{KindError, Machine, Site};
 use crate::core::spec::{Isolation, KernelLimits, KernelSpec, Net};
 use crate::link::binding::{BoundFolder, BoundMount};
 use crate::link::connector::Connector;
@@ -33,7 +34,7 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::WorkerLink;
 use crate::workspace::{Workspace, WorkspacePaths};
 
-pub use microvm::{MachineCopy, SavedMachine};
+pub use microvm::{MachineCopy, MachineFiles, SavedMachine};
 
 pub use files::{FileAccess, FileListing, OpenFile, PendingFile};
 
@@ -171,6 +172,18 @@ pub enum Reach {
     Nothing,
 }
 
+/// Fills the files of a machine: memory, state and disk. Blocks.
+pub type InstallFiles = Box<dyn FnOnce([&std::fs::File; 3]) -> Result<()> + Send>;
+
+/// What a machine may need at most, before it is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MachineRoom {
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes of the disk's blocks.
+    pub disk_bytes: u64,
+}
+
 /// Probes the capabilities of a host. Blocks.
 pub type Probe = Box<dyn FnOnce() -> Vec<Ability> + Send>;
 
@@ -260,6 +273,43 @@ pub trait IsolationDriver {
     /// Removes leftovers of workers that `known` does not name.
     fn sweep(&self, known: &[WorkerId]);
 
+    /// What this host would run for such a kernel with that image, if it has the image.
+    ///
+    /// # Errors
+    /// `refused` if the isolation has no machines; those of [`Self::check`].
+    async fn site(&self, _spec: &KernelSpec, _uid: u32, _image: &str) -> Result<Site> {
+        Err(KindError::NoMachine.into())
+    }
+
+    /// What the kernel's machine may need at most in a snapshot of kind teleport.
+    fn machine_room(&self, _spec: &KernelSpec, _dir: &Path) -> MachineRoom {
+        MachineRoom { memory_bytes: 0, disk_bytes: 0 }
+    }
+
+    /// Puts a machine of a snapshot into the folder of a kernel without a worker: its next worker continues it.
+    ///
+    /// # Errors
+    /// `corrupt`, those of `fill` and of the file system: nothing is installed then.
+    async fn install(&self, _home: &KernelHome, _description: Vec<u8>, _fill: InstallFiles) -> Result<()> {
+        Err(KindError::NoMachine.into())
+    }
+
+    /// The machine that is installed in a kernel's folder, if there is one.
+    ///
+    /// # Errors
+    /// `corrupt`, `unsupported`, `refused` if this host would run another machine.
+    async fn installed(&self, _home: &KernelHome, _spec: &KernelSpec, _uid: u32) -> Result<Option<MachineCopy>> {
+        Ok(None)
+    }
+
+    /// Whether the next worker continues memory that is kept in a kernel's folder.
+    ///
+    /// # Errors
+    /// As [`Self::saved_worker`].
+    fn keeps_memory(&self, _home: &KernelHome) -> Result<bool> {
+        Ok(false)
+    }
+
     /// The worker whose memory is saved in a kernel's folder: a launch with this identity continues it.
     ///
     /// # Errors
@@ -268,7 +318,7 @@ pub trait IsolationDriver {
         Ok(None)
     }
 
-    /// Discards the memory that is saved in a kernel's folder.
+    /// Discards the memory that is kept in a kernel's folder.
     fn forget_saved(&self, _home: &KernelHome) {}
 
     /// What reaches the newest files and state of the kernel with this folder.
@@ -354,6 +404,11 @@ pub trait WorkerHandle {
     /// If it cannot be continued.
     async fn unpark(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// The virtual machine that it runs in, if it does.
+    fn machine(&self) -> Option<Machine> {
+        None
     }
 
     /// Saves a parked worker's memory in the kernel's folder, for a launch with the same identity. The caller ends the

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Bu
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
-use crate::core::snapshot::SnapshotKind;
+use crate::core::snapshot::{Snapshot, SnapshotKind, Teleport};
 use crate::core::spec::KernelSpec;
 
 /// The protocol's version; both ends must have the same.
@@ -50,6 +50,12 @@ pub struct Offer {
     /// Kind of the snapshot in which it moves.
     #[serde(default = "checkpoint")]
     pub kind: SnapshotKind,
+    /// The machine that is to continue, with what it needs at most; only in kind teleport.
+    #[serde(default)]
+    pub machine: Option<Snapshot<Teleport>>,
+    /// Whether it moves in kind checkpoint where its machine cannot continue.
+    #[serde(default)]
+    pub or_checkpoint: bool,
 }
 
 fn checkpoint() -> SnapshotKind {
@@ -64,6 +70,12 @@ pub struct Accept {
     /// Whether it writes files before the seal.
     #[serde(default)]
     pub takes_preview: bool,
+    /// The kind in which the kernel is to come.
+    #[serde(default = "checkpoint")]
+    pub kind: SnapshotKind,
+    /// Why it is not the offered kind, for people.
+    #[serde(default)]
+    pub why: String,
 }
 
 /// The description of a kernel whose objects are all sent: an object of the store.

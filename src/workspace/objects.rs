@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::ids::Digest;
-use crate::store::{Batch, Store, StoreError};
+use crate::store::{Batch, Image, Store, StoreError};
 
 /// A content-addressed store.
 pub trait Objects: Send + Sync {
@@ -76,6 +76,14 @@ impl SharedBatch {
     /// There is no room, or the device fails.
     pub fn put(&self, bytes: &[u8]) -> Result<Digest, StoreError> {
         self.batch.put(bytes)
+    }
+
+    /// Adds the image of a file: its pieces, and their list. Returns the list.
+    ///
+    /// # Errors
+    /// Those of reading the file; there is no room, or the device fails.
+    pub fn put_image(&self, file: &std::fs::File) -> Result<(Digest, Image), StoreError> {
+        Image::put(&self.batch, file)
     }
 
     /// Makes all of them durable. Garbage collection keeps them until this is dropped.

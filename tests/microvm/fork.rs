@@ -213,7 +213,7 @@ impl Machines {
     }
 
     /// Whether files of a copied machine are left.
-    fn has_copies(&self) -> bool {
+    pub(super) fn has_copies(&self) -> bool {
         self.template_names().iter().any(|name| name.contains("copy"))
     }
 }

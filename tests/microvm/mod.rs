@@ -5,6 +5,7 @@ mod fork;
 mod hostile;
 mod images;
 mod lifecycle;
+mod memory;
 mod refusals;
 mod suspend;
 mod teleport;
@@ -101,6 +102,12 @@ impl Place {
         *freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
         Place
     }
+}
+
+/// Held by a test with two hosts at once: two such tests would each wait for the other's place.
+fn pair() -> std::sync::MutexGuard<'static, ()> {
+    static PAIR: Mutex<()> = Mutex::new(());
+    PAIR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for Place {

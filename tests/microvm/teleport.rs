@@ -1,32 +1,113 @@
 //! Kernels in virtual machines move to another host, and into another isolation.
 
-use super::Machines;
+use super::{Machines, pair};
 use crate::support::{Host, User, until, users};
-use crate::teleport::{moved, show, state, teleport};
+use crate::teleport::{arm, moved, one_is_left, show, state, teleport};
 
 const SEE: &str = "print(x, open('f').read())";
+/// In memory only: a generator, and a thread that counts.
+const MEMORY: &str = "
+import threading, time
+x = 41; open('f', 'w').write('kept'); g = (n for n in range(100)); next(g)
+count = 0
+def work():
+    global count
+    while True:
+        count += 1
+        time.sleep(0.01)
+threading.Thread(target=work, daemon=True).start()
+";
+const COUNTS: &str = "a = count; time.sleep(1); print(count > a)";
 
 #[test]
 fn machine_moves_and_returns() {
+    let _pair = pair();
     for user in users() {
         let (here, there) = (Machines::start(user), Machines::start(user));
         here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
-        here.run("lab", "x = 41; open('f', 'w').write('kept')");
+        here.run("lab", MEMORY);
         here.ok(&["checkpoint", "lab", "-m", "before"]);
-        here.run("lab", "x += 1");
+        here.run("lab", "x += 1; next(g)");
         let report = moved(&here, "lab", &there, &[]);
-        assert_eq!(report["kind"], "checkpoint", "{report}");
+        assert_eq!(report["kind"], "teleport", "{report}\n{}", there.log());
+        let first = report["sent_bytes"].as_u64().expect("a number");
         until("the machine's end", || here.machines().is_empty());
         assert_eq!(state(&here, "lab").as_deref(), Some("departed"));
+        // It goes on by itself, with all of its memory.
+        until("the machine goes on", || there.machines().len() == 1);
         assert_eq!(there.run("lab", SEE), "42 kept", "{user:?}\n{}", there.log());
-        assert_eq!(there.machines().len(), 1, "{user:?}: it is a machine there");
+        assert_eq!(there.run("lab", "print(next(g))"), "2", "{user:?}\n{}", there.log());
+        assert_eq!(there.run("lab", COUNTS), "True", "{user:?}: the thread goes on");
         assert!(there.ok(&["log", "lab"]).contains("before"), "{user:?}: with its checkpoints");
         there.run("lab", "x += 1");
-        moved(&there, "lab", &here, &[]);
+        let report = moved(&there, "lab", &here, &["--kind", "teleport"]);
+        let back = report["sent_bytes"].as_u64().expect("a number");
+        eprintln!("{user:?}: {first} bytes sent, then {back}; paused for {} ms", report["pause_ms"]);
+        assert!(back * 2 < first, "{user:?}: only what changed is sent back: {first}, then {back}");
         until("the machine's end", || there.machines().is_empty());
         assert_eq!(here.run("lab", SEE), "43 kept", "{user:?}\n{}", here.log());
+        assert_eq!(here.run("lab", "print(next(g))"), "3", "{user:?}\n{}", here.log());
         here.ok(&["restore", "lab", "before", "--yes"]);
         assert_eq!(here.run("lab", SEE), "41 kept", "{user:?}\n{}", here.log());
+    }
+}
+
+#[test]
+fn memory_stays_where_it_cannot_continue() {
+    let _pair = pair();
+    // The target allows less than the machine has.
+    let here = Machines::start(User::Own);
+    let there = Machines::configured(User::Own, "[limits]\nteleport_snapshot = \"100MiB\"\n");
+    here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    here.run("lab", MEMORY);
+    let refused = teleport(&here, "lab", &there, &["--kind", "teleport"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("size_too_large"), "{said}");
+    assert_eq!(here.run("lab", "print(next(g))"), "1", "it continues here");
+    let report = moved(&here, "lab", &there, &[]);
+    let why = report["kind_reason"].as_str().unwrap_or_default();
+    assert!(report["kind"] == "checkpoint" && why.contains("kind teleport with"), "{report}");
+    assert_eq!(there.run("lab", SEE), "41 kept", "{}", there.log());
+    // What does not run has no memory to move.
+    there.ok(&["stop", "lab"]);
+    let refused = teleport(&there, "lab", &here, &["--kind", "teleport"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("no memory to move"), "{said}");
+    assert_eq!(moved(&there, "lab", &here, &[])["kind"], "checkpoint");
+    assert_eq!(here.run("lab", SEE), "41 kept", "{}", here.log());
+}
+
+#[test]
+fn killed_memory_move_keeps_one_copy() {
+    let _pair = pair();
+    let (mut here, mut there) = (Machines::start(User::Own), Machines::start(User::Own));
+    here.ok(&["new", "demo", "--isolation", "microvm", "--engine", "python"]);
+    here.run("demo", MEMORY);
+    let mut at_here = true;
+    let points = [
+        (true, "machine.checkpoint.stored:2", false),
+        (true, "state.transition.begin.after_commit", false),
+        (true, "state.transition.commit.after_commit", true),
+        (false, "machine.install.done", false),
+        (false, "catalog.handover.put.after_commit", false),
+        (false, "catalog.handover.activate.after_commit", true),
+    ];
+    for (at, (of_source, point, moves)) in points.into_iter().enumerate() {
+        let (source, target) = if at_here { (&mut here, &mut there) } else { (&mut there, &mut here) };
+        arm(if of_source { source } else { target }, &format!("{point}=kill"));
+        let output = teleport(source, "demo", target, &["--kind", "teleport"]);
+        let victim = if of_source { &mut *source } else { &mut *target };
+        let died = if output.status.success() { !Host::is_alive(victim.pid() as u32) } else { victim.ends() };
+        assert!(died, "{point} was not reached\n{}", victim.log());
+        arm(victim, "");
+        source.restart();
+        let (live, _) = one_is_left(&here, &there, point);
+        assert_eq!(std::ptr::eq(live, &*here) != at_here, moves, "{point}");
+        at_here = std::ptr::eq(live, &*here);
+        let (live, other) = if at_here { (&here, &there) } else { (&there, &here) };
+        assert_eq!(live.run("demo", "print(next(g), x)"), format!("{} 41", at + 1), "{point}\n{}", live.log());
+        assert_eq!(live.run("demo", COUNTS), "True", "{point}");
+        until("the end of the other machine", || other.machines().is_empty());
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) fn points() -> Vec<(&'static str, String)> {
 }
 
 /// Both hosts come back; exactly one has the kernel, and neither waits for the other.
-pub(super) fn one_is_left<'a>(here: &'a Host, there: &'a Host, what: &str) -> (&'a Host, &'a Host) {
+pub(crate) fn one_is_left<'a>(here: &'a Host, there: &'a Host, what: &str) -> (&'a Host, &'a Host) {
     until(&format!("{what}: the decision reaches the other host"), || {
         let is_open = |one: &Value| one["state"] != "live";
         !handovers(here).iter().any(is_open) && !handovers(there).iter().any(is_open)

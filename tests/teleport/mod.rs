@@ -16,6 +16,8 @@ use serde_json::Value;
 
 use crate::support::{Host, User, kernel, out};
 
+pub(crate) use crash_safety::one_is_left;
+
 /// The transport to a host's daemon.
 fn to(host: &Host) -> String {
     let command = host.command("ryokan");
@@ -87,7 +89,7 @@ fn pair(user: User) -> (Host, Host) {
 }
 
 /// Starts the host's daemon again with this fault, if there is one. Its start may meet the fault.
-fn arm(host: &mut Host, fault: &str) {
+pub(crate) fn arm(host: &mut Host, fault: &str) {
     host.kill();
     host.env(ryokan::sys::fault::VARIABLE, fault);
     if fault.is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! Those without faults, and those of pure rules, are beside what they test: `suspend_no_faults`, `suspend_crash_faults`
 //! (tests/suspend), `checkpoint_no_faults` (tests/checkpoints), `teleport_no_faults` (moves.rs), `architecture_validation`,
-//! `base_image_version_validation` (core/snapshot.rs), `architecture_mismatch_faults`, `base_image_mismatch_faults`
+//! `base_image_version_validation` (core/snapshot/mod.rs), `architecture_mismatch_faults`, `base_image_mismatch_faults`
 //! (isolation/microvm/saved.rs).
 
 use std::path::PathBuf;

@@ -54,7 +54,7 @@ fn record_restore_is_atomic() {
         put(&k, "report", "second").await;
         k.open_decision("later", "", "", 0).await.unwrap();
     });
-    let asked = Options { supersede_decisions: true, with_artifacts: true };
+    let asked = Options { supersede_decisions: true, with_artifacts: true, with_memory: false };
     for point in ["state.transition.begin.after_commit=kill", "state.restore.finish.before_commit=kill"] {
         armed(&mut host, point);
         let answered = run_local(async {

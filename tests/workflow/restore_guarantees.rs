@@ -134,7 +134,7 @@ fn audit_and_messages_never_restored() {
             all
         };
         let (said, logged) = (journal().await, audit());
-        let everything = Options { supersede_decisions: true, with_artifacts: true };
+        let everything = Options { supersede_decisions: true, with_artifacts: true, with_memory: false };
         k.restore_with("then", everything, 0).await.unwrap();
         k.undo(0).await.unwrap();
         let (said_now, logged_now) = (journal().await, audit());
@@ -170,7 +170,7 @@ fn safety_checkpoint_is_atomic() {
         let (k, _) = client.open_kernel("k").await.unwrap();
         out(&k, "x=3").await;
         k.begin_step("kept", 0).await.unwrap();
-        let asked = Options { supersede_decisions: true, with_artifacts: true };
+        let asked = Options { supersede_decisions: true, with_artifacts: true, with_memory: false };
         k.restore_with("then", asked, 0).await.unwrap_err();
         assert_eq!(out(&k, "echo $x").await, "3");
         assert_eq!(k.workflow().await.unwrap().steps.len(), 1, "the work is as it was, too");

@@ -38,6 +38,8 @@ pub struct NewCheckpoint {
     pub files: u64,
     /// See [`Checkpoint::state_bytes`].
     pub state_bytes: u64,
+    /// See [`Checkpoint::machine_bytes`].
+    pub machine_bytes: u64,
     /// See [`Checkpoint::summary`].
     pub summary: String,
     /// The messages that it compacts.
@@ -248,8 +250,8 @@ fn insert(c: &Connection, new: &NewCheckpoint, parent: Option<CheckpointId>, seq
     let number = c
         .prepare_cached(
             "INSERT INTO checkpoints (id, name, description, type, creator, at_ms, parent, pinned, restore_point, journal,
-             manifest, files, state_bytes, step, step_name, agent, summary)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?)",
+             manifest, files, state_bytes, step, step_name, agent, summary, machine_bytes)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )?
         .insert(params![
             new.id.as_bytes(),
@@ -268,6 +270,7 @@ fn insert(c: &Connection, new: &NewCheckpoint, parent: Option<CheckpointId>, seq
             step_name,
             agent,
             new.summary,
+            signed(new.machine_bytes),
         ])?;
     c.prepare_cached(
         "INSERT INTO head (one, checkpoint, journal) VALUES (1, ?, ?)
@@ -345,7 +348,7 @@ fn finish_restore(db: &Db, done: Restored) -> Result<Finished> {
 fn select(rest: &str) -> String {
     format!(
         "SELECT number, id, name, description, type, creator, at_ms, parent, pinned, restore_point, restored_at_ms, journal,
-         manifest, files, state_bytes, step, step_name, agent, summary, compacted FROM checkpoints {rest}"
+         manifest, files, state_bytes, step, step_name, agent, summary, compacted, machine_bytes FROM checkpoints {rest}"
     )
 }
 
@@ -393,5 +396,6 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Checkpoint> {
         agent: row.get(17)?,
         summary: row.get(18)?,
         compacted: unsigned(row, 19)?,
+        machine_bytes: unsigned(row, 20)?,
     })
 }

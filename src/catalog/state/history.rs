@@ -77,6 +77,7 @@ const TABLES: &[(&str, &[&str], &str)] = &[
             "agent",
             "summary",
             "compacted",
+            "machine_bytes",
         ],
         "number",
     ),
@@ -112,7 +113,7 @@ const TABLES: &[(&str, &[&str], &str)] = &[
 ];
 
 /// Columns of a table, at most.
-const MOST_COLUMNS: usize = 20;
+const MOST_COLUMNS: usize = 24;
 
 /// Tables that a move leaves behind.
 #[cfg(test)]

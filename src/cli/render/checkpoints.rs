@@ -57,6 +57,9 @@ fn line(checkpoint: &Checkpoint, is_head: bool, paint: Paint) -> String {
         files => format!("{files} files"),
     });
     facts.push(format!("state {}", format_size(checkpoint.state_bytes)));
+    if checkpoint.machine_bytes > 0 {
+        facts.push(format!("{} {}", checkpoint.snapshot_kind().name(), format_size(checkpoint.machine_bytes)));
+    }
     words.push(paint.dim(&format!("({})", facts.join(", "))));
     words.join(" ")
 }
@@ -260,6 +263,7 @@ mod tests {
             manifest: Digest::from_bytes([0; 32]),
             files: 1,
             state_bytes: 0,
+            machine_bytes: 0,
             step: 0,
             step_name: String::new(),
             agent: String::new(),

@@ -4,6 +4,7 @@ use super::plain;
 use super::table::Table;
 use crate::cli::paint::Paint;
 use crate::core::quantity::format_size;
+use crate::core::snapshot::SnapshotKind;
 use crate::core::usage::{DiskPart, DiskUsage};
 
 /// All kernels, and the parts of the data folder.
@@ -36,10 +37,12 @@ pub fn kernel_disk(usage: &DiskUsage, paint: Paint) -> String {
     let mut text = String::new();
     for kernel in &usage.kernels {
         text.push_str(&parts(&kernel.parts, paint));
-        let mut table = Table::new(&["CHECKPOINT", "STORED", "FREED", "NAME"]);
+        let mut table = Table::new(&["CHECKPOINT", "KIND", "STORED", "FREED", "NAME"]);
         for one in &kernel.each {
             let short: String = one.id.to_string().chars().take(10).collect();
-            table.row(&[short, format_size(one.stored_bytes), format_size(one.freed_bytes), one.name.clone()]);
+            let kind = if one.machine_bytes > 0 { SnapshotKind::Teleport } else { SnapshotKind::Checkpoint };
+            let [stored, freed] = [one.stored_bytes, one.freed_bytes].map(format_size);
+            table.row(&[short, kind.name().to_owned(), stored, freed, one.name.clone()]);
         }
         text.push('\n');
         text.push_str(&table.text("no checkpoints", paint));

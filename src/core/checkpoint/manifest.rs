@@ -12,7 +12,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
-use crate::core::snapshot::{Checkpoint, Snapshot, SnapshotKind};
+use crate::core::snapshot::{Checkpoint, Machine, Snapshot, SnapshotKind, Teleport};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 
@@ -24,7 +24,7 @@ pub const FORMAT: u32 = 2;
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
-    /// Kind of the snapshot: `checkpoint`.
+    /// Kind of the snapshot: `checkpoint`, or `teleport` with a [`MachinePart`].
     pub kind: String,
     /// The release that wrote it.
     pub ryokan: String,
@@ -77,6 +77,42 @@ pub struct Manifest {
     /// The lock files of package managers in the workspace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<DependencyLock>,
+    /// The virtual machine at the same moment; only in kind teleport.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachinePart>,
+}
+
+/// A virtual machine in a checkpoint of kind teleport: its memory, processors and disk at one stop.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachinePart {
+    /// What a host must have to continue it.
+    pub machine: Machine,
+    /// Address of the description for the isolation driver. It holds the secret of the worker inside.
+    pub description: Digest,
+    /// Address of the state of processors and devices.
+    pub state: Digest,
+    /// Bytes of that state.
+    pub state_bytes: u64,
+    /// The memory.
+    pub memory: ImagePart,
+    /// The disk.
+    pub disk: ImagePart,
+}
+
+impl MachinePart {
+    /// Bytes that are stored of memory, state and disk.
+    pub fn bytes(&self) -> u64 {
+        self.state_bytes.saturating_add(self.memory.bytes).saturating_add(self.disk.bytes)
+    }
+}
+
+/// An image of memory or a disk in pieces, without its zero pages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImagePart {
+    /// Address of the list of pieces.
+    pub list: Digest,
+    /// Bytes of the pages that are not zero.
+    pub bytes: u64,
 }
 
 /// Objects that a manifest names, for garbage collection and verification.
@@ -88,6 +124,8 @@ pub struct Names {
     pub tree: Digest,
     /// Objects that name no others.
     pub objects: Vec<Digest>,
+    /// Lists of images, which name their pieces.
+    pub images: Vec<Digest>,
 }
 
 /// A tool of an MCP server, as needed for comparisons.
@@ -156,6 +194,9 @@ pub enum ManifestError {
     /// The snapshot is of another kind.
     #[error("it is a snapshot of kind {0:?}, not a checkpoint")]
     Kind(String),
+    /// The kind and the parts differ.
+    #[error("it is of kind {0:?}, and its parts are not")]
+    Parts(String),
     /// An object is too large.
     #[error("{what} of {bytes} bytes is larger than {most}")]
     TooLarge {
@@ -168,13 +209,36 @@ pub enum ManifestError {
     },
 }
 
-/// The kind of these manifests.
+/// The kind without a machine.
 const KIND: &str = SnapshotKind::Checkpoint.name();
+/// The kind with a machine.
+const MACHINE_KIND: &str = SnapshotKind::Teleport.name();
 
 impl Manifest {
-    /// Returns the kind's name, for the construction of a manifest.
-    pub fn kind_name() -> String {
-        KIND.to_owned()
+    /// Returns the kind's name with such a machine, for the construction of a manifest.
+    pub fn kind_name(machine: Option<&MachinePart>) -> String {
+        if machine.is_some() { MACHINE_KIND.to_owned() } else { KIND.to_owned() }
+    }
+
+    /// Leaves the machine out: the rest is a snapshot of kind checkpoint.
+    pub fn leave_out_machine(&mut self) {
+        self.machine = None;
+        self.kind = Manifest::kind_name(None);
+    }
+
+    /// Returns the machine as a snapshot of its kind, if there is one.
+    pub fn machine_snapshot(&self) -> Option<Snapshot<Teleport>> {
+        let part = self.machine.as_ref()?;
+        Some(Snapshot {
+            architecture: self.arch.clone(),
+            base_image_version: self.base_image_version.clone(),
+            host: self.host,
+            content: Teleport {
+                memory_bytes: part.memory.bytes.saturating_add(part.state_bytes),
+                disk_bytes: part.disk.bytes,
+                machine: part.machine.clone(),
+            },
+        })
     }
 
     /// Returns the snapshot with engine state of this size, as its kind sees it.
@@ -189,8 +253,13 @@ impl Manifest {
 
     /// Returns the objects that the manifest names.
     pub fn names(&self) -> Names {
-        let objects = self.work.artifacts.iter().map(|artifact| artifact.hash).collect();
-        Names { state: self.state, tree: self.workspace.tree, objects }
+        let mut objects: Vec<Digest> = self.work.artifacts.iter().map(|artifact| artifact.hash).collect();
+        let mut images = Vec::new();
+        if let Some(part) = &self.machine {
+            objects.extend([part.description, part.state]);
+            images.extend([part.memory.list, part.disk.list]);
+        }
+        Names { state: self.state, tree: self.workspace.tree, objects, images }
     }
 
     /// Encodes the manifest.
@@ -222,13 +291,17 @@ impl Manifest {
         if head.format != FORMAT {
             return Err(ManifestError::UnknownFormat(head.format));
         }
-        if head.kind != KIND {
+        if head.kind != KIND && head.kind != MACHINE_KIND {
             return Err(ManifestError::Kind(head.kind));
         }
         if let Some(work) = head.work.filter(|work| work.format != PART_FORMAT) {
             return Err(ManifestError::UnknownWorkFormat(work.format));
         }
-        serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))
+        let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
+        match manifest.kind == Manifest::kind_name(manifest.machine.as_ref()) {
+            true => Ok(manifest),
+            false => Err(ManifestError::Parts(manifest.kind)),
+        }
     }
 }
 
@@ -287,7 +360,7 @@ mod tests {
     fn manifest() -> Manifest {
         Manifest {
             format: FORMAT,
-            kind: Manifest::kind_name(),
+            kind: Manifest::kind_name(None),
             ryokan: "0.1.0".into(),
             arch: "x86_64".into(),
             base_image_version: String::new(),
@@ -311,7 +384,29 @@ mod tests {
             audit: Some(AuditHead::EMPTY),
             repositories: Vec::new(),
             dependencies: Vec::new(),
+            machine: None,
         }
+    }
+
+    fn with_machine() -> Manifest {
+        let image = |byte| ImagePart { list: Digest::from_bytes([byte; 32]), bytes: 4096 };
+        let machine = Machine {
+            vmm: "QEMU 10".into(),
+            build: "a".into(),
+            machine_type: "q35".into(),
+            cpu_model: "qemu64".into(),
+            ram_bytes: 1 << 20,
+            processors: 1,
+        };
+        let machine = Some(MachinePart {
+            machine,
+            description: Digest::from_bytes([6; 32]),
+            state: Digest::from_bytes([7; 32]),
+            state_bytes: 3,
+            memory: image(8),
+            disk: image(9),
+        });
+        Manifest { kind: Manifest::kind_name(machine.as_ref()), machine, ..manifest() }
     }
 
     #[test]
@@ -326,7 +421,7 @@ mod tests {
             let refused = Manifest::decode(&with(format, KIND));
             assert!(matches!(refused, Err(ManifestError::UnknownFormat(found)) if found == format));
         }
-        assert!(matches!(Manifest::decode(&with(FORMAT, "teleport")), Err(ManifestError::Kind(_))));
+        assert!(matches!(Manifest::decode(&with(FORMAT, "suspend")), Err(ManifestError::Kind(_))));
         assert!(matches!(Manifest::decode(&with(FORMAT, KIND)), Err(ManifestError::Malformed(_))));
         assert!(matches!(Manifest::decode(b"{"), Err(ManifestError::Malformed(_))));
         let mut json = serde_json::to_value(&whole).expect("JSON");
@@ -338,6 +433,21 @@ mod tests {
         assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::UnknownWorkFormat(_))));
         let large = vec![b' '; limits::MANIFEST_BYTES + 1];
         assert!(matches!(Manifest::decode(&large), Err(ManifestError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn machine_belongs_to_its_kind() {
+        let whole = with_machine();
+        assert_eq!(Manifest::decode(&whole.encode().expect("encodes")).expect("decodes"), whole);
+        let snapshot = whole.machine_snapshot().expect("it has one");
+        assert_eq!((snapshot.content.memory_bytes, snapshot.content.disk_bytes), (4099, 4096));
+        let mut rest = whole.clone();
+        rest.leave_out_machine();
+        assert_eq!(rest, manifest());
+        for wrong in [Manifest { kind: KIND.into(), ..whole }, Manifest { kind: MACHINE_KIND.into(), ..manifest() }] {
+            let bytes = wrong.encode().expect("encodes");
+            assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::Parts(_))));
+        }
     }
 
     /// Garbage collection would remove an object whose address is not listed.
@@ -354,11 +464,12 @@ mod tests {
                 _ => {}
             }
         }
-        let manifest = manifest();
+        let manifest = with_machine();
         let mut found = Vec::new();
         addresses(&serde_json::to_value(&manifest).expect("JSON"), &mut found);
-        let Names { state, tree, objects } = manifest.names();
-        let mut reported: Vec<String> = [state, tree].iter().chain(&objects).map(Digest::to_string).collect();
+        let Names { state, tree, objects, images } = manifest.names();
+        let mut reported: Vec<String> =
+            [state, tree].iter().chain(&objects).chain(&images).map(Digest::to_string).collect();
         found.sort();
         reported.sort();
         assert_eq!(found, reported);

@@ -14,8 +14,12 @@ use super::error::{Error, Result};
 use super::ids::{CheckpointId, Digest};
 use super::limits;
 use super::missed::MissedEntry;
+use super::snapshot::{KindRequest, SnapshotKind};
 
-pub use manifest::{FORMAT, Manifest, ManifestError, McpPart, Names, StatePart, StateParts, ToolPart, WorkspacePart};
+pub use manifest::{
+    FORMAT, ImagePart, MachinePart, Manifest, ManifestError, McpPart, Names, StatePart, StateParts, ToolPart,
+    WorkspacePart,
+};
 pub use reference::{Named, RefError, Reference};
 
 /// Why a checkpoint was taken.
@@ -97,6 +101,8 @@ pub struct Checkpoint {
     pub summary: String,
     /// Number of compacted messages.
     pub compacted: u64,
+    /// Bytes of the virtual machine's memory, state and disk; 0: it is of kind checkpoint.
+    pub machine_bytes: u64,
 }
 
 /// A range of sequence numbers in a journal, both ends included.
@@ -112,6 +118,11 @@ impl Checkpoint {
     /// Returns the displayed form of its id.
     pub fn short_id(&self) -> String {
         self.id.short()
+    }
+
+    /// Returns the kind of its snapshot.
+    pub fn snapshot_kind(&self) -> SnapshotKind {
+        if self.machine_bytes > 0 { SnapshotKind::Teleport } else { SnapshotKind::Checkpoint }
     }
 }
 
@@ -136,6 +147,8 @@ pub struct CheckpointRequest {
     pub summary: String,
     /// The messages to compact.
     pub compact: Vec<Span>,
+    /// The kind of snapshot.
+    pub snapshot: KindRequest,
 }
 
 impl CheckpointRequest {
@@ -151,6 +164,7 @@ impl CheckpointRequest {
             expected_version: 0,
             summary: String::new(),
             compact: Vec::new(),
+            snapshot: KindRequest::Auto,
         }
     }
 
@@ -222,7 +236,7 @@ pub struct Restoration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "engine_from", rename_all = "lowercase")]
 pub enum RestoredFrom {
-    /// A copy of the process, suspended since the checkpoint: its complete state is restored.
+    /// Its complete memory: a copy of the process, suspended since the checkpoint, or the checkpoint's virtual machine.
     Memory,
     /// The saved state.
     Saved {

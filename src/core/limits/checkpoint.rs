@@ -6,7 +6,7 @@ use std::time::Duration;
 pub const MANIFEST_BYTES: usize = 64 << 20;
 /// Default limit of the memory of a suspended kernel's processes, bytes.
 pub const SNAPSHOT_SUSPEND_BYTES: u64 = 100 << 20;
-/// Memory and disk of a snapshot of kind teleport, bytes.
+/// Default limit of memory and disk of a snapshot of kind teleport, bytes.
 pub const SNAPSHOT_TELEPORT_BYTES: u64 = 4 << 30;
 /// Engine state of a checkpoint that moves to another host, bytes; its files are bounded by that host's disk.
 pub const SNAPSHOT_CHECKPOINT_BYTES: u64 = 500 << 20;

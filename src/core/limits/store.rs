@@ -25,6 +25,8 @@ pub const STORE_CHUNK_MAX_BYTES: usize = 1 << 20;
 pub const STORE_ENTRY_BYTES: u64 = 64 << 20;
 /// Size at which a pack is full, bytes.
 pub const STORE_PACK_BYTES: u64 = 64 << 20;
+/// List of the pieces of a memory or disk image, bytes.
+pub const IMAGE_LIST_BYTES: u64 = 256 << 20;
 /// Entries of one pack.
 pub const STORE_PACK_ENTRIES: usize = 64 << 10;
 /// Packs that the store keeps open for reading.

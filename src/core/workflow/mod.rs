@@ -109,4 +109,7 @@ pub struct Options {
     pub supersede_decisions: bool,
     /// Restore the artifacts of the checkpoint, as new versions.
     pub with_artifacts: bool,
+    /// Continue the memory of the checkpoint's virtual machine.
+    #[serde(default)]
+    pub with_memory: bool,
 }

@@ -190,7 +190,7 @@ mod tests {
         fn undo_restores_records(
             before in deeds(), after in deeds(), supersede_decisions: bool, with_artifacts: bool,
         ) {
-            let options = Options { supersede_decisions, with_artifacts };
+            let options = Options { supersede_decisions, with_artifacts, with_memory: false };
             let mut model = Model::default();
             before.iter().for_each(|deed| model.act(deed));
             let target = model.taken.len();

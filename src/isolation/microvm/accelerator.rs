@@ -78,6 +78,23 @@ impl Accelerators {
     }
 }
 
+/// The host's processor with its features, which a machine with KVM uses.
+pub(super) fn processor() -> String {
+    processor_in(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+fn processor_in(text: &str) -> String {
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.split(':').next().is_some_and(|found| found.trim() == name));
+        line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim()).unwrap_or_default()
+    };
+    let mut features: Vec<&str> =
+        field("flags").split_whitespace().chain(field("Features").split_whitespace()).collect();
+    features.sort_unstable();
+    let digest = blake3::hash(features.join(" ").as_bytes()).to_hex();
+    format!("{} with features {}", field("model name"), &digest[..16])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +130,14 @@ mod tests {
         let (_folder, host) = with(Accelerator::Kvm, "echo 300");
         assert!(!host.give_up(&Error::deadline("no answer")));
         assert!(host.choose().await.expect_err("refused").message.contains("no answer"));
+    }
+
+    #[test]
+    fn processors_differ_by_features() {
+        let text = |features: &str| format!("processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: {features}\n\n");
+        let one = processor_in(&text("fpu sse avx"));
+        assert!(one.starts_with("Some CPU with features "), "{one}");
+        assert_eq!(one, processor_in(&text("avx fpu sse")));
+        assert_ne!(one, processor_in(&text("fpu sse")));
     }
 }

@@ -10,7 +10,8 @@
 //! by pages.
 //!
 //! The copy's files are in an unfinished folder of the templates, which the next daemon removes, and exist until the last
-//! machine was started: their memory stays mapped. A machine that does not confirm its seeding ends.
+//! machine was started: their memory stays mapped. A machine that does not confirm its seeding ends. A checkpoint of kind
+//! teleport stores the same files; `installed.rs` puts them back.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd as _;
@@ -18,6 +19,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{Whence, lseek};
+use serde::{Deserialize, Serialize};
 
 use super::handle::{MachineHandle, blocking};
 use super::pages::MappedMemory;
@@ -29,7 +31,9 @@ use super::templates::{UNFINISHED, hex};
 use super::vmm::Vmm;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
+use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::limits;
+use crate::core::snapshot::Machine;
 use crate::link::handshake::WorkerIdentity;
 use crate::sys::{fault, fs, inode, random};
 
@@ -139,7 +143,8 @@ impl Source {
 
 /// A copied machine, ready for launches. Its files are removed with it.
 pub struct MachineCopy {
-    place: Place,
+    /// `None`: a machine that is installed in its kernel's folder, with its disk.
+    place: Option<Place>,
     template: Template,
     kind: Kind,
     worker: WorkerIdentity,
@@ -157,7 +162,50 @@ impl Drop for Place {
     }
 }
 
+/// The parts of a copied machine, for the store.
+pub struct MachineFiles {
+    /// Its memory, with holes.
+    pub memory: File,
+    /// The state of its processors and devices.
+    pub state: File,
+    /// Its disk, with holes.
+    pub disk: File,
+    /// What [`IsolationDriver::install`](crate::isolation::IsolationDriver::install) needs. Holds the worker's secret.
+    pub description: Vec<u8>,
+    /// What a host must have to continue it.
+    pub machine: Machine,
+}
+
 impl MachineCopy {
+    /// A machine whose files are in its kernel's folder.
+    pub(super) fn installed(template: Template, kind: Kind, worker: WorkerIdentity, boot_id: String) -> MachineCopy {
+        MachineCopy { place: None, template, kind, worker, boot_id }
+    }
+
+    /// Its parts, for the store. Blocks.
+    ///
+    /// # Errors
+    /// Those of opening the files.
+    pub fn files(&self) -> Result<MachineFiles> {
+        let place = self.place.as_ref().ok_or_else(|| Error::internal("an installed machine is no copy"))?;
+        let description = Description {
+            format: FORMAT,
+            kind: self.kind.clone(),
+            worker: self.worker.worker,
+            kernel: self.worker.kernel,
+            epoch: self.worker.epoch,
+            secret: self.worker.secret,
+            boot_id: self.boot_id.clone(),
+        };
+        Ok(MachineFiles {
+            memory: self.template.memory().map_err(|error| failed(&error))?,
+            state: self.template.state().map_err(|error| failed(&error))?,
+            disk: File::open(place.0.join(COPIED_DISK)).map_err(|error| failed(&error))?,
+            description: serde_json::to_vec(&description).map_err(|error| failed(&error))?,
+            machine: self.kind.machine(),
+        })
+    }
+
     /// The identity of the worker in the original, and in each copy until it is bound.
     pub fn worker(&self) -> &WorkerIdentity {
         &self.worker
@@ -176,12 +224,13 @@ impl MachineCopy {
         &self.boot_id
     }
 
-    /// Makes a kernel's disk from the copied one.
+    /// Makes a kernel's disk from the copied one; an installed machine has its disk.
     ///
     /// # Errors
     /// Those of the file system.
     pub(super) async fn make_disk(&self, to: &Path, durability: Durability) -> Result<()> {
-        let (from, to) = (self.place.0.join(COPIED_DISK), to.to_owned());
+        let Some(place) = &self.place else { return Ok(()) };
+        let (from, to) = (place.0.join(COPIED_DISK), to.to_owned());
         blocking(move || {
             let copied = copy_disk(&from, &to).and_then(|disk| match durability {
                 Durability::Process => Ok(()),
@@ -195,6 +244,51 @@ impl MachineCopy {
 
 fn failed(error: &dyn std::fmt::Display) -> Error {
     Error::unavailable(format!("a virtual machine cannot be copied: {error}"))
+}
+
+/// The format of a description.
+const FORMAT: u32 = 1;
+
+/// What is stored beside memory, state and disk.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Description {
+    format: u32,
+    pub kind: Kind,
+    worker: WorkerId,
+    kernel: KernelId,
+    epoch: Epoch,
+    /// The secret that the worker in the machine knows.
+    secret: [u8; 32],
+    pub boot_id: String,
+}
+
+impl Description {
+    /// Decodes a stored description.
+    ///
+    /// # Errors
+    /// `corrupt`; `unsupported` for another format.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Description> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+        }
+        let damaged = |error: serde_json::Error| {
+            Error::corrupt(format!("the description of a virtual machine is damaged: {error}"))
+        };
+        let Head { format } = serde_json::from_slice(bytes).map_err(damaged)?;
+        match format {
+            FORMAT => serde_json::from_slice(bytes).map_err(damaged),
+            other => Err(Error::unsupported(format!("a virtual machine has format {other}, and this is {FORMAT}"))
+                .reason("format")
+                .hint("use --kind checkpoint, which is valid anywhere")),
+        }
+    }
+
+    /// The worker in the machine.
+    pub(super) fn worker(&self) -> WorkerIdentity {
+        let (worker, kernel, epoch, secret) = (self.worker, self.kernel, self.epoch, self.secret);
+        WorkerIdentity { worker, kernel, epoch, build: self.kind.build.clone(), secret }
+    }
 }
 
 impl MachineHandle {
@@ -262,7 +356,7 @@ impl SavedMachine {
         })
         .await?;
         fault::point("machine.copy.split").map_err(|error| failed(&error))?;
-        Ok(MachineCopy { place, template, kind, worker, boot_id })
+        Ok(MachineCopy { place: Some(place), template, kind, worker, boot_id })
     }
 }
 
@@ -284,7 +378,7 @@ fn by_pages(templates: &Path, pid: u32, kind: &Kind) -> Option<(MappedMemory, Fi
     }
 }
 
-fn create(path: &Path) -> std::io::Result<File> {
+pub(super) fn create(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 

@@ -6,15 +6,19 @@ use std::sync::Arc;
 
 use super::accelerator::Accelerators;
 use super::client::PortConnector;
+use super::copy::MachineCopy;
+use super::disk;
 use super::files::MirroredFiles;
-use super::handle::{MachineHandle, Record, Shared, Warm, no_mounts};
+use super::handle::{MachineHandle, Record, Shared, Warm, blocking, no_mounts};
 use super::image::{self, Image};
 use super::images::HostImages;
+use super::installed;
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
 use super::monitor::kill_unknown;
 use super::saved::{self, Saved};
 use super::sockets::Sockets;
+use super::template::Kind;
 use super::templates::{TemplateSettings, Templates};
 use super::vmm::{self, Vmm, VmmSettings, Vmms};
 use super::workspace::MirroredWorkspace;
@@ -25,13 +29,14 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::limits;
+use crate::core::snapshot::{Site, Snapshot, Teleport};
 use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::core::vmm::WantedVmm;
 use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
-    EngineState, FileAccess, Images, IsolationDriver, KernelHome, Launched, NewWorker, OpenWorkspace, Probe, Reach,
-    Recorder, Shape,
+    EngineState, FileAccess, Images, InstallFiles, IsolationDriver, KernelHome, Launched, MachineRoom, NewWorker,
+    OpenWorkspace, Probe, Reach, Recorder, Shape,
 };
 use crate::link::bootstrap::LaunchDocument;
 use crate::link::handshake::WorkerIdentity;
@@ -119,6 +124,18 @@ impl MicrovmDriver {
         }
     }
 
+    /// The machine that this host would run for such a kernel with that image, if it has the image.
+    async fn kind_here(&self, spec: &KernelSpec, uid: u32, image: &str) -> Result<Kind> {
+        let shape = self.check(spec, uid)?;
+        let found = match image::find(&self.settings.images, image) {
+            Ok(found) if found.version == image => found,
+            // What this host has in its place, for the refusal.
+            Ok(_) | Err(_) => image::find(&self.settings.images, &shape.variant)?,
+        };
+        let choice = self.vmms.choose(&found).await?;
+        Ok(Kind::new(&found, &shape, choice, disk::disk_bytes(spec.limits.workspace_bytes)))
+    }
+
     pub(super) fn document(&self, new: &NewWorker<'_>, image: &Image) -> Result<LaunchDocument<SandboxPlan>> {
         let mut plan = SandboxPlan::new("/data/kernel");
         plan.limits = new.shape.limits;
@@ -163,9 +180,9 @@ impl IsolationDriver for MicrovmDriver {
             Some(machine) => machine.image.clone(),
             None => match Saved::read(dir) {
                 Ok(Some(saved)) => saved.kind.image,
-                Ok(None) | Err(_) => {
+                Ok(None) | Err(_) => installed::image(dir).unwrap_or_else(|| {
                     self.images.find(&spec.image).map_or_else(|_| String::new(), |image| image.version)
-                }
+                }),
             },
         }
     }
@@ -326,12 +343,56 @@ impl IsolationDriver for MicrovmDriver {
         kill_unknown(&self.settings.sockets, known);
     }
 
+    async fn site(&self, spec: &KernelSpec, uid: u32, image: &str) -> Result<Site> {
+        let kind = self.kind_here(spec, uid, image).await?;
+        Ok(Site {
+            architecture: std::env::consts::ARCH.to_owned(),
+            base_image_version: kind.image.clone(),
+            host: self.settings.host,
+            machine: Some(kind.machine()),
+        })
+    }
+
+    async fn install(&self, home: &KernelHome, description: Vec<u8>, fill: InstallFiles) -> Result<()> {
+        let (dir, durability) = (home.dir.clone(), self.settings.durability);
+        blocking(move || installed::install(&dir, &description, fill, durability)).await
+    }
+
+    async fn installed(&self, home: &KernelHome, spec: &KernelSpec, uid: u32) -> Result<Option<MachineCopy>> {
+        let dir = home.dir.clone();
+        let Some(machine) = blocking(move || installed::open(&dir, uid)).await? else { return Ok(None) };
+        let (kind, host) = (machine.kind(), self.settings.host);
+        let now = self.kind_here(spec, uid, &kind.image).await?;
+        let architecture = std::env::consts::ARCH.to_owned();
+        let snapshot = Snapshot {
+            architecture: architecture.clone(),
+            base_image_version: kind.image.clone(),
+            host,
+            content: Teleport { memory_bytes: 0, disk_bytes: 0, machine: kind.machine() },
+        };
+        let (base_image_version, here) = (now.image.clone(), Some(now.machine()));
+        snapshot.check_arrival(&Site { architecture, base_image_version, host, machine: here }, u64::MAX)?;
+        kind.check_same(&now)?;
+        Ok(Some(machine))
+    }
+
+    fn machine_room(&self, spec: &KernelSpec, dir: &Path) -> MachineRoom {
+        let memory_bytes = spec.limits.memory_bytes.saturating_add(limits::VM_EXTRA_MEMORY_BYTES);
+        let disk = dir.join(super::DISK).metadata();
+        let disk_bytes = disk.map_or(0, |found| std::os::unix::fs::MetadataExt::blocks(&found) * 512);
+        MachineRoom { memory_bytes, disk_bytes }
+    }
+
+    fn keeps_memory(&self, home: &KernelHome) -> Result<bool> {
+        Ok(installed::is_there(&home.dir) || self.saved_worker(home)?.is_some())
+    }
+
     fn saved_worker(&self, home: &KernelHome) -> Result<Option<WorkerIdentity>> {
         Ok(Saved::read(&home.dir)?.map(|saved| saved.worker()))
     }
 
     fn forget_saved(&self, home: &KernelHome) {
-        if let Err(error) = saved::remove(&home.dir) {
+        if let Err(error) = saved::remove(&home.dir).and_then(|()| installed::remove(&home.dir)) {
             tracing::warn!(%error, "a suspended machine that cannot continue is not removed");
         }
     }

@@ -23,6 +23,7 @@ use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::limits;
+use crate::core::snapshot;
 use crate::isolation::cgroups::remove_cgroup;
 use crate::isolation::process::handle::ProcessRecord;
 use crate::isolation::process::launch::WorkerProcess;
@@ -397,6 +398,10 @@ impl WorkerHandle for MachineHandle {
             let _ = saved::remove(&dir);
         }
         saved
+    }
+
+    fn machine(&self) -> Option<snapshot::Machine> {
+        self.about.kind.as_ref().map(Kind::machine)
     }
 
     async fn save_running(&self, worker: &WorkerIdentity) -> Result<SavedMachine> {

@@ -11,6 +11,7 @@ use super::disk;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
 use super::image::{self, Image};
+use super::installed;
 use super::machine::Machine;
 use super::monitor::{self, Begin, Monitor, NewMachine};
 use super::saved::{self, Saved};
@@ -134,8 +135,8 @@ impl MicrovmDriver {
         Ok(Serving { process, shared_boot_id, notes })
     }
 
-    /// Starts a machine with the copied memory of another, and a copy of its disk. Its worker is the other's until it is
-    /// bound.
+    /// Starts a machine with the copied memory of another, and a copy of its disk, or with what is installed in its folder.
+    /// Its worker is the other's until it is bound.
     ///
     /// # Errors
     /// Those of the disk, `record`, the monitor and the guest; `unavailable` with the reason `seeding` if the guest does not
@@ -151,7 +152,9 @@ impl MicrovmDriver {
         let kind = copy.kind();
         let image = image::find(&self.settings.images, &kind.image)?;
         if self.vmms.version(kind.vmm()).await? != kind.vmm {
-            return Err(Error::refused("QEMU was exchanged since the machine was started").reason("qemu_version"));
+            return Err(
+                Error::refused("the monitor was exchanged since the machine was started").reason("vmm_mismatch")
+            );
         }
         about.kind = Some(kind.clone());
         record(about.write()?).await?;
@@ -207,6 +210,7 @@ impl MicrovmDriver {
         let (is_loaded, had_daemon) = (begin.is_loaded(), begin.had_daemon());
         let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
+        let is_copy = renewal == Renewal::Renew;
         let disk = disk::open_disk(disk)?;
         let program = &self.vmms.program(kind.vmm())?;
         let log = std::io::stderr().as_fd().try_clone_to_owned();
@@ -251,9 +255,13 @@ impl MicrovmDriver {
             let mut monitor = Monitor::connect(&about.sockets).await?;
             let within = if is_continued { limits::VM_MEMORY } else { limits::VM_CALL };
             monitor.load(kind, within).await?;
+            // From here on the disk changes.
             if is_continued {
-                // From here on the disk changes.
                 saved::remove(&dir)?;
+            }
+            if is_copy {
+                fault::point("machine.installed.start").map_err(|error| Error::unavailable(error.to_string()))?;
+                installed::remove(&dir)?;
             }
             monitor.resume().await
         };

@@ -20,6 +20,7 @@ mod firecracker;
 mod handle;
 mod image;
 mod images;
+mod installed;
 mod launch;
 mod machine;
 mod monitor;
@@ -35,7 +36,7 @@ mod templates;
 mod vmm;
 mod workspace;
 
-pub use copy::{MachineCopy, SavedMachine};
+pub use copy::{MachineCopy, MachineFiles, SavedMachine};
 pub use driver::{MicrovmDriver, MicrovmSettings, abilities};
 
 /// A kernel's disk, beside its workspace.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::accelerator::Chosen;
+use super::accelerator::{self, Chosen};
 use super::image::Image;
 use super::vmm::{Choice, Vmm};
 use super::{firecracker, qemu};
@@ -104,9 +104,24 @@ impl Kind {
             vmm: self.vmm.clone(),
             build: self.build.clone(),
             machine_type: option("-M"),
-            cpu_model: option("-cpu"),
+            cpu_model: match self.uses_kvm() {
+                true => format!("{} of {}", option("-cpu"), accelerator::processor()),
+                false => option("-cpu"),
+            },
             ram_bytes: self.memory_bytes(),
             processors: self.processors,
+        }
+    }
+
+    /// Checks that a stored machine is what this host would start itself, except for the size of its disk. Its description
+    /// may be a stranger's: QEMU gets no other option from it.
+    ///
+    /// # Errors
+    /// `refused`.
+    pub(super) fn check_same(&self, now: &Kind) -> Result<()> {
+        match *self == (Kind { disk_bytes: self.disk_bytes, ..now.clone() }) {
+            true => Ok(()),
+            false => Err(Error::refused("it is a machine of another kind").reason("kind")),
         }
     }
 
@@ -161,13 +176,13 @@ pub(super) fn again(file: &File) -> std::io::Result<File> {
 impl Template {
     /// The template of just written files, not tested yet.
     pub(super) fn untested(place: &Path) -> std::io::Result<Template> {
-        let open = |name: &str| File::open(place.join(name));
-        Ok(Template {
-            memory: open(MEMORY)?,
-            state: open(STATE)?,
-            tested_boot_id: String::new(),
-            failures: Cell::new(0),
-        })
+        Template::of_files(&place.join(MEMORY), &place.join(STATE))
+    }
+
+    /// The same of files elsewhere.
+    pub(super) fn of_files(memory: &Path, state: &Path) -> std::io::Result<Template> {
+        let (memory, state) = (File::open(memory)?, File::open(state)?);
+        Ok(Template { memory, state, tested_boot_id: String::new(), failures: Cell::new(0) })
     }
 
     /// The same, with the boot id of its test start.
@@ -410,6 +425,19 @@ pub(super) mod tests {
             damage(&dir);
             let refused = Template::open(&dir, &kind).expect_err("refused");
             assert!(refused.contains(why), "{refused} names {why}");
+        }
+    }
+
+    #[test]
+    fn foreign_options_are_refused() {
+        let here = Kind { machine: qemu::machine(Chosen::Tcg), ..kind() };
+        assert!(here.check_same(&Kind { disk_bytes: 7, ..here.clone() }).is_ok());
+        let mut options = here.machine.clone();
+        options.extend(["-drive", "file=/etc/passwd"].map(str::to_owned));
+        let foreign = Kind { machine: options, ..here.clone() };
+        assert_eq!(foreign.machine(), here.machine(), "what a manifest says is equal");
+        for other in [foreign, Kind { uid: 7, ..here.clone() }, Kind { qemu: "QEMU 11".into(), ..here.clone() }] {
+            assert_eq!(other.check_same(&here).err().map(|error| error.reason), Some("kind".into()));
         }
     }
 

@@ -71,6 +71,7 @@ impl Workspace for MirroredWorkspace {
         let machine = self.machine();
         let Some(machine) = machine else {
             super::saved::remove(&self.dir).map_err(WorkspaceError::Elsewhere)?;
+            super::installed::remove(&self.dir).map_err(WorkspaceError::Elsewhere)?;
             // Files and state are replaced as a whole; until both are, the transition is repeated.
             let dropped = std::fs::remove_file(self.dir.join(DISK));
             if let Err(error) = dropped

@@ -7,6 +7,7 @@ use crate::core::checkpoint::{Checkpoint, CheckpointRequest, Restoration};
 use crate::core::diff::{Difference, Patch};
 use crate::core::error::Result;
 use crate::core::retention::Retention;
+use crate::core::snapshot::KindRequest;
 use crate::core::workflow::Options;
 use crate::rpc::convert::checkpoint::{read_checkpoint, read_restoration, write_request};
 use crate::rpc::convert::spec::write_retention;
@@ -135,11 +136,26 @@ impl KernelClient {
     /// # Errors
     /// As [`Self::restore_checkpoint`].
     pub async fn restore_with(&self, reference: &str, options: Options, expected_version: u64) -> Result<Restoration> {
+        self.restore_as(reference, options, None, expected_version).await
+    }
+
+    /// As [`Self::restore_with`], of that kind; `None`: the checkpoint's own.
+    ///
+    /// # Errors
+    /// As [`Self::restore_checkpoint`]; the rule that the kind breaks.
+    pub async fn restore_as(
+        &self,
+        reference: &str,
+        options: Options,
+        kind: Option<KindRequest>,
+        expected_version: u64,
+    ) -> Result<Restoration> {
         let mut request = self.cap.restore_checkpoint_request();
         request.get().set_ref(reference);
         request.get().set_expected_version(expected_version);
         request.get().set_supersede_decisions(options.supersede_decisions);
         request.get().set_with_artifacts(options.with_artifacts);
+        request.get().set_kind(kind.map_or("", KindRequest::name));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_restoration(fields(fields(response.get())?.get_restoration())?))
     }

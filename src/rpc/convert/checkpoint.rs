@@ -11,10 +11,8 @@ use crate::core::diff::{Area, Deed, Difference, Patch};
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::limits;
+use crate::core::snapshot::KindRequest;
 use crate::rpc::schema::ryokan_capnp as wire;
-
-/// The snapshot kinds that a request may name.
-const KINDS: [&str; 3] = ["", "auto", "checkpoint"];
 
 /// Limit of words that say which aspects of an item changed.
 const WHATS: usize = 16;
@@ -24,12 +22,7 @@ const WHATS: usize = 16;
 /// # Errors
 /// `invalidArgument`; `unsupported` for another kind of snapshot.
 pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<CheckpointRequest> {
-    let kind = read_text(reader.get_kind(), "kind of a snapshot")?;
-    if !KINDS.contains(&kind.as_str()) {
-        return Err(Error::unsupported(format!("this build takes no snapshots of kind {kind:?}"))
-            .reason("snapshot_kind")
-            .hint("kind checkpoint holds engine state and workspace"));
-    }
+    let snapshot = read_kind(reader.get_kind())?;
     let wait = match reader.get_wait_ms() {
         0 => limits::CHECKPOINT_WAIT,
         ms => Duration::from_millis(ms),
@@ -44,6 +37,20 @@ pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<Chec
         expected_version: reader.get_expected_version(),
         summary: read_text(reader.get_summary(), "summary of a checkpoint")?,
         compact: read_spans(reader.get_compact())?,
+        snapshot,
+    })
+}
+
+/// Reads a requested kind of snapshot.
+///
+/// # Errors
+/// `unsupported` for an unknown kind.
+pub fn read_kind(reader: capnp::Result<capnp::text::Reader<'_>>) -> Result<KindRequest> {
+    let kind = read_text(reader, "kind of a snapshot")?;
+    KindRequest::from_name(&kind).ok_or_else(|| {
+        Error::unsupported(format!("this build knows no snapshots of kind {kind:?}"))
+            .reason("snapshot_kind")
+            .hint("kind checkpoint holds engine state and workspace")
     })
 }
 
@@ -63,6 +70,7 @@ pub fn write_request(mut builder: wire::checkpoint_request::Builder<'_>, request
     builder.set_wait_ms(u64::try_from(request.wait.as_millis()).unwrap_or(u64::MAX).max(1));
     builder.set_expected_version(request.expected_version);
     builder.set_summary(request.summary.as_str());
+    builder.set_kind(request.snapshot.name());
     let mut spans = builder.reborrow().init_compact(count(request.compact.len()));
     for (i, span) in request.compact.iter().enumerate() {
         let mut one = spans.reborrow().get(count(i));
@@ -99,6 +107,7 @@ pub fn read_checkpoint(reader: wire::checkpoint::Reader<'_>) -> Result<(Checkpoi
         agent: read_text(reader.get_agent(), "agent of a checkpoint")?,
         summary: read_text(reader.get_summary(), "summary of a checkpoint")?,
         compacted: reader.get_compacted(),
+        machine_bytes: reader.get_machine_bytes(),
     };
     Ok((checkpoint, reader.get_is_head()))
 }
@@ -126,6 +135,8 @@ pub fn write_checkpoint(mut builder: wire::checkpoint::Builder<'_>, checkpoint: 
     builder.set_agent(checkpoint.agent.as_str());
     builder.set_summary(checkpoint.summary.as_str());
     builder.set_compacted(checkpoint.compacted);
+    builder.set_kind(checkpoint.snapshot_kind().name());
+    builder.set_machine_bytes(checkpoint.machine_bytes);
 }
 
 /// Reads the result of a restore.

@@ -53,6 +53,7 @@ fn read_kernel(reader: wire::kernel_disk::Reader<'_>) -> Result<KernelDisk> {
             name: read_text(one.get_name(), "name")?,
             stored_bytes: one.get_stored_bytes(),
             freed_bytes: one.get_freed_bytes(),
+            machine_bytes: one.get_machine_bytes(),
         })
     };
     Ok(KernelDisk {
@@ -87,6 +88,7 @@ pub fn write_disk_usage(mut builder: wire::disk_usage::Builder<'_>, usage: &Disk
             one.set_name(checkpoint.name.as_str());
             one.set_stored_bytes(checkpoint.stored_bytes);
             one.set_freed_bytes(checkpoint.freed_bytes);
+            one.set_machine_bytes(checkpoint.machine_bytes);
         }
     }
 }

@@ -9,12 +9,12 @@ use crate::core::limits;
 use crate::core::rights::Right;
 use crate::core::workflow::Options;
 use crate::rpc::convert::checkpoint::{
-    read_request, write_checkpoint, write_difference, write_patch, write_restoration,
+    read_kind, read_request, write_checkpoint, write_difference, write_patch, write_restoration,
 };
 use crate::rpc::convert::spec::read_retention;
 use crate::rpc::convert::{read_data, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{checkpoint_sink, kernel};
-use crate::supervisor::checkpoint;
+use crate::supervisor::checkpoint::{self, Asked};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 
@@ -90,9 +90,13 @@ impl KernelServer {
         let options = Options {
             supersede_decisions: params.get_supersede_decisions(),
             with_artifacts: params.get_with_artifacts(),
+            ..Options::default()
         };
+        let kind =
+            if params.get_kind()?.is_empty() { None } else { Some(read_kind(params.get_kind()).map_err(to_capnp)?) };
+        let asked = Asked { options, kind };
         let change = self.change(params.get_expected_version());
-        let done = checkpoint::restore(self.host(), &self.kernel, &reference, options, change);
+        let done = checkpoint::restore(self.host(), &self.kernel, &reference, asked, change);
         let done: Restoration = done.await.map_err(to_capnp)?;
         write_restoration(results.get().init_restoration(), &done);
         Ok(())

@@ -63,7 +63,8 @@ impl CheckpointService for Checkpoints {
         record: Record,
     ) -> LocalBoxFuture<'static, Result<()>> {
         let (host, kernel, link) = (Rc::clone(&self.host), Rc::clone(kernel), link.cloned());
-        async move { super::restore::recover(&host, &kernel, link.as_ref(), transition, record).await }.boxed_local()
+        async move { super::restore_steps::recover(&host, &kernel, link.as_ref(), transition, record).await }
+            .boxed_local()
     }
 
     fn wait(&self, reason: Option<StopReason>, is_forced: bool) -> Duration {

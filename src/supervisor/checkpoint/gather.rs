@@ -4,12 +4,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::files::{CapturedFiles, Files};
+use super::machine;
 use super::memory::{self, Copy, Keep};
-use super::quiesce::Quiesced;
+use super::quiesce::{Quiesced, Stop};
 use super::state;
-use crate::core::checkpoint::StateParts;
+use crate::core::checkpoint::{MachinePart, StateParts};
 use crate::core::error::Result;
 use crate::core::ids::{CheckpointId, Digest};
+use crate::core::snapshot::SnapshotKind;
+use crate::isolation::SavedMachine;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -25,6 +28,8 @@ pub(super) struct Gathered {
     /// Address of the state list.
     pub state: Digest,
     pub files: CapturedFiles,
+    /// The machine; only in kind teleport.
+    pub machine: Option<MachinePart>,
     pub objects: Objects,
 }
 
@@ -72,6 +77,7 @@ pub(super) struct Gathering {
     state: Digest,
     objects: Objects,
     collected: Result<Collected>,
+    machine: Option<SavedMachine>,
 }
 
 impl Gathering {
@@ -87,10 +93,14 @@ impl Gathering {
     ///
     /// # Errors
     /// Capture errors of the files.
-    pub async fn finish(self) -> Result<Gathered> {
-        let Gathering { id, copy, parts, state, mut objects, collected } = self;
+    pub async fn finish(self, host: &Host) -> Result<Gathered> {
+        let Gathering { id, copy, parts, state, mut objects, collected, machine } = self;
         let files = objects.files.finish(collected?).await?;
-        Ok(Gathered { id, copy, parts, state, files, objects })
+        let machine = match machine {
+            Some(saved) => Some(machine::store(host, saved, &objects.together).await?),
+            None => None,
+        };
+        Ok(Gathered { id, copy, parts, state, files, machine, objects })
     }
 }
 
@@ -105,10 +115,24 @@ pub(super) async fn gather(
     link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
 ) -> Result<Gathered> {
-    let (gathering, still) = gather_quiesced(host, kernel, link, keep).await?;
+    let (gathering, still) = gather_quiesced(host, kernel, link, keep, SnapshotKind::Checkpoint).await?;
     // The code inside resumes in every case.
     still.end().await?;
-    gathering.finish().await
+    gathering.finish(host).await
+}
+
+/// As [`gather`], with the kernel's machine at the same moment. The machine continues in every case.
+///
+/// # Errors
+/// As [`gather`], and those of saving the machine.
+pub(super) async fn gather_machine(host: &Rc<Host>, kernel: &Rc<Kernel>, link: &Rc<WorkerLink>) -> Result<Gathered> {
+    let (gathering, still) = gather_quiesced(host, kernel, Some(link), None, SnapshotKind::Teleport).await?;
+    if let Err(error) = still.end().await {
+        tracing::warn!(kernel = %kernel.spec().name, %error, "a saved kernel did not continue; its worker is ended");
+        kernel.release_worker();
+        return Err(error);
+    }
+    gathering.finish(host).await
 }
 
 /// Stores changed files while the kernel runs on, so that its next capture has less to read.
@@ -123,7 +147,7 @@ pub(super) async fn read_ahead(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<(
     objects.settle(host, None).await.map(drop)
 }
 
-/// As [`gather`]; the kernel stays quiesced until the caller ends that.
+/// As [`gather`]; the kernel stays quiesced until the caller ends that. With kind teleport, its machine is saved, too.
 ///
 /// # Errors
 /// As [`gather`], except those of the files.
@@ -132,6 +156,7 @@ pub(super) async fn gather_quiesced(
     kernel: &Rc<Kernel>,
     link: Option<&Rc<WorkerLink>>,
     keep: Option<Keep>,
+    kind: SnapshotKind,
 ) -> Result<(Gathering, Quiesced)> {
     let together = host.store.run_beside(|store| Ok(Arc::new(SharedBatch::begin(store)))).await?;
     let files = Files::of(host, kernel).await?;
@@ -152,7 +177,15 @@ pub(super) async fn gather_quiesced(
         Some(link) => memory::keep(host, link, kernel.spec().engine, id, keep).await?,
         None => Copy { why_not: None, took_us: None },
     };
-    let still = Quiesced::of(kernel, link).await?;
-    let collected = objects.files.collect(&together).await;
-    Ok((Gathering { id, copy, parts, state, objects, collected }, still))
+    let stop = if kind == SnapshotKind::Teleport { Stop::ForCopy } else { Stop::Freeze };
+    let still = Quiesced::stopped(kernel, link, stop).await?;
+    let mut collected = objects.files.collect(&together).await;
+    let mut machine = None;
+    if kind == SnapshotKind::Teleport && collected.is_ok() {
+        match host.making_room(async || kernel.save_running(host).await).await {
+            Ok(saved) => machine = Some(saved),
+            Err(error) => collected = Err(error),
+        }
+    }
+    Ok((Gathering { id, copy, parts, state, objects, collected, machine }, still))
 }

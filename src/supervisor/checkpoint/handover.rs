@@ -9,6 +9,7 @@ use super::take::seal;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::Result;
 use crate::core::limits;
+use crate::core::snapshot::SnapshotKind;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Change, Trace};
@@ -31,7 +32,7 @@ pub(crate) struct Pause {
 pub(crate) async fn while_frozen<T, F>(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    change: Change,
+    (change, kind): (Change, SnapshotKind),
     work: impl FnOnce(Checkpoint, Pause) -> F + 'static,
 ) -> Result<T>
 where
@@ -42,11 +43,11 @@ where
     let ticket = queue_ticket::Ticket::new(kernel);
     queue_ticket::take(ticket, Trace::Transition(change), limits::CHECKPOINT_WAIT, move |link| async move {
         let begun = Instant::now();
-        let (gathering, still) = gather_quiesced(&host, &own, Some(&link), None).await?;
+        let (gathering, still) = gather_quiesced(&host, &own, Some(&link), None, kind).await?;
         let pause = Pause { begun, captured: Instant::now() };
         let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
         let done = async {
-            let (checkpoint, _) = seal(&host, &own, gathering.finish().await?, &taking, &actor, None).await?;
+            let (checkpoint, _) = seal(&host, &own, gathering.finish(&host).await?, &taking, &actor, None).await?;
             work(checkpoint, pause).await
         };
         let done = done.await;

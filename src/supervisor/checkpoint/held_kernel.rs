@@ -24,6 +24,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
 use crate::core::kernel::transition::Kind;
 use crate::core::limits;
+use crate::core::snapshot::SnapshotKind;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -91,7 +92,8 @@ impl HeldKernel {
     /// Capture errors of any part.
     pub async fn capture(&mut self, kind: CheckpointType) -> Result<CheckpointId> {
         let keep = Some(Keep { kind, spare: None });
-        let (gathering, still) = gather_quiesced(&self.host, &self.kernel, Some(&self.link), keep).await?;
+        let (gathering, still) =
+            gather_quiesced(&self.host, &self.kernel, Some(&self.link), keep, SnapshotKind::Checkpoint).await?;
         self.frozen = Some(still);
         let id = gathering.id()?;
         self.gathering = Some(gathering);
@@ -104,7 +106,7 @@ impl HeldKernel {
     /// Store and database errors.
     pub async fn seal(&mut self, name: &str, kind: CheckpointType, actor: &Actor) -> Result<Checkpoint> {
         let gathering = self.gathering.take().ok_or_else(|| Error::internal("nothing was captured"))?;
-        let gathered = gathering.finish().await?;
+        let gathered = gathering.finish(&self.host).await?;
         let present = Present::of(&gathered, &self.kernel);
         let request =
             CheckpointRequest { pinned: true, ..CheckpointRequest::new(kind, &CheckpointRequest::name_of(name)) };

@@ -52,7 +52,7 @@ pub(crate) async fn manifest_of(host: &Host, checkpoint: &Checkpoint) -> Result<
         Wrong::UnknownFormat(_) | Wrong::UnknownWorkFormat(_) | Wrong::Kind(_) => {
             Error::unsupported(error.to_string()).reason("manifest_format")
         }
-        Wrong::Malformed(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
+        Wrong::Malformed(_) | Wrong::Parts(_) | Wrong::TooLarge { .. } => Error::corrupt(error.to_string()),
     })
 }
 

@@ -92,8 +92,7 @@ pub(super) async fn recall(
             Ok(missed) => {
                 // A crash resumes from `engine.db`, so it must hold the same state.
                 state::revise(link, host.store.clone(), parts.clone()).await?;
-                let outside = manifest.missed.iter().filter(|missed| !is_engines(&missed.key));
-                return Ok((RestoredFrom::Memory, missed.into_iter().chain(outside.cloned()).collect()));
+                return Ok((RestoredFrom::Memory, missed.into_iter().chain(outside(manifest).cloned()).collect()));
             }
             Err(error) if error.reason == NO_COPY => error.message,
             Err(error) => return Err(error),
@@ -105,6 +104,11 @@ pub(super) async fn recall(
     };
     missed.extend(manifest.missed.iter().filter(|missed| missed.key != KEY).cloned());
     Ok((RestoredFrom::Saved { why_not_memory: why_not }, missed))
+}
+
+/// The missed entries of a manifest that are not in the engine's memory.
+pub(super) fn outside(manifest: &Manifest) -> impl Iterator<Item = &MissedEntry> {
+    manifest.missed.iter().filter(|missed| !is_engines(&missed.key))
 }
 
 /// Whether a missed entry of a manifest is in the engine's memory.

@@ -3,14 +3,25 @@
 use std::rc::Rc;
 
 use super::take::freeze;
-use crate::core::error::{ErrorCode, Result};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::limits;
 use crate::link::host::WorkerLink;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::sharing::FilesHold;
 
+/// How the kernel's own worker is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Its processes are frozen for a moment.
+    Freeze,
+    /// The worker is as it must be in a copy of its machine.
+    ForCopy,
+}
+
 /// Frozen workers; nothing runs in them until [`Quiesced::end`].
 pub(super) struct Quiesced {
     own: Option<Rc<WorkerLink>>,
+    stop: Stop,
     others: Vec<Rc<WorkerLink>>,
     _hold: FilesHold,
 }
@@ -21,11 +32,22 @@ impl Quiesced {
     /// # Errors
     /// If a worker does not freeze; all workers resume then.
     pub async fn of(kernel: &Rc<Kernel>, link: Option<&Rc<WorkerLink>>) -> Result<Quiesced> {
+        Quiesced::stopped(kernel, link, Stop::Freeze).await
+    }
+
+    /// As [`Self::of`], with that stop of the kernel's own worker.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn stopped(kernel: &Rc<Kernel>, link: Option<&Rc<WorkerLink>>, stop: Stop) -> Result<Quiesced> {
         let hold = kernel.hold_files();
         if let Some(link) = link {
-            freeze(link).await?;
+            match stop {
+                Stop::Freeze => freeze(link).await?,
+                Stop::ForCopy => suspend(link).await?,
+            }
         }
-        let mut still = Quiesced { own: link.cloned(), others: Vec::new(), _hold: hold };
+        let mut still = Quiesced { own: link.cloned(), stop, others: Vec::new(), _hold: hold };
         for other in kernel.others() {
             let Some(link) = other.link.borrow().clone() else { continue };
             match link.freeze_at_work().await {
@@ -53,11 +75,28 @@ impl Quiesced {
                 tracing::debug!(%error, "a worker ended while it stood still");
             }
         }
-        match &self.own {
-            Some(own) => own.thaw().await,
-            None => Ok(()),
+        match (&self.own, self.stop) {
+            (Some(own), Stop::Freeze) => own.thaw().await,
+            (Some(own), Stop::ForCopy) => resume(own).await,
+            (None, _) => Ok(()),
         }
     }
+}
+
+/// Suspends a worker for a copy of its machine. On failure, it runs on.
+async fn suspend(link: &WorkerLink) -> Result<()> {
+    let suspended = tokio::time::timeout(limits::WORKER_STOP, link.suspend_for_copy()).await;
+    let suspended = suspended.unwrap_or_else(|_| Err(Error::deadline("the worker did not answer")));
+    if suspended.is_err() {
+        // The worker may be suspended although its reply was lost.
+        let _ = resume(link).await;
+    }
+    suspended
+}
+
+async fn resume(link: &WorkerLink) -> Result<()> {
+    let resumed = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
+    resumed.unwrap_or_else(|_| Err(Error::deadline("the worker did not answer")))
 }
 
 /// Freezes all writers of the kernel's files for a moment, then resumes them.

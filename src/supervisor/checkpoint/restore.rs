@@ -4,14 +4,14 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::files::Files;
 use super::gather::gather;
 use super::memory::Keep;
-use super::quiesce::Quiesced;
+use super::restore_steps::{Applied, Restoring, apply, finish_or_revert, may_be_of_worker, safety_of};
+use super::restore_stopped::{Intent, intend, safety_name, with_machine, without_worker};
 use super::take::seal;
 use super::verify::{self, Present};
-use super::{contents, find, memory};
-use crate::catalog::state::{EntryKind, Finished, NewEntry, Restored};
+use super::{contents, find, machine};
+use crate::catalog::state::Finished;
 use crate::core::checkpoint::{
     Checkpoint, CheckpointRequest, CheckpointType, Manifest, Restoration, RestoredFrom, StateParts,
 };
@@ -19,9 +19,9 @@ use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::GivenMount;
 use crate::core::kernel::State;
-use crate::core::kernel::transition::{Kind, Record, Recovery, Step, Transition};
+use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
-use crate::core::missed::MissedEntry;
+use crate::core::snapshot::{KindRequest, SnapshotKind};
 use crate::core::workflow::Options;
 use crate::isolation::Reach;
 use crate::link::host::WorkerLink;
@@ -30,15 +30,24 @@ use crate::supervisor::checkpoint::queue_ticket;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::command::{Actor, Change, StopMode, Trace};
+use crate::supervisor::kernel::command::{Actor, Change, Trace};
 use crate::supervisor::kernel::journal::version_after;
 use crate::supervisor::kernel::transition::ExclusiveTransition;
 
 /// A checkpoint with its contents.
-struct Target {
-    checkpoint: Checkpoint,
-    manifest: Manifest,
-    parts: StateParts,
+pub(super) struct Target {
+    pub checkpoint: Checkpoint,
+    pub manifest: Manifest,
+    pub parts: StateParts,
+}
+
+/// What a client asks of a restore.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Asked {
+    /// What else it changes.
+    pub options: Options,
+    /// The kind; `None`: the checkpoint's own.
+    pub kind: Option<KindRequest>,
 }
 
 /// Restores a kernel to one of its checkpoints.
@@ -50,11 +59,11 @@ pub async fn restore(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     reference: &str,
-    options: Options,
+    asked: Asked,
     change: Change,
 ) -> Result<Restoration> {
     let checkpoint = find(kernel, reference).await?;
-    to(host, kernel, checkpoint, options, change).await
+    to(host, kernel, checkpoint, asked, change).await
 }
 
 /// Returns to the state before the last restore. A second undo returns to the restored state.
@@ -69,7 +78,9 @@ pub async fn undo(host: &Rc<Host>, kernel: &Rc<Kernel>, change: Change) -> Resul
     })?;
     let checkpoint = kernel.records.checkpoint(id).await?.ok_or_else(none)?;
     // The restore's effects on decisions and artifacts are undone with it, without confirmation.
-    to(host, kernel, checkpoint, Options::default(), change).await
+    // Where the memory cannot come back, files and state do.
+    let asked = Asked { kind: Some(KindRequest::Auto), ..Asked::default() };
+    to(host, kernel, checkpoint, asked, change).await
 }
 
 /// Restores a checkpoint. On a full disk the safety checkpoint and the records take the disk reserve.
@@ -77,12 +88,12 @@ async fn to(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     checkpoint: Checkpoint,
-    options: Options,
+    asked: Asked,
     change: Change,
 ) -> Result<Restoration> {
     let attempt = async || {
         let change = Change { actor: change.actor.clone(), expected_version: change.expected_version };
-        attempt(host, kernel, checkpoint.clone(), options, change).await
+        attempt(host, kernel, checkpoint.clone(), asked, change).await
     };
     let done = host.making_room(attempt).await;
     done.map_err(|error| if error.reason == DISK_FULL { error.hint(Host::full().hint) } else { error })
@@ -92,7 +103,7 @@ async fn attempt(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     checkpoint: Checkpoint,
-    options: Options,
+    Asked { mut options, kind }: Asked,
     change: Change,
 ) -> Result<Restoration> {
     let begun = Instant::now();
@@ -104,6 +115,12 @@ async fn attempt(
     validate_spec(host, kernel, &target)?;
     if options.with_artifacts {
         check_artifacts(host, &target).await?;
+    }
+    let choice = machine::choose(host, kernel, &target.manifest, kind).await?;
+    options.with_memory = choice.kind == SnapshotKind::Teleport;
+    let why_not_memory = target.manifest.machine.as_ref().filter(|_| !options.with_memory).map(|_| choice.why);
+    if options.with_memory {
+        verify::whole(&host.store, &target.manifest, &target.parts).await?;
     }
     if kernel.thread_of.is_none() {
         kernel.refuse_if_others_run()?;
@@ -121,6 +138,9 @@ async fn attempt(
         let _held = held;
         let (of, own, owned) = (Rc::clone(&host), Rc::clone(&kernel), Rc::clone(&transition));
         let id = target.checkpoint.id;
+        let before = kernel.view().version;
+        let had_memory =
+            kernel.link.borrow().is_some() || driver.keeps_memory(&host.home(kernel.id, None)).unwrap_or(false);
         let done = match kernel.view().state {
             // Its last worker crashed: the present state may be what does not load.
             State::Crashed { .. } if kernel.interrupted().is_none() && driver.reach(&dir) == Reach::Host => None,
@@ -130,10 +150,27 @@ async fn attempt(
                     Reach::Host => limits::CHECKPOINT_WAIT,
                     Reach::Worker | Reach::Nothing => limits::CHECKPOINT_WAIT + limits::VM_BOOT + limits::VM_CALL,
                 };
-                let done = queue_ticket::take(ticket, change, wait, move |link| async move {
-                    perform(&of, &own, &link, &owned, (target, options), &actor, None).await
-                });
-                Some(done.await)
+                Some(match options.with_memory {
+                    false => {
+                        let done = queue_ticket::take(ticket, change, wait, move |link| async move {
+                            perform(&of, &own, &link, &owned, (target, options), &actor, None).await
+                        });
+                        done.await
+                    }
+                    true => {
+                        let (manifest, by) = (target.checkpoint.manifest, actor.clone());
+                        let intended = queue_ticket::take(ticket, change, wait, move |link| async move {
+                            intend(&of, &own, &link, &owned, (target, options, had_memory), &actor).await
+                        });
+                        match intended.await {
+                            Ok(safety) => {
+                                let intent = Intent { id, safety, manifest, before, with_memory: true };
+                                with_machine(&host, &kernel, &transition, intent, &by).await
+                            }
+                            Err(error) => Err(error),
+                        }
+                    }
+                })
             }
         };
         let is_without_worker = |error: &Error| {
@@ -153,8 +190,11 @@ async fn attempt(
             None | Some(Err(_)) => without_worker(&host, &kernel, &transition, id, options, again).await,
         };
         match done {
-            Ok(done) => {
+            Ok(mut done) => {
                 host.metrics.since(Stage::Restore, kernel.spec().engine, begun);
+                if let (Some(why), RestoredFrom::Saved { why_not_memory }) = (why_not_memory, &mut done.engine) {
+                    *why_not_memory = why;
+                }
                 Ok(done)
             }
             Err(failed) if transition.is_recorded() => Err(revert(&host, &kernel, transition, failed).await),
@@ -225,7 +265,7 @@ pub(super) async fn validate(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: C
 }
 
 /// Loads the contents of a checkpoint of this kernel.
-async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
+pub(super) async fn load(host: &Rc<Host>, kernel: &Rc<Kernel>, checkpoint: Checkpoint) -> Result<Target> {
     let short = checkpoint.short_id();
     if !checkpoint.restore_point {
         return Err(Error::refused(format!("checkpoint {short} is not one to restore")).reason("no_restore_point"));
@@ -256,7 +296,7 @@ async fn check_artifacts(host: &Host, target: &Target) -> Result<()> {
 }
 
 /// Checks that the recorded mounts are still allowed.
-fn validate_spec(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
+pub(super) fn validate_spec(host: &Host, kernel: &Kernel, target: &Target) -> Result<()> {
     target.manifest.mounts.iter().try_for_each(|GivenMount { mount, real }| {
         host.revalidate_source(kernel.uid, Path::new(&mount.source), real.as_deref().map(Path::new)).map(drop)
     })
@@ -277,12 +317,7 @@ async fn perform(
         kernel.refuse_if_others_run()?;
     }
     let before = kernel.view().version;
-    let name = match target.checkpoint.name.as_str() {
-        _ if target.checkpoint.kind == CheckpointType::System => "before undo".into(),
-        "" => format!("before restore of {}", target.checkpoint.short_id()),
-        name => format!("before restore of {name}"),
-    };
-    let name = name.chars().take(limits::CHECKPOINT_NAME_BYTES / 4).collect::<String>();
+    let name = safety_name(&target.checkpoint);
     // A restore that could not be ended leaves no complete state to capture: its own safety checkpoint applies.
     let Target { manifest, parts, .. } = &target;
     let unfinished = kernel.transitions.borrow().record().and_then(safety_of);
@@ -337,260 +372,4 @@ async fn perform(
     };
     let Finished { decisions_changed, artifacts_changed, .. } = finished;
     Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed })
-}
-
-/// Restores a kernel whose present state no worker can load: the safety checkpoint is made of what the last worker
-/// stored, and recovery restores before the next worker starts.
-async fn without_worker(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    transition: &ExclusiveTransition,
-    id: CheckpointId,
-    options: Options,
-    change: Change,
-) -> Result<Restoration> {
-    let actor = &change.actor;
-    kernel.admit(actor, change.expected_version).await?;
-    kernel.stop(actor.clone(), StopMode::Force).await?;
-    let target = load(host, kernel, kernel.recorded(id).await?).await?;
-    verify::whole(&host.store, &target.manifest, &target.parts).await?;
-    let before = kernel.view().version;
-    let gathered = gather(host, kernel, None, None).await?;
-    let name = format!("before restore of {}", target.checkpoint.short_id());
-    let taking = CheckpointRequest::new(CheckpointType::System, &name);
-    let safety = seal(host, kernel, gathered, &taking, actor, None).await?.0.id;
-    // Before the record: the recovery that follows it replaces files and state as a whole.
-    if let Some(kept) = host.drivers.of(kernel.spec().isolation)?.put_aside(&host.home(kernel.id, None).dir).await? {
-        let detail = serde_json::json!({ "kept": kept });
-        tracing::warn!(kernel = %kernel.spec().name, kept = %kept.display(), "files that no worker loads are put aside");
-        host.events.publish(&kernel.event_name(), "files_put_aside", detail);
-    }
-    kernel.detach_mounts(target.manifest.mounts.clone()).await?;
-    let intent = Transition::Restore { target: id, safety, options };
-    if let Err(error) = transition.record(intent, actor.to_string(), host.now_ms()).await {
-        kernel.reattach_mounts().await;
-        return Err(error);
-    }
-    kernel.finished_restore.take();
-    transition.release();
-    let recovered = kernel.recovered().await;
-    let finished = kernel.finished_restore.take();
-    let done = match (finished, recovered) {
-        (Some(done), _) => done,
-        (None, Err(error)) => return Err(error),
-        (None, Ok(())) => {
-            return Err(Error::unavailable("the restore could not be done; the kernel is as it was")
-                .hint(format!("`ryokan events {}` says why", kernel.spec().name)));
-        }
-    };
-    let detail = serde_json::json!({
-        "id": id, "name": done.checkpoint.name, "safety": safety, "files_changed": done.files_changed,
-        "engine": done.engine,
-    });
-    host.events.publish(&kernel.event_name(), "checkpoint_restored", detail);
-    let words = format!("{id}, safety checkpoint {safety}");
-    let versions = (before, done.version);
-    host.audit_checkpoint(actor, "checkpoint.restore", kernel, versions, target.checkpoint.manifest, words).await;
-    Ok(done)
-}
-
-/// Result of a restore.
-struct Applied {
-    finished: Finished,
-    engine: RestoredFrom,
-    missed: Vec<MissedEntry>,
-    files_changed: u64,
-    /// Time to restore the engine, microseconds.
-    engine_us: u64,
-}
-
-impl Applied {
-    fn of(self, checkpoint: Checkpoint, safety: CheckpointId) -> Restoration {
-        let Applied { finished, engine, missed, files_changed, engine_us: _ } = self;
-        let Finished { sequence, decisions_changed, artifacts_changed } = finished;
-        let version = version_after(sequence);
-        Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed }
-    }
-}
-
-/// Parameters of a restore.
-struct Restoring {
-    safety: CheckpointId,
-    actor: String,
-    options: Options,
-}
-
-/// Restores files, then engine state, then records. Each step is idempotent. Without a worker, the next one finds the
-/// engine's state in `engine.db`.
-async fn apply(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    link: Option<&Rc<WorkerLink>>,
-    transition: &ExclusiveTransition,
-    target: &Target,
-    present: Option<&Present>,
-    restoring: Restoring,
-) -> Result<Applied> {
-    transition.enter(Step::Files)?;
-    let files_changed = match kernel.thread_of {
-        None => restore_files(host, kernel, link, target.manifest.workspace.tree).await?,
-        // Another kernel owns the files and restores them.
-        Some(_) => 0,
-    };
-    let begun = tokio::time::Instant::now();
-    transition.enter(Step::EngineState)?;
-    let Target { checkpoint, manifest, parts } = target;
-    let is_there = present.is_some_and(|present| present.is_state(parts));
-    let (engine, mut missed) = match link {
-        Some(link) => memory::recall(host, link, checkpoint, (manifest, parts), is_there).await?,
-        None => {
-            host.catalog.recreate_engine_db(kernel.id).await?;
-            super::state::load_engine(host, kernel.id, kernel.spec().isolation, manifest.engine, parts.clone()).await?;
-            let why_not_memory = String::from("no worker was running");
-            (RestoredFrom::Saved { why_not_memory }, manifest.missed.clone())
-        }
-    };
-    let engine_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-    if kernel.thread_of.is_some() {
-        let owner = &kernel.files().spec().name;
-        missed.push(MissedEntry {
-            key: "workspace".into(),
-            type_name: "workspace".into(),
-            reason: format!("it is kernel {owner}'s: a checkpoint of that one brings files back"),
-        });
-    }
-    transition.enter(Step::Commit)?;
-    let (id, short) = (checkpoint.id, checkpoint.short_id());
-    let Restoring { safety, actor, options } = restoring;
-    let entry = NewEntry {
-        kind: EntryKind::Mark,
-        at_ms: host.now_ms(),
-        actor: actor.clone(),
-        text: match checkpoint.name.as_str() {
-            _ if id == safety => format!("went back to {short}: a restore could not be done"),
-            "" => format!("restored {short}"),
-            name => format!("restored {short} {name:?}"),
-        },
-        detail_json: serde_json::json!({ "checkpoint": id, "safety": safety }).to_string(),
-    };
-    let done = Restored {
-        target: id,
-        safety,
-        actor,
-        options,
-        at_ms: host.now_ms(),
-        mounts: manifest.mounts.clone(),
-        mcp: manifest.mcp.iter().map(|part| (part.name.clone(), part.transport.clone())).collect(),
-        work: manifest.work.clone(),
-        entry,
-    };
-    let finished = kernel.finish_restore(done).await?;
-    transition.ended()?;
-    Ok(Applied { finished, engine, missed, files_changed, engine_us })
-}
-
-async fn restore_files(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    link: Option<&Rc<WorkerLink>>,
-    tree: Digest,
-) -> Result<u64> {
-    let mut files = Files::of(host, kernel).await?;
-    let still = Quiesced::of(kernel, link).await?;
-    let changed = files.restore(tree).await;
-    still.end().await?;
-    changed
-}
-
-/// The safety checkpoint of this restore record.
-fn safety_of(record: &Record) -> Option<CheckpointId> {
-    match record.transition {
-        Transition::Restore { safety, .. } => Some(safety),
-        Transition::Archive { .. } | Transition::Unarchive { .. } | Transition::HandoverOut { .. } => None,
-    }
-}
-
-/// Ends an interrupted restore: with the live worker, or without one.
-///
-/// # Errors
-/// Errors that prevent both ends. The next attempt may have another worker.
-pub(crate) async fn recover(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    link: Option<&Rc<WorkerLink>>,
-    transition: ExclusiveTransition,
-    record: Record,
-) -> Result<()> {
-    let (name, _hold) = (&kernel.spec().name, kernel.hold_files());
-    let ended = finish_or_revert(host, kernel, link, &transition, &record).await;
-    match &ended {
-        Ok(outcome) => {
-            host.events.publish(&kernel.event_name(), "restore_ended", serde_json::json!({ "outcome": outcome }))
-        }
-        Err(error) => {
-            tracing::error!(kernel = %name, %error, with_worker = link.is_some(), "an interrupted restore could not be ended");
-            let detail = serde_json::json!({ "error": error.message });
-            host.events.publish(&kernel.event_name(), "restore_unfinished", detail);
-        }
-    }
-    ended.map(drop)
-}
-
-/// Finishes or reverts the restore; returns the outcome's name.
-async fn finish_or_revert(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    link: Option<&Rc<WorkerLink>>,
-    transition: &ExclusiveTransition,
-    record: &Record,
-) -> Result<&'static str> {
-    let Transition::Restore { target, safety, options } = record.transition else {
-        return Err(Error::internal("a transition of another kind needs no worker"));
-    };
-    let actor = record.actor.clone();
-    if record.recovery() != Recovery::Revert {
-        let finish = async {
-            let target = load(host, kernel, kernel.recorded(target).await?).await?;
-            validate_spec(host, kernel, &target)?;
-            verify::whole(&host.store, &target.manifest, &target.parts).await?;
-            kernel.detach_mounts(target.manifest.mounts.clone()).await?;
-            let restoring = Restoring { safety, actor: actor.clone(), options };
-            apply(host, kernel, link, transition, &target, None, restoring).await
-        };
-        match finish.await {
-            Ok(applied) => {
-                let checkpoint = kernel.recorded(target).await?;
-                *kernel.finished_restore.borrow_mut() = Some(applied.of(checkpoint, safety));
-                return Ok("finished");
-            }
-            // The next attempt runs without this worker.
-            Err(error) if link.is_some() && may_be_of_worker(&error) => return Err(error),
-            Err(error) => {
-                tracing::warn!(kernel = %kernel.spec().name, %error, "an interrupted restore cannot go on: it goes back");
-                transition.abort(host).await?;
-            }
-        }
-    }
-    let target = load(host, kernel, kernel.recorded(safety).await?).await?;
-    verify::whole(&host.store, &target.manifest, &target.parts).await?;
-    // The restore's further options are not recorded yet.
-    let restoring = Restoring { safety, actor, options: Options::default() };
-    apply(host, kernel, link, transition, &target, None, restoring).await?;
-    Ok("reverted")
-}
-
-/// Whether the error may be specific to this worker.
-fn may_be_of_worker(error: &Error) -> bool {
-    match error.code {
-        ErrorCode::Lost | ErrorCode::Deadline | ErrorCode::Unavailable | ErrorCode::Internal => true,
-        ErrorCode::InvalidArgument
-        | ErrorCode::NotFound
-        | ErrorCode::AlreadyExists
-        | ErrorCode::Conflict
-        | ErrorCode::Refused
-        | ErrorCode::Busy
-        | ErrorCode::Unsupported
-        | ErrorCode::Departed
-        | ErrorCode::Corrupt => false,
-    }
 }

@@ -5,16 +5,18 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::files::CapturedFiles;
-use super::gather::{Gathered, Objects, gather};
+use super::gather::{Gathered, Objects, gather, gather_machine};
+use super::machine;
 use super::memory::Keep;
 use crate::catalog::state::{Added, NewCheckpoint, Together, WORK_CHANGED};
-use crate::core::checkpoint::{Checkpoint, CheckpointRequest, FORMAT, Manifest, McpPart, ToolPart};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, FORMAT, MachinePart, Manifest, McpPart, ToolPart};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::refs::Revisions;
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::ToolInfo;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
+use crate::core::snapshot::SnapshotKind;
 use crate::core::workflow::{Outcome, WorkflowPart};
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
@@ -48,6 +50,7 @@ pub(crate) async fn take_with(
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
     taking.check()?;
+    let kind = machine::check_kind(host, kernel, taking.snapshot)?;
     // Checked before anything is interrupted.
     let version = kernel.view().version;
     if taking.expected_version != 0 && taking.expected_version != version {
@@ -63,7 +66,7 @@ pub(crate) async fn take_with(
     let (wait, own, to) = (taking.wait, Rc::clone(kernel), Rc::clone(host));
     let taken =
         super::queue_ticket::take(super::queue_ticket::Ticket::new(kernel), change, wait, move |link| async move {
-            capture(&to, &own, &link, &taking, &actor, with).await
+            capture_kind(&to, &own, &link, (&taking, kind), &actor, with).await
         });
     let taken = taken.await?;
     host.metrics.since(Stage::Checkpoint, kernel.spec().engine, begun);
@@ -79,7 +82,24 @@ pub(super) async fn capture(
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
-    let gathered = gather(host, kernel, Some(link), Some(Keep { kind: taking.kind, spare: None })).await?;
+    capture_kind(host, kernel, link, (taking, SnapshotKind::Checkpoint), actor, with).await
+}
+
+/// As [`capture`], of that kind.
+pub(super) async fn capture_kind(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    link: &Rc<WorkerLink>,
+    (taking, kind): (&CheckpointRequest, SnapshotKind),
+    actor: &Actor,
+    with: Option<Together>,
+) -> Result<(Checkpoint, Option<Outcome>)> {
+    let gathered = match kind {
+        SnapshotKind::Teleport => gather_machine(host, kernel, link).await?,
+        SnapshotKind::Suspend | SnapshotKind::Checkpoint => {
+            gather(host, kernel, Some(link), Some(Keep { kind: taking.kind, spare: None })).await?
+        }
+    };
     seal(host, kernel, gathered, taking, actor, with).await
 }
 
@@ -92,13 +112,16 @@ pub(super) async fn seal(
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
-    let Gathered { id, parts, state, copy, files, mut objects } = gathered;
+    let Gathered { id, parts, state, copy, files, machine, mut objects } = gathered;
+    let machine_bytes = machine.as_ref().map_or(0, MachinePart::bytes);
     let before = kernel.view().version;
     let named = with.as_ref().map(|with| with.request().change.names());
     let found = revisions(host, &objects, files.part.tree).await?;
     let mut tries = 0;
     let (sealed, Added { checkpoint, outcome, sequence }) = loop {
         let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
+        manifest.kind = Manifest::kind_name(machine.as_ref());
+        manifest.machine.clone_from(&machine);
         manifest.missed.extend(copy.why_not.iter().cloned());
         manifest.repositories.clone_from(&found.repositories);
         manifest.dependencies.clone_from(&found.dependencies);
@@ -115,6 +138,7 @@ pub(super) async fn seal(
             manifest: sealed,
             files: manifest.workspace.files,
             state_bytes: parts.bytes(),
+            machine_bytes,
             summary: taking.summary.clone(),
             compact: taking.compact.clone(),
             work: manifest.work,
@@ -141,6 +165,7 @@ pub(super) async fn seal(
         "unreadable": reported, "unreadable_count": unreadable.len(),
         "id": checkpoint.id, "name": checkpoint.name, "type": checkpoint.kind, "pause_us": files.pause_us,
         "files_read": files.files_read, "full_walk": files.full_walk, "copy_us": copy.took_us,
+        "kind": checkpoint.snapshot_kind(), "machine_bytes": machine_bytes,
     });
     host.events.publish(&kernel.event_name(), "checkpoint_created", detail);
     let (versions, words) = ((before, checkpoint.version), format!("{} ({})", checkpoint.id, checkpoint.kind.name()));
@@ -205,7 +230,7 @@ async fn manifest(
     let (driver, dir) = (host.drivers.of(kernel.spec().isolation)?, host.home(kernel.id, None).dir);
     let manifest = Manifest {
         format: FORMAT,
-        kind: Manifest::kind_name(),
+        kind: Manifest::kind_name(None),
         ryokan: env!("CARGO_PKG_VERSION").into(),
         arch: std::env::consts::ARCH.into(),
         base_image_version: driver.image_version(&kernel.spec(), &dir),
@@ -229,6 +254,7 @@ async fn manifest(
         audit: Some(host.catalog.audit_head().await?),
         repositories: Vec::new(),
         dependencies: Vec::new(),
+        machine: None,
     };
     Ok((manifest, seen))
 }

@@ -34,7 +34,7 @@ use crate::supervisor::host::audit::Audited;
 use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::processes::RunningProcess;
 use crate::supervisor::kernel::sharing::Sharing;
-use crate::supervisor::workers::worker::{KernelStart, LiveWorker, identity_of};
+use crate::supervisor::workers::worker::{KeptMemory, KernelStart, LiveWorker, identity_of};
 
 /// Published state of a kernel; only its task writes it.
 #[derive(Debug, Clone)]
@@ -105,6 +105,8 @@ pub struct Kernel {
     pub(crate) capture: RefCell<String>,
     /// The restore that recovery finished last, for its caller.
     pub(crate) finished_restore: RefCell<Option<Restoration>>,
+    /// What became of memory that was kept in the kernel's folder, at the last start of a worker.
+    pub(crate) kept_memory: Cell<KeptMemory>,
     /// The tree on which the workspace tracker is based: its objects are in use.
     pub(crate) base: Cell<Option<Digest>>,
     /// Retention of automatic checkpoints.

@@ -11,7 +11,7 @@ use crate::core::error::{Error, Result};
 use crate::core::freeze::{FreezeManifest, FreezeManifestError};
 use crate::core::ids::Digest;
 use crate::core::limits;
-use crate::store::Store;
+use crate::store::{Image, Store};
 use crate::workspace::{self, Seen, TreeId, WorkspaceError};
 
 /// The live objects.
@@ -104,6 +104,13 @@ fn manifest(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(D
         parts.entries.iter().for_each(|part| tell(seen, part.body));
     }
     named.objects.into_iter().for_each(|single| tell(seen, single));
+    for list in named.images {
+        tell(seen, list);
+        if seen.enter(list) {
+            let image = Image::load(store, list).map_err(|error| unreadable(list, error))?;
+            image.pieces().for_each(|piece| tell(seen, piece));
+        }
+    }
     tree(store, named.tree, seen, object)
 }
 
@@ -148,7 +155,7 @@ fn wrong(at: Digest, error: &ManifestError) -> Error {
         ManifestError::UnknownFormat(_) | ManifestError::UnknownWorkFormat(_) | ManifestError::Kind(_) => {
             Error::unsupported(format!("object {at}: {error}"))
         }
-        ManifestError::Malformed(_) | ManifestError::TooLarge { .. } => {
+        ManifestError::Malformed(_) | ManifestError::Parts(_) | ManifestError::TooLarge { .. } => {
             unreadable(at, Error::corrupt(format!("object {at}: {error}")))
         }
     }

@@ -11,6 +11,7 @@ use super::is_gone;
 use super::marks::walk;
 use super::roots::{self, Named, Root};
 use crate::catalog::state::RootKind;
+use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
@@ -27,6 +28,7 @@ const KERNEL_PARTS: &[(&str, &[&str], &str)] = &[
     ("engine state", &["engine.db"], "variables, functions, settings"),
     ("journal", &["state.db"], "executions, messages, records; kept until the kernel is removed"),
     ("machine disk", &["disk."], "disk of the virtual machine"),
+    ("machine memory", &["suspended.", "installed."], "memory of a virtual machine that does not run"),
     ("other", &[""], "index of the files, staging"),
 ];
 
@@ -103,7 +105,8 @@ async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects) -> R
     if !objects.each.is_empty() {
         for checkpoint in kernel.records.all_checkpoints().await? {
             let (stored_bytes, freed_bytes) = objects.each.get(&checkpoint.number).copied().unwrap_or_default();
-            each.push(CheckpointDisk { id: checkpoint.id, name: checkpoint.name, stored_bytes, freed_bytes });
+            let Checkpoint { id, name, machine_bytes, .. } = checkpoint;
+            each.push(CheckpointDisk { id, name, stored_bytes, freed_bytes, machine_bytes });
         }
     }
     Ok(KernelDisk {

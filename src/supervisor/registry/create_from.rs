@@ -15,7 +15,7 @@ use super::supervisor::ReservedName;
 use crate::bundle::Packed;
 use crate::catalog::state::{Beginning, EntryKind, FirstCheckpoint, NewCheckpoint, NewEntry};
 use crate::catalog::{Created, IdempotencyKey, KernelRow, NewAudit, Notes};
-use crate::core::checkpoint::{CheckpointType, Manifest, StateParts};
+use crate::core::checkpoint::{CheckpointType, MachinePart, Manifest, StateParts};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest, Epoch, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
@@ -376,6 +376,7 @@ async fn seal(
         manifest: sealed,
         files: manifest.workspace.files,
         state_bytes: seed.parts.bytes(),
+        machine_bytes: 0,
         summary: String::new(),
         compact: Vec::new(),
         work: seed.manifest.work.clone(),
@@ -421,6 +422,7 @@ async fn imported(
         manifest: sealed,
         files,
         state_bytes: parts.bytes(),
+        machine_bytes: manifest.machine.as_ref().map_or(0, MachinePart::bytes),
         summary: packed.summary,
         compact: Vec::new(),
         work: manifest.work,

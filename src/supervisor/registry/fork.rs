@@ -240,7 +240,9 @@ async fn fork_point(
 }
 
 async fn seed(supervisor: &Supervisor, kernel: &Rc<Kernel>, point: &Checkpoint) -> Result<KernelSource> {
-    let (manifest, mut parts) = checkpoint::contents(supervisor.host(), point).await?;
+    let (mut manifest, mut parts) = checkpoint::contents(supervisor.host(), point).await?;
+    // A child begins with files and state; a running machine is copied, not restored.
+    manifest.leave_out_machine();
     if manifest.kernel != kernel.id || manifest.id != point.id {
         let short = point.short_id();
         return Err(Error::corrupt(format!("the manifest of checkpoint {short} is another checkpoint's")));

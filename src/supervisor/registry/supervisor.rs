@@ -354,6 +354,7 @@ impl Supervisor {
             processes: std::cell::RefCell::default(),
             connections: Rc::default(),
             finished_restore: std::cell::RefCell::default(),
+            kept_memory: std::cell::Cell::default(),
             capture: std::cell::RefCell::new(
                 host.files.choice(|| host.catalog.kernel_files(row.id).workspace).to_string(),
             ),

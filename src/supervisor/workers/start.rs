@@ -10,7 +10,7 @@ use super::Workers;
 use super::admission::{ResourceUse, UserQuota, WorkerPermit};
 use super::start_queue::StartGrant;
 use super::warm_worker::{binding, orphan_grace};
-use super::worker::{self, KernelStart, Started};
+use super::worker::{self, KeptMemory, KernelStart, Started};
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::info::{GivenMount, MountInfo};
@@ -139,28 +139,46 @@ async fn start_new(
     listener: Rc<dyn WorkerListener>,
 ) -> Result<Started> {
     let (home, driver) = (workers.host.home(kernel.id, kernel.workspace_of), workers.driver(shape.isolation)?);
+    let installed = driver.installed(&home, &kernel.spec, kernel.uid).await;
     let mut start = WorkerStart { workers, kernel, shape, home: &home, mounts, listener };
-    let lost = match driver.saved_worker(&home) {
-        Ok(None) => return start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await,
-        Ok(Some(saved)) => match start.go_on(permit, saved).await {
-            Ok(started) => return Ok(started),
-            Err(error) => error,
-        },
-        Err(error) => {
+    let (event, lost) = match (installed, driver.saved_worker(&home)) {
+        (Ok(None), Ok(None)) => return start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await,
+        (Ok(Some(machine)), _) => {
+            let listener = Rc::clone(&start.listener);
+            match launch_copy(workers, permit, kernel, shape, &machine, listener).await {
+                Ok(started) => return Ok(started),
+                Err(error) => (MEMORY_LOST, error),
+            }
+        }
+        (Err(error), _) => {
             drop(permit);
-            error
+            (MEMORY_LOST, error)
+        }
+        (Ok(None), Ok(Some(saved))) => match start.go_on(permit, saved).await {
+            Ok(started) => return Ok(started),
+            Err(error) => (SUSPEND_LOST, error),
+        },
+        (Ok(None), Err(error)) => {
+            drop(permit);
+            (SUSPEND_LOST, error)
         }
     };
-    tracing::warn!(kernel = %kernel.spec.name, error = %lost, "a suspended machine cannot continue");
-    workers.host.metrics.noted(kernel.spec.engine, "suspend_lost");
+    tracing::warn!(kernel = %kernel.spec.name, error = %lost, "a machine's kept memory cannot continue");
+    workers.host.metrics.noted(kernel.spec.engine, event);
     let detail = serde_json::json!({ "reason": lost.message, "code": lost.code.name() });
-    workers.host.events.publish(&workers.host.event_name(kernel.uid, &kernel.spec.name), "suspend_lost", detail);
+    workers.host.events.publish(&workers.host.event_name(kernel.uid, &kernel.spec.name), event, detail);
     driver.forget_saved(&home);
     let (admission, one) = (&workers.admission, ResourceUse::one(shape.limits.memory_bytes));
     let mut permit = admission.place(one.memory_bytes);
     permit.belongs(admission.share_anyway(kernel.uid, one));
-    start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await
+    let started = start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await?;
+    Ok(Started { memory: KeptMemory::Lost(lost.message), ..started })
 }
+
+/// The event of a suspended machine that could not continue.
+const SUSPEND_LOST: &str = "suspend_lost";
+/// The event of a checkpoint's machine that could not continue.
+const MEMORY_LOST: &str = "memory_lost";
 
 /// Starts the worker of a kernel in creation in a copy of another kernel's machine, and makes it that kernel's. Recorded
 /// as any other.
@@ -182,9 +200,21 @@ pub(crate) async fn start_copied(
     }
     let mut permit = admission.place(one.memory_bytes);
     permit.belongs(quota);
+    launch_copy(workers, permit, kernel, &shape, machine, listener).await
+}
+
+/// Starts a kernel's worker in a copied or installed machine, and makes it that kernel's.
+async fn launch_copy(
+    workers: &Workers,
+    permit: WorkerPermit,
+    kernel: &KernelStart,
+    shape: &Shape,
+    machine: &MachineCopy,
+    listener: Rc<dyn WorkerListener>,
+) -> Result<Started> {
     let (identity, home) = (workers.identity(kernel.id, kernel.epoch), workers.host.home(kernel.id, None));
     let new = NewWorker {
-        shape: &shape,
+        shape,
         identity: &identity,
         name: kernel.spec.name.clone(),
         home: &home,
@@ -202,7 +232,10 @@ pub(crate) async fn start_copied(
     let copy = Some(CopyIdentity { worker: identity.worker, secret: identity.secret });
     let binding = KernelBinding { copy, ..binding(kernel, BoundSources::default()) };
     match link.bind_kernel(&binding).await {
-        Ok(report) => Ok(Started { link, report, worker, known_origin: Some(kernel.origin) }),
+        Ok(report) => {
+            let (known_origin, memory) = (Some(kernel.origin), KeptMemory::Continued);
+            Ok(Started { link, report, worker, known_origin, memory })
+        }
         Err(error) => {
             workers.end(worker).await;
             Err(error)
@@ -239,7 +272,7 @@ impl WorkerStart<'_> {
             async { Ok(workers.host.catalog.put_worker(row).await?) }.boxed_local()
         };
         let (link, report, worker) = workers.launch(permit, new, &record, Rc::clone(&self.listener)).await?;
-        Ok(Started { link, report, worker, known_origin: Some(kernel.origin) })
+        Ok(Started { link, report, worker, known_origin: Some(kernel.origin), memory: KeptMemory::None })
     }
 
     /// Continues a worker whose memory was saved. Processes beside the engine were reported as lost, and end.
@@ -254,7 +287,7 @@ impl WorkerStart<'_> {
         };
         let late = |_| Err(Error::deadline("the worker did not resume in time"));
         match tokio::time::timeout(limits::WORKER_STOP, resumed).await.unwrap_or_else(late) {
-            Ok(()) => Ok(started),
+            Ok(()) => Ok(Started { memory: KeptMemory::Continued, ..started }),
             Err(error) => {
                 self.workers.end(started.worker).await;
                 Err(error)

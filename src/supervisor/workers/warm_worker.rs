@@ -15,7 +15,7 @@ use futures::FutureExt as _;
 use super::Workers;
 use super::admission::WorkerPermit;
 use super::pool::Active;
-use super::worker::{self, KernelStart, LiveWorker, Started};
+use super::worker::{self, KeptMemory, KernelStart, LiveWorker, Started};
 use crate::catalog::WorkerRow;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
@@ -216,7 +216,8 @@ impl WarmWorker {
             Ok(report) => {
                 let WarmWorker { link, mut worker, .. } = self;
                 worker.active = Some(active);
-                Ok(Started { link, report, worker, known_origin: Some(kernel.origin) })
+                let (known_origin, memory) = (Some(kernel.origin), KeptMemory::None);
+                Ok(Started { link, report, worker, known_origin, memory })
             }
             Err(error) => {
                 workers.end(self.worker).await;

@@ -42,6 +42,20 @@ pub struct Started {
     pub worker: LiveWorker,
     /// The origin of the kernel's state that the worker holds, if known.
     pub known_origin: Option<(OriginKind, u32)>,
+    /// What became of memory that was kept in the kernel's folder.
+    pub memory: KeptMemory,
+}
+
+/// What became of memory that was kept in a kernel's folder.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum KeptMemory {
+    /// There was none.
+    #[default]
+    None,
+    /// The worker continues it.
+    Continued,
+    /// It could not continue; why.
+    Lost(String),
 }
 
 /// A worker, counted while it lives.
@@ -153,7 +167,8 @@ impl Workers {
             // A former daemon may have been killed while it copied the worker's machine.
             link.resume().await?;
         }
-        Ok(Started { link, report, worker: LiveWorker::new(handle, place), known_origin: None })
+        let (worker, memory) = (LiveWorker::new(handle, place), KeptMemory::None);
+        Ok(Started { link, report, worker, known_origin: None, memory })
     }
 
     /// Ends a recorded worker that could not be adopted. If its end is uncertain, its row stays.

@@ -113,7 +113,7 @@ impl Task {
         }
         let driver = self.workers.driver(new.isolation)?;
         let home = self.host.home(kernel.id, kernel.thread_of);
-        if !self.life.has_worker() && driver.saved_worker(&home)?.is_some() {
+        if !self.life.has_worker() && driver.keeps_memory(&home)? {
             return Err(Error::conflict(format!("the memory of {} is saved for a machine like the last", new.name))
                 .reason("saved_memory")
                 .hint(format!("stop it first: ryokan resume {0} && ryokan stop {0}", new.name)));

@@ -98,7 +98,8 @@ impl Task {
     }
 
     fn attach_worker(&mut self, attempt: u64, started: Started) {
-        let Started { link, report, worker, known_origin } = started;
+        let Started { link, report, worker, known_origin, memory } = started;
+        self.kernel.kept_memory.set(memory);
         {
             let mut view = self.kernel.view.borrow_mut();
             view.sandbox = report.sandbox;

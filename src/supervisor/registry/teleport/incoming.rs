@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::preview::Preview;
 use super::steps::Steps;
-use super::{Incoming, host_resources, is_epoch, read, without_host, write};
+use super::{Incoming, host_resources, is_epoch, memory, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
@@ -24,7 +24,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
-use crate::core::snapshot::{KindRequest, Site, choose_for_move};
+use crate::core::snapshot::{Continuing, KindRequest, Site, choose_for_move};
 use crate::core::spec::{KernelSpec, Net};
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
@@ -174,12 +174,17 @@ impl TargetSide {
         if manifests.iter().any(|manifest| manifest.engine != seal.spec.engine) {
             return Err(wrong("a checkpoint of another engine"));
         }
+        if manifest.machine.is_some() {
+            let spec = without_host(&seal.spec);
+            checkpoint::machine::check_arrival(self.host(), &spec, self.actor.uid, &manifest).await?;
+        }
         has_room(self.host(), &manifest, bytes)?;
         holds_state(&manifest, parts.bytes())?;
         let (architecture, host) = (std::env::consts::ARCH.to_owned(), self.host().id());
         let here = Site { architecture, base_image_version: String::new(), host, machine: None };
         manifest.snapshot(parts.bytes()).check_arrival(&here)?;
-        // The files and the history together.
+        // The files, the history and the machine together.
+        let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest));
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
             return Err(Host::full());
         }
@@ -240,6 +245,10 @@ impl TargetSide {
         steps.ended("files");
         checkpoint::load_engine(host, files, seal.spec.isolation, manifest.engine, parts).await?;
         steps.ended("engine state");
+        if manifest.machine.is_some() {
+            checkpoint::machine::install(host, files, &seal.spec, &manifest).await?;
+            steps.ended("machine");
+        }
         let state = host.catalog.state(files);
         for page in &seal.history {
             let page = host.store.get(*page, limits::HANDOVER_PAGE_BYTES).await?;
@@ -317,6 +326,7 @@ impl TargetSide {
             self.supervisor.recover_kernel(kernel, None).await;
             let detail = serde_json::json!({ "handover": id, "source": incoming.source, "epoch": incoming.epoch.0 });
             host.events.publish(&host.event_name(row.uid, &incoming.spec.name), "kernel_arrived", detail);
+            memory::go_on(&self.supervisor, row.kernel);
         }
         if !incoming.replaces {
             self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
@@ -439,7 +449,7 @@ impl TargetHost for TargetSide {
                 .reason("history_format")
                 .hint("update the older one"));
         }
-        choose_for_move(KindRequest::Only(offer.kind), offer.spec.isolation)?;
+        choose_for_move(KindRequest::Only(offer.kind), Continuing::of(&offer.spec), offer.spec.isolation)?;
         if !is_epoch(&offer.epoch) {
             return Err(Error::refused(format!("epoch {} is out of range", offer.epoch.0)).reason("epoch"));
         }
@@ -455,6 +465,7 @@ impl TargetHost for TargetSide {
         }
         self.supervisor.workers.check_spec(&without_host(&offer.spec), self.actor.uid)?;
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
+        let (kind, why) = memory::kind_of(self.host(), self.actor.uid, offer).await?;
         let reuse = self.reuse().await?;
         {
             let mut sessions = self.supervisor.registry().handovers.sessions.borrow_mut();
@@ -468,7 +479,7 @@ impl TargetHost for TargetSide {
         }
         // The received objects, and the files that are made of them.
         let most_bytes = host.free_bytes().unwrap_or(u64::MAX) / 2;
-        Ok(Admission { accept: Accept { missing, takes_preview: true }, reuse, most_bytes })
+        Ok(Admission { accept: Accept { missing, takes_preview: true, kind, why }, reuse, most_bytes })
     }
 
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()> {

@@ -11,6 +11,7 @@
 //! that is repeated follows from the kernel alone: it has departed by this very handover, or it has not.
 
 mod incoming;
+mod memory;
 mod outgoing;
 mod preview;
 mod repeat;

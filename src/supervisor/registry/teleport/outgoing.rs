@@ -8,7 +8,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::steps::Steps;
-use super::{Outgoing, host_resources, next_epoch, read, repeat, settings, write};
+use super::{Outgoing, host_resources, memory, next_epoch, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
@@ -20,7 +20,7 @@ use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
 use crate::core::quantity::format_size;
-use crate::core::snapshot::{Choice, choose_for_move};
+use crate::core::snapshot::{Choice, Continuing, KindRequest, SnapshotKind, choose_for_move};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -35,6 +35,10 @@ use crate::workspace::Seen;
 
 /// The phase before the pause.
 const COPYING: &str = "copying";
+/// The same if the target cannot continue the machine.
+const COPYING_STATE: &str = "copying without memory";
+/// The phase within the pause.
+const SEALING: &str = "sealing";
 
 /// The parts of a move.
 struct Move {
@@ -48,7 +52,8 @@ struct Move {
     cancel: CancellationToken,
     progress: Progress,
     options: MoveOptions,
-    choice: Choice,
+    /// The kind; the target's answer may change it.
+    choice: RefCell<Choice>,
     /// Whether the target knows of the move.
     offered: Cell<bool>,
     /// The objects that were sent or named.
@@ -76,11 +81,20 @@ pub async fn teleport(
         let least = format_size(limits::HANDOVER_RATE_MIN);
         return Err(Error::invalid(format!("a move sends at least {least} a second")));
     }
-    let choice = choose_for_move(options.kind, options.isolation.unwrap_or(kernel.spec().isolation))?;
+    let there = options.isolation.unwrap_or(kernel.spec().isolation);
+    let mut choice = choose_for_move(options.kind, Continuing::of(&kernel.spec()), there)?;
     if actor.uid != host.own_actor().uid {
         return Err(Error::refused("the daemon runs the transport's command, so only its own user may name one")
             .reason("transport")
             .hint("ask that user, or use export and import"));
+    }
+    if choice.kind == SnapshotKind::Teleport
+        && let Err(error) = memory::check(host, kernel)
+    {
+        match options.kind {
+            KindRequest::Auto => choice = Choice { kind: SnapshotKind::Checkpoint, why: error.message },
+            KindRequest::Only(_) => return Err(error),
+        }
     }
     let cancel = CancellationToken::new();
     let _guard = cancel.clone().drop_guard();
@@ -108,7 +122,7 @@ pub async fn teleport(
         cancel,
         progress,
         options,
-        choice,
+        choice: RefCell::new(choice),
         offered: Cell::new(false),
         seen: RefCell::default(),
         frozen_at: Cell::new(None),
@@ -227,13 +241,16 @@ impl Move {
             return Err(Error::refused("the other end is this host").reason("same_host"));
         }
         let accept = self.unless_cancelled(self.offer(&mut session)).await?;
+        let kind = self.settle_kind(&accept)?;
+        let copying = if accept.why.is_empty() { COPYING } else { COPYING_STATE };
         self.step(SourceEvent::Accepted);
         // Objects that only this move names stay in the store until its end.
         let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
         self.unless_cancelled(async {
-            let taking = CheckpointRequest::new(CheckpointType::Auto, "teleport");
+            let snapshot = KindRequest::Only(kind);
+            let taking = CheckpointRequest { snapshot, ..CheckpointRequest::new(CheckpointType::Auto, "teleport") };
             let taken = checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
-            self.copy(&mut session, COPYING).await.map(drop)?;
+            self.copy(&mut session, copying).await.map(drop)?;
             if accept.takes_preview {
                 let manifest = self.host.store.get(taken.manifest, limits::MANIFEST_BYTES as u64).await?;
                 let manifest = Manifest::decode(&manifest).map_err(|error| Error::corrupt(error.to_string()))?;
@@ -250,18 +267,19 @@ impl Move {
         let change = Change { actor: self.actor.clone(), expected_version: 0 };
         // The worker is not held longer than the queue allows; cancellation is checked inside.
         let (decided, decision) = oneshot::channel();
-        let leaving = checkpoint::while_frozen(&self.host, &self.kernel, change, move |last, pause| async move {
-            own.frozen_at.set(Some(pause.begun));
-            own.steps.begin(pause.begun);
-            own.steps.ended_at("capture", pause.captured);
-            own.steps.ended("store");
-            let done = own.depart(&held, &transition, target, last, decided).await;
-            if done.is_err() && transition.is_recorded() && !own.kernel.has_departed(own.row.id) {
-                // Before the code inside resumes.
-                transition.clear(&own.host).await?;
-            }
-            done
-        });
+        let leaving =
+            checkpoint::while_frozen(&self.host, &self.kernel, (change, kind), move |last, pause| async move {
+                own.frozen_at.set(Some(pause.begun));
+                own.steps.begin(pause.begun);
+                own.steps.ended_at("capture", pause.captured);
+                own.steps.ended("store");
+                let done = own.depart(&held, &transition, target, last, decided).await;
+                if done.is_err() && transition.is_recorded() && !own.kernel.has_departed(own.row.id) {
+                    // Before the code inside resumes.
+                    transition.clear(&own.host).await?;
+                }
+                done
+            });
         // While the worker ends and the files are removed here.
         let committing = async {
             // The target acts on the commit: it must not be older than what a loss of power leaves here.
@@ -299,8 +317,8 @@ impl Move {
             pause_ms: ms(self.pause.get()),
             missing: accept.missing,
             acknowledged: acknowledged.is_ok(),
-            kind: self.choice.kind,
-            kind_reason: self.choice.why.to_owned(),
+            kind,
+            kind_reason: self.choice.borrow().why.clone(),
             elapsed_ms: ms(begun.elapsed()),
             wire_bytes,
         })
@@ -322,6 +340,8 @@ impl Move {
         let jobs = self.kernel.background_work();
         let jobs = jobs.iter().map(|job| format!("process {}: {}", job.id, job.command));
         let resources: Vec<String> = mounts.chain(servers).chain(jobs).collect();
+        let is_offered = self.choice.borrow().kind == SnapshotKind::Teleport;
+        let machine = if is_offered { Some(memory::offered(&self.host, &self.kernel).await?) } else { None };
         let spec = self.options.spec_there(self.kernel.spec_now());
         let mut named = host_resources(&spec);
         named.extend(resources.iter().cloned());
@@ -339,10 +359,28 @@ impl Move {
             allow_missing,
             format: StateHandle::history_format(),
             bytes: 0,
-            kind: self.choice.kind,
+            kind: self.choice.borrow().kind,
+            machine,
+            or_checkpoint: self.options.kind == KindRequest::Auto,
         };
         self.offered.set(true);
         session.offer(offer).await
+    }
+
+    /// The kind in which the target takes the kernel.
+    fn settle_kind(&self, accept: &Accept) -> Result<SnapshotKind> {
+        let offered = self.choice.borrow().kind;
+        match accept.kind {
+            kind if kind == offered => Ok(kind),
+            kind @ SnapshotKind::Checkpoint if self.options.kind == KindRequest::Auto => {
+                let why: String = accept.why.chars().filter(|c| !c.is_control()).take(1000).collect();
+                tracing::info!(kernel = %self.kernel.spec().name, why, "a kernel moves without its memory");
+                *self.choice.borrow_mut() = Choice { kind, why };
+                Ok(kind)
+            }
+            kind => Err(Error::corrupt(format!("the other host takes kind {}, which was not offered", kind.name()))
+                .reason("protocol")),
+        }
     }
 
     /// Sends what the kernel's records reference and was not sent yet. Returns the checkpoints, pinned.
@@ -392,7 +430,7 @@ impl Move {
 
     async fn send(&self, session: &mut Session, digests: &[Digest], phase: &'static str) -> Result<()> {
         // The kernel is paused while it is sealed: the rest is not held back.
-        let limit_rate = if phase == COPYING { self.options.limit_rate } else { 0 };
+        let limit_rate = if phase == SEALING { 0 } else { self.options.limit_rate };
         session.transfer(&self.host.store, digests, limit_rate, &|sent| (self.progress)(phase, sent)).await
     }
 
@@ -425,7 +463,7 @@ impl Move {
 
     /// Sends the last objects, the history and the description; returns when the target is prepared.
     async fn seal(&self, session: &mut Session, last: &Checkpoint) -> Result<()> {
-        let (checkpoints, _pins) = self.copy(session, "sealing").await?;
+        let (checkpoints, _pins) = self.copy(session, SEALING).await?;
         self.steps.ended("objects");
         let (mut at, mut history) = (Position::default(), Vec::new());
         while let Some((page, next)) = self.kernel.records.state.history_page(at).await? {
@@ -435,7 +473,7 @@ impl Move {
                 return Err(Error::refused("the kernel's history is too large to move").reason("handover_size"));
             }
         }
-        self.send(session, &history, "sealing").await?;
+        self.send(session, &history, SEALING).await?;
         self.steps.ended("history");
         let kernel = &self.kernel;
         let head = Head {
@@ -457,7 +495,7 @@ impl Move {
             return Err(Error::refused("the kernel's description is too large to move").reason("handover_size"));
         }
         let description = self.host.store.put(description).await?;
-        self.send(session, &[description], "sealing").await?;
+        self.send(session, &[description], SEALING).await?;
         self.steps.ended("description");
         session.seal(description).await?;
         self.steps.ended("prepared by the target");

@@ -3,11 +3,12 @@
 //! | kind | holds | valid | process | microvm |
 //! |---|---|---|---|---|
 //! | suspend | memory, processor | on the same host | paused processes | paused, or in a file |
-//! | teleport | memory, processor, disk | same architecture, image and machine | – | – |
+//! | teleport | memory, processor, disk | same architecture, image and machine | – | parts of a checkpoint |
 //! | checkpoint | engine state, workspace | anywhere | yes | yes |
 //!
 //! Memory of processes ends with them. A machine's file is checked with [`Snapshot::check_resume`]; the file itself belongs
-//! to `isolation/microvm/saved.rs`. No isolation takes a snapshot of kind teleport yet.
+//! to `isolation/microvm/saved.rs`. A snapshot of kind teleport is a checkpoint with further parts, so it is valid as kind
+//! checkpoint, too: `supervisor/checkpoint/machine.rs`.
 //!
 //! Inside, each kind is a type with only the operations that are valid for it. Where a kind is data, as in a request or a
 //! message, [`choose_for_move`] and [`choose_for_checkpoint`] refuse an invalid one with its rule.
@@ -30,12 +31,17 @@
 //! }
 //! ```
 
+mod choice;
+
 use serde::{Deserialize, Serialize};
 
+use super::engine::EngineName;
 use super::error::{Error, ErrorCode};
 use super::ids::HostId;
 use super::limits;
 use super::spec::Isolation;
+
+pub use choice::{Choice, Continuing, choose_for_checkpoint, choose_for_move, choose_for_restore};
 
 /// A kind as data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -106,7 +112,7 @@ pub struct Suspend {
 }
 
 /// A whole virtual machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Teleport {
     /// Bytes of memory.
     pub memory_bytes: u64,
@@ -117,7 +123,7 @@ pub struct Teleport {
 }
 
 /// What virtual machines have in common if one continues the memory of the other.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Name and version of the VMM.
     pub vmm: String,
@@ -141,7 +147,7 @@ pub struct Checkpoint {
 }
 
 /// A snapshot of one kind: where it was taken, and its content.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot<Content> {
     /// The host's architecture.
     pub architecture: String,
@@ -217,9 +223,15 @@ pub enum KindError {
     /// A suspended kernel is no file.
     #[error("kind suspend keeps a kernel's memory on this host, and is no checkpoint")]
     SuspendIsNoCheckpoint,
-    /// Memory, processor and disk are captured only to move.
-    #[error("kind teleport holds memory, processor and disk, which no isolation here can capture")]
-    NoMachineState,
+    /// The engine cannot seed its random generators anew.
+    #[error("kind teleport is not for engine {}: it cannot seed its random generators anew when its memory continues", .0.name())]
+    NotReseeded(EngineName),
+    /// The worker would end with its daemon.
+    #[error("kind teleport is not for ephemeral kernels: their memory ends with their client's connection")]
+    Ephemeral,
+    /// The checkpoint is of another kind.
+    #[error("the checkpoint is of kind checkpoint: it holds no memory")]
+    NoMemory,
 }
 
 /// A property of a virtual machine.
@@ -283,20 +295,28 @@ impl From<KindError> for Error {
                 "size_too_large",
                 "`ryokan stop` saves the state; `[limits] suspended_memory` in the configuration raises the limit",
             ),
+            KindError::SizeTooLarge { kind: SnapshotKind::Teleport, .. } => (
+                ErrorCode::Refused,
+                "size_too_large",
+                "use --kind checkpoint; `[limits] teleport_snapshot` in the configuration raises the limit",
+            ),
             KindError::SizeTooLarge { .. } => (ErrorCode::Refused, "size_too_large", "make it smaller"),
             KindError::MemoryStays(_) => (
                 ErrorCode::Unsupported,
                 "snapshot_kind",
-                "use --kind checkpoint, which moves engine state and workspace",
+                "use --kind checkpoint, which holds engine state and workspace",
             ),
             KindError::SuspendIsNoCheckpoint => {
                 (ErrorCode::Unsupported, "snapshot_kind", "use `ryokan suspend`, or --kind checkpoint")
             }
-            KindError::NoMachineState => (
+            KindError::NotReseeded(_) | KindError::Ephemeral => (
                 ErrorCode::Unsupported,
                 "snapshot_kind",
                 "use --kind checkpoint, which holds engine state and workspace",
             ),
+            KindError::NoMemory => {
+                (ErrorCode::Refused, "no_memory", "leave --kind out, or take the checkpoint with --kind teleport")
+            }
         };
         Error::new(code, error.to_string()).reason(reason).hint(hint)
     }
@@ -378,16 +398,32 @@ impl Snapshot<Suspend> {
     }
 }
 
+impl Teleport {
+    /// Whether memory and disk of those sizes have at most `most` bytes.
+    ///
+    /// # Errors
+    /// [`KindError::SizeTooLarge`].
+    pub fn check_bytes(memory_bytes: u64, disk_bytes: u64, most: u64) -> Result<(), KindError> {
+        within(SnapshotKind::Teleport, memory_bytes.saturating_add(disk_bytes), most)
+    }
+}
+
 impl Snapshot<Teleport> {
+    /// Whether memory and disk have at most `most` bytes.
+    ///
+    /// # Errors
+    /// [`KindError::SizeTooLarge`].
+    pub fn check_size(&self, most: u64) -> Result<(), KindError> {
+        Teleport::check_bytes(self.content.memory_bytes, self.content.disk_bytes, most)
+    }
+
     /// Whether the machine can continue there.
     ///
     /// # Errors
     /// Mismatches, [`KindError::SizeTooLarge`].
-    pub fn check_arrival(&self, target: &Site) -> Result<(), KindError> {
-        let Teleport { memory_bytes, disk_bytes, machine } = &self.content;
-        self.check_machine(Some(machine), target)?;
-        let bytes = memory_bytes.saturating_add(*disk_bytes);
-        within(SnapshotKind::Teleport, bytes, limits::SNAPSHOT_TELEPORT_BYTES)
+    pub fn check_arrival(&self, target: &Site, most: u64) -> Result<(), KindError> {
+        self.check_machine(Some(&self.content.machine), target)?;
+        self.check_size(most)
     }
 }
 
@@ -401,49 +437,11 @@ impl Snapshot<Checkpoint> {
     }
 }
 
-/// The chosen kind, and why.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
-    /// The kind.
-    pub kind: SnapshotKind,
-    /// The reason, for people.
-    pub why: &'static str,
-}
-
-/// Chooses the kind in which a kernel moves to another host.
-///
-/// # Errors
-/// The rule that the requested kind breaks.
-pub fn choose_for_move(request: KindRequest, isolation: Isolation) -> Result<Choice, KindError> {
-    match request {
-        KindRequest::Auto => {
-            let why = match isolation {
-                Isolation::Process => "the memory of processes stays on its host",
-                Isolation::Microvm => "no host can capture the memory of its virtual machines for another one",
-            };
-            Ok(Choice { kind: SnapshotKind::Checkpoint, why })
-        }
-        KindRequest::Only(kind @ SnapshotKind::Checkpoint) => Ok(Choice { kind, why: "as requested" }),
-        KindRequest::Only(SnapshotKind::Teleport) => Err(KindError::MemoryStays(isolation)),
-        KindRequest::Only(SnapshotKind::Suspend) => Err(KindError::OtherHost),
-    }
-}
-
-/// Chooses the kind of a checkpoint.
-///
-/// # Errors
-/// The rule that the requested kind breaks.
-pub fn choose_for_checkpoint(request: KindRequest) -> Result<SnapshotKind, KindError> {
-    match request {
-        KindRequest::Auto | KindRequest::Only(SnapshotKind::Checkpoint) => Ok(SnapshotKind::Checkpoint),
-        KindRequest::Only(SnapshotKind::Suspend) => Err(KindError::SuspendIsNoCheckpoint),
-        KindRequest::Only(SnapshotKind::Teleport) => Err(KindError::NoMachineState),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MOST: u64 = limits::SNAPSHOT_TELEPORT_BYTES;
 
     fn machine() -> Machine {
         Machine {
@@ -477,7 +475,7 @@ mod tests {
     #[test]
     fn architecture_validation() {
         for (name, fits) in [("x86_64", true), ("amd64", true), ("aarch64", false), ("arm64", false), ("", false)] {
-            let arrived = teleport(1, 1).check_arrival(&site(name, "1.2.3", 2));
+            let arrived = teleport(1, 1).check_arrival(&site(name, "1.2.3", 2), MOST);
             let resumed = suspend(1).check_resume(&site(name, "1.2.3", 1));
             for found in [arrived, resumed] {
                 assert_eq!(found.is_ok(), fits, "{name}");
@@ -491,7 +489,7 @@ mod tests {
     #[test]
     fn base_image_version_validation() {
         for (image, fits) in [("1.2.3", true), ("1.2.4", false), ("1.2", false), ("", false)] {
-            let arrived = teleport(1, 1).check_arrival(&site("x86_64", image, 2));
+            let arrived = teleport(1, 1).check_arrival(&site("x86_64", image, 2), MOST);
             let resumed = suspend(1).check_resume(&site("x86_64", image, 1));
             for found in [arrived, resumed] {
                 assert_eq!(found.is_ok(), fits, "{image}");
@@ -518,7 +516,7 @@ mod tests {
         ];
         for (reason, other) in others {
             let here = Site { machine: Some(other), ..site("x86_64", "1.2.3", 1) };
-            for found in [suspend(1).check_resume(&here), teleport(1, 1).check_arrival(&here)] {
+            for found in [suspend(1).check_resume(&here), teleport(1, 1).check_arrival(&here, MOST)] {
                 assert_eq!(found.map_err(|error| Error::from(error).reason), Err(reason.into()));
             }
         }
@@ -535,31 +533,12 @@ mod tests {
             let machine = suspend(machine().ram_bytes + limits::VM_DEVICE_STATE_BYTES + past);
             assert_eq!(machine.check_resume(&here).is_ok(), fits, "machine {past}");
             let whole = teleport(limits::SNAPSHOT_TELEPORT_BYTES - 7, 7 + past);
-            assert_eq!(whole.check_arrival(&here).is_ok(), fits, "teleport {past}");
+            assert_eq!(whole.check_arrival(&here, MOST).is_ok(), fits, "teleport {past}");
+            assert!(whole.check_arrival(&here, MOST - 1).is_err(), "teleport {past}");
             let state_bytes = limits::SNAPSHOT_CHECKPOINT_BYTES + past;
             assert_eq!(snapshot(Checkpoint { state_bytes }).check_arrival(&here).is_ok(), fits, "checkpoint {past}");
         }
         let whole = teleport(u64::MAX, u64::MAX);
-        assert!(matches!(whole.check_arrival(&here), Err(KindError::SizeTooLarge { .. })));
-    }
-
-    #[test]
-    fn kind_is_chosen_or_refused() {
-        for isolation in [Isolation::Process, Isolation::Microvm] {
-            let moved = |request| choose_for_move(request, isolation).map(|choice| choice.kind);
-            assert_eq!(moved(KindRequest::Auto), Ok(SnapshotKind::Checkpoint));
-            assert_eq!(moved(KindRequest::Only(SnapshotKind::Checkpoint)), Ok(SnapshotKind::Checkpoint));
-            assert_eq!(moved(KindRequest::Only(SnapshotKind::Teleport)), Err(KindError::MemoryStays(isolation)));
-            assert_eq!(moved(KindRequest::Only(SnapshotKind::Suspend)), Err(KindError::OtherHost));
-        }
-        let refused = Error::from(KindError::MemoryStays(Isolation::Process));
-        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unsupported, "snapshot_kind"));
-        assert!(refused.hint.contains("--kind checkpoint"));
-        for kind in SnapshotKind::ALL {
-            assert_eq!(KindRequest::from_name(kind.name()), Some(KindRequest::Only(kind)));
-            let fits = kind == SnapshotKind::Checkpoint;
-            assert_eq!(choose_for_checkpoint(KindRequest::Only(kind)).is_ok(), fits);
-        }
-        assert_eq!((KindRequest::from_name("auto"), KindRequest::from_name("x")), (Some(KindRequest::Auto), None));
+        assert!(matches!(whole.check_arrival(&here, MOST), Err(KindError::SizeTooLarge { .. })));
     }
 }

@@ -1,0 +1,204 @@
+//! The virtual machine in a checkpoint of kind teleport: stored, checked, and put back.
+//!
+//! ```text
+//! take:     safe point ─▶ processes stop ─▶ files ─▶ machine stops, is saved, continues ─▶ processes continue
+//!           ─▶ memory, state, disk into the store ─▶ manifest
+//! restore:  record ─▶ worker ends ─▶ files, engine state ─▶ machine into the kernel's folder ─▶ row ─▶ next worker
+//! ```
+//!
+//! A checkpoint of kind teleport is one of kind checkpoint with further parts: without them it is valid anywhere.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::sync::Arc;
+
+use crate::core::checkpoint::{ImagePart, MachinePart, Manifest};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::KernelId;
+use crate::core::limits;
+use crate::core::quantity::format_size;
+use crate::core::snapshot::{
+    Choice, Continuing, KindError, KindRequest, Snapshot, SnapshotKind, Teleport, choose_for_checkpoint,
+    choose_for_restore,
+};
+use crate::core::spec::KernelSpec;
+use crate::isolation::{InstallFiles, KernelHome, MachineCopy, MachineFiles, MachineRoom, SavedMachine};
+use crate::store::{Image, Store, StoreHandle};
+use crate::supervisor::host::Host;
+use crate::supervisor::kernel::Kernel;
+use crate::sys::fault;
+use crate::workspace::SharedBatch;
+
+/// Checks that a checkpoint of the requested kind can be taken; returns the kind. Nothing is stopped yet.
+///
+/// # Errors
+/// The rule that the kind breaks; `refused` for a machine that is too large, `busy` without room for it.
+pub(super) fn check_kind(host: &Host, kernel: &Kernel, request: KindRequest) -> Result<SnapshotKind> {
+    let spec = kernel.spec_now();
+    let kind = choose_for_checkpoint(request, Continuing::of(&spec))?;
+    if kind == SnapshotKind::Teleport {
+        has_room(host, kernel, &spec)?;
+    }
+    Ok(kind)
+}
+
+/// Checks limit and room before a machine is saved: what it needs at most.
+pub(crate) fn has_room(host: &Host, kernel: &Kernel, spec: &KernelSpec) -> Result<()> {
+    let (driver, dir) = (host.drivers.of(spec.isolation)?, host.home(kernel.id, None).dir);
+    let MachineRoom { memory_bytes, disk_bytes } = driver.machine_room(spec, &dir);
+    check_size(host, memory_bytes, disk_bytes)?;
+    // The saved stream, the memory that is separated from it, the disk's copy, and the pieces of both.
+    let needed = memory_bytes.saturating_mul(2).saturating_add(disk_bytes.saturating_mul(2));
+    match host.free_bytes() {
+        Some(free) if free < needed => Err(Error {
+            message: format!(
+                "a machine of {} memory with {} on its disk needs {} of free space at most, and there are {}",
+                format_size(memory_bytes),
+                format_size(disk_bytes),
+                format_size(needed),
+                format_size(free),
+            ),
+            ..Host::full()
+        }
+        .hint("free space on this host, or use --kind checkpoint")),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn check_size(host: &Host, memory_bytes: u64, disk_bytes: u64) -> Result<()> {
+    let most = host.config.limits.teleport_snapshot.unwrap_or(u64::MAX);
+    Ok(Teleport::check_bytes(memory_bytes, disk_bytes, most)?)
+}
+
+/// Stores a saved machine. The original runs meanwhile.
+///
+/// # Errors
+/// Those of separating its memory, of the store, and `refused` if it is too large after all.
+pub(super) async fn store(host: &Host, saved: SavedMachine, together: &Arc<SharedBatch>) -> Result<MachinePart> {
+    let copy = saved.into_copy().await?;
+    let objects = Arc::clone(together);
+    let (part, _copy) = host.store.run_beside(move |_| Ok(put(copy, &objects))).await??;
+    check_size(host, part.memory.bytes.saturating_add(part.state_bytes), part.disk.bytes)?;
+    fault::point("machine.checkpoint.stored").map_err(|error| Error::unavailable(error.to_string()))?;
+    Ok(part)
+}
+
+/// Adds the parts of a machine. Returns its copy, whose files are removed outside.
+fn put(copy: MachineCopy, objects: &SharedBatch) -> Result<(MachinePart, MachineCopy)> {
+    let MachineFiles { memory, mut state, disk, description, machine } = copy.files()?;
+    let image = |file: &File| {
+        let (list, image) = objects.put_image(file)?;
+        Ok::<_, Error>(ImagePart { list, bytes: image.stored_bytes() })
+    };
+    let mut bytes = Vec::new();
+    let read = (&mut state).take(limits::VM_DEVICE_STATE_BYTES).read_to_end(&mut bytes);
+    let state_bytes = read.map_err(|error| Error::unavailable(format!("read a machine's state: {error}")))? as u64;
+    let (memory, disk) = (image(&memory)?, image(&disk)?);
+    let (state, description) = (objects.put(&bytes)?, objects.put(&description)?);
+    Ok((MachinePart { machine, description, state, state_bytes, memory, disk }, copy))
+}
+
+/// Chooses the kind in which a checkpoint is restored in a kernel: with its machine only if this host can continue it and
+/// every object of it is whole. Changes nothing.
+///
+/// # Errors
+/// The rule that the requested kind breaks; `corrupt`.
+pub(super) async fn choose(
+    host: &Host,
+    kernel: &Kernel,
+    manifest: &Manifest,
+    request: Option<KindRequest>,
+) -> Result<Choice> {
+    let is_asked = request != Some(KindRequest::Only(SnapshotKind::Checkpoint));
+    let arrival = match &manifest.machine {
+        Some(_) if is_asked => Some(can_continue(host, kernel, manifest).await),
+        Some(_) => Some(Ok(())),
+        None => None,
+    };
+    choose_for_restore(request, arrival)
+}
+
+/// Checks that a kernel can continue the machine in a manifest, and that all of it is there.
+async fn can_continue(host: &Host, kernel: &Kernel, manifest: &Manifest) -> Result<()> {
+    check_arrival(host, &kernel.spec_now(), kernel.uid, manifest).await?;
+    readable(&host.store, manifest).await
+}
+
+/// Checks that a kernel with this specification can continue the machine in a manifest on this host.
+///
+/// # Errors
+/// One for each property that differs.
+pub(crate) async fn check_arrival(host: &Host, spec: &KernelSpec, uid: u32, manifest: &Manifest) -> Result<()> {
+    let Some(snapshot) = manifest.machine_snapshot() else {
+        return Err(KindError::NoMemory.into());
+    };
+    check_snapshot(host, spec, uid, &snapshot).await
+}
+
+/// As [`check_arrival`], of a snapshot.
+///
+/// # Errors
+/// As there.
+pub(crate) async fn check_snapshot(
+    host: &Host,
+    spec: &KernelSpec,
+    uid: u32,
+    snapshot: &Snapshot<Teleport>,
+) -> Result<()> {
+    Continuing::of(spec).check()?;
+    let here = host.drivers.of(spec.isolation)?.site(spec, uid, &snapshot.base_image_version).await?;
+    Ok(snapshot.check_arrival(&here, host.config.limits.teleport_snapshot.unwrap_or(u64::MAX))?)
+}
+
+/// Reads everything of a checkpoint's machine.
+///
+/// # Errors
+/// `corrupt` names the first damaged or missing object.
+async fn readable(store: &StoreHandle, manifest: &Manifest) -> Result<()> {
+    let Some(part) = manifest.machine.clone() else { return Ok(()) };
+    let read = store.run_beside(move |store| Ok(read(store, &part))).await?;
+    read.map_err(|error| {
+        let message = format!("the virtual machine in this checkpoint: {}", error.message);
+        match error.code {
+            ErrorCode::NotFound | ErrorCode::Corrupt => {
+                Error::corrupt(message).hint("--kind checkpoint restores files and engine state only")
+            }
+            _ => Error { message, ..error },
+        }
+    })
+}
+
+fn read(store: &Store, part: &MachinePart) -> Result<()> {
+    store.get(part.description, limits::VM_TEMPLATE_JSON_BYTES)?;
+    store.get(part.state, limits::VM_DEVICE_STATE_BYTES)?;
+    [&part.memory, &part.disk]
+        .into_iter()
+        .try_for_each(|named| Image::load(store, named.list)?.read(store, |_, _| Ok(())))
+}
+
+/// Puts the machine of a checkpoint into the folder of a kernel without a worker.
+///
+/// # Errors
+/// `corrupt`, those of the store and of the file system: nothing is installed then.
+pub(crate) async fn install(host: &Host, kernel: KernelId, spec: &KernelSpec, manifest: &Manifest) -> Result<()> {
+    let Some(part) = manifest.machine.clone() else {
+        return Err(Error::internal("a checkpoint without a machine is to be installed"));
+    };
+    let (driver, home): (_, KernelHome) = (host.drivers.of(spec.isolation)?, host.home(kernel, None));
+    let description = host.store.get(part.description, limits::VM_TEMPLATE_JSON_BYTES).await?;
+    let store = host.store.run(|store| Ok(store.clone())).await?;
+    let fill: InstallFiles = Box::new(move |[memory, state, disk]| {
+        Image::load(&store, part.memory.list)?.write(&store, memory)?;
+        Image::load(&store, part.disk.list)?.write(&store, disk)?;
+        let bytes = store.get(part.state, limits::VM_DEVICE_STATE_BYTES)?;
+        let mut to = state;
+        to.write_all(&bytes).map_err(|error| Error::unavailable(format!("write a machine's state: {error}")))
+    });
+    driver.install(&home, description, fill).await?;
+    fault::point("machine.install.done").map_err(|error| Error::unavailable(error.to_string()))
+}
+
+/// Bytes that the machine of a manifest takes in its kernel's folder.
+pub(crate) fn installed_bytes(manifest: &Manifest) -> u64 {
+    manifest.machine.as_ref().map_or(0, MachinePart::bytes)
+}
