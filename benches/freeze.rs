@@ -286,7 +286,8 @@ impl Server {
             let words = std::iter::once(command.get_program()).chain(command.get_args());
             let mut words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
             if let Some(program) = words.first_mut().filter(|program| !program.starts_with('/')) {
-                *program = text(Command::new("sh").args(["-c", "command -v \"$0\"", program]))?.trim().to_owned();
+                *program =
+                    text(Command::new("sh").args(["-c", "command -v \"$0\"", program.as_str()]))?.trim().to_owned();
             }
             anyhow::Ok(format!("{verb} = {words:?}\n"))
         };

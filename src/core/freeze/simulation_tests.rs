@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// A restore of some members; whether it holds.
+    /// A restore of some members.
     fn restore(&mut self) -> Result<(), Ended> {
         let whole: Vec<Frozen> = self.freezes.iter().filter(|one| !one.partial).cloned().collect();
         if whole.is_empty() {

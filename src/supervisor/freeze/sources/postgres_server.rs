@@ -251,7 +251,12 @@ impl ServerSource {
         self.donor = None;
         self.stop_copies().await;
         // What stays is removed by the next operation.
-        let _ = self.on(|places| Ok(places.discard())).await;
+        let _ = self
+            .on(|places| {
+                places.discard();
+                Ok(())
+            })
+            .await;
     }
 }
 
