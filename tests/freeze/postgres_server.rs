@@ -203,6 +203,9 @@ fn server_is_restored_as_one() {
         shop.host.ok(&["freeze", "plant"]);
         shop.host.ok(&UNDO);
         assert_eq!((cluster.state(), shop.kernel_state()), (changed.clone(), later));
+        if user == User::Unprivileged {
+            continue;
+        }
         // A data directory that is gone.
         cluster.control_as_user("stop");
         fs::rename(cluster.data(), cluster.place.join("away")).unwrap();
@@ -334,6 +337,11 @@ fn unfit_servers_are_refused() {
     shop.host.ok(&["freeze", "plant"]);
     refused(&shop, &["group", "add", "shop", "--server", "none"], "no PostgreSQL server");
     refused(&shop, &["group", "add", "shop", "--server", "main"], "group plant has");
+    // Its user could put another directory into a place of root's.
+    let give = |user| std::os::unix::fs::chown(&cluster.place, Some(user), None).unwrap();
+    give(cluster.user);
+    refused(&shop, &["freeze", "plant"], "others than root can write");
+    give(0);
     // A tablespace elsewhere is in no snapshot.
     let space = mounted.path().join("space");
     fs::create_dir(&space).unwrap();

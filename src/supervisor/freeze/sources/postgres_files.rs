@@ -130,7 +130,7 @@ impl Places {
                 .reason("other_owner")
                 .hint("run a daemon as the server's user, or as root, or add the databases with --postgres: a dump"));
         }
-        self.check_parent()?;
+        self.check_mount()?;
         self.check_content(data)?;
         self.make()?;
         let (one, other) = (self.at("one"), self.at("other"));
@@ -149,10 +149,11 @@ impl Places {
                 .reason("foreign_folder")
                 .hint("give the folder of the data directory to root, or run a daemon as the server's user"));
         }
-        let device = std::fs::symlink_metadata(&self.data).map(|meta| meta.dev());
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let is_mounted = mounts.lines().any(|line| line.split(' ').nth(4).map(Path::new) == Some(&*self.data));
-        match is_mounted && device.is_ok() {
+        Ok(())
+    }
+
+    fn check_mount(&self) -> Result<()> {
+        match crate::sys::mount::is_mount_point(&self.data) {
             true => {
                 Err(Error::unsupported(format!("{} is a mount point, which cannot be renamed", self.data.display()))
                     .reason("mount_point")
@@ -181,6 +182,7 @@ impl Places {
 
     /// Makes the folder beside the data directory, or checks that it is our own.
     pub fn make(&self) -> Result<()> {
+        self.check_parent()?;
         let (beside, own) = (&self.beside, nix::unistd::geteuid().as_raw());
         // The server's user passes through root's.
         let mode = if own == 0 { 0o711 } else { 0o700 };

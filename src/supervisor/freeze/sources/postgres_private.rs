@@ -159,8 +159,7 @@ impl Server {
         let text = std::fs::read_to_string(data.join("postmaster.pid")).ok()?;
         let id: u32 = text.lines().next()?.trim().parse().ok()?;
         // A server works in its data directory: another process may have its number.
-        let place = std::fs::read_link(format!("/proc/{id}/cwd")).ok()?;
-        (place == data).then_some(id)
+        crate::sys::process::works_in(id, data).then_some(id)
     }
 
     /// Whether the server itself runs.
