@@ -353,10 +353,8 @@ impl World {
                 self.ends()?;
                 reach(self);
             }
-            Action::Revert(at) => {
-                if self.mistake != Mistake::RevertSkips || at > 0 {
-                    self.now[members[at]] = safety[members[at]];
-                }
+            Action::Revert(at) if self.mistake != Mistake::RevertSkips || at > 0 => {
+                self.now[members[at]] = safety[members[at]];
             }
             _ => {}
         }
