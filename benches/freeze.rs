@@ -1,5 +1,5 @@
 //! Freezes and restores of a group of two kernels, a git repository and a PostgreSQL database, beside `pg_dump`,
-//! `git bundle` and `tar` by hand.
+//! `git bundle` and `tar` by hand. On Btrfs also with the whole server, by snapshots.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,11 +25,14 @@ pub fn freeze(world: &World, report: &mut Report) -> anyhow::Result<()> {
     // The server's user passes through.
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let kind = text(Command::new("stat").args(["-f", "-c", "%T"]).arg(dir.path()))?;
-    measure(world, report, kind.trim(), dir.path(), megabytes)?;
+    measure(world, report, (kind.trim(), Method::Dump), dir.path(), megabytes)?;
     // Databases, dumps, kernels, and both ways to keep them.
-    let bytes = (megabytes as u64 * 12 + 2000) * 1_000_000;
+    let bytes = (megabytes as u64 * 12 + 4000) * 1_000_000;
     match Loop::mount(dir.path(), "btrfs", &["mkfs.btrfs", "-q"], bytes) {
-        Ok(mounted) => measure(world, report, "Btrfs", &mounted.at, megabytes),
+        Ok(mounted) => {
+            measure(world, report, ("Btrfs", Method::Dump), &mounted.at, megabytes)?;
+            measure(world, report, ("Btrfs", Method::Snapshot), &mounted.at, megabytes)
+        }
         Err(error) => {
             report.failed(&format!("without Btrfs: {error:#}"));
             Ok(())
@@ -37,9 +40,25 @@ pub fn freeze(world: &World, report: &mut Report) -> anyhow::Result<()> {
     }
 }
 
-fn measure(world: &World, report: &mut Report, kind: &str, base: &Path, megabytes: usize) -> anyhow::Result<()> {
-    let estate = Estate::make(world, base, megabytes)?;
-    let at = |what: &str| format!("{kind}, {megabytes} MB in PostgreSQL: {what}");
+/// How PostgreSQL is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    /// One database, by a dump.
+    Dump,
+    /// The whole server, by snapshots of its Btrfs subvolume.
+    Snapshot,
+}
+
+fn measure(
+    world: &World,
+    report: &mut Report,
+    (kind, method): (&str, Method),
+    base: &Path,
+    megabytes: usize,
+) -> anyhow::Result<()> {
+    let estate = Estate::make(world, base, megabytes, method)?;
+    let by = if method == Method::Dump { "dump" } else { "snapshot" };
+    let at = |what: &str| format!("{kind}, {by}, {megabytes} MB in PostgreSQL: {what}");
     let first = estate.freeze("first")?;
     report.figure(&at("first freeze, total"), first.total_us as f64 / 1000.0, "ms", None);
     let before = estate.stored()?;
@@ -61,12 +80,16 @@ fn measure(world: &World, report: &mut Report, kind: &str, base: &Path, megabyte
         hand_back.add(estate.back_by_hand()?);
         crate::go_on()?;
     }
-    report.times(&at("pause of a freeze"), &pause, Some(Target::AtMost(1000.0)));
+    let (most_pause, most_restore) = match method {
+        Method::Dump => (1000.0, None),
+        Method::Snapshot => (150.0, Some(Target::AtMost(2000.0))),
+    };
+    report.times(&at("pause of a freeze"), &pause, Some(Target::AtMost(most_pause)));
     report.times(&at("until kernels execute again"), &admission, None);
     report.times(&at("total of a freeze"), &total, None);
     report.times(&at("by hand, with everything stopped"), &hand, None);
     report.figure(&at("bytes stored by a freeze after a small change"), grown / 1e6, "MB", None);
-    report.times(&at("restore until the database answers"), &back, None);
+    report.times(&at("restore until the database answers"), &back, most_restore);
     report.times(&at("the same by hand"), &hand_back, None);
     Ok(())
 }
@@ -79,11 +102,11 @@ struct Estate {
 }
 
 impl Estate {
-    fn make(world: &World, base: &Path, megabytes: usize) -> anyhow::Result<Estate> {
+    fn make(world: &World, base: &Path, megabytes: usize, method: Method) -> anyhow::Result<Estate> {
         let place = tempfile::Builder::new().prefix("re").tempdir_in(base)?;
         std::fs::set_permissions(place.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
-        let server = Server::start(place.path(), megabytes)?;
-        let daemon = Daemon::start_in(world, place.path(), "")?;
+        let server = Server::start(place.path(), megabytes, method)?;
+        let daemon = Daemon::start_in(world, place.path(), &server.configuration()?)?;
         let estate = Estate { daemon, server, place };
         let code = estate.code();
         let mut clone = Command::new("git");
@@ -101,7 +124,10 @@ impl Estate {
                 host.add_member("all", "kernel", name, "").await?;
             }
             host.add_member("all", "repository", &code.display().to_string(), "code").await?;
-            host.add_member("all", "postgres", &estate.server.connection(), "data").await?;
+            match method {
+                Method::Dump => host.add_member("all", "postgres", &estate.server.connection("bench"), "data").await?,
+                Method::Snapshot => host.add_member("all", "server", "bench", "data").await?,
+            };
             Ok(())
         })?;
         Ok(estate)
@@ -160,8 +186,9 @@ impl Estate {
         done(bundle.args(["--all"]))?;
         let mut tar = Command::new("tar");
         tar.arg("-cf").arg(self.kept().join("tar")).arg("-C").arg(self.daemon.data().join("kernels")).arg(".");
-        // The kernels' databases are in use.
-        done(tar.args(["--exclude=*.db-wal", "--exclude=*.db-shm", "--warning=no-file-changed"]))?;
+        // The kernels' databases are in use: tar ends with 1 if one changed meanwhile.
+        tar.args(["--exclude=*.db-wal", "--exclude=*.db-shm", "--warning=no-file-changed"]);
+        ended(&mut tar, &[0, 1])?;
         done(Command::new("sync").arg("-f").arg(self.kept()))?;
         Ok(begun.elapsed())
     }
@@ -189,7 +216,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(place: &Path, megabytes: usize) -> anyhow::Result<Server> {
+    fn start(place: &Path, megabytes: usize, method: Method) -> anyhow::Result<Server> {
         let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
         let mut found: Vec<PathBuf> =
             versions.map(|entry| entry.path().join("bin")).filter(|bin| bin.join("initdb").exists()).collect();
@@ -197,17 +224,22 @@ impl Server {
         let programs = found.pop().context("PostgreSQL is not installed (Debian: postgresql)")?;
         let server = Server { folder: place.join("pg"), programs };
         std::fs::create_dir(&server.folder)?;
-        std::fs::set_permissions(&server.folder, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
-        if nix::unistd::geteuid().is_root() {
-            done(Command::new("chown").arg("postgres:").arg(&server.folder))?;
+        let data = server.data();
+        match method {
+            Method::Dump => std::fs::create_dir(&data)?,
+            Method::Snapshot => done(Command::new("btrfs").args(["subvolume", "create"]).arg(&data))?,
         }
-        let data = server.folder.join("data");
+        std::fs::create_dir(server.socket())?;
+        for path in [&data, &server.socket()] {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+            if nix::unistd::geteuid().is_root() {
+                done(Command::new("chown").arg("postgres:").arg(path))?;
+            }
+        }
         // Only this user and root reach the socket.
         let init = ["-A", "trust", "-U", "bench", "-E", "UTF8", "--no-locale", "-N"];
         done(server.own("initdb").args(init).arg(&data))?;
-        let socket = format!("-c listen_addresses= -c unix_socket_directories={}", server.folder.display());
-        let log = server.folder.join("log");
-        done(server.own("pg_ctl").args(["start", "-w", "-o", &socket, "-l"]).arg(log).arg("-D").arg(&data))?;
+        done(&mut server.control("start"))?;
         done(server.client("createdb", "").arg("bench"))?;
         server.sql(&format!(
             "CREATE TABLE t AS SELECT g AS id, (SELECT string_agg(md5((g * 31 + i)::text), '') \
@@ -231,9 +263,47 @@ impl Server {
         command
     }
 
+    fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("socket")
+    }
+
+    fn control(&self, verb: &str) -> Command {
+        let options = format!("-c listen_addresses= -c unix_socket_directories={}", self.socket().display());
+        let mut command = self.own("pg_ctl");
+        command.args([verb, "-w", "-m", "fast", "-o", &options, "-l"]).arg(self.socket().join("log"));
+        command.arg("-D").arg(self.data());
+        command
+    }
+
+    /// The daemon's configuration of it.
+    fn configuration(&self) -> anyhow::Result<String> {
+        let argv = |verb: &str| {
+            let command = self.control(verb);
+            let words = std::iter::once(command.get_program()).chain(command.get_args());
+            let mut words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+            if let Some(program) = words.first_mut().filter(|program| !program.starts_with('/')) {
+                *program =
+                    text(Command::new("sh").args(["-c", "command -v \"$0\"", program.as_str()]))?.trim().to_owned();
+            }
+            anyhow::Ok(format!("{verb} = {words:?}\n"))
+        };
+        Ok(format!(
+            "[postgres.bench]\ndata = {:?}\nconnection = {:?}\nprograms = {:?}\n{}{}",
+            self.data(),
+            self.connection("postgres"),
+            self.programs,
+            argv("start")?,
+            argv("stop")?
+        ))
+    }
+
     fn client(&self, program: &str, database: &str) -> Command {
         let mut command = Command::new(self.programs.join(program));
-        command.args(["-w", "-U", "bench", "-h"]).arg(&self.folder);
+        command.args(["-w", "-U", "bench", "-h"]).arg(self.socket());
         if !database.is_empty() {
             command.args(["-d", database]);
         }
@@ -244,15 +314,15 @@ impl Server {
         text(self.client("psql", "bench").args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement]))
     }
 
-    fn connection(&self) -> String {
-        format!("dbname=bench host={} user=bench", self.folder.display())
+    fn connection(&self, database: &str) -> String {
+        format!("dbname={database} host={} user=bench", self.socket().display())
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         let mut stop = self.own("pg_ctl");
-        stop.args(["stop", "-m", "immediate", "-D"]).arg(self.folder.join("data"));
+        stop.args(["stop", "-m", "immediate", "-D"]).arg(self.data());
         if let Err(error) = done(&mut stop) {
             eprintln!("  the server did not stop: {error:#}");
         }
@@ -264,6 +334,11 @@ fn done(command: &mut Command) -> anyhow::Result<()> {
 }
 
 fn text(command: &mut Command) -> anyhow::Result<String> {
+    ended(command, &[0])
+}
+
+/// Runs a program to one of these exit codes.
+fn ended(command: &mut Command, codes: &[i32]) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     // A server inherits neither: its output would never end.
     let log = tempfile::tempfile()?;
@@ -273,6 +348,7 @@ fn text(command: &mut Command) -> anyhow::Result<String> {
     let mut log = log;
     std::io::Seek::rewind(&mut log)?;
     std::io::Read::read_to_string(&mut log, &mut said)?;
-    anyhow::ensure!(status.success(), "{name} ended with {status}: {}", said.trim());
+    let is_expected = status.code().is_some_and(|code| codes.contains(&code));
+    anyhow::ensure!(is_expected, "{name} ended with {status}: {}", said.trim());
     Ok(said)
 }

@@ -1026,10 +1026,10 @@ interface Groups {
   create @0 (name :Text) -> ();
   # `alreadyExists` if a group or a kernel of the caller has this name.
   add @1 (group :Text, kind :Text, target :Text, name :Text) -> (member :GroupMember);
-  # `kind`: `kernel`, `repository` (a git work tree), `database` (an SQLite file), `directory`, or
-  # `command` (a data source of the daemon's configuration), or `postgres`. `target`: the kernel's
-  # name, the path, the source's name, or `dbname=… host=… port=… user=…` without a password. `name`
-  # empty: derived from the target.
+  # `kind`: `kernel`, `repository` (a git work tree), `database` (an SQLite file), `directory`,
+  # `command` (a data source of the daemon's configuration), `postgres`, or `server` (a PostgreSQL
+  # server of the configuration). `target`: the kernel's name, the path, the configured name, or
+  # `dbname=… host=… port=… user=…` without a password. `name` empty: derived from the target.
   remove @2 (group :Text, member :Text, abandon :Bool) -> ();
   # `member` empty: the group with all of its freezes. `abandon`: although a freeze or a restore of
   # it has not ended; its members stay as they are.

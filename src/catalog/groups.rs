@@ -105,7 +105,8 @@ impl CatalogHandle {
                 | Target::Database { .. }
                 | Target::Directory { .. }
                 | Target::Command { .. }
-                | Target::Postgres { .. } => None,
+                | Target::Postgres { .. }
+                | Target::Server { .. } => None,
             };
             db.sql("add member", |c| {
                 c.execute(

@@ -56,7 +56,8 @@ pub enum GroupCommand {
   ryokan group add shop --database ~/src/shop/shop.db --name data
   ryokan group add shop --directory ~/src/shop/uploads
   ryokan group add shop --command queue
-  ryokan group add shop --postgres 'dbname=shop host=/run/postgresql'")]
+  ryokan group add shop --postgres 'dbname=shop host=/run/postgresql'
+  ryokan group add shop --server main")]
 pub struct AddArgs {
     /// Name of the group
     pub group: String,
@@ -78,6 +79,9 @@ pub struct AddArgs {
     /// A PostgreSQL database: dbname, host, port, user; a restore ends its connections
     #[arg(long, value_name = "CONNECTION", group = "what")]
     pub postgres: Option<String>,
+    /// A PostgreSQL server of the daemon's configuration; a restore stops and starts it
+    #[arg(long, value_name = "SERVER", group = "what")]
+    pub server: Option<String>,
     /// Name of the member; the kernel's or the file's by default
     #[arg(long, value_name = "NAME", default_value = "")]
     pub name: String,
@@ -150,10 +154,11 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
         (Some(kernel), _, _) => ("kernel", kernel.clone()),
         (_, Some((kind, path)), _) => (kind, absolute(path)?),
         (_, _, Some(source)) => ("command", source.clone()),
-        (None, None, None) => match &args.postgres {
-            Some(connection) => ("postgres", connection.clone()),
-            None => {
-                let hint = "give --kernel, --repository, --database, --directory, --command or --postgres";
+        (None, None, None) => match (&args.postgres, &args.server) {
+            (Some(connection), _) => ("postgres", connection.clone()),
+            (None, Some(server)) => ("server", server.clone()),
+            (None, None) => {
+                let hint = "give --kernel, --repository, --database, --directory, --command, --postgres or --server";
                 return Err(Failure::usage("nothing to add", hint));
             }
         },

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::problem::Fault;
 use super::sections::{Daemon, Defaults, Engines, Limits, Microvm, Python, Sandbox, Teleport, Upkeep};
 use super::values::Span;
-use super::{Config, pool, rebuild, servers, sources};
+use super::{Config, pool, postgres, rebuild, servers, sources};
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
@@ -61,6 +61,7 @@ pub(super) fn check(mut config: Config) -> Result<Config, Vec<Fault>> {
     microvm(&config.microvm, &mut faults);
     servers::check(&config.mcp, &mut faults);
     sources::check(&config.sources, &mut faults);
+    postgres::check(&config.postgres, &mut faults);
     rebuild::check(&config.rebuild, &mut faults);
     if faults.0.is_empty() { Ok(config) } else { Err(faults.0) }
 }

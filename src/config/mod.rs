@@ -9,6 +9,7 @@ mod check;
 mod host;
 mod path_rules;
 mod pool;
+mod postgres;
 mod problem;
 mod read;
 mod rebuild;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use self::host::account;
 pub use self::path_rules::PathRules;
 pub use self::pool::Pool;
+pub use self::postgres::{PostgresServer, PostgresServers};
 pub use self::problem::{ConfigError, Problem};
 use self::read::Document;
 pub use self::rebuild::{Rebuild, Rebuilds};
@@ -67,6 +69,8 @@ pub struct Config {
     pub mcp: Mcp,
     /// `[sources.NAME]`.
     pub sources: Sources,
+    /// `[postgres.NAME]`.
+    pub postgres: PostgresServers,
     /// `[rebuild.NAME]`.
     pub rebuild: Rebuilds,
 }
@@ -89,6 +93,13 @@ impl Config {
     /// As [`Config::load`], and if the file does not exist.
     pub fn read(file: &Path) -> Result<Config, ConfigError> {
         Self::parse(&Self::text_of(file)?, file).map_err(ConfigError::Wrong)
+    }
+
+    /// Digest of every value, whatever the file's form is.
+    pub fn digest(&self) -> String {
+        // Every value is one of TOML.
+        let text = toml::to_string(self).unwrap_or_default();
+        format!("blake3:{}", blake3::hash(text.as_bytes()).to_hex())
     }
 
     fn text_of(file: &Path) -> Result<String, ConfigError> {

@@ -70,6 +70,9 @@ fn example_values_match_defaults() {
     let shown = [&queue.freeze, &queue.capture, &queue.thaw, &queue.restore].map(Clone::clone);
     assert_eq!(shown, ["pause", "dump", "resume", "load"].map(argv));
     assert_eq!((queue.timeout, queue.max_size), (timeout, max_size));
+    let main = config.postgres.remove("main").expect("it is shown");
+    assert_eq!(main.stop, ["/usr/bin/systemctl", "--user", "stop", "postgres-main"].map(str::to_owned));
+    assert_eq!(main.timeout, PostgresServer::default().timeout);
     let shop = config.rebuild.remove("shop").expect("it is shown");
     let run = ["/usr/local/bin/shop", "rebuild"].map(str::to_owned);
     assert_eq!((shop.run, shop.timeout), (run.to_vec(), Rebuild::default().timeout));
@@ -92,6 +95,23 @@ fn invalid_sources_are_refused() {
         assert!(found.contains(part), "{body}: {found}");
     }
     assert!(parse(&format!("[sources.x]\n{both}")).is_ok());
+}
+
+#[test]
+fn invalid_postgres_servers_are_refused() {
+    let server = |body: &str| problems(&format!("[postgres.x]\n{body}"));
+    let whole = "data = \"/d\"\nprograms = \"/p\"\nconnection = \"dbname=d\"\nstart = [\"/s\"]\n";
+    for (body, part) in [
+        ("", "postgres.x.data: an absolute path is required"),
+        ("data = \"/a$b\"", "postgres.x.data: a path here has no quotes"),
+        (whole, "postgres.x.stop: a program is required"),
+        ("connection = \"dbname=d password=x\"", "postgres.x.connection: a password is not taken"),
+        (&*format!("{whole}timeout = \"0s\""), "postgres.x.timeout: a program's time is above zero"),
+    ] {
+        let found = server(body).join("\n");
+        assert!(found.contains(part), "{body}: {found}");
+    }
+    assert!(parse(&format!("[postgres.x]\n{whole}stop = [\"/s\"]")).is_ok());
 }
 
 #[test]
@@ -137,6 +157,7 @@ fn example_lists_every_key() {
         ..Server::default()
     };
     every.mcp.servers.insert("x".into(), full);
+    every.postgres.insert("main".into(), PostgresServer::default());
     every.sources.insert("queue".into(), Source::default());
     every.rebuild.insert("shop".into(), Rebuild::default());
     let (mut known, mut shown) = (BTreeSet::new(), BTreeSet::new());

@@ -53,6 +53,8 @@ pub struct Program<'a> {
     pub output: Output<'a>,
     /// When it is killed.
     pub timeout: Duration,
+    /// The user and the group that it runs as; `None`: the daemon's. Only root may choose.
+    pub user: Option<(u32, u32)>,
 }
 
 /// Runs programs.
@@ -127,6 +129,10 @@ impl Programs {
         let kept = KEPT.iter().chain(program.kept);
         command.envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(program.env.iter().copied()).stderr(errors).stdin(input).stdout(output);
+        if let Some((uid, gid)) = program.user {
+            // This drops root's further groups, too.
+            command.uid(uid).gid(gid);
+        }
         let child = command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => Error::not_found(format!("there is no program {name}")).reason("program"),
             _ => failed(error),

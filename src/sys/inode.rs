@@ -107,6 +107,36 @@ pub fn clone_blocks(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> 
     checked(i64::from(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })).map(drop)
 }
 
+/// `FS_NOCOW_FL` (linux/fs.h).
+const NO_COW: libc::c_int = 0x0080_0000;
+
+/// Whether Btrfs overwrites this file in place, or new files in this directory: the attribute No_COW.
+///
+/// # Errors
+/// The file system's errors.
+pub fn is_no_cow(file: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(flags(file)? & NO_COW != 0)
+}
+
+/// Sets No_COW on an empty directory, for files that are made in it, and reads it back.
+///
+/// # Errors
+/// The file system's errors; `Unsupported` if the attribute is not there afterwards.
+pub fn set_no_cow(directory: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = flags(directory)? | NO_COW;
+    // SAFETY: the request reads one integer, which lives through the call.
+    let set = unsafe { libc::ioctl(directory.as_raw_fd(), libc::FS_IOC_SETFLAGS, std::ptr::from_ref(&flags)) };
+    checked(i64::from(set))?;
+    if is_no_cow(directory)? { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+fn flags(file: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    let mut flags: libc::c_int = 0;
+    // SAFETY: the request writes one integer, which lives through the call.
+    let read = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, std::ptr::from_mut(&mut flags)) };
+    checked(i64::from(read)).map(|_| flags)
+}
+
 /// Flushes a file's data to its device and waits. Metadata is not covered, so this promises no
 /// durability; it spares a later clone the wait.
 ///

@@ -45,6 +45,12 @@ fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
+/// Whether something is mounted at this path, which has no symbolic links.
+pub fn is_mount_point(path: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(4).map(Path::new) == Some(path))
+}
+
 /// Clones the mount at `path` (relative to `dir`; empty: `dir` itself) as a detached tree, with its
 /// submounts if `recursive`.
 ///

@@ -252,6 +252,11 @@ pub fn ignores(signal: nix::sys::signal::Signal) -> bool {
     mask.unwrap_or(0) >> (signal as i32 - 1) & 1 == 1
 }
 
+/// Whether a process exists and works in this directory.
+pub fn works_in(pid: u32, directory: &std::path::Path) -> bool {
+    std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|place| place == directory)
+}
+
 /// A process's start time, clock ticks since boot (field 22 of `/proc/PID/stat`). With the process
 /// id it identifies a process forever.
 ///

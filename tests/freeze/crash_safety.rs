@@ -18,7 +18,7 @@ const FREEZE: [&str; 5] = [
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
 /// Each by a test of its own.
-const OTHERS: [&str; 15] = [
+const OTHERS: [&str; 20] = [
     // In `provenance`.
     "host.key.write",
     "catalog.host.key",
@@ -37,6 +37,12 @@ const OTHERS: [&str; 15] = [
     // In `postgres`.
     "source.postgres.switch",
     "source.postgres.switched",
+    // In `postgres_server`.
+    "source.server.snapshot",
+    "source.server.start",
+    "source.server.stop",
+    "source.server.switch",
+    "source.server.switched",
 ];
 const RESTORE: [&str; 7] = [
     "freeze.member.prepare",

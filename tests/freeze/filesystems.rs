@@ -10,6 +10,8 @@ use rusqlite::Connection;
 use ryokan::core::engine::EngineName;
 use serde_json::Value;
 
+use super::postgres::{Server, add_password};
+use super::postgres_server::Cluster;
 use crate::support::{Host, User, kernel, out};
 
 /// Freezes per seed.
@@ -26,15 +28,39 @@ impl Random {
     }
 }
 
-/// A group `all` of a kernel, a repository, two databases and a directory in one place.
+/// A PostgreSQL database of an estate.
+enum Postgres {
+    None,
+    /// As a dump.
+    Dumped(Server),
+    /// With its whole server.
+    Whole(Cluster),
+}
+
+impl Postgres {
+    fn sql(&self, statement: &str) -> String {
+        match self {
+            Postgres::None => String::new(),
+            Postgres::Dumped(server) => server.sql("shop", statement),
+            Postgres::Whole(cluster) => cluster.sql("shop", statement),
+        }
+    }
+}
+
+/// A group `all` of a kernel, a repository, two databases and a directory in one place, and perhaps of PostgreSQL.
 struct Estate {
     host: Host,
     place: PathBuf,
+    postgres: Postgres,
 }
 
 impl Estate {
     fn new(host: Host, place: PathBuf) -> Estate {
-        let estate = Estate { host, place };
+        Estate::with(host, place, Postgres::None)
+    }
+
+    fn with(host: Host, place: PathBuf, postgres: Postgres) -> Estate {
+        let estate = Estate { host, place, postgres };
         for folder in ["code", "files"] {
             fs::create_dir_all(estate.place.join(folder)).unwrap();
         }
@@ -54,6 +80,14 @@ impl Estate {
         for journal in ["wal", "delete"] {
             let file = path(&format!("{journal}.db"));
             estate.host.ok(&["group", "add", "all", "--database", &file, "--name", journal]);
+        }
+        estate.postgres.sql("CREATE TABLE t (id int PRIMARY KEY, body text)");
+        match &estate.postgres {
+            Postgres::None => {}
+            Postgres::Dumped(server) => {
+                drop(estate.host.ok(&["group", "add", "all", "--postgres", &server.connection()]))
+            }
+            Postgres::Whole(_) => drop(estate.host.ok(&["group", "add", "all", "--server", "main"])),
         }
         estate
     }
@@ -97,6 +131,15 @@ impl Estate {
                 database.execute_batch(&format!("CREATE TABLE t{} (x)", random.0)).unwrap();
             }
         }
+        let (id, size) = (random.below(10), random.below(3000));
+        self.postgres.sql(&format!(
+            "INSERT INTO t SELECT {id}, string_agg(md5(n::text), '') FROM generate_series(0, {size}) n \
+             ON CONFLICT (id) DO UPDATE SET body = EXCLUDED.body; DELETE FROM t WHERE id = {}",
+            random.below(10)
+        ));
+        if random.below(4) == 0 {
+            self.postgres.sql(&format!("CREATE TABLE t{} (x int)", random.0));
+        }
         let file = format!("s{}", random.below(4));
         fs::write(self.place.join("code").join(&file), random.below(u64::MAX >> 33).to_string()).unwrap();
         match random.below(3) {
@@ -117,6 +160,10 @@ impl Estate {
         let mut state = BTreeMap::new();
         let folder = self.place.join("files");
         walk(&folder, &folder, &mut state);
+        let rows = "SELECT md5(string_agg(id || body, ' ' ORDER BY id)) FROM t";
+        let tables =
+            "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class WHERE relkind = 'r' AND oid > 16383";
+        state.insert("postgres".into(), format!("{} {}", self.postgres.sql(rows), self.postgres.sql(tables)));
         for journal in ["wal", "delete"] {
             let database = self.open(journal);
             let whole: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
@@ -169,10 +216,15 @@ fn walk(root: &Path, folder: &Path, state: &mut BTreeMap<String, String>) {
 }
 
 fn restores_are_exact(estate: &Estate, expected: &[(&str, &str)]) {
-    for seed in SEEDS {
-        let mut random = Random(seed);
+    let (seeds, rounds, restores) = match estate.postgres {
+        Postgres::None => (&SEEDS[..], ROUNDS, ROUNDS),
+        // Each step takes seconds.
+        Postgres::Dumped(_) | Postgres::Whole(_) => (&SEEDS[..1], 2, 1),
+    };
+    for seed in seeds {
+        let mut random = Random(*seed);
         let mut frozen = Vec::new();
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             estate.change(&mut random);
             let name = format!("s{seed}r{round}");
             frozen.push((estate.state(), name.clone()));
@@ -182,10 +234,10 @@ fn restores_are_exact(estate: &Estate, expected: &[(&str, &str)]) {
             }
             assert_eq!(estate.state(), frozen[round].0, "seed {seed}: freeze {round} changes nothing");
         }
-        for _ in 0..ROUNDS {
+        for _ in 0..restores {
             estate.change(&mut random);
             let before = estate.state();
-            let (state, name) = &frozen[random.below(ROUNDS as u64) as usize];
+            let (state, name) = &frozen[random.below(rounds as u64) as usize];
             estate.host.ok(&["--yes", "restore", "all", name]);
             assert_eq!(estate.state(), *state, "seed {seed}: restore of {name}");
             estate.host.ok(&["--yes", "undo", "all"]);
@@ -231,4 +283,24 @@ fn restores_are_exact_on_btrfs() {
 #[test]
 fn restores_are_exact_on_xfs() {
     restores_are_exact_on("xfs", "reflink");
+}
+
+#[test]
+fn dumped_database_restores_exactly() {
+    let server = Server::start();
+    let mut host = Host::prepare(User::Own);
+    add_password(&mut host, User::Own);
+    host.launch();
+    let place = host.path("home").join("user");
+    let estate = Estate::with(host, place, Postgres::Dumped(server));
+    restores_are_exact(&estate, &[("shop", "snapshot"), ("code", "git")]);
+}
+
+#[test]
+fn whole_server_restores_exactly() {
+    let Some((mounted, mut host)) = Host::prepare_on("btrfs", User::Own) else { return };
+    let cluster = Cluster::make(&mounted, &host, User::Own, "");
+    host.launch();
+    let estate = Estate::with(host, mounted.path().join("user"), Postgres::Whole(cluster));
+    restores_are_exact(&estate, &[("main", "subvolume"), ("files", "reflink"), ("agent", "btrfs")]);
 }

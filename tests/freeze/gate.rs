@@ -56,6 +56,9 @@ fn lock_names_what_changed() {
     let freeze: serde_json::Value = serde_json::from_str(&shop.host.ok(&["log", "shop", "--json"])).unwrap();
     let frozen: toml::Table = freeze["lock"].as_str().unwrap().parse().expect("TOML");
     assert!(!version.is_empty() && frozen["kernel"][0]["version"].as_str() == Some(version), "{frozen}");
+    assert!(lock["configuration"].as_str().is_some_and(|digest| digest.starts_with("blake3:")), "{lock}");
+    let drivers: Vec<_> = frozen["storage"].as_array().unwrap().iter().map(|one| one["driver"].as_str()).collect();
+    assert!(drivers.contains(&Some("git")) && drivers.contains(&Some("transaction")), "{drivers:?}");
     for command in [["lock", "shop", "--check"], ["lock", "agent", "--check"]] {
         assert!(shop.host.ok(&command).contains("as at"), "{command:?}");
     }

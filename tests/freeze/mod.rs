@@ -3,10 +3,13 @@
 mod crash_safety;
 mod failures;
 mod filesystems;
+mod full_disk;
 mod gate;
 mod pause;
 mod postgres;
+mod postgres_server;
 mod provenance;
+mod repositories;
 mod restore;
 mod sources;
 mod unfinished;
@@ -158,6 +161,10 @@ impl Shop {
         std::fs::remove_file(self.code().join("new.txt")).unwrap();
         self.write("app.py", "two");
         self.commit("second");
+        self.wreck_data();
+    }
+
+    fn wreck_data(&self) {
         self.sql("UPDATE accounts SET amount = 900 WHERE id = 1; UPDATE accounts SET amount = 100 WHERE id = 2;");
     }
 

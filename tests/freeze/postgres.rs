@@ -15,7 +15,7 @@ use crate::support::{Host, User, users};
 const SECRET: &str = "hunter2-is-secret";
 
 /// Where the programs of the server are.
-fn programs() -> PathBuf {
+pub fn programs() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> =
         versions.map(|entry| entry.path().join("bin")).filter(|bin| bin.join("initdb").exists()).collect();
@@ -24,12 +24,12 @@ fn programs() -> PathBuf {
 }
 
 /// A server on a Unix socket. It refuses to run as root: then it runs as the user of Debian's package.
-struct Server {
+pub struct Server {
     folder: tempfile::TempDir,
 }
 
 impl Server {
-    fn start() -> Server {
+    pub fn start() -> Server {
         let folder = tempfile::Builder::new().prefix("rypg").tempdir_in("/tmp").unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         fs::write(folder.path().join("secret"), SECRET).unwrap();
@@ -85,7 +85,7 @@ impl Server {
         command.args(["-d", database, "-c", statement]).env("PGPASSWORD", SECRET).output().unwrap()
     }
 
-    fn sql(&self, database: &str, statement: &str) -> String {
+    pub fn sql(&self, database: &str, statement: &str) -> String {
         let output = self.psql(database, statement);
         assert!(output.status.success(), "{statement}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -95,7 +95,7 @@ impl Server {
         self.sql("postgres", "SELECT datname FROM pg_database WHERE datname LIKE 'shop%' ORDER BY 1").replace('\n', " ")
     }
 
-    fn connection(&self) -> String {
+    pub fn connection(&self) -> String {
         format!("dbname=shop host={} user=shop", self.folder.path().display())
     }
 
@@ -120,9 +120,8 @@ impl Drop for Server {
     }
 }
 
-/// A group `plant` with the kernel and the database; the daemon has a password file.
-fn plant(user: User, server: &Server) -> Shop {
-    let mut host = Host::prepare(user);
+/// Gives the daemon a password file.
+pub fn add_password(host: &mut Host, user: User) {
     let file = host.path("config").join("pgpass");
     fs::write(&file, format!("*:*:*:shop:{SECRET}\n")).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
@@ -130,6 +129,12 @@ fn plant(user: User, server: &Server) -> Shop {
         std::os::unix::fs::chown(&file, Some(crate::support::UNPRIVILEGED), None).unwrap();
     }
     host.env("PGPASSFILE", &file.display().to_string());
+}
+
+/// A group `plant` with the kernel and the database.
+fn plant(user: User, server: &Server) -> Shop {
+    let mut host = Host::prepare(user);
+    add_password(&mut host, user);
     let shop = Shop::of(host, user);
     shop.host.ok(&["group", "new", "plant"]);
     shop.host.ok(&["group", "add", "plant", "--kernel", "agent"]);

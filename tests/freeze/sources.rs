@@ -25,12 +25,17 @@ restore) [ -e frozen ] || exit 9; cat > data.new; mv data.new data ;;
 esac
 "#;
 
-/// A group `plant` of the directory `uploads` and of the command source `queue`.
-struct Plant(Shop);
+/// A group `plant` of the directory `uploads` and of the command source `queue`, and the folder with the directory.
+struct Plant(Shop, PathBuf);
 
 impl Plant {
     fn new(user: User) -> Plant {
-        let mut host = Host::prepare(user);
+        let host = Host::prepare(user);
+        let home = host.path("home");
+        Plant::of(host, user, home)
+    }
+
+    fn of(mut host: Host, user: User, place: PathBuf) -> Plant {
         let queue = host.path("home").join("queue");
         fs::create_dir(&queue).unwrap();
         fs::write(queue.join("program"), PROGRAM).unwrap();
@@ -43,7 +48,7 @@ impl Plant {
             "[upkeep]\ngrace = \"0s\"\n[sources.queue]\n{argv}timeout = \"2s\"\nmax_size = \"1M\"\n"
         ));
         host.env("SECRET_TOKEN", "do-not-pass");
-        let plant = Plant(Shop::of(host, user));
+        let plant = Plant(Shop::of(host, user), place);
         let uploads = plant.uploads();
         fs::create_dir_all(uploads.join("sub/empty")).unwrap();
         fs::write(uploads.join("a"), "a1").unwrap();
@@ -59,7 +64,7 @@ impl Plant {
     }
 
     fn uploads(&self) -> PathBuf {
-        self.0.host.path("home").join("uploads")
+        self.1.join("uploads")
     }
 
     fn queue(&self, name: &str) -> PathBuf {
@@ -329,7 +334,19 @@ fn killed_daemon_thaws_sources() {
 
 #[test]
 fn killed_restore_of_sources_is_whole() {
-    let mut plant = Plant::new(*users().last().unwrap());
+    killed_restore_is_whole(Plant::new(*users().last().unwrap()));
+}
+
+/// The directory is exchanged there, and its times are set afterwards.
+#[test]
+fn killed_restore_on_xfs_is_whole() {
+    let Some((mounted, host)) = Host::prepare_on("xfs", User::Own) else { return };
+    let place = mounted.path().join("user");
+    fs::create_dir(&place).unwrap();
+    killed_restore_is_whole(Plant::of(host, User::Own, place));
+}
+
+fn killed_restore_is_whole(mut plant: Plant) {
     plant.0.host.ok(&FREEZE);
     let frozen = plant.state();
     plant.change();

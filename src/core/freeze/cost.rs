@@ -13,6 +13,8 @@ pub enum Driver {
     SharedLock,
     /// An exported snapshot of a database server.
     Snapshot,
+    /// A snapshot of the Btrfs subvolume that a database server works in.
+    Subvolume,
     /// A tree of which everything older was stored before the pause, in a Btrfs subvolume.
     Btrfs,
     /// As before; changed files are cloned.
@@ -44,6 +46,7 @@ impl Driver {
             Driver::Transaction => "transaction",
             Driver::SharedLock => "shared-lock",
             Driver::Snapshot => "snapshot",
+            Driver::Subvolume => "subvolume",
             Driver::Btrfs => "btrfs",
             Driver::Reflink => "reflink",
             Driver::Tracked => "tracked",
@@ -55,7 +58,9 @@ impl Driver {
     /// What the pause grows with.
     pub const fn growth(self) -> Growth {
         match self {
-            Driver::Clone | Driver::Transaction | Driver::SharedLock | Driver::Snapshot => Growth::Constant,
+            Driver::Clone | Driver::Transaction | Driver::SharedLock | Driver::Snapshot | Driver::Subvolume => {
+                Growth::Constant
+            }
             Driver::Btrfs | Driver::Reflink | Driver::Tracked | Driver::Git => Growth::Changes,
             Driver::Program => Growth::Size,
         }

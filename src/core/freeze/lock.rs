@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::refs::{DependencyLock, RepositoryLock};
+use super::refs::{DependencyLock, McpLock, RepositoryLock};
 use super::{Captured, DatabasePart, KernelRevision, Part};
 
 /// Format of the text that this release writes.
@@ -19,6 +19,9 @@ pub struct Lock {
     pub name: String,
     /// `kernel` or `group`.
     pub subject: String,
+    /// Digest of the daemon's configuration; absent: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub configuration: String,
     /// Kernels of the group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernel: Vec<LockedKernel>,
@@ -37,6 +40,32 @@ pub struct Lock {
     /// Lock files of package managers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<LockedDependencies>,
+    /// MCP servers of kernels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mcp: Vec<LockedMcp>,
+    /// How members of a group were captured; absent for the present state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub storage: Vec<LockedStorage>,
+}
+
+/// An MCP server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedMcp {
+    /// Name of the member or of the kernel.
+    pub name: String,
+    /// Name of the server.
+    pub server: String,
+    /// Of its program or address, without values of variables and headers.
+    pub digest: String,
+}
+
+/// How a member was captured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockedStorage {
+    /// Its name in the group.
+    pub name: String,
+    /// What held its content during the pause.
+    pub driver: String,
 }
 
 /// A kernel.
@@ -163,7 +192,9 @@ impl Lock {
         repositories: &[RepositoryLock],
         revision: &KernelRevision,
     ) {
-        let KernelRevision { engine, version, ryokan, image, files, dependencies } = revision.clone();
+        let KernelRevision { engine, version, ryokan, image, files, dependencies, mcp } = revision.clone();
+        let locked = |McpLock { name: server, digest }| LockedMcp { name: name.to_owned(), server, digest };
+        self.mcp.extend(mcp.into_iter().map(locked));
         let files = files.map(|files| files.to_string()).unwrap_or_default();
         self.kernel.push(LockedKernel { name: name.to_owned(), checkpoint, engine, version, ryokan, image, files });
         self.repository.extend(repositories.iter().map(|one| inside(name, one)));
@@ -178,6 +209,9 @@ impl Lock {
     /// Adds a member of a group.
     pub fn add(&mut self, part: &Part) {
         let name = part.name.clone();
+        if !part.driver.is_empty() {
+            self.storage.push(LockedStorage { name: name.clone(), driver: part.driver.clone() });
+        }
         match &part.captured {
             Captured::Kernel { checkpoint, repositories, revision, .. } => {
                 self.add_kernel(&name, checkpoint.to_string(), repositories, revision);
@@ -217,6 +251,18 @@ impl Lock {
                 user_version: None,
                 schema: part.revision.as_ref().map(|one| one.schema.clone()).unwrap_or_default(),
             }),
+            Captured::Server { server, part } => self.database.push(LockedDatabase {
+                name,
+                path: server.clone(),
+                state: match (part.tree, &part.revision) {
+                    (_, Some(_)) => "whole",
+                    (Some(_), None) => "damaged",
+                    (None, None) => "absent",
+                }
+                .into(),
+                user_version: None,
+                schema: part.revision.as_ref().map(|one| one.schema.clone()).unwrap_or_default(),
+            }),
             Captured::Directory { path, part } => {
                 let files = part.tree.map(|tree| tree.to_string()).unwrap_or_default();
                 self.directory.push(LockedDirectory { name, path: path.clone(), files });
@@ -238,6 +284,12 @@ impl Lock {
         let mut reported = Vec::new();
         self.kernel_differences(before, &mut reported);
         self.dependency_differences(before, &mut reported);
+        self.mcp_differences(before, &mut reported);
+        if ![&self.configuration, &before.configuration].into_iter().any(String::is_empty)
+            && self.configuration != before.configuration
+        {
+            reported.push("the daemon has another configuration".into());
+        }
         for then in &before.repository {
             let now = self.repository.iter().find(|now| (&now.name, &now.path) == (&then.name, &then.path));
             match now {
@@ -308,6 +360,22 @@ impl Lock {
         }
     }
 
+    fn mcp_differences(&self, before: &Lock, reported: &mut Vec<String>) {
+        let of = |lock: &Lock| -> BTreeMap<(String, String), String> {
+            lock.mcp.iter().map(|one| ((one.name.clone(), one.server.clone()), one.digest.clone())).collect()
+        };
+        let (now, then) = (of(self), of(before));
+        for ((name, server), digest) in &then {
+            match now.get(&(name.clone(), server.clone())) {
+                None => reported.push(format!("MCP server {server} of {name} is gone")),
+                Some(now) if now != digest => reported.push(format!("MCP server {server} of {name} is another one")),
+                Some(_) => {}
+            }
+        }
+        let new = now.keys().filter(|key| !then.contains_key(*key));
+        reported.extend(new.map(|(name, server)| format!("MCP server {server} of {name} is new")));
+    }
+
     fn dependency_differences(&self, before: &Lock, reported: &mut Vec<String>) {
         let key = |one: &LockedDependencies| (one.name.clone(), one.path.clone());
         let of = |lock: &Lock| -> BTreeMap<(String, String), String> {
@@ -341,5 +409,37 @@ fn inside(kernel: &str, lock: &RepositoryLock) -> LockedRepository {
         files: lock.files.to_string(),
         changed: None,
         untracked: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::info::McpTransport;
+
+    fn lock(server: &str, arg: &str, secret: &str, configuration: &str) -> Lock {
+        let env = vec![("TOKEN".to_owned(), secret.to_owned())];
+        let transport = McpTransport::Stdio { command: "/bin/server".into(), args: vec![arg.into()], env };
+        let mcp = vec![McpLock::new(server, &transport)];
+        let mut lock = Lock { configuration: configuration.into(), ..Lock::new("shop", "group") };
+        lock.add_kernel("agent", String::new(), &[], &KernelRevision { mcp, ..KernelRevision::default() });
+        lock
+    }
+
+    #[test]
+    fn servers_and_configuration_are_compared() {
+        let before = lock("files", "one", "secret", "a");
+        assert!(before.text().contains("[[mcp]]") && !before.text().contains("secret"));
+        let differences = |now: Lock| now.differences(&before);
+        assert_eq!(differences(lock("files", "one", "another secret", "a")), [""; 0]);
+        assert_eq!(differences(lock("files", "two", "secret", "")), ["MCP server files of agent is another one"]);
+        assert_eq!(
+            differences(lock("search", "one", "secret", "b")),
+            [
+                "MCP server files of agent is gone",
+                "MCP server search of agent is new",
+                "the daemon has another configuration"
+            ]
+        );
     }
 }

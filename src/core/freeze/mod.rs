@@ -12,15 +12,19 @@ pub mod lock;
 pub mod postgres;
 pub mod refs;
 pub mod restore;
+pub mod server;
 
 #[cfg(test)]
 mod capture_tests;
 #[cfg(test)]
 mod restore_tests;
+#[cfg(test)]
+mod simulation_tests;
 
 use serde::{Deserialize, Serialize};
 
-use self::refs::{CommitId, DependencyLock, Head, RepositoryLock};
+use self::refs::{CommitId, DependencyLock, Head, McpLock, RepositoryLock};
+use self::server::ServerPart;
 use super::checkpoint::{CheckpointType, Manifest};
 use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
 use super::limits;
@@ -63,6 +67,11 @@ pub enum Target {
         /// How it is reached, see [`postgres::Connection`].
         connection: String,
     },
+    /// A PostgreSQL server of the configuration, with all of its databases.
+    Server {
+        /// Its name there.
+        server: String,
+    },
 }
 
 impl Target {
@@ -75,6 +84,7 @@ impl Target {
             Target::Directory { .. } => "directory",
             Target::Command { .. } => "command",
             Target::Postgres { .. } => "postgres",
+            Target::Server { .. } => "server",
         }
     }
 }
@@ -253,6 +263,9 @@ pub struct KernelRevision {
     /// The lock files of package managers in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<DependencyLock>,
+    /// Its MCP servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mcp: Vec<McpLock>,
 }
 
 impl From<&Manifest> for KernelRevision {
@@ -264,6 +277,7 @@ impl From<&Manifest> for KernelRevision {
             version: manifest.engine_version.clone(),
             files: Some(manifest.workspace.tree),
             dependencies: manifest.dependencies.clone(),
+            mcp: manifest.mcp.iter().map(|one| McpLock::new(&one.name, &one.transport)).collect(),
         }
     }
 }
@@ -326,6 +340,13 @@ pub enum Captured {
         /// Its content.
         part: PostgresPart,
     },
+    /// Of a PostgreSQL server.
+    Server {
+        /// Its name in the configuration.
+        server: String,
+        /// Its content.
+        part: ServerPart,
+    },
 }
 
 impl Captured {
@@ -338,6 +359,7 @@ impl Captured {
             Captured::Directory { .. } => "directory",
             Captured::Command { .. } => "command",
             Captured::Postgres { .. } => "postgres",
+            Captured::Server { .. } => "server",
         }
     }
 }
@@ -360,6 +382,9 @@ pub struct Part {
     pub name: String,
     /// Its content.
     pub captured: Captured,
+    /// How its content was held during the pause: [`cost::Driver::name`]. Empty of the present state, and of earlier releases.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub driver: String,
 }
 
 /// The content of a freeze: one JSON object in the store, written after everything that it names.
@@ -378,6 +403,9 @@ pub struct FreezeManifest {
     pub group_name: String,
     /// Milliseconds since 1970.
     pub at_ms: i64,
+    /// Digest of the daemon's configuration; empty of earlier releases.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub configuration: String,
     /// The members.
     pub parts: Vec<Part>,
 }
@@ -437,7 +465,7 @@ impl FreezeManifest {
                     DatabasePart::Absent => Vec::new(),
                     DatabasePart::Damaged { files } => files.iter().map(|(_, digest, _)| *digest).collect(),
                 },
-                Captured::Directory { .. } => Vec::new(),
+                Captured::Directory { .. } | Captured::Server { .. } => Vec::new(),
                 Captured::Command { data, .. } => vec![*data],
                 Captured::Postgres { part, .. } => part.image.into_iter().collect(),
             }
@@ -449,6 +477,7 @@ impl FreezeManifest {
     pub fn trees(&self) -> Vec<Digest> {
         let of = |part: &Part| match part.captured {
             Captured::Directory { part: DirectoryPart { tree, .. }, .. } => tree,
+            Captured::Server { part: ServerPart { tree, .. }, .. } => tree,
             Captured::Kernel { .. }
             | Captured::Repository { .. }
             | Captured::Database { .. }
@@ -466,7 +495,8 @@ impl FreezeManifest {
             | Captured::Database { .. }
             | Captured::Directory { .. }
             | Captured::Command { .. }
-            | Captured::Postgres { .. } => None,
+            | Captured::Postgres { .. }
+            | Captured::Server { .. } => None,
         };
         self.parts.iter().filter_map(of).collect()
     }
@@ -516,7 +546,7 @@ pub struct GroupInfo {
 pub struct MemberInfo {
     /// Its name within the group.
     pub name: String,
-    /// `kernel`, `repository`, `database`, `directory`, `command` or `postgres`.
+    /// `kernel`, `repository`, `database`, `directory`, `command`, `postgres` or `server`.
     pub kind: String,
     /// A kernel's name, a path, the name of a configured source, or a connection.
     pub target: String,

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::core::ids::Digest;
+use crate::core::info::McpTransport;
 use crate::core::limits;
 
 /// An immutable commit id: 40 or 64 hexadecimal digits.
@@ -111,6 +112,37 @@ pub struct DependencyLock {
     pub path: String,
     /// Of its content: `git:` with git's id, or `blake3:`.
     pub digest: String,
+}
+
+/// An MCP server of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct McpLock {
+    /// Its name.
+    pub name: String,
+    /// Of the program with its arguments, or of the address; and of the names of variables or headers.
+    pub digest: String,
+}
+
+impl McpLock {
+    /// A server. The values of variables and headers may be secret: they are left out.
+    pub fn new(name: &str, transport: &McpTransport) -> McpLock {
+        let mut hash = blake3::Hasher::new();
+        let mut add = |text: &str| {
+            hash.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        };
+        match transport {
+            McpTransport::Stdio { command, args, env } => {
+                ["stdio", command.as_str()].into_iter().for_each(&mut add);
+                args.iter().for_each(|arg| add(arg));
+                env.iter().for_each(|(name, _)| add(name));
+            }
+            McpTransport::Http { url, headers } => {
+                ["http", url.as_str()].into_iter().for_each(&mut add);
+                headers.iter().for_each(|(name, _)| add(name));
+            }
+        }
+        McpLock { name: name.to_owned(), digest: format!("blake3:{}", hash.finalize().to_hex()) }
+    }
 }
 
 /// The revisions in the workspace of a kernel.

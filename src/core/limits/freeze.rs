@@ -48,6 +48,8 @@ pub const POSTGRES_NAME_BYTES: usize = 48;
 pub const POSTGRES_HOST_BYTES: usize = 100;
 /// The answer of a PostgreSQL server to one statement, bytes.
 pub const POSTGRES_ANSWER_BYTES: u64 = 64 << 10;
+/// The end of the log of a PostgreSQL server that an error shows, bytes.
+pub const POSTGRES_LOG_BYTES: u64 = 2000;
 /// The definitions of a PostgreSQL database, bytes.
 pub const POSTGRES_SCHEMA_BYTES: u64 = 64 << 20;
 /// Ignored files that a refusal names.

@@ -34,6 +34,7 @@ impl GroupsServer {
             Target::Repository { path } | Target::Database { path } | Target::Directory { path } => path.clone(),
             Target::Command { source } => source.clone(),
             Target::Postgres { connection } => connection.clone(),
+            Target::Server { server } => server.clone(),
         };
         MemberInfo { name: member.name.clone(), kind: member.target.kind().into(), target }
     }

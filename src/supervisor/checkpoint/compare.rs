@@ -13,7 +13,7 @@ use crate::core::checkpoint::{Checkpoint, McpPart, StateParts, ToolPart};
 use crate::core::diff::{self, Area, Deed, Difference, Sizes};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::KernelRevision;
-use crate::core::freeze::refs::Revisions;
+use crate::core::freeze::refs::{McpLock, Revisions};
 use crate::core::ids::Digest;
 use crate::core::info::GivenMount;
 use crate::core::limits;
@@ -157,6 +157,7 @@ pub(crate) async fn revisions_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Resul
         version: kernel.view().engine_version,
         files: Some(tree),
         dependencies: found.dependencies.clone(),
+        mcp: kernel.records.grants().await?.1.iter().map(|(name, transport)| McpLock::new(name, transport)).collect(),
     };
     Ok((found, revision))
 }

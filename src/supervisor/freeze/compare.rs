@@ -15,6 +15,7 @@ use crate::core::freeze::capture::Reply;
 use crate::core::freeze::difference::{GroupDiff, Subject};
 use crate::core::freeze::postgres::Rows;
 use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
+use crate::core::freeze::server::ServerPart;
 use crate::core::freeze::{
     Captured, DatabasePart, DirectoryPart, Group, KernelRevision, Member, Part, PostgresPart, RepositoryPart, Target,
 };
@@ -172,6 +173,23 @@ impl Pair<'_> {
                     now => return replaced(&mut of, self.name, &now),
                 };
                 self.postgres(&part, &now, connection, &mut of).await
+            }
+            (Captured::Server { part, .. }, now) => {
+                let (now, is_frozen) = match now {
+                    Now::Frozen(Captured::Server { part, .. }) => (part.clone(), true),
+                    Now::Present(target @ Target::Server { .. }) => match self.present(target).await? {
+                        Captured::Server { part, .. } => (part, false),
+                        _ => return Err(Error::internal("a server has another kind of content")),
+                    },
+                    now => return replaced(&mut of, self.name, &now),
+                };
+                let schema = |part: &ServerPart| part.revision.as_ref().map(ToString::to_string).unwrap_or_default();
+                of.change("schema", "schema", &schema(&part), &schema(&now));
+                // What its files hold now is not known without a freeze.
+                if is_frozen && part.tree != now.tree {
+                    of.add("content", Deed::Changed, "data directory", "", "");
+                }
+                Ok(())
             }
             // What its programs would write now is not known without a freeze.
             (Captured::Command { .. }, Now::Present(Target::Command { .. })) => Ok(()),

@@ -85,6 +85,7 @@ pub(super) async fn rebuild(host: &Host, rebuild: &Rebuild, (path, commit): (&st
         input: None,
         output: Output::Ignored,
         timeout: rebuild.timeout,
+        user: None,
     };
     let done = access::programs(host).await?.run(&program).await.map(drop);
     done.map_err(|error| Error { message: format!("{path} was not rebuilt: {}", error.message), ..error })

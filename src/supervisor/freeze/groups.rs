@@ -109,6 +109,12 @@ pub async fn add(
             sources::check_reachable(host, group.id, actor.uid, &member).await?;
             (member.target, connection.database.to_ascii_lowercase())
         }
+        "server" => {
+            access::own_user(actor.uid)?;
+            let member = Member { name: target.to_owned(), target: Target::Server { server: target.to_owned() } };
+            sources::check_reachable(host, group.id, actor.uid, &member).await?;
+            (member.target, target.to_owned())
+        }
         "repository" | "database" | "directory" => {
             let real = access::checked(host, actor.uid, Path::new(target))?;
             let file = real.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -138,7 +144,7 @@ pub async fn add(
             (target, file)
         }
         other => {
-            let kinds = "kernel, repository, database, directory, command or postgres";
+            let kinds = "kernel, repository, database, directory, command, postgres or server";
             return Err(Error::invalid(format!("{other:?} is no kind of member: {kinds}")));
         }
     };
@@ -160,7 +166,7 @@ fn check_overlap(group: &Group, target: &Target) -> Result<()> {
         Target::Repository { path } | Target::Database { path } | Target::Directory { path } => {
             Some(Path::new(path).to_owned())
         }
-        Target::Kernel { .. } | Target::Command { .. } | Target::Postgres { .. } => None,
+        Target::Kernel { .. } | Target::Command { .. } | Target::Postgres { .. } | Target::Server { .. } => None,
     };
     let is_directory = |target: &Target| matches!(target, Target::Directory { .. });
     let Some(new) = path(target) else { return Ok(()) };
@@ -180,6 +186,7 @@ fn check_single(groups: &[Group], target: &Target) -> Result<()> {
     let exchanged = |target: &Target| match target {
         Target::Directory { path } => Some(path.clone()),
         Target::Postgres { connection } => Some(connection.clone()),
+        Target::Server { server } => Some(server.clone()),
         Target::Kernel { .. } | Target::Repository { .. } | Target::Database { .. } | Target::Command { .. } => None,
     };
     let Some(new) = exchanged(target) else { return Ok(()) };
@@ -239,6 +246,11 @@ fn forget<'a>(host: &Host, members: impl Iterator<Item = &'a Member>) {
     for member in members {
         if let Target::Directory { path } = &member.target {
             sources::forget_directory(host, Path::new(path));
+        }
+        if let Target::Server { server } = &member.target
+            && let Some(server) = host.config.postgres.get(server)
+        {
+            sources::forget_directory(host, &server.data);
         }
     }
 }

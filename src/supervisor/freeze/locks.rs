@@ -41,6 +41,7 @@ async fn of_kernel_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Result<Lock> {
 /// The lock of the present state, and the parts of which the gate judges.
 async fn of_group_now(host: &Rc<Host>, group: &Group, live: &mut [Live]) -> Result<(Lock, Vec<Part>)> {
     let (mut lock, mut parts) = (Lock::new(&group.name, "group"), Vec::new());
+    lock.configuration = host.config.digest();
     for one in live {
         if let Some(kernel) = one.kernel() {
             let (found, revision) = revisions_now(host, kernel).await?;
@@ -59,7 +60,12 @@ async fn of_group_now(host: &Rc<Host>, group: &Group, live: &mut [Live]) -> Resu
 /// # Errors
 /// `corrupt`, `unsupported`.
 pub async fn lock_of(supervisor: &Supervisor, group: &str, freeze: &Freeze) -> Result<Lock> {
-    Ok(Lock::of_group(group, &manifest(supervisor.host(), freeze).await?.parts))
+    of_freeze(supervisor.host(), group, freeze).await
+}
+
+async fn of_freeze(host: &Host, group: &str, freeze: &Freeze) -> Result<Lock> {
+    let manifest = manifest(host, freeze).await?;
+    Ok(Lock { configuration: manifest.configuration, ..Lock::of_group(group, &manifest.parts) })
 }
 
 /// How the present state of a kernel or a group differs from one of its checkpoints or freezes; `reference` empty: from
@@ -91,5 +97,5 @@ pub async fn check(supervisor: &Supervisor, name: &str, reference: &str, actor: 
     let (now, parts) = of_group_now(host, &group, &mut live).await?;
     let recorded = host.catalog.pairings(group.id).await?;
     judge(&pairings(&parts), &recorded, live.iter()).await?;
-    Ok(now.differences(&Lock::of_group(name, &manifest(host, &freeze).await?.parts)))
+    Ok(now.differences(&of_freeze(host, name, &freeze).await?))
 }

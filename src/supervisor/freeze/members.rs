@@ -68,6 +68,8 @@ pub(super) async fn open(
         Target::Kernel { .. } => 0,
         Target::Repository { .. } => 1,
         Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } | Target::Postgres { .. } => 2,
+        // Its backup begins ahead of the pause: as late as possible.
+        Target::Server { .. } => 3,
     });
     let mut opened = Vec::new();
     for member in members {
@@ -105,7 +107,11 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
             access::trusted_repository(supervisor, group.uid, &repository).await?;
             LiveKind::Repository { path, repository, state: None }
         }
-        Target::Database { .. } | Target::Directory { .. } | Target::Command { .. } | Target::Postgres { .. } => {
+        Target::Database { .. }
+        | Target::Directory { .. }
+        | Target::Command { .. }
+        | Target::Postgres { .. }
+        | Target::Server { .. } => {
             let source = sources::open_checked(supervisor, group.uid, member, scratch.clone()).await?;
             LiveKind::Data(source.ok_or_else(|| Error::internal("the member is no data source"))?)
         }
@@ -136,7 +142,7 @@ impl Live {
     /// not be abandoned.
     pub fn has_deadlines(&self) -> bool {
         matches!(self.kind, LiveKind::Kernel { .. })
-            || matches!(self.member.target, Target::Command { .. } | Target::Postgres { .. })
+            || matches!(self.member.target, Target::Command { .. } | Target::Postgres { .. } | Target::Server { .. })
     }
 
     /// Whether a change of it goes on although nothing waits for it: it must not be abandoned.
@@ -169,7 +175,7 @@ impl Live {
                 *held = Some(Box::new(HeldKernel::hold(&self.host, kernel, transition, actor).await?));
             }
             LiveKind::Data(source) => {
-                if source.must_resume() {
+                if source.must_resume(transition) {
                     let (id, uid, name) = &self.group;
                     pending::record(&self.host, (*id, *uid, name), &self.member)?;
                 }

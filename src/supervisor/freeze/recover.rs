@@ -9,7 +9,7 @@ use super::sources::{self, KEPT, pending};
 use super::{access, manifest, scratch};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
-use crate::core::freeze::{Group, Intent, Target};
+use crate::core::freeze::{Group, Intent, Member, Target};
 use crate::core::ids::{FreezeId, GroupId};
 use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::host::Host;
@@ -64,8 +64,9 @@ async fn sweep(host: &Rc<Host>, groups: &[Group]) {
     let Ok(intents) = host.catalog.intents().await else { return };
     let needed: Vec<String> = intents.iter().map(|(id, _)| id.to_string()).collect();
     for group in groups.iter().filter(|group| !needed.contains(&group.id.to_string())) {
-        // Only a capture of a directory leaves files outside of the data folder.
-        for member in group.members.iter().filter(|member| matches!(member.target, Target::Directory { .. })) {
+        // Only captures of directories and servers leave files outside of the data folder.
+        let leaves_files = |member: &&Member| matches!(member.target, Target::Directory { .. } | Target::Server { .. });
+        for member in group.members.iter().filter(leaves_files) {
             let scratch = scratch(host, group.id).join(&member.name);
             // A member that cannot be opened is reported by the next operation.
             if let Ok(Some(mut source)) = sources::open(host, group.uid, member, scratch).await {

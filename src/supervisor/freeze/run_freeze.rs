@@ -206,7 +206,8 @@ impl Run<'_> {
         let (host, group) = (self.host, self.group);
         let mut parts = Vec::new();
         for one in live.iter() {
-            parts.push(Part { name: one.name.clone(), captured: one.captured()?.clone() });
+            let driver = one.cost().driver;
+            parts.push(Part { name: one.name.clone(), captured: one.captured()?.clone(), driver });
         }
         let manifest = FreezeManifest {
             format: FORMAT,
@@ -215,6 +216,7 @@ impl Run<'_> {
             group: group.id,
             group_name: group.name.clone(),
             at_ms: host.now_ms(),
+            configuration: host.config.digest(),
             parts,
         };
         let bytes = manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))?;
@@ -286,6 +288,7 @@ pub(super) fn pairings(parts: &[Part]) -> Vec<Pairing> {
     let databases = parts.iter().filter_map(|part| match &part.captured {
         Captured::Database { part: DatabasePart::Whole { revision, .. }, .. } => Some((&part.name, revision)),
         Captured::Postgres { part: captured, .. } => captured.revision.as_ref().map(|revision| (&part.name, revision)),
+        Captured::Server { part: captured, .. } => captured.revision.as_ref().map(|revision| (&part.name, revision)),
         _ => None,
     });
     let commits: Vec<_> = parts
@@ -296,7 +299,8 @@ pub(super) fn pairings(parts: &[Part]) -> Vec<Pairing> {
             | Captured::Database { .. }
             | Captured::Directory { .. }
             | Captured::Command { .. }
-            | Captured::Postgres { .. } => None,
+            | Captured::Postgres { .. }
+            | Captured::Server { .. } => None,
         })
         .collect();
     let with_each = |(database, revision): (&String, &crate::core::freeze::SchemaRevision)| {

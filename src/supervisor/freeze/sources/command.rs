@@ -55,6 +55,7 @@ impl CommandSource {
             input: input.as_deref(),
             output: output.map_or(Output::Ignored, |file| Output::File(file, self.source.max_size)),
             timeout: self.source.timeout,
+            user: None,
         };
         access::programs(&self.host).await?.run(&program).await.map(drop)
     }
@@ -67,7 +68,7 @@ impl CommandSource {
 
 #[async_trait(?Send)]
 impl DataSource for CommandSource {
-    fn must_resume(&self) -> bool {
+    fn must_resume(&self, _transition: Kind) -> bool {
         !self.source.thaw.is_empty()
     }
 

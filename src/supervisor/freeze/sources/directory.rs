@@ -54,7 +54,8 @@ fn io<'a>(what: &'a str, path: &'a Path) -> impl Fn(std::io::Error) -> Error + '
     move |error| Error::unavailable(format!("cannot {what} {}: {error}", path.display()))
 }
 
-fn index_of(host: &Host, path: &Path) -> PathBuf {
+/// The index that spares reading unchanged files of a directory again.
+pub(super) fn index_of(host: &Host, path: &Path) -> PathBuf {
     let digest: String = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex().chars().take(32).collect();
     host.environment.data.join("groups").join(format!("{digest}.index"))
 }
@@ -311,7 +312,7 @@ fn changed(path: &Path, how: &str) -> Error {
         .hint("stop the programs that write in it, then try again")
 }
 
-fn refuse_missing(path: &Path, missing: &[NotCaptured]) -> Result<()> {
+pub(super) fn refuse_missing(path: &Path, missing: &[NotCaptured]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }

@@ -14,6 +14,7 @@
 //! | SQLite, without | a clone (Btrfs, XFS), else a shared lock, on which its writers wait | nothing |
 //! | directory | its tree; all but the last changes are stored before | changes |
 //! | PostgreSQL | an exported snapshot and locks of the tables' definitions | nothing |
+//! | PostgreSQL server | a snapshot of its Btrfs subvolume, between backup start and stop | nothing |
 //! | command | the program's output | size |
 //!
 //! Until the switch, only inactive copies change. `pending` keeps the promise that a quiesced source is resumed.
@@ -23,7 +24,10 @@ mod database;
 mod directory;
 pub(super) mod pending;
 mod postgres;
+mod postgres_files;
+mod postgres_private;
 mod postgres_rows;
+mod postgres_server;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -53,7 +57,7 @@ const NOT_STORED: Digest = Digest::from_bytes([0; 32]);
 #[async_trait(?Send)]
 pub(super) trait DataSource {
     /// Whether [`Self::resume`] must follow [`Self::quiesce`] even if the daemon ends in between.
-    fn must_resume(&self) -> bool {
+    fn must_resume(&self, _transition: Kind) -> bool {
         false
     }
 
@@ -147,6 +151,10 @@ pub(super) async fn open(
             let wrong = |error: ConnectionError| Error::corrupt(format!("member {name}: {error}"));
             Box::new(postgres::PostgresSource::new(host, connection.parse().map_err(wrong)?, scratch))
         }
+        Target::Server { server } => {
+            access::own_user(uid)?;
+            Box::new(postgres_server::ServerSource::new(host, server, scratch)?)
+        }
     }))
 }
 
@@ -163,6 +171,11 @@ pub(super) async fn open_checked(
     let opened = open(supervisor.host(), uid, member, scratch).await?;
     if let Target::Directory { path } = &member.target {
         access::unshared_directory(supervisor, Path::new(path)).await?;
+    }
+    if let Target::Server { server } = &member.target
+        && let Some(server) = supervisor.host().config.postgres.get(server)
+    {
+        access::unshared_directory(supervisor, &server.data).await?;
     }
     Ok(opened)
 }

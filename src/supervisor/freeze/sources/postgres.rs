@@ -151,6 +151,7 @@ impl PostgresSource {
             input: None,
             output,
             timeout: if is_long { limits.freeze_store } else { limits.freeze_step },
+            user: None,
         };
         access::programs(&self.host).await?.run(&program).await.map_err(without_programs)
     }
@@ -164,6 +165,7 @@ impl PostgresSource {
             input: None,
             output: Output::Ignored,
             timeout: self.host.config.limits.freeze_step,
+            user: None,
         };
         let mut session = access::programs(&self.host).await?.start(&program).map_err(without_programs)?;
         let (most, mut requests) = (limits::POSTGRES_ANSWER_BYTES, BEGIN.split_inclusive(";\n"));
@@ -315,7 +317,7 @@ impl PostgresSource {
 
 #[async_trait(?Send)]
 impl DataSource for PostgresSource {
-    fn must_resume(&self) -> bool {
+    fn must_resume(&self, _transition: Kind) -> bool {
         true
     }
 
@@ -475,6 +477,7 @@ impl PostgresSource {
             input: None,
             output: Output::Ignored,
             timeout: self.host.config.limits.freeze_store,
+            user: None,
         };
         access::programs(&self.host).await?.run(&program).await.map(drop)
     }

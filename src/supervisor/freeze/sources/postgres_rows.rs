@@ -49,6 +49,7 @@ pub(in crate::supervisor::freeze) async fn postgres_rows_of(
         input: None,
         output: Output::Sink(&counting),
         timeout: host.config.limits.freeze_step,
+        user: None,
     };
     access::programs(host).await?.run(&program).await?;
     Ok(counting.0.into_inner().finish())

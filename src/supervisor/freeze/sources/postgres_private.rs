@@ -1,0 +1,260 @@
+//! Programs of a PostgreSQL server of the configuration: on the server itself, and on inactive copies of its data
+//! directory, which they start on a socket that only the server's user reaches.
+//!
+//! A started copy runs no jobs: it loads no libraries ahead, archives nothing, follows no other server.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::postgres_files::Places;
+use crate::config::PostgresServer;
+use crate::core::error::{Error, Result};
+use crate::core::freeze::SchemaRevision;
+use crate::core::freeze::postgres::Connection;
+use crate::core::freeze::server::{ServerFacts, control_value};
+use crate::core::limits;
+use crate::programs::{Output, Program, Session};
+use crate::supervisor::freeze::access;
+use crate::supervisor::host::Host;
+
+/// Variables of the daemon's environment that name files with credentials and how to connect; none holds a secret.
+const KEPT: [&str; 5] = ["PGPASSFILE", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY"];
+const ENVIRONMENT: [(&str, &str); 4] =
+    [("PGAPPNAME", "ryokan"), ("PGCONNECT_TIMEOUT", "10"), ("LC_ALL", "C"), ("PGOPTIONS", OPTIONS)];
+/// The names in the daemon's own queries are PostgreSQL's, whatever a database sets; a backup waits for other members.
+const OPTIONS: &str = "-c search_path=pg_catalog -c idle_session_timeout=0 -c statement_timeout=0";
+const QUIET: [&str; 6] = ["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"];
+
+/// What a server reports about itself, as one line.
+pub(super) const FACTS: &str = "SELECT json_build_object('version', current_setting('server_version_num')::int, \
+    'data', current_setting('data_directory'), 'recovery', pg_is_in_recovery(), \
+    'tablespaces', (SELECT count(*) FROM pg_tablespace WHERE spcname NOT IN ('pg_default', 'pg_global')), \
+    'system', (SELECT system_identifier::text FROM pg_control_system()))";
+/// The role that the cluster was made with: it may read all definitions.
+const FIRST_ROLE: &str = "SELECT rolname FROM pg_roles WHERE oid = 10";
+/// Settings of a started copy. They stand above what the data directory itself sets.
+const SETTINGS: &str = "-c listen_addresses= -c port=5432 -c ssl=off -c archive_mode=off -c archive_command= \
+    -c restore_command= -c primary_conninfo= -c primary_slot_name= -c shared_preload_libraries= \
+    -c session_preload_libraries= -c local_preload_libraries= -c max_logical_replication_workers=0 -c autovacuum=off \
+    -c logging_collector=off -c log_destination=stderr -c log_min_messages=warning -c external_pid_file= \
+    -c wal_level=logical -c max_replication_slots=1000 -c shared_buffers=32MB -c huge_pages=off -c jit=off";
+
+/// The programs of a server.
+pub(super) struct Server {
+    pub host: Rc<Host>,
+    pub config: PostgresServer,
+    pub connection: Connection,
+}
+
+/// Reads what [`FACTS`] answers.
+pub(super) fn facts_of(text: &str) -> Result<ServerFacts> {
+    serde_json::from_str(text.trim())
+        .map_err(|error| Error::unavailable(format!("the server's answer is malformed: {error}")))
+}
+
+/// The end of a server's log, as one line.
+fn last_words(log: &Path) -> String {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let read = || {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let mut file = std::fs::File::options().read(true).custom_flags(flags).open(log)?;
+        let from = file.metadata()?.len().saturating_sub(limits::POSTGRES_LOG_BYTES);
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(limits::POSTGRES_LOG_BYTES).read_to_end(&mut bytes)?;
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&bytes).trim().replace('\n', "; "))
+    };
+    read().unwrap_or_default()
+}
+
+impl Server {
+    fn program(&self, name: &str) -> String {
+        self.config.programs.join(name).display().to_string()
+    }
+
+    async fn run(
+        &self,
+        argv: &[String],
+        output: Output<'_>,
+        (timeout, user): (Duration, Option<(u32, u32)>),
+    ) -> Result<Vec<u8>> {
+        let program = Program { argv, kept: &KEPT, env: &ENVIRONMENT, input: None, output, timeout, user };
+        access::programs(&self.host).await?.run(&program).await.map_err(|error| match error.reason.as_str() {
+            "program" => error.hint("correct [postgres] in the configuration: programs, start and stop"),
+            _ => error,
+        })
+    }
+
+    /// Runs the user's own program.
+    pub async fn own(&self, argv: &[String]) -> Result<()> {
+        self.run(argv, Output::Ignored, (self.config.timeout, None)).await.map(drop)
+    }
+
+    fn client(&self, name: &str, to: &Connection, database: &str, args: &[&str]) -> Vec<String> {
+        let mut argv = vec![self.program(name), "-w".into()];
+        for (option, value) in [("-h", &to.host), ("-p", &to.port), ("-U", &to.user)] {
+            if !value.is_empty() {
+                argv.extend([option.to_owned(), value.clone()]);
+            }
+        }
+        argv.extend([database.to_owned(), to.database.clone()]);
+        argv.extend(args.iter().map(|arg| (*arg).to_owned()));
+        argv
+    }
+
+    async fn ask(&self, to: &Connection, query: &str) -> Result<String> {
+        let argv = self.client("psql", to, "-d", &[&QUIET[..], &["-c", query]].concat());
+        let output = Output::Bytes(limits::POSTGRES_ANSWER_BYTES);
+        let answer = self.run(&argv, output, (self.host.config.limits.freeze_step, None)).await?;
+        Ok(String::from_utf8_lossy(&answer).trim().to_owned())
+    }
+
+    /// A session on the server itself.
+    pub async fn session(&self) -> Result<Session> {
+        let argv = self.client("psql", &self.connection, "-d", &QUIET);
+        let program = Program {
+            argv: &argv,
+            kept: &KEPT,
+            env: &ENVIRONMENT,
+            input: None,
+            output: Output::Ignored,
+            timeout: self.host.config.limits.freeze_step,
+            user: None,
+        };
+        access::programs(&self.host).await?.start(&program)
+    }
+
+    /// What the server itself reports.
+    pub async fn facts(&self) -> Result<ServerFacts> {
+        facts_of(&self.ask(&self.connection, FACTS).await?)
+    }
+
+    /// A digest of all definitions of all databases, on the server itself.
+    pub async fn definitions(&self, scratch: &Path) -> Result<SchemaRevision> {
+        self.definitions_of(&self.connection, scratch).await
+    }
+
+    async fn definitions_of(&self, of: &Connection, scratch: &Path) -> Result<SchemaRevision> {
+        let file = scratch.join("definitions");
+        let argv = self.client("pg_dumpall", of, "-l", &["--schema-only", "--no-comments", "--no-role-passwords"]);
+        let output = Output::File(&file, limits::POSTGRES_SCHEMA_BYTES);
+        self.run(&argv, output, (self.host.config.limits.freeze_store, None)).await?;
+        let text = std::fs::read(&file).map_err(|error| Error::unavailable(format!("{}: {error}", file.display())))?;
+        let mut hash = blake3::Hasher::new();
+        // Comments name the release, and newer releases add a random word.
+        let is_definition = |line: &&[u8]| {
+            let is_random = line.starts_with(b"\\restrict") || line.starts_with(b"\\unrestrict");
+            !line.starts_with(b"--") && !is_random && !line.is_empty()
+        };
+        for line in text.split(|byte| *byte == b'\n').filter(is_definition) {
+            hash.update(line).update(b"\n");
+        }
+        Ok(SchemaRevision { user_version: 0, schema: hash.finalize().to_hex().to_string() })
+    }
+
+    /// The process of a server in a data directory.
+    pub fn process(data: &Path) -> Option<u32> {
+        let text = std::fs::read_to_string(data.join("postmaster.pid")).ok()?;
+        let id: u32 = text.lines().next()?.trim().parse().ok()?;
+        // A server works in its data directory: another process may have its number.
+        crate::sys::process::works_in(id, data).then_some(id)
+    }
+
+    /// Whether the server itself runs.
+    pub async fn is_running(&self) -> bool {
+        Self::process(&self.config.data).is_some() || self.facts().await.is_ok()
+    }
+
+    async fn control(&self, data: &Path, key: &str) -> Result<String> {
+        let argv = [self.program("pg_controldata"), "-D".into(), data.display().to_string()];
+        let output = Output::Bytes(limits::POSTGRES_ANSWER_BYTES);
+        let text = self.run(&argv, output, (self.host.config.limits.freeze_step, None)).await?;
+        let text = String::from_utf8_lossy(&text);
+        let value = control_value(&text, key).map(str::to_owned);
+        value.ok_or_else(|| Error::corrupt(format!("pg_controldata reports no {key} of {}", data.display())))
+    }
+
+    /// Starts an inactive copy, reads its system and its definitions, and stops it. `lasting`: it is used afterwards,
+    /// so the stop is clean and everything is durable.
+    pub async fn try_copy(&self, places: &Places, name: &str, lasting: bool, scratch: &Path) -> Result<Tried> {
+        let data = places.at(name);
+        let owner = places.owner(&data)?;
+        places.make_run(owner)?;
+        let user = nix::unistd::geteuid().is_root().then_some(owner);
+        let tried = self.tried(places, &data, (lasting, user), scratch).await;
+        let mode = if lasting && tried.is_ok() { "fast" } else { "immediate" };
+        let stopped = self.stop_copy(&data, mode, user).await;
+        let tried = tried.map_err(|error| {
+            let said = last_words(&places.run().join("log"));
+            Error {
+                message: format!("a copy of {} does not start: {}: {said}", places.data.display(), error.message),
+                ..error
+            }
+            .reason("postgres_start")
+        })?;
+        stopped.map(|()| tried)
+    }
+
+    async fn tried(
+        &self,
+        places: &Places,
+        data: &Path,
+        (lasting, user): (bool, Option<(u32, u32)>),
+        scratch: &Path,
+    ) -> Result<Tried> {
+        let timeout = self.host.config.limits.freeze_store;
+        let prepared = self.control(data, "max_prepared_xacts setting").await?;
+        let run = places.run();
+        let quoted = |file: &str| format!("\"{}\"", run.join(file).display());
+        let options = format!(
+            "{SETTINGS} -c config_file={} -c hba_file={} -c ident_file={} -c unix_socket_directories=\"{}\" \
+             -c max_prepared_transactions={prepared} -c fsync={}",
+            quoted("settings"),
+            quoted("access"),
+            quoted("settings"),
+            run.display(),
+            if lasting { "on" } else { "off" }
+        );
+        let most = timeout.as_secs().max(1).to_string();
+        let argv = [
+            self.program("pg_ctl"),
+            "start".into(),
+            "-s".into(),
+            "-w".into(),
+            "-t".into(),
+            most,
+            "-D".into(),
+            data.display().to_string(),
+            "-l".into(),
+            run.join("log").display().to_string(),
+            "-o".into(),
+            options,
+        ];
+        self.run(&argv, Output::Ignored, (timeout, user)).await?;
+        let socket = run.display().to_string();
+        let to = Connection { host: socket, port: "5432".into(), ..self.connection.clone() };
+        let system = facts_of(&self.ask(&to, FACTS).await?)?.system;
+        let first = Connection { user: self.ask(&to, FIRST_ROLE).await?, ..to };
+        Ok(Tried { system, revision: self.definitions_of(&first, scratch).await? })
+    }
+
+    /// Stops the server of an inactive copy, if one runs.
+    pub async fn stop_copy(&self, data: &Path, mode: &str, user: Option<(u32, u32)>) -> Result<()> {
+        if Self::process(data).is_none() {
+            return Ok(());
+        }
+        let timeout = self.host.config.limits.freeze_store;
+        let most = timeout.as_secs().max(1).to_string();
+        let argv = ["stop", "-s", "-w", "-t", &most, "-m", mode, "-D", &data.display().to_string()];
+        let argv: Vec<String> = [self.program("pg_ctl")].into_iter().chain(argv.map(str::to_owned)).collect();
+        self.run(&argv, Output::Ignored, (timeout, user)).await.map(drop)
+    }
+}
+
+/// What a started copy reports.
+pub(super) struct Tried {
+    pub system: String,
+    pub revision: SchemaRevision,
+}

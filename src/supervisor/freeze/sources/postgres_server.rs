@@ -1,0 +1,502 @@
+//! A PostgreSQL server as a whole, captured by a snapshot of the Btrfs subvolume that is its data directory.
+//!
+//! ```text
+//! freeze   ahead: backup start ─▶ pin: snapshot, backup stop, the log between ─▶ store: as a tree; start a copy of it
+//! restore  quiesce: stop ─▶ pin: snapshot ─▶ store ─▶ prepare: check out, start, compare, stop ─▶ switch: exchange
+//!          ─▶ resume: start
+//! ```
+//! A backup is the moment of its stop: what the log holds up to there is replayed when a copy starts. The user's programs
+//! of `[postgres.NAME]` stop and start the server. While it is stopped, no acknowledged write can be lost.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime};
+
+use async_trait::async_trait;
+
+use super::postgres_files::{COPY, NEW, Places, TRIAL};
+use super::postgres_private::{FACTS, Server, facts_of};
+use super::{DataSource, NOT_STORED, other_content};
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::Captured;
+use crate::core::freeze::cost::Driver;
+use crate::core::freeze::postgres::ConnectionError;
+use crate::core::freeze::server::{BackupEnd, OLDEST, ServerFacts, ServerPart};
+use crate::core::kernel::transition::Kind;
+use crate::core::limits;
+use crate::programs::Session;
+use crate::store::Store;
+use crate::supervisor::freeze::objects::blocking;
+use crate::supervisor::host::Host;
+use crate::sys::fault;
+use crate::workspace::{self, Donor, Seen, TreeId};
+
+/// The revision: a backup is whole by itself.
+const REVISION: &str = "server";
+/// Waits for as long as the server needs to write its present state, so ahead of the pause.
+const BEGIN: &str = "SELECT pg_backup_start('ryokan', true);\n";
+const END: &str =
+    "SELECT json_build_object('label', labelfile, 'segment', pg_walfile_name(lsn)) FROM pg_backup_stop(false);\n";
+/// Pause between looks at a server that starts or stops.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The source.
+pub(super) struct ServerSource {
+    host: Rc<Host>,
+    /// Its name in the configuration.
+    name: String,
+    server: Server,
+    places: Places,
+    scratch: PathBuf,
+    /// A backup under way, or why there is none.
+    backup: Option<Result<Session>>,
+    /// Whether the operation is a restore: the server is stopped.
+    is_restore: bool,
+    /// The time of the snapshot, until it is stored.
+    pinned: Option<SystemTime>,
+    /// Whether a copy that does not start may be stored.
+    any: bool,
+    /// The stored copy.
+    donor: Option<Donor>,
+    is_switched: bool,
+    /// Whether another program started the server during the restore.
+    is_foreign: bool,
+    kept: Option<PathBuf>,
+}
+
+fn part_of(captured: &Captured) -> Result<&ServerPart> {
+    match captured {
+        Captured::Server { part, .. } => Ok(part),
+        _ => Err(other_content()),
+    }
+}
+
+fn injected(error: std::io::Error) -> Error {
+    Error::unavailable(error.to_string())
+}
+
+impl ServerSource {
+    /// A server of the configuration.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub fn new(host: Rc<Host>, name: &str, scratch: PathBuf) -> Result<ServerSource> {
+        let config = host.config.postgres.get(name).cloned().ok_or_else(|| {
+            Error::not_found(format!("no PostgreSQL server {name:?} is configured"))
+                .reason("source")
+                .hint(format!("add [postgres.{name}] to the configuration, then restart the daemon"))
+        })?;
+        let wrong = |error: ConnectionError| Error::internal(error.to_string());
+        let connection = config.connection.parse().map_err(wrong)?;
+        let places = Places::new(&host, config.data.clone());
+        let server = Server { host: Rc::clone(&host), config, connection };
+        Ok(ServerSource {
+            host,
+            name: name.to_owned(),
+            server,
+            places,
+            scratch,
+            backup: None,
+            is_restore: false,
+            pinned: None,
+            any: false,
+            donor: None,
+            is_switched: false,
+            is_foreign: false,
+            kept: None,
+        })
+    }
+
+    async fn on<T: Send + 'static>(&self, work: impl FnOnce(&Places) -> Result<T> + Send + 'static) -> Result<T> {
+        let places = self.places.clone();
+        blocking(move || work(&places)).await
+    }
+
+    async fn with_store<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Places, &Store) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let places = self.places.clone();
+        self.host.store.run_beside(move |store| Ok(work(&places, store))).await?
+    }
+
+    fn as_captured(&self, part: ServerPart) -> Captured {
+        Captured::Server { server: self.name.clone(), part }
+    }
+
+    /// Refuses a server that a backup would not hold the whole of.
+    fn check_facts(&self, facts: &ServerFacts) -> Result<()> {
+        let refused = |what: String, hint: &str| Err(Error::unsupported(what).reason("postgres").hint(hint));
+        let data = &self.places.data;
+        if facts.version / 10_000 < OLDEST {
+            return refused(
+                format!("the server {} has version {}", self.name, facts.version / 10_000),
+                "it needs version 15 or later; add its databases with --postgres: a dump",
+            );
+        }
+        if Path::new(&facts.data) != data {
+            return refused(
+                format!("the data directory of the server is {}, not {}", facts.data, data.display()),
+                "correct data or connection in the configuration; data has no symbolic links",
+            );
+        }
+        if facts.recovery {
+            return refused(format!("the server {} follows another one", self.name), "freeze that one");
+        }
+        match facts.tablespaces {
+            0 => Ok(()),
+            _ => refused(
+                format!("the server {} has tablespaces outside of its data directory", self.name),
+                "move their tables, or add its databases with --postgres: a dump",
+            ),
+        }
+    }
+
+    async fn begin(&self) -> Result<Session> {
+        let mut session = self.server.session().await?;
+        let facts = session.ask(&format!("{FACTS};\n"), limits::POSTGRES_ANSWER_BYTES).await?;
+        self.check_facts(&facts_of(&facts)?)?;
+        session.ask(BEGIN, limits::POSTGRES_ANSWER_BYTES).await?;
+        Ok(session)
+    }
+
+    /// Waits until the server runs, or no longer does.
+    async fn await_running(&self, wanted: bool) -> Result<()> {
+        let until = Instant::now() + self.server.config.timeout;
+        loop {
+            let running = if wanted { self.server.facts().await.map(drop) } else { Ok(()) };
+            let is_there = if wanted { running.is_ok() } else { self.server.is_running().await };
+            if is_there == wanted {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                let why = running.err().map(|error| format!(": {}", error.message)).unwrap_or_default();
+                let (program, state) = if wanted { ("start", "does not answer") } else { ("stop", "still runs") };
+                return Err(Error::deadline(format!(
+                    "the server {} {state} {:?} after its {program} program{why}",
+                    self.name, self.server.config.timeout
+                ))
+                .reason("server_late"));
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn refuse_running(&self) -> Result<()> {
+        match self.server.is_running().await {
+            false => Ok(()),
+            true => {
+                Err(Error::new(ErrorCode::Conflict, format!("the server {} was started during the restore", self.name))
+                    .reason("server_started")
+                    .hint("keep its service manager from starting it, then try again"))
+            }
+        }
+    }
+
+    /// A snapshot of the running server, and the log up to the end of the backup, which is the moment that it holds.
+    async fn pin_running(&mut self) -> Result<ServerPart> {
+        let mut session = match self.backup.take() {
+            Some(begun) => begun?,
+            None => return Err(Error::internal("no backup was begun")),
+        };
+        let taken = SystemTime::now();
+        self.pinned = Some(taken);
+        self.on(|places| places.snapshot(&places.data, COPY)).await?;
+        fault::point("source.server.snapshot").map_err(injected)?;
+        let end = session.ask(END, limits::POSTGRES_ANSWER_BYTES).await?;
+        let end: BackupEnd = serde_json::from_str(&end)
+            .map_err(|error| Error::unavailable(format!("the server's answer is malformed: {error}")))?;
+        self.on(move |places| places.complete(&end)).await?;
+        session.end().await;
+        Ok(ServerPart { tree: Some(NOT_STORED), ..ServerPart::default() })
+    }
+
+    async fn pin_stopped(&mut self) -> Result<ServerPart> {
+        self.refuse_running().await?;
+        if !self.places.is_there() {
+            return Ok(ServerPart::default());
+        }
+        self.pinned = Some(SystemTime::now());
+        self.on(|places| places.snapshot(&places.data, COPY)).await?;
+        Ok(ServerPart { tree: Some(NOT_STORED), ..ServerPart::default() })
+    }
+
+    /// Starts a copy of the stored copy. Of a state that may be damaged, `None` says that it is.
+    async fn verified(&self) -> Result<Option<(String, crate::core::freeze::SchemaRevision)>> {
+        self.on(|places| places.snapshot(&places.at(COPY), TRIAL)).await?;
+        let tried = self.server.try_copy(&self.places, TRIAL, false, &self.scratch).await;
+        self.on(|places| places.remove(TRIAL)).await?;
+        match tried {
+            Ok(tried) => Ok(Some((tried.system, tried.revision))),
+            Err(error) if self.any && error.reason == "postgres_start" => {
+                tracing::warn!(server = %self.name, %error, "the data directory before a restore does not start");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Stops servers of inactive copies that a former daemon started.
+    async fn stop_copies(&self) {
+        for name in [TRIAL, NEW] {
+            let data = self.places.at(name);
+            let user = self.places.owner(&data).ok().filter(|_| nix::unistd::geteuid().is_root());
+            if let Err(error) = self.server.stop_copy(&data, "immediate", user).await {
+                tracing::warn!(server = %self.name, %error, "the server of an inactive copy could not be stopped");
+            }
+        }
+    }
+
+    async fn clear(&mut self) {
+        self.donor = None;
+        self.stop_copies().await;
+        // What stays is removed by the next operation.
+        let _ = self
+            .on(|places| {
+                places.discard();
+                Ok(())
+            })
+            .await;
+    }
+}
+
+#[async_trait(?Send)]
+impl DataSource for ServerSource {
+    /// A backup ends with its session; only a restore stops the server.
+    fn must_resume(&self, transition: Kind) -> bool {
+        transition == Kind::Restore
+    }
+
+    async fn ahead(&mut self) {
+        self.clear().await;
+        // An error is reported when the backup is needed, within no pause of its own.
+        self.backup = Some(self.begin().await);
+    }
+
+    async fn quiesce(&mut self, transition: Kind) -> Result<()> {
+        self.is_restore = transition == Kind::Restore;
+        if !self.is_restore {
+            return Ok(());
+        }
+        self.backup = None;
+        if self.server.is_running().await {
+            // A restored server that a former daemon did not start.
+            self.is_foreign = self.places.is_restored(&self.places.data);
+            self.on(|places| places.record_stopped()).await?;
+            fault::point("source.server.stop").map_err(injected)?;
+            self.server.own(&self.server.config.stop).await?;
+            self.await_running(false).await?;
+        }
+        Ok(())
+    }
+
+    async fn resume(&mut self) -> Result<()> {
+        if let Some(Ok(session)) = self.backup.take() {
+            // The backup is abandoned.
+            session.end().await;
+        }
+        if self.places.is_stopped() {
+            fault::point("source.server.start").map_err(injected)?;
+            if self.places.may_start() {
+                if !self.server.is_running().await {
+                    self.server.own(&self.server.config.start).await?;
+                }
+                self.await_running(true).await?;
+            }
+            self.on(|places| places.clear_stopped()).await?;
+        }
+        self.on(|places| places.unmark()).await?;
+        if self.is_restore {
+            self.clear().await;
+        }
+        Ok(())
+    }
+
+    async fn revision(&mut self, _any: bool) -> Result<String> {
+        if self.is_restore {
+            self.refuse_running().await?;
+        } else if let Some(Err(error)) = &self.backup {
+            return Err(error.clone());
+        }
+        Ok(REVISION.into())
+    }
+
+    async fn check_reachable(&mut self) -> Result<()> {
+        self.on(|places| places.check()).await?;
+        // The same as a freeze needs; the session's end abandons the backup.
+        self.begin().await?.end().await;
+        Ok(())
+    }
+
+    async fn present(&mut self) -> Result<Option<Captured>> {
+        let mut part = ServerPart::default();
+        if let Ok(facts) = self.server.facts().await {
+            self.check_facts(&facts)?;
+            part.revision = Some(self.server.definitions(&self.scratch).await?);
+            (part.system, part.tree) = (facts.system, Some(NOT_STORED));
+        } else if self.places.is_there() {
+            part.tree = Some(NOT_STORED);
+        }
+        Ok(Some(self.as_captured(part)))
+    }
+
+    async fn pin(&mut self, any: bool) -> Result<(Captured, String)> {
+        self.any = any;
+        let part = if self.is_restore { self.pin_stopped().await? } else { self.pin_running().await? };
+        Ok((self.as_captured(part), REVISION.into()))
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::Subvolume
+    }
+
+    async fn store(&mut self, captured: &mut Captured) -> Result<()> {
+        let Captured::Server { part, .. } = captured else { return Err(other_content()) };
+        let Some(taken) = self.pinned.take() else { return Ok(()) };
+        let is_backup = !self.is_restore;
+        let (mut stored, donor) = self
+            .with_store(move |places, store| {
+                if is_backup {
+                    places.strip()?;
+                }
+                places.unsettle(taken)?;
+                places.store(store)
+            })
+            .await?;
+        match self.verified().await? {
+            Some((system, revision)) => (stored.system, stored.revision) = (system, Some(revision)),
+            None => stored.revision = None,
+        }
+        *part = stored;
+        if self.is_restore {
+            self.donor = donor;
+        } else {
+            drop(donor);
+            self.clear().await;
+        }
+        Ok(())
+    }
+
+    async fn verify(&mut self, target: &Captured) -> Result<()> {
+        let Some(tree) = part_of(target)?.tree else { return Ok(()) };
+        let reached = move |store: &Store| {
+            let mut all = Vec::new();
+            let mut take = |digest| {
+                all.push(digest);
+                Ok(())
+            };
+            let walked = workspace::reach(store, TreeId(tree), &mut Seen::default(), &mut take);
+            let missing = all.into_iter().find(|digest| !store.claim(*digest));
+            Ok(walked.map(|()| missing))
+        };
+        let missing = self.host.store.run_beside(reached).await??;
+        missing.map_or(Ok(()), |digest| Err(Error::corrupt(format!("object {digest} of the server is missing"))))
+    }
+
+    async fn prepare(&mut self, target: &Captured) -> Result<()> {
+        let part = part_of(target)?.clone();
+        if part.tree.is_none() {
+            return Ok(());
+        }
+        let (wanted, donor) = (part.clone(), self.donor.take());
+        self.with_store(move |places, store| places.checkout(store, &wanted, donor.as_ref())).await?;
+        if let Some(revision) = &part.revision {
+            let tried = self.server.try_copy(&self.places, NEW, true, &self.scratch).await?;
+            if (&tried.system, &tried.revision) != (&part.system, revision) {
+                return Err(Error::corrupt(format!("the restored copy of {} has other definitions", self.name))
+                    .reason("postgres_schema")
+                    .hint("use the programs of the server's version that made the freeze"));
+            }
+        }
+        let starts = part.revision.is_some();
+        self.on(move |places| places.mark_restored(starts)).await
+    }
+
+    async fn switch(&mut self, target: &Captured, safety: &Captured) -> Result<()> {
+        self.is_switched = true;
+        fault::point("source.server.switch").map_err(injected)?;
+        self.refuse_running().await?;
+        if self.places.is_there() != part_of(safety)?.tree.is_some() {
+            return Err(Error::new(ErrorCode::Conflict, format!("the data directory of {} was changed", self.name))
+                .reason("server_changed"));
+        }
+        let answers = part_of(target)?.revision.is_some();
+        self.on(move |places| {
+            if answers {
+                places.record_stopped()?;
+            }
+            places.exchange()
+        })
+        .await?;
+        fault::point("source.server.switched").map_err(injected)
+    }
+
+    async fn revert(&mut self, safety: &Captured, _target: Option<&Captured>) -> Result<()> {
+        if !self.is_switched {
+            return Ok(());
+        }
+        self.refuse_running().await?;
+        let (safety, at_ms, is_foreign) = (part_of(safety)?.clone(), self.host.now_ms(), self.is_foreign);
+        self.donor = None;
+        let kept =
+            self.with_store(move |places, store| reverted(places, store, &safety, is_foreign.then_some(at_ms))).await?;
+        if let Some(kept) = kept {
+            let (path, place) = (self.places.data.display().to_string(), kept.display().to_string());
+            tracing::warn!(%path, kept = %place, "another program used a server during a restore that is reverted");
+            self.host.events.publish("", "directory_kept", serde_json::json!({ "path": path, "kept": place }));
+            self.kept = Some(kept);
+        }
+        Ok(())
+    }
+
+    fn may_be_switched(&mut self) {
+        self.is_switched = true;
+    }
+
+    async fn discard(&mut self) {
+        self.clear().await;
+    }
+
+    fn kept(&self) -> Option<&Path> {
+        self.kept.as_deref()
+    }
+}
+
+/// Puts the former data directory back, which the mark of a restored one tells apart. `keep`: the restored one was used;
+/// it is moved away with this time in its name, and returned.
+fn reverted(places: &Places, store: &Store, safety: &ServerPart, keep: Option<i64>) -> Result<Option<PathBuf>> {
+    let (data, new) = (places.data.clone(), places.at(NEW));
+    let (is_there, has_new) = (places.is_there(), std::fs::symlink_metadata(&new).is_ok());
+    if is_there && !places.is_restored(&data) {
+        // Not switched, or back already.
+        return Ok(None);
+    }
+    let is_former = has_new && !places.is_restored(&new);
+    match (is_former, safety.tree.is_some()) {
+        (true, _) => places.exchange()?,
+        (false, true) => {
+            places.checkout(store, safety, None)?;
+            places.exchange()?;
+        }
+        // There was none.
+        (false, false) => {
+            places.remove(NEW)?;
+            places.exchange()?;
+        }
+    }
+    match keep {
+        Some(at_ms) if is_there => places.keep(at_ms).map(Some),
+        _ => Ok(None),
+    }
+}
+
+impl Drop for ServerSource {
+    fn drop(&mut self) {
+        // The freeze failed before it was stored.
+        if self.pinned.take().is_some()
+            && let Err(error) = self.places.remove(COPY)
+        {
+            tracing::warn!(%error, "an inactive copy of a server could not be removed");
+        }
+    }
+}
