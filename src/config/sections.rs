@@ -331,7 +331,7 @@ pub struct Microvm {
 
 impl Default for Microvm {
     fn default() -> Self {
-        Self { accelerator: Accelerator::Auto, vmm: WantedVmm::Auto, firecracker: None }
+        Self { accelerator: Accelerator::Auto, vmm: WantedVmm::Qemu, firecracker: None }
     }
 }
 

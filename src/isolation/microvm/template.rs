@@ -436,7 +436,7 @@ pub(super) mod tests {
         options.extend(["-drive", "file=/etc/passwd"].map(str::to_owned));
         let foreign = Kind { machine: options, ..here.clone() };
         assert_eq!(foreign.machine(), here.machine(), "what a manifest says is equal");
-        for other in [foreign, Kind { uid: 7, ..here.clone() }, Kind { qemu: "QEMU 11".into(), ..here.clone() }] {
+        for other in [foreign, Kind { uid: 7, ..here.clone() }, Kind { vmm: "QEMU 11".into(), ..here.clone() }] {
             assert_eq!(other.check_same(&here).err().map(|error| error.reason), Some("kind".into()));
         }
     }

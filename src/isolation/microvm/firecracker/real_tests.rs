@@ -102,6 +102,7 @@ impl Bench {
             disk: open_disk(&dir.join("disk"))?,
             sockets: &sockets,
             account: None,
+            cgroup: None,
             durability: Durability::Process,
             saved_in,
             is_temporary: true,
