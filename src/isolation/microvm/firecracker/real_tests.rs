@@ -140,7 +140,7 @@ async fn suspend(home: &Path, child: tokio::process::Child, sockets: &Sockets) -
 }
 
 #[tokio::test]
-#[ignore = "needs /dev/kvm and the program in RYOKAN_FIRECRACKER"]
+#[ignore = "needs /dev/kvm and the program in RYOKAN_FIRECRACKER; scripts/check runs it"]
 async fn real_machine_goes_on() -> Result<()> {
     let bench = Bench::new()?;
     let (child, sockets) = bench.start("0a", Begin::Boot(&bench.image))?;
@@ -168,7 +168,7 @@ async fn real_machine_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs /dev/kvm and the program in RYOKAN_FIRECRACKER"]
+#[ignore = "needs /dev/kvm and the program in RYOKAN_FIRECRACKER; scripts/check runs it"]
 async fn real_template_serves_two() -> Result<()> {
     let bench = Bench::new()?;
     let place = bench.path("template");
@@ -208,7 +208,7 @@ async fn real_template_serves_two() -> Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs /dev/kvm and the program in RYOKAN_FIRECRACKER"]
+#[ignore = "needs /dev/kvm and the program in RYOKAN_FIRECRACKER; scripts/check runs it"]
 async fn real_parked_machine_waits() -> Result<()> {
     let bench = Bench::new()?;
     let home = bench.path("home-0a");
