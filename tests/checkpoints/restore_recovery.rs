@@ -159,7 +159,6 @@ fn killed_restores_recover() {
 
 /// A recovery that cannot finish the restore reverts it; if neither is possible, it is retried.
 #[test]
-#[ignore = "fails at times on a busy host; the cause is not found yet"]
 fn failed_recovery_is_retried() {
     for (fault, state) in [("kernel.engine.recreate=eio", "2"), ("state.restore.finish.before_commit=eio", "2")] {
         let mut host = set_up();
@@ -228,7 +227,6 @@ fn open_breaker_delays_recovery() {
 
 /// A restore that is refused before it records its intent leaves the interrupted one as it is, on disk too.
 #[test]
-#[ignore = "fails at times on a busy host; the cause is not found yet"]
 fn refused_restore_keeps_interrupted() {
     let mut host = set_up();
     interrupt(&mut host, "state.transition.begin.after_commit");

@@ -179,7 +179,6 @@ fn damage(host: &Machines) {
 }
 
 #[test]
-#[ignore = "fails at times on a busy host; the cause is not found yet"]
 fn killed_memory_restore_recovers() {
     let mut host = Machines::start(User::Own);
     kernel(&host);
