@@ -63,11 +63,14 @@ fn firecracker(folder: &std::path::Path, version: &str) -> String {
 
 #[test]
 fn firecracker_has_no_stand_in() {
+    use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("open to others");
     let program = firecracker(folder.path(), "1.16.0");
     // Software emulation, so that the reason is the same on every host.
     let config = "[microvm]\naccelerator = \"tcg\"\nvmm = \"firecracker\"\nfirecracker = ";
-    let host = Machines::cold(User::Own, &format!("{config}{program:?}\n"));
+    // A daemon that is root names the owner of /dev/kvm first.
+    let host = Machines::cold(User::Unprivileged, &format!("{config}{program:?}\n"));
     let doctor = String::from_utf8_lossy(&host.cli(&["doctor"]).stdout).into_owned();
     assert!(doctor.contains("no connection to a restored machine"), "{doctor}");
     let start = |name: &str| {
