@@ -180,7 +180,7 @@ fn daemon_kill_during_archive() {
             k.unarchive(0).await
         })
         .unwrap();
-        if host.ends() {
+        if host.ends_soon() {
             killed.push(label.name);
         }
         host.kill();

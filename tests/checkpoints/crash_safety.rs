@@ -88,7 +88,7 @@ fn killed_at_each_step(host: &mut Host, families: &[&str]) -> Vec<&'static str> 
             k.undo(0).await
         })
         .unwrap();
-        if !Host::is_alive(host.pid() as u32) || (answered.is_err() && host.ends()) {
+        if !Host::is_alive(host.pid() as u32) || (answered.is_err() && host.ends_soon()) {
             killed.push(label.name);
         }
         host.kill();

@@ -137,7 +137,7 @@ fn killed_at_each_step(
             make(client, round).await
         });
         let answered = answered.unwrap();
-        if !Host::is_alive(host.pid() as u32) || (answered.is_err() && host.ends()) {
+        if !Host::is_alive(host.pid() as u32) || (answered.is_err() && host.ends_soon()) {
             killed.push(label.name);
         }
         host.kill();

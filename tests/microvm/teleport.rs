@@ -97,7 +97,7 @@ fn killed_memory_move_keeps_one_copy() {
         arm(if of_source { source } else { target }, &format!("{point}=kill"));
         let output = teleport(source, "demo", target, &["--kind", "teleport"]);
         let victim = if of_source { &mut *source } else { &mut *target };
-        let died = if output.status.success() { !Host::is_alive(victim.pid() as u32) } else { victim.ends() };
+        let died = if output.status.success() { !Host::is_alive(victim.pid() as u32) } else { victim.ends_soon() };
         assert!(died, "{point} was not reached\n{}", victim.log());
         arm(victim, "");
         source.restart();

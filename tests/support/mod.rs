@@ -258,9 +258,18 @@ impl Host {
         self.wait();
     }
 
-    /// Whether the daemon has ended or ends soon; a killed one takes a moment.
+    /// Whether the daemon has ended or ends, for a test that expects it.
     pub fn ends(&self) -> bool {
-        let deadline = Instant::now() + Duration::from_secs(2);
+        self.ends_within(Duration::from_secs(30))
+    }
+
+    /// Whether the daemon has ended or ends soon: a killed one takes a moment.
+    pub fn ends_soon(&self) -> bool {
+        self.ends_within(Duration::from_secs(2))
+    }
+
+    fn ends_within(&self, time: Duration) -> bool {
+        let deadline = Instant::now() + time;
         while Host::is_alive(self.pid() as u32) {
             if Instant::now() > deadline {
                 return false;

@@ -62,7 +62,7 @@ fn killed_at_each_step(of_source: bool) -> Vec<&'static str> {
         });
         let output = teleport(source, "demo", target, &[]);
         let victim: &mut Host = if of_source { source } else { target };
-        let died = if output.status.success() { !Host::is_alive(victim.pid() as u32) } else { victim.ends() };
+        let died = if output.status.success() { !Host::is_alive(victim.pid() as u32) } else { victim.ends_soon() };
         if died {
             killed.push(name);
         }
