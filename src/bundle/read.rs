@@ -1,7 +1,7 @@
 //! Reads a file into a store. Every error is found before anything is returned; objects stored by then are
 //! unreferenced, and garbage collection removes them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader, Read};
 
 use super::frame::Opened;
@@ -307,7 +307,7 @@ pub fn verify_tree(store: &Store, tree: Digest, held: HashSet<Digest>) -> Result
 }
 
 /// Checks the images of a checkpoint's virtual machine: all pieces are held, and the sizes are those of the machine.
-fn images(held: &Held<'_>, manifest: &Manifest) -> Result<(), BundleError> {
+fn images(held: &Held<'_>, manifest: &Manifest, checked: &mut CheckedImages) -> Result<(), BundleError> {
     let Some(part) = &manifest.machine else { return Ok(()) };
     if held.store.size(part.state)? != part.state_bytes || part.state_bytes > limits::VM_DEVICE_STATE_BYTES {
         return Err(BundleError::Damaged("its machine's state has another size than it says".into()));
@@ -316,24 +316,40 @@ fn images(held: &Held<'_>, manifest: &Manifest) -> Result<(), BundleError> {
         return Err(BundleError::Damaged("its machine's description is too large".into()));
     }
     for (what, named) in [("memory", &part.memory), ("disk", &part.disk)] {
-        held.needs(named.list)?;
-        let image = Image::load(held.store, named.list).map_err(|error| BundleError::Damaged(error.message))?;
+        let (bytes, stored_bytes) = match checked.get(&named.list) {
+            Some(sizes) => *sizes,
+            None => {
+                let sizes = check_image(held, named.list, what)?;
+                checked.insert(named.list, sizes);
+                sizes
+            }
+        };
         let is_memory = what == "memory";
         let fits = match is_memory {
-            true => image.bytes() == part.machine.ram_bytes,
-            false => image.bytes() <= limits::VM_DISK_MAX_BYTES,
+            true => bytes == part.machine.ram_bytes,
+            false => bytes <= limits::VM_DISK_MAX_BYTES,
         };
-        if image.stored_bytes() != named.bytes || !fits {
+        if stored_bytes != named.bytes || !fits {
             return Err(BundleError::Damaged(format!("its {what} has another size than it says")));
-        }
-        for piece in image.entries() {
-            held.needs(piece.digest)?;
-            if held.store.size(piece.digest)? != piece.bytes() {
-                return Err(BundleError::Damaged(format!("piece {} of its {what} has another size", piece.digest)));
-            }
         }
     }
     Ok(())
+}
+
+/// Checked lists of pieces, with the bytes of each image and those that are stored: many checkpoints may name one list.
+type CheckedImages = HashMap<Digest, (u64, u64)>;
+
+/// Checks the pieces of an image. Returns its bytes, and those that are stored.
+fn check_image(held: &Held<'_>, list: Digest, what: &str) -> Result<(u64, u64), BundleError> {
+    held.needs(list)?;
+    let image = Image::load(held.store, list).map_err(|error| BundleError::Damaged(error.message))?;
+    for piece in image.entries() {
+        held.needs(piece.digest)?;
+        if held.store.size(piece.digest)? != piece.bytes() {
+            return Err(BundleError::Damaged(format!("piece {} of its {what} has another size", piece.digest)));
+        }
+    }
+    Ok((image.bytes(), image.stored_bytes()))
 }
 
 /// Checks that the file holds everything that it references.
@@ -345,6 +361,7 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
     let most = limits::MANIFEST_BYTES as u64;
     let (mut manifests, mut begins, mut walked) = (Vec::new(), StateParts::default(), Seen::default());
     let (mut bytes, mut all, mut sizes) = (0, 0, Sizes::default());
+    let mut checked_images = CheckedImages::default();
     for packed in &head.checkpoints {
         let wrong = wrong(packed.id);
         held.needs(packed.manifest)?;
@@ -382,7 +399,7 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
             return Err(wrong(&"more engine state than may be"));
         }
         manifest.names().objects.into_iter().try_for_each(|object| held.needs(object))?;
-        images(&held, &manifest).map_err(|error| wrong(&error))?;
+        images(&held, &manifest, &mut checked_images).map_err(|error| wrong(&error))?;
         let reached = workspace::reach(&held, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
             if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
         });

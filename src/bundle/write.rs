@@ -67,8 +67,12 @@ pub fn reach(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(
         }
     }
     for list in manifest.names().images {
+        if !seen.add(list) {
+            continue;
+        }
+        object(list);
         let image = Image::load(store, list).map_err(|error| BundleError::Damaged(error.message))?;
-        for single in std::iter::once(list).chain(image.pieces()) {
+        for single in image.pieces() {
             if seen.add(single) {
                 object(single);
             }
