@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
 
+use crate::core::limits;
 use crate::core::spec::KernelLimits;
 
 /// Period of the processor limit, microseconds.
@@ -68,26 +69,22 @@ fn establish_at(base: &Path, path: &Path, limits: &KernelLimits) -> io::Result<C
 }
 
 /// Creates a virtual machine monitor's cgroup with its limits at `path`. The monitor joins it before it becomes a program.
+/// Returns the limits that it lacks.
 ///
 /// # Errors
 /// As [`establish`].
-pub(super) fn establish_monitor(path: &Path, memory_bytes: u64, processors: u32) -> io::Result<()> {
+pub(super) fn establish_monitor(path: &Path, memory_bytes: u64, processors: u32) -> io::Result<Vec<&'static str>> {
     let base = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::metadata(base.join("cgroup.procs"))?;
-    let [memory, cpu] = ["memory", "cpu"].map(|controller| enable(base, controller));
+    let [memory, cpu, pids] = ["memory", "cpu", "pids"].map(|controller| enable(base, controller));
     std::fs::create_dir_all(path)?;
-    let limits = || {
-        if memory {
-            set_memory(path, memory_bytes)?;
-        }
-        if cpu {
-            write(path, "cpu.max", &format!("{} {CPU_PERIOD_US}", CPU_PERIOD_US * u64::from(processors)))?;
-        }
-        Ok(())
-    };
-    limits().inspect_err(|_| {
-        let _ = remove(path);
-    })
+    let quota_us = CPU_PERIOD_US * u64::from(processors);
+    let set = [
+        ("memory", memory && set_memory(path, memory_bytes).is_ok()),
+        ("processors", cpu && write(path, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")).is_ok()),
+        ("threads", pids && write(path, "pids.max", &limits::VM_MONITOR_THREADS.to_string()).is_ok()),
+    ];
+    Ok(set.into_iter().filter(|(_, is_set)| !is_set).map(|(name, _)| name).collect())
 }
 
 /// Kills everything in a cgroup and below, where the host kernel supports it.

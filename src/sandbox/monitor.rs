@@ -67,7 +67,7 @@ pub struct MonitorGroup<'a> {
 /// Prepares the layers of a monitor that opens `files` by name, and nothing else but the system's files.
 ///
 /// # Errors
-/// If the host kernel has no Landlock, or the planned cgroup cannot be made.
+/// If the host kernel has no Landlock.
 pub fn monitor_layers(
     files: &MonitorFiles<'_>,
     bounds: MonitorBounds,
@@ -87,20 +87,32 @@ pub fn monitor_layers(
         (Resource::RLIMIT_NICE, 0),
         (Resource::RLIMIT_RTPRIO, 0),
     ];
-    let cgroup = group.map(establish).transpose()?;
+    let cgroup = group.and_then(establish);
     let listens = files.sockets.is_some();
     let filter = seccomp::monitor_program(listens).clone();
-    Ok(MonitorLayers { tree: tree(files)?, keeps_folder: listens, rules, filter, limits, cgroup })
+    let folder = files.sockets.map(|folder| folder.try_clone_to_owned()).transpose();
+    let folder = folder.map_err(|error| SandboxError::new(Layer::PivotRoot, format!("a monitor's folder: {error}")))?;
+    Ok(MonitorLayers { tree: tree(files)?, folder, rules, filter, limits, cgroup })
 }
 
-/// Makes a monitor's cgroup and opens its list of processes.
-fn establish(group: MonitorGroup<'_>) -> Result<OwnedFd, SandboxError> {
-    let failed = |error: std::io::Error| {
-        SandboxError::new(Layer::Memory, format!("cannot make the cgroup {}: {error}", group.path.display()))
-    };
-    cgroup::establish_monitor(group.path, group.memory_bytes, group.processors).map_err(failed)?;
-    let procs = OpenOptions::new().write(true).open(group.path.join("cgroup.procs")).map_err(failed)?;
-    Ok(procs.into())
+/// Makes a monitor's cgroup and opens its list of processes. As for processes, what the host refuses is reported, and the
+/// resource limits remain.
+fn establish(group: MonitorGroup<'_>) -> Option<OwnedFd> {
+    let made = cgroup::establish_monitor(group.path, group.memory_bytes, group.processors);
+    let opened = made.and_then(|lacks| {
+        if !lacks.is_empty() {
+            tracing::warn!(cgroup = %group.path.display(), ?lacks, "a virtual machine's cgroup lacks limits");
+        }
+        OpenOptions::new().write(true).open(group.path.join("cgroup.procs"))
+    });
+    match opened {
+        Ok(procs) => Some(procs.into()),
+        Err(error) => {
+            tracing::warn!(cgroup = %group.path.display(), %error, "a virtual machine has no cgroup");
+            let _ = cgroup::remove(group.path);
+            None
+        }
+    }
 }
 
 /// The tree that a monitor sees: the system's files, its program and device, and `/proc`, through which it opens its own
@@ -112,7 +124,8 @@ fn tree(files: &MonitorFiles<'_>) -> Result<Vec<TreePart>, SandboxError> {
     let is_system = |path: &Path| SYSTEM.iter().any(|system| path.starts_with(system));
     let own = [files.program, files.device].into_iter().flatten().map(|(path, _)| path);
     let own = own.filter(|path| !is_system(path));
-    let system = SYSTEM.iter().chain(&["/proc"]).map(Path::new).filter(|path| path.exists());
+    // Libraries may be reached by links through the folder of alternatives, which holds only links.
+    let system = SYSTEM.iter().chain(&["/etc/alternatives", "/proc"]).map(Path::new).filter(|path| path.exists());
     for path in system.chain(own) {
         let failed = |error: &dyn std::fmt::Display| {
             SandboxError::new(Layer::PivotRoot, format!("cannot show {} to a monitor: {error}", path.display()))
@@ -201,7 +214,7 @@ mod tests {
     /// `sockets`: the folder in which it listens.
     fn confined_in(program: &str, args: &[&str], files: Vec<OwnedFd>, sockets: Option<&Path>) -> (bool, String) {
         let mut command = Command::new(program);
-        command.args(args).env("LC_ALL", "C").current_dir(sockets.unwrap_or(Path::new("/")));
+        command.args(args).env("LC_ALL", "C").current_dir("/");
         let folder = sockets.map(|path| File::open(path).expect("opened"));
         let readable: Vec<BorrowedFd<'_>> = files.iter().take(1).map(|file| file.as_fd()).collect();
         let sockets = folder.as_ref().map(|folder| folder.as_fd());
@@ -252,6 +265,13 @@ mod tests {
     }
 
     #[test]
+    fn many_open_files_are_no_hindrance() {
+        let files: Vec<File> = (0..600).map(|_| File::open("/dev/null").expect("opened")).collect();
+        let (done, said) = confined("/usr/bin/true", &[], Vec::new());
+        assert!(done && files.len() == 600, "{said}");
+    }
+
+    #[test]
     fn sockets_and_signals_are_refused() {
         let (connected, said) = confined("/usr/bin/bash", &["-c", "exec 3<>/dev/tcp/127.0.0.1/1"], Vec::new());
         assert!(!connected && said.contains("not permitted"), "{said}");
@@ -266,10 +286,11 @@ mod tests {
         let path = base.path().join("worker");
         std::fs::create_dir(&path)?;
         for folder in [base.path(), &path] {
-            for file in ["cgroup.procs", "cgroup.subtree_control", "cpu.max", "memory.max", "memory.oom.group"] {
+            let files = ["cgroup.procs", "cgroup.subtree_control", "cpu.max", "pids.max", "memory.max"];
+            for file in files.into_iter().chain(["memory.oom.group"]) {
                 std::fs::write(folder.join(file), "")?;
             }
-            std::fs::write(folder.join("cgroup.controllers"), "cpu memory")?;
+            std::fs::write(folder.join("cgroup.controllers"), "cpu memory pids")?;
         }
         let group = MonitorGroup { path: &path, memory_bytes: 1 << 20, processors: 2 };
         let mut command = Command::new("/usr/bin/true");
@@ -277,9 +298,13 @@ mod tests {
         assert!(command.status()?.success());
         let text = |file: &str| std::fs::read_to_string(path.join(file));
         assert_eq!(text("cgroup.procs")?, "0");
-        assert_eq!((text("memory.max")?, text("cpu.max")?), ("1048576".into(), "200000 100000".into()));
+        let limits = [text("memory.max")?, text("cpu.max")?, text("pids.max")?];
+        assert_eq!(limits, ["1048576", "200000 100000", "512"]);
+        // A host that refuses one has the other limits.
         let nowhere = MonitorGroup { path: Path::new("/nowhere/worker"), ..group };
-        assert!(monitor_layers(&MonitorFiles::default(), BOUNDS, Some(nowhere)).is_err());
+        assert!(monitor_layers(&MonitorFiles::default(), BOUNDS, Some(nowhere)).expect("layers").cgroup.is_none());
+        std::fs::write(base.path().join("cgroup.controllers"), "cpu")?;
+        assert_eq!(cgroup::establish_monitor(&path, 1, 1)?, ["memory", "threads"]);
         Ok(())
     }
 

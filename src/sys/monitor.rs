@@ -15,7 +15,7 @@ use super::process::{lift, set_dumpable, set_no_new_privileges};
 
 /// Where the tree is built: a folder of every host that holds nothing of the tree.
 const PLACE: &CStr = c"/sys";
-/// Where its working folder is in the tree, if it keeps that.
+/// Where its folder is in the tree, if it has one.
 const FOLDER: &CStr = c"/machine";
 /// The same before the tree is the root.
 const NEW_FOLDER: &CStr = c"/sys/machine";
@@ -40,8 +40,8 @@ pub enum TreePart {
 pub struct MonitorLayers {
     /// The file tree that it sees.
     pub tree: Vec<TreePart>,
-    /// Whether it keeps the folder in which it is started, writable, as its only folder of the host.
-    pub keeps_folder: bool,
+    /// The folder in which it starts, writable, if it has one: its only folder of the host.
+    pub folder: Option<OwnedFd>,
     /// A Landlock rule set.
     pub rules: OwnedFd,
     /// A system call filter.
@@ -61,19 +61,26 @@ pub struct MonitorLayers {
 pub fn confine_monitor(command: &mut Command, layers: MonitorLayers) -> io::Result<()> {
     // Those that the child gets at fixed numbers are placed before this uses its own.
     let (rules, cgroup) = (lift(&layers.rules)?, layers.cgroup.as_ref().map(lift).transpose()?);
+    let folder = layers.folder.as_ref().map(lift).transpose()?;
     let prepare = move || {
         nix::unistd::setsid()?;
         if let Some(procs) = &cgroup {
             // The writer itself.
             nix::unistd::write(procs, b"0")?;
         }
+        set_no_new_privileges()?;
+        if let Some(folder) = &folder {
+            // The descriptor's mount is of the old namespace and cannot be bound in a new one; the working directory's
+            // follows into it.
+            nix::unistd::fchdir(folder)?;
+        }
+        leave_namespaces()?;
+        enter_tree(&layers.tree, folder.is_some())?;
+        // After the last open: until its program begins, it has as many descriptors as its parent.
         for (resource, most) in &layers.limits {
             let most = getrlimit(*resource)?.1.min(*most);
             setrlimit(*resource, most, most)?;
         }
-        set_no_new_privileges()?;
-        leave_namespaces()?;
-        enter_tree(&layers.tree, layers.keeps_folder)?;
         // SAFETY: this call takes integers only.
         checked(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0u32) })?;
         seccompiler::apply_filter(&layers.filter).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))
@@ -117,11 +124,12 @@ fn put(file: &CStr, text: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Builds the tree and makes it the root; nothing else of the host's files remains visible.
-fn enter_tree(parts: &[TreePart], keeps_folder: bool) -> io::Result<()> {
+/// Builds the tree and makes it the root, with the working directory in it if it `has_folder`; nothing else of the
+/// host's files remains visible.
+fn enter_tree(parts: &[TreePart], has_folder: bool) -> io::Result<()> {
     mount_at(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, None)?;
     mount_at(Some(c"ryokan"), PLACE, Some(c"tmpfs"), libc::MS_NOSUID | libc::MS_NODEV, Some(TREE_OPTIONS))?;
-    if keeps_folder {
+    if has_folder {
         make_folder(NEW_FOLDER)?;
         mount_at(Some(c"."), NEW_FOLDER, None, libc::MS_BIND, None)?;
         mount::change_at(NEW_FOLDER, false, NOSUID | NODEV | NOEXEC)?;
@@ -154,7 +162,7 @@ fn enter_tree(parts: &[TreePart], keeps_folder: bool) -> io::Result<()> {
     nix::mount::umount2(".", nix::mount::MntFlags::MNT_DETACH)?;
     nix::unistd::chdir("/")?;
     mount::change_at(c"/", false, RDONLY | NOSUID | NODEV)?;
-    if keeps_folder { Ok(nix::unistd::chdir(FOLDER)?) } else { Ok(()) }
+    if has_folder { Ok(nix::unistd::chdir(FOLDER)?) } else { Ok(()) }
 }
 
 fn make_folder(place: &CStr) -> io::Result<()> {

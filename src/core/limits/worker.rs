@@ -160,6 +160,8 @@ pub const VM_MONITOR_LINE_BYTES: usize = 256 << 10;
 pub const VM_MONITOR_HEAD_BYTES: usize = 16 << 10;
 /// Memory of a virtual machine monitor beside its guest's, bytes: translated code, devices, threads.
 pub const VM_MONITOR_MEMORY_BYTES: u64 = 2 << 30;
+/// Threads of a virtual machine monitor.
+pub const VM_MONITOR_THREADS: u32 = 512;
 /// Templates of virtual machines that a host keeps.
 pub const VM_TEMPLATES: usize = 12;
 /// Largest description of a template, bytes.
