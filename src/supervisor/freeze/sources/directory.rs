@@ -10,7 +10,7 @@ use std::rc::Rc;
 use async_trait::async_trait;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-use super::{DataSource, other_content};
+use super::{DataSource, other_content, tree_is_whole};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::cost::Driver;
 use crate::core::freeze::{Captured, DirectoryPart};
@@ -20,9 +20,7 @@ use crate::supervisor::freeze::objects::blocking;
 use crate::supervisor::host::Host;
 use crate::sys::fault;
 use crate::sys::fs::{remove_tree, sync_dir};
-use crate::workspace::{
-    self, DriverKind, Durability, NotCaptured, Seen, Tracker, TreeId, WorkspaceError, WorkspacePaths,
-};
+use crate::workspace::{self, DriverKind, Durability, NotCaptured, Tracker, TreeId, WorkspaceError, WorkspacePaths};
 
 /// The revision of every directory: a change is an error of its own.
 const REVISION: &str = "directory";
@@ -445,18 +443,7 @@ impl DataSource for DirectorySource {
 
     async fn verify(&mut self, target: &Captured) -> Result<()> {
         let Some(tree) = part_of(target)?.tree else { return Ok(()) };
-        let reached = move |store: &Store| {
-            let mut all = Vec::new();
-            let mut take = |digest| {
-                all.push(digest);
-                Ok(())
-            };
-            let walked = workspace::reach(store, TreeId(tree), &mut Seen::default(), &mut take);
-            let missing = all.into_iter().find(|digest| !store.claim(*digest));
-            Ok(walked.map(|()| missing))
-        };
-        let missing = self.host.store.run_beside(reached).await??;
-        missing.map_or(Ok(()), |digest| Err(Error::corrupt(format!("object {digest} of the directory is missing"))))
+        tree_is_whole(&self.host, tree, "directory").await
     }
 
     async fn prepare(&mut self, target: &Captured) -> Result<()> {

@@ -44,8 +44,10 @@ use crate::core::freeze::postgres::ConnectionError;
 use crate::core::freeze::{Captured, Member, Target};
 use crate::core::ids::{Digest, GroupId};
 use crate::core::kernel::transition::Kind;
+use crate::store::Store;
 use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
+use crate::workspace::{self, Seen, TreeId};
 
 /// The folder of copies of what other programs wrote during a restore that was reverted.
 pub(super) use self::database::KEPT;
@@ -195,4 +197,23 @@ pub(super) async fn check_reachable(host: &Rc<Host>, group: GroupId, uid: u32, m
 
 fn other_content() -> Error {
     Error::internal("the captured content is that of another kind of source")
+}
+
+/// Checks that all objects of a stored tree are there, and protects them while the restore runs.
+///
+/// # Errors
+/// `corrupt` if one is missing; those of reading.
+async fn tree_is_whole(host: &Host, tree: Digest, what: &str) -> Result<()> {
+    let reached = move |store: &Store| {
+        let mut all = Vec::new();
+        let mut take = |digest| {
+            all.push(digest);
+            Ok(())
+        };
+        let walked = workspace::reach(store, TreeId(tree), &mut Seen::default(), &mut take);
+        let missing = all.into_iter().find(|digest| !store.claim(*digest));
+        Ok(walked.map(|()| missing))
+    };
+    let missing = host.store.run_beside(reached).await??;
+    missing.map_or(Ok(()), |digest| Err(Error::corrupt(format!("object {digest} of the {what} is missing"))))
 }

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 
 use super::postgres_files::{COPY, NEW, Places, TRIAL};
 use super::postgres_private::{FACTS, Server, facts_of};
-use super::{DataSource, NOT_STORED, other_content};
+use super::{DataSource, NOT_STORED, other_content, tree_is_whole};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::Captured;
 use crate::core::freeze::cost::Driver;
@@ -29,7 +29,7 @@ use crate::store::Store;
 use crate::supervisor::freeze::objects::blocking;
 use crate::supervisor::host::Host;
 use crate::sys::fault;
-use crate::workspace::{self, Donor, Seen, TreeId};
+use crate::workspace::Donor;
 
 /// The revision: a backup is whole by itself.
 const REVISION: &str = "server";
@@ -379,18 +379,7 @@ impl DataSource for ServerSource {
 
     async fn verify(&mut self, target: &Captured) -> Result<()> {
         let Some(tree) = part_of(target)?.tree else { return Ok(()) };
-        let reached = move |store: &Store| {
-            let mut all = Vec::new();
-            let mut take = |digest| {
-                all.push(digest);
-                Ok(())
-            };
-            let walked = workspace::reach(store, TreeId(tree), &mut Seen::default(), &mut take);
-            let missing = all.into_iter().find(|digest| !store.claim(*digest));
-            Ok(walked.map(|()| missing))
-        };
-        let missing = self.host.store.run_beside(reached).await??;
-        missing.map_or(Ok(()), |digest| Err(Error::corrupt(format!("object {digest} of the server is missing"))))
+        tree_is_whole(&self.host, tree, "server").await
     }
 
     async fn prepare(&mut self, target: &Captured) -> Result<()> {
