@@ -182,6 +182,8 @@ pub struct MachineRoom {
     pub memory_bytes: u64,
     /// Bytes of the disk's blocks.
     pub disk_bytes: u64,
+    /// Size of the largest disk that the kernel's limits allow, bytes.
+    pub most_disk_bytes: u64,
 }
 
 /// Probes the capabilities of a host. Blocks.
@@ -283,7 +285,7 @@ pub trait IsolationDriver {
 
     /// What the kernel's machine may need at most in a snapshot of kind teleport.
     fn machine_room(&self, _spec: &KernelSpec, _dir: &Path) -> MachineRoom {
-        MachineRoom { memory_bytes: 0, disk_bytes: 0 }
+        MachineRoom { memory_bytes: 0, disk_bytes: 0, most_disk_bytes: 0 }
     }
 
     /// Puts a machine of a snapshot into the folder of a kernel without a worker: its next worker continues it.
@@ -420,6 +422,14 @@ pub trait WorkerHandle {
         Err(Error::unsupported("the memory of processes cannot be saved")
             .reason("suspend")
             .hint("suspend without --release"))
+    }
+
+    /// Checks that the running worker's machine can be saved; stops nothing.
+    ///
+    /// # Errors
+    /// `unsupported`, as [`Self::save_running`].
+    fn check_saves_running(&self) -> Result<()> {
+        Err(Error::unsupported("processes have no machine of their own").reason("fork"))
     }
 
     /// Saves a running worker's machine, whose processes are suspended, for launches of other kernels' workers. It runs

@@ -4,23 +4,16 @@ use std::collections::HashSet;
 
 use ryokan::sys::fault;
 
-use super::{Machines, words};
+use super::{COUNTER, Machines, words};
 use crate::support::{Host, User, until, users};
 
 /// In memory only: a generator, an open file, a lambda, a thread that counts, a process.
 const MEMORY: &str = "
-import os, random, ssl, subprocess, threading, time, uuid
+import os, random, ssl, subprocess, uuid
 numbers = iter(range(100)); next(numbers)
 note = open('note', 'w+'); note.write('kept'); note.flush()
 add = lambda n: n + 1
 ssl.RAND_bytes(1); random.random(); uuid.uuid4()
-count = 0
-def work():
-    global count
-    while True:
-        count += 1
-        time.sleep(0.01)
-threading.Thread(target=work, daemon=True).start()
 child = subprocess.Popen(['sleep', '1000'])
 saved = 42
 ";
@@ -34,7 +27,7 @@ const COUNT: &str = "a = count; time.sleep(1); print(a, count)";
 
 fn kernel(host: &Machines) -> u32 {
     host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
-    host.run("lab", MEMORY);
+    host.run("lab", &format!("{COUNTER}{MEMORY}"));
     until("a template, and the end of its machine", || {
         host.template_names().iter().any(|name| !name.starts_with('.')) && host.all().len() == 1
     });

@@ -4,21 +4,13 @@ use serde_json::Value;
 
 use ryokan::sys::fault;
 
-use super::Machines;
+use super::{COUNTER, Machines};
 use crate::support::{Host, User, until, users};
 
 /// In memory only: an open file, and a thread that counts.
 const MEMORY: &str = "
-import threading, time
 numbers = iter(range(100)); next(numbers)
 note = open('note', 'w+'); note.write('kept'); note.flush()
-count = 0
-def work():
-    global count
-    while True:
-        count += 1
-        time.sleep(0.01)
-threading.Thread(target=work, daemon=True).start()
 saved = 42
 ";
 const CHANGE: &str = "saved = 43; next(numbers); note.write(' and more'); note.flush(); open('new', 'w').write('new')";
@@ -34,7 +26,7 @@ const COUNTS: &str = "a = count; time.sleep(1); print(count > a, count)";
 
 fn kernel(host: &Machines) {
     host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
-    host.run("lab", MEMORY);
+    host.run("lab", &format!("{COUNTER}{MEMORY}"));
 }
 
 fn json(host: &Machines, args: &[&str]) -> Value {

@@ -21,6 +21,18 @@ use crate::support::{Host, UNPRIVILEGED, User};
 /// A kernel in a virtual machine with Python, of which each host has a template.
 const NEW_LAB: [&str; 6] = ["new", "lab", "--isolation", "microvm", "--engine", "python"];
 
+/// In memory only: a thread that counts.
+const COUNTER: &str = "
+import threading, time
+count = 0
+def work():
+    global count
+    while True:
+        count += 1
+        time.sleep(0.01)
+threading.Thread(target=work, daemon=True).start()
+";
+
 /// A folder that stays from one run of this checkout's tests to the next, below one that other users can enter.
 fn kept(name: &str) -> PathBuf {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -1,21 +1,13 @@
 //! Kernels in virtual machines move to another host, and into another isolation.
 
-use super::{Machines, pair};
+use super::{COUNTER, Machines, pair};
 use crate::support::{Host, User, until, users};
 use crate::teleport::{arm, moved, one_is_left, show, state, teleport};
 
 const SEE: &str = "print(x, open('f').read())";
 /// In memory only: a generator, and a thread that counts.
 const MEMORY: &str = "
-import threading, time
 x = 41; open('f', 'w').write('kept'); g = (n for n in range(100)); next(g)
-count = 0
-def work():
-    global count
-    while True:
-        count += 1
-        time.sleep(0.01)
-threading.Thread(target=work, daemon=True).start()
 ";
 const COUNTS: &str = "a = count; time.sleep(1); print(count > a)";
 
@@ -25,7 +17,7 @@ fn machine_moves_and_returns() {
     for user in users() {
         let (here, there) = (Machines::start(user), Machines::start(user));
         here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
-        here.run("lab", MEMORY);
+        here.run("lab", &format!("{COUNTER}{MEMORY}"));
         here.ok(&["checkpoint", "lab", "-m", "before"]);
         here.run("lab", "x += 1; next(g)");
         let report = moved(&here, "lab", &there, &[]);
@@ -59,7 +51,7 @@ fn memory_stays_where_it_cannot_continue() {
     let here = Machines::start(User::Own);
     let there = Machines::configured(User::Own, "[limits]\nteleport_snapshot = \"100MiB\"\n");
     here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
-    here.run("lab", MEMORY);
+    here.run("lab", &format!("{COUNTER}{MEMORY}"));
     let refused = teleport(&here, "lab", &there, &["--kind", "teleport"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("size_too_large"), "{said}");
@@ -82,7 +74,7 @@ fn killed_memory_move_keeps_one_copy() {
     let _pair = pair();
     let (mut here, mut there) = (Machines::start(User::Own), Machines::start(User::Own));
     here.ok(&["new", "demo", "--isolation", "microvm", "--engine", "python"]);
-    here.run("demo", MEMORY);
+    here.run("demo", &format!("{COUNTER}{MEMORY}"));
     let mut at_here = true;
     let points = [
         (true, "machine.checkpoint.stored:2", false),

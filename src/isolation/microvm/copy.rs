@@ -292,22 +292,31 @@ impl Description {
 }
 
 impl MachineHandle {
-    /// Copies the machine, whose processes the caller has stopped. It runs on, also after a failure.
+    /// What the machine is, if it can be copied while it runs.
     ///
     /// # Errors
-    /// `unsupported` for a machine of an earlier version; those of saving.
-    pub(super) async fn save_running(&self, worker: &WorkerIdentity) -> Result<SavedMachine> {
+    /// `unsupported` for a machine of an earlier version, and with Firecracker.
+    pub(super) fn copied_kind(&self) -> Result<Kind> {
         let Some(kind) = self.kind().filter(|_| self.is_running()) else {
             return Err(Error::unsupported("the virtual machine was started by an earlier version of ryokan")
                 .reason("fork")
                 .hint("stop the kernel, and start it again"));
         };
-        if kind.vmm() == Vmm::Firecracker {
+        match kind.vmm() {
+            Vmm::Qemu => Ok(kind),
             // Its save ends the guest's connections, the worker's link among them: the kernel would be lost.
-            return Err(Error::unsupported("Firecracker cannot copy a running machine")
+            Vmm::Firecracker => Err(Error::unsupported("Firecracker cannot copy a running machine")
                 .reason("fork")
-                .hint("a fork begins with the kernel's checkpoint then; or set microvm.vmm to \"qemu\""));
+                .hint("use files and engine state (--kind checkpoint), or set microvm.vmm to \"qemu\"")),
         }
+    }
+
+    /// Copies the machine, whose processes the caller has stopped. It runs on, also after a failure.
+    ///
+    /// # Errors
+    /// `unsupported` for a machine of an earlier version; those of saving.
+    pub(super) async fn save_running(&self, worker: &WorkerIdentity) -> Result<SavedMachine> {
+        let kind = self.copied_kind()?;
         let (machine, folder) = (self.machine(), self.copies().to_owned());
         let (disk, worker) = (machine.folder.disk(), worker.clone());
         let (pid, about) = (self.process(), kind.clone());
@@ -365,7 +374,7 @@ impl SavedMachine {
 fn by_pages(templates: &Path, pid: u32, kind: &Kind) -> Option<(MappedMemory, File)> {
     let found = || {
         let folder = templates.join(kind.key().map_err(|error| error.message)?);
-        let template = template::proven_state(&folder)?;
+        let template = template::proven_state(&folder, kind)?;
         let mapped = MappedMemory::find(pid, kind.memory_bytes()).map_err(|error| error.to_string())?;
         Ok::<_, String>((mapped, template))
     };

@@ -380,7 +380,8 @@ impl IsolationDriver for MicrovmDriver {
         let memory_bytes = spec.limits.memory_bytes.saturating_add(limits::VM_EXTRA_MEMORY_BYTES);
         let disk = dir.join(super::DISK).metadata();
         let disk_bytes = disk.map_or(0, |found| std::os::unix::fs::MetadataExt::blocks(&found) * 512);
-        MachineRoom { memory_bytes, disk_bytes }
+        let most_disk_bytes = disk::disk_bytes(spec.limits.workspace_bytes);
+        MachineRoom { memory_bytes, disk_bytes, most_disk_bytes }
     }
 
     fn keeps_memory(&self, home: &KernelHome) -> Result<bool> {

@@ -404,6 +404,10 @@ impl WorkerHandle for MachineHandle {
         self.about.kind.as_ref().map(Kind::machine)
     }
 
+    fn check_saves_running(&self) -> Result<()> {
+        self.copied_kind().map(drop)
+    }
+
     async fn save_running(&self, worker: &WorkerIdentity) -> Result<SavedMachine> {
         MachineHandle::save_running(self, worker).await
     }

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  installed.new.* ─ filled, synced ─▶ disk.ext4, installed.ram, installed.state ─▶ installed.json: installed
-//!  next start: files and machine are right ─▶ loaded ─▶ all but the disk removed ─▶ seeded anew, bound, continues
+//!  next start: files and machine are right ─▶ loaded ─▶ installed.begun ─▶ seeded anew, bound: continues
 //! ```
 //!
 //! The memory is mapped and read as it is used. The files are removed before the machine continues; their times make
-//! them invalid as soon as anything else writes to them. Without them, the kernel starts from the disk.
+//! them invalid as soon as anything else writes to them. Without them, the kernel starts from the disk. `installed.begun`
+//! stays until the machine is bound: it says that memory is lost if nothing binds it.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
@@ -28,6 +29,8 @@ const FORMAT: u32 = 1;
 const MEMORY: &str = "installed.ram";
 const STATE: &str = "installed.state";
 const DESCRIPTION: &str = "installed.json";
+/// The description of a machine that continues and is not bound yet.
+const BEGUN: &str = "installed.begun";
 /// Files that are being filled.
 const NEW: [&str; 3] = ["installed.new.ram", "installed.new.state", "installed.new.disk"];
 
@@ -107,13 +110,31 @@ fn fill_and_place(dir: &Path, description: &[u8], fill: InstallFiles, durability
     fs::replace(&dir.join(DESCRIPTION), &text, 0o600, "microvm.installed").map_err(|error| failed(&error))
 }
 
+/// Removes what is installed, except the disk, before the machine continues: from here on the disk changes. Blocks.
+///
+/// # Errors
+/// Those of renaming and removing.
+pub(super) fn begin(dir: &Path) -> Result<()> {
+    if !is_there(dir) {
+        return Ok(());
+    }
+    let renamed = fs::rename_durable(&dir.join(DESCRIPTION), &dir.join(BEGUN), "microvm.installed.begin");
+    renamed.map_err(|error| failed(&error))?;
+    remove_files(dir, &[MEMORY, STATE])
+}
+
 /// Removes what is installed, except the disk. Blocks.
 ///
 /// # Errors
 /// Those of removing.
 pub(super) fn remove(dir: &Path) -> Result<()> {
     // The description first: without it the files are nothing.
-    for name in [DESCRIPTION, MEMORY, STATE].iter().chain(&NEW) {
+    remove_files(dir, &[DESCRIPTION, BEGUN, MEMORY, STATE])?;
+    remove_files(dir, &NEW)
+}
+
+fn remove_files(dir: &Path, names: &[&str]) -> Result<()> {
+    for name in names {
         match std::fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::unavailable(format!("remove {name}: {error}")));
@@ -141,12 +162,17 @@ pub(super) fn is_there(dir: &Path) -> bool {
 /// Opens what is installed in a kernel's folder, for machines of this user; `None` if nothing is. Blocks.
 ///
 /// # Errors
-/// `corrupt`; `refused` if a file has changed.
+/// `corrupt`; `refused` if a file has changed; `lost` if the machine began to continue and was not bound.
 pub(super) fn open(dir: &Path, uid: u32) -> Result<Option<MachineCopy>> {
     let damaged = |error: &dyn std::fmt::Display| Error::corrupt(format!("{DESCRIPTION} is damaged: {error}"));
     let mut options = OpenOptions::new();
     let file = match options.read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(DESCRIPTION)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return match dir.join(BEGUN).exists() {
+                true => Err(Error::lost("the daemon ended while the machine began to continue")),
+                false => Ok(None),
+            };
+        }
         opened => opened.map_err(|error| damaged(&error))?,
     };
     let mut text = Vec::new();

@@ -1,6 +1,5 @@
 //! Starts a machine for a worker: from its template, or by booting the image, and the worker in it.
 
-use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,8 +212,6 @@ impl MicrovmDriver {
         let is_copy = renewal == Renewal::Renew;
         let disk = disk::open_disk(disk)?;
         let program = &self.vmms.program(kind.vmm())?;
-        let log = std::io::stderr().as_fd().try_clone_to_owned();
-        let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (account, durability, sockets) = (self.settings.account, self.settings.durability, &about.sockets);
         let (is_temporary, saved_in) = (false, Some(dir.clone()));
         let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
@@ -230,8 +227,8 @@ impl MicrovmDriver {
             durability,
             saved_in,
             is_temporary,
-            log,
-        })?;
+        })
+        .await?;
         let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
         let process =
             WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("find the monitor: {error}")))?;
@@ -261,7 +258,7 @@ impl MicrovmDriver {
             }
             if is_copy {
                 fault::point("machine.installed.start").map_err(|error| Error::unavailable(error.to_string()))?;
-                installed::remove(&dir)?;
+                installed::begin(&dir)?;
             }
             monitor.resume().await
         };

@@ -8,7 +8,6 @@
 //! Everything else is shared: images, disks, templates, seeding, the mirror of files, the handle.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -78,18 +77,22 @@ pub(super) struct NewMachine<'a> {
     pub saved_in: Option<PathBuf>,
     /// Whether it ends when its process is dropped; else it outlives the daemon.
     pub is_temporary: bool,
-    pub log: OwnedFd,
 }
 
 /// Starts a machine's monitor.
 ///
 /// # Errors
 /// Those of opening, and of the start of the program.
-pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    match new.kind.vmm() {
-        Vmm::Qemu => qemu::start(new),
-        Vmm::Firecracker => firecracker::start(new),
-    }
+pub(super) async fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
+    let is_temporary = new.is_temporary;
+    let command = match new.kind.vmm() {
+        Vmm::Qemu => qemu::command(new),
+        Vmm::Firecracker => firecracker::command(new),
+    }?;
+    // The child reports when it is confined, which may take tens of milliseconds.
+    let spawn = move || tokio::process::Command::from(command).kill_on_drop(is_temporary).spawn();
+    let spawned = tokio::task::spawn_blocking(spawn).await.map_err(|error| Error::internal(error.to_string()))?;
+    spawned.map_err(|error| Error::unavailable(format!("a virtual machine cannot be started: {error}")))
 }
 
 /// The monitor of a machine.
@@ -173,7 +176,8 @@ impl Monitor {
     pub(super) async fn is_stopped(&mut self) -> Result<bool> {
         match self {
             Monitor::Qemu(qmp) => qmp.is_stopped().await,
-            Monitor::Firecracker(machine) => machine.is_paused().await,
+            // A former daemon may have ended while it was saved.
+            Monitor::Firecracker(machine) => machine.is_paused_after_save().await,
         }
     }
 

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 
 const PAGE_BYTES: u64 = 4096;
 /// The longest list of mappings, bytes.
@@ -28,8 +28,10 @@ const IS_FILE: u64 = 1 << 61;
 /// Where a process has mapped the memory of its machine.
 #[derive(Debug)]
 pub(super) struct MappedMemory {
-    pid: u32,
     parts: Vec<MappedPart>,
+    /// Opened once: they are of this process, whatever becomes of its number.
+    map: File,
+    memory: File,
     /// The file beneath, which does not change.
     base: File,
 }
@@ -49,6 +51,8 @@ impl MappedMemory {
     /// # Errors
     /// `NotFound` if the memory is no such mapping; those of `/proc`, also where this process may not trace the other.
     pub(super) fn find(pid: u32, memory_bytes: u64) -> io::Result<MappedMemory> {
+        // Refused here, not while the machine stands still.
+        let (map, memory) = (File::open(format!("/proc/{pid}/pagemap"))?, File::open(format!("/proc/{pid}/mem"))?);
         let mut maps = String::new();
         File::open(format!("/proc/{pid}/maps"))?.take(MOST_MAPS).read_to_string(&mut maps)?;
         let mut all: Vec<MappedPart> = maps.lines().filter_map(private_file).collect();
@@ -57,9 +61,7 @@ impl MappedMemory {
         let whole = all.chunk_by(|one, next| one.inode == next.inode).find(|parts| covers(parts, memory_bytes));
         let parts = whole.ok_or_else(missing)?.to_vec();
         let base = open_file(pid, parts[0].inode, memory_bytes)?.ok_or_else(missing)?;
-        // Refused here, not while the machine stands still.
-        File::open(format!("/proc/{pid}/mem"))?;
-        Ok(MappedMemory { pid, parts, base })
+        Ok(MappedMemory { parts, map, memory, base })
     }
 
     /// The file beneath.
@@ -72,14 +74,12 @@ impl MappedMemory {
     /// # Errors
     /// Those of `/proc` and of the file.
     pub(super) fn write_changed(&self, to: &File) -> io::Result<u64> {
-        let map = File::open(format!("/proc/{}/pagemap", self.pid))?;
-        let memory = File::open(format!("/proc/{}/mem", self.pid))?;
         let (mut entries, mut piece, mut pages) = (vec![0; ENTRIES * ENTRY], vec![0; PIECE as usize], 0);
         for part in &self.parts {
             let count = (part.bytes / PAGE_BYTES) as usize;
             for first in (0..count).step_by(ENTRIES) {
                 let read = &mut entries[..(count - first).min(ENTRIES) * ENTRY];
-                map.read_exact_at(read, part.address / PAGE_BYTES * ENTRY as u64 + (first * ENTRY) as u64)?;
+                self.map.read_exact_at(read, part.address / PAGE_BYTES * ENTRY as u64 + (first * ENTRY) as u64)?;
                 let is_changed = |entry: &[u8]| {
                     let bits = entry.try_into().map_or(0, u64::from_ne_bytes);
                     bits & SWAPPED != 0 || (bits & PRESENT != 0 && bits & IS_FILE == 0)
@@ -89,7 +89,7 @@ impl MappedMemory {
                 for run in flags.chunk_by(|one, next| one == next) {
                     let bytes = run.len() as u64 * PAGE_BYTES;
                     if run[0] {
-                        copy(&memory, part.address + at, to, part.offset + at, bytes, &mut piece)?;
+                        copy(&self.memory, part.address + at, to, part.offset + at, bytes, &mut piece)?;
                         pages += run.len() as u64;
                     }
                     at += bytes;
@@ -140,8 +140,14 @@ fn open_file(pid: u32, inode: u64, bytes: u64) -> io::Result<Option<File>> {
         let path = entry?.path();
         // Closed meanwhile, or no file.
         let Ok(found) = std::fs::metadata(&path) else { continue };
+        if !found.is_file() || found.ino() != inode {
+            continue;
+        }
+        // The process may exchange it in between: what was opened counts.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path)?;
+        let found = file.metadata()?;
         if found.is_file() && found.ino() == inode && found.len() == bytes {
-            return File::open(&path).map(Some);
+            return Ok(Some(file));
         }
     }
     Ok(None)

@@ -121,9 +121,11 @@ impl Descriptors {
 ///
 /// # Errors
 /// Those of opening, and of the start of the program.
-pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    let NewMachine { program, begin, kind, disk, sockets, account, cgroup, durability, is_temporary, log, .. } = new;
+pub(super) fn command(new: NewMachine<'_>) -> Result<Command> {
+    let NewMachine { program, begin, kind, disk, sockets, account, cgroup, durability, .. } = new;
     let mut fds = Descriptors::default();
+    // Through no link: its tree has few of the host's folders.
+    let program = program.canonicalize().map_err(failed("qemu"))?;
     let mut command = Command::new(program);
     command.args(&kind.machine);
     let image = begin_with(&mut command, &mut fds, begin, kind)?;
@@ -161,7 +163,7 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
         .args(["-chardev", &format!("socket,id=monitor,fd={monitor},server=on,wait=off")])
         .args(["-mon", "chardev=monitor,mode=control"]);
     command.env_clear().env("PATH", "/usr/bin:/bin").current_dir("/");
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(log));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
     if let Some((uid, gid)) = account {
         command.uid(uid).gid(gid);
     }
@@ -172,7 +174,7 @@ pub(super) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
     let layers = monitor_layers(&files, bounds, group)?;
     give_descriptors(&mut command, fds.all);
     confine_monitor(&mut command, layers).map_err(failed("its layers"))?;
-    tokio::process::Command::from(command).kill_on_drop(is_temporary).spawn().map_err(failed("qemu"))
+    Ok(command)
 }
 
 /// Adds what the machine boots or goes on from. Returns its image.

@@ -169,6 +169,16 @@ pub(super) fn seal(
     files: &SavedFiles,
 ) -> Result<()> {
     let sealed = |file: &File| file.sync_all().and_then(|()| part(file)).map_err(|error| failed(&error));
+    // Before they are read: a monitor could make them as large as its disk.
+    let bytes = |file: &File| file.metadata().map(|found| found.len()).map_err(|error| failed(&error));
+    let most = match files.memory {
+        Some(_) => limits::VM_DEVICE_STATE_BYTES,
+        None => kind.memory_bytes().saturating_add(limits::VM_DEVICE_STATE_BYTES),
+    };
+    let memory = files.memory.as_ref().map_or(Ok(kind.memory_bytes()), bytes)?;
+    if bytes(&files.devices)? > most || memory != kind.memory_bytes() {
+        return Err(failed(&"its files have other sizes than its memory"));
+    }
     if let Some(memory) = &files.memory {
         dig_holes(memory).map_err(|error| failed(&error))?;
     }
@@ -196,8 +206,12 @@ pub(super) fn seal(
 /// # Errors
 /// Those of removing.
 pub(super) fn remove(dir: &Path) -> Result<()> {
-    // The description first: without it the state is nothing.
-    for name in [DESCRIPTION, STATE, MEMORY, NEW] {
+    // The description first, durably: the disk may change from here on, and without it the state is nothing.
+    if dir.join(DESCRIPTION).exists() {
+        let removed = fs::remove_durable(&dir.join(DESCRIPTION), "microvm.suspended.remove");
+        removed.map_err(|error| Error::unavailable(format!("remove {DESCRIPTION}: {error}")))?;
+    }
+    for name in [STATE, MEMORY, NEW] {
         match std::fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::unavailable(format!("remove {name}: {error}")));
@@ -430,7 +444,7 @@ mod tests {
             std::io::Write::write_all(&mut running.devices, devices).expect("written");
             std::io::Write::write_all(running.memory.as_mut().expect("it is there"), memory).expect("written");
         };
-        write(b"devices", &vec![0; 1 << 20]);
+        write(b"devices", &vec![0; (1 << 20) - 6]);
         write(b"", b"memory");
         let worker = saved(tempfile::tempdir().expect("a folder").path()).worker();
         seal(dir, &disk, HERE, kind(), &worker, &take_prepared(dir)?)?;
@@ -440,8 +454,8 @@ mod tests {
         assert!(check_prepared(dir).is_err(), "they are removed at the machine's end");
         assert!(sealed.open(dir, &disk, HERE, &kind()).is_ok(), "sealed files stay");
         let memory = opened.memory.expect("it is there").metadata().expect("read");
-        assert_eq!(memory.len(), (1 << 20) + 6);
-        assert!(memory.blocks() * 512 < 1 << 16, "zeros are holes: {} blocks", memory.blocks());
+        assert_eq!(memory.len(), 1 << 20);
+        assert!(memory.blocks() * 512 < 1 << 18, "zeros are holes: {} blocks", memory.blocks());
         // What is not sealed any more changes with the running machine.
         write(b"more", b"more");
         assert_eq!(sealed.open(dir, &disk, HERE, &kind()).err().map(|error| error.code.name()), Some("corrupt"));

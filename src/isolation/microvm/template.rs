@@ -257,13 +257,19 @@ pub(super) fn image_of(folder: &Path) -> Option<String> {
 }
 
 /// The state of a template that has proved copies by pages; an error says why there is none.
-pub(super) fn proven_state(folder: &Path) -> std::result::Result<File, String> {
-    if !describe(folder)?.proves_pages {
+pub(super) fn proven_state(folder: &Path, kind: &Kind) -> std::result::Result<File, String> {
+    let about = describe(folder)?;
+    if about.kind != *kind || !about.proves_pages {
         return Err(String::from("its template did not prove copies by pages"));
     }
     let mut options = OpenOptions::new();
     let state = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(STATE));
-    state.map_err(|error| format!("its template: {error}"))
+    let state = state.map_err(|error| format!("its template: {error}"))?;
+    match part(&state) {
+        Ok(found) if found == about.state => Ok(state),
+        Ok(_) => Err(String::from("its template's state is not what was written")),
+        Err(error) => Err(format!("its template: {error}")),
+    }
 }
 
 fn describe(folder: &Path) -> std::result::Result<Description, String> {

@@ -8,7 +8,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -286,8 +285,10 @@ impl Templates {
     async fn prove_pages(&self, place: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
         let proof = place.join("proof");
         let proved = self.compare_copies(&proof, kind, image, template).await;
-        let removed = fs::remove_tree(&proof).map_err(|error| Error::unavailable(format!("write a template: {error}")));
-        proved.and(removed)
+        let removed = blocking(move || {
+            fs::remove_tree(&proof).map_err(|error| Error::unavailable(format!("write a template: {error}")))
+        });
+        proved.and(removed.await)
     }
 
     async fn compare_copies(&self, proof: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
@@ -304,7 +305,8 @@ impl Templates {
             monitor.resume().await?;
             let control = sockets.control();
             blocking(move || seed::seed(&mut Client::new(control), "", Renewal::Keep).map(drop)).await?;
-            let pages = Source::pages(&by_pages, pid, bytes, template.state().map_err(failed)?).map_err(failed)?;
+            let (place, state) = (by_pages.clone(), template.state().map_err(failed)?);
+            let pages = blocking(move || Source::pages(&place, pid, bytes, state).map_err(failed)).await?;
             let stream = Source::stream(&by_stream).map_err(failed)?;
             monitor.stop().await?;
             let (pages, stream) = (pages.save(&mut monitor).await?, stream.save(&mut monitor).await?);
@@ -348,8 +350,6 @@ impl Templates {
     ) -> Result<T> {
         let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()), kind.vmm());
         let program = &self.vmms.program(kind.vmm())?;
-        let log = std::io::stderr().as_fd().try_clone_to_owned();
-        let log = log.map_err(|error| Error::internal(error.to_string()))?;
         let (sockets, account, durability) = (&sockets, self.settings.account, Durability::Process);
         let (is_temporary, saved_in) = (true, None);
         let started = monitor::start(NewMachine {
@@ -363,8 +363,8 @@ impl Templates {
             durability,
             saved_in,
             is_temporary,
-            log,
-        });
+        })
+        .await;
         let mut child = match started {
             Ok(child) => child,
             Err(error) => {

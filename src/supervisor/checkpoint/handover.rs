@@ -54,7 +54,9 @@ where
         if done.is_err()
             && let Err(error) = still.end().await
         {
-            tracing::warn!(kernel = %own.spec().name, %error, "a worker did not resume after a failed move");
+            // It may be stopped for ever; the kernel goes on with a new one.
+            tracing::warn!(kernel = %own.spec().name, %error, "a worker did not resume after a failed move: it is ended");
+            own.release_worker();
         }
         done
     })

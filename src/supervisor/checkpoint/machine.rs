@@ -42,19 +42,33 @@ pub(super) fn check_kind(host: &Host, kernel: &Kernel, request: KindRequest) -> 
     Ok(kind)
 }
 
-/// Checks limit and room before a machine is saved: what it needs at most.
+/// Checks that a kernel's machine can be saved, and limit and room for it: what it needs at most.
 pub(crate) fn has_room(host: &Host, kernel: &Kernel, spec: &KernelSpec) -> Result<()> {
+    check_free(host, room_to_save(host, kernel, spec)?)
+}
+
+/// Checks that there is room to install a machine in a kernel's folder, after the present one was saved if `saves`.
+pub(super) fn has_room_to_install(host: &Host, kernel: &Kernel, manifest: &Manifest, saves: bool) -> Result<()> {
+    let saved = if saves { room_to_save(host, kernel, &kernel.spec_now())? } else { 0 };
+    check_free(host, saved.saturating_add(installed_bytes(manifest)))
+}
+
+fn room_to_save(host: &Host, kernel: &Kernel, spec: &KernelSpec) -> Result<u64> {
+    if let Some(worker) = kernel.worker.borrow().upgrade() {
+        worker.handle().check_saves_running()?;
+    }
     let (driver, dir) = (host.drivers.of(spec.isolation)?, host.home(kernel.id, None).dir);
-    let MachineRoom { memory_bytes, disk_bytes } = driver.machine_room(spec, &dir);
+    let MachineRoom { memory_bytes, disk_bytes, .. } = driver.machine_room(spec, &dir);
     check_size(host, memory_bytes, disk_bytes)?;
     // The saved stream, the memory that is separated from it, the disk's copy, and the pieces of both.
-    let needed = memory_bytes.saturating_mul(2).saturating_add(disk_bytes.saturating_mul(2));
+    Ok(memory_bytes.saturating_mul(2).saturating_add(disk_bytes.saturating_mul(2)))
+}
+
+fn check_free(host: &Host, needed: u64) -> Result<()> {
     match host.free_bytes() {
         Some(free) if free < needed => Err(Error {
             message: format!(
-                "a machine of {} memory with {} on its disk needs {} of free space at most, and there are {}",
-                format_size(memory_bytes),
-                format_size(disk_bytes),
+                "memory and disk of the machine need {} of free space at most, and there are {}",
                 format_size(needed),
                 format_size(free),
             ),
@@ -120,7 +134,11 @@ pub(super) async fn choose(
 
 /// Checks that a kernel can continue the machine in a manifest, and that all of it is there.
 async fn can_continue(host: &Host, kernel: &Kernel, manifest: &Manifest) -> Result<()> {
-    check_arrival(host, &kernel.spec_now(), kernel.uid, manifest).await?;
+    let spec = kernel.spec_now();
+    check_arrival(host, &spec, kernel.uid, manifest).await?;
+    if let Some(part) = &manifest.machine {
+        check_disk(host, &spec, kernel.id, part).await?;
+    }
     readable(&host.store, manifest).await
 }
 
@@ -185,6 +203,7 @@ pub(crate) async fn install(host: &Host, kernel: KernelId, spec: &KernelSpec, ma
         return Err(Error::internal("a checkpoint without a machine is to be installed"));
     };
     let (driver, home): (_, KernelHome) = (host.drivers.of(spec.isolation)?, host.home(kernel, None));
+    check_disk(host, spec, kernel, &part).await?;
     let description = host.store.get(part.description, limits::VM_TEMPLATE_JSON_BYTES).await?;
     let store = host.store.run(|store| Ok(store.clone())).await?;
     let fill: InstallFiles = Box::new(move |[memory, state, disk]| {
@@ -196,6 +215,23 @@ pub(crate) async fn install(host: &Host, kernel: KernelId, spec: &KernelSpec, ma
     });
     driver.install(&home, description, fill).await?;
     fault::point("machine.install.done").map_err(|error| Error::unavailable(error.to_string()))
+}
+
+/// Checks that a machine's disk is not larger than the kernel's limits allow: the size of a disk is what bounds its use.
+///
+/// # Errors
+/// `refused`; `corrupt`.
+async fn check_disk(host: &Host, spec: &KernelSpec, kernel: KernelId, part: &MachinePart) -> Result<()> {
+    let most = host.drivers.of(spec.isolation)?.machine_room(spec, &host.home(kernel, None).dir).most_disk_bytes;
+    let list = part.disk.list;
+    let bytes = host.store.run_beside(move |store| Ok(Image::load(store, list).map(|image| image.bytes()))).await??;
+    if bytes > most {
+        let (bytes, most) = (format_size(bytes), format_size(most));
+        return Err(Error::refused(format!("the machine's disk has {bytes}, and the kernel's limits allow {most}"))
+            .reason("disk_size")
+            .hint("raise the kernel's limit of disk space, or use --kind checkpoint"));
+    }
+    Ok(())
 }
 
 /// Bytes that the machine of a manifest takes in its kernel's folder.

@@ -37,6 +37,9 @@ pub(super) async fn intend(
     actor: &Actor,
 ) -> Result<CheckpointId> {
     let _hold = kernel.hold_files();
+    if options.with_memory {
+        machine::has_room_to_install(host, kernel, &target.manifest, had_memory)?;
+    }
     let name = safety_name(&target.checkpoint);
     // A restore that could not be ended leaves no complete state to capture: its own safety checkpoint applies.
     let unfinished = kernel.transitions.borrow().record().and_then(safety_of);
@@ -114,6 +117,9 @@ pub(super) async fn without_worker(
     kernel.stop(actor.clone(), StopMode::Force).await?;
     let target = load(host, kernel, kernel.recorded(id).await?).await?;
     verify::whole(&host.store, &target.manifest, &target.parts).await?;
+    if options.with_memory {
+        machine::has_room_to_install(host, kernel, &target.manifest, false)?;
+    }
     let before = kernel.view().version;
     let gathered = gather(host, kernel, None, None).await?;
     let name = format!("before restore of {}", target.checkpoint.short_id());

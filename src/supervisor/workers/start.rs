@@ -11,7 +11,7 @@ use super::admission::{ResourceUse, UserQuota, WorkerPermit};
 use super::start_queue::StartGrant;
 use super::warm_worker::{binding, orphan_grace};
 use super::worker::{self, KeptMemory, KernelStart, Started};
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::WorkerId;
 use crate::core::info::{GivenMount, MountInfo};
 use crate::core::limits;
@@ -146,10 +146,17 @@ async fn start_new(
         (Ok(Some(machine)), _) => {
             let listener = Rc::clone(&start.listener);
             match launch_copy(workers, permit, kernel, shape, &machine, listener).await {
-                Ok(started) => return Ok(started),
+                Ok(started) => {
+                    driver.forget_saved(&home);
+                    return Ok(started);
+                }
+                // Nothing was touched: the next attempt may continue it.
+                Err(error) if error.code == ErrorCode::Busy && driver.keeps_memory(&home)? => return Err(error),
                 Err(error) => (MEMORY_LOST, error),
             }
         }
+        // The machine could not be looked at, and is as it was.
+        (Err(error), _) if matches!(error.code, ErrorCode::Busy | ErrorCode::Deadline) => return Err(error),
         (Err(error), _) => {
             drop(permit);
             (MEMORY_LOST, error)

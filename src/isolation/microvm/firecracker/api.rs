@@ -220,7 +220,12 @@ impl Api {
 
     /// What the process says of itself.
     pub(super) async fn describe(&self) -> Result<Instance> {
-        let answer = self.call(Method::GET, "/", Vec::new(), self.within).await?;
+        self.describe_within(self.within).await
+    }
+
+    /// As [`Self::describe`], with another deadline.
+    pub(super) async fn describe_within(&self, within: Duration) -> Result<Instance> {
+        let answer = self.call(Method::GET, "/", Vec::new(), within).await?;
         serde_json::from_slice(&answer).map_err(|error| ApiError::Invalid(format!("GET /: {error}")))
     }
 

@@ -12,6 +12,7 @@ use super::process::file;
 use super::process::{DISK, INITRD, KERNEL, LOADED_MEMORY, LOADED_STATE, ROOT, SAVED_MEMORY, SAVED_STATE};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
+use crate::core::limits;
 use crate::isolation::microvm::sockets::VSOCK;
 use crate::isolation::microvm::template::Kind;
 
@@ -111,6 +112,14 @@ impl Machine {
     /// Those of the API.
     pub(in crate::isolation::microvm) async fn is_paused(&self) -> Result<bool> {
         Ok(self.api.describe().await?.state == State::Paused)
+    }
+
+    /// As [`Self::is_paused`], where a save may be under way: requests are answered one after the other.
+    ///
+    /// # Errors
+    /// Those of the API.
+    pub(in crate::isolation::microvm) async fn is_paused_after_save(&self) -> Result<bool> {
+        Ok(self.api.describe_within(limits::VM_MEMORY).await?.state == State::Paused)
     }
 
     /// Saves the paused machine into the files that its process was started with.

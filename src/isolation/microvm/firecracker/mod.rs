@@ -19,7 +19,7 @@ mod tests;
 use std::sync::OnceLock;
 
 pub(super) use machine::Machine;
-pub(super) use process::{group, start};
+pub(super) use process::{command, group};
 pub(super) use version::{printed, program};
 
 /// The program.

@@ -5,7 +5,7 @@
 //! own folder, the only place where it makes any; it is in that folder, so their names are short and relative.
 
 use std::fs::File;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -104,8 +104,8 @@ impl Files {
 ///
 /// # Errors
 /// Those of opening, and of the start of the program.
-pub(in crate::isolation::microvm) fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> {
-    let NewMachine { program, begin, kind, disk, sockets, account, cgroup, saved_in, is_temporary, log, .. } = new;
+pub(in crate::isolation::microvm) fn command(new: NewMachine<'_>) -> Result<Command> {
+    let NewMachine { program, begin, kind, disk, sockets, account, cgroup, saved_in, .. } = new;
     let mut files = Files::default();
     files.read(ROOT, begin.image().open("rootfs.erofs").map_err(failed("rootfs.erofs"))?);
     files.write(DISK, disk, account)?;
@@ -128,9 +128,9 @@ pub(in crate::isolation::microvm) fn start(new: NewMachine<'_>) -> Result<tokio:
     let worker = sockets.folder().file_stem().unwrap_or_default();
     let mut command = Command::new(program);
     command.arg0(machine_name(sockets.name())).args(["--api-sock", API, "--enable-pci", "--id"]).arg(worker);
-    command.env_clear().current_dir(file(folder.as_raw_fd()));
+    command.env_clear().current_dir("/");
     // A guest writes to the serial port what it likes.
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(log));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
     if let Some((uid, gid)) = account {
         command.uid(uid).gid(group(account)?.unwrap_or(gid));
     }
@@ -147,7 +147,7 @@ pub(in crate::isolation::microvm) fn start(new: NewMachine<'_>) -> Result<tokio:
     drop(opened);
     give_descriptors(&mut command, files.all);
     confine_monitor(&mut command, layers).map_err(failed("its layers"))?;
-    tokio::process::Command::from(command).kill_on_drop(is_temporary).spawn().map_err(failed("firecracker"))
+    Ok(command)
 }
 
 /// Adds what the machine boots or goes on from.

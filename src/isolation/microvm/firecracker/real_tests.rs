@@ -4,7 +4,6 @@
 //! it also runs where KVM emulates: what does not serve for Linux serves here.
 
 use std::fs::File;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -87,14 +86,13 @@ impl Bench {
     }
 
     /// Starts a process for a machine with a folder and a disk of its own.
-    fn start(&self, worker: &str, begin: Begin<'_>) -> Result<(tokio::process::Child, Sockets)> {
+    async fn start(&self, worker: &str, begin: Begin<'_>) -> Result<(tokio::process::Child, Sockets)> {
         let sockets = Sockets::new(self.folder.path(), &worker, Vmm::Firecracker);
         let dir = self.path(&format!("home-{worker}"));
         std::fs::create_dir_all(&dir).expect("a folder");
         let disk = File::create(dir.join("disk")).and_then(|disk| disk.set_len(self.kind.disk_bytes));
         disk.expect("a disk");
         let saved_in = (!matches!(begin, Begin::Record { .. })).then(|| dir.clone());
-        let log: OwnedFd = std::io::stderr().as_fd().try_clone_to_owned().expect("a copy");
         let child = start(NewMachine {
             program: &self.program,
             begin,
@@ -106,8 +104,8 @@ impl Bench {
             durability: Durability::Process,
             saved_in,
             is_temporary: true,
-            log,
-        })?;
+        })
+        .await?;
         Ok((child, sockets))
     }
 }
@@ -143,7 +141,7 @@ async fn suspend(home: &Path, child: tokio::process::Child, sockets: &Sockets) -
 #[ignore = "needs /dev/kvm and the program in RYOKAN_FIRECRACKER; scripts/check runs it"]
 async fn real_machine_goes_on() -> Result<()> {
     let bench = Bench::new()?;
-    let (child, sockets) = bench.start("0a", Begin::Boot(&bench.image))?;
+    let (child, sockets) = bench.start("0a", Begin::Boot(&bench.image)).await?;
     Monitor::boot(&sockets, &bench.kind, Durability::Process).await?;
     rounds().await;
     let state = suspend(&bench.path("home-0a"), child, &sockets).await?;
@@ -151,7 +149,7 @@ async fn real_machine_goes_on() -> Result<()> {
     eprintln!("booted: {starts} starts, {before} rounds");
     assert!(starts == 1 && before > 0, "it ran");
     // A new process continues: it has not begun anew.
-    let (child, sockets) = bench.start("0b", Begin::Continue { image: &bench.image, state: &state })?;
+    let (child, sockets) = bench.start("0b", Begin::Continue { image: &bench.image, state: &state }).await?;
     let mut monitor = Monitor::connect(&sockets).await?;
     monitor.load(&bench.kind, Duration::from_secs(20)).await?;
     assert!(monitor.is_stopped().await?);
@@ -180,7 +178,7 @@ async fn real_template_serves_two() -> Result<()> {
     let (memory, state) = (made(MEMORY), made(STATE));
     memory.set_len(bench.kind.memory_bytes()).expect("sized");
     let begin = Begin::Record { image: &bench.image, memory: &memory, state: &state };
-    let (child, sockets) = bench.start("0a", begin)?;
+    let (child, sockets) = bench.start("0a", begin).await?;
     Monitor::boot(&sockets, &bench.kind, Durability::Process).await?;
     rounds().await;
     Monitor::connect(&sockets).await?.save_template().await?;
@@ -190,7 +188,7 @@ async fn real_template_serves_two() -> Result<()> {
     let (_, before) = counters(&memory);
     let mut slots = Vec::new();
     for worker in ["0b", "0c"] {
-        let (child, sockets) = bench.start(worker, Begin::Restore { image: &bench.image, template: &template })?;
+        let (child, sockets) = bench.start(worker, Begin::Restore { image: &bench.image, template: &template }).await?;
         let mut monitor = Monitor::connect(&sockets).await?;
         monitor.load(&bench.kind, Duration::from_secs(20)).await?;
         monitor.resume().await?;
@@ -212,7 +210,7 @@ async fn real_template_serves_two() -> Result<()> {
 async fn real_parked_machine_waits() -> Result<()> {
     let bench = Bench::new()?;
     let home = bench.path("home-0a");
-    let (child, sockets) = bench.start("0a", Begin::Boot(&bench.image))?;
+    let (child, sockets) = bench.start("0a", Begin::Boot(&bench.image)).await?;
     Monitor::boot(&sockets, &bench.kind, Durability::Process).await?;
     rounds().await;
     let mut monitor = Monitor::connect(&sockets).await?;
