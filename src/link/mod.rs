@@ -22,5 +22,9 @@ pub mod host;
 pub mod machine;
 pub mod message_limit;
 pub mod mirror;
-pub mod schema;
 pub mod types;
+
+/// Generated from `schema/worker.capnp`.
+pub mod schema {
+    pub use ryokan_schema::worker_capnp;
+}

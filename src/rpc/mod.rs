@@ -2,5 +2,9 @@
 
 pub mod client;
 pub mod convert;
-pub mod schema;
 pub mod server;
+
+/// Generated from `schema/ryokan.capnp`.
+pub mod schema {
+    pub use ryokan_schema::ryokan_capnp;
+}
