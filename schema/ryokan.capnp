@@ -915,6 +915,7 @@ struct ForkRequest {
   key @6 :Text;               # idempotency key: the same key within 24 hours returns the same children
   isolation @7 :Text;         # of the children: `process` or `microvm`; empty: that of this kernel
   image @8 :Text;             # of the children; empty: that of this kernel, or the current one of another isolation
+  change @9 :KernelUpdate;    # of the children's network, limits and paths; needs the right `admin`
 }
 
 struct ForkedKernel {
@@ -1035,8 +1036,9 @@ interface Groups {
   # it has not ended; its members stay as they are.
   list @3 () -> (groups :List(Group));
   show @4 (group :Text) -> (group :Group);
-  freeze @5 (group :Text, message :Text) -> (freeze :Freeze);
-  # Captures every member within one pause: all or nothing.
+  freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64) -> (freeze :Freeze);
+  # Captures every member within one pause: all or nothing. A kernel's running execution is awaited for
+  # `waitMs` (0: one minute), or interrupted, and named in the cost of its member.
   freezes @6 (group :Text, limit :UInt32) -> (freezes :List(Freeze));
   # Newest first; `limit` 0: all.
   restore @7 (group :Text, ref :Text, members :List(Text)) -> (restoration :GroupRestoration);
@@ -1093,6 +1095,7 @@ struct MemberCost {
   growth @2 :Text;            # what its part of the pause grows with: `constant`, `changes`, `size`
   pauseUs @3 :UInt64;
   storeUs @4 :UInt64;         # after the pause
+  interrupted @5 :UInt64;     # the execution that was interrupted for the freeze; 0: none
 }
 
 struct GroupDifference {

@@ -7,7 +7,7 @@ use clap::Args;
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
-use super::spec::parse_isolation;
+use super::spec::{UpdateFields, parse_isolation};
 use super::{json, render};
 use crate::core::fork::Forking;
 use crate::core::spec::Isolation;
@@ -18,7 +18,8 @@ use crate::core::spec::Isolation;
   ryokan fork demo try-it
   ryokan fork demo old --from \"before refactor\"
   ryokan fork demo worker --count 8
-  ryokan fork demo untrusted --isolation microvm")]
+  ryokan fork demo untrusted --isolation microvm
+  ryokan fork demo big --memory 4G --remove-path ~/data")]
 pub struct ForkArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -43,6 +44,9 @@ pub struct ForkArgs {
     /// Image of the new kernel
     #[arg(long, value_name = "IMG")]
     pub image: Option<String>,
+    /// What the new kernel has other than NAME
+    #[command(flatten)]
+    pub changes: UpdateFields,
     /// Idempotency key, valid for 24 hours
     #[arg(long, value_name = "KEY", default_value = "")]
     pub key: String,
@@ -60,6 +64,7 @@ pub async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
         key: args.key,
         isolation: args.isolation,
         image: args.image,
+        update: args.changes.update()?,
     };
     forking.check()?;
     let (kernel, info) = context.kernel(&args.name).await?;

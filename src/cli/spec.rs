@@ -11,6 +11,7 @@ use crate::core::engine::EngineName;
 use crate::core::name::KernelName;
 use crate::core::quantity::{parse_cpu_milli, parse_duration, parse_size};
 use crate::core::spec::{AllowedPath, Isolation, Net};
+use crate::core::spec_update::SpecUpdate;
 use crate::rpc::convert::spec::SpecRequest;
 
 /// Options of a kernel's limits.
@@ -34,6 +35,48 @@ pub struct LimitArgs {
     /// Idle time before it is stopped, such as 5m, or never
     #[arg(long, value_name = "TIME", value_parser = parse_idle)]
     pub idle_timeout: Option<u64>,
+}
+
+/// Changes of a kernel's specification.
+#[derive(Debug, Clone, Default, Args)]
+pub struct UpdateFields {
+    /// Network: none or host
+    #[arg(long, value_name = "NET", value_parser = parse_net)]
+    pub net: Option<Net>,
+    /// Limits
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Allow a host path, or change its access; repeatable
+    #[arg(long, value_name = "P:ro|rw", value_parser = parse_allowed)]
+    pub allow_path: Vec<AllowedPath>,
+    /// Withdraw a host path; repeatable
+    #[arg(long, value_name = "P")]
+    pub remove_path: Vec<PathBuf>,
+}
+
+impl UpdateFields {
+    /// The change.
+    ///
+    /// # Errors
+    /// For paths that cannot be sent to the daemon.
+    pub fn update(&self) -> Result<SpecUpdate, Failure> {
+        Ok(SpecUpdate {
+            net: self.net,
+            memory_bytes: self.limits.memory,
+            cpu_milli: self.limits.cpus,
+            pids: self.limits.pids,
+            open_files: self.limits.open_files,
+            workspace_bytes: self.limits.workspace,
+            idle_timeout_ms: self.limits.idle_timeout,
+            paths: self.allow_path.iter().map(absolute).collect::<Result<_, _>>()?,
+            // Not resolved: the path may be gone from this host.
+            remove_paths: self
+                .remove_path
+                .iter()
+                .map(|path| paths::for_daemon(path).map(Into::into))
+                .collect::<Result<_, _>>()?,
+        })
+    }
 }
 
 /// Options of a kernel's specification.

@@ -6,6 +6,7 @@ use super::engine::EngineName;
 use super::error::{Error, Result};
 use super::limits;
 use super::spec::{Isolation, KernelSpec};
+use super::spec_update::SpecUpdate;
 
 /// A request to fork a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct Forking {
     pub isolation: Option<Isolation>,
     /// The children's image; `None`: the source's, or the current one of another isolation.
     pub image: Option<String>,
+    /// Changes of the source's network, limits and host paths for the children.
+    pub update: SpecUpdate,
 }
 
 /// How the children of a fork began.
@@ -73,13 +76,21 @@ impl Forking {
             key: String::new(),
             isolation: None,
             image: None,
+            update: SpecUpdate::default(),
         }
     }
 
     /// Changes a source's specification to that of the children.
     ///
     /// State and files hold nothing of the isolation. A waived layer of a process is not one of a virtual machine.
-    pub fn adapt(&self, spec: &mut KernelSpec) {
+    ///
+    /// # Errors
+    /// `notFound` for a path to remove that the source lacks.
+    pub fn adapt(&self, spec: &mut KernelSpec) -> Result<()> {
+        *spec = self.update.apply(spec).map_err(|path| {
+            Error::not_found(format!("{} is no path of the specification of {}", path.display(), spec.name))
+                .hint(format!("ryokan show {} lists them", spec.name))
+        })?;
         let isolation = self.isolation.unwrap_or(spec.isolation);
         if isolation != spec.isolation {
             spec.isolation = isolation;
@@ -89,6 +100,7 @@ impl Forking {
         if let Some(image) = &self.image {
             spec.image.clone_from(image);
         }
+        Ok(())
     }
 
     /// Whether a running virtual machine with this specification is copied: `Ok(false)` if something else is asked for.
@@ -97,8 +109,8 @@ impl Forking {
     /// Why it cannot be copied.
     pub fn copies_machine(&self, spec: &KernelSpec) -> std::result::Result<bool, &'static str> {
         let mut child = spec.clone();
-        self.adapt(&mut child);
-        if spec.isolation != Isolation::Microvm || !self.from.is_empty() || child != *spec {
+        let is_possible = self.adapt(&mut child).is_ok();
+        if spec.isolation != Isolation::Microvm || !self.from.is_empty() || !is_possible || child != *spec {
             return Ok(false);
         }
         match spec.engine {
@@ -145,7 +157,7 @@ mod tests {
         (source.image, source.degraded) = ("v1".into(), vec!["landlock".into()]);
         let adapted = |forking: Forking| {
             let mut spec = source.clone();
-            forking.adapt(&mut spec);
+            forking.adapt(&mut spec).expect("it is possible");
             (spec.isolation, spec.image, spec.degraded.len())
         };
         let of = Forking::of("b");
@@ -158,6 +170,17 @@ mod tests {
     }
 
     #[test]
+    fn fork_changes_limits_and_paths() {
+        let mut spec = KernelSpec::new("a".parse().expect("a name"), EngineName::Python);
+        let remove_paths = vec!["/none".into()];
+        let absent = Forking { update: SpecUpdate { remove_paths, ..SpecUpdate::default() }, ..Forking::of("b") };
+        assert_eq!(absent.adapt(&mut spec).map_err(|error| error.code.name()), Err("notFound"));
+        let update = SpecUpdate { pids: Some(7), ..SpecUpdate::default() };
+        Forking { update, ..Forking::of("b") }.adapt(&mut spec).expect("it is possible");
+        assert_eq!(spec.limits.pids, 7);
+    }
+
+    #[test]
     fn only_equal_machines_are_copied() {
         let mut spec = KernelSpec::new("a".parse().expect("a name"), EngineName::Python);
         assert_eq!(Forking::of("b").copies_machine(&spec), Ok(false));
@@ -167,6 +190,7 @@ mod tests {
             Forking { from: "~1".into(), ..Forking::of("b") },
             Forking { isolation: Some(Isolation::Process), ..Forking::of("b") },
             Forking { image: Some("v2".into()), ..Forking::of("b") },
+            Forking { update: SpecUpdate { cpu_milli: Some(500), ..SpecUpdate::default() }, ..Forking::of("b") },
         ];
         for other in others {
             assert_eq!(other.copies_machine(&spec), Ok(false), "{other:?}");

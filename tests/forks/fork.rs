@@ -9,6 +9,8 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
 use ryokan::core::fork::Forking;
 use ryokan::core::rights::{Right, Rights};
+use ryokan::core::spec::Net;
+use ryokan::core::spec_update::SpecUpdate;
 use serde_json::Value;
 
 use super::{folders, log, show};
@@ -245,11 +247,48 @@ fn fork_requires_right_and_attenuates() {
         let (child, _) = few.fork(&Forking::of("c")).await.unwrap().children.remove(0).1.unwrap();
         assert_eq!(child.info_and_rights().await.unwrap().1, of(&[Right::Fork, Right::Read]));
         assert_eq!(child.submit("echo").await.unwrap_err().reason, "rights");
+        // A child with another specification needs more than the right to fork.
+        let update = SpecUpdate { net: Some(Net::Host), ..SpecUpdate::default() };
+        let wider = Forking { update, ..Forking::of("e") };
+        assert_eq!(few.fork(&wider).await.err().unwrap().reason, "rights");
+        assert_eq!(client.open_kernel("e").await.err().unwrap().code, ErrorCode::NotFound);
         let version = k.info().await.unwrap().version;
         let stale = Forking { expected_version: version - 1, ..Forking::of("d") };
         assert_eq!(k.fork(&stale).await.err().unwrap().code, ErrorCode::Conflict);
         assert_eq!(client.open_kernel("d").await.err().unwrap().code, ErrorCode::NotFound);
     });
+}
+
+#[test]
+fn fork_changes_limits_and_paths() {
+    for user in users() {
+        let host = Host::start_as(user);
+        for folder in ["first", "second"] {
+            std::fs::create_dir(host.path(folder)).unwrap();
+            std::fs::write(host.path(folder).join("who"), folder).unwrap();
+        }
+        let (first, second) = (host.path("first").display().to_string(), host.path("second").display().to_string());
+        host.ok(&["new", "k", "--engine", "bash", "--memory", "200M", "--allow-path", &format!("{first}:ro")]);
+        let change = ["--memory", "300M", "--pids", "77", "--idle-timeout", "9m", "--remove-path", &first];
+        let added = format!("{second}:ro");
+        host.ok(&[&["fork", "k", "c", "--key", "once", "--allow-path", &added][..], &change].concat());
+        let (child, parent) = (show(&host, "c"), show(&host, "k"));
+        assert_eq!((&child["limits"]["memory_bytes"], &child["limits"]["pids"]), (&(300 << 20).into(), &77.into()));
+        assert_eq!(parent["limits"]["memory_bytes"], 200 << 20, "{user:?}: the parent is as it was");
+        let look = format!("cat {first}/who {second}/who");
+        assert_eq!(String::from_utf8_lossy(&host.cli(&["exec", "c", &look]).stdout), "second", "{user:?}");
+        assert_eq!(String::from_utf8_lossy(&host.cli(&["exec", "k", &look]).stdout), "first", "{user:?}");
+        // The same request again, and another one with its key.
+        host.ok(&[&["fork", "k", "c", "--key", "once", "--allow-path", &added][..], &change].concat());
+        assert_eq!(host.cli(&["fork", "k", "c", "--key", "once", "--pids", "78"]).status.code(), Some(4));
+        for (args, code) in
+            [(["--remove-path", "/none"], 3), (["--memory", "9000G"], 2), (["--allow-path", "/no/such/path:ro"], 3)]
+        {
+            let refused = host.cli(&[&["fork", "k", "d"][..], &args].concat());
+            assert_eq!(refused.status.code(), Some(code), "{user:?} {args:?}: {refused:?}");
+        }
+        assert_eq!(folders(&host), 2, "{user:?}: nothing is left");
+    }
 }
 
 #[test]

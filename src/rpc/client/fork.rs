@@ -32,7 +32,7 @@ impl KernelClient {
     /// The daemon's errors, if no child could be created at all.
     pub async fn fork(&self, forking: &Forking) -> Result<Forks> {
         let mut call = self.cap.fork_request();
-        write_fork_request(call.get().init_request(), forking);
+        write_fork_request(call.get().init_request(), forking)?;
         let response = self.link.wait(call.send().promise).await?;
         let response = fields(response.get())?;
         let mut children = Vec::new();

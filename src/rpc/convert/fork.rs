@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::spec::read_optional_isolation;
-use super::text::{read_name, read_text, unknown};
+use super::spec::{read_optional_isolation, read_spec_update, write_spec_update};
+use super::text::{malformed, read_name, read_text, unknown};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::fork::Forking;
 use crate::core::limits;
@@ -28,11 +28,15 @@ pub fn read_fork_request(reader: wire::fork_request::Reader<'_>) -> Result<Forki
         key: read_text(reader.get_key(), "key")?,
         isolation: read_optional_isolation(reader.get_isolation())?,
         image: Some(read_text(reader.get_image(), "image")?).filter(|image| !image.is_empty()),
+        update: read_spec_update(reader.get_change().map_err(|e| malformed("change", e))?)?,
     })
 }
 
 /// Writes a request.
-pub fn write_fork_request(mut builder: wire::fork_request::Builder<'_>, forking: &Forking) {
+///
+/// # Errors
+/// `invalidArgument` for a path that is not UTF-8.
+pub fn write_fork_request(mut builder: wire::fork_request::Builder<'_>, forking: &Forking) -> Result<()> {
     builder.set_name(forking.name.as_str());
     builder.set_from(forking.from.as_str());
     builder.set_count(forking.count);
@@ -42,6 +46,7 @@ pub fn write_fork_request(mut builder: wire::fork_request::Builder<'_>, forking:
     builder.set_key(forking.key.as_str());
     builder.set_isolation(forking.isolation.map_or("", Isolation::name));
     builder.set_image(forking.image.as_deref().unwrap_or_default());
+    write_spec_update(builder.init_change(), &forking.update)
 }
 
 /// Reads an error that is part of an answer.
@@ -74,6 +79,8 @@ pub fn write_error(mut builder: wire::error::Builder<'_>, error: &Error) {
 #[expect(clippy::unit_arg, reason = "`infallible` turns a writer that cannot fail into one that the checks take")]
 mod tests {
     use super::*;
+    use crate::core::spec::Net;
+    use crate::core::spec_update::SpecUpdate;
     use crate::rpc::convert::testing::{check_round_trip, infallible};
 
     #[test]
@@ -87,10 +94,11 @@ mod tests {
             key: "k".into(),
             isolation: Some(Isolation::Microvm),
             image: Some("v1".into()),
+            update: SpecUpdate { net: Some(Net::Host), memory_bytes: Some(9), ..SpecUpdate::default() },
             ..Forking::of("name")
         };
-        let write = |b: wire::fork_request::Builder<'_>, f: &Forking| infallible(write_fork_request(b, f));
-        check_round_trip::<wire::fork_request::Owned, _>(&forking, write, read_fork_request).expect("survives");
+        check_round_trip::<wire::fork_request::Owned, _>(&forking, write_fork_request, read_fork_request)
+            .expect("survives");
         for code in ErrorCode::ALL {
             let error = Error::new(code, "what").hint("do").reason("rule");
             let write = |b: wire::error::Builder<'_>, e: &Error| infallible(write_error(b, e));

@@ -3,6 +3,8 @@
 use super::kernel::KernelServer;
 use crate::core::error::Error;
 use crate::core::fork::ForkWay;
+use crate::core::rights::Right;
+use crate::core::spec_update::SpecUpdate;
 use crate::rpc::convert::checkpoint::write_checkpoint;
 use crate::rpc::convert::fork::{read_fork_request, write_error};
 use crate::rpc::convert::info::write_kernel_info;
@@ -18,6 +20,10 @@ impl KernelServer {
         mut results: kernel::ForkResults,
     ) -> capnp::Result<()> {
         let wanted = read_fork_request(params.get()?.get_request()?).map_err(to_capnp)?;
+        // Otherwise a holder of few rights would get a child with other paths.
+        if wanted.update != SpecUpdate::default() {
+            self.may(Right::Admin)?;
+        }
         let done = fork::fork(&self.connection.supervisor, &self.kernel, wanted, self.actor.clone()).await;
         let done = done.map_err(to_capnp)?;
         let mut results = results.get();

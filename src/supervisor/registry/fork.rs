@@ -8,17 +8,19 @@
 //! nothing else; the kernels are independent.
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
 use futures::StreamExt as _;
 
 use super::supervisor::ReservedName;
-use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::fork::{ForkWay, Forking};
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin};
+use crate::core::spec_update::SpecUpdate;
 use crate::isolation::MachineCopy;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
@@ -29,6 +31,7 @@ use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
 use crate::supervisor::registry::idempotency::{KeyLock, key_used, made_as};
+use crate::supervisor::workers::admission::check_host_limits;
 
 /// The outcome of a fork.
 pub struct Forked {
@@ -70,6 +73,9 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     let _source = kernel.lock_as_source()?;
     kernel.admit(actor, wanted.expected_version).await?;
     let (version, is_live) = (kernel.view().version, kernel.link.borrow().is_some());
+    let mut asked = kernel.spec_now();
+    wanted.adapt(&mut asked)?;
+    check_host_limits(&asked.limits, &host.config.defaults.limits())?;
     let mut children = Vec::new();
     for (number, name) in wanted.names().into_iter().enumerate() {
         let child = settle(supervisor, kernel, wanted, (number, &name), actor).await;
@@ -96,7 +102,8 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         false => (None, ForkWay::checkpoint()),
     };
     seed.machine = machine.map(Rc::new);
-    wanted.adapt(&mut seed.manifest.spec);
+    wanted.adapt(&mut seed.manifest.spec)?;
+    check_added_paths(&seed.manifest)?;
     let driver = host.drivers.of(seed.manifest.spec.isolation)?;
     let own_dir = host.home(kernel.id, None).dir;
     seed.manifest.base_image_version = driver.image_version(&seed.manifest.spec, &own_dir);
@@ -133,6 +140,21 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
         host.events.publish(&kernel.event_name(), "fork_not_recorded", detail);
     }
     Ok(Forked { checkpoint: Some(point), children, way: Some(way) })
+}
+
+/// Refuses a path of the children where the source has a mount.
+fn check_added_paths(manifest: &Manifest) -> Result<()> {
+    if manifest.mounts.len() + manifest.spec.paths.len() > limits::MOUNTS {
+        return Err(Error::busy(format!("a kernel has at most {} mounts", limits::MOUNTS)));
+    }
+    let is_mounted = |path: &Path| manifest.mounts.iter().any(|given| Path::new(&given.mount.path) == path);
+    match manifest.spec.paths.iter().find(|allowed| is_mounted(&allowed.path)) {
+        Some(allowed) => {
+            Err(Error::already_exists(format!("something is mounted at {} already", allowed.path.display()))
+                .hint("unmount it first, or allow another path"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Copies the kernel's running machine if the children are to be like it. Otherwise the fork point is their beginning.
@@ -185,8 +207,14 @@ async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &
     let known = made_as(known, name, kernel.spec().engine)?;
     let made_from = known.view().origin.from.map(|point| point.checkpoint);
     let mut expected = (*known.spec()).clone();
-    wanted.adapt(&mut expected);
-    if wanted.isolation.is_some() && expected.isolation != known.spec().isolation
+    // Removed paths are gone there, and paths that the child has keep their resolved place.
+    let asked = SpecUpdate { remove_paths: Vec::new(), ..wanted.update.clone() };
+    Forking { update: asked, ..wanted.clone() }.adapt(&mut expected)?;
+    let is_changed = expected.limits != known.spec().limits
+        || (expected.net, expected.idle_timeout_ms, &expected.paths)
+            != (known.spec().net, known.spec().idle_timeout_ms, &known.spec().paths);
+    if is_changed
+        || wanted.isolation.is_some() && expected.isolation != known.spec().isolation
         || wanted.image.is_some() && expected.image != known.spec().image
     {
         return Err(key_used(&known));
