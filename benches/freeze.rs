@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ryokan::core::engine::EngineName;
-use ryokan::core::freeze::cost::FreezeCost;
+use ryokan::core::freeze::cost::{Drain, FreezeCost};
 
 use crate::World;
 use crate::checkpoint::keepers::Loop;
@@ -154,7 +154,7 @@ impl Estate {
     }
 
     fn freeze(&self, message: &str) -> anyhow::Result<FreezeCost> {
-        let taken = self.daemon.with(async |host| Ok(host.freeze("all", message).await?))?;
+        let taken = self.daemon.with(async |host| Ok(host.freeze("all", message, Drain::default()).await?))?;
         taken.cost.context("the daemon reports no cost")
     }
 

@@ -1,6 +1,7 @@
 //! Groups: group, freeze, lock; log, restore and undo of a group.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
@@ -9,6 +10,7 @@ use super::failure::Failure;
 use super::{exit, json, render};
 use crate::core::error::Error;
 use crate::core::freeze::GroupRestored;
+use crate::core::freeze::cost::Drain;
 
 /// The reason of the daemon's error if a name is a group's and not a kernel's.
 const IS_GROUP: &str = "group";
@@ -95,6 +97,12 @@ pub struct FreezeArgs {
     /// Message of the freeze
     #[arg(short, long, value_name = "TEXT", default_value = "")]
     pub message: String,
+    /// Interrupt running code of the kernels, do not wait for it
+    #[arg(long)]
+    pub interrupt: bool,
+    /// How long to wait for running code
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
+    pub wait: Duration,
 }
 
 /// `ryokan lock`
@@ -170,7 +178,11 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
 
 /// Freezes a group.
 pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
-    let taken = context.host().await?.freeze(&args.group, &args.message).await?;
+    let taken = context
+        .host()
+        .await?
+        .freeze(&args.group, &args.message, Drain { interrupt: args.interrupt, wait: args.wait })
+        .await?;
     let paint = context.terminal.paint;
     let cost = || taken.cost.as_ref().map(|cost| render::freeze_cost(cost, paint)).unwrap_or_default();
     context.show(|| json::of(&taken), || format!("{}{}", render::freeze_line(&taken, paint), cost()))

@@ -56,6 +56,27 @@ pub fn checkpoints(shop: &Shop) -> usize {
 }
 
 #[test]
+fn running_code_is_awaited_or_interrupted() {
+    let shop = Shop::new(User::Own);
+    shop.work();
+    let mut command = shop.host.command("ryokan");
+    command.args(["--no-autostart", "exec", "agent", "x=8; sleep 600"]);
+    let mut running = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("an execution", || shop.host.ok(&["show", "agent", "--json"]).contains("busy"));
+    let refused = shop.host.cli(&["freeze", "shop", "--wait", "200ms"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("--interrupt"), "{said}");
+    assert!(running.try_wait().unwrap().is_none(), "it runs on");
+    assert!(shop.host.ok(&["freeze", "shop", "--interrupt"]).contains("interrupted: execution "), "{said}");
+    assert!(!running.wait().unwrap().success());
+    let journal = shop.host.ok(&["journal", "agent", "--json"]);
+    assert!(journal.contains("interrupted"), "{journal}");
+    let cost: serde_json::Value = serde_json::from_str(&shop.host.ok(&["freeze", "shop", "--json"])).unwrap();
+    let members = cost["cost"]["members"].as_array().unwrap();
+    assert!(members.iter().all(|member| member["interrupted"] == 0), "{cost}");
+}
+
+#[test]
 fn work_goes_on_while_storing() {
     for user in users() {
         let mut shop = Shop::new(user);

@@ -48,7 +48,11 @@ pub fn freeze_cost(cost: &FreezeCost, paint: Paint) -> String {
         table.row(&[plain(&member.name), plain(&member.driver), growth, ms(member.pause_us), ms(member.store_us)]);
     }
     let (pause, admission, total) = (ms(cost.pause_us), ms(cost.admission_us), ms(cost.total_us));
-    format!("pause {pause}, executions after {admission}, total {total}\n{}", table.text("", paint))
+    let stopped = cost.members.iter().filter(|member| member.interrupted != 0);
+    let stopped: String = stopped
+        .map(|member| format!("interrupted: execution {} of {}\n", member.interrupted, plain(&member.name)))
+        .collect();
+    format!("{stopped}pause {pause}, executions after {admission}, total {total}\n{}", table.text("", paint))
 }
 
 /// Characters of a value in a difference.

@@ -1,6 +1,25 @@
 //! What a freeze cost: how each member was captured, and for how long.
 
+use std::time::Duration;
+
 use serde::Serialize;
+
+use crate::core::limits;
+
+/// What happens to work in flight before a kernel of a group is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drain {
+    /// The running execution is interrupted; otherwise its end is awaited.
+    pub interrupt: bool,
+    /// How long to wait for its end.
+    pub wait: Duration,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Drain { interrupt: false, wait: limits::CHECKPOINT_WAIT }
+    }
+}
 
 /// How the content of a member is held from the pause until it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +110,8 @@ pub struct MemberCost {
     pub pause_us: u64,
     /// Time for storing it after the pause, microseconds.
     pub store_us: u64,
+    /// The execution of a kernel that was interrupted for the freeze; 0: none.
+    pub interrupted: u64,
 }
 
 /// What a freeze cost.

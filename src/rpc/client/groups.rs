@@ -3,6 +3,7 @@
 use super::connection::{answer, fields};
 use super::host::HostClient;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::cost::Drain;
 use crate::core::freeze::difference::GroupDiff;
 use crate::core::freeze::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 use crate::core::limits;
@@ -77,10 +78,12 @@ impl HostClient {
     ///
     /// # Errors
     /// Errors of members; nothing is visible then.
-    pub async fn freeze(&self, group: &str, message: &str) -> Result<FreezeInfo> {
+    pub async fn freeze(&self, group: &str, message: &str, drain: Drain) -> Result<FreezeInfo> {
         let mut request = self.groups_cap().await?.freeze_request();
         request.get().set_group(group);
         request.get().set_message(message);
+        request.get().set_interrupt(drain.interrupt);
+        request.get().set_wait_ms(u64::try_from(drain.wait.as_millis()).unwrap_or(u64::MAX).max(1));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_freeze(fields(fields(response.get())?.get_freeze())?))
     }

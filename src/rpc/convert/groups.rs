@@ -106,6 +106,7 @@ fn read_cost(reader: wire::freeze_cost::Reader<'_>) -> Result<FreezeCost> {
             growth: read_name(member.get_growth(), "growth of a member")?,
             pause_us: member.get_pause_us(),
             store_us: member.get_store_us(),
+            interrupted: member.get_interrupted(),
         })
     };
     Ok(FreezeCost {
@@ -128,6 +129,7 @@ fn write_cost(mut builder: wire::freeze_cost::Builder<'_>, cost: &FreezeCost) {
         builder.set_growth(member.growth.as_str());
         builder.set_pause_us(member.pause_us);
         builder.set_store_us(member.store_us);
+        builder.set_interrupted(member.interrupted);
     }
 }
 

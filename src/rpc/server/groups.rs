@@ -1,9 +1,11 @@
 //! `Groups`: a client's groups. Held by full `Host` capabilities only.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::Connection;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::cost::Drain;
 use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
 use crate::core::ids::FreezeId;
 use crate::core::limits;
@@ -138,7 +140,13 @@ impl groups::Server for GroupsServer {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let message = read_text(params.get_message(), "message").map_err(to_capnp)?;
-        let (taken, cost) = freeze::freeze(self.supervisor(), &group, &message, &self.actor).await.map_err(to_capnp)?;
+        let wait = match params.get_wait_ms() {
+            0 => Drain::default().wait,
+            ms => Duration::from_millis(ms),
+        };
+        let drain = Drain { interrupt: params.get_interrupt(), wait };
+        let taken = freeze::freeze(self.supervisor(), &group, (&message, drain), &self.actor).await;
+        let (taken, cost) = taken.map_err(to_capnp)?;
         let mut info = self.freeze_info(&group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
         info.cost = Some(cost);
         write_freeze(results.get().init_freeze(), &info);

@@ -21,9 +21,9 @@ use super::take::seal;
 use super::verify::Present;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
-use crate::core::ids::CheckpointId;
+use crate::core::freeze::cost::Drain;
+use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::kernel::transition::Kind;
-use crate::core::limits;
 use crate::core::snapshot::SnapshotKind;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
@@ -37,6 +37,8 @@ pub(crate) struct HeldKernel {
     kernel: Rc<Kernel>,
     link: Rc<WorkerLink>,
     transition: ExclusiveTransition,
+    /// The execution that was interrupted for it.
+    pub interrupted: Option<ExecId>,
     frozen: Option<Quiesced>,
     gathering: Option<Gathering>,
     /// The sealed checkpoint of the present state, for a restore.
@@ -50,27 +52,29 @@ impl HeldKernel {
     /// # Errors
     /// `conflict` beside another transition, `busy` (leased), `deadline` if running code does not end, and errors of the
     /// worker's start.
-    pub async fn hold(host: &Rc<Host>, kernel: &Rc<Kernel>, kind: Kind, actor: &Actor) -> Result<HeldKernel> {
+    pub async fn hold(
+        host: &Rc<Host>,
+        kernel: &Rc<Kernel>,
+        kind: Kind,
+        actor: &Actor,
+        drain: Drain,
+    ) -> Result<HeldKernel> {
         if kernel.interrupted() == Some(Kind::Restore) {
             kernel.recovered().await?;
         }
         let transition = ExclusiveTransition::begin(kernel, kind)?;
+        let interrupted = if drain.interrupt { kernel.interrupt_running(actor).await? } else { None };
         let (ticket, guard) = Ticket::with_guard(kernel);
         let (started, on_start) = oneshot::channel();
         let (release, on_release) = oneshot::channel::<()>();
         let trace = Trace::Transition(Change { actor: actor.clone(), expected_version: 0 });
-        let holding = tokio::task::spawn_local(queue_ticket::take(
-            ticket,
-            trace,
-            limits::CHECKPOINT_WAIT,
-            move |link| async move {
-                // The holder may have given up.
-                let _ = started.send(link);
-                // Only the end of the sender matters.
-                let _ = on_release.await;
-                Ok(())
-            },
-        ));
+        let holding = tokio::task::spawn_local(queue_ticket::take(ticket, trace, drain.wait, move |link| async move {
+            // The holder may have given up.
+            let _ = started.send(link);
+            // Only the end of the sender matters.
+            let _ = on_release.await;
+            Ok(())
+        }));
         let Ok(link) = on_start.await else {
             let ended = holding.await.map_err(|error| Error::internal(error.to_string()))?;
             return Err(ended.err().unwrap_or_else(|| Error::internal("the kernel was released at once")));
@@ -78,7 +82,7 @@ impl HeldKernel {
         drop(guard);
         let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
         let (frozen, gathering, safety) = (None, None, None);
-        Ok(HeldKernel { host, kernel, link, transition, frozen, gathering, safety, _release: release })
+        Ok(HeldKernel { host, kernel, link, transition, interrupted, frozen, gathering, safety, _release: release })
     }
 
     /// The kernel's revision while nothing runs.

@@ -9,7 +9,7 @@ use super::objects;
 use super::sources::{self, DataSource, pending};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::cost::{Driver, MemberCost};
+use crate::core::freeze::cost::{Drain, Driver, MemberCost};
 use crate::core::freeze::{Captured, Group, KernelRevision, Member, RepositoryPart, Target};
 use crate::core::ids::{CheckpointId, GroupId, KernelId};
 use crate::core::kernel::transition::Kind;
@@ -36,6 +36,8 @@ pub(super) struct Live {
     captured: Option<Captured>,
     /// Time of its steps within the pause, and for storing it.
     spent: (Duration, Duration),
+    /// The execution that was interrupted for it; 0: none.
+    interrupted: u64,
     /// What it is to become.
     pub target: Option<Captured>,
 }
@@ -125,6 +127,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
         group: (group.id, group.uid, group.name.clone()),
         captured: None,
         spent: (Duration::ZERO, Duration::ZERO),
+        interrupted: 0,
         target: None,
     })
 }
@@ -169,10 +172,12 @@ impl Live {
     }
 
     /// Stops admission: a kernel is held, a data source quiesced.
-    pub async fn suspend(&mut self, transition: Kind, actor: &Actor) -> Result<()> {
+    pub async fn suspend(&mut self, transition: Kind, actor: &Actor, drain: Drain) -> Result<()> {
         match &mut self.kind {
             LiveKind::Kernel { kernel, held, .. } => {
-                *held = Some(Box::new(HeldKernel::hold(&self.host, kernel, transition, actor).await?));
+                let one = HeldKernel::hold(&self.host, kernel, transition, actor, drain).await?;
+                self.interrupted = one.interrupted.map_or(0, |exec| exec.0);
+                *held = Some(Box::new(one));
             }
             LiveKind::Data(source) => {
                 if source.must_resume(transition) {
@@ -298,7 +303,7 @@ impl Live {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (name, growth) = (self.name.clone(), driver.growth().name().into());
         let (pause_us, store_us) = (us(self.spent.0), us(self.spent.1));
-        MemberCost { name, driver: driver.name().into(), growth, pause_us, store_us }
+        MemberCost { name, driver: driver.name().into(), growth, pause_us, store_us, interrupted: self.interrupted }
     }
 
     /// Whether it is a kernel that starts no executions.

@@ -13,7 +13,7 @@ use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::{Action, Capture, Outcome, Reply};
-use crate::core::freeze::cost::FreezeCost;
+use crate::core::freeze::cost::{Drain, FreezeCost};
 use crate::core::freeze::gate::Pairing;
 use crate::core::freeze::{Captured, DatabasePart, FORMAT, Freeze, FreezeManifest, Group, Intent, Part};
 use crate::core::ids::FreezeId;
@@ -34,7 +34,7 @@ use crate::supervisor::registry::Supervisor;
 pub async fn freeze(
     supervisor: &Supervisor,
     group: &str,
-    message: &str,
+    (message, drain): (&str, Drain),
     actor: &Actor,
 ) -> Result<(Freeze, FreezeCost)> {
     if message.len() > limits::FREEZE_MESSAGE_BYTES || message.chars().any(char::is_control) {
@@ -49,7 +49,7 @@ pub async fn freeze(
         recover::unfinished(&this, &group).await?;
         let mut live = members::open(&this, &group, |_| true).await?;
         let host = this.host();
-        let taking = Taking { kind: CheckpointType::Manual, message: &message, actor: &actor, suspend: true };
+        let taking = Taking { kind: CheckpointType::Manual, message: &message, actor: &actor, suspend: Some(drain) };
         let done = take(host, &group, &mut live, &taking).await;
         if let Err(error) = &done {
             host.audit_refusal(&actor, "group.freeze", None, error).await;
@@ -65,8 +65,8 @@ pub(super) struct Taking<'a> {
     pub kind: CheckpointType,
     pub message: &'a str,
     pub actor: &'a Actor,
-    /// Whether the members are still to be suspended, and then resumed.
-    pub suspend: bool,
+    /// How the members are suspended, and then resumed; `None`: they are suspended already.
+    pub suspend: Option<Drain>,
 }
 
 /// Takes a freeze of open members.
@@ -82,10 +82,11 @@ pub(super) async fn take(
     let started = Instant::now();
     // Before anything pauses.
     let key = host.signing_key().await?;
-    let mut machine = if taking.suspend { Capture::new(live.len()) } else { Capture::of_suspended(live.len()) };
+    let mut machine =
+        if taking.suspend.is_some() { Capture::new(live.len()) } else { Capture::of_suspended(live.len()) };
     // The objects are kept until the row names them.
     let _kept = host.store.run_beside(|store| Ok(store.guard())).await?;
-    if taking.suspend {
+    if taking.suspend.is_some() {
         for one in live.iter_mut() {
             one.ahead().await;
         }
@@ -157,7 +158,7 @@ impl Run<'_> {
 
     /// A step of a member within the pause.
     async fn pause(&mut self, action: Action, live: &mut Live) -> Result<Reply> {
-        let Taking { kind, actor, .. } = *self.taking;
+        let Taking { kind, actor, suspend, .. } = *self.taking;
         let (begun, any) = (Instant::now(), kind == CheckpointType::System);
         let (has_deadlines, most) = (live.has_deadlines(), self.host.config.limits.freeze_step);
         let done = |done: Result<()>| done.map(|()| Reply::Done);
@@ -171,7 +172,9 @@ impl Run<'_> {
             action => {
                 let step = async {
                     match action {
-                        Action::Suspend(_) => done(live.suspend(Kind::Freeze, actor).await),
+                        Action::Suspend(_) => {
+                            done(live.suspend(Kind::Freeze, actor, suspend.unwrap_or_default()).await)
+                        }
                         Action::Snapshot(_) => at(live.snapshot(kind).await),
                         _ => at(live.revision(any).await),
                     }
@@ -194,7 +197,7 @@ impl Run<'_> {
         let (has_deadlines, most) = (live.has_deadlines(), self.host.config.limits.freeze_store);
         let step = async { live.store(&name, kind, actor).await.map(|()| Reply::Done) };
         in_time(has_deadlines, most, step).await?;
-        if suspend && live.is_held() {
+        if suspend.is_some() && live.is_held() {
             live.release();
             self.cost.admission_us = us(self.begun);
         }

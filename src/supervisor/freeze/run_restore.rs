@@ -9,6 +9,7 @@ use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::Reply;
+use crate::core::freeze::cost::Drain;
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Captured, Freeze, Group, Intent, Member, Part};
 use crate::core::kernel::transition::Kind;
@@ -161,7 +162,8 @@ impl Run<'_> {
             Action::Gate => done(self.gate().await),
             Action::Suspend(n) => {
                 let own = has_deadlines(&self.live[n]);
-                in_time(own, most, async { done(self.live[n].suspend(Kind::Restore, actor).await) }).await
+                in_time(own, most, async { done(self.live[n].suspend(Kind::Restore, actor, Drain::default()).await) })
+                    .await
             }
             Action::Safety => done(self.take_safety().await),
             Action::Intent => done(self.intent(0).and_then_begin(self.host, self.group).await),
@@ -211,7 +213,7 @@ impl Run<'_> {
 
     async fn take_safety(&mut self) -> Result<()> {
         let message = format!("before restore of {}", self.freeze.number);
-        let taking = Taking { kind: CheckpointType::System, message: &message, actor: self.actor, suspend: false };
+        let taking = Taking { kind: CheckpointType::System, message: &message, actor: self.actor, suspend: None };
         self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.0);
         Ok(())
     }

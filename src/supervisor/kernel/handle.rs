@@ -377,18 +377,18 @@ impl Kernel {
         self.ask(|reply| Command::Interrupt(exec, actor, reply)).await
     }
 
-    /// Interrupts the running execution, if any.
+    /// Interrupts the running execution, if any; returns its number.
     ///
     /// # Errors
     /// `busy` (leased).
-    pub(crate) async fn interrupt_running(&self, actor: &Actor) -> Result<()> {
+    pub(crate) async fn interrupt_running(&self, actor: &Actor) -> Result<Option<ExecId>> {
         let running = match self.view.borrow().state {
             State::Busy { exec } => Some(exec),
             _ => None,
         };
         match running {
-            Some(exec) => self.interrupt(exec, actor.clone()).await,
-            None => Ok(()),
+            Some(exec) => self.interrupt(exec, actor.clone()).await.map(|()| Some(exec)),
+            None => Ok(None),
         }
     }
 
