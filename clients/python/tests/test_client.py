@@ -162,6 +162,11 @@ class ClientTest(DaemonTest):
         kernel = self.host.create("history", engine="python")
         kernel.run_code("x = 1; open('a', 'w').write('1')")
         first = kernel.checkpoint("first", pinned=True)
+        self.assertEqual((first.kind, first.machine_bytes), ("checkpoint", 0))
+        with self.assertRaisesRegex(errors.UnsupportedError, "isolation process"):
+            kernel.checkpoint("memory", kind="teleport")
+        with self.assertRaisesRegex(errors.RyokanError, "holds no memory"):
+            kernel.restore("first", kind="teleport")
         kernel.run_code("x = 2; open('b', 'w').write('2')")
         changes = {(one.area, one.change, one.name) for one in kernel.diff("first")}
         self.assertLessEqual({("state", "changed", "var/x"), ("file", "added", "b")}, changes)
@@ -303,7 +308,7 @@ class ClientTest(DaemonTest):
                 self.assertEqual("".join(pieces), result.stdout)
                 with self.assertRaises(asyncio.TimeoutError):
                     await asyncio.wait_for(shell.run_code("sleep 50"), 0.3)
-                self.assertEqual((await asyncio.wait_for(shell.run_code("echo next"), 20)).stdout, "next\n")
+                self.assertEqual((await asyncio.wait_for(shell.run_code("echo next"), 60)).stdout, "next\n")
                 self.assertEqual((await shell.journal())[-2].status, "interrupted")
             with self.assertRaises(errors.UnavailableError):
                 await host.ping()

@@ -251,6 +251,7 @@ class Kernel:
         interrupt: bool = False,
         wait: float | None = None,
         expected_version: int = 0,
+        kind: str = "",
     ) -> types.Checkpoint:
         """Captures engine state, files, mounts and MCP servers, after the running execution.
 
@@ -260,9 +261,11 @@ class Kernel:
             interrupt: interrupt the running execution instead of waiting for it.
             wait: seconds to wait for it; None: a minute.
             expected_version: the kernel's version known to the caller; 0: any.
+            kind: `teleport`: also the memory of the kernel's virtual machine; empty: `checkpoint`.
 
         Raises:
             DeadlineError: the running execution did not end in time; nothing was done.
+            UnsupportedError: its memory cannot be captured in this kind.
         """
         return self._run(
             self._kernel.checkpoint(
@@ -272,6 +275,7 @@ class Kernel:
                 interrupt=interrupt,
                 wait=wait,
                 expected_version=expected_version,
+                kind=kind,
             )
         )
 
@@ -283,12 +287,14 @@ class Kernel:
         """Differences from checkpoint `before` to checkpoint `after`; empty: the present state."""
         return self._run(self._kernel.diff(before, after))
 
-    def restore(self, ref: str, *, expected_version: int = 0) -> types.Restoration:
+    def restore(self, ref: str, *, expected_version: int = 0, kind: str = "") -> types.Restoration:
         """Brings files and engine state back to a checkpoint, all or nothing.
 
-        `ref` is the beginning of an id, a name, `~N` (N before the newest) or `latest`.
+        `ref` is the beginning of an id, a name, `~N` (N before the newest) or `latest`. `kind`: `teleport`
+        continues a virtual machine's memory, `checkpoint` leaves it out, `auto` does the first where this
+        host can; empty: the checkpoint's own.
         """
-        return self._run(self._kernel.restore(ref, expected_version=expected_version))
+        return self._run(self._kernel.restore(ref, expected_version=expected_version, kind=kind))
 
     def undo(self, *, expected_version: int = 0) -> types.Restoration:
         """Returns to the state before the last restore.

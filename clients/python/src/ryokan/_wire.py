@@ -308,6 +308,8 @@ def checkpoint(reader: Any) -> types.Checkpoint:
         manifest=reader.manifest,
         files=reader.files,
         state_bytes=reader.stateBytes,
+        kind=reader.kind,
+        machine_bytes=reader.machineBytes,
     )
 
 

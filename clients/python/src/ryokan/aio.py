@@ -298,6 +298,7 @@ class Kernel:
         interrupt: bool = False,
         wait: float | None = None,
         expected_version: int = 0,
+        kind: str = "",
     ) -> types.Checkpoint:
         """Captures engine state, files, mounts and MCP servers, after the running execution.
 
@@ -307,9 +308,11 @@ class Kernel:
             interrupt: interrupt the running execution instead of waiting for it.
             wait: seconds to wait for it; None: a minute.
             expected_version: the kernel's version known to the caller; 0: any.
+            kind: `teleport`: also the memory of the kernel's virtual machine; empty: `checkpoint`.
 
         Raises:
             DeadlineError: the running execution did not end in time; nothing was done.
+            UnsupportedError: its memory cannot be captured in this kind.
         """
         request = {
             "name": name,
@@ -318,6 +321,7 @@ class Kernel:
             "interrupt": interrupt,
             "waitMs": _wire.milliseconds(wait, "wait"),
             "expectedVersion": expected_version,
+            "kind": kind,
         }
         return _wire.checkpoint((await self._call("checkpoint", request, deadline=None)).checkpoint)
 
@@ -333,12 +337,14 @@ class Kernel:
             self._cap, "diff", before, after, sink=_connection.Differences, convert=_wire.difference
         )
 
-    async def restore(self, ref: str, *, expected_version: int = 0) -> types.Restoration:
+    async def restore(self, ref: str, *, expected_version: int = 0, kind: str = "") -> types.Restoration:
         """Brings files and engine state back to a checkpoint, all or nothing.
 
-        `ref` is the beginning of an id, a name, `~N` (N before the newest) or `latest`.
+        `ref` is the beginning of an id, a name, `~N` (N before the newest) or `latest`. `kind`: `teleport`
+        continues a virtual machine's memory, `checkpoint` leaves it out, `auto` does the first where this
+        host can; empty: the checkpoint's own.
         """
-        answer = await self._call("restoreCheckpoint", ref, expected_version, deadline=None)
+        answer = await self._call("restoreCheckpoint", ref, expected_version, False, False, kind, deadline=None)
         return _wire.restoration(answer.restoration)
 
     async def undo(self, *, expected_version: int = 0) -> types.Restoration:

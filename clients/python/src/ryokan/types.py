@@ -258,6 +258,10 @@ class Checkpoint:
     manifest: str
     files: int
     state_bytes: int
+    kind: str = "checkpoint"
+    """`checkpoint`, or `teleport`: with a virtual machine's memory."""
+    machine_bytes: int = 0
+    """Of memory, state and disk of the virtual machine."""
 
 
 @dataclass(frozen=True)
