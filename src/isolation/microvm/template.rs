@@ -299,7 +299,7 @@ pub(super) fn part(file: &File) -> std::io::Result<Part> {
 pub(super) fn dig_holes(file: &File) -> std::io::Result<()> {
     use nix::fcntl::{FallocateFlags, fallocate};
     const PIECE: usize = 64 << 10;
-    let (mut from, mut at, mut piece) = (again(file)?, 0i64, vec![0; PIECE]);
+    let (mut from, mut at, mut piece, zeros) = (again(file)?, 0i64, vec![0; PIECE], vec![0; PIECE]);
     loop {
         let mut filled = 0;
         while filled < PIECE {
@@ -308,7 +308,7 @@ pub(super) fn dig_holes(file: &File) -> std::io::Result<()> {
                 count => filled += count,
             }
         }
-        if filled == PIECE && piece.iter().all(|byte| *byte == 0) {
+        if filled == PIECE && piece == zeros {
             let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
             match fallocate(file, flags, at, PIECE as i64) {
                 // A file system without holes keeps the zeros.
