@@ -9,14 +9,14 @@ fn workspace_limit_interrupts_execution() {
     for (engine, writes, look, pause, deletes) in [
         (
             "python",
-            "import os, time\nx = 'kept'\nfor n in range(400):\n open(f'f{n}', 'wb').write(bytes(1 << 20)); time.sleep(0.02)",
+            "import os, time\nx = 'kept'\nfor n in range(4000):\n open(f'f{n}', 'wb').write(bytes(1 << 20)); time.sleep(0.02)",
             "print(x)",
             "time.sleep(3)",
             "[os.remove(f) for f in os.listdir()]; print('gone')",
         ),
         (
             "bash",
-            "x=kept; for n in $(seq 400); do head -c 1M /dev/zero > f$n; sleep 0.02; done",
+            "x=kept; for n in $(seq 4000); do head -c 1M /dev/zero > f$n; sleep 0.02; done",
             "echo $x",
             "sleep 3",
             "rm f*; echo gone",

@@ -29,7 +29,7 @@ def work():
     global count
     while True:
         count += 1
-        time.sleep(0.01)
+        time.sleep(0.05)
 threading.Thread(target=work, daemon=True).start()
 ";
 

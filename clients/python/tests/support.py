@@ -85,4 +85,4 @@ class DaemonTest(unittest.TestCase):
 def run_python(code, **environment):
     """Runs code in a new interpreter, with every warning as an error."""
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", code]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=180)

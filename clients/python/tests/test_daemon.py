@@ -102,7 +102,7 @@ class KilledTest(DaemonTest):
         threads = [threading.Thread(target=pending, args=one) for one in calls.items()]
         threads[0].start()
         threads[1].start()
-        self.assertTrue(running.wait(30))
+        self.assertTrue(running.wait(60))
         threads[2].start()
         time.sleep(0.3)
         self.end_daemon(signal.SIGKILL)
@@ -130,7 +130,7 @@ class KilledTest(DaemonTest):
                 tasks = [asyncio.ensure_future(kernel.run_code("import time; time.sleep(50)")) for _ in range(3)]
                 await asyncio.sleep(0.5)
                 self.end_daemon(signal.SIGKILL)
-                outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+                outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
                 self.assertEqual([type(outcome) for outcome in outcomes], [errors.UnavailableError] * 3)
                 with self.assertRaises(errors.UnavailableError):
                     await host.list()

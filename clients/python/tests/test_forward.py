@@ -26,7 +26,7 @@ def serve(port, up):
         threading.Thread(target=echo, daemon=True).start()
 up = threading.Event()
 threading.Thread(target=serve, args=(7000, up), daemon=True).start()
-assert up.wait(10)
+assert up.wait(60)
 """
 
 
