@@ -13,6 +13,7 @@ use super::completions::CompletionsArgs;
 use super::copy::CopyArgs;
 use super::daemon::DaemonArgs;
 use super::doctor::ConfigArgs;
+use super::edit::EditArgs;
 use super::exec::{ExecArgs, RunArgs};
 use super::forks::ForkArgs;
 use super::forward::ForwardArgs;
@@ -46,7 +47,8 @@ use super::workflow::WorkArgs;
 #[derive(Debug, Parser)]
 #[command(name = "ryokan", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict or refused, \
-                        5 unsupported here, 69 daemon unavailable. `exec`, `run` and `spawn` exit with the code's own status.")]
+                        5 unsupported here, 69 daemon unavailable. `exec`, `run`, `spawn` and `shell` exit with the code's own status, \
+                        or 125 if ryokan itself failed.")]
 pub struct Cli {
     /// Options of every command.
     #[command(flatten)]
@@ -142,6 +144,8 @@ pub enum Command {
     Vars(VarsArgs),
     /// Copy files and directories between this host and a kernel, or two kernels
     Cp(CopyArgs),
+    /// Edit a file of a kernel in your editor
+    Edit(EditArgs),
     /// Mount a host directory or file in a kernel
     Mount(MountArgs),
     /// Remove a mount
@@ -256,7 +260,7 @@ const GROUPS: &[(&str, &[&str])] = &[
             "rm",
         ],
     ),
-    ("Contents of a kernel", &["vars", "cp", "mount", "unmount", "mounts", "tools", "mcp", "jupyter", "blob"]),
+    ("Contents of a kernel", &["vars", "cp", "edit", "mount", "unmount", "mounts", "tools", "mcp", "jupyter", "blob"]),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "take", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),
@@ -285,6 +289,13 @@ pub fn command() -> clap::Command {
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options of every command:\n{{options}}{{after-help}}"
     );
     Cli::command().help_template(template)
+}
+
+impl Command {
+    /// Whether the exit code is the status of what ran in the kernel.
+    pub fn takes_over_status(&self) -> bool {
+        matches!(self, Command::Run(_) | Command::Exec(_) | Command::Spawn(_) | Command::Shell(_))
+    }
 }
 
 impl Cli {

@@ -113,6 +113,9 @@ pub struct LogArgs {
     /// At most this many; 0 for all
     #[arg(short = 'n', long, value_name = "N", default_value_t = 0)]
     pub limit: u32,
+    /// Print only what names a checkpoint: ids and names, one per line
+    #[arg(short, long, conflicts_with = "graph")]
+    pub quiet: bool,
 }
 
 /// `ryokan restore`
@@ -206,6 +209,9 @@ pub async fn log(context: &Context, args: LogArgs) -> Result<(), Failure> {
     if context.options.json {
         let lines = all.iter().map(|(checkpoint, is_head)| format!("{}\n", json::checkpoint(checkpoint, *is_head)));
         return context.print(&lines.collect::<String>());
+    }
+    if args.quiet {
+        return context.print(&render::checkpoint_names(&all));
     }
     if all.is_empty() {
         let name = &info.spec.name;

@@ -1,6 +1,6 @@
 //! Shell completions: commands and options from the grammar.
 //!
-//! For bash, fish and zsh also kernel names, which a running daemon provides.
+//! For bash, fish and zsh also names of kernels and of their checkpoints, which a running daemon provides.
 
 use clap::Args;
 use clap_complete::Shell;
@@ -39,6 +39,31 @@ pub fn completions(context: &Context, given: CompletionsArgs) -> Result<(), Fail
 const KERNEL_ARGUMENTS: [&str; 3] =
     ["Name or id of the kernel", "Names or ids of the kernels", "Only events of this kernel"];
 
+/// Value names of arguments that are checkpoints.
+const CHECKPOINT_VALUES: [&str; 3] = ["REF", "A", "B"];
+
+fn is_checkpoint(arg: &clap::Arg) -> bool {
+    let names = arg.get_value_names().unwrap_or_default();
+    names.iter().any(|name| CHECKPOINT_VALUES.contains(&name.as_str()))
+}
+
+/// Commands with a kernel and then a checkpoint as arguments.
+fn checkpoint_commands() -> Vec<String> {
+    let takes_one = |command: &&clap::Command| command.get_positionals().nth(1).is_some_and(is_checkpoint);
+    args::command().get_subcommands().filter(takes_one).map(|command| command.get_name().to_owned()).collect()
+}
+
+/// Commands with a kernel as argument and options that are checkpoints: each command with these options.
+fn checkpoint_options() -> Vec<(String, Vec<String>)> {
+    let options = |command: &clap::Command| {
+        let named = command.get_opts().filter(|arg| is_checkpoint(arg));
+        named.filter_map(|arg| arg.get_long().map(|long| format!("--{long}"))).collect::<Vec<_>>()
+    };
+    let all = args::command();
+    let found = all.get_subcommands().map(|command| (command.get_name().to_owned(), options(command)));
+    found.filter(|(_, options)| !options.is_empty()).collect()
+}
+
 /// Commands whose first argument is a kernel, each as its path of subcommands.
 fn kernel_commands() -> Vec<Vec<String>> {
     fn collect(command: &clap::Command, path: &[String], found: &mut Vec<Vec<String>>) {
@@ -64,18 +89,35 @@ fn with_kernels_in_bash(script: &str) -> String {
         r#"
 _ryokan_with_kernels() {{
     _ryokan "$@"
-    local cur="${{COMP_WORDS[COMP_CWORD]}}"
-    case "${{COMP_WORDS[COMP_CWORD-1]}}" in
+    local cur="${{COMP_WORDS[COMP_CWORD]}}" last="${{COMP_WORDS[COMP_CWORD-1]}}"
+    [[ $cur == -* ]] && return
+    case "$last" in
         {})
-            [[ $cur == -* ]] ||
-                COMPREPLY=( $(compgen -W "$("${{COMP_WORDS[0]}}" --no-autostart ls --quiet 2>/dev/null)" -- "$cur") )
+            COMPREPLY=( $(compgen -W "$("${{COMP_WORDS[0]}}" --no-autostart ls --quiet 2>/dev/null)" -- "$cur") )
+            return
+            ;;
+    esac
+    # ryokan COMMAND NAME REF, and ryokan COMMAND NAME … --option REF
+    case "${{COMP_WORDS[1]}} $COMP_CWORD $last" in
+        {})
+            COMPREPLY=( $(compgen -W "$("${{COMP_WORDS[0]}}" --no-autostart log "${{COMP_WORDS[2]}}" --quiet 2>/dev/null)" -- "$cur") )
             ;;
     esac
 }}
 "#,
-        names.join("|")
+        names.join("|"),
+        checkpoint_patterns().join("|")
     );
     script.replace("complete -F _ryokan ", "complete -F _ryokan_with_kernels ") + &function
+}
+
+/// Patterns of bash for a command, the place of the present word, and the word before it.
+fn checkpoint_patterns() -> Vec<String> {
+    let places = checkpoint_commands().into_iter().map(|command| format!("\"{command} 3 \"*"));
+    let options = checkpoint_options().into_iter();
+    let options = options
+        .flat_map(|(command, options)| options.into_iter().map(move |option| format!("\"{command} \"*\" {option}\"")));
+    places.chain(options).collect()
 }
 
 fn with_kernels_in_fish(script: &str) -> String {
@@ -88,6 +130,17 @@ fn with_kernels_in_fish(script: &str) -> String {
         let kernels = "(ryokan --no-autostart ls --quiet 2>/dev/null)";
         script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{kernels}\" -d 'Kernel'\n"));
     }
+    let checkpoints = "(ryokan --no-autostart log (commandline -opc)[3] --quiet 2>/dev/null)";
+    for command in checkpoint_commands() {
+        let seen = format!("__fish_ryokan_using_subcommand {command}; and test (count (commandline -opc)) -eq 3");
+        script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{checkpoints}\" -d 'Checkpoint'\n"));
+    }
+    for (command, options) in checkpoint_options() {
+        for option in options {
+            let (seen, long) = (format!("__fish_ryokan_using_subcommand {command}"), &option[2..]);
+            script.push_str(&format!("complete -c ryokan -n \"{seen}\" -l {long} -x -a \"{checkpoints}\"\n"));
+        }
+    }
     script
 }
 
@@ -98,9 +151,24 @@ fn with_kernels_in_zsh(script: &str) -> String {
     compadd -a kernels
 }
 
+_ryokan_checkpoints() {
+    local -a checkpoints
+    checkpoints=(${(f)"$(ryokan --no-autostart log ${line[1]:-$words[2]} --quiet 2>/dev/null)"})
+    compadd -a checkpoints
+}
+
 if [ "$funcstack[1]""#;
     let named = KERNEL_ARGUMENTS.iter().fold(script.to_owned(), |script, help| {
         script.replace(&format!("{help}:_default"), &format!("{help}:_ryokan_kernels"))
+    });
+    let named = named.replace(":REF:_default", ":REF:_ryokan_checkpoints");
+    let all = args::command();
+    let positionals = all.get_subcommands().flat_map(|command| command.get_positionals().skip(1));
+    let helps = positionals.filter(|arg| is_checkpoint(arg)).filter_map(|arg| arg.get_help().map(ToString::to_string));
+    let named = helps.fold(named, |script, help| {
+        // As clap_complete quotes it.
+        let quoted = help.replace(':', "\\:").replace('\'', r"'\''");
+        script.replace(&format!("{quoted}:_default"), &format!("{quoted}:_ryokan_checkpoints"))
     });
     named.replacen("if [ \"$funcstack[1]\"", function, 1)
 }

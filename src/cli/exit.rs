@@ -27,6 +27,9 @@ pub const HUNG_UP: u8 = 129;
 /// Ended by `kill`: 128 + SIGTERM.
 pub const TERMINATED: u8 = 143;
 
+/// A command that takes over its code's status failed itself (as `env`, `timeout` and `docker run` report it).
+pub const OWN_FAILURE: u8 = 125;
+
 /// The exit code of an error.
 pub const fn of(code: ErrorCode) -> u8 {
     match code {

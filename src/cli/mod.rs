@@ -19,6 +19,7 @@ mod daemon;
 mod displays;
 mod doctor;
 mod drive;
+mod edit;
 mod exec;
 pub mod exit;
 pub mod failure;
@@ -34,6 +35,7 @@ mod manual;
 mod mcp;
 mod mcp_serve;
 mod mounts;
+mod pager;
 pub mod paint;
 mod paths;
 mod pool;
@@ -64,6 +66,7 @@ use std::process::ExitCode;
 use args::{Cli, Command, Options};
 use context::Context;
 use failure::Failure;
+use pager::Pager;
 use paint::Paint;
 
 /// Runs this process's command line and returns its exit code.
@@ -91,18 +94,36 @@ pub fn main() -> ExitCode {
     let wants_json = cli.options.json;
     let context = Context::new(cli.options);
     let waits_for = cli.command.waits_for().map(str::to_owned);
+    let takes_over_status = cli.command.takes_over_status();
+    let pager = Pager::start(&context, &cli.command);
+    let is_paged = pager.is_some();
     let command = waiting::with_notice(&context, waits_for.as_deref(), None, dispatch(&context, cli.command));
+    let command = async {
+        tokio::select! {
+            done = command => done,
+            // The pager has the terminal until its end.
+            Ok(()) = tokio::signal::ctrl_c(), if is_paged => Err(Failure::Quiet(exit::INTERRUPTED)),
+        }
+    };
     let done = match crate::rpc::client::run_local(command) {
         Ok(done) => done,
         Err(e) => Err(crate::core::error::Error::internal(format!("no runtime: {e}")).into()),
     };
+    if let Some(pager) = pager {
+        pager.finish();
+    }
     let code = match done {
         Ok(()) => exit::OK,
+        // The user has read enough.
+        Err(Failure::Quiet(exit::READER_GONE)) if is_paged => exit::OK,
         Err(failure) => {
             if let Some(text) = failure.report(wants_json, context.terminal.paint_stderr) {
                 let _ = std::io::stderr().write_all(text.as_bytes());
             }
-            failure.exit_code()
+            match failure {
+                Failure::Error(_) if takes_over_status => exit::OWN_FAILURE,
+                Failure::Error(_) | Failure::Quiet(_) => failure.exit_code(),
+            }
         }
     };
     code.into()
@@ -137,6 +158,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Mcp(args) => mcp::mcp(context, args).await,
         Command::Jupyter(args) => jupyter::jupyter(context, args).await,
         Command::Cp(args) => copy::copy(context, args).await,
+        Command::Edit(args) => edit::edit(context, args).await,
         Command::Blob(args) => blobs::blob(context, args).await,
         Command::Checkpoint(args) => checkpoints::checkpoint(context, args).await,
         Command::Log(args) => checkpoints::log(context, args).await,

@@ -108,7 +108,7 @@ fn code_from_argument_file_or_stdin() {
     assert_eq!(run_with_input(&fake, &["exec", "demo", "cat", "--stdin"], &input).1.as_bytes(), input);
     for args in [vec!["exec", "demo"], vec!["exec", "demo", "-", "--stdin"], vec!["exec", "demo", "-f", "/"]] {
         let (exit, _, stderr) = run(&fake, &args);
-        assert_eq!(exit, 2, "{args:?}: {stderr}");
+        assert_eq!(exit, 125, "{args:?}: {stderr}");
         assert!(stderr.starts_with("error: ") && stderr.contains("\nhint: "), "{stderr}");
     }
     let (_, _, stderr) = run_with_input(&fake, &["exec", "demo", "-"], &[b'#', 0xff]);
@@ -116,7 +116,7 @@ fn code_from_argument_file_or_stdin() {
     let large = fake.socket.with_file_name("large.py");
     std::fs::write(&large, vec![b'#'; (1 << 20) + 1]).unwrap();
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "-f", large.to_str().unwrap()]);
-    assert_eq!(exit, 2);
+    assert_eq!(exit, 125);
     assert!(stderr.contains("more than 1 MiB") && stderr.contains("workspace"), "{stderr}");
 }
 
@@ -134,7 +134,8 @@ fn missing_file_exit_code() {
         vec!["config", "check", "/nowhere/x.toml"],
     ] {
         let (exit, stdout, stderr) = run(&fake, &args);
-        assert_eq!((exit, stdout.as_str()), (3, ""), "{args:?}: {stderr}");
+        let code = if ["exec", "run"].contains(&args[0]) { 125 } else { 3 };
+        assert_eq!((exit, stdout.as_str()), (code, ""), "{args:?}: {stderr}");
         assert!(stderr.starts_with("error: ") && stderr.contains("/nowhere/"), "{args:?}: {stderr}");
     }
     assert_eq!(run(&fake, &["new", "n", "--from-dir", "/dev/null"]).0, 2, "not a folder");
@@ -151,7 +152,7 @@ fn unknown_language_refused() {
     for (name, text) in [("s.rb", "say x"), ("s", "#!/usr/bin/env ruby\nsay x"), ("s.txt", "say x")] {
         let path = file(name, text);
         let (exit, _, stderr) = run(&fake, &["run", "-f", &path]);
-        assert_eq!(exit, 2, "{name}: {stderr}");
+        assert_eq!(exit, 125, "{name}: {stderr}");
         assert!(stderr.contains("no engine goes with") && stderr.contains("--engine kaish"), "{name}: {stderr}");
         assert_eq!(run(&fake, &["run", "-f", &path, "--engine", "kaish"]).0, 0, "{name}: named");
     }
@@ -193,15 +194,15 @@ fn big_integers_round_trip() {
 fn lost_connection_hint() {
     let fake = Fake::start();
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up later"]);
-    assert_eq!(exit, 69);
+    assert_eq!(exit, 125);
     assert!(stderr.contains("; attach to it again: ryokan exec demo --attach 1\n"), "{stderr}");
     // The connection may be lost before the execution's number arrives.
     let (exit, _, stderr) = run(&fake, &["exec", "demo", "hang up"]);
-    assert_eq!(exit, 69);
+    assert_eq!(exit, 125);
     let ways = ["; check whether it started: ryokan journal demo --tail 1", "; attach to it again"];
     assert!(ways.iter().any(|way| stderr.contains(way)), "{stderr}");
     let (exit, _, stderr) = run(&fake, &["run", "hang up later"]);
-    assert_eq!(exit, 69);
+    assert_eq!(exit, 125);
     assert!(stderr.contains("removed the ephemeral kernel") && !stderr.contains("continue"), "{stderr}");
 }
 
@@ -210,16 +211,16 @@ fn errors_have_exit_codes_and_hints() {
     let fake = Fake::start();
     assert_eq!(
         run(&fake, &["exec", "none", "say x"]),
-        (3, String::new(), "error: there is no kernel none\nhint: ryokan ls lists them\n".into())
+        (125, String::new(), "error: there is no kernel none\nhint: ryokan ls lists them\n".into())
     );
     assert_eq!(run(&fake, &["new", "demo"]).0, 4);
     assert_eq!(run(&fake, &["new", "-bad-"]).0, 2);
     assert_eq!(run(&fake, &["new", "x", "--memory", "much"]).0, 2);
     assert_eq!(run(&fake, &["jobs"]).0, 2);
-    assert_eq!(run(&fake, &["exec", "demo", "--attach", "99"]).0, 3);
+    assert_eq!(run(&fake, &["exec", "demo", "--attach", "99"]).0, 125);
     assert_eq!(run(&fake, &["vars", "demo", "get", "nothing"]).0, 3);
     assert_eq!(run(&fake, &["ls", "--socket", "/nowhere/d.sock"]).0, 69);
-    assert_eq!(run(&fake, &["exec", "demo", "hang up"]).0, 69);
+    assert_eq!(run(&fake, &["exec", "demo", "hang up"]).0, 125);
 }
 
 #[test]
@@ -334,6 +335,9 @@ fn kernel_name_completion() {
     }
     for (shell, asks) in [
         ("zsh", "':name -- Name or id of the kernel:_ryokan_kernels'"),
+        ("zsh", "(N before the newest; quote it):_ryokan_checkpoints'"),
+        ("zsh", "[Fork from this checkpoint, not from the present]:REF:_ryokan_checkpoints'"),
+        ("fish", "-n \"__fish_ryokan_using_subcommand fork\" -l from -x -a \"(ryokan --no-autostart log "),
         ("fish", "-n \"__fish_ryokan_using_subcommand exec\" -a \"(ryokan --no-autostart ls --quiet 2>/dev/null)\""),
     ] {
         assert!(run(&fake, &["completions", shell]).1.contains(asks), "{shell}");

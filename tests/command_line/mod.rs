@@ -7,6 +7,7 @@ mod output_errors;
 mod packaging;
 mod pool;
 mod rename;
+mod shell_use;
 mod take;
 mod terminal;
 mod top;

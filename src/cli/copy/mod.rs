@@ -42,7 +42,7 @@ pub struct CopyArgs {
 
 /// One side of a copy.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Stream,
     Host(PathBuf),
     Kernel { name: String, path: Vec<u8> },
@@ -50,7 +50,7 @@ enum Place {
 
 impl Place {
     /// A name and a colon before any slash name a kernel.
-    fn parse(text: &OsStr) -> Place {
+    pub(super) fn parse(text: &OsStr) -> Place {
         let bytes = text.as_bytes();
         if bytes == b"-" {
             return Place::Stream;

@@ -73,6 +73,17 @@ pub struct Branches {
     pub to: BTreeMap<CheckpointId, Vec<String>>,
 }
 
+/// What names each checkpoint: its short id, and its name if a shell takes it as one word.
+pub fn checkpoint_names(all: &[(Checkpoint, bool)]) -> String {
+    let is_word = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "-_./".contains(c));
+    all.iter()
+        .map(|(checkpoint, _)| match &checkpoint.name {
+            name if is_word(name) => format!("{}\n{name}\n", checkpoint.short_id()),
+            _ => format!("{}\n", checkpoint.short_id()),
+        })
+        .collect()
+}
+
 /// Checkpoints, newest first; with `branches`, as a graph of their ancestry.
 pub fn checkpoint_log(all: &[(Checkpoint, bool)], branches: Option<&Branches>, paint: Paint) -> String {
     let Some(branches) = branches else {

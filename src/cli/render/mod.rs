@@ -19,7 +19,9 @@ mod usage;
 mod value;
 mod workflow;
 
-pub use checkpoints::{Branches, checkpoint_line, checkpoint_log, difference, difference_counts, preview, restoration};
+pub use checkpoints::{
+    Branches, checkpoint_line, checkpoint_log, checkpoint_names, difference, difference_counts, preview, restoration,
+};
 pub use groups::{freeze_cost, freeze_line, group, group_differences, groups};
 pub use images::images;
 pub use journal::{event, journal_entry};

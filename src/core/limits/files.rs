@@ -16,6 +16,8 @@ pub const FILE_RESOLVE_ATTEMPTS: usize = 64;
 pub const FILE_LIST_PAGE: usize = 256;
 /// Nesting of directories in a copy.
 pub const COPY_DEPTH: usize = 1024;
+/// Bytes of a file that `ryokan edit` opens.
+pub const EDITED_BYTES: u64 = 64 << 20;
 /// Age at which a count of a workspace's bytes is repeated before a client writes.
 pub const FILES_COUNT_AGE: Duration = Duration::from_secs(10);
 /// Files and directories that a count visits; clients cannot write to a larger workspace.

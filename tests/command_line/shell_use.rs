@@ -1,0 +1,125 @@
+//! What a shell's user has: an editor, a pager, exit codes, completion.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use crate::support::{Host, Terminal};
+
+/// An executable script of this host; returns its path.
+fn script(host: &Host, name: &str, text: &str) -> String {
+    let path = host.path("home").join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    path.display().to_string()
+}
+
+#[test]
+fn edited_file_is_written_back() {
+    let mut host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    host.ok(&["exec", "k", "mkdir d; echo old > d/app.py; chmod 750 d/app.py"]);
+    // The editor gets the file under its own name, with the variable's options before it.
+    let editor = script(&host, "ed", "[ \"$1\" = -x ] && [ \"$(basename \"$2\")\" = app.py ] && echo new >> \"$2\"");
+    host.env("EDITOR", &format!("{editor} -x"));
+    let mut terminal = Terminal::start(&host, &["edit", "k:d/app.py"]);
+    terminal.wait_for("wrote d/app.py (8 B)");
+    terminal.ended();
+    assert_eq!(host.ok(&["exec", "k", "cat d/app.py; stat -c %a d/app.py"]), "old\nnew\n750\n");
+    // Without a change nothing is written; a new file is made.
+    host.env("EDITOR", "true");
+    let mut terminal = Terminal::start(&host, &["edit", "k:d/app.py"]);
+    terminal.wait_for("d/app.py is unchanged");
+    let mut terminal = Terminal::start(&host, &["edit", "k:empty"]);
+    terminal.wait_for("wrote empty (0 B)");
+    host.env("EDITOR", "false");
+    let mut terminal = Terminal::start(&host, &["edit", "k:d/app.py"]);
+    terminal.wait_for("the editor false failed");
+    terminal.ended_with(4);
+    let mut terminal = Terminal::start(&host, &["edit", "k:d"]);
+    terminal.wait_for("is a directory");
+}
+
+#[test]
+fn newer_file_is_not_overwritten() {
+    let mut host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    host.ok(&["exec", "k", "echo old > f"]);
+    // It changes in the kernel while the editor is open.
+    let ryokan = host.command("ryokan");
+    let program = ryokan.get_program().to_string_lossy().into_owned();
+    let editor = script(&host, "ed", &format!("echo mine >> \"$1\"; {program} exec k 'echo newer > f'"));
+    host.env("EDITOR", &editor);
+    let mut terminal = Terminal::start(&host, &["edit", "k:f"]);
+    terminal.wait_for("your text is in ");
+    terminal.wait_for("changed while it was edited");
+    terminal.ended_with(4);
+    assert_eq!(host.ok(&["exec", "k", "cat f"]), "newer\n");
+    let refused = host.cli(&["edit", "k:f"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("an editor needs a terminal"), "{refused:?}");
+}
+
+#[test]
+fn long_output_is_paged() {
+    let mut host = Host::start();
+    host.ok(&["new", "k"]);
+    host.ok(&["checkpoint", "k", "-m", "first"]);
+    host.env("PAGER", "sed 's/^/paged: /'");
+    let mut terminal = Terminal::start(&host, &["log", "k"]);
+    terminal.wait_for("paged: ");
+    terminal.ended();
+    // A pager that reads nothing is no failure; an error appears after it.
+    host.env("PAGER", "true");
+    Terminal::start(&host, &["log", "k"]).ended();
+    let mut terminal = Terminal::start(&host, &["log", "none"]);
+    terminal.wait_for("error: ");
+    terminal.ended_with(3);
+    // Without it, and without a terminal, the output is the same as ever.
+    host.env("PAGER", "no-such-pager-here");
+    Terminal::start(&host, &["log", "k"]).wait_for("first");
+    host.env("PAGER", "sed 's/^/paged: /'");
+    assert!(!host.ok(&["log", "k"]).contains("paged"));
+}
+
+#[test]
+fn own_failures_have_their_exit_code() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    for (args, code) in [
+        (&["exec", "k", "exit 3"][..], 3),
+        (&["exec", "none", "exit 3"], 125),
+        (&["run", "--engine", "python", "import sys; sys.exit(4)"], 4),
+        (&["spawn", "k", "--", "sh", "-c", "exit 5"], 5),
+        (&["spawn", "none", "--", "true"], 125),
+        (&["show", "none"], 3),
+    ] {
+        assert_eq!(host.cli(args).status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[test]
+fn checkpoints_are_completed() {
+    let host = Host::start();
+    host.ok(&["new", "k"]);
+    host.ok(&["checkpoint", "k", "-m", "first-one"]);
+    host.ok(&["checkpoint", "k", "-m", "two words"]);
+    let names = host.ok(&["log", "k", "--quiet"]);
+    let names: Vec<&str> = names.lines().collect();
+    assert!(names.len() == 3 && names[2] == "first-one", "{names:?}");
+    let ryokan = host.command("ryokan");
+    let complete = |words: &str| {
+        let script = format!(
+            "source <(\"$RYOKAN\" completions bash); COMP_WORDS=(\"$RYOKAN\" {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _ryokan_with_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
+        );
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["-c", &script]).env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let done = bash.env("RYOKAN", ryokan.get_program()).output().expect("it runs");
+        assert!(done.status.success() && done.stderr.is_empty(), "{words}: {done:?}");
+        String::from_utf8(done.stdout).expect("text").trim_end().to_owned()
+    };
+    for words in ["restore k ''", "diff k ''", "fork k new --from ''", "checkpoint k --delete ''"] {
+        assert_eq!(complete(words), names.join(" "), "{words}");
+    }
+    assert_eq!(complete("restore k first"), "first-one");
+    assert_eq!(complete("restore none ''"), "");
+    assert!(!complete("fork k ''").contains(names[0]), "a new name");
+}
