@@ -25,7 +25,9 @@ mod directory;
 pub(super) mod pending;
 mod postgres;
 mod postgres_files;
+mod postgres_marks;
 mod postgres_private;
+mod postgres_process;
 mod postgres_rows;
 mod postgres_server;
 
