@@ -16,7 +16,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -29,7 +29,7 @@ use crate::core::freeze::server::{BackupEnd, ServerPart, is_segment};
 use crate::core::limits;
 use crate::store::Store;
 use crate::supervisor::host::Host;
-use crate::sys::fs::{remove_tree, sync_dir};
+use crate::sys::fs::{path_of, remove_tree, sync_dir};
 use crate::sys::{btrfs, fault, inode};
 use crate::workspace::{self, Donor, Durability, Tracker, TreeId, WorkspaceError, WorkspacePaths};
 
@@ -299,7 +299,7 @@ impl Places {
         }
         // The server's user could put a link in the place of its folder.
         let opened = open_itself(&log).map_err(io("open", &log))?;
-        let listed = std::fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd())).map_err(io("read", &log))?;
+        let listed = std::fs::read_dir(path_of(&opened)).map_err(io("read", &log))?;
         let mut found = Vec::new();
         for entry in listed.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();

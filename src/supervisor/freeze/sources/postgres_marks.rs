@@ -9,13 +9,13 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::postgres_files::{NEW, Places, exists, io, new_file, open_itself, sync};
 use crate::core::error::{Error, Result};
 use crate::sys::fault;
+use crate::sys::fs::path_of;
 
 const RESTORED: &str = "ryokan.restored";
 const USED: &str = "ryokan.used";
@@ -32,7 +32,7 @@ const MOST: u64 = 64 << 10;
 fn read(dir: &Path, names: &[&str]) -> io::Result<Vec<u8>> {
     let mut opened = open_itself(dir)?;
     for name in names {
-        opened = open_itself(Path::new(&format!("/proc/self/fd/{}/{name}", opened.as_raw_fd())))?;
+        opened = open_itself(&path_of(&opened).join(name))?;
     }
     if !opened.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidData.into());
