@@ -63,6 +63,16 @@ pub(super) fn check(servers: &PostgresServers, faults: &mut Faults) {
         faults.add(Fault::new(&["postgres"], format!("more than {SERVERS} servers")));
     }
     for (name, server) in servers {
+        let overlaps = |other: &PostgresServer| {
+            let (data, other) = (&server.data, &other.data);
+            data.is_absolute() && other.is_absolute() && (data.starts_with(other) || other.starts_with(data))
+        };
+        let mut before = servers.iter().take_while(|(other, _)| *other != name);
+        if let Some((other, _)) = before.find(|(_, other)| overlaps(other)) {
+            let what =
+                format!("it overlaps the data of [postgres.{other}]: a restore exchanges a data directory whole");
+            faults.add(Fault::new(&["postgres", name.as_str(), "data"], what));
+        }
         let mut wrong = |key: &str, what: String| {
             let path = ["postgres", name.as_str(), key];
             faults.add(Fault::new(if key.is_empty() { &path[..2] } else { &path }, what));

@@ -112,6 +112,13 @@ fn invalid_postgres_servers_are_refused() {
         assert!(found.contains(part), "{body}: {found}");
     }
     assert!(parse(&format!("[postgres.x]\n{whole}stop = [\"/s\"]")).is_ok());
+    // A restore of one would exchange the data of the other.
+    for (data, overlaps) in [("/d", true), ("/d/e", true), ("/", true), ("/de", false)] {
+        let whole = format!("{whole}stop = [\"/s\"]\n");
+        let text = format!("[postgres.x]\n{whole}[postgres.y]\n{}", whole.replace("\"/d\"", &format!("{data:?}")));
+        assert_eq!(parse(&text).is_err(), overlaps, "{data}");
+        assert!(!overlaps || problems(&text).join("\n").contains("postgres.y.data: it overlaps"), "{data}");
+    }
 }
 
 #[test]

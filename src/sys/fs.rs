@@ -44,6 +44,12 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
+/// A path of an open directory, which leads to it whatever is renamed or put into its place meanwhile.
+pub fn path_of(dir: &File) -> PathBuf {
+    use std::os::fd::AsRawFd as _;
+    PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
+}
+
 /// Makes a directory's entries durable.
 ///
 /// # Errors

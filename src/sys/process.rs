@@ -257,6 +257,35 @@ pub fn works_in(pid: u32, directory: &std::path::Path) -> bool {
     std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|place| place == directory)
 }
 
+/// Inode number of the first process namespace (include/linux/proc_ns.h): all processes are visible in it.
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// Whether a visible process works in this directory; `None`: one of the directory's user cannot be examined.
+pub fn any_works_in(directory: &std::path::Path) -> Option<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    let wanted = std::fs::metadata(directory).ok()?;
+    let mut sees_each = true;
+    for entry in std::fs::read_dir("/proc").ok()?.flatten() {
+        if !entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        match std::fs::metadata(entry.path().join("cwd")) {
+            Ok(place) if (place.dev(), place.ino()) == (wanted.dev(), wanted.ino()) => return Some(true),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                sees_each &= entry.metadata().is_ok_and(|meta| meta.uid() != wanted.uid());
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+    sees_each.then_some(false)
+}
+
+/// Whether the processes of all namespaces are visible.
+pub fn sees_all() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata("/proc/self/ns/pid").is_ok_and(|meta| meta.ino() == FIRST_NAMESPACE)
+}
+
 /// A process's start time, clock ticks since boot (field 22 of `/proc/PID/stat`). With the process
 /// id it identifies a process forever.
 ///
@@ -328,4 +357,20 @@ pub fn unread(pipe: std::os::fd::BorrowedFd<'_>) -> io::Result<usize> {
     // SAFETY: the kernel writes one integer into a live one.
     checked(i64::from(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut bytes) }))?;
     Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_found_by_directory() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_ne!(any_works_in(dir.path()), Some(true));
+        let mut started = std::process::Command::new("sleep");
+        let mut started = started.arg("60").current_dir(dir.path()).spawn().expect("started");
+        assert_eq!(any_works_in(dir.path()), Some(true));
+        let _ = started.kill();
+        let _ = started.wait();
+    }
 }

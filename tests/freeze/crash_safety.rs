@@ -18,7 +18,7 @@ const FREEZE: [&str; 5] = [
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
 /// Each by a test of its own.
-const OTHERS: [&str; 20] = [
+const OTHERS: [&str; 24] = [
     // In `provenance`.
     "host.key.write",
     "catalog.host.key",
@@ -32,12 +32,16 @@ const OTHERS: [&str; 20] = [
     "freeze.quiesced.dir",
     "freeze.quiesced.record",
     "source.command.restore",
+    "source.directory.discard",
     "source.directory.switch",
     "source.directory.switched",
     // In `postgres`.
     "source.postgres.switch",
     "source.postgres.switched",
     // In `postgres_server`.
+    "source.server.checkout",
+    "source.server.discard",
+    "source.server.keep",
     "source.server.snapshot",
     "source.server.start",
     "source.server.stop",

@@ -11,6 +11,7 @@ mod postgres_server;
 mod provenance;
 mod repositories;
 mod restore;
+mod server_recovery;
 mod sources;
 mod unfinished;
 

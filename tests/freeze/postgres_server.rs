@@ -58,7 +58,8 @@ impl Cluster {
         // A daemon as root is not the server's user.
         let own = if user == User::Own { cluster.as_user().join(" ") } else { String::new() };
         let control = format!(
-            "#!/bin/sh\n[ -e {0}/broken-$1 ] && exit 7\nexec {own} {1}/pg_ctl $1 -w -m fast -D {0}/data -l {0}/socket/log -o '{options}'\n",
+            "#!/bin/sh\nenv > {0}/environment\n[ -e {0}/broken-$1 ] && exit 7\n\
+             [ -e {0}/late-$1 ] && {{ {own} {1}/pg_ctl $1 -W -m smart -D {0}/data; sleep 60; }}\nexec {own} {1}/pg_ctl $1 -w -m fast -D {0}/data -l {0}/socket/log -o '{options}'\n",
             cluster.place.display(),
             programs().display()
         );
@@ -70,16 +71,21 @@ impl Cluster {
             "shop",
             "CREATE TABLE accounts (id int PRIMARY KEY, amount int); INSERT INTO accounts VALUES (1, 500), (2, 500)",
         );
-        let argv = |verb: &str| format!("[{:?}, {verb:?}]", cluster.control().display().to_string());
-        host.configure(&format!(
-            "[postgres.main]\ndata = {:?}\nconnection = \"dbname=postgres host={} user=shop\"\nprograms = {:?}\nstart = {}\nstop = {}\ntimeout = \"20s\"\n{more}",
-            cluster.data(),
-            cluster.socket().display(),
+        host.configure(&cluster.configuration("20s", more));
+        cluster
+    }
+
+    /// A configuration of it and more.
+    pub fn configuration(&self, timeout: &str, more: &str) -> String {
+        let argv = |verb: &str| format!("[{:?}, {verb:?}]", self.control().display().to_string());
+        format!(
+            "[postgres.main]\ndata = {:?}\nconnection = \"dbname=postgres host={} user=shop\"\nprograms = {:?}\nstart = {}\nstop = {}\ntimeout = {timeout:?}\n{more}",
+            self.data(),
+            self.socket().display(),
             programs(),
             argv("start"),
             argv("stop")
-        ));
-        cluster
+        )
     }
 
     pub fn data(&self) -> PathBuf {
@@ -147,6 +153,10 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         // Also one that a failed test left in another place.
+        let beside = self.place.join(".data.ryokan");
+        if beside.exists() {
+            let _ = fs::set_permissions(beside, fs::Permissions::from_mode(0o711));
+        }
         for data in [self.data(), self.place.join(".data.ryokan/new"), self.place.join(".data.ryokan/trial")] {
             let user = self.as_user();
             let mut command = Command::new(&user[0]);
@@ -157,7 +167,7 @@ impl Drop for Cluster {
 }
 
 /// A group `plant` of the kernel and the server. The mount outlives both.
-fn plant(user: User) -> Option<(Mounted, Shop, Cluster)> {
+pub fn plant(user: User) -> Option<(Mounted, Shop, Cluster)> {
     let (mounted, host) = Host::prepare_on("btrfs", user)?;
     let cluster = Cluster::make(&mounted, &host, user, "");
     let shop = Shop::of(host, user);
@@ -167,10 +177,10 @@ fn plant(user: User) -> Option<(Mounted, Shop, Cluster)> {
     Some((mounted, shop, cluster))
 }
 
-const RESTORE: [&str; 4] = ["--yes", "restore", "plant", "1"];
-const UNDO: [&str; 3] = ["--yes", "undo", "plant"];
+pub const RESTORE: [&str; 4] = ["--yes", "restore", "plant", "1"];
+pub const UNDO: [&str; 3] = ["--yes", "undo", "plant"];
 
-fn refused(shop: &Shop, command: &[&str], part: &str) {
+pub fn refused(shop: &Shop, command: &[&str], part: &str) {
     let output = shop.host.cli(command);
     let reported = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && reported.contains(part), "{command:?}: {reported}");
@@ -196,6 +206,9 @@ fn server_is_restored_as_one() {
         assert!(shop.host.ok(&["diff", "plant"]).contains("~ schema schema"));
         shop.host.ok(&RESTORE);
         assert_eq!((cluster.state(), shop.kernel_state()), (frozen.clone(), kernel.clone()));
+        // A user's service manager is reached by the one, and psql's options are none of the server's.
+        let environment = fs::read_to_string(cluster.place.join("environment")).unwrap();
+        assert!(environment.contains("XDG_RUNTIME_DIR=") && !environment.contains("PGOPTIONS="), "{environment}");
         let attributes = done(Command::new("lsattr").arg("-d").arg(cluster.data()));
         let is_no_cow = attributes.split(' ').next().unwrap().contains('C');
         assert_eq!(is_no_cow, user == User::Unprivileged, "{attributes}");
@@ -315,7 +328,9 @@ fn failing_server_programs_go_back() {
     assert_eq!(cluster.state(), changed);
     // A start that fails is repeated by the next operation.
     fs::write(broken("start"), "").unwrap();
-    shop.host.ok(&RESTORE);
+    let output = shop.host.cli(&RESTORE);
+    let reported = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && reported.contains("member main still does not work"), "{reported}");
     assert!(!cluster.psql("shop", "SELECT 1").status.success());
     fs::remove_file(broken("start")).unwrap();
     shop.host.ok(&UNDO);

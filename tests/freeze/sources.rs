@@ -390,6 +390,21 @@ fn killed_restore_is_whole(mut plant: Plant) {
 }
 
 #[test]
+fn half_removed_directories_are_never_exchanged() {
+    let mut plant = Plant::new(*users().last().unwrap());
+    plant.0.host.ok(&FREEZE);
+    plant.change();
+    let changed = plant.state();
+    killed(&mut plant.0, "source.directory.discard=kill", &RESTORE);
+    // What a removal would have come to.
+    let beside = plant.uploads().with_file_name(".uploads.ryokan");
+    let removed = ["new", "gone"].map(|name| fs::remove_file(beside.join(name).join("a")).is_ok());
+    assert!(removed.contains(&true));
+    plant.0.host.launch();
+    assert_eq!(plant.state(), changed);
+}
+
+#[test]
 fn foreign_files_are_kept() {
     let mut plant = Plant::new(*users().last().unwrap());
     plant.0.host.ok(&FREEZE);

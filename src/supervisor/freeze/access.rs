@@ -67,6 +67,23 @@ pub(super) async fn unshared_directory(supervisor: &Supervisor, path: &Path) -> 
     Ok(())
 }
 
+/// Checks that a path and the data directory of each configured PostgreSQL server are apart: a restore of one would change
+/// the other under its server.
+///
+/// # Errors
+/// `refused` (`member_overlap`).
+pub(super) fn apart_from_servers(host: &Host, path: &Path) -> Result<()> {
+    for (name, server) in &host.config.postgres {
+        let real = server.data.canonicalize().unwrap_or_else(|_| server.data.clone());
+        if [&server.data, &real].iter().any(|data| path.starts_with(data) || data.starts_with(path)) {
+            return Err(Error::refused(format!("{} and the data of PostgreSQL server {name} overlap", path.display()))
+                .reason("member_overlap")
+                .hint(format!("add the server as a whole (--server {name}), or remove [postgres.{name}]")));
+        }
+    }
+    Ok(())
+}
+
 /// Checks a recorded path again.
 ///
 /// # Errors

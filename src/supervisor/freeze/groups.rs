@@ -106,17 +106,15 @@ pub async fn add(
                 name: connection.database.clone(),
                 target: Target::Postgres { connection: connection.to_string() },
             };
-            sources::check_reachable(host, group.id, actor.uid, &member).await?;
             (member.target, connection.database.to_ascii_lowercase())
         }
         "server" => {
             access::own_user(actor.uid)?;
-            let member = Member { name: target.to_owned(), target: Target::Server { server: target.to_owned() } };
-            sources::check_reachable(host, group.id, actor.uid, &member).await?;
-            (member.target, target.to_owned())
+            (Target::Server { server: target.to_owned() }, target.to_owned())
         }
         "repository" | "database" | "directory" => {
             let real = access::checked(host, actor.uid, Path::new(target))?;
+            access::apart_from_servers(host, &real)?;
             let file = real.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             let path = real.display().to_string();
             let target = match kind {
@@ -152,9 +150,13 @@ pub async fn add(
         return Err(Error::already_exists(format!("group {} has it already", group.name)));
     }
     check_overlap(&group, &target)?;
-    check_single(&list(supervisor, actor.uid).await?, &target)?;
+    check_single(host, &list(supervisor, actor.uid).await?, &target)?;
     let name = if name.is_empty() { own_name.as_str() } else { name };
     let member = Member { name: checked_name(name)?.to_string(), target };
+    // Last: it works where an unfinished restore of another group may.
+    if matches!(member.target, Target::Postgres { .. } | Target::Server { .. }) {
+        sources::check_reachable(host, group.id, actor.uid, &member).await?;
+    }
     let notes = notes(host, actor, "group.add", format!("{}: {} {}", group.name, member.target.kind(), member.name));
     host.catalog.add_member(group.id, member.clone(), notes).await?;
     Ok(member)
@@ -182,11 +184,13 @@ fn check_overlap(group: &Group, target: &Target) -> Result<()> {
 }
 
 /// Refuses a source whose restore keeps its former content under a name of its own, if another group has it, too.
-fn check_single(groups: &[Group], target: &Target) -> Result<()> {
+fn check_single(host: &Host, groups: &[Group], target: &Target) -> Result<()> {
+    let data = |server: &str| host.config.postgres.get(server).map(|server| server.data.display().to_string());
     let exchanged = |target: &Target| match target {
         Target::Directory { path } => Some(path.clone()),
         Target::Postgres { connection } => Some(connection.clone()),
-        Target::Server { server } => Some(server.clone()),
+        // The same data may have been configured under another name.
+        Target::Server { server } => Some(data(server).unwrap_or_else(|| server.clone())),
         Target::Kernel { .. } | Target::Repository { .. } | Target::Database { .. } | Target::Command { .. } => None,
     };
     let Some(new) = exchanged(target) else { return Ok(()) };

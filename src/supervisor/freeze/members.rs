@@ -105,6 +105,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
         Target::Repository { path } => {
             let path = PathBuf::from(path);
             access::recheck(host, group.uid, &path)?;
+            access::apart_from_servers(host, &path)?;
             let repository = Repository::open(&access::git(host).await?, &path)?;
             access::trusted_repository(supervisor, group.uid, &repository).await?;
             LiveKind::Repository { path, repository, state: None }

@@ -187,6 +187,12 @@ impl Run<'_> {
             Action::Resume(n) => {
                 let resumed = self.live[n].resume().await;
                 self.live[n].release();
+                if let Err(error) = &resumed {
+                    self.notes.push(format!(
+                        "member {} still does not work: {}; the next operation of the group tries again",
+                        self.live[n].name, error.message
+                    ));
+                }
                 done(resumed)
             }
         };
@@ -293,6 +299,10 @@ impl Run<'_> {
             Some(Outcome::AsBefore { member, why }) => {
                 let mut message =
                     format!("group {name} was not restored: {}{why}; every member is as it was", of(member));
+                // Also what concerns no failure: which member was not compared.
+                for note in &self.notes {
+                    message.push_str(&format!("; {note}"));
+                }
                 for kept in self.live.iter().filter_map(Live::kept) {
                     message.push_str(&format!("; another program wrote meanwhile: {} holds that", kept.display()));
                 }

@@ -1,7 +1,8 @@
 //! A directory of the host: captured as a tree, restored beside itself, and switched by one rename.
 //!
 //! Files of an operation are in `.NAME.ryokan` beside the directory, on its file system. There, `part` is an incomplete
-//! checkout; `new` is a complete one before the switch, and the former directory after it.
+//! checkout; `new` is a complete one before the switch, and the former directory after it, and never there in part: it is
+//! removed under the name `gone`.
 
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -126,10 +127,23 @@ impl Places {
 
     /// Removes the folder beside the directory.
     fn discard(&self) {
-        if self.make().is_ok() {
-            // What stays is removed by the next operation.
+        // What stays is removed by the next operation.
+        if self.make().is_ok() && self.remove_new().is_ok() {
             let _ = remove_tree(&self.beside);
         }
+    }
+
+    /// Removes `new`, of which no part may be taken for the former directory after a crash.
+    fn remove_new(&self) -> Result<()> {
+        let (new, gone) = (self.new_copy(), self.beside.join("gone"));
+        remove_old(&gone)?;
+        match std::fs::rename(&new, &gone) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            renamed => renamed.map_err(io("rename", &new))?,
+        }
+        sync_dir(&self.beside).map_err(|error| Error::unavailable(error.to_string()))?;
+        fault::point("source.directory.discard").map_err(io("remove", &new))?;
+        remove_old(&gone)
     }
 
     fn workspace(&self, of: &Path, index: PathBuf) -> WorkspacePaths {
@@ -199,12 +213,8 @@ impl Places {
         let Some(tree) = part.tree else { return Ok(()) };
         self.make()?;
         let (incomplete, new) = (self.beside.join("part"), self.new_copy());
-        for old in [&incomplete, &new] {
-            match remove_tree(old) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io("remove", old)(error)),
-                _ => {}
-            }
-        }
+        remove_old(&incomplete)?;
+        self.remove_new()?;
         std::fs::create_dir(&incomplete).map_err(io("make", &incomplete))?;
         if nix::unistd::geteuid().is_root() {
             std::os::unix::fs::chown(&incomplete, Some(part.uid), Some(part.gid)).map_err(io("change", &incomplete))?;
@@ -296,6 +306,13 @@ impl Places {
         std::fs::rename(self.new_copy(), &kept).map_err(io("keep", &kept))?;
         sync_dir(kept.parent().unwrap_or(&kept)).map_err(|error| Error::unavailable(error.to_string()))?;
         Ok(Some(kept))
+    }
+}
+
+fn remove_old(path: &Path) -> Result<()> {
+    match remove_tree(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io("remove", path)(error)),
+        _ => Ok(()),
     }
 }
 

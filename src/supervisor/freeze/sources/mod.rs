@@ -25,7 +25,9 @@ mod directory;
 pub(super) mod pending;
 mod postgres;
 mod postgres_files;
+mod postgres_marks;
 mod postgres_private;
+mod postgres_process;
 mod postgres_rows;
 mod postgres_server;
 
@@ -163,7 +165,7 @@ pub(super) async fn open(
 /// Opens the source of a member and checks that no kernel shares what it needs.
 ///
 /// # Errors
-/// As [`open`], and `refused` (`shared_with_kernel`).
+/// As [`open`], and `refused` (`shared_with_kernel`, `member_overlap`).
 pub(super) async fn open_checked(
     supervisor: &Supervisor,
     uid: u32,
@@ -171,6 +173,10 @@ pub(super) async fn open_checked(
     scratch: PathBuf,
 ) -> Result<Option<Box<dyn DataSource>>> {
     let opened = open(supervisor.host(), uid, member, scratch).await?;
+    if let Target::Directory { path } | Target::Database { path } = &member.target {
+        // A server may have been configured since.
+        access::apart_from_servers(supervisor.host(), Path::new(path))?;
+    }
     if let Target::Directory { path } = &member.target {
         access::unshared_directory(supervisor, Path::new(path)).await?;
     }

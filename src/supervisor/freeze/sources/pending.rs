@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DataSource, open};
 use crate::core::error::{Error, Result};
-use crate::core::freeze::Member;
+use crate::core::freeze::{Member, Target};
 use crate::core::ids::GroupId;
 use crate::core::limits;
 use crate::supervisor::host::Host;
@@ -26,6 +26,41 @@ struct Quiesced {
     /// The group's name, for people.
     group: String,
     member: Member,
+    /// The data directory of a server, which the configuration may name differently later.
+    #[serde(default)]
+    data: Option<PathBuf>,
+}
+
+/// The data directory that the configuration names now.
+fn configured(host: &Host, member: &Member) -> Option<PathBuf> {
+    match &member.target {
+        Target::Server { server } => host.config.postgres.get(server).map(|server| server.data.clone()),
+        _ => None,
+    }
+}
+
+/// Refuses a server that was stopped with another data directory than it has now.
+fn check_same(host: &Host, record: &Quiesced) -> Result<()> {
+    match (&record.data, configured(host, &record.member)) {
+        (Some(before), Some(now)) if *before != now => Err(Error::conflict(format!(
+            "member {} was stopped with the data directory {}, and is configured with {}",
+            record.member.name,
+            before.display(),
+            now.display()
+        ))
+        .reason("server_moved")
+        .hint("set data in the configuration as before until the restore has ended")),
+        _ => Ok(()),
+    }
+}
+
+fn read(file: &std::path::Path) -> Result<Quiesced> {
+    let failed = |error: std::io::Error| Error::unavailable(format!("{}: {error}", file.display()));
+    if std::fs::metadata(file).map_err(failed)?.len() > limits::QUIESCED_BYTES {
+        return Err(Error::corrupt(format!("{} is too large", file.display())));
+    }
+    let text = std::fs::read(file).map_err(failed)?;
+    serde_json::from_slice(&text).map_err(|error| Error::corrupt(error.to_string()))
 }
 
 fn folder(host: &Host) -> PathBuf {
@@ -40,7 +75,7 @@ pub(in crate::supervisor::freeze) fn path(host: &Host, group: GroupId, member: &
 /// Records that a source is about to be quiesced. Durable.
 ///
 /// # Errors
-/// File errors.
+/// File errors; `conflict` (`server_moved`) for a server that is still stopped in another place.
 pub(in crate::supervisor::freeze) fn record(
     host: &Host,
     (id, uid, group): (GroupId, u32, &str),
@@ -48,9 +83,14 @@ pub(in crate::supervisor::freeze) fn record(
 ) -> Result<()> {
     let failed = |error: sys::fs::FsError| Error::unavailable(error.to_string());
     sys::fs::create_dir_durable(&folder(host), 0o700, "freeze.quiesced.dir").map_err(failed)?;
-    let record = Quiesced { uid, group: group.to_owned(), member: member.clone() };
+    let place = path(host, id, &member.name);
+    if matches!(member.target, Target::Server { .. }) && place.exists() {
+        check_same(host, &read(&place)?)?;
+    }
+    let data = configured(host, member);
+    let record = Quiesced { uid, group: group.to_owned(), member: member.clone(), data };
     let text = serde_json::to_vec(&record).map_err(|error| Error::internal(error.to_string()))?;
-    sys::fs::replace(&path(host, id, &member.name), &text, 0o600, "freeze.quiesced.record").map_err(failed)
+    sys::fs::replace(&place, &text, 0o600, "freeze.quiesced.record").map_err(failed)
 }
 
 /// Removes a record. Durable.
@@ -92,12 +132,8 @@ pub(in crate::supervisor::freeze) async fn resume(host: &Rc<Host>, is_meant: imp
 }
 
 async fn resume_one(host: &Rc<Host>, id: GroupId, file: &std::path::Path) -> Result<()> {
-    let meta = std::fs::metadata(file).map_err(|error| Error::unavailable(error.to_string()))?;
-    if meta.len() > limits::QUIESCED_BYTES {
-        return Err(Error::corrupt(format!("{} is too large", file.display())));
-    }
-    let text = std::fs::read(file).map_err(|error| Error::unavailable(error.to_string()))?;
-    let record: Quiesced = serde_json::from_slice(&text).map_err(|error| Error::corrupt(error.to_string()))?;
+    let record = read(file)?;
+    check_same(host, &record)?;
     let scratch = super::super::scratch(host, id).join(&record.member.name);
     std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(error.to_string()))?;
     let source: Option<Box<dyn DataSource>> = open(host, record.uid, &record.member, scratch).await?;

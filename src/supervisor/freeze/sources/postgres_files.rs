@@ -3,14 +3,16 @@
 //!
 //! ```text
 //! DIR/NAME                     the data directory, a subvolume
-//! DIR/.NAME.ryokan/            root's or the server's user's own; the others cannot change what is in it
+//! DIR/.NAME.ryokan/            root's or the server's user's own; nobody else reaches what is in it, except the user of a
+//!       │                      private server while that runs
 //!       ├ copy                 what a freeze pinned
 //!       ├ trial                a copy of that, while it is started
-//!       ├ new                  prepared for a restore; the former data directory after the switch
-//!       ├ run                  socket and settings of a private server
-//!       └ stopped              the server must be started again
-//! DIR/NAME/ryokan.restored     in a data directory that a restore put there, until that has ended
+//!       ├ part                 an incomplete checkout
+//!       ├ new                  prepared for a restore; the former data directory after the switch. Always whole
+//!       ├ gone                 what is left of a `new` that is being removed
+//!       └ run                  socket and settings of a private server
 //! ```
+//! `postgres_marks` describes what marks them.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -27,20 +29,20 @@ use crate::core::freeze::server::{BackupEnd, ServerPart, is_segment};
 use crate::core::limits;
 use crate::store::Store;
 use crate::supervisor::host::Host;
-use crate::sys::fs::{remove_tree, sync_dir};
-use crate::sys::{btrfs, inode};
+use crate::sys::fs::{path_of, remove_tree, sync_dir};
+use crate::sys::{btrfs, fault, inode};
 use crate::workspace::{self, Donor, Durability, Tracker, TreeId, WorkspaceError, WorkspacePaths};
 
-/// What a data directory that a restore put there holds.
-const RESTORED: &str = "ryokan.restored";
-/// Its text if no server started in the copy.
-const DOES_NOT_START: &[u8] = b"damaged";
 /// Names in the folder beside the data directory.
 pub(super) const COPY: &str = "copy";
 pub(super) const TRIAL: &str = "trial";
 pub(super) const NEW: &str = "new";
+const PART: &str = "part";
+const GONE: &str = "gone";
 const RUN: &str = "run";
-const STOPPED: &str = "stopped";
+/// Modes of the folder: for its owner alone, and such that others pass through it.
+const CLOSED: u32 = 0o700;
+const OPEN: u32 = 0o711;
 const STAGING: &str = "staging";
 const INDEX: &str = "new.index";
 /// More than the grain of the times of files.
@@ -56,28 +58,33 @@ pub(super) struct Places {
     index: PathBuf,
 }
 
-fn io<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
+pub(super) fn io<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Error + 'a {
     move |error| Error::unavailable(format!("cannot {what} {}: {error}", path.display()))
 }
 
-fn sync(dir: &Path) -> Result<()> {
+pub(super) fn sync(dir: &Path) -> Result<()> {
     sync_dir(dir).map_err(|error| Error::unavailable(error.to_string()))
 }
 
-fn exists(path: &Path) -> bool {
+pub(super) fn exists(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok()
 }
 
 /// Opens a file or a directory itself, never what a symbolic link leads to.
-fn open_itself(path: &Path) -> io::Result<File> {
+pub(super) fn open_itself(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
 }
 
 impl Places {
     pub fn new(host: &Host, data: PathBuf) -> Places {
+        let index = index_of(host, &data);
+        Places::of(data, index)
+    }
+
+    pub(super) fn of(data: PathBuf, index: PathBuf) -> Places {
         let name = data.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let beside = data.with_file_name(format!(".{name}.ryokan"));
-        Places { beside, index: index_of(host, &data), data }
+        Places { data, beside, index }
     }
 
     pub fn at(&self, name: &str) -> PathBuf {
@@ -133,11 +140,12 @@ impl Places {
         self.check_mount()?;
         self.check_content(data)?;
         self.make()?;
+        self.check_unused()?;
         let (one, other) = (self.at("one"), self.at("other"));
         let tried = std::fs::create_dir(&one).and_then(|()| std::fs::create_dir(&other));
         let tried = tried.and_then(|()| Ok(renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE)?));
-        [one, other].iter().for_each(|dir| drop(std::fs::remove_dir(dir)));
-        self.discard();
+        // Another operation may need the others.
+        [&one, &other, &self.beside].iter().for_each(|dir| drop(std::fs::remove_dir(dir)));
         tried.map_err(io("exchange directories beside", data))
     }
 
@@ -184,24 +192,36 @@ impl Places {
     pub fn make(&self) -> Result<()> {
         self.check_parent()?;
         let (beside, own) = (&self.beside, nix::unistd::geteuid().as_raw());
-        // The server's user passes through root's.
-        let mode = if own == 0 { 0o711 } else { 0o700 };
-        match std::fs::DirBuilder::new().mode(mode).create(beside) {
+        match std::fs::DirBuilder::new().mode(0o700).create(beside) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let meta = std::fs::symlink_metadata(beside).map_err(io("look at", beside))?;
-                match meta.is_dir() && meta.uid() == own && meta.mode() & 0o777 == mode {
-                    true => Ok(()),
-                    false => Err(Error::refused(format!("{} is not a folder of ryokan", beside.display()))
+                // Open: the daemon ended while a private server ran.
+                let is_ours = matches!(meta.mode() & 0o777, CLOSED | OPEN);
+                if !meta.is_dir() || meta.uid() != own || !is_ours {
+                    return Err(Error::refused(format!("{} is not a folder of ryokan", beside.display()))
                         .reason("foreign_folder")
-                        .hint("move it away")),
+                        .hint("move it away"));
                 }
             }
-            made => {
-                made.map_err(io("make", beside))?;
-                // Whatever the umask is.
-                std::fs::set_permissions(beside, std::fs::Permissions::from_mode(mode)).map_err(io("change", beside))
-            }
+            made => made.map_err(io("make", beside))?,
         }
+        // Whatever the umask is.
+        self.set_mode(CLOSED)
+    }
+
+    fn set_mode(&self, mode: u32) -> Result<()> {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&self.beside, mode).map_err(io("change", &self.beside))
+    }
+
+    /// Lets the user of a private server pass through root's folder. Meanwhile root changes nothing in the copies.
+    pub fn open(&self) -> Result<()> {
+        if nix::unistd::geteuid().is_root() { self.set_mode(OPEN) } else { Ok(()) }
+    }
+
+    /// Ends [`Self::open`].
+    pub fn close(&self) -> Result<()> {
+        self.set_mode(CLOSED)
     }
 
     /// Removes one copy.
@@ -224,10 +244,24 @@ impl Places {
         }
     }
 
+    /// Removes `new`, which is never there in part: a data directory may be needed after a crash.
+    pub fn remove_new(&self) -> Result<()> {
+        self.remove(GONE)?;
+        let new = self.at(NEW);
+        if !exists(&new) {
+            return Ok(());
+        }
+        std::fs::rename(&new, self.at(GONE)).map_err(io("rename", &new))?;
+        sync(&self.beside)?;
+        fault::point("source.server.discard").map_err(io("remove", &new))?;
+        self.remove(GONE)
+    }
+
     /// Removes all copies. What stays is removed by the next operation.
     pub fn discard(&self) {
-        for name in [COPY, TRIAL, NEW, RUN, STAGING, INDEX] {
-            if let Err(error) = self.remove(name) {
+        let others = [COPY, TRIAL, PART, RUN, STAGING, INDEX].map(|name| self.remove(name));
+        for removed in others.into_iter().chain([self.remove_new()]) {
+            if let Err(error) = removed {
                 tracing::warn!(%error, "an inactive copy of a server could not be removed");
             }
         }
@@ -263,19 +297,16 @@ impl Places {
                 std::fs::remove_file(entry.path()).map_err(io("remove", &entry.path()))?;
             }
         }
+        // The server's user could put a link in the place of its folder.
+        let opened = open_itself(&log).map_err(io("open", &log))?;
+        let listed = std::fs::read_dir(path_of(&opened)).map_err(io("read", &log))?;
         let mut found = Vec::new();
-        for entry in std::fs::read_dir(&log).map_err(io("read", &log))?.flatten() {
+        for entry in listed.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if !end.needs(&name) {
                 continue;
             }
-            let path = to.join(&name);
-            let clone = || {
-                let from = open_itself(&entry.path())?;
-                let new = new_file(&path, owner)?;
-                inode::clone_blocks(from.as_fd(), new.as_fd())
-            };
-            clone().map_err(io("clone", &entry.path()))?;
+            copy_segment(&entry.path(), &to.join(&name), owner).map_err(io("clone", &log.join(&name)))?;
             found.push(name);
         }
         let has = |wanted: Option<&str>| wanted.is_some_and(|wanted| found.iter().any(|name| name == wanted));
@@ -288,9 +319,14 @@ impl Places {
         new_file(&label, owner).and_then(|mut file| file.write_all(end.label.as_bytes())).map_err(io("write", &label))
     }
 
-    /// Removes from the copy of a running server what belongs to its process and to its peers.
-    pub fn strip(&self) -> Result<()> {
+    /// Removes from the copy what is no part of a server: marks, and of a running one, what belongs to its process and to
+    /// its peers.
+    pub fn strip(&self, is_running: bool) -> Result<()> {
         let copy = self.at(COPY);
+        self.unmark(&copy)?;
+        if !is_running {
+            return Ok(());
+        }
         for name in ["postmaster.pid", "postmaster.opts"] {
             match std::fs::remove_file(copy.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io("remove", &copy)(error)),
@@ -376,14 +412,15 @@ impl Places {
         Ok((part, tracker.into_donor()))
     }
 
-    /// Makes `new` from a tree: files of the donor are cloned where they fit. Complete and durable.
-    pub fn checkout(&self, store: &Store, part: &ServerPart, donor: Option<&Donor>) -> Result<()> {
+    /// Makes `new` from a tree: files of the donor are cloned where they fit. Complete and durable. `is_target`: it is
+    /// marked as restored; otherwise it is the former data directory.
+    pub fn checkout(&self, store: &Store, part: &ServerPart, donor: Option<&Donor>, is_target: bool) -> Result<()> {
         let Some(tree) = part.tree else { return Ok(()) };
         self.make()?;
-        self.remove(NEW)?;
-        let new = self.at(NEW);
+        self.remove(PART)?;
+        let new = self.at(PART);
         let home = File::open(&self.beside).map_err(io("open", &self.beside))?;
-        btrfs::create(home.as_fd(), NEW).map_err(io("make a subvolume", &new))?;
+        btrfs::create(home.as_fd(), PART).map_err(io("make a subvolume", &new))?;
         let root = open_itself(&new).map_err(io("open", &new))?;
         if part.no_cow {
             // Nothing is in it yet.
@@ -392,7 +429,8 @@ impl Places {
         if nix::unistd::geteuid().is_root() {
             std::os::unix::fs::fchown(&root, Some(part.uid), Some(part.gid)).map_err(io("change", &new))?;
         }
-        let paths = self.workspace(NEW, self.at(INDEX));
+        fault::point("source.server.checkout").map_err(io("fill", &new))?;
+        let paths = self.workspace(PART, self.at(INDEX));
         let donor = donor.map(|donor| (donor, None));
         let (tracker, restored, _) = workspace::branch(donor, TreeId(tree), paths, store, Durability::Power)?;
         if tracker.base() != Some(TreeId(tree)) {
@@ -405,59 +443,14 @@ impl Places {
             .reason("inexact_copy")
             .hint("only root can restore files of other owners"));
         }
-        Ok(())
-    }
-
-    /// Marks `new` as restored. `starts`: a server started in it.
-    pub fn mark_restored(&self, starts: bool) -> Result<()> {
-        let (new, mark) = (self.at(NEW), self.at(NEW).join(RESTORED));
-        let text: &[u8] = if starts { b"" } else { DOES_NOT_START };
-        let write = |mut file: File| file.write_all(text).and_then(|()| file.sync_all());
-        new_file(&mark, self.owner(&new)?).and_then(write).map_err(io("write", &mark))?;
-        sync(&new)
-    }
-
-    /// Whether a server can be expected to start in the data directory: not in a damaged one that was restored as it was.
-    pub fn may_start(&self) -> bool {
-        let mark =
-            File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(self.data.join(RESTORED));
-        let is_damaged = mark.is_ok_and(|file| file.metadata().is_ok_and(|meta| meta.len() > 0));
-        self.is_there() && !is_damaged
-    }
-
-    /// Whether a data directory was put there by a restore that has not ended.
-    pub fn is_restored(&self, dir: &Path) -> bool {
-        exists(&dir.join(RESTORED))
-    }
-
-    /// The restore has ended.
-    pub fn unmark(&self) -> Result<()> {
-        let mark = self.data.join(RESTORED);
-        match std::fs::remove_file(&mark) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io("remove", &mark)(error)),
-            _ => Ok(()),
+        // Of a tree with marks of its own.
+        self.unmark(&new)?;
+        if is_target {
+            self.mark_restored(&new, part.revision.is_some())?;
         }
-    }
-
-    /// Records that the server must be started again. Durable.
-    pub fn record_stopped(&self) -> Result<()> {
-        self.make()?;
-        let path = self.at(STOPPED);
-        File::create(&path).and_then(|file| file.sync_all()).map_err(io("write", &path))?;
+        self.remove_new()?;
+        std::fs::rename(&new, self.at(NEW)).map_err(io("rename", &new))?;
         sync(&self.beside)
-    }
-
-    pub fn is_stopped(&self) -> bool {
-        exists(&self.at(STOPPED))
-    }
-
-    /// The server runs again.
-    pub fn clear_stopped(&self) -> Result<()> {
-        let path = self.at(STOPPED);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io("remove", &path)(error)),
-            _ => Ok(()),
-        }
     }
 
     /// Puts `new` in the place of the data directory, which becomes `new`. Either may be missing.
@@ -470,21 +463,16 @@ impl Places {
             (false, false) => Ok(()),
         };
         renamed.map_err(|error| io("exchange", data)(error.into()))?;
+        self.sync_both()
+    }
+
+    /// Makes renames between both folders durable.
+    pub(super) fn sync_both(&self) -> Result<()> {
         [self.parent(), &self.beside].into_iter().try_for_each(sync)
     }
 
-    /// Moves `new` beside the data directory, for good.
-    pub fn keep(&self, at_ms: i64) -> Result<PathBuf> {
-        let name = self.data.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let kept = self.data.with_file_name(format!("{name}.kept-{at_ms}"));
-        // It ends as a data directory like any other.
-        let _ = std::fs::remove_file(self.at(NEW).join(RESTORED));
-        std::fs::rename(self.at(NEW), &kept).map_err(io("keep", &kept))?;
-        sync(self.parent())?;
-        Ok(kept)
-    }
-
-    /// Makes an empty folder for a private server, with the settings of its access.
+    /// Makes an empty folder for a private server, with the settings of its access; the server's user cannot reach it
+    /// before [`Self::open`].
     pub fn make_run(&self, owner: (u32, u32)) -> Result<()> {
         self.make()?;
         self.remove(RUN)?;
@@ -507,9 +495,48 @@ fn chown(file: &File, (uid, gid): (u32, u32)) -> io::Result<()> {
     }
 }
 
+/// Copies a segment of the log, sharing its blocks where the file system can.
+fn copy_segment(from: &Path, to: &Path, owner: (u32, u32)) -> io::Result<()> {
+    let (mut from, mut to) = (open_itself(from)?, new_file(to, owner)?);
+    if !from.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    match inode::clone_blocks(from.as_fd(), to.as_fd()) {
+        // Only one of both has the attribute No_COW.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => io::copy(&mut from, &mut to).map(drop),
+        cloned => cloned,
+    }
+}
+
 /// Makes a file of the server.
-fn new_file(path: &Path, owner: (u32, u32)) -> io::Result<File> {
+pub(super) fn new_file(path: &Path, owner: (u32, u32)) -> io::Result<File> {
     let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     chown(&file, owner)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removed_log_is_noticed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let places = Places::of(dir.path().join("data"), dir.path().join("index"));
+        for folder in [places.data.join("pg_wal"), places.at(COPY).join("pg_wal")] {
+            std::fs::create_dir_all(folder).expect("made");
+        }
+        let segment = "000000010000000000000002";
+        let label = format!("START WAL LOCATION: 0/2000028 (file {segment})\n");
+        let end = BackupEnd { label, segment: segment.into() };
+        let error = places.complete(&end).expect_err("the segment is gone");
+        assert_eq!(error.reason, "wal_removed");
+        // A link that the server's user puts there is not followed.
+        let (log, away) = (places.data.join("pg_wal"), dir.path().join("away"));
+        std::fs::rename(&log, &away).expect("renamed");
+        std::fs::write(away.join(segment), "secret").expect("written");
+        std::os::unix::fs::symlink(&away, &log).expect("made");
+        places.complete(&end).expect_err("a link");
+        assert!(!exists(&places.at(COPY).join("pg_wal").join(segment)));
+    }
 }

@@ -8,22 +8,31 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::postgres_files::Places;
+use super::postgres_process::Process;
 use crate::config::PostgresServer;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::SchemaRevision;
 use crate::core::freeze::postgres::Connection;
 use crate::core::freeze::server::{ServerFacts, control_value};
 use crate::core::limits;
 use crate::programs::{Output, Program, Session};
 use crate::supervisor::freeze::access;
+use crate::supervisor::freeze::objects::blocking;
 use crate::supervisor::host::Host;
 
+/// Variables of the daemon's environment for the user's own programs: those by which they reach the user's service
+/// manager. The variables for PostgreSQL's programs would change the server that they start.
+const KEPT_FOR_OWN: [&str; 2] = ["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"];
 /// Variables of the daemon's environment that name files with credentials and how to connect; none holds a secret.
 const KEPT: [&str; 5] = ["PGPASSFILE", "PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY"];
 const ENVIRONMENT: [(&str, &str); 4] =
     [("PGAPPNAME", "ryokan"), ("PGCONNECT_TIMEOUT", "10"), ("LC_ALL", "C"), ("PGOPTIONS", OPTIONS)];
 /// The names in the daemon's own queries are PostgreSQL's, whatever a database sets; a backup waits for other members.
 const OPTIONS: &str = "-c search_path=pg_catalog -c idle_session_timeout=0 -c statement_timeout=0";
+/// Reason of a data directory in which no server starts.
+pub(super) const DOES_NOT_START: &str = "postgres_start";
+/// What `pg_ctl` may take longer than its deadline here: at that, it has not said that the server does not start.
+const LATE: u64 = 60;
 const QUIET: [&str; 6] = ["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"];
 
 /// What a server reports about itself, as one line.
@@ -80,8 +89,11 @@ impl Server {
         output: Output<'_>,
         (timeout, user): (Duration, Option<(u32, u32)>),
     ) -> Result<Vec<u8>> {
-        let program = Program { argv, kept: &KEPT, env: &ENVIRONMENT, input: None, output, timeout, user };
-        access::programs(&self.host).await?.run(&program).await.map_err(|error| match error.reason.as_str() {
+        self.run_in(&Program { argv, kept: &KEPT, env: &ENVIRONMENT, input: None, output, timeout, user }).await
+    }
+
+    async fn run_in(&self, program: &Program<'_>) -> Result<Vec<u8>> {
+        access::programs(&self.host).await?.run(program).await.map_err(|error| match error.reason.as_str() {
             "program" => error.hint("correct [postgres] in the configuration: programs, start and stop"),
             _ => error,
         })
@@ -89,7 +101,9 @@ impl Server {
 
     /// Runs the user's own program.
     pub async fn own(&self, argv: &[String]) -> Result<()> {
-        self.run(argv, Output::Ignored, (self.config.timeout, None)).await.map(drop)
+        let (kept, timeout) = (&KEPT_FOR_OWN, self.config.timeout);
+        let program = Program { argv, kept, env: &[], input: None, output: Output::Ignored, timeout, user: None };
+        self.run_in(&program).await.map(drop)
     }
 
     fn client(&self, name: &str, to: &Connection, database: &str, args: &[&str]) -> Vec<String> {
@@ -138,7 +152,10 @@ impl Server {
 
     async fn definitions_of(&self, of: &Connection, scratch: &Path) -> Result<SchemaRevision> {
         let file = scratch.join("definitions");
-        let argv = self.client("pg_dumpall", of, "-l", &["--schema-only", "--no-comments", "--no-role-passwords"]);
+        // On the server itself, a lock of another session may last.
+        let wait = format!("--lock-wait-timeout={}", self.host.config.limits.freeze_step.as_millis());
+        let args = ["--schema-only", "--no-comments", "--no-role-passwords", &wait];
+        let argv = self.client("pg_dumpall", of, "-l", &args);
         let output = Output::File(&file, limits::POSTGRES_SCHEMA_BYTES);
         self.run(&argv, output, (self.host.config.limits.freeze_store, None)).await?;
         let text = std::fs::read(&file).map_err(|error| Error::unavailable(format!("{}: {error}", file.display())))?;
@@ -154,17 +171,14 @@ impl Server {
         Ok(SchemaRevision { user_version: 0, schema: hash.finalize().to_hex().to_string() })
     }
 
-    /// The process of a server in a data directory.
-    pub fn process(data: &Path) -> Option<u32> {
-        let text = std::fs::read_to_string(data.join("postmaster.pid")).ok()?;
-        let id: u32 = text.lines().next()?.trim().parse().ok()?;
-        // A server works in its data directory: another process may have its number.
-        crate::sys::process::works_in(id, data).then_some(id)
-    }
-
-    /// Whether the server itself runs.
-    pub async fn is_running(&self) -> bool {
-        Self::process(&self.config.data).is_some() || self.facts().await.is_ok()
+    /// The process of the server itself.
+    pub async fn process(&self) -> Result<Process> {
+        Ok(match process(&self.config.data).await? {
+            Process::Runs => Process::Runs,
+            // It may also answer from elsewhere.
+            _ if self.facts().await.is_ok() => Process::Runs,
+            found => found,
+        })
     }
 
     async fn control(&self, data: &Path, key: &str) -> Result<String> {
@@ -183,16 +197,16 @@ impl Server {
         let owner = places.owner(&data)?;
         places.make_run(owner)?;
         let user = nix::unistd::geteuid().is_root().then_some(owner);
+        places.open()?;
         let tried = self.tried(places, &data, (lasting, user), scratch).await;
         let mode = if lasting && tried.is_ok() { "fast" } else { "immediate" };
         let stopped = self.stop_copy(&data, mode, user).await;
+        places.close()?;
         let tried = tried.map_err(|error| {
             let said = last_words(&places.run().join("log"));
-            Error {
-                message: format!("a copy of {} does not start: {}: {said}", places.data.display(), error.message),
-                ..error
-            }
-            .reason("postgres_start")
+            let what = if error.reason == DOES_NOT_START { "does not start" } else { "could not be tried" };
+            let message = format!("a copy of {} {what}: {}: {said}", places.data.display(), error.message);
+            Error { message, ..error }
         })?;
         stopped.map(|()| tried)
     }
@@ -205,7 +219,11 @@ impl Server {
         scratch: &Path,
     ) -> Result<Tried> {
         let timeout = self.host.config.limits.freeze_store;
-        let prepared = self.control(data, "max_prepared_xacts setting").await?;
+        let prepared = match self.control(data, "max_prepared_xacts setting").await {
+            // The server reports that better.
+            Err(error) if error.reason == "program_failed" || error.code == ErrorCode::Corrupt => "0".into(),
+            prepared => prepared?,
+        };
         let run = places.run();
         let quoted = |file: &str| format!("\"{}\"", run.join(file).display());
         let options = format!(
@@ -217,7 +235,7 @@ impl Server {
             run.display(),
             if lasting { "on" } else { "off" }
         );
-        let most = timeout.as_secs().max(1).to_string();
+        let most = (timeout.as_secs() + LATE).to_string();
         let argv = [
             self.program("pg_ctl"),
             "start".into(),
@@ -232,7 +250,11 @@ impl Server {
             "-o".into(),
             options,
         ];
-        self.run(&argv, Output::Ignored, (timeout, user)).await?;
+        // Whatever else fails says nothing about the data directory.
+        self.run(&argv, Output::Ignored, (timeout, user)).await.map_err(|error| match error.reason.as_str() {
+            "program_failed" => error.reason(DOES_NOT_START),
+            _ => error,
+        })?;
         let socket = run.display().to_string();
         let to = Connection { host: socket, port: "5432".into(), ..self.connection.clone() };
         let system = facts_of(&self.ask(&to, FACTS).await?)?.system;
@@ -242,7 +264,7 @@ impl Server {
 
     /// Stops the server of an inactive copy, if one runs.
     pub async fn stop_copy(&self, data: &Path, mode: &str, user: Option<(u32, u32)>) -> Result<()> {
-        if Self::process(data).is_none() {
+        if process(data).await? != Process::Runs {
             return Ok(());
         }
         let timeout = self.host.config.limits.freeze_store;
@@ -251,6 +273,12 @@ impl Server {
         let argv: Vec<String> = [self.program("pg_ctl")].into_iter().chain(argv.map(str::to_owned)).collect();
         self.run(&argv, Output::Ignored, (timeout, user)).await.map(drop)
     }
+}
+
+/// Looks for the server of a data directory, outside of the event loop.
+pub(super) async fn process(data: &Path) -> Result<Process> {
+    let data = data.to_owned();
+    blocking(move || Ok(Process::of(&data))).await
 }
 
 /// What a started copy reports.

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 use async_trait::async_trait;
 
 use super::postgres_files::{COPY, NEW, Places, TRIAL};
-use super::postgres_private::{FACTS, Server, facts_of};
+use super::postgres_private::{DOES_NOT_START, FACTS, Server, facts_of, process};
+use super::postgres_process::Process;
 use super::{DataSource, NOT_STORED, other_content, tree_is_whole};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::Captured;
@@ -59,8 +60,6 @@ pub(super) struct ServerSource {
     /// The stored copy.
     donor: Option<Donor>,
     is_switched: bool,
-    /// Whether another program started the server during the restore.
-    is_foreign: bool,
     kept: Option<PathBuf>,
 }
 
@@ -102,7 +101,6 @@ impl ServerSource {
             any: false,
             donor: None,
             is_switched: false,
-            is_foreign: false,
             kept: None,
         })
     }
@@ -160,32 +158,47 @@ impl ServerSource {
         Ok(session)
     }
 
-    /// Waits until the server runs, or no longer does.
-    async fn await_running(&self, wanted: bool) -> Result<()> {
+    fn late(&self, why: &str) -> Error {
+        let (name, timeout) = (&self.name, self.server.config.timeout);
+        Error::deadline(format!("the server {name} {why} within {timeout:?}")).reason("server_late")
+    }
+
+    /// Waits until it is certain that the server no longer runs.
+    async fn await_stopped(&self) -> Result<()> {
         let until = Instant::now() + self.server.config.timeout;
         loop {
-            let running = if wanted { self.server.facts().await.map(drop) } else { Ok(()) };
-            let is_there = if wanted { running.is_ok() } else { self.server.is_running().await };
-            if is_there == wanted {
-                return Ok(());
+            match self.server.process().await? {
+                Process::Ended => return Ok(()),
+                _ if Instant::now() <= until => tokio::time::sleep(PAUSE).await,
+                Process::Runs => return Err(self.late("was stopped, but did not end")),
+                Process::Unknown => return Err(Process::unknown(&self.places.data)),
             }
-            if Instant::now() > until {
-                let why = running.err().map(|error| format!(": {}", error.message)).unwrap_or_default();
-                let (program, state) = if wanted { ("start", "does not answer") } else { ("stop", "still runs") };
-                return Err(Error::deadline(format!(
-                    "the server {} {state} {:?} after its {program} program{why}",
-                    self.name, self.server.config.timeout
-                ))
-                .reason("server_late"));
+        }
+    }
+
+    /// Starts the server, and waits until it answers. One that is still being stopped ends first.
+    async fn start(&self) -> Result<()> {
+        let (mut until, mut is_started) = (Instant::now() + self.server.config.timeout, false);
+        loop {
+            let Err(error) = self.server.facts().await else { return Ok(()) };
+            if !is_started && process(&self.places.data).await? == Process::Ended {
+                self.server.own(&self.server.config.start).await?;
+                (until, is_started) = (Instant::now() + self.server.config.timeout, true);
+            } else if Instant::now() > until {
+                let state = if is_started { "was started, but does not answer" } else { "neither ends nor answers" };
+                let late = self.late(state);
+                return Err(Error { message: format!("{}: {}", late.message, error.message), ..late });
+            } else {
+                tokio::time::sleep(PAUSE).await;
             }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 
     async fn refuse_running(&self) -> Result<()> {
-        match self.server.is_running().await {
-            false => Ok(()),
-            true => {
+        match self.server.process().await? {
+            Process::Ended => Ok(()),
+            Process::Unknown => Err(Process::unknown(&self.places.data)),
+            Process::Runs => {
                 Err(Error::new(ErrorCode::Conflict, format!("the server {} was started during the restore", self.name))
                     .reason("server_started")
                     .hint("keep its service manager from starting it, then try again"))
@@ -221,6 +234,24 @@ impl ServerSource {
         Ok(ServerPart { tree: Some(NOT_STORED), ..ServerPart::default() })
     }
 
+    /// Stores the copy, and starts a copy of it. During a restore, it gives files to the checkout.
+    async fn stored(&mut self, taken: SystemTime) -> Result<ServerPart> {
+        let is_running = !self.is_restore;
+        let (mut stored, donor) = self
+            .with_store(move |places, store| {
+                places.strip(is_running)?;
+                places.unsettle(taken)?;
+                places.store(store)
+            })
+            .await?;
+        match self.verified().await? {
+            Some((system, revision)) => (stored.system, stored.revision) = (system, Some(revision)),
+            None => stored.revision = None,
+        }
+        self.donor = donor;
+        Ok(stored)
+    }
+
     /// Starts a copy of the stored copy. Of a state that may be damaged, `None` says that it is.
     async fn verified(&self) -> Result<Option<(String, crate::core::freeze::SchemaRevision)>> {
         self.on(|places| places.snapshot(&places.at(COPY), TRIAL)).await?;
@@ -228,7 +259,7 @@ impl ServerSource {
         self.on(|places| places.remove(TRIAL)).await?;
         match tried {
             Ok(tried) => Ok(Some((tried.system, tried.revision))),
-            Err(error) if self.any && error.reason == "postgres_start" => {
+            Err(error) if self.any && error.reason == DOES_NOT_START => {
                 tracing::warn!(server = %self.name, %error, "the data directory before a restore does not start");
                 Ok(None)
             }
@@ -240,8 +271,16 @@ impl ServerSource {
     async fn stop_copies(&self) {
         for name in [TRIAL, NEW] {
             let data = self.places.at(name);
+            if !matches!(process(&data).await, Ok(Process::Runs)) {
+                continue;
+            }
             let user = self.places.owner(&data).ok().filter(|_| nix::unistd::geteuid().is_root());
-            if let Err(error) = self.server.stop_copy(&data, "immediate", user).await {
+            let stop = async {
+                self.places.open()?;
+                let stopped = self.server.stop_copy(&data, "immediate", user).await;
+                self.places.close().and(stopped)
+            };
+            if let Err(error) = stop.await {
                 tracing::warn!(server = %self.name, %error, "the server of an inactive copy could not be stopped");
             }
         }
@@ -279,15 +318,17 @@ impl DataSource for ServerSource {
             return Ok(());
         }
         self.backup = None;
-        if self.server.is_running().await {
-            // A restored server that a former daemon did not start.
-            self.is_foreign = self.places.is_restored(&self.places.data);
-            self.on(|places| places.record_stopped()).await?;
+        if self.server.process().await? != Process::Ended {
+            self.on(|places| {
+                places.record_stopped()?;
+                // The server of a restore that has not ended: another program started it. Only this says so once it stops.
+                if places.is_restored(&places.data) { places.mark_used() } else { Ok(()) }
+            })
+            .await?;
             fault::point("source.server.stop").map_err(injected)?;
             self.server.own(&self.server.config.stop).await?;
-            self.await_running(false).await?;
         }
-        Ok(())
+        self.await_stopped().await
     }
 
     async fn resume(&mut self) -> Result<()> {
@@ -298,14 +339,11 @@ impl DataSource for ServerSource {
         if self.places.is_stopped() {
             fault::point("source.server.start").map_err(injected)?;
             if self.places.may_start() {
-                if !self.server.is_running().await {
-                    self.server.own(&self.server.config.start).await?;
-                }
-                self.await_running(true).await?;
+                self.start().await?;
             }
             self.on(|places| places.clear_stopped()).await?;
         }
-        self.on(|places| places.unmark()).await?;
+        self.on(|places| if places.is_there() { places.unmark(&places.data) } else { Ok(()) }).await?;
         if self.is_restore {
             self.clear().await;
         }
@@ -353,27 +391,11 @@ impl DataSource for ServerSource {
     async fn store(&mut self, captured: &mut Captured) -> Result<()> {
         let Captured::Server { part, .. } = captured else { return Err(other_content()) };
         let Some(taken) = self.pinned.take() else { return Ok(()) };
-        let is_backup = !self.is_restore;
-        let (mut stored, donor) = self
-            .with_store(move |places, store| {
-                if is_backup {
-                    places.strip()?;
-                }
-                places.unsettle(taken)?;
-                places.store(store)
-            })
-            .await?;
-        match self.verified().await? {
-            Some((system, revision)) => (stored.system, stored.revision) = (system, Some(revision)),
-            None => stored.revision = None,
-        }
-        *part = stored;
-        if self.is_restore {
-            self.donor = donor;
-        } else {
-            drop(donor);
+        let stored = self.stored(taken).await;
+        if !self.is_restore || stored.is_err() {
             self.clear().await;
         }
+        *part = stored?;
         Ok(())
     }
 
@@ -385,10 +407,10 @@ impl DataSource for ServerSource {
     async fn prepare(&mut self, target: &Captured) -> Result<()> {
         let part = part_of(target)?.clone();
         if part.tree.is_none() {
-            return Ok(());
+            return self.on(|places| places.remove_new()).await;
         }
         let (wanted, donor) = (part.clone(), self.donor.take());
-        self.with_store(move |places, store| places.checkout(store, &wanted, donor.as_ref())).await?;
+        self.with_store(move |places, store| places.checkout(store, &wanted, donor.as_ref(), true)).await?;
         if let Some(revision) = &part.revision {
             let tried = self.server.try_copy(&self.places, NEW, true, &self.scratch).await?;
             if (&tried.system, &tried.revision) != (&part.system, revision) {
@@ -397,19 +419,20 @@ impl DataSource for ServerSource {
                     .hint("use the programs of the server's version that made the freeze"));
             }
         }
-        let starts = part.revision.is_some();
-        self.on(move |places| places.mark_restored(starts)).await
+        self.on(|places| places.seal_restored()).await
     }
 
     async fn switch(&mut self, target: &Captured, safety: &Captured) -> Result<()> {
         self.is_switched = true;
         fault::point("source.server.switch").map_err(injected)?;
         self.refuse_running().await?;
-        if self.places.is_there() != part_of(safety)?.tree.is_some() {
+        let (target, safety) = (part_of(target)?, part_of(safety)?);
+        let is_prepared = self.places.is_restored(&self.places.at(NEW)) == target.tree.is_some();
+        if self.places.is_there() != safety.tree.is_some() || !is_prepared {
             return Err(Error::new(ErrorCode::Conflict, format!("the data directory of {} was changed", self.name))
                 .reason("server_changed"));
         }
-        let answers = part_of(target)?.revision.is_some();
+        let answers = target.revision.is_some();
         self.on(move |places| {
             if answers {
                 places.record_stopped()?;
@@ -425,10 +448,9 @@ impl DataSource for ServerSource {
             return Ok(());
         }
         self.refuse_running().await?;
-        let (safety, at_ms, is_foreign) = (part_of(safety)?.clone(), self.host.now_ms(), self.is_foreign);
+        let (safety, at_ms) = (part_of(safety)?.clone(), self.host.now_ms());
         self.donor = None;
-        let kept =
-            self.with_store(move |places, store| reverted(places, store, &safety, is_foreign.then_some(at_ms))).await?;
+        let kept = self.with_store(move |places, store| reverted(places, store, &safety, at_ms)).await?;
         if let Some(kept) = kept {
             let (path, place) = (self.places.data.display().to_string(), kept.display().to_string());
             tracing::warn!(%path, kept = %place, "another program used a server during a restore that is reverted");
@@ -451,32 +473,31 @@ impl DataSource for ServerSource {
     }
 }
 
-/// Puts the former data directory back, which the mark of a restored one tells apart. `keep`: the restored one was used;
-/// it is moved away with this time in its name, and returned.
-fn reverted(places: &Places, store: &Store, safety: &ServerPart, keep: Option<i64>) -> Result<Option<PathBuf>> {
+/// Puts the former data directory back, which the mark of a restored one tells apart. A restored one that another program
+/// used is moved away with this time in its name, and returned.
+fn reverted(places: &Places, store: &Store, safety: &ServerPart, at_ms: i64) -> Result<Option<PathBuf>> {
     let (data, new) = (places.data.clone(), places.at(NEW));
+    // What an attempt before did not come to.
+    let kept = places.keep_used(at_ms)?;
     let (is_there, has_new) = (places.is_there(), std::fs::symlink_metadata(&new).is_ok());
     if is_there && !places.is_restored(&data) {
         // Not switched, or back already.
-        return Ok(None);
+        return Ok(kept);
     }
     let is_former = has_new && !places.is_restored(&new);
     match (is_former, safety.tree.is_some()) {
         (true, _) => places.exchange()?,
         (false, true) => {
-            places.checkout(store, safety, None)?;
+            places.checkout(store, safety, None, false)?;
             places.exchange()?;
         }
         // There was none.
         (false, false) => {
-            places.remove(NEW)?;
+            places.remove_new()?;
             places.exchange()?;
         }
     }
-    match keep {
-        Some(at_ms) if is_there => places.keep(at_ms).map(Some),
-        _ => Ok(None),
-    }
+    Ok(places.keep_used(at_ms)?.or(kept))
 }
 
 impl Drop for ServerSource {
