@@ -185,9 +185,9 @@ impl Estate {
         bundle.arg("-C").arg(self.code()).args(["bundle", "create", "-q"]).arg(self.kept().join("bundle"));
         done(bundle.args(["--all"]))?;
         let mut tar = Command::new("tar");
-        tar.arg("-cf").arg(self.kept().join("tar")).arg("-C").arg(self.daemon.data().join("kernels")).arg(".");
         // The kernels' databases are in use: tar ends with 1 if one changed meanwhile.
         tar.args(["--exclude=*.db-wal", "--exclude=*.db-shm", "--warning=no-file-changed"]);
+        tar.arg("-cf").arg(self.kept().join("tar")).arg("-C").arg(self.daemon.data().join("kernels")).arg(".");
         ended(&mut tar, &[0, 1])?;
         done(Command::new("sync").arg("-f").arg(self.kept()))?;
         Ok(begun.elapsed())
