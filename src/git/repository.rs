@@ -1,7 +1,9 @@
 //! One repository: its state, and how it is brought to another.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -18,6 +20,19 @@ use crate::sys::fault;
 pub struct Repository {
     git: Rc<Git>,
     path: PathBuf,
+    /// The last look at the state, which the next one continues.
+    looked: Rc<RefCell<Option<Looked>>>,
+}
+
+/// A look at the state of a repository.
+#[derive(Debug, PartialEq, Eq)]
+struct Looked {
+    /// The file that has the index of all files as they were.
+    at: PathBuf,
+    /// Length, modification and change time (ns), and inode of the repository's index.
+    index: Option<[i64; 4]>,
+    /// The tree of the repository's index.
+    index_tree: CommitId,
 }
 
 /// What a repository is at.
@@ -68,7 +83,9 @@ impl Repository {
         let shown = path.display();
         let inside = path.join(".git");
         match fs::symlink_metadata(&inside) {
-            Ok(meta) if meta.is_dir() => Ok(Repository { git: Rc::clone(git), path: path.to_owned() }),
+            Ok(meta) if meta.is_dir() => {
+                Ok(Repository { git: Rc::clone(git), path: path.to_owned(), looked: Rc::default() })
+            }
             Ok(_) => Err(Error::unsupported(format!("{shown} is a linked work tree or a submodule"))
                 .reason("linked_repository")
                 .hint("give the work tree that has the .git directory")),
@@ -180,34 +197,56 @@ impl Repository {
             env.extend([("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)]);
         }
         let head = self.head().await?;
-        let _ = fs::remove_file(&index);
-        match fs::metadata(self.git_dir().join("index")) {
-            Ok(meta) if meta.len() <= limits::GIT_INDEX_BYTES => {
-                fs::copy(self.git_dir().join("index"), &index).map_err(failed(&index))?;
-                // Git reads files that changed in the second of the index's own time, and trusts older ones.
-                let copy = File::options().write(true).open(&index).map_err(failed(&index))?;
-                meta.modified().and_then(|time| copy.set_modified(time)).map_err(failed(&index))?;
-            }
-            Ok(_) => return Err(Error::refused("the index is too large").reason("git_index")),
-            Err(_) => drop(self.ok(&["read-tree", head.commit.as_str()], &env, b"").await?),
-        }
-        // Before git looks into them: it would run what is configured there.
-        self.refuse_links(&env).await?;
-        let index_tree = self.ok(&["write-tree"], &env, b"").await.map_err(|error| {
-            Error::refused(format!("the index of {} cannot be captured: {}", self.path.display(), error.message))
-                .reason("git_index")
-                .hint("end the merge, rebase or sparse checkout that is under way")
-        })?;
+        let stamp = self.index_stamp();
+        let former = self.looked.take().filter(|_| !keep && index.exists());
+        // Its entries name objects that are in `scratch`; files that did not change since are not read again.
+        let index_tree = match former.filter(|former| former.at == index && former.index == stamp) {
+            Some(former) => former.index_tree,
+            None => self.index_tree(&head, &index, &env).await?,
+        };
         // jj's own store is opaque: it is neither captured nor changed, even if nothing ignores it.
         let without_jj = ["add", "--all", "--", ".", ":(top,exclude).jj"];
         let add: &[&str] = if has_jj(&self.path) { &without_jj } else { &without_jj[..2] };
         self.ok(add, &env, b"").await?;
         self.refuse_links(&env).await?;
-        let work_tree = self.ok(&["write-tree"], &env, b"").await?;
-        let (index_tree, work_tree) = (id(&index_tree)?, id(&work_tree)?);
+        let work_tree = id(&self.ok(&["write-tree"], &env, b"").await?)?;
         let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
         let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
+        if !keep {
+            self.looked.replace(Some(Looked { at: index, index: stamp, index_tree: index_tree.clone() }));
+        }
         Ok(State { head, index_tree, work_tree, changed, untracked })
+    }
+
+    /// What tells one version of the repository's index from another.
+    fn index_stamp(&self) -> Option<[i64; 4]> {
+        let meta = fs::metadata(self.git_dir().join("index")).ok()?;
+        let time = |seconds: i64, ns: i64| seconds.saturating_mul(1_000_000_000).saturating_add(ns);
+        let (modified, changed) = (time(meta.mtime(), meta.mtime_nsec()), time(meta.ctime(), meta.ctime_nsec()));
+        Some([i64::try_from(meta.len()).ok()?, modified, changed, meta.ino().cast_signed()])
+    }
+
+    /// Copies the repository's index to `index`; returns its tree.
+    async fn index_tree(&self, head: &Head, index: &Path, env: &[(&str, &Path)]) -> Result<CommitId> {
+        let _ = fs::remove_file(index);
+        match fs::metadata(self.git_dir().join("index")) {
+            Ok(meta) if meta.len() <= limits::GIT_INDEX_BYTES => {
+                fs::copy(self.git_dir().join("index"), index).map_err(failed(index))?;
+                // Git reads files that changed in the second of the index's own time, and trusts older ones.
+                let copy = File::options().write(true).open(index).map_err(failed(index))?;
+                meta.modified().and_then(|time| copy.set_modified(time)).map_err(failed(index))?;
+            }
+            Ok(_) => return Err(Error::refused("the index is too large").reason("git_index")),
+            Err(_) => drop(self.ok(&["read-tree", head.commit.as_str()], env, b"").await?),
+        }
+        // Before git looks into them: it would run what is configured there.
+        self.refuse_links(env).await?;
+        let index_tree = self.ok(&["write-tree"], env, b"").await.map_err(|error| {
+            Error::refused(format!("the index of {} cannot be captured: {}", self.path.display(), error.message))
+                .reason("git_index")
+                .hint("end the merge, rebase or sparse checkout that is under way")
+        })?;
+        id(&index_tree)
     }
 
     /// The lock files of package managers in the last [`Self::state`], whose index is in `scratch`.

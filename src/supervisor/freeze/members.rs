@@ -216,7 +216,12 @@ impl Live {
                 }
             }
             LiveKind::Data(source) => source.ahead().await,
-            LiveKind::Repository { .. } => {}
+            LiveKind::Repository { repository, .. } => {
+                if let Err(error) = repository.state(&self.scratch, false).await {
+                    // The capture reports it, if it still applies.
+                    tracing::debug!(repository = %repository.path().display(), %error, "files could not be read ahead");
+                }
+            }
         }
     }
 
