@@ -262,22 +262,33 @@ const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// Whether a visible process works in this directory; `None`: one of the directory's user cannot be examined.
 pub fn any_works_in(directory: &std::path::Path) -> Option<bool> {
+    match find_in(directory)? {
+        (Some(_), _) => Some(true),
+        (None, sees_each) => sees_each.then_some(false),
+    }
+}
+
+/// A visible process that works in this directory.
+pub fn which_works_in(directory: &std::path::Path) -> Option<u32> {
+    find_in(directory)?.0
+}
+
+/// A visible process in a directory; and if none was found, whether each of the directory's user could be examined.
+fn find_in(directory: &std::path::Path) -> Option<(Option<u32>, bool)> {
     use std::os::unix::fs::MetadataExt as _;
     let wanted = std::fs::metadata(directory).ok()?;
     let mut sees_each = true;
     for entry in std::fs::read_dir("/proc").ok()?.flatten() {
-        if !entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
-            continue;
-        }
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         match std::fs::metadata(entry.path().join("cwd")) {
-            Ok(place) if (place.dev(), place.ino()) == (wanted.dev(), wanted.ino()) => return Some(true),
+            Ok(place) if (place.dev(), place.ino()) == (wanted.dev(), wanted.ino()) => return Some((Some(id), true)),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 sees_each &= entry.metadata().is_ok_and(|meta| meta.uid() != wanted.uid());
             }
             Ok(_) | Err(_) => {}
         }
     }
-    sees_each.then_some(false)
+    Some((None, sees_each))
 }
 
 /// Whether the processes of all namespaces are visible.
@@ -370,6 +381,7 @@ mod tests {
         let mut started = std::process::Command::new("sleep");
         let mut started = started.arg("60").current_dir(dir.path()).spawn().expect("started");
         assert_eq!(any_works_in(dir.path()), Some(true));
+        assert_eq!(which_works_in(dir.path()), Some(started.id()));
         let _ = started.kill();
         let _ = started.wait();
     }

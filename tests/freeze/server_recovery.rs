@@ -111,6 +111,25 @@ fn copies_of_root_are_closed() {
 }
 
 #[test]
+fn foreign_folders_are_left_alone() {
+    let Some((mounted, shop, cluster)) = plant(User::Own) else { return };
+    let frozen = cluster.state();
+    let (victim, link) = (mounted.path().join("victim"), cluster.place.join(".data.ryokan"));
+    fs::create_dir_all(victim.join("run/inner")).unwrap();
+    std::os::unix::fs::symlink(&victim, &link).unwrap();
+    refused(&shop, &["freeze", "plant"], "is not a folder of ryokan");
+    fs::remove_file(link).unwrap();
+    assert!(victim.join("run/inner").exists());
+    // Its user could replace the folder of the data directory.
+    let give = |user| std::os::unix::fs::chown(mounted.path(), Some(user), None).unwrap();
+    give(crate::support::UNPRIVILEGED);
+    refused(&shop, &["freeze", "plant"], "others than root can write");
+    give(0);
+    shop.host.ok(&["freeze", "plant"]);
+    assert_eq!(cluster.state(), frozen);
+}
+
+#[test]
 fn late_stops_are_followed_by_start() {
     let Some((_mounted, mut shop, cluster)) = plant(User::Own) else { return };
     shop.host.ok(&["freeze", "plant"]);

@@ -66,8 +66,12 @@ pub(super) fn sync(dir: &Path) -> Result<()> {
     sync_dir(dir).map_err(|error| Error::unavailable(error.to_string()))
 }
 
-pub(super) fn exists(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok()
+/// Whether something is there. What is absent is replaced or given up, so no error may say so.
+pub(super) fn exists(path: &Path) -> Result<bool> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        found => found.map(|_| true).map_err(io("look at", path)),
+    }
 }
 
 /// Opens a file or a directory itself, never what a symbolic link leads to.
@@ -105,7 +109,7 @@ impl Places {
         Ok((meta.uid(), meta.gid()))
     }
 
-    pub fn is_there(&self) -> bool {
+    pub fn is_there(&self) -> Result<bool> {
         exists(&self.data)
     }
 
@@ -149,15 +153,39 @@ impl Places {
         tried.map_err(io("exchange directories beside", data))
     }
 
-    /// Root works only where the server's user cannot put another directory into a place.
-    fn check_parent(&self) -> Result<()> {
-        let parent = std::fs::symlink_metadata(self.parent()).map_err(io("look at", self.parent()))?;
-        if nix::unistd::geteuid().is_root() && (parent.uid() != 0 || parent.mode() & 0o022 != 0) {
-            return Err(Error::refused(format!("others than root can write in {}", self.parent().display()))
-                .reason("foreign_folder")
-                .hint("give the folder of the data directory to root, or run a daemon as the server's user"));
+    /// Checks that root can change something here.
+    ///
+    /// Root works only where the server's user can put no other directory, and no link, into a place of the path. What
+    /// an unprivileged daemon reaches is its own.
+    ///
+    /// # Errors
+    /// `refused`.
+    pub(super) fn check_place(&self) -> Result<()> {
+        if !nix::unistd::geteuid().is_root() {
+            return Ok(());
         }
-        Ok(())
+        let parent = self.parent();
+        for folder in parent.ancestors() {
+            let meta = std::fs::symlink_metadata(folder).map_err(io("look at", folder))?;
+            // In a sticky folder others cannot replace a folder of root's; but the data directory is its user's.
+            let is_sticky = folder != parent && meta.mode() & 0o1000 != 0;
+            if !meta.is_dir() || meta.uid() != 0 || (meta.mode() & 0o022 != 0 && !is_sticky) {
+                return Err(Error::refused(format!("others than root can write in {}", folder.display()))
+                    .reason("foreign_folder")
+                    .hint("give every folder above the data directory to root alone, or run a daemon as its user"));
+            }
+        }
+        match std::fs::symlink_metadata(&self.beside) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Ok(meta) if !meta.is_dir() || meta.uid() != 0 || meta.mode() & 0o022 != 0 => Err(self.foreign()),
+            looked => looked.map(drop).map_err(io("look at", &self.beside)),
+        }
+    }
+
+    fn foreign(&self) -> Error {
+        Error::refused(format!("{} is not a folder of ryokan", self.beside.display()))
+            .reason("foreign_folder")
+            .hint("move it away")
     }
 
     fn check_mount(&self) -> Result<()> {
@@ -190,7 +218,7 @@ impl Places {
 
     /// Makes the folder beside the data directory, or checks that it is our own.
     pub fn make(&self) -> Result<()> {
-        self.check_parent()?;
+        self.check_place()?;
         let (beside, own) = (&self.beside, nix::unistd::geteuid().as_raw());
         match std::fs::DirBuilder::new().mode(0o700).create(beside) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -198,9 +226,7 @@ impl Places {
                 // Open: the daemon ended while a private server ran.
                 let is_ours = matches!(meta.mode() & 0o777, CLOSED | OPEN);
                 if !meta.is_dir() || meta.uid() != own || !is_ours {
-                    return Err(Error::refused(format!("{} is not a folder of ryokan", beside.display()))
-                        .reason("foreign_folder")
-                        .hint("move it away"));
+                    return Err(self.foreign());
                 }
             }
             made => made.map_err(io("make", beside))?,
@@ -216,18 +242,24 @@ impl Places {
 
     /// Lets the user of a private server pass through root's folder. Meanwhile root changes nothing in the copies.
     pub fn open(&self) -> Result<()> {
+        self.check_place()?;
         if nix::unistd::geteuid().is_root() { self.set_mode(OPEN) } else { Ok(()) }
     }
 
     /// Ends [`Self::open`].
     pub fn close(&self) -> Result<()> {
+        self.check_place()?;
         self.set_mode(CLOSED)
     }
 
     /// Removes one copy.
     pub fn remove(&self, name: &str) -> Result<()> {
+        self.check_place()?;
         let path = self.at(name);
-        let Ok(meta) = std::fs::symlink_metadata(&path) else { return Ok(()) };
+        let meta = match std::fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(io("look at", &path))?,
+        };
         if !meta.is_dir() {
             return std::fs::remove_file(&path).map_err(io("remove", &path));
         }
@@ -248,7 +280,7 @@ impl Places {
     pub fn remove_new(&self) -> Result<()> {
         self.remove(GONE)?;
         let new = self.at(NEW);
-        if !exists(&new) {
+        if !exists(&new)? {
             return Ok(());
         }
         std::fs::rename(&new, self.at(GONE)).map_err(io("rename", &new))?;
@@ -259,6 +291,10 @@ impl Places {
 
     /// Removes all copies. What stays is removed by the next operation.
     pub fn discard(&self) {
+        if let Err(error) = self.check_place() {
+            tracing::warn!(%error, "inactive copies of a server are not looked for");
+            return;
+        }
         let others = [COPY, TRIAL, PART, RUN, STAGING, INDEX].map(|name| self.remove(name));
         for removed in others.into_iter().chain([self.remove_new()]) {
             if let Err(error) = removed {
@@ -455,8 +491,9 @@ impl Places {
 
     /// Puts `new` in the place of the data directory, which becomes `new`. Either may be missing.
     pub fn exchange(&self) -> Result<()> {
+        self.check_place()?;
         let (data, new) = (&self.data, &self.at(NEW));
-        let renamed = match (exists(data), exists(new)) {
+        let renamed = match (exists(data)?, exists(new)?) {
             (true, true) => renameat2(AT_FDCWD, new, AT_FDCWD, data, RenameFlags::RENAME_EXCHANGE),
             (false, true) => renameat2(AT_FDCWD, new, AT_FDCWD, data, RenameFlags::RENAME_NOREPLACE),
             (true, false) => renameat2(AT_FDCWD, data, AT_FDCWD, new, RenameFlags::RENAME_NOREPLACE),
@@ -537,6 +574,6 @@ mod tests {
         std::fs::write(away.join(segment), "secret").expect("written");
         std::os::unix::fs::symlink(&away, &log).expect("made");
         places.complete(&end).expect_err("a link");
-        assert!(!exists(&places.at(COPY).join("pg_wal").join(segment)));
+        assert!(!exists(&places.at(COPY).join("pg_wal").join(segment)).expect("looked"));
     }
 }

@@ -194,14 +194,21 @@ impl Server {
     /// so the stop is clean and everything is durable.
     pub async fn try_copy(&self, places: &Places, name: &str, lasting: bool, scratch: &Path) -> Result<Tried> {
         let data = places.at(name);
-        let owner = places.owner(&data)?;
-        places.make_run(owner)?;
+        let (home, copy) = (places.clone(), data.clone());
+        let prepare = move || -> Result<(u32, u32)> {
+            let owner = home.owner(&copy)?;
+            home.forget_process(&copy)?;
+            home.make_run(owner)?;
+            home.open()?;
+            Ok(owner)
+        };
+        let owner = blocking(prepare).await?;
         let user = nix::unistd::geteuid().is_root().then_some(owner);
-        places.open()?;
         let tried = self.tried(places, &data, (lasting, user), scratch).await;
         let mode = if lasting && tried.is_ok() { "fast" } else { "immediate" };
         let stopped = self.stop_copy(&data, mode, user).await;
-        places.close()?;
+        let home = places.clone();
+        blocking(move || home.close()).await?;
         let tried = tried.map_err(|error| {
             let said = last_words(&places.run().join("log"));
             let what = if error.reason == DOES_NOT_START { "does not start" } else { "could not be tried" };
@@ -262,16 +269,23 @@ impl Server {
         Ok(Tried { system, revision: self.definitions_of(&first, scratch).await? })
     }
 
-    /// Stops the server of an inactive copy, if one runs.
+    /// Stops the server of an inactive copy, if one may run. Afterwards it is certain that none does.
     pub async fn stop_copy(&self, data: &Path, mode: &str, user: Option<(u32, u32)>) -> Result<()> {
-        if process(data).await? != Process::Runs {
+        if process(data).await? == Process::Ended {
             return Ok(());
         }
         let timeout = self.host.config.limits.freeze_store;
         let most = timeout.as_secs().max(1).to_string();
         let argv = ["stop", "-s", "-w", "-t", &most, "-m", mode, "-D", &data.display().to_string()];
         let argv: Vec<String> = [self.program("pg_ctl")].into_iter().chain(argv.map(str::to_owned)).collect();
-        self.run(&argv, Output::Ignored, (timeout, user)).await.map(drop)
+        self.run(&argv, Output::Ignored, (timeout, user)).await?;
+        match process(data).await? {
+            Process::Ended => Ok(()),
+            Process::Runs | Process::Unknown => {
+                let message = format!("the server of {} was stopped, but may still run", data.display());
+                Err(Error::unavailable(message).reason("server_late"))
+            }
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 
-use super::postgres_files::{COPY, NEW, Places, TRIAL};
+use super::postgres_files::{COPY, NEW, Places, TRIAL, exists};
 use super::postgres_private::{DOES_NOT_START, FACTS, Server, facts_of, process};
 use super::postgres_process::Process;
 use super::{DataSource, NOT_STORED, other_content, tree_is_whole};
@@ -30,6 +30,7 @@ use crate::store::Store;
 use crate::supervisor::freeze::objects::blocking;
 use crate::supervisor::host::Host;
 use crate::sys::fault;
+use crate::sys::process::which_works_in;
 use crate::workspace::Donor;
 
 /// The revision: a backup is whole by itself.
@@ -55,6 +56,8 @@ pub(super) struct ServerSource {
     is_restore: bool,
     /// The time of the snapshot, until it is stored.
     pinned: Option<SystemTime>,
+    /// How no server has used the stopped data directory since it was pinned.
+    unused: Option<String>,
     /// Whether a copy that does not start may be stored.
     any: bool,
     /// The stored copy.
@@ -98,6 +101,7 @@ impl ServerSource {
             backup: None,
             is_restore: false,
             pinned: None,
+            unused: None,
             any: false,
             donor: None,
             is_switched: false,
@@ -176,21 +180,40 @@ impl ServerSource {
         }
     }
 
-    /// Starts the server, and waits until it answers. One that is still being stopped ends first.
+    /// Starts the server, and waits until it answers. One that is still being stopped ends first, if it does in time.
+    ///
+    /// What works in the data directory may be another program. The user's program must accept to run twice.
     async fn start(&self) -> Result<()> {
-        let (mut until, mut is_started) = (Instant::now() + self.server.config.timeout, false);
+        let timeout = self.server.config.timeout;
+        let (mut until, mut is_started) = (Instant::now() + timeout, false);
         loop {
             let Err(error) = self.server.facts().await else { return Ok(()) };
-            if !is_started && process(&self.places.data).await? == Process::Ended {
-                self.server.own(&self.server.config.start).await?;
-                (until, is_started) = (Instant::now() + self.server.config.timeout, true);
-            } else if Instant::now() > until {
-                let state = if is_started { "was started, but does not answer" } else { "neither ends nor answers" };
-                let late = self.late(state);
-                return Err(Error { message: format!("{}: {}", late.message, error.message), ..late });
-            } else {
-                tokio::time::sleep(PAUSE).await;
+            let is_late = Instant::now() > until;
+            if is_started && is_late {
+                let late = self.late("was started, but does not answer");
+                let message = format!("{}: {}", late.message, error.message);
+                return Err(self.with_process(Error { message, ..late }).await);
             }
+            if is_started || (!is_late && process(&self.places.data).await? == Process::Runs) {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+            if let Err(error) = self.server.own(&self.server.config.start).await {
+                return Err(self.with_process(error).await);
+            }
+            (until, is_started) = (Instant::now() + timeout, true);
+        }
+    }
+
+    /// Names the process that keeps the server from a start, if one does.
+    async fn with_process(&self, error: Error) -> Error {
+        let data = self.places.data.clone();
+        match blocking(move || Ok(which_works_in(&data))).await {
+            Ok(Some(id)) => {
+                let message = format!("{}; process {id} works in {}", error.message, self.places.data.display());
+                Error { message, ..error }
+            }
+            _ => error,
         }
     }
 
@@ -226,11 +249,16 @@ impl ServerSource {
 
     async fn pin_stopped(&mut self) -> Result<ServerPart> {
         self.refuse_running().await?;
-        if !self.places.is_there() {
+        self.unused = None;
+        if !self.places.is_there()? {
             return Ok(ServerPart::default());
         }
         self.pinned = Some(SystemTime::now());
-        self.on(|places| places.snapshot(&places.data, COPY)).await?;
+        let pin = |places: &Places| {
+            places.snapshot(&places.data, COPY)?;
+            places.pinned_digest()
+        };
+        self.unused = Some(self.on(pin).await?);
         Ok(ServerPart { tree: Some(NOT_STORED), ..ServerPart::default() })
     }
 
@@ -271,14 +299,17 @@ impl ServerSource {
     async fn stop_copies(&self) {
         for name in [TRIAL, NEW] {
             let data = self.places.at(name);
-            if !matches!(process(&data).await, Ok(Process::Runs)) {
-                continue;
+            match process(&data).await {
+                Ok(Process::Runs) => {}
+                // No server of ours was started in a former data directory: its file may name any process.
+                Ok(Process::Unknown) if name == TRIAL || self.places.is_restored(&data).unwrap_or(false) => {}
+                _ => continue,
             }
             let user = self.places.owner(&data).ok().filter(|_| nix::unistd::geteuid().is_root());
             let stop = async {
-                self.places.open()?;
+                self.on(|places| places.open()).await?;
                 let stopped = self.server.stop_copy(&data, "immediate", user).await;
-                self.places.close().and(stopped)
+                self.on(|places| places.close()).await.and(stopped)
             };
             if let Err(error) = stop.await {
                 tracing::warn!(server = %self.name, %error, "the server of an inactive copy could not be stopped");
@@ -322,7 +353,7 @@ impl DataSource for ServerSource {
             self.on(|places| {
                 places.record_stopped()?;
                 // The server of a restore that has not ended: another program started it. Only this says so once it stops.
-                if places.is_restored(&places.data) { places.mark_used() } else { Ok(()) }
+                if places.is_restored(&places.data)? { places.mark_used() } else { Ok(()) }
             })
             .await?;
             fault::point("source.server.stop").map_err(injected)?;
@@ -336,14 +367,14 @@ impl DataSource for ServerSource {
             // The backup is abandoned.
             session.end().await;
         }
-        if self.places.is_stopped() {
+        if self.places.is_stopped()? {
             fault::point("source.server.start").map_err(injected)?;
-            if self.places.may_start() {
+            if self.places.may_start()? {
                 self.start().await?;
             }
             self.on(|places| places.clear_stopped()).await?;
         }
-        self.on(|places| if places.is_there() { places.unmark(&places.data) } else { Ok(()) }).await?;
+        self.on(|places| if places.is_there()? { places.unmark(&places.data) } else { Ok(()) }).await?;
         if self.is_restore {
             self.clear().await;
         }
@@ -372,7 +403,7 @@ impl DataSource for ServerSource {
             self.check_facts(&facts)?;
             part.revision = Some(self.server.definitions(&self.scratch).await?);
             (part.system, part.tree) = (facts.system, Some(NOT_STORED));
-        } else if self.places.is_there() {
+        } else if self.places.is_there()? {
             part.tree = Some(NOT_STORED);
         }
         Ok(Some(self.as_captured(part)))
@@ -427,15 +458,27 @@ impl DataSource for ServerSource {
         fault::point("source.server.switch").map_err(injected)?;
         self.refuse_running().await?;
         let (target, safety) = (part_of(target)?, part_of(safety)?);
-        let is_prepared = self.places.is_restored(&self.places.at(NEW)) == target.tree.is_some();
-        if self.places.is_there() != safety.tree.is_some() || !is_prepared {
-            return Err(Error::new(ErrorCode::Conflict, format!("the data directory of {} was changed", self.name))
-                .reason("server_changed"));
-        }
-        let answers = target.revision.is_some();
+        let (is_wanted, was_there) = (target.tree.is_some(), safety.tree.is_some());
+        let (answers, unused) = (target.revision.is_some(), self.unused.clone());
+        let changed = Error::conflict(format!("the data directory of {} was changed", self.name));
         self.on(move |places| {
+            let is_prepared = places.is_restored(&places.at(NEW))? == is_wanted;
+            if places.is_there()? != was_there || !is_prepared {
+                return Err(changed.reason("server_changed"));
+            }
+            let was_stopped = places.is_stopped()?;
             if answers {
                 places.record_stopped()?;
+            }
+            // A server may have been started and stopped meanwhile: what it acknowledged is only there.
+            if let Some(unused) = &unused
+                && let Err(error) = places.check_unchanged(unused)
+            {
+                // It did not run before, so it is not started.
+                if !was_stopped {
+                    places.clear_stopped()?;
+                }
+                return Err(error);
             }
             places.exchange()
         })
@@ -479,12 +522,12 @@ fn reverted(places: &Places, store: &Store, safety: &ServerPart, at_ms: i64) -> 
     let (data, new) = (places.data.clone(), places.at(NEW));
     // What an attempt before did not come to.
     let kept = places.keep_used(at_ms)?;
-    let (is_there, has_new) = (places.is_there(), std::fs::symlink_metadata(&new).is_ok());
-    if is_there && !places.is_restored(&data) {
+    let (is_there, has_new) = (places.is_there()?, exists(&new)?);
+    if is_there && !places.is_restored(&data)? {
         // Not switched, or back already.
         return Ok(kept);
     }
-    let is_former = has_new && !places.is_restored(&new);
+    let is_former = has_new && !places.is_restored(&new)?;
     match (is_former, safety.tree.is_some()) {
         (true, _) => places.exchange()?,
         (false, true) => {
