@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::SystemTime;
 
 use super::command::{Call, Git};
 use super::overwritten::Change;
@@ -20,17 +21,17 @@ use crate::sys::fault;
 pub struct Repository {
     git: Rc<Git>,
     path: PathBuf,
-    /// The last look at the state, which the next one continues.
-    looked: Rc<RefCell<Option<Looked>>>,
+    /// The index of all files at the last reading of the state, which the next one continues.
+    cached: Rc<RefCell<Option<CachedIndex>>>,
 }
 
-/// A look at the state of a repository.
-#[derive(Debug, PartialEq, Eq)]
-struct Looked {
-    /// The file that has the index of all files as they were.
+/// An index of all files as they were, in a file of the operation.
+#[derive(Debug)]
+struct CachedIndex {
+    /// The file.
     at: PathBuf,
-    /// Length, modification and change time (ns), and inode of the repository's index.
-    index: Option<[i64; 4]>,
+    /// Length, modification and change time (ns), and inode of the repository's own index.
+    stamp: [i64; 4],
     /// The tree of the repository's index.
     index_tree: CommitId,
 }
@@ -84,7 +85,7 @@ impl Repository {
         let inside = path.join(".git");
         match fs::symlink_metadata(&inside) {
             Ok(meta) if meta.is_dir() => {
-                Ok(Repository { git: Rc::clone(git), path: path.to_owned(), looked: Rc::default() })
+                Ok(Repository { git: Rc::clone(git), path: path.to_owned(), cached: Rc::default() })
             }
             Ok(_) => Err(Error::unsupported(format!("{shown} is a linked work tree or a submodule"))
                 .reason("linked_repository")
@@ -198,24 +199,37 @@ impl Repository {
         }
         let head = self.head().await?;
         let stamp = self.index_stamp();
-        let former = self.looked.take().filter(|_| !keep && index.exists());
+        let cached = self
+            .cached
+            .take()
+            .filter(|cached| !keep && cached.at == index && Some(cached.stamp) == stamp && index.exists());
         // Its entries name objects that are in `scratch`; files that did not change since are not read again.
-        let index_tree = match former.filter(|former| former.at == index && former.index == stamp) {
-            Some(former) => former.index_tree,
-            None => self.index_tree(&head, &index, &env).await?,
+        let index_tree = match cached {
+            Some(cached) if self.ignores_none(&env).await? => cached.index_tree,
+            Some(_) | None => self.index_tree(&head, &index, &env).await?,
         };
+        let begun = SystemTime::now();
         // jj's own store is opaque: it is neither captured nor changed, even if nothing ignores it.
         let without_jj = ["add", "--all", "--", ".", ":(top,exclude).jj"];
         let add: &[&str] = if has_jj(&self.path) { &without_jj } else { &without_jj[..2] };
         self.ok(add, &env, b"").await?;
         self.refuse_links(&env).await?;
         let work_tree = id(&self.ok(&["write-tree"], &env, b"").await?)?;
+        // A file that changed in the second in which it was read, or later, is read again.
+        let written = File::options().write(true).open(&index);
+        written.and_then(|file| file.set_modified(begun)).map_err(failed(&index))?;
         let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
         let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
-        if !keep {
-            self.looked.replace(Some(Looked { at: index, index: stamp, index_tree: index_tree.clone() }));
+        if let (Some(stamp), false) = (stamp, keep) {
+            self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree: index_tree.clone() }));
         }
         Ok(State { head, index_tree, work_tree, changed, untracked })
+    }
+
+    /// Whether no file of the index is ignored by now: git would keep it as a tracked one.
+    async fn ignores_none(&self, env: &[(&str, &Path)]) -> Result<bool> {
+        let ignored = self.ok(&["ls-files", "--cached", "--ignored", "--exclude-standard", "-z"], env, b"").await?;
+        Ok(ignored.is_empty())
     }
 
     /// What tells one version of the repository's index from another.

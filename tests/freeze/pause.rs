@@ -77,6 +77,30 @@ fn running_code_is_awaited_or_interrupted() {
 }
 
 #[test]
+fn files_ignored_meanwhile_are_left_out() {
+    let shop = Shop::new(User::Own);
+    shop.work();
+    shop.write("secret.env", "password");
+    let begin = |args: &[&str]| {
+        let mut command = shop.host.command("ryokan");
+        command.arg("--no-autostart").args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    };
+    let mut running = begin(&["exec", "agent", "sleep 4"]);
+    until("an execution", || shop.host.ok(&["show", "agent", "--json"]).contains("busy"));
+    // It reads the repository, and then waits for the kernel.
+    let mut freeze = begin(&["freeze", "shop", "-m", "good"]);
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    shop.write(".git/info/exclude", "secret.env\n");
+    assert!(freeze.wait().unwrap().success() && running.wait().unwrap().success());
+    for name in ["secret.env", "new.txt"] {
+        fs::remove_file(shop.code().join(name)).unwrap();
+    }
+    shop.host.ok(&["--yes", "restore", "shop", "good"]);
+    assert_eq!((shop.read("new.txt").as_deref(), shop.read("secret.env")), (Some("untracked"), None));
+}
+
+#[test]
 fn work_goes_on_while_storing() {
     for user in users() {
         let mut shop = Shop::new(user);

@@ -176,9 +176,9 @@ impl Live {
     pub async fn suspend(&mut self, transition: Kind, actor: &Actor, drain: Drain) -> Result<()> {
         match &mut self.kind {
             LiveKind::Kernel { kernel, held, .. } => {
-                let one = HeldKernel::hold(&self.host, kernel, transition, actor, drain).await?;
-                self.interrupted = one.interrupted.map_or(0, |exec| exec.0);
-                *held = Some(Box::new(one));
+                let kernel = HeldKernel::hold(&self.host, kernel, transition, actor, drain).await?;
+                self.interrupted = kernel.interrupted.map_or(0, |exec| exec.0);
+                *held = Some(Box::new(kernel));
             }
             LiveKind::Data(source) => {
                 if source.must_resume(transition) {
@@ -217,9 +217,11 @@ impl Live {
             }
             LiveKind::Data(source) => source.ahead().await,
             LiveKind::Repository { repository, .. } => {
-                if let Err(error) = repository.state(&self.scratch, false).await {
-                    // The capture reports it, if it still applies.
-                    tracing::debug!(repository = %repository.path().display(), %error, "files could not be read ahead");
+                // The capture has the same deadline, and reports a failure, if it still applies.
+                let read =
+                    tokio::time::timeout(self.host.config.limits.freeze_step, repository.state(&self.scratch, false));
+                if !read.await.is_ok_and(|read| read.is_ok()) {
+                    tracing::debug!(repository = %repository.path().display(), "files could not be read ahead");
                 }
             }
         }
