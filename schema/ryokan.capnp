@@ -119,6 +119,8 @@ interface Host {
   # names what it does not have until the next start (also in `KernelInfo.atNextStart`). Checkpoints
   # keep the specification with which they were taken, and neither `restoreCheckpoint` nor `fork`
   # brings it back. `conflict` with reason `saved_memory` for a virtual machine whose memory is saved.
+  forkKernel @25 (name :Text, request :ForkRequest) -> ForkResult;
+  # `Kernel.fork` of that kernel, also with a `change`.
 }
 
 struct KernelUpdate {
@@ -284,15 +286,10 @@ interface Kernel {
   # omitted. With `other`, a kernel of the same connection with the right `read`, `to` is a checkpoint
   # or the present state of that kernel, and an empty `from` the present state of this one.
 
-  fork @47 (request :ForkRequest) -> (checkpoint :Checkpoint, children :List(ForkedKernel),
-      kind :Text, reason :Text, pauseUs :UInt64);
+  fork @47 (request :ForkRequest) -> ForkResult;
   # Creates kernels that start from this kernel's present state or from a checkpoint: engine state,
-  # workspace, mounts, MCP servers, limits. All of them start from one safe point. `checkpoint`: the
-  # fork point, a checkpoint of this kernel. Each child has its own result: it exists completely or
-  # not at all. A child's capability has the rights of this one. `kind`: `machine` if the children
-  # continue copies of this kernel's running virtual machine with all of its memory, which stood
-  # still for `pauseUs`; `checkpoint` if they start from the fork point, with the `reason` if this
-  # kernel's machine was running; empty from an older daemon.
+  # workspace, mounts, MCP servers, limits. All of them start from one safe point. Each child has its
+  # own result: it exists completely or not at all. A child's capability has the rights of this one.
   thread @48 (name :Text, engine :Text = "", key :Text = "") -> (kernel :Kernel, info :KernelInfo);
   # Creates a kernel with its own engine (empty: this kernel's) and its own state, in this kernel's
   # workspace and with its mounts. This kernel cannot be removed before its threads, only with them.
@@ -915,7 +912,17 @@ struct ForkRequest {
   key @6 :Text;               # idempotency key: the same key within 24 hours returns the same children
   isolation @7 :Text;         # of the children: `process` or `microvm`; empty: that of this kernel
   image @8 :Text;             # of the children; empty: that of this kernel, or the current one of another isolation
-  change @9 :KernelUpdate;    # of the children's network, limits and paths; needs the right `admin`
+  change @9 :KernelUpdate;    # of the children's network, limits and paths; with `Host.forkKernel` only
+}
+
+struct ForkResult {
+  checkpoint @0 :Checkpoint;  # the fork point, a checkpoint of the forked kernel
+  children @1 :List(ForkedKernel);
+  kind @2 :Text;              # `machine`: the children continue copies of the running virtual machine
+                              # with all of its memory; `checkpoint`: they start from the fork point;
+                              # empty from an older daemon
+  reason @3 :Text;            # of kind `checkpoint` although the kernel's machine was running
+  pauseUs @4 :UInt64;         # how long the machine stood still
 }
 
 struct ForkedKernel {
@@ -1038,7 +1045,7 @@ interface Groups {
   show @4 (group :Text) -> (group :Group);
   freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64) -> (freeze :Freeze);
   # Captures every member within one pause: all or nothing. A kernel's running execution is awaited for
-  # `waitMs` (0: one minute), or interrupted, and named in the cost of its member.
+  # `waitMs` (0: one minute; at most an hour), or interrupted, and named in the cost of its member.
   freezes @6 (group :Text, limit :UInt32) -> (freezes :List(Freeze));
   # Newest first; `limit` 0: all.
   restore @7 (group :Text, ref :Text, members :List(Text)) -> (restoration :GroupRestoration);

@@ -11,6 +11,7 @@ use super::spec::{UpdateFields, parse_isolation};
 use super::{json, render};
 use crate::core::fork::Forking;
 use crate::core::spec::Isolation;
+use crate::core::spec_update::SpecUpdate;
 
 /// `ryokan fork`
 #[derive(Debug, Args)]
@@ -67,8 +68,12 @@ pub async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
         update: args.changes.update()?,
     };
     forking.check()?;
-    let (kernel, info) = context.kernel(&args.name).await?;
-    let done = kernel.fork(&forking).await?;
+    let host = context.host().await?;
+    let (kernel, info) = host.open_kernel(&args.name).await?;
+    let done = match forking.update == SpecUpdate::default() {
+        true => kernel.fork(&forking).await?,
+        false => host.fork_kernel(&info.id.to_string(), &forking).await?,
+    };
     if forking.from.is_empty() {
         warn_unreadable(context, &kernel).await;
     }

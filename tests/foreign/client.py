@@ -612,6 +612,8 @@ async def forks(host, shell):
         assert await out(own, "cat own; echo $RYOKAN_ORIGIN") == "parent\nforked\n"
         await out(own, "echo child > own")
     assert await out(shell, "cat own") == "parent\n"
+    other = await host.forkKernel("shell", {"name": "wide", "count": 1, "change": {"pids": 77}})
+    assert other.children[0].forked.info.spec.pids == 77, other
     again = await shell.fork({"name": "child", "from": done.checkpoint.id, "count": 1})
     assert again.children[0].which() == "forked" and again.children[0].name == "child", again
     taken = await shell.fork({"name": "child", "from": done.checkpoint.id, "count": 1})

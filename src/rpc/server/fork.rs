@@ -2,14 +2,13 @@
 
 use super::kernel::KernelServer;
 use crate::core::error::Error;
-use crate::core::fork::ForkWay;
-use crate::core::rights::Right;
+use crate::core::fork::{ForkWay, Forking};
 use crate::core::spec_update::SpecUpdate;
 use crate::rpc::convert::checkpoint::write_checkpoint;
 use crate::rpc::convert::fork::{read_fork_request, write_error};
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::{read_name, read_text, to_capnp};
-use crate::rpc::schema::ryokan_capnp::kernel;
+use crate::rpc::schema::ryokan_capnp::{fork_result, kernel};
 use crate::supervisor::registry::fork;
 use crate::supervisor::registry::share::{self, Threading};
 
@@ -19,14 +18,19 @@ impl KernelServer {
         params: kernel::ForkParams,
         mut results: kernel::ForkResults,
     ) -> capnp::Result<()> {
-        let wanted = read_fork_request(params.get()?.get_request()?).map_err(to_capnp)?;
-        // Otherwise a holder of few rights would get a child with other paths.
-        if wanted.update != SpecUpdate::default() {
-            self.may(Right::Admin)?;
+        let requested = read_fork_request(params.get()?.get_request()?).map_err(to_capnp)?;
+        // No capability of a kernel widens what it may do.
+        if requested.update != SpecUpdate::default() {
+            let refused = Error::refused("a kernel's capability cannot change the specification of its forks");
+            return Err(to_capnp(refused.reason("rights").hint("call Host.forkKernel")));
         }
+        self.fork(requested, results.get()).await
+    }
+
+    /// Forks the kernel. The children's capabilities have the rights of this one.
+    pub(super) async fn fork(&self, wanted: Forking, mut results: fork_result::Builder<'_>) -> capnp::Result<()> {
         let done = fork::fork(&self.connection.supervisor, &self.kernel, wanted, self.actor.clone()).await;
         let done = done.map_err(to_capnp)?;
-        let mut results = results.get();
         if let Some(point) = &done.checkpoint {
             let head = self.kernel.records.head().await.map_err(to_capnp)?.checkpoint;
             write_checkpoint(results.reborrow().init_checkpoint(), point, head == Some(point.id));

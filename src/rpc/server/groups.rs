@@ -142,7 +142,12 @@ impl groups::Server for GroupsServer {
         let message = read_text(params.get_message(), "message").map_err(to_capnp)?;
         let wait = match params.get_wait_ms() {
             0 => Drain::default().wait,
-            ms => Duration::from_millis(ms),
+            ms if Duration::from_millis(ms) <= limits::FREEZE_WAIT => Duration::from_millis(ms),
+            _ => {
+                let most = limits::FREEZE_WAIT.as_secs() / 60;
+                let refused = Error::invalid(format!("a freeze waits at most {most} minutes for running code"));
+                return Err(to_capnp(refused.hint("wait for its end before, or interrupt it")));
+            }
         };
         let drain = Drain { interrupt: params.get_interrupt(), wait };
         let taken = freeze::freeze(self.supervisor(), &group, (&message, drain), &self.actor).await;

@@ -10,6 +10,7 @@ use futures::StreamExt as _;
 use super::Connection;
 use super::groups::GroupsServer;
 use super::images::ImagesServer;
+use super::kernel::KernelServer;
 use super::portable::BundleWriterServer;
 use super::provenance::ProvenanceServer;
 use super::sinks::Subscription;
@@ -17,9 +18,10 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::Event;
 use crate::core::limits;
 use crate::core::name::{KernelName, NameError};
-use crate::core::rights::Rights;
+use crate::core::rights::{Right, Rights};
 use crate::core::spec::KernelSpec;
 use crate::link::message_limit::MaxWords;
+use crate::rpc::convert::fork::read_fork_request;
 use crate::rpc::convert::info::{read_kernel_filter, write_ability, write_host_info, write_kernel_info};
 use crate::rpc::convert::spec::{read_spec_request, read_spec_update};
 use crate::rpc::convert::{read_name, read_text, to_capnp, write_text_list};
@@ -229,6 +231,20 @@ impl host::Server for HostServer {
         let list = results.get().init_at_next_start(u32::try_from(waiting.len()).unwrap_or(u32::MAX));
         write_text_list(list, &waiting);
         Ok(())
+    }
+
+    async fn fork_kernel(
+        self: Rc<Self>,
+        params: host::ForkKernelParams,
+        mut results: host::ForkKernelResults,
+    ) -> capnp::Result<()> {
+        let actor = self.actor().map_err(to_capnp)?;
+        let params = params.get()?;
+        let name = read_text(params.get_name(), "name").map_err(to_capnp)?;
+        let requested = read_fork_request(params.get_request()?).map_err(to_capnp)?;
+        let kernel = self.connection.supervisor.find(actor.uid, &name).map_err(to_capnp)?;
+        let server = KernelServer { connection: Rc::clone(&self.connection), kernel, rights: Rights::ALL, actor };
+        server.audited("kernel.fork", Right::Fork, server.fork(requested, results.get())).await
     }
 
     async fn import_kernel(

@@ -73,9 +73,6 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
     let _source = kernel.lock_as_source()?;
     kernel.admit(actor, wanted.expected_version).await?;
     let (version, is_live) = (kernel.view().version, kernel.link.borrow().is_some());
-    let mut asked = kernel.spec_now();
-    wanted.adapt(&mut asked)?;
-    check_host_limits(&asked.limits, &host.config.defaults.limits())?;
     let mut children = Vec::new();
     for (number, name) in wanted.names().into_iter().enumerate() {
         let child = settle(supervisor, kernel, wanted, (number, &name), actor).await;
@@ -88,6 +85,11 @@ async fn perform(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: &Forking,
             Child::Due(..) => (name, Err(Error::internal("a child that was to be made was not"))),
         };
         return Ok(Forked { checkpoint, children: children.into_iter().map(settled).collect(), way: None });
+    }
+    let (present, mut requested) = (kernel.spec_now(), kernel.spec_now());
+    wanted.adapt(&mut requested)?;
+    if requested.limits != present.limits {
+        check_host_limits(&requested.limits, &host.config.defaults.limits())?;
     }
     // Nothing else names the stored objects until the children's rows do.
     let _held = host.store.run(|store| Ok(store.guard())).await?;
@@ -207,14 +209,9 @@ async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &
     let known = made_as(known, name, kernel.spec().engine)?;
     let made_from = known.view().origin.from.map(|point| point.checkpoint);
     let mut expected = (*known.spec()).clone();
-    // Removed paths are gone there, and paths that the child has keep their resolved place.
-    let asked = SpecUpdate { remove_paths: Vec::new(), ..wanted.update.clone() };
-    Forking { update: asked, ..wanted.clone() }.adapt(&mut expected)?;
-    let is_changed = expected.limits != known.spec().limits
-        || (expected.net, expected.idle_timeout_ms, &expected.paths)
-            != (known.spec().net, known.spec().idle_timeout_ms, &known.spec().paths);
-    if is_changed
-        || wanted.isolation.is_some() && expected.isolation != known.spec().isolation
+    // Its network, limits and paths may have changed since.
+    Forking { update: SpecUpdate::default(), ..wanted.clone() }.adapt(&mut expected)?;
+    if wanted.isolation.is_some() && expected.isolation != known.spec().isolation
         || wanted.image.is_some() && expected.image != known.spec().image
     {
         return Err(key_used(&known));
