@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::copy::SavedMachine;
+use super::installed;
 use super::machine::{Folder, Machine, Machines};
 use super::monitor::Monitor;
 use super::saved;
@@ -391,7 +392,12 @@ impl WorkerHandle for MachineHandle {
         let saving = async {
             let files = Monitor::connect(&self.about.sockets).await?.save_memory(&place).await?;
             let host = self.host;
-            blocking(move || saved::seal(&place, &disk, host, kind, &identity, &files)).await
+            blocking(move || {
+                // It has continued: a daemon that was killed since did not say so.
+                installed::forget_begun(&place)?;
+                saved::seal(&place, &disk, host, kind, &identity, &files)
+            })
+            .await
         };
         let saved = saving.await;
         if saved.is_err() {

@@ -123,6 +123,14 @@ pub(super) fn begin(dir: &Path) -> Result<()> {
     remove_files(dir, &[MEMORY, STATE])
 }
 
+/// Forgets that a machine began to continue, because it is bound to its kernel. Blocks.
+///
+/// # Errors
+/// Those of removing.
+pub(super) fn forget_begun(dir: &Path) -> Result<()> {
+    remove_files(dir, &[BEGUN])
+}
+
 /// Removes what is installed, except the disk. Blocks.
 ///
 /// # Errors
@@ -243,6 +251,17 @@ mod tests {
         let left: Vec<_> = std::fs::read_dir(dir).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
         assert_eq!(left, [DISK]);
         assert!(open(dir, 5).is_ok_and(|found| found.is_none()));
+    }
+
+    #[test]
+    fn begun_machine_is_lost_until_bound() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path();
+        installed(dir);
+        begin(dir).expect("begun");
+        assert_eq!(open(dir, 5).err().map(|error| error.code), Some(ErrorCode::Lost));
+        forget_begun(dir).expect("bound");
+        assert!(open(dir, 5).is_ok_and(|found| found.is_none()) && dir.join(DISK).exists());
     }
 
     #[test]
