@@ -48,7 +48,7 @@ use super::workflow::WorkArgs;
 #[command(name = "ryokan", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 conflict or refused, \
                         5 unsupported here, 69 daemon unavailable. `exec`, `run`, `spawn` and `shell` exit with the code's own status, \
-                        or 125 if ryokan itself failed.")]
+                        or 125 if ryokan itself failed after the command line was parsed.")]
 pub struct Cli {
     /// Options of every command.
     #[command(flatten)]

@@ -196,7 +196,7 @@ async fn delete(context: &Context, name: &str, reference: &str) -> Result<(), Fa
 pub async fn log(context: &Context, args: LogArgs) -> Result<(), Failure> {
     let (kernel, info) = match context.kernel(&args.name).await {
         Err(failure) if groups::is_group(&failure) && !args.graph => {
-            return groups::log(context, &args.name, args.limit).await;
+            return groups::log(context, &args.name, args.limit, args.quiet).await;
         }
         opened => opened?,
     };

@@ -87,20 +87,29 @@ fn with_kernels_in_bash(script: &str) -> String {
     names.dedup();
     let function = format!(
         r#"
+# Lines of a command that begin with the present word. They are data: `compgen -W` would expand them.
+_ryokan_lines() {{
+    local line cur="${{COMP_WORDS[COMP_CWORD]}}"
+    COMPREPLY=()
+    while IFS= read -r line; do
+        [[ $line == "$cur"* ]] && COMPREPLY+=("$line")
+    done < <("${{COMP_WORDS[0]}}" --no-autostart "$@" --quiet 2>/dev/null)
+}}
+
 _ryokan_with_kernels() {{
     _ryokan "$@"
     local cur="${{COMP_WORDS[COMP_CWORD]}}" last="${{COMP_WORDS[COMP_CWORD-1]}}"
     [[ $cur == -* ]] && return
     case "$last" in
         {})
-            COMPREPLY=( $(compgen -W "$("${{COMP_WORDS[0]}}" --no-autostart ls --quiet 2>/dev/null)" -- "$cur") )
+            _ryokan_lines ls
             return
             ;;
     esac
     # ryokan COMMAND NAME REF, and ryokan COMMAND NAME … --option REF
     case "${{COMP_WORDS[1]}} $COMP_CWORD $last" in
         {})
-            COMPREPLY=( $(compgen -W "$("${{COMP_WORDS[0]}}" --no-autostart log "${{COMP_WORDS[2]}}" --quiet 2>/dev/null)" -- "$cur") )
+            _ryokan_lines log "${{COMP_WORDS[2]}}"
             ;;
     esac
 }}

@@ -28,7 +28,7 @@ const EDITORS: [&str; 2] = ["editor", "vi"];
   ryokan edit demo:app.py
   EDITOR=nano ryokan edit demo:config/settings.toml
 
-Uses $VISUAL, else $EDITOR, else `editor` or `vi`. The file is written back when the editor ends and it has changed, whole or not at all, with its permissions. A file that code changed meanwhile is not overwritten: your text is kept on this host, and its path is printed. A file that does not exist is created.")]
+Uses $VISUAL, else $EDITOR, else `editor` or `vi`. The file is written back when the editor ends and it has changed, whole or not at all, with its permissions. If code changed the file while the editor was open, it is not overwritten: your text is kept on this host, and its path is printed. A file that does not exist is created.")]
 pub struct EditArgs {
     /// NAME:PATH
     #[arg(value_name = "NAME:PATH")]
@@ -47,9 +47,16 @@ pub async fn edit(context: &Context, args: EditArgs) -> Result<(), Failure> {
     let files = kernel.files().await?;
     let (before, text) = read(&files, &path).await?;
     let draft = Draft::new(&path, &text)?;
-    // The terminal's signals are the editor's.
-    let _signals = Signals::catch()?;
-    run_editor(&draft.file).await?;
+    // The terminal's signals are the editor's while it runs.
+    let _editors = Signals::catch()?;
+    if let Err(failure) = run_editor(&draft.file).await {
+        if draft.read().is_ok_and(|edited| edited == text) {
+            draft.remove();
+        } else {
+            context.say(&format!("nothing was written; your text is in {}", draft.file.display()));
+        }
+        return Err(failure);
+    }
     let edited = draft.read()?;
     let shown = render::plain(&String::from_utf8_lossy(&path));
     if edited == text && before.is_some() {
@@ -59,7 +66,11 @@ pub async fn edit(context: &Context, args: EditArgs) -> Result<(), Failure> {
             || format!("{shown} is unchanged\n"),
         );
     }
-    let written = write_back(&files, &path, before.as_ref(), &edited).await;
+    let mut signals = Signals::catch()?;
+    let written = tokio::select! {
+        written = write_back(&files, &path, before.as_ref(), &edited) => written,
+        code = signals.any() => Err(Failure::Quiet(code)),
+    };
     if let Err(failure) = written {
         context.say(&format!("your text is in {}", draft.file.display()));
         return Err(failure);
@@ -74,11 +85,7 @@ pub async fn edit(context: &Context, args: EditArgs) -> Result<(), Failure> {
 /// A file of the kernel with its attributes, if it exists.
 async fn read(files: &FilesClient, path: &[u8]) -> Result<(Option<FileInfo>, Vec<u8>), Failure> {
     let shown = String::from_utf8_lossy(path).into_owned();
-    let info = match files.stat(path, true).await {
-        Ok(info) => info,
-        Err(error) if error.code == ErrorCode::NotFound => return Ok((None, Vec::new())),
-        Err(error) => return Err(error.into()),
-    };
+    let Some(info) = present(files, path).await? else { return Ok((None, Vec::new())) };
     match info.kind {
         FileKind::File if info.bytes <= limits::EDITED_BYTES => {}
         FileKind::File => {
@@ -87,7 +94,13 @@ async fn read(files: &FilesClient, path: &[u8]) -> Result<(Option<FileInfo>, Vec
             return Err(error.hint("copy it to this host and back with cp").into());
         }
         FileKind::Directory => return Err(FileError::IsDirectory.on(&shown).hint("name a file in it").into()),
-        FileKind::Symlink | FileKind::Other => {
+        FileKind::Symlink => {
+            // Written back, it would become a file.
+            let target = render::plain(&String::from_utf8_lossy(&info.target));
+            let error = Error::invalid(format!("{shown} is a symbolic link to {target}"));
+            return Err(error.hint("edit the file to which it leads").into());
+        }
+        FileKind::Other => {
             return Err(Error::invalid(format!("{shown} is no regular file")).into());
         }
     }
@@ -97,17 +110,21 @@ async fn read(files: &FilesClient, path: &[u8]) -> Result<(Option<FileInfo>, Vec
 
 /// Writes the edited text, unless the file is no longer the one that the editor began with.
 async fn write_back(files: &FilesClient, path: &[u8], before: Option<&FileInfo>, edited: &[u8]) -> Result<(), Failure> {
-    let now = match files.stat(path, true).await {
-        Ok(info) => Some(info),
-        Err(error) if error.code == ErrorCode::NotFound => None,
-        Err(error) => return Err(error.into()),
-    };
-    if now.as_ref() != before {
+    if present(files, path).await?.as_ref() != before {
         let error = Error::conflict(format!("{} changed while it was edited", String::from_utf8_lossy(path)));
         return Err(error.reason("file_changed").hint("compare the two, then copy yours with cp").into());
     }
     files.write(path, edited).await?;
     Ok(())
+}
+
+/// The attributes of a file of the kernel, if it exists; of a link, its own.
+async fn present(files: &FilesClient, path: &[u8]) -> Result<Option<FileInfo>, Failure> {
+    match files.stat(path, false).await {
+        Ok(info) => Ok(Some(info)),
+        Err(error) if error.code == ErrorCode::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The text on this host, while it is edited: private, and under the file's own name, by which editors choose a mode.
@@ -162,8 +179,10 @@ async fn run_editor(file: &Path) -> Result<(), Failure> {
     let ended = command.status().await.map_err(|error| Failure::of_file("run", Path::new(&editor), &error))?;
     if !ended.success() {
         let text = format!("the editor {} failed: {ended}", editor.display());
-        let hint = format!("nothing was written; your text is in {}", file.display());
-        return Err(Error::conflict(text).reason("editor_failed").hint(hint).into());
+        return Err(Error::conflict(text)
+            .reason("editor_failed")
+            .hint("set EDITOR to the command of an editor")
+            .into());
     }
     Ok(())
 }

@@ -100,7 +100,7 @@ pub struct FreezeArgs {
     /// Interrupt running code of the kernels, do not wait for it
     #[arg(long)]
     pub interrupt: bool,
-    /// How long to wait for running code
+    /// How long to wait for running code, at most an hour
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
 }
@@ -206,11 +206,16 @@ pub async fn lock(context: &Context, args: LockArgs) -> Result<(), Failure> {
 }
 
 /// Lists the freezes of a group, newest first.
-pub async fn log(context: &Context, name: &str, limit: u32) -> Result<(), Failure> {
+pub async fn log(context: &Context, name: &str, limit: u32, quiet: bool) -> Result<(), Failure> {
     let all = context.host().await?.freezes(name, limit).await?;
     if context.options.json {
         let lines = all.iter().map(|freeze| format!("{}\n", json::of(freeze)));
         return context.print(&lines.collect::<String>());
+    }
+    if quiet {
+        let short = |id: &str| id.chars().take(10).collect::<String>();
+        let names = all.iter().map(|freeze| render::reference_names(&short(&freeze.id), &freeze.message));
+        return context.print(&names.collect::<String>());
     }
     if all.is_empty() {
         context.say(&format!("no freezes; take one: ryokan freeze {name} -m TEXT"));

@@ -49,7 +49,7 @@ fn removal_reported_to_waiters() {
     {
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!((output.status.code(), stderr.as_str()), (Some(3), said));
+        assert_eq!((output.status.code(), stderr.as_str()), (Some(125), said));
     }
 }
 

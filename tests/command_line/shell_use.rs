@@ -36,6 +36,10 @@ fn edited_file_is_written_back() {
     terminal.ended_with(4);
     let mut terminal = Terminal::start(&host, &["edit", "k:d"]);
     terminal.wait_for("is a directory");
+    host.ok(&["exec", "k", "ln -s d/app.py link"]);
+    let mut terminal = Terminal::start(&host, &["edit", "k:link"]);
+    terminal.wait_for("link is a symbolic link to d/app.py");
+    assert_eq!(host.ok(&["exec", "k", "readlink link"]), "d/app.py\n");
 }
 
 #[test]
@@ -121,5 +125,13 @@ fn checkpoints_are_completed() {
     }
     assert_eq!(complete("restore k first"), "first-one");
     assert_eq!(complete("restore none ''"), "");
+    // Messages of others are data: nothing in them runs.
+    host.ok(&["group", "new", "shop"]);
+    host.ok(&["group", "add", "shop", "--kernel", "k"]);
+    let ran = host.path("home").join("ran");
+    host.ok(&["freeze", "shop", "-m", &format!("before $(touch {})", ran.display())]);
+    host.ok(&["freeze", "shop", "-m", "plain"]);
+    let freezes = complete("restore shop ''");
+    assert!(freezes.contains("plain") && !freezes.contains("before") && !ran.exists(), "{freezes}");
     assert!(!complete("fork k ''").contains(names[0]), "a new name");
 }

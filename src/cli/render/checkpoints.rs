@@ -75,13 +75,13 @@ pub struct Branches {
 
 /// What names each checkpoint: its short id, and its name if a shell takes it as one word.
 pub fn checkpoint_names(all: &[(Checkpoint, bool)]) -> String {
-    let is_word = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "-_./".contains(c));
-    all.iter()
-        .map(|(checkpoint, _)| match &checkpoint.name {
-            name if is_word(name) => format!("{}\n{name}\n", checkpoint.short_id()),
-            _ => format!("{}\n", checkpoint.short_id()),
-        })
-        .collect()
+    all.iter().map(|(checkpoint, _)| reference_names(&checkpoint.short_id(), &checkpoint.name)).collect()
+}
+
+/// A short id, and the name if a shell takes it as one word, a line each.
+pub fn reference_names(short_id: &str, name: &str) -> String {
+    let is_word = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "-_./".contains(c));
+    if is_word { format!("{short_id}\n{name}\n") } else { format!("{short_id}\n") }
 }
 
 /// Checkpoints, newest first; with `branches`, as a graph of their ancestry.

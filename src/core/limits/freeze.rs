@@ -8,6 +8,8 @@ pub const GROUPS: u64 = 256;
 pub const GROUP_MEMBERS: usize = 32;
 /// Message of a freeze, bytes.
 pub const FREEZE_MESSAGE_BYTES: usize = 255;
+/// How long a freeze may wait for running code of its kernels.
+pub const FREEZE_WAIT: Duration = Duration::from_secs(60 * 60);
 /// Freezes of one group.
 pub const GROUP_FREEZES: u64 = 10_000;
 /// A freeze's manifest, bytes.
