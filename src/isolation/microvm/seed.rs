@@ -1,6 +1,6 @@
 //! Seeds a guest: machines of one template have the same random state, clock and identity until this is confirmed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::client::{Client, unexpected};
 use crate::core::error::{Error, Result};
@@ -26,18 +26,21 @@ pub(super) fn seed(client: &mut Client, shared: &str, renewal: Renewal) -> Resul
     let now = Duration::from_millis(u64::try_from(sys::clock::now_ms()).unwrap_or_default());
     let now_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
     let request = Request::Seed { entropy: sys::random::bytes(), now_ns, renew: renewal == Renewal::Renew };
+    let begun = Instant::now();
     let (reply, _) = client.call(&request, &[], limits::VM_CALL)?;
     let Reply::Seeded { boot_id, now_ns: theirs } = reply else { return Err(unexpected()) };
-    confirm(&boot_id, shared, now_ns, theirs)?;
+    confirm(&boot_id, shared, (now_ns, begun.elapsed()), theirs)?;
     Ok(boot_id)
 }
 
-fn confirm(boot_id: &str, shared: &str, now_ns: i64, theirs: i64) -> Result<()> {
+/// Checks an answer; `took`: the time from the sent clock to the answer, in which the guest's went on.
+fn confirm(boot_id: &str, shared: &str, (now_ns, took): (i64, Duration), theirs: i64) -> Result<()> {
+    let most = (limits::VM_CLOCK_ERROR + took).as_nanos();
     let why = if boot_id.len() != 36 || !boot_id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
         "its boot id is none"
     } else if boot_id == shared {
         "it has the boot id of another machine"
-    } else if theirs.abs_diff(now_ns) > limits::VM_CLOCK_ERROR.as_nanos() as u64 {
+    } else if u128::from(theirs.abs_diff(now_ns)) > most {
         "its clock is not set"
     } else {
         return Ok(());
@@ -51,11 +54,13 @@ mod tests {
 
     #[test]
     fn unseeded_guests_are_refused() {
+        let at = |now_ns| (now_ns, Duration::from_secs(3));
         let (one, other) = ("0b3f8d4e-5c1e-4d9a-9f4e-2f8b7c6d5e4a", "1b3f8d4e-5c1e-4d9a-9f4e-2f8b7c6d5e4a");
-        assert!(confirm(one, "", 7, 7).is_ok() && confirm(one, other, 7, 8).is_ok());
-        assert!(confirm(one, one, 7, 7).is_err(), "the random state is the template's");
-        assert!(confirm("", other, 7, 7).is_err() && confirm(&"g".repeat(36), other, 7, 7).is_err());
-        assert!(confirm(one, other, 10_000_000_000, 0).is_err(), "the clock is the template's");
-        assert!(confirm(one, other, 0, i64::MIN).is_err());
+        assert!(confirm(one, "", at(7), 7).is_ok() && confirm(one, other, at(7), 8).is_ok());
+        assert!(confirm(one, one, at(7), 7).is_err(), "the random state is the template's");
+        assert!(confirm("", other, at(7), 7).is_err() && confirm(&"g".repeat(36), other, at(7), 7).is_err());
+        assert!(confirm(one, other, at(10_000_000_000), 0).is_err(), "the clock is the template's");
+        assert!(confirm(one, other, at(0), 8_000_000_000).is_ok(), "the call took three seconds");
+        assert!(confirm(one, other, at(0), i64::MIN).is_err());
     }
 }
