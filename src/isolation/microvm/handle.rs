@@ -361,6 +361,10 @@ impl WorkerHandle for MachineHandle {
         let mut monitor = Monitor::connect(&self.about.sockets).await?;
         if monitor.is_stopped().await? {
             let machine = self.watched.machine();
+            if installed::is_there(&machine.folder.dir) {
+                // Its daemon was killed before it continued: the next start begins with the same memory and disk.
+                return Err(Error::lost("the machine of a checkpoint has not continued yet"));
+            }
             // From here on the disk changes.
             saved::remove(&machine.folder.dir)?;
             monitor.go_on().await?;
