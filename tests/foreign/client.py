@@ -624,7 +624,7 @@ async def forks(host, shell):
     assert await out(Caller("Kernel", made.kernel), "print(open('own').read())") == "parent\n\n"
     await refused(shell.remove(0, False), "conflict", "threads")
     await host.removeKernel("thread", 0)
-    for name in ("child", "child-1", "child-2"):
+    for name in ("child", "child-1", "child-2", "wide"):
         await host.removeKernel(name, 0)
 
 

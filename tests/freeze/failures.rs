@@ -1,6 +1,6 @@
 //! A member that fails, hangs or changes fails the whole freeze.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Shop;
@@ -44,18 +44,32 @@ fn hanging_member_fails_freeze() {
     shop.host.ok(&["freeze", "shop"]);
 }
 
-/// The file changes between the lock and the confirmation: a filter of the user changes it.
+/// A file changes all the time, and keeps its size.
 #[test]
 fn moving_repository_fails_freeze() {
     let shop = Shop::new(users()[0]);
-    let script = shop.host.path("home").join("move.sh");
-    std::fs::write(&script, "#!/bin/sh\ndate +%s%N\n").unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    shop.git(&["config", "--global", "filter.moving.clean", &script.display().to_string()]);
-    shop.write(".gitattributes", "*.moving filter=moving\n");
-    shop.write("a.moving", "text");
-    let reported = fails(&shop, "a moving repository");
-    assert!(reported.contains("changed during the freeze"), "{reported}");
+    let (file, over) = (shop.code().join("moving"), AtomicBool::new(false));
+    let next = shop.host.path("home").join("next");
+    shop.write("moving", "");
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0u64.. {
+                // Never half written: git would fail itself.
+                std::fs::write(&next, format!("{number:020}")).unwrap();
+                std::fs::rename(&next, &file).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        let refused = shop.host.cli(&["freeze", "shop"]);
+        over.store(true, Ordering::Relaxed);
+        refused
+    });
+    let reported = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && reported.contains("changed during the freeze"), "{reported}");
+    assert!(shop.host.ok(&["log", "shop"]).is_empty(), "nothing is visible");
 }
 
 #[test]
