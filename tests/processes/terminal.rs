@@ -80,7 +80,7 @@ fn terminal_is_restored_after_every_end() {
         check(terminal, 130);
         let terminal = start(&host);
         host.kill();
-        check(terminal, 69);
+        check(terminal, 125);
         host.launch();
     });
 }

@@ -279,7 +279,7 @@ fn mounts_respect_permissions() {
     home.shell(all.clone(), "cat /host/etc/shadow").fails_with("Permission denied");
     home.shell(all.clone(), "ls /host/root").fails_with("Permission denied");
     home.shell(all.clone(), "ls /host/proc/1").fails_with("No such file");
-    home.shell(all, "touch /host/tmp/x").fails_with("Read-only file system");
+    home.shell(all, "mkdir /host/tmp/$$.probe").fails_with("Read-only file system");
 }
 
 /// The path is swapped between the check, before the start, and the use: the target of the link is never visible.
