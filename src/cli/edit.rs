@@ -101,7 +101,8 @@ async fn read(files: &FilesClient, path: &[u8]) -> Result<(Option<FileInfo>, Vec
             return Err(error.hint("edit the file to which it leads").into());
         }
         FileKind::Other => {
-            return Err(Error::invalid(format!("{shown} is no regular file")).into());
+            let error = Error::invalid(format!("{shown} is a pipe, a socket or a device"));
+            return Err(error.hint("name a regular file").into());
         }
     }
     let text = files.read(path).await?;
@@ -141,8 +142,12 @@ impl Draft {
             .map_err(|error| Failure::of_file("make a folder for", &template, &error.into()))?;
         let file = folder.join(name);
         let written = File::options().write(true).create_new(true).mode(0o600).open(&file);
-        written.and_then(|mut file| file.write_all(text)).map_err(|error| Failure::of_file("write", &file, &error))?;
-        Ok(Draft { folder, file })
+        let draft = Draft { folder, file };
+        written.and_then(|mut file| file.write_all(text)).map_err(|error| {
+            draft.remove();
+            Failure::of_file("write", &draft.file, &error)
+        })?;
+        Ok(draft)
     }
 
     fn read(&self) -> Result<Vec<u8>, Failure> {
