@@ -108,6 +108,11 @@ fn copies_of_root_are_closed() {
     assert_eq!(cluster.state(), frozen);
     shop.host.ok(&["freeze", "plant"]);
     assert_eq!(cluster.state(), frozen);
+    // A private server ran in the folder before the switch.
+    killed(&mut shop, "source.server.switched=kill", &RESTORE);
+    assert!(mode() == 0o700 && beside.join("new").exists());
+    shop.host.launch();
+    assert_eq!(cluster.state(), frozen);
 }
 
 #[test]

@@ -181,10 +181,11 @@ impl Server {
         })
     }
 
-    async fn control(&self, data: &Path, key: &str) -> Result<String> {
+    /// A value that `pg_controldata` reports of an inactive copy. `user`: that of the server, where this is root.
+    async fn control(&self, data: &Path, key: &str, user: Option<(u32, u32)>) -> Result<String> {
         let argv = [self.program("pg_controldata"), "-D".into(), data.display().to_string()];
         let output = Output::Bytes(limits::POSTGRES_ANSWER_BYTES);
-        let text = self.run(&argv, output, (self.host.config.limits.freeze_step, None)).await?;
+        let text = self.run(&argv, output, (self.host.config.limits.freeze_step, user)).await?;
         let text = String::from_utf8_lossy(&text);
         let value = control_value(&text, key).map(str::to_owned);
         value.ok_or_else(|| Error::corrupt(format!("pg_controldata reports no {key} of {}", data.display())))
@@ -226,7 +227,7 @@ impl Server {
         scratch: &Path,
     ) -> Result<Tried> {
         let timeout = self.host.config.limits.freeze_store;
-        let prepared = match self.control(data, "max_prepared_xacts setting").await {
+        let prepared = match self.control(data, "max_prepared_xacts setting", user).await {
             // The server reports that better.
             Err(error) if error.reason == "program_failed" || error.code == ErrorCode::Corrupt => "0".into(),
             prepared => prepared?,
