@@ -122,6 +122,7 @@ pub const LABELS: &[Label] = &[
     label("machine.copy.seed", Steps::One, "seeds a copied machine"),
     label("machine.copy.split", Steps::One, "starts machines from a copy"),
     label("machine.install.done", Steps::One, "ends a restore whose machine was installed"),
+    label("machine.installed.bound", Steps::One, "forgets what an installed machine was started from"),
     label("machine.installed.start", Steps::One, "continues an installed machine"),
     label("machine.restore.recorded", Steps::One, "ends the worker of a kernel that is restored with its machine"),
     label("repository.files.switch", Steps::One, "has git change the files of a repository"),

@@ -29,6 +29,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("machine.copy.seed", "tests/microvm"),
     ("machine.copy.split", "tests/microvm"),
     ("machine.install.done", "tests/microvm"),
+    ("machine.installed.bound", "tests/microvm"),
     ("machine.installed.start", "tests/microvm"),
     ("machine.restore.recorded", "tests/microvm"),
     ("catalog.handover.activate", "tests/teleport"),

@@ -194,6 +194,7 @@ fn killed_memory_restore_recovers() {
         "state.restore.finish.before_commit",
         "state.restore.finish.after_commit",
         "machine.installed.start",
+        "machine.installed.bound",
     ];
     for point in points {
         arm(&mut host, &format!("{point}=kill"));
@@ -205,6 +206,9 @@ fn killed_memory_restore_recovers() {
         assert_eq!(host.machines().len(), 1, "{point}");
         host.run("lab", CHANGE);
     }
+    // What the last machine was started from is forgotten, although its daemon was killed before.
+    let folder = std::fs::read_dir(host.data().join("kernels")).expect("a folder").flatten().next().expect("a kernel");
+    assert!(!folder.path().join("installed.begun").exists());
     // Before the record nothing has changed.
     arm(&mut host, "state.transition.begin.before_commit=kill");
     host.cli(&["restore", "lab", "one", "--yes"]);

@@ -23,6 +23,7 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::metrics::Stage;
+use crate::sys::fault;
 
 /// Starts a worker for a kernel. `given_up` completes when the worker is no longer wanted; it cancels a queued start.
 ///
@@ -147,6 +148,10 @@ async fn start_new(
             let listener = Rc::clone(&start.listener);
             match launch_copy(workers, permit, kernel, shape, &machine, listener).await {
                 Ok(started) => {
+                    if let Err(error) = fault::point("machine.installed.bound") {
+                        workers.end(started.worker).await;
+                        return Err(Error::unavailable(error.to_string()));
+                    }
                     driver.forget_saved(&home);
                     return Ok(started);
                 }

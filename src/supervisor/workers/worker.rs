@@ -160,9 +160,12 @@ impl Workers {
         listener: Rc<dyn WorkerListener>,
     ) -> Result<Started> {
         let identity = identity_of(row)?;
-        let Launched { connector, handle, .. } = self.host.drivers.of(row.isolation)?.adopt(row.id, &row.record)?;
+        let driver = self.host.drivers.of(row.isolation)?;
+        let Launched { connector, handle, .. } = driver.adopt(row.id, &row.record)?;
         handle.unpark().await?;
         let (link, report) = WorkerLink::attach(connector, &identity, listener).await?;
+        // A former daemon may have been killed before it forgot from what the worker's machine was started.
+        driver.forget_saved(&self.host.home(identity.kernel, None));
         if !report.is_suspended {
             // A former daemon may have been killed while it copied the worker's machine.
             link.resume().await?;
