@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::{exit, json, render};
 use crate::core::error::Error;
 use crate::core::freeze::GroupRestored;
-use crate::core::freeze::cost::Drain;
+use crate::core::freeze::drain::Drain;
 
 /// The reason of the daemon's error if a name is a group's and not a kernel's.
 const IS_GROUP: &str = "group";

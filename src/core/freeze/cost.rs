@@ -1,25 +1,6 @@
 //! What a freeze cost: how each member was captured, and for how long.
 
-use std::time::Duration;
-
 use serde::Serialize;
-
-use crate::core::limits;
-
-/// What happens to work in flight before a kernel of a group is captured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drain {
-    /// The running execution is interrupted; otherwise its end is awaited.
-    pub interrupt: bool,
-    /// How long to wait for its end.
-    pub wait: Duration,
-}
-
-impl Default for Drain {
-    fn default() -> Self {
-        Drain { interrupt: false, wait: limits::CHECKPOINT_WAIT }
-    }
-}
 
 /// How the content of a member is held from the pause until it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@
 pub mod capture;
 pub mod cost;
 pub mod difference;
+pub mod drain;
 pub mod gate;
 pub mod lock;
 pub mod postgres;

@@ -3,8 +3,8 @@
 use super::connection::{answer, fields};
 use super::host::HostClient;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::cost::Drain;
 use crate::core::freeze::difference::GroupDiff;
+use crate::core::freeze::drain::Drain;
 use crate::core::freeze::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 use crate::core::limits;
 use crate::rpc::convert::groups::{read_freeze, read_group, read_group_difference, read_member};

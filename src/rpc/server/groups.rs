@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Connection;
 use crate::core::error::{Error, Result};
-use crate::core::freeze::cost::Drain;
+use crate::core::freeze::drain::Drain;
 use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
 use crate::core::ids::FreezeId;
 use crate::core::limits;

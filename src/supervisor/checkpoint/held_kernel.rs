@@ -21,7 +21,7 @@ use super::take::seal;
 use super::verify::Present;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::{Error, Result};
-use crate::core::freeze::cost::Drain;
+use crate::core::freeze::drain::Drain;
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::kernel::transition::Kind;
 use crate::core::snapshot::SnapshotKind;

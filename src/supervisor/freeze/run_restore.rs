@@ -9,7 +9,7 @@ use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::Reply;
-use crate::core::freeze::cost::Drain;
+use crate::core::freeze::drain::Drain;
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Captured, Freeze, Group, Intent, Member, Part};
 use crate::core::kernel::transition::Kind;
