@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ryokan::core::engine::EngineName;
-use ryokan::core::freeze::cost::{Drain, FreezeCost};
+use ryokan::core::freeze::cost::FreezeCost;
+use ryokan::core::freeze::drain::Drain;
 
 use crate::World;
 use crate::checkpoint::keepers::Loop;

@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
+use ryokan::sys::fault;
+
 use super::Shop;
 use crate::support::{Host, users};
 
@@ -91,7 +93,7 @@ fn rebuild_admits_newer_data() {
     };
     script("cd \"$RYOKAN_REPOSITORY\" && git checkout -q --detach \"$RYOKAN_COMMIT\"");
     host.configure(&format!("[rebuild.shop]\nrepository = {code:?}\nrun = [{program:?}]\n"));
-    let shop = Shop::of(host, user);
+    let mut shop = Shop::of(host, user);
     let old = shop.git(&["rev-parse", "HEAD"]);
     shop.write("app.py", "two");
     let new = shop.commit("second");
@@ -115,12 +117,36 @@ fn rebuild_admits_newer_data() {
     assert_eq!(std::fs::read_to_string(&ran).unwrap().lines().count(), 1);
     shop.sql("ALTER TABLE accounts DROP COLUMN note; PRAGMA user_version = 1;");
     // A program that does not help, and one that fails, change nothing.
-    for (body, part, code) in [("exit 0", "which is older", 4), ("echo why >&2; exit 3", "was not rebuilt", 69)] {
+    let broken = "cd \"$RYOKAN_REPOSITORY\" && echo broken > app.py && git add app.py";
+    for (body, part, code) in [
+        ("exit 0", "which is older", 4),
+        ("echo why >&2; exit 3", "was not rebuilt", 69),
+        (broken, "which is older", 4),
+        (&*format!("{broken}; exit 3"), "was not rebuilt", 69),
+    ] {
         script(body);
         let state = shop.state();
         let refused = shop.host.cli(&data);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(refused.status.code() == Some(code) && said.contains(part), "{body}: {said}");
         assert_eq!(shop.state(), state, "{body}");
+    }
+    // A later failure undoes the rebuild, and so does an undo.
+    let good = "cd \"$RYOKAN_REPOSITORY\" && git checkout -q --detach \"$RYOKAN_COMMIT\"";
+    script(good);
+    let state = shop.state();
+    shop.host.ok(&data);
+    assert_eq!(shop.git(&["rev-parse", "HEAD"]), new);
+    shop.host.ok(&["--yes", "undo", "shop"]);
+    assert_eq!(shop.state(), state);
+    for fault in ["eio", "kill"] {
+        shop.host.kill();
+        shop.host.env(fault::VARIABLE, &format!("freeze.member.switch={fault}"));
+        shop.host.launch();
+        assert!(!shop.host.cli(&data).status.success(), "{fault}");
+        shop.host.kill();
+        shop.host.env(fault::VARIABLE, "");
+        shop.host.launch();
+        assert_eq!((shop.git(&["rev-parse", "HEAD"]), shop.state()), (old.clone(), state.clone()), "{fault}");
     }
 }

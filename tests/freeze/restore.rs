@@ -209,8 +209,40 @@ fn other_verbs_refuse_groups() {
         let output = shop.host.cli(verb);
         assert_eq!(output.status.code(), Some(5), "{verb:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let removed = shop.host.cli(&["--yes", "rm", "agent"]);
-    assert_eq!(removed.status.code(), Some(4), "{}", String::from_utf8_lossy(&removed.stderr));
+    for verb in [&["--yes", "rm", "agent"][..], &["teleport", "agent", "--to", "exec:true"]] {
+        let refused = shop.host.cli(verb);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(4) && said.contains("is a member of group shop"), "{verb:?}: {said}");
+    }
+}
+
+/// The safety freeze of a restore of some has all members; its undo brings back only those.
+#[test]
+fn partial_restore_freezes_all() {
+    let mut shop = Shop::new(users()[0]);
+    let agent = |shop: &Shop, code: &str| shop.host.ok(&["exec", "agent", code]);
+    shop.host.ok(&["freeze", "shop", "-m", "old"]);
+    shop.write("app.py", "two");
+    shop.commit("second");
+    agent(&shop, "echo two > f");
+    let restored = shop.host.ok(&["--yes", "restore", "shop", "old", "--member", "code", "--json"]);
+    let restored: serde_json::Value = serde_json::from_str(&restored).unwrap();
+    let safety = restored["safety"].as_str().expect("an id");
+    assert_eq!(shop.read("app.py").as_deref(), Some("one"));
+    assert_eq!(agent(&shop, "cat f").trim(), "two");
+    agent(&shop, "echo three > f");
+    shop.host.ok(&["--yes", "undo", "shop"]);
+    assert_eq!(shop.read("app.py").as_deref(), Some("two"));
+    assert_eq!(agent(&shop, "cat f").trim(), "three");
+    // All of it, when asked. What else is not as it was is named.
+    shop.write("app.py", "four");
+    shop.host.kill();
+    shop.host.configure("[limits]\nfreeze_step = \"31s\"\n");
+    shop.host.launch();
+    let restored = shop.host.cli(&["--yes", "restore", "shop", safety]);
+    let said = String::from_utf8_lossy(&restored.stderr).into_owned();
+    assert!(restored.status.success() && said.contains("the daemon has another configuration"), "{said}");
+    assert_eq!((shop.read("app.py").as_deref(), agent(&shop, "cat f").trim()), (Some("two"), "two"));
 }
 
 /// As jj lays it out beside git: its store ignores itself, or does not.

@@ -279,6 +279,17 @@ impl Lock {
         toml::to_string(self).unwrap_or_default()
     }
 
+    /// What a restore does not bring back: configuration, engines, images and MCP servers.
+    pub fn environment(&self) -> Lock {
+        let without_content = |kernel: &LockedKernel| LockedKernel { files: String::new(), ..kernel.clone() };
+        Lock {
+            configuration: self.configuration.clone(),
+            kernel: self.kernel.iter().map(without_content).collect(),
+            mcp: self.mcp.clone(),
+            ..Lock::new(&self.name, &self.subject)
+        }
+    }
+
     /// How this state differs from an earlier lock, for people.
     pub fn differences(&self, before: &Lock) -> Vec<String> {
         let mut reported = Vec::new();

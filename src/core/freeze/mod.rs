@@ -407,6 +407,9 @@ pub struct FreezeManifest {
     /// Digest of the daemon's configuration; empty of earlier releases.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub configuration: String,
+    /// Of a safety freeze: the members that the restore after it changed, and an undo brings back. Empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed: Vec<String>,
     /// The members.
     pub parts: Vec<Part>,
 }

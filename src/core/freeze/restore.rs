@@ -1,15 +1,15 @@
 //! The order of a group's restore, as a pure state machine.
 //!
 //! ```text
-//! validate each ─▶ gate ─▶ suspend each ─▶ safety freeze ─▶ intent ─▶ prepare each ─▶ switch each ─▶ discard each
-//!     ─▶ commit ─▶ resume each: restored
+//! validate each ─▶ gate ─▶ suspend all ─▶ safety freeze ─▶ intent ─▶ prepare each ─▶ switch each ─▶ discard each
+//!     ─▶ commit ─▶ resume all: restored
 //!
-//! failure before the intent:   resume each: as before
-//! failure from the intent on:  revert each that was switched, backwards ─▶ discard each ─▶ clear ─▶ resume each: as before
+//! failure before the intent:   resume all: as before
+//! failure from the intent on:  revert each that was switched, backwards ─▶ discard each ─▶ clear ─▶ resume all: as before
 //! a member that cannot be reverted: unfinished; nothing is resumed, recovery reverts again
 //! ```
 //! Prepared copies are inactive: only a switch changes a member. The intent stays recorded until every member is at one
-//! of the two states.
+//! of the two states. "All" are the members of the group: the restored ones come first, the others are held until the end.
 //!
 //! Owns the order; never knows kernels, repositories, databases or time.
 
@@ -25,7 +25,7 @@ pub enum Action {
     Gate,
     /// Stop admission of work in this member.
     Suspend(usize),
-    /// Freeze the present state of the suspended members.
+    /// Freeze the present state of all members.
     Safety,
     /// Record what a new daemon must revert.
     Intent,
@@ -72,6 +72,8 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restore {
     members: usize,
+    /// The restored members, and the others of their group.
+    all: usize,
     next: Action,
     /// Members from 0 to here are suspended; the last one perhaps.
     suspended: usize,
@@ -84,18 +86,28 @@ pub struct Restore {
 }
 
 impl Restore {
-    /// A restore of this number of members.
-    pub fn new(members: usize) -> Restore {
+    /// A restore of this number of members, in a group with `others`.
+    pub fn new(members: usize, others: usize) -> Restore {
         let next = if members == 0 { Action::End } else { Action::Validate(0) };
         let failure = (members == 0).then(|| (None, String::from("there is nothing to restore")));
-        Restore { members, next, suspended: 0, prepared: 0, switched: 0, attempts: 0, failure, stuck: None }
+        Restore {
+            members,
+            all: members + others,
+            next,
+            suspended: 0,
+            prepared: 0,
+            switched: 0,
+            attempts: 0,
+            failure,
+            stuck: None,
+        }
     }
 
     /// The recovery of a restore that a former daemon left: the first `reached` members may have been switched.
     pub fn recovery(members: usize, reached: usize) -> Restore {
         let failure = Some((None, String::from("the daemon ended during the restore")));
         let next = if members == 0 { Action::Clear } else { Action::Suspend(0) };
-        Restore { next, failure, prepared: members, switched: reached.min(members), ..Restore::new(members) }
+        Restore { next, failure, prepared: members, switched: reached.min(members), ..Restore::new(members, 0) }
     }
 
     /// The next action.
@@ -128,8 +140,9 @@ impl Restore {
             Action::Suspend(at) => {
                 self.suspended = at + 1;
                 match (done, self.is_recovery()) {
-                    (true, false) => self.after(at, Action::Suspend, Action::Safety),
-                    (true, true) => self.after(at, Action::Suspend, self.revert_from(self.switched)),
+                    (true, _) if at + 1 < self.all => Action::Suspend(at + 1),
+                    (true, false) => Action::Safety,
+                    (true, true) => self.revert_from(self.switched),
                     (false, true) => self.stop(Some(at), reply),
                     (false, false) => self.fail(Some(at), reply),
                 }

@@ -5,6 +5,9 @@ use super::restore::{Action, Outcome, Restore};
 use crate::core::limits;
 
 const MEMBERS: usize = 3;
+/// Members of the group that are not restored.
+const OTHERS: usize = 2;
+const ALL: usize = MEMBERS + OTHERS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
@@ -18,7 +21,7 @@ enum At {
 struct World {
     members: [At; MEMBERS],
     inactive: [bool; MEMBERS],
-    suspended: [bool; MEMBERS],
+    suspended: [bool; ALL],
     safety: bool,
     /// Members that may have been changed, if the intent is recorded.
     intent: Option<usize>,
@@ -30,7 +33,7 @@ impl World {
         World {
             members: [At::Before; MEMBERS],
             inactive: [false; MEMBERS],
-            suspended: [false; MEMBERS],
+            suspended: [false; ALL],
             safety: false,
             intent: None,
             committed: false,
@@ -41,11 +44,14 @@ impl World {
     fn perform(&mut self, action: Action, whole: bool) {
         match action {
             Action::Suspend(at) => self.suspended[at] = true,
-            Action::Safety if whole => self.safety = true,
+            Action::Safety if whole => {
+                assert_eq!(self.suspended, [true; ALL], "a safety freeze of a part");
+                self.safety = true;
+            }
             Action::Intent if whole => self.intent = Some(0),
             Action::Prepare(at) => self.inactive[at] = true,
             Action::Switch(at) => {
-                assert!(self.safety && self.suspended == [true; MEMBERS], "unsafe switch");
+                assert!(self.safety && self.suspended == [true; ALL], "unsafe switch");
                 self.intent = Some(at + 1);
                 self.members[at] = if whole { At::Target } else { At::Between };
             }
@@ -59,7 +65,7 @@ impl World {
     }
 
     fn is_clean(&self) -> bool {
-        self.inactive == [false; MEMBERS] && self.suspended == [false; MEMBERS] && self.intent.is_none()
+        self.inactive == [false; MEMBERS] && self.suspended == [false; ALL] && self.intent.is_none()
     }
 }
 
@@ -89,13 +95,13 @@ fn run(machine: &mut Restore, world: &mut World, faults: &[(usize, bool)]) -> (V
 }
 
 fn whole() -> Vec<Action> {
-    run(&mut Restore::new(MEMBERS), &mut World::new(), &[]).0
+    run(&mut Restore::new(MEMBERS, OTHERS), &mut World::new(), &[]).0
 }
 
 #[test]
 fn restore_switches_every_member() {
     let mut world = World::new();
-    let (_, outcome) = run(&mut Restore::new(MEMBERS), &mut world, &[]);
+    let (_, outcome) = run(&mut Restore::new(MEMBERS, OTHERS), &mut world, &[]);
     assert_eq!(outcome, Outcome::Restored);
     assert!(world.is_clean() && world.committed && world.members == [At::Target; MEMBERS], "{world:?}");
 }
@@ -106,7 +112,7 @@ fn every_failure_is_reverted() {
     for (at, action) in actions.iter().enumerate() {
         for acts in [true, false] {
             let mut world = World::new();
-            let (taken, outcome) = run(&mut Restore::new(MEMBERS), &mut world, &[(at, acts)]);
+            let (taken, outcome) = run(&mut Restore::new(MEMBERS, OTHERS), &mut world, &[(at, acts)]);
             let what = format!("{action:?}, in part: {acts}: {taken:?}");
             match action {
                 // What is not removed is swept; what is not resumed is over.
@@ -131,7 +137,7 @@ fn second_failure_is_recovered() {
                 let mut world = World::new();
                 let mut faults = vec![(at, true)];
                 faults.extend((0..repeated).map(|n| (next + n, true)));
-                let (taken, outcome) = run(&mut Restore::new(MEMBERS), &mut world, &faults);
+                let (taken, outcome) = run(&mut Restore::new(MEMBERS, OTHERS), &mut world, &faults);
                 match outcome {
                     Outcome::Restored => assert_eq!(world.members, [At::Target; MEMBERS], "{taken:?}"),
                     Outcome::AsBefore { .. } => assert_eq!(world.members, [At::Before; MEMBERS], "{taken:?}"),
@@ -158,7 +164,7 @@ fn second_failure_is_recovered() {
 fn daemon_end_is_recovered() {
     for at in 0..whole().len() {
         for part in [None, Some(false), Some(true)] {
-            let (mut machine, mut world) = (Restore::new(MEMBERS), World::new());
+            let (mut machine, mut world) = (Restore::new(MEMBERS, OTHERS), World::new());
             for _ in 0..at {
                 world.perform(machine.next(), true);
                 machine.reply(Reply::Done);
@@ -168,7 +174,7 @@ fn daemon_end_is_recovered() {
                 world.perform(action, whole);
             }
             // A new daemon holds nothing.
-            world.suspended = [false; MEMBERS];
+            world.suspended = [false; ALL];
             let Some(reached) = world.intent else {
                 let outcome = if world.committed { At::Target } else { At::Before };
                 assert_eq!(world.members, [outcome; MEMBERS], "{action:?} {part:?}");

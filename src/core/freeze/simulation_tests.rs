@@ -257,7 +257,7 @@ impl World {
             1 => vec![DATA],
             _ => vec![KERNEL, CODE, DATA],
         };
-        let machine = Restore::new(members.len());
+        let machine = Restore::new(members.len(), 0);
         self.drive(machine, &members, target, None)
     }
 

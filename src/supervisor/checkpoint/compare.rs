@@ -150,16 +150,21 @@ pub(crate) async fn revisions_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Resul
         Ok(workspace::revisions(store, TreeId(tree), &mut barren))
     });
     let found = found.await?.map_err(Error::from)?;
-    let revision = KernelRevision {
+    let now = environment_now(host, kernel).await?;
+    let revision = KernelRevision { files: Some(tree), dependencies: found.dependencies.clone(), ..now };
+    Ok((found, revision))
+}
+
+/// What a kernel's code is based on at present, without its files.
+pub(crate) async fn environment_now(host: &Host, kernel: &Kernel) -> Result<KernelRevision> {
+    Ok(KernelRevision {
         engine: kernel.spec().engine.name().into(),
         ryokan: env!("CARGO_PKG_VERSION").into(),
         image: host.drivers.of(kernel.spec().isolation)?.image_version(&kernel.spec(), &host.home(kernel.id, None).dir),
         version: kernel.view().engine_version,
-        files: Some(tree),
-        dependencies: found.dependencies.clone(),
         mcp: kernel.records.grants().await?.1.iter().map(|(name, transport)| McpLock::new(name, transport)).collect(),
-    };
-    Ok((found, revision))
+        ..KernelRevision::default()
+    })
 }
 
 /// Captures the present state in the form of a checkpoint; the stored objects are unreferenced. Also returns the

@@ -39,7 +39,7 @@ pub use archive::{archive, unarchive};
 pub(crate) use before_stop::Checkpoints;
 pub use client_files::{ClientFile, ClientFiles, ClientWrite};
 pub use compare::diff;
-pub(crate) use compare::{diff_trees, revisions_now};
+pub(crate) use compare::{diff_trees, environment_now, revisions_now};
 pub(crate) use files::{FileDonor, donor, fill, fill_from};
 pub(crate) use handover::while_frozen;
 pub use lookup::find;

@@ -117,7 +117,8 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
             revert(supervisor, &group, (target, safety), &members, reached).await?;
             set_waiting(supervisor, &group, |_| true, false);
-            Ok(())
+            // Members that were held only.
+            pending::resume(host, |of| of == id).await
         }
     }
 }
@@ -158,9 +159,8 @@ async fn revert(
     // The members that a failed restore of this daemon holds. What can fail before has succeeded; their kernels wait.
     drop(host.parked.borrow_mut().remove(&group.id));
     let mut machine = Restore::recovery(live.len(), reached);
-    let (parts, others, notes) = (Vec::new(), Vec::new(), Vec::new());
-    let (actor, safety, failed) = (&actor, Some(safety), None);
-    let mut run = Run { host, group, freeze, parts, live, others, actor, safety, failed, notes };
+    let restored = live.len();
+    let mut run = Run { live, restored, safety: Some(safety), ..Run::new(host, group, freeze, &actor) };
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
         machine.reply(reply);

@@ -50,7 +50,8 @@ pub async fn freeze(
         recover::unfinished(&this, &group).await?;
         let mut live = members::open(&this, &group, |_| true).await?;
         let host = this.host();
-        let taking = Taking { kind: CheckpointType::Manual, message: &message, actor: &actor, suspend: Some(drain) };
+        let (kind, suspend, changed) = (CheckpointType::Manual, Some(drain), Vec::new());
+        let taking = Taking { kind, message: &message, actor: &actor, suspend, changed };
         let done = take(host, &group, &mut live, &taking).await;
         if let Err(error) = &done {
             host.audit_refusal(&actor, "group.freeze", None, error).await;
@@ -61,13 +62,14 @@ pub async fn freeze(
 }
 
 /// How a freeze is taken.
-#[derive(Clone, Copy)]
 pub(super) struct Taking<'a> {
     pub kind: CheckpointType,
     pub message: &'a str,
     pub actor: &'a Actor,
     /// How the members are suspended, and then resumed; `None`: they are suspended already.
     pub suspend: Option<Drain>,
+    /// The members that a restore is about to change.
+    pub changed: Vec<String>,
 }
 
 /// Takes a freeze of open members.
@@ -159,7 +161,7 @@ impl Run<'_> {
 
     /// A step of a member within the pause.
     async fn pause(&mut self, action: Action, live: &mut Live) -> Result<Reply> {
-        let Taking { kind, actor, suspend, .. } = *self.taking;
+        let &Taking { kind, actor, suspend, .. } = self.taking;
         let (begun, any) = (Instant::now(), kind == CheckpointType::System);
         let (has_deadlines, most) = (live.has_deadlines(), self.host.config.limits.freeze_step);
         let done = |done: Result<()>| done.map(|()| Reply::Done);
@@ -189,7 +191,7 @@ impl Run<'_> {
 
     /// Stores one member, and releases a kernel that was suspended for this freeze.
     async fn store(&mut self, live: &mut Live) -> Result<()> {
-        let Taking { kind, message, actor, suspend } = *self.taking;
+        let &Taking { kind, message, actor, suspend, .. } = self.taking;
         let group = &self.group.name;
         let name = match message {
             "" => format!("freeze of {group}"),
@@ -206,7 +208,7 @@ impl Run<'_> {
     }
 
     async fn seal(&mut self, live: &mut [Live]) -> Result<()> {
-        let Taking { kind, message, actor, .. } = *self.taking;
+        let &Taking { kind, message, actor, .. } = self.taking;
         let (host, group) = (self.host, self.group);
         let mut parts = Vec::new();
         for one in live.iter() {
@@ -221,6 +223,7 @@ impl Run<'_> {
             group_name: group.name.clone(),
             at_ms: host.now_ms(),
             configuration: host.config.digest(),
+            changed: self.taking.changed.clone(),
             parts,
         };
         let bytes = manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))?;

@@ -5,14 +5,18 @@ use super::members::{self, Live};
 use super::run_freeze::{Taking, in_time, pairings, take};
 use super::{Restored, find_freeze, manifest, provenance, recover, turn};
 use crate::catalog::Notes;
+use crate::config::Rebuild;
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::Reply;
 use crate::core::freeze::drain::Drain;
+use crate::core::freeze::gate::Pairing;
+use crate::core::freeze::lock::Lock;
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Captured, Freeze, Group, Intent, Member, Part};
 use crate::core::kernel::transition::Kind;
+use crate::supervisor::checkpoint::environment_now;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::bounded;
@@ -33,7 +37,7 @@ pub async fn restore(
     let turn = turn(supervisor.host()).await?;
     let group = super::find(supervisor, actor.uid, group).await?;
     let freeze = find_freeze(supervisor.host(), &group, reference).await?;
-    to(supervisor, group, freeze, members, actor, turn).await
+    to(supervisor, group, freeze, Wanted::Named(members), actor, turn).await
 }
 
 /// Returns a group to the state before its last restore.
@@ -48,21 +52,29 @@ pub async fn undo(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result
     let id = group.undo.ok_or_else(none)?;
     let all = supervisor.host().catalog.freezes(group.id).await?;
     let freeze = all.into_iter().find(|freeze| freeze.id == id).ok_or_else(none)?;
-    to(supervisor, group, freeze, Vec::new(), actor, turn).await
+    to(supervisor, group, freeze, Wanted::Changed, actor, turn).await
+}
+
+/// Which members are restored.
+enum Wanted {
+    /// These; all if empty.
+    Named(Vec<String>),
+    /// Those that the restore after a safety freeze changed.
+    Changed,
 }
 
 async fn to(
     supervisor: &Supervisor,
     group: Group,
     freeze: Freeze,
-    members: Vec<String>,
+    wanted: Wanted,
     actor: &Actor,
     turn: tokio::sync::OwnedSemaphorePermit,
 ) -> Result<Restored> {
     let (this, actor) = (supervisor.clone(), actor.clone());
     let restoring = tokio::task::spawn_local(async move {
         let _turn = turn;
-        let done = perform(&this, &group, freeze, &members, &actor).await;
+        let done = perform(&this, &group, freeze, wanted, &actor).await;
         if let Err(error) = &done {
             this.host().audit_refusal(&actor, "group.restore", None, error).await;
         }
@@ -75,13 +87,17 @@ async fn perform(
     supervisor: &Supervisor,
     group: &Group,
     freeze: Freeze,
-    members: &[String],
+    wanted: Wanted,
     actor: &Actor,
 ) -> Result<Restored> {
     let host = supervisor.host();
     recover::unfinished(supervisor, group).await?;
     let manifest = manifest(host, &freeze).await?;
     provenance::check(group, &freeze, &manifest)?;
+    let members = match &wanted {
+        Wanted::Named(names) => names,
+        Wanted::Changed => &manifest.changed,
+    };
     if let Some(unknown) = members.iter().find(|name| !manifest.parts.iter().any(|part| part.name == **name)) {
         return Err(Error::not_found(format!("freeze {} has no member {unknown:?}", freeze.number)));
     }
@@ -98,15 +114,22 @@ async fn perform(
         })?;
         one.target = Some(part.captured.clone());
     }
-    let (mut others, mut notes) = (Vec::new(), Vec::new());
+    let restored = live.len();
+    let mut notes = Vec::new();
     for member in group.members.iter().filter(|member| !is_concerned(member)) {
-        match members::open_one(supervisor, group, member).await {
-            Ok(live) => others.push(live),
+        let opened = match members::open_one(supervisor, group, member).await {
+            Ok(mut live) => live.present_part().await.map(|_| live),
+            Err(error) => Err(error),
+        };
+        match opened {
+            Ok(one) => live.push(one),
             Err(error) => notes.push(left_out(&member.name, error)?),
         }
     }
-    let mut run = Run { host, group, freeze, parts, live, others, actor, safety: None, failed: None, notes };
-    let mut machine = Restore::new(run.live.len());
+    let configuration = manifest.configuration;
+    let mut run = Run { configuration, parts, live, restored, notes, ..Run::new(host, group, freeze, actor) };
+    run.plan_rebuild().await;
+    let mut machine = Restore::new(run.restored, run.live.len() - run.restored);
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
         machine.reply(reply);
@@ -119,12 +142,19 @@ pub(super) struct Run<'a> {
     pub host: &'a Host,
     pub group: &'a Group,
     pub freeze: Freeze,
+    /// Digest of the configuration at that freeze; empty: not known.
+    pub configuration: String,
     /// The restored parts.
     pub parts: Vec<Part>,
-    /// The restored members, in the order of `parts`.
+    /// The members: first those that change, then the others, which are held.
     pub live: Vec<Live>,
-    /// The other members.
-    pub others: Vec<Live>,
+    /// How many members change.
+    pub restored: usize,
+    /// The repository, the first of the members, that a program rebuilds.
+    pub rebuilding: Option<Box<Refusal>>,
+    /// What would live together, and what was recorded to do so.
+    pub would_be: Vec<Part>,
+    pub recorded: Vec<Pairing>,
     pub actor: &'a Actor,
     /// The freeze of the state before.
     pub safety: Option<Freeze>,
@@ -133,20 +163,41 @@ pub(super) struct Run<'a> {
     pub notes: Vec<String>,
 }
 
-/// Leaves a broken member, which is not restored, out of the comparison of code and data; says so.
+/// Leaves a broken member, which is not restored, out of the safety freeze and of the comparison of code and data; says
+/// so.
 ///
 /// # Errors
 /// The member's error, if the member is only unavailable now.
 fn left_out(name: &str, error: Error) -> Result<String> {
     match error.code {
         ErrorCode::NotFound | ErrorCode::Refused | ErrorCode::Unsupported | ErrorCode::Corrupt => {
-            Ok(format!("code and data were compared without member {name}, which cannot be read: {}", error.message))
+            Ok(format!("member {name} is left out of the check and the safety freeze: {}", error.message))
         }
         _ => Err(error),
     }
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// A restore of no members.
+    pub fn new(host: &'a Host, group: &'a Group, freeze: Freeze, actor: &'a Actor) -> Run<'a> {
+        Run {
+            host,
+            group,
+            freeze,
+            configuration: String::new(),
+            parts: Vec::new(),
+            live: Vec::new(),
+            restored: 0,
+            rebuilding: None,
+            would_be: Vec::new(),
+            recorded: Vec::new(),
+            actor,
+            safety: None,
+            failed: None,
+            notes: Vec::new(),
+        }
+    }
+
     /// Carries out one action.
     pub async fn perform(&mut self, action: Action) -> Reply {
         let most = self.host.config.limits.freeze_step;
@@ -155,21 +206,29 @@ impl Run<'_> {
         let has_deadlines = |live: &Live| live.has_deadlines();
         let result = match action {
             Action::End => Ok(Reply::Done),
+            // What a program rebuilds has no target.
+            Action::Validate(n) | Action::Prepare(n) if self.is_rebuilt(n) => Ok(Reply::Done),
             Action::Validate(n) => {
                 let own = has_deadlines(&self.live[n]);
                 in_time(own, most, async { done(self.live[n].validate().await) }).await
             }
             Action::Gate => done(self.gate().await),
             Action::Suspend(n) => {
+                // Data sources that are not restored go on once they are pinned.
+                let kind = if n < self.restored { Kind::Restore } else { Kind::Freeze };
+                if n == self.restored {
+                    self.read_ahead().await;
+                }
                 let own = has_deadlines(&self.live[n]);
-                in_time(own, most, async { done(self.live[n].suspend(Kind::Restore, actor, Drain::default()).await) })
-                    .await
+                in_time(own, most, async { done(self.live[n].suspend(kind, actor, Drain::default()).await) }).await
             }
             Action::Safety => done(self.take_safety().await),
             Action::Intent => done(self.intent(0).and_then_begin(self.host, self.group).await),
             Action::Prepare(n) => {
                 in_time(self.live[n].is_lasting(), most, async { done(self.live[n].prepare().await) }).await
             }
+            // The program has its own deadline.
+            Action::Switch(n) if self.is_rebuilt(n) => done(self.rebuild(n).await),
             Action::Switch(n) => {
                 let own = self.live[n].is_lasting();
                 in_time(own, most, async { done(self.switch(n, attach).await) }).await
@@ -212,63 +271,129 @@ impl Run<'_> {
     }
 
     fn intent(&self, reached: usize) -> NewIntent {
-        let members = self.live.iter().map(|live| live.name.clone()).collect();
+        let members = self.changed();
         let safety = self.safety.as_ref().ok_or_else(|| Error::internal("there is no safety freeze"));
         NewIntent(safety.map(|safety| Intent::Restore { target: self.freeze.id, safety: safety.id, members, reached }))
     }
 
+    fn is_rebuilt(&self, n: usize) -> bool {
+        n == 0 && self.rebuilding.is_some()
+    }
+
+    /// The members that change.
+    fn changed(&self) -> Vec<String> {
+        self.live[..self.restored].iter().map(|live| live.name.clone()).collect()
+    }
+
+    async fn read_ahead(&mut self) {
+        for one in &mut self.live[self.restored..] {
+            one.ahead().await;
+        }
+    }
+
     async fn take_safety(&mut self) -> Result<()> {
         let message = format!("before restore of {}", self.freeze.number);
-        let taking = Taking { kind: CheckpointType::System, message: &message, actor: self.actor, suspend: None };
+        let (kind, changed) = (CheckpointType::System, self.changed());
+        let taking = Taking { kind, message: &message, actor: self.actor, suspend: None, changed };
         self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.0);
         Ok(())
     }
 
-    /// Checks that code and data would fit after the restore.
+    /// Checks that code and data would fit after the restore, or after the rebuild of a repository.
     async fn gate(&mut self) -> Result<()> {
-        let mut would_be = self.parts.clone();
-        let mut present = Vec::new();
-        for live in &mut self.live {
-            let part = live.present_part().await?;
-            live.check_losses(part.as_ref().map(|part| &part.captured)).await?;
-            present.extend(part);
-        }
-        for live in &mut self.others {
-            match live.present_part().await {
-                Ok(part) => present.extend(part),
-                Err(error) => self.notes.push(left_out(&live.name, error)?),
-            }
-        }
-        let recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
-        let restored = |part: &Part| self.parts.iter().any(|one| one.name == part.name);
-        would_be.extend(present.into_iter().filter(|part| !restored(part)));
-        let all = self.live.iter().chain(&self.others);
-        match gate::judge(&pairings(&would_be), &recorded, all).await {
-            Err(Judged::Newer(refusal)) if self.rebuild(&refusal, &mut would_be).await? => {
-                Ok(gate::judge(&pairings(&would_be), &recorded, self.live.iter().chain(&self.others)).await?)
-            }
-            judged => Ok(judged?),
+        self.compare().await?;
+        self.note_environment().await?;
+        match (self.judge().await, &self.rebuilding) {
+            (Err(Judged::Newer(refusal)), Some(planned)) if refusal.repository == planned.repository => Ok(()),
+            (judged, _) => Ok(judged?),
         }
     }
 
-    /// Runs the program that brings a repository to what data needs, if one is configured, and reads the repository
-    /// again. Only code that is not restored itself can be rebuilt.
-    async fn rebuild(&mut self, refusal: &Refusal, would_be: &mut [Part]) -> Result<bool> {
-        let Some(live) = self.others.iter_mut().find(|live| live.name == refusal.repository) else { return Ok(false) };
-        let Some(path) = live.repository().map(|repository| repository.path().to_owned()) else { return Ok(false) };
-        let mut configured = self.host.config.rebuild.iter();
-        let Some((name, rebuild)) = configured.find(|(_, one)| one.repository == path) else { return Ok(false) };
-        let (shown, commit) = (path.display().to_string(), refusal.needs.to_string());
+    /// Reads what would live together after the restore, and what was recorded to do so.
+    async fn compare(&mut self) -> Result<()> {
+        let mut would_be = self.parts.clone();
+        let mut present = Vec::new();
+        let restored = |name: &str| self.parts.iter().any(|one| one.name == name);
+        for live in &mut self.live {
+            let part = live.present_part().await?;
+            if restored(&live.name) {
+                live.check_losses(part.as_ref().map(|part| &part.captured)).await?;
+            }
+            present.extend(part);
+        }
+        self.recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
+        would_be.extend(present.into_iter().filter(|part| !restored(&part.name)));
+        self.would_be = would_be;
+        Ok(())
+    }
+
+    /// Names what the freeze was made with, is another now, and is not restored.
+    async fn note_environment(&mut self) -> Result<()> {
+        let before = Lock { configuration: self.configuration.clone(), ..Lock::of_group("", &self.parts) };
+        let mut now = Lock { configuration: self.host.config.digest(), ..Lock::new("", "group") };
+        for live in &self.live[..self.restored] {
+            if let Some(kernel) = live.kernel() {
+                let revision = environment_now(self.host, kernel).await?;
+                now.add_kernel(&live.name, String::new(), &[], &revision);
+            }
+        }
+        self.notes.extend(now.environment().differences(&before.environment()));
+        Ok(())
+    }
+
+    async fn judge(&self) -> std::result::Result<(), Judged> {
+        gate::judge(&pairings(&self.would_be), &self.recorded, self.live.iter()).await
+    }
+
+    /// Makes a repository that a configured program can bring to what data needs a member that changes: the first one.
+    /// Only code that is not restored itself can be rebuilt.
+    async fn plan_rebuild(&mut self) {
+        if self.host.config.rebuild.is_empty() {
+            return;
+        }
+        // Other failures are reported by the gate.
+        if self.compare().await.is_err() {
+            return;
+        }
+        let Err(Judged::Newer(refusal)) = self.judge().await else { return };
+        let others = self.live[self.restored..].iter();
+        let Some(at) = others.map(|live| &live.name).position(|name| *name == refusal.repository) else { return };
+        let at = self.restored + at;
+        if self.program(at).is_some() {
+            let repository = self.live.remove(at);
+            self.live.insert(0, repository);
+            self.restored += 1;
+            self.rebuilding = Some(refusal);
+        }
+    }
+
+    /// The program that rebuilds a member, and its name in the configuration.
+    fn program(&self, n: usize) -> Option<(&String, &Rebuild)> {
+        let path = self.live[n].repository()?.path();
+        self.host.config.rebuild.iter().find(|(_, one)| one.repository == path)
+    }
+
+    /// Runs the program that brings a repository to what data needs, and reads the repository again.
+    async fn rebuild(&mut self, n: usize) -> Result<()> {
+        let intent = self.intent(n + 1);
+        self.host.catalog.update_intent(self.group.id, intent.0?).await?;
+        let gone = || Error::internal("there is nothing to rebuild");
+        let refusal = self.rebuilding.clone().ok_or_else(gone)?;
+        let (name, rebuild) = self.program(n).ok_or_else(gone)?;
+        let (shown, commit) = (rebuild.repository.display().to_string(), refusal.needs.to_string());
         let line = self.host.line(self.actor, "group.rebuild", None);
         let detail = bounded(format!("{}: {name} for {commit} in {shown}", self.group.name));
         self.host.write_audit(NewAudit { owner: Some(self.group.uid), detail, ..line }).await;
         gate::rebuild(self.host, rebuild, (&shown, &commit)).await?;
-        let part = live.present_part().await?;
-        if let (Some(part), Some(place)) = (part, would_be.iter_mut().find(|part| part.name == refusal.repository)) {
+        let note = format!("{name} rebuilt {shown} for commit {}", refusal.needs.short());
+        let part = self.live[n].present_part().await?;
+        if let (Some(part), Some(place)) = (part, self.would_be.iter_mut().find(|part| part.name == refusal.repository))
+        {
             *place = part;
         }
-        self.notes.push(format!("{name} rebuilt {shown} for commit {}", refusal.needs.short()));
-        Ok(true)
+        self.judge().await?;
+        self.notes.push(note);
+        Ok(())
     }
 
     async fn commit(&self) -> Result<()> {

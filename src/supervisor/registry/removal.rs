@@ -24,16 +24,23 @@ impl Supervisor {
                 thread.admit_removal(&change.actor, 0).await?;
             }
             kernel.admit_removal(&change.actor, change.expected_version).await?;
-            if let Some(group) = this.host.catalog.group_of_kernel(kernel.id).await? {
-                return Err(Error::conflict(format!("kernel {} is a member of group {group}", kernel.spec().name))
-                    .reason("group")
-                    .hint(format!("`ryokan group rm {group} MEMBER` takes it out of the group")));
-            }
+            this.refuse_member(&kernel).await?;
             // Held until the kernel is removed or the removal fails.
             let _removal = kernel.begin_removal(with_threads)?;
             this.remove_all(&kernel, change).await
         });
         removing.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// Refuses what would take a kernel from its group.
+    ///
+    /// # Errors
+    /// `conflict` (`group`).
+    pub(crate) async fn refuse_member(&self, kernel: &Kernel) -> Result<()> {
+        let Some(group) = self.host.catalog.group_of_kernel(kernel.id).await? else { return Ok(()) };
+        Err(Error::conflict(format!("kernel {} is a member of group {group}", kernel.spec().name))
+            .reason("group")
+            .hint(format!("`ryokan group rm {group} MEMBER` takes it out of the group")))
     }
 
     /// Removes an ephemeral kernel after its connection has ended.

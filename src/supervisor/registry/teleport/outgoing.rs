@@ -99,6 +99,7 @@ pub async fn teleport(
     let cancel = CancellationToken::new();
     let _guard = cancel.clone().drop_guard();
     check(kernel, actor).await?;
+    supervisor.refuse_member(kernel).await?;
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::HandoverOut)?);
     let epoch = next_epoch(kernel.epoch)?;
     let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec().name.to_string(), epoch };
