@@ -1,6 +1,7 @@
 //! Freezes and restores of a group of two kernels, a git repository and a PostgreSQL database, beside `pg_dump`,
 //! `git bundle` and `tar` by hand. On Btrfs also with the whole server, by snapshots.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -20,25 +21,33 @@ const FILES_MB: usize = 20;
 const KERNELS: [&str; 2] = ["one", "two"];
 
 pub fn freeze(world: &World, report: &mut Report) -> anyhow::Result<()> {
-    let megabytes = world.size.map_or_else(|| world.times(100, 10), |bytes| (bytes / 1_000_000) as usize).max(1);
+    let most = world.size.map_or_else(|| world.times(100, 10), |bytes| (bytes / 1_000_000) as usize).max(1);
     let base = std::env::var_os("RYOKAN_BENCH_DIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
     let dir = tempfile::Builder::new().prefix("rf").tempdir_in(base)?;
     // The server's user passes through.
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let kind = text(Command::new("stat").args(["-f", "-c", "%T"]).arg(dir.path()))?;
-    measure(world, report, (kind.trim(), Method::Dump), dir.path(), megabytes)?;
+    measure(world, report, (kind.trim(), Method::Dump), dir.path(), most)?;
     // Databases, dumps, kernels, and both ways to keep them.
-    let bytes = (megabytes as u64 * 12 + 4000) * 1_000_000;
-    match Loop::mount(dir.path(), "btrfs", &["mkfs.btrfs", "-q"], bytes) {
-        Ok(mounted) => {
-            measure(world, report, ("Btrfs", Method::Dump), &mounted.at, megabytes)?;
-            measure(world, report, ("Btrfs", Method::Snapshot), &mounted.at, megabytes)
-        }
+    let bytes = (most as u64 * 14 + 4000) * 1_000_000;
+    let mounted = match Loop::mount(dir.path(), "btrfs", &["mkfs.btrfs", "-q"], bytes) {
+        Ok(mounted) => mounted,
         Err(error) => {
             report.failed(&format!("without Btrfs: {error:#}"));
-            Ok(())
+            return Ok(());
         }
-    }
+    };
+    measure(world, report, ("Btrfs", Method::Dump), &mounted.at, most)?;
+    let few = (most / 10).max(1);
+    let small = measure(world, report, ("Btrfs", Method::Snapshot), &mounted.at, few)?;
+    let large = measure(world, report, ("Btrfs", Method::Snapshot), &mounted.at, most)?;
+    report.figure(
+        &format!("Btrfs, snapshot: pause with {most} MB ÷ with {few} MB"),
+        large.p50() / small.p50(),
+        "×",
+        Some(Target::AtMost(1.5)),
+    );
+    Ok(())
 }
 
 /// How PostgreSQL is captured.
@@ -56,7 +65,7 @@ fn measure(
     (kind, method): (&str, Method),
     base: &Path,
     megabytes: usize,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Samples> {
     let estate = Estate::make(world, base, megabytes, method)?;
     let by = if method == Method::Dump { "dump" } else { "snapshot" };
     let at = |what: &str| format!("{kind}, {by}, {megabytes} MB in PostgreSQL: {what}");
@@ -66,9 +75,13 @@ fn measure(
     let (mut pause, mut admission, mut total) = (Samples::default(), Samples::default(), Samples::default());
     let (mut hand, mut hand_back, mut back) = (Samples::default(), Samples::default(), Samples::default());
     let rounds = world.times(5, 2);
+    let mut members: BTreeMap<String, Samples> = BTreeMap::new();
     for round in 0..rounds {
         estate.change(round)?;
         let cost = estate.freeze(&format!("round {round}"))?;
+        for member in &cost.members {
+            members.entry(member.name.clone()).or_default().add_ms(member.pause_us as f64 / 1000.0);
+        }
         pause.add_ms(cost.pause_us as f64 / 1000.0);
         admission.add_ms(cost.admission_us as f64 / 1000.0);
         total.add_ms(cost.total_us as f64 / 1000.0);
@@ -86,13 +99,16 @@ fn measure(
         Method::Snapshot => (150.0, Some(Target::AtMost(2000.0))),
     };
     report.times(&at("pause of a freeze"), &pause, Some(Target::AtMost(most_pause)));
+    for (name, spent) in &members {
+        report.times(&format!("  of it in member {name}"), spent, None);
+    }
     report.times(&at("until kernels execute again"), &admission, None);
     report.times(&at("total of a freeze"), &total, None);
     report.times(&at("by hand, with everything stopped"), &hand, None);
     report.figure(&at("bytes stored by a freeze after a small change"), grown / 1e6, "MB", None);
     report.times(&at("restore until the database answers"), &back, most_restore);
     report.times(&at("the same by hand"), &hand_back, None);
-    Ok(())
+    Ok(pause)
 }
 
 /// The group, with what belongs to it. Fields are dropped in this order.

@@ -1,4 +1,5 @@
-//! Kernels in virtual machines: cold boot, restore from a template, warm machine, suspension, forks, idle memory.
+//! Kernels in virtual machines: cold boot, restore from a template, warm machine, suspension, forks, checkpoints, idle
+//! memory.
 //!
 //! Every time begins with the request for a kernel. Where QEMU or an image is missing, the report says so.
 
@@ -7,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::ErrorCode;
 use ryokan::core::fork::{ForkWay, Forking};
@@ -27,6 +29,11 @@ const REST: Duration = Duration::from_millis(20);
 const MEMORY: u64 = 256 << 20;
 /// Warm machines.
 const WARM: u32 = 2;
+/// Machines that are restored at the same time.
+const AT_ONCE: usize = 8;
+/// Files of a guest, and those among them that change between two checkpoints.
+const FILES: usize = 10_000;
+const TOUCHED: usize = 10;
 const CODE: &str = "print('hi')";
 
 /// Builds an image with the measured daemon's worker. The error is for the report.
@@ -63,10 +70,14 @@ fn daemon(world: &World, images: &Path, config: &str) -> anyhow::Result<Daemon> 
 }
 
 async fn create(host: &HostClient, name: &str) -> ryokan::core::error::Result<KernelClient> {
+    create_with(host, name, MEMORY).await
+}
+
+async fn create_with(host: &HostClient, name: &str, memory: u64) -> ryokan::core::error::Result<KernelClient> {
     let name = name.parse::<KernelName>().map_err(|error| ryokan::core::error::Error::internal(error.to_string()))?;
     let mut spec = SpecRequest::new(name);
     (spec.engine, spec.isolation) = (Some(EngineName::Python), Some(Isolation::Microvm));
-    spec.memory_bytes = Some(MEMORY);
+    spec.memory_bytes = Some(memory);
     Ok(host.create_kernel(&spec, "").await?.0)
 }
 
@@ -125,7 +136,7 @@ pub fn microvm(world: &World, report: &mut Report) -> anyhow::Result<()> {
 
 /// Cold boots, each with a daemon of its own, and restores. `None` if this host cannot run machines.
 fn without_pool(world: &World, report: &mut Report, images: &Path) -> anyhow::Result<Option<Samples>> {
-    let [mut cold, mut built, mut ready, mut restored]: [Samples; 4] = Default::default();
+    let [mut cold, mut built, mut ready, mut restored, mut at_once]: [Samples; 5] = Default::default();
     let rounds = world.times(5, 2);
     for round in 0..rounds {
         let daemon = daemon(world, images, "[pool]\npool_size = 0\n")?;
@@ -137,7 +148,10 @@ fn without_pool(world: &World, report: &mut Report, images: &Path) -> anyhow::Re
             }
             cold.add(first_result(&host, "cold").await?.1);
             built.add(template_built(&daemon).await?);
-            let restores = if round + 1 < rounds { 0 } else { world.times(20, 5) };
+            if round + 1 < rounds {
+                return Ok(None);
+            }
+            let restores = world.times(20, 5);
             for n in 0..=restores {
                 go_on()?;
                 tokio::time::sleep(REST).await;
@@ -153,6 +167,10 @@ fn without_pool(world: &World, report: &mut Report, images: &Path) -> anyhow::Re
                 }
                 kernel.remove(0).await?;
             }
+            let begun = Instant::now();
+            let names: Vec<String> = (0..AT_ONCE).map(|n| format!("at-once-{n}")).collect();
+            futures::future::try_join_all(names.iter().map(|name| first_result(&host, name))).await?;
+            at_once.add(begun.elapsed());
             Ok(None)
         })?;
         if let Some(why) = ran {
@@ -166,6 +184,7 @@ fn without_pool(world: &World, report: &mut Report, images: &Path) -> anyhow::Re
     report.note("boot, warm-up, save, digests, test start; beside an idle kernel");
     report.times("python: restore from a template, create and ready", &ready, None);
     report.times("python: restore from a template, create and first result", &restored, None);
+    report.times(&format!("python: {AT_ONCE} restores at once, to the last result"), &at_once, None);
     Ok(Some(cold))
 }
 
@@ -195,16 +214,67 @@ fn with_pool(world: &World, report: &mut Report, images: &Path, cold: &Samples) 
         filled(&host).await?;
         let private = private_memory(&daemon);
         forks(world, &host, report).await?;
+        for memory in [MEMORY, 8 * MEMORY] {
+            released(world, &host, memory, report).await?;
+        }
+        checkpoints(world, &host, report).await?;
         Ok(private)
     })?;
     report.times("python: warm machine, create and first result", &warm, Some(Target::AtMost(15.0)));
     report.figure("  cold boot ÷ warm machine", cold.p50() / warm.p50(), "×", Some(Target::AtLeast(150.0)));
-    report.times("python: suspend", &suspended, None);
-    report.note("state saved, processes and machine stopped");
-    report.times("python: resume and next result", &resumed, None);
+    report.times("python: suspend in memory", &suspended, None);
+    report.note("state saved, processes and machine stopped; the machine keeps its memory");
+    report.times("python: resume from memory and next result", &resumed, None);
     report.figure("private memory of an idle warm machine", private, "MiB", Some(Target::AtMost(30.0)));
     report.note(format!("mean of {WARM}; {} MiB of guest memory and more, shared with the template", MEMORY >> 20));
     Ok(())
+}
+
+/// Suspension to the disk: the machine ends, and its memory returns from a file.
+async fn released(world: &World, host: &HostClient, memory: u64, report: &mut Report) -> anyhow::Result<()> {
+    let kernel = create_with(host, "released", memory).await?;
+    run(&kernel, CODE).await?;
+    let [mut suspended, mut resumed]: [Samples; 2] = Default::default();
+    for _ in 0..world.times(8, 2) {
+        go_on()?;
+        tokio::time::sleep(REST).await;
+        let begun = Instant::now();
+        kernel.suspend(false, true).await?;
+        suspended.add(begun.elapsed());
+        let begun = Instant::now();
+        run(&kernel, CODE).await?;
+        resumed.add(begun.elapsed());
+    }
+    let at = format!("python, {} MiB", memory >> 20);
+    report.times(&format!("{at}: suspend with the memory released"), &suspended, Some(Target::AtMost(30.0)));
+    report.times("  resume and next result", &resumed, Some(Target::AtMost(120.0)));
+    kernel.remove(0).await?;
+    Ok(())
+}
+
+/// Checkpoints of a guest with many files.
+async fn checkpoints(world: &World, host: &HostClient, report: &mut Report) -> anyhow::Result<()> {
+    let kernel = create(host, "files").await?;
+    run(&kernel, &format!("for n in range({FILES}): open(f'f{{n}}', 'w').write(str(n) * 100)")).await?;
+    let begun = Instant::now();
+    kernel.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, "")).await?;
+    report.figure(&format!("first checkpoint of {FILES} guest files"), ms(begun.elapsed()), "ms", None);
+    let mut touched = Samples::default();
+    for round in 0..world.times(8, 2) {
+        go_on()?;
+        run(&kernel, &format!("for n in range({TOUCHED}): open(f'f{{n}}', 'w').write('{round}' * 100)")).await?;
+        tokio::time::sleep(REST).await;
+        let begun = Instant::now();
+        kernel.checkpoint(&CheckpointRequest::new(CheckpointType::Manual, "")).await?;
+        touched.add(begun.elapsed());
+    }
+    report.times(&format!("  the next with {TOUCHED} touched"), &touched, Some(Target::AtMost(300.0)));
+    kernel.remove(0).await?;
+    Ok(())
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
 }
 
 /// Forks of a running machine with its memory. Each round ends the copies.

@@ -174,14 +174,14 @@ fn daemon_kill_during_archive() {
         host.env(fault::VARIABLE, &format!("{point}=kill"));
         host.spawn();
         super::until_served(&host);
-        let _ = run_local(async {
+        let answered = run_local(async {
             let client = HostClient::connect(&host.socket(), "test").await?;
             let k = client.open_kernel("k").await?.0;
             k.archive(0).await?;
             k.unarchive(0).await
         })
         .unwrap();
-        if host.ends_soon() {
+        if !Host::is_alive(host.pid() as u32) || (answered.is_err() && host.ends_soon()) {
             killed.push(label.name);
         }
         host.kill();
