@@ -225,7 +225,12 @@ fn server_is_restored_as_one() {
         refused(&shop, &["freeze", "plant"], "main");
         shop.host.ok(&RESTORE);
         assert_eq!(cluster.state(), frozen);
-        shop.host.ok(&UNDO);
+        let at_rest = || {
+            let undone = shop.host.cli(&UNDO);
+            let said = String::from_utf8_lossy(&undone.stderr).into_owned();
+            assert!(undone.status.success() && said.contains("its server is stopped"), "{said}");
+        };
+        at_rest();
         assert!(!cluster.data().exists());
         fs::rename(cluster.place.join("away"), cluster.data()).unwrap();
         cluster.control_as_user("start");
@@ -237,7 +242,7 @@ fn server_is_restored_as_one() {
         fs::write(&control, "damaged").unwrap();
         shop.host.ok(&RESTORE);
         assert_eq!(cluster.state(), frozen);
-        shop.host.ok(&UNDO);
+        at_rest();
         assert_eq!(fs::read_to_string(&control).unwrap(), "damaged");
         fs::write(&control, whole).unwrap();
         shop.host.ok(&["gc"]);

@@ -511,6 +511,14 @@ impl Live {
         }
     }
 
+    /// Why a resumed data source does not serve.
+    pub fn at_rest(&self) -> Option<String> {
+        match &self.kind {
+            LiveKind::Data(source) => source.at_rest(),
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => None,
+        }
+    }
+
     /// Where the content that another program wrote during the restore was kept.
     pub fn kept(&self) -> Option<&std::path::Path> {
         match &self.kind {

@@ -252,6 +252,8 @@ impl<'a> Run<'a> {
                         self.live[n].name, error.message
                     ));
                 }
+                let at_rest = self.live[n].at_rest();
+                self.notes.extend(at_rest.map(|why| format!("member {}: {why}", self.live[n].name)));
                 done(resumed)
             }
         };

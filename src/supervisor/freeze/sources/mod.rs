@@ -118,6 +118,11 @@ pub(super) trait DataSource {
     /// Removes inactive copies.
     async fn discard(&mut self);
 
+    /// Why the source does not serve although the operation has ended.
+    fn at_rest(&self) -> Option<String> {
+        None
+    }
+
     /// Where the content that another program wrote during a restore was kept.
     fn kept(&self) -> Option<&Path> {
         None

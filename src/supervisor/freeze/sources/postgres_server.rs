@@ -63,6 +63,8 @@ pub(super) struct ServerSource {
     /// The stored copy.
     donor: Option<Donor>,
     is_switched: bool,
+    /// Why it was not started again.
+    at_rest: Option<String>,
     kept: Option<PathBuf>,
 }
 
@@ -105,6 +107,7 @@ impl ServerSource {
             any: false,
             donor: None,
             is_switched: false,
+            at_rest: None,
             kept: None,
         })
     }
@@ -371,6 +374,12 @@ impl DataSource for ServerSource {
             fault::point("source.server.start").map_err(injected)?;
             if self.places.may_start()? {
                 self.start().await?;
+            } else {
+                let data = self.places.data.display();
+                self.at_rest = Some(match self.places.is_there()? {
+                    true => format!("its server is stopped: no server started in {data} as it was captured"),
+                    false => format!("its server is stopped: {data} did not exist when it was captured"),
+                });
             }
             self.on(|places| places.clear_stopped()).await?;
         }
@@ -509,6 +518,10 @@ impl DataSource for ServerSource {
 
     async fn discard(&mut self) {
         self.clear().await;
+    }
+
+    fn at_rest(&self) -> Option<String> {
+        self.at_rest.clone()
     }
 
     fn kept(&self) -> Option<&Path> {
