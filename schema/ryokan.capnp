@@ -442,6 +442,29 @@ interface Files {
   rename @6 (from :Data, to :Data, replace :Bool = false, expectedVersion :UInt64 = 0) -> ();
   remove @7 (path :Data, recursive :Bool = false, expectedVersion :UInt64 = 0) -> ();
   setAttributes @8 (path :Data, attributes :FileAttributes, expectedVersion :UInt64 = 0) -> ();
+  watch @9 (path :Data, recursive :Bool, sink :FileEventSink) -> ();
+  # Reports what happens in a directory, and below it if `recursive`, until the call is dropped or
+  # the directory is removed or replaced, as by a restore. `ready` comes first: nothing is missed
+  # after it. An event may come twice. Refused with `unsupported` for a virtual machine, and with
+  # reason `watch_size` for more directories than one call watches.
+}
+
+interface FileEventSink { next @0 (event :FileEvent) -> stream; }
+
+struct FileEvent {
+  kind @0 :FileEventKind;
+  path @1 :Data;              # relative to the watched directory; empty: that itself
+}
+
+enum FileEventKind {
+  ready @0;
+  created @1;                 # or moved here
+  written @2;
+  closed @3;                  # after it was open for writing
+  changed @4;                 # mode, owner or times
+  removed @5;                 # or moved away
+  overflow @6;                # events are missing: list the directory again
+  ended @7;                   # the last event
 }
 
 interface FileReader {

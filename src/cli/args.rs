@@ -41,6 +41,7 @@ use super::update::UpdateArgs;
 use super::upkeep::{AuditArgs, GcArgs, RetentionArgs, VerifyArgs};
 use super::usage::UsageArgs;
 use super::vars::VarsArgs;
+use super::watch::WatchArgs;
 use super::workflow::WorkArgs;
 
 /// Git for running computers: durable, sandboxed sessions that execute code.
@@ -160,6 +161,8 @@ pub enum Command {
     Jupyter(JupyterArgs),
     /// Store and read a kernel's blobs
     Blob(BlobArgs),
+    /// Print what happens to the files of a directory
+    Watch(WatchArgs),
     /// Take a checkpoint of a kernel
     Checkpoint(CheckpointArgs),
     /// List a kernel's checkpoints, or a group's freezes, newest first
@@ -260,7 +263,10 @@ const GROUPS: &[(&str, &[&str])] = &[
             "rm",
         ],
     ),
-    ("Contents of a kernel", &["vars", "cp", "edit", "mount", "unmount", "mounts", "tools", "mcp", "jupyter", "blob"]),
+    (
+        "Contents of a kernel",
+        &["vars", "cp", "edit", "watch", "mount", "unmount", "mounts", "tools", "mcp", "jupyter", "blob"],
+    ),
     ("Checkpoints", &["checkpoint", "log", "diff", "restore", "undo", "fork", "take", "retention"]),
     ("Groups", &["group", "freeze", "lock"]),
     ("Archives and transfer", &["archive", "unarchive", "export", "import", "teleport", "pipe"]),

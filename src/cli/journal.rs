@@ -211,7 +211,10 @@ fn print_event(context: &Context, event: &Event) -> Result<(), Failure> {
 }
 
 /// Follows until a signal; Ctrl-C is success.
-async fn until_signal(signals: &mut Signals, follow: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+pub(super) async fn until_signal(
+    signals: &mut Signals,
+    follow: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
     tokio::select! {
         followed = follow => followed,
         ended = signals.any() => match ended {

@@ -58,6 +58,7 @@ mod upkeep;
 mod usage;
 mod vars;
 mod waiting;
+mod watch;
 mod workflow;
 
 use std::io::Write;
@@ -173,6 +174,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Undo(args) => checkpoints::undo(context, &args.name).await,
         Command::Fork(args) => forks::fork(context, args).await,
         Command::Take(args) => take::take(context, args).await,
+        Command::Watch(args) => watch::watch(context, args).await,
         Command::Retention(args) => upkeep::retention(context, args).await,
         Command::Export(args) => portable::export(context, args).await,
         Command::Import(args) => portable::import(context, args).await,

@@ -111,6 +111,52 @@ pub struct FileInfo {
     pub target: Vec<u8>,
 }
 
+/// What happened to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileEventKind {
+    /// From here on everything is reported.
+    Ready,
+    /// It was created, or moved here.
+    Created,
+    /// Its content changed.
+    Written,
+    /// It was closed after it was open for writing.
+    Closed,
+    /// Its mode, owner or times changed.
+    Changed,
+    /// It was removed, or moved away.
+    Removed,
+    /// Events are missing.
+    Overflow,
+    /// The watched directory was removed or replaced. Nothing follows.
+    Ended,
+}
+
+impl FileEventKind {
+    /// The kind in one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FileEventKind::Ready => "ready",
+            FileEventKind::Created => "created",
+            FileEventKind::Written => "written",
+            FileEventKind::Closed => "closed",
+            FileEventKind::Changed => "changed",
+            FileEventKind::Removed => "removed",
+            FileEventKind::Overflow => "overflow",
+            FileEventKind::Ended => "ended",
+        }
+    }
+}
+
+/// An event of a watched directory.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FileEvent {
+    /// What happened.
+    pub kind: FileEventKind,
+    /// The file, relative to the directory; empty: the directory itself.
+    pub path: Vec<u8>,
+}
+
 /// Attributes to set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FileAttributes {

@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use crate::core::error::Result;
-use crate::core::files::{FileChange, FileInfo, FilePath, Placement};
+use crate::core::files::{FileChange, FileEvent, FileInfo, FilePath, Placement};
 
 /// The files of one kernel. Errors are those of [`FileError`](crate::core::files::FileError), or of the way to the files.
 #[async_trait::async_trait(?Send)]
@@ -18,6 +18,9 @@ pub trait FileAccess {
 
     /// Opens a regular file.
     async fn open(&self, path: FilePath) -> Result<(Rc<dyn OpenFile>, FileInfo)>;
+
+    /// Watches a directory, and with `is_recursive` those below it.
+    async fn watch(&self, path: FilePath, is_recursive: bool) -> Result<Box<dyn FileWatch>>;
 
     /// Begins a file of at most `most_bytes`. It appears with [`PendingFile::place`]; dropped before, it leaves nothing.
     async fn begin_write(&self, most_bytes: u64) -> Result<Box<dyn PendingFile>>;
@@ -34,6 +37,13 @@ pub trait FileAccess {
 pub trait FileListing {
     /// The next entries, a bounded number; none at the end.
     async fn next_page(&mut self) -> Result<Vec<FileInfo>>;
+}
+
+/// A watched directory.
+#[async_trait::async_trait(?Send)]
+pub trait FileWatch {
+    /// Waits for events, and returns a bounded number of them. After `ended` there are none.
+    async fn next(&mut self) -> Result<Vec<FileEvent>>;
 }
 
 /// An open file.

@@ -36,7 +36,7 @@ use crate::workspace::{Workspace, WorkspacePaths};
 
 pub use microvm::{MachineCopy, MachineFiles, SavedMachine};
 
-pub use files::{FileAccess, FileListing, OpenFile, PendingFile};
+pub use files::{FileAccess, FileListing, FileWatch, OpenFile, PendingFile};
 
 /// The properties that a warm worker must share with a kernel. Equal shapes share warm workers.
 #[derive(Debug, Clone, PartialEq, Eq)]

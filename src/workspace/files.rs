@@ -29,7 +29,7 @@ const BENEATH: ResolveFlag =
     ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_MAGICLINKS).union(ResolveFlag::RESOLVE_NO_XDEV);
 
 /// The permission to read.
-const READ: u32 = 4;
+pub(super) const READ: u32 = 4;
 
 /// The files of a workspace on this host. All calls block.
 #[derive(Debug, Clone)]

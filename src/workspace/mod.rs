@@ -18,7 +18,7 @@
 //!   ├ encode         builds a tree from the index: only what changed
 //!   └ restore        applies the differences from a tree       stage: files prepared in private
 //!  branch    a new workspace from a live one: a snapshot, or a checkout that takes files from there
-//!  files     what clients read of it and change in it, by path
+//!  files     what clients read of it and change in it, by path       watch: events of its directories
 //!  prepared  a copy made ahead for the next branch
 //!  checkout  a tree into a new folder, by several threads
 //!  tree      entries, format, diff, needs, reach: no file system
@@ -53,6 +53,7 @@ mod scan;
 mod stage;
 mod tracker;
 pub mod tree;
+mod watch;
 
 pub use access::Workspace;
 pub use branch::{Branched, Donor, Snapshot, branch};
@@ -76,6 +77,7 @@ pub use tree::needs::needs;
 pub use tree::reach::{Seen, reach};
 pub use tree::repositories::{Barren, revisions};
 pub use tree::size::{Size, Sizes};
+pub use watch::Watch;
 
 pub use crate::core::durability::Durability;
 

@@ -3,6 +3,7 @@
 mod access;
 mod copy;
 mod hostile;
+mod watch;
 
 use ryokan::core::error::Error;
 use ryokan::rpc::client::{FilesClient, HostClient, KernelClient};

@@ -55,6 +55,23 @@ fn shell_on_terminal_has_job_control() {
 }
 
 #[test]
+fn full_screen_programs_work() {
+    each_user(|host| {
+        host.ok(&["new", "k", "--engine", "bash"]);
+        let mut top = Terminal::start(&host, &["spawn", "k", "-t", "--", "top", "-d", "0.3"]);
+        top.wait_for_raw("load average");
+        top.press("q");
+        top.ended_with(0);
+        let mut vi = Terminal::start(&host, &["spawn", "k", "-t", "--", "vi", "-u", "NONE", "-i", "NONE", "note"]);
+        vi.wait_for_raw("note");
+        vi.press("ihello\x1b:wq\r");
+        vi.ended_with(0);
+        assert!(is_usual(&vi));
+        assert_eq!(host.ok(&["cp", "k:note", "-"]), "hello\n");
+    });
+}
+
+#[test]
 fn terminal_is_restored_after_every_end() {
     each_user(|mut host| {
         host.ok(&["new", "k", "--engine", "bash"]);

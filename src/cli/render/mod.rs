@@ -28,7 +28,7 @@ pub use images::images;
 pub use journal::{event, journal_entry};
 pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};
 pub use lists::{abilities, mcp_servers, mounts, processes, tools, vars};
-pub use patch::patch;
+pub use patch::{patch, shown as shown_bytes};
 pub use pool::pools;
 pub use signature::{known_keys, signed_unit, signer};
 pub use table::Table;

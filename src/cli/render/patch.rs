@@ -5,7 +5,7 @@ use crate::cli::paint::Paint;
 use crate::core::diff::{Deed, Patch};
 
 /// Bytes as one line of text: invalid UTF-8 as `\xNN`, control characters as escapes.
-fn shown(bytes: &[u8]) -> String {
+pub fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         text.push_str(&plain(chunk.valid()).replace('\n', "\\n"));

@@ -147,6 +147,8 @@ fn second_failure_is_recovered() {
                             assert_eq!(world.members, [At::Before; MEMBERS], "{taken:?}");
                             continue;
                         };
+                        // The recovery holds anew what it needs.
+                        world.suspended = [false; ALL];
                         assert!(!taken.contains(&Action::Clear) || world.members == [At::Before; MEMBERS], "{taken:?}");
                         let (_, outcome) = run(&mut Restore::recovery(MEMBERS, reached), &mut world, &[]);
                         assert!(matches!(outcome, Outcome::AsBefore { .. }));

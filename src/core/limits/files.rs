@@ -14,6 +14,14 @@ pub const LINK_TARGET_BYTES: usize = 4095;
 pub const FILE_RESOLVE_ATTEMPTS: usize = 64;
 /// Entries of a directory that are read ahead for a listing.
 pub const FILE_LIST_PAGE: usize = 256;
+/// Directories that one call watches.
+pub const WATCHED_DIRECTORIES: usize = 4096;
+/// Events that are reported together; the rest of a burst is reported as an overflow.
+pub const FILE_EVENT_BATCH: usize = 1024;
+/// Pause after reported events, in which equal ones are merged.
+pub const FILE_EVENT_PAUSE: Duration = Duration::from_millis(20);
+/// How often a watched directory is compared with what its path leads to.
+pub const FILE_WATCH_CHECK: Duration = Duration::from_secs(1);
 /// Nesting of directories in a copy.
 pub const COPY_DEPTH: usize = 1024;
 /// Bytes of a file that `ryokan edit` opens.

@@ -11,7 +11,7 @@ use super::DISK;
 use super::machine::Machines;
 use crate::core::error::{Error, Result};
 use crate::core::files::{FileChange, FileInfo, FilePath};
-use crate::isolation::{FileAccess, FileListing, OpenFile, PendingFile};
+use crate::isolation::{FileAccess, FileListing, FileWatch, OpenFile, PendingFile};
 
 pub(super) struct MirroredFiles {
     pub mirror: Rc<dyn FileAccess>,
@@ -68,6 +68,12 @@ impl FileAccess for MirroredFiles {
     async fn open(&self, path: FilePath) -> Result<(Rc<dyn OpenFile>, FileInfo)> {
         self.pull().await?;
         self.mirror.open(path).await
+    }
+
+    async fn watch(&self, _path: FilePath, _is_recursive: bool) -> Result<Box<dyn FileWatch>> {
+        Err(Error::unsupported("the files of a virtual machine cannot be watched from outside")
+            .reason("microvm")
+            .hint("watch them by code inside"))
     }
 
     async fn begin_write(&self, most_bytes: u64) -> Result<Box<dyn PendingFile>> {

@@ -4,10 +4,15 @@ use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
 use crate::core::error::{Error, Result};
-use crate::core::files::{FileChange, FileInfo, FilePath, Placement};
-use crate::isolation::{FileAccess, FileListing, OpenFile, PendingFile};
-use crate::workspace::{Listing, LocalFiles, NewFile};
+use crate::core::files::{FileChange, FileEvent, FileInfo, FilePath, Placement};
+use crate::core::limits;
+use crate::isolation::{FileAccess, FileListing, FileWatch, OpenFile, PendingFile};
+use crate::sys::watched::{self, Watched};
+use crate::workspace::{Listing, LocalFiles, NewFile, Watch};
 
 /// The files of a kernel on this host.
 pub(super) struct HostFiles(pub LocalFiles);
@@ -33,6 +38,14 @@ impl FileAccess for HostFiles {
         let files = self.0.clone();
         let (file, info) = blocking(move || files.open(&path)).await?;
         Ok((Rc::new(HostFile(Arc::new(file))), info))
+    }
+
+    async fn watch(&self, path: FilePath, is_recursive: bool) -> Result<Box<dyn FileWatch>> {
+        let files = self.0.clone();
+        let watch = blocking(move || Watch::open(files, path, is_recursive)).await?;
+        let failed = |error: std::io::Error| Error::unavailable(format!("the watch cannot be awaited: {error}"));
+        let ready = watch.readiness().and_then(|fd| watched::watch(fd, Interest::READABLE)).map_err(failed)?;
+        Ok(Box::new(HostWatch { watch: Some(watch), ready }))
     }
 
     async fn begin_write(&self, most_bytes: u64) -> Result<Box<dyn PendingFile>> {
@@ -61,6 +74,30 @@ impl FileListing for HostListing {
         let (listing, page) = blocking(move || listing.next_page().map(|page| (listing, page))).await?;
         self.0 = Some(listing);
         Ok(page)
+    }
+}
+
+struct HostWatch {
+    /// `None` during a call, and after a failed or dropped one.
+    watch: Option<Watch>,
+    ready: AsyncFd<Watched>,
+}
+
+#[async_trait::async_trait(?Send)]
+impl FileWatch for HostWatch {
+    async fn next(&mut self) -> Result<Vec<FileEvent>> {
+        loop {
+            // What the queue does not report is looked for from time to time.
+            if let Ok(Ok(mut ready)) = tokio::time::timeout(limits::FILE_WATCH_CHECK, self.ready.readable()).await {
+                ready.clear_ready();
+            }
+            let Some(mut watch) = self.watch.take() else { return Ok(Vec::new()) };
+            let (watch, events) = blocking(move || watch.take().map(|events| (watch, events))).await?;
+            self.watch = Some(watch);
+            if !events.is_empty() {
+                return Ok(events);
+            }
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::core::checkpoint::Checkpoint;
 use crate::core::diff::{Difference, Patch};
 use crate::core::error::{Error, Result};
 use crate::core::exec::OutputEvent;
-use crate::core::files::FileInfo;
+use crate::core::files::{FileEvent, FileInfo};
 use crate::core::ids::ExecId;
 use crate::core::info::{Event, JournalEntry, KernelInfo};
 use crate::core::limits;
@@ -260,6 +260,16 @@ impl wire::file_info_sink::Server for Inlet<FileInfo> {
     ) -> impl Future<Output = capnp::Result<()>> + 'static {
         let read = params.get().and_then(|p| p.get_info());
         self.put(read.map_err(malformed).and_then(files::read_file_info))
+    }
+}
+
+impl wire::file_event_sink::Server for Inlet<FileEvent> {
+    fn next(
+        self: Rc<Self>,
+        params: wire::file_event_sink::NextParams,
+    ) -> impl Future<Output = capnp::Result<()>> + 'static {
+        let read = params.get().and_then(|p| p.get_event());
+        self.put(read.map_err(malformed).and_then(files::read_file_event))
     }
 }
 

@@ -6,7 +6,7 @@ use super::connection::{Link, answer, fields};
 use super::feed::feed;
 use super::kernel::KernelClient;
 use crate::core::error::Result;
-use crate::core::files::{FileAttributes, FileInfo};
+use crate::core::files::{FileAttributes, FileEvent, FileInfo};
 use crate::core::limits;
 use crate::rpc::convert::files::{read_file_info, write_attributes};
 use crate::rpc::convert::read_data;
@@ -61,6 +61,26 @@ impl FilesClient {
         entries.pump(&self.link, async { self.link.wait(call).await.map(drop) }, take).await?;
         found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)
+    }
+
+    /// Watches a directory, with `recursive` also those below it. Each event goes to `take`. Returns after
+    /// [`FileEventKind::Ended`](crate::core::files::FileEventKind::Ended); dropping the call ends the watch.
+    ///
+    /// # Errors
+    /// The daemon's errors, and those of `take`.
+    pub async fn watch(
+        &self,
+        path: &[u8],
+        recursive: bool,
+        take: impl AsyncFnMut(FileEvent) -> Result<()>,
+    ) -> Result<()> {
+        let (inlet, events) = feed::<FileEvent>();
+        let mut request = self.cap.watch_request();
+        request.get().set_path(path);
+        request.get().set_recursive(recursive);
+        request.get().set_sink(capnp_rpc::new_client(inlet));
+        let call = request.send().promise;
+        events.pump(&self.link, async { self.link.wait(call).await.map(drop) }, take).await
     }
 
     /// Opens a file for reading.

@@ -2,7 +2,7 @@
 
 use super::text::{read_data, unknown};
 use crate::core::error::{Error, Result};
-use crate::core::files::{FileAttributes, FileInfo, FileKind, FilePath};
+use crate::core::files::{FileAttributes, FileEvent, FileEventKind, FileInfo, FileKind, FilePath};
 use crate::core::limits;
 use crate::rpc::schema::ryokan_capnp as wire;
 
@@ -75,4 +75,37 @@ pub fn write_file_info(mut builder: wire::file_info::Builder<'_>, info: &FileInf
     builder.set_mode(info.mode);
     builder.set_modified_ns(info.modified_ns);
     builder.set_target(&info.target);
+}
+
+/// Reads an event of a watched directory.
+///
+/// # Errors
+/// `invalidArgument`.
+pub fn read_file_event(reader: wire::file_event::Reader<'_>) -> Result<FileEvent> {
+    let kind = match reader.get_kind().map_err(|number| unknown("kind of an event", number))? {
+        wire::FileEventKind::Ready => FileEventKind::Ready,
+        wire::FileEventKind::Created => FileEventKind::Created,
+        wire::FileEventKind::Written => FileEventKind::Written,
+        wire::FileEventKind::Closed => FileEventKind::Closed,
+        wire::FileEventKind::Changed => FileEventKind::Changed,
+        wire::FileEventKind::Removed => FileEventKind::Removed,
+        wire::FileEventKind::Overflow => FileEventKind::Overflow,
+        wire::FileEventKind::Ended => FileEventKind::Ended,
+    };
+    Ok(FileEvent { kind, path: read_data(reader.get_path(), "path", limits::FILE_PATH_BYTES)? })
+}
+
+/// Writes an event of a watched directory.
+pub fn write_file_event(mut builder: wire::file_event::Builder<'_>, event: &FileEvent) {
+    builder.set_kind(match event.kind {
+        FileEventKind::Ready => wire::FileEventKind::Ready,
+        FileEventKind::Created => wire::FileEventKind::Created,
+        FileEventKind::Written => wire::FileEventKind::Written,
+        FileEventKind::Closed => wire::FileEventKind::Closed,
+        FileEventKind::Changed => wire::FileEventKind::Changed,
+        FileEventKind::Removed => wire::FileEventKind::Removed,
+        FileEventKind::Overflow => wire::FileEventKind::Overflow,
+        FileEventKind::Ended => wire::FileEventKind::Ended,
+    });
+    builder.set_path(&event.path);
 }

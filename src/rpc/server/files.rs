@@ -7,10 +7,10 @@ use tokio::sync::Mutex;
 
 use super::kernel::KernelServer;
 use crate::core::error::Result;
-use crate::core::files::{FileChange, Placement};
+use crate::core::files::{FileChange, FileEvent, FileEventKind, Placement};
 use crate::core::limits;
 use crate::core::rights::Right;
-use crate::rpc::convert::files::{read_attributes, read_path, write_file_info};
+use crate::rpc::convert::files::{read_attributes, read_path, write_file_event, write_file_info};
 use crate::rpc::convert::{read_data, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{file_reader, file_writer, files};
 use crate::supervisor::checkpoint::{ClientFile, ClientFiles, ClientWrite};
@@ -83,6 +83,26 @@ impl files::Server for FilesServer {
         results.set_file(new_client(FileReaderServer(file)));
         write_file_info(results.init_info(), &info);
         Ok(())
+    }
+
+    async fn watch(self: Rc<Self>, params: files::WatchParams, _results: files::WatchResults) -> capnp::Result<()> {
+        self.kernel.may(Right::Read)?;
+        let params = params.get()?;
+        let (path, sink) = (read_path(params.get_path()).map_err(to_capnp)?, params.get_sink()?);
+        let mut watched = self.files.watch(path, params.get_recursive()).await.map_err(to_capnp)?;
+        let mut events = vec![FileEvent { kind: FileEventKind::Ready, path: Vec::new() }];
+        loop {
+            for event in &events {
+                let mut request = sink.next_request();
+                write_file_event(request.get().init_event(), event);
+                request.send().await?;
+            }
+            if events.iter().any(|event| event.kind == FileEventKind::Ended) {
+                return Ok(());
+            }
+            tokio::time::sleep(limits::FILE_EVENT_PAUSE).await;
+            events = watched.watch.next().await.map_err(to_capnp)?;
+        }
     }
 
     async fn write(self: Rc<Self>, params: files::WriteParams, results: files::WriteResults) -> capnp::Result<()> {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::files::places;
 use crate::core::error::{Error, Result};
 use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement};
-use crate::isolation::{FileAccess, FileListing, OpenFile, PendingFile};
+use crate::isolation::{FileAccess, FileListing, FileWatch, OpenFile, PendingFile};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
@@ -31,6 +31,13 @@ pub struct ClientFiles {
 pub struct ClientFile {
     /// The file.
     pub file: Rc<dyn OpenFile>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// A watched directory of a kernel.
+pub struct ClientWatch {
+    /// The watch.
+    pub watch: Box<dyn FileWatch>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -105,6 +112,16 @@ impl ClientFiles {
     /// As [`Self::stat`].
     pub async fn list(&self, path: FilePath) -> Result<Box<dyn FileListing>> {
         self.reading(&path).await?.list(path).await
+    }
+
+    /// Watches a directory, and with `is_recursive` those below it.
+    ///
+    /// # Errors
+    /// As [`Self::stat`]; `busy` if too many files are open, `unsupported` for a virtual machine.
+    pub async fn watch(&self, path: FilePath, is_recursive: bool) -> Result<ClientWatch> {
+        let place = self.kernel.file_place()?;
+        let watch = self.reading(&path).await?.watch(path, is_recursive).await?;
+        Ok(ClientWatch { watch, _place: place })
     }
 
     /// Opens a file.
