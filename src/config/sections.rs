@@ -327,11 +327,13 @@ pub struct Microvm {
     /// The path of Firecracker; none: it is searched as a shell would.
     #[serde(with = "optional_path")]
     pub firecracker: Option<PathBuf>,
+    /// Whether an orderly stop of the daemon keeps the memory of idle machines.
+    pub keep_memory: bool,
 }
 
 impl Default for Microvm {
     fn default() -> Self {
-        Self { accelerator: Accelerator::Auto, vmm: WantedVmm::Qemu, firecracker: None }
+        Self { accelerator: Accelerator::Auto, vmm: WantedVmm::Qemu, firecracker: None, keep_memory: true }
     }
 }
 

@@ -89,14 +89,18 @@ fn next_daemon_adopts_suspended_machine() {
         until("the adopted machine's pause", || is_paused(machine));
         assert_eq!(host.run("lab", "print(next(g))"), "1", "{user:?}\n{}", host.log());
         assert_eq!(self::machine(&host), machine, "{user:?}");
-        // The end of the daemon stops a suspended kernel as any other.
-        host.ok(&["suspend", "lab"]);
-        host.signal(Signal::SIGTERM);
-        host.wait();
-        assert!(!Host::is_alive(machine), "{user:?}");
-        host.launch();
-        assert_eq!(state(&host), "stopped");
-        assert_eq!(host.run("lab", "print(saved, open('f').read())"), "42 kept", "{user:?}\n{}", host.log());
+        // An orderly stop keeps the memory of idle machines, suspended or not.
+        for (n, suspended) in [(2, true), (3, false)] {
+            if suspended {
+                host.ok(&["suspend", "lab"]);
+            }
+            host.signal(Signal::SIGTERM);
+            host.wait();
+            until("the end of the machine", || host.machines().is_empty());
+            host.launch();
+            let code = "print(next(g), saved, open('f').read())";
+            assert_eq!(host.run("lab", code), format!("{n} 42 kept"), "{user:?}\n{}", host.log());
+        }
     }
 }
 

@@ -18,3 +18,5 @@ pub const UNUSED_MEMORY_BYTES: u64 = 4 << 20;
 pub const METRICS_CONNECTIONS: usize = 16;
 /// Time in which a reader of metrics must send its request and read the answer.
 pub const METRICS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Machines whose memory is saved at the same time when the daemon stops.
+pub const MEMORIES_SAVED_AT_ONCE: usize = 2;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
+use futures::StreamExt as _;
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
@@ -12,10 +13,11 @@ use crate::catalog::{CatalogHandle, Created, IdempotencyKey, KernelRow, NewAudit
 use crate::config::Config;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId};
+use crate::core::kernel::State;
 use crate::core::kernel::transition::Transitions;
 use crate::core::limits;
 use crate::core::name::KernelName;
-use crate::core::spec::{KernelSpec, Net};
+use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::isolation::Drivers;
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
@@ -403,10 +405,13 @@ impl Supervisor {
 
     /// Shuts down: workers save and end or, with `keep_workers`, are released for the next daemon.
     pub async fn shut_down(&self, keep_workers: bool) {
-        self.host.set_stopping();
-        self.workers.start_queue.close();
         let mode = if keep_workers { StopMode::Release } else { StopMode::Daemon };
         let actor = Actor { uid: nix::unistd::geteuid().as_raw(), client: "ryokand".into(), lease: Vec::new() };
+        if mode == StopMode::Daemon && self.host.config.microvm.keep_memory {
+            self.keep_memory(&actor).await;
+        }
+        self.host.set_stopping();
+        self.workers.start_queue.close();
         let kernels = self.kernels();
         let stops = kernels.iter().map(|kernel| kernel.stop(actor.clone(), mode));
         futures::future::join_all(stops).await;
@@ -414,6 +419,28 @@ impl Supervisor {
         self.host.prepared.discard_all().await;
         self.host.keep_audit_head().await;
         self.host.events.flush().await;
+    }
+}
+
+impl Supervisor {
+    /// Saves the memory of idle virtual machines. What cannot be saved in time is stopped as other kernels are.
+    async fn keep_memory(&self, actor: &Actor) {
+        let until = Instant::now() + self.host.config.daemon.drain / 2;
+        let is_idle = |kernel: &Rc<Kernel>| {
+            let spec = kernel.spec();
+            let is_idle = matches!(kernel.view().state, State::Ready | State::Suspended);
+            spec.isolation == Isolation::Microvm && !spec.ephemeral && is_idle
+        };
+        let save = |kernel: Rc<Kernel>| async move {
+            // Once begun, a suspension is not abandoned.
+            if Instant::now() < until
+                && let Err(error) = checkpoint::suspend(&self.host, &kernel, actor.clone(), false, true).await
+            {
+                tracing::info!(kernel = %kernel.spec().name, %error, "the memory of a machine is not kept");
+            }
+        };
+        let idle = self.kernels().into_iter().filter(is_idle);
+        futures::stream::iter(idle).for_each_concurrent(limits::MEMORIES_SAVED_AT_ONCE, save).await;
     }
 }
 
