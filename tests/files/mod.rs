@@ -1,8 +1,8 @@
 //! A kernel's files from outside: byte-exact, atomic, never out of the workspace.
 
-mod access;
-mod copy;
-mod hostile;
+pub(crate) mod access;
+pub(crate) mod copy;
+pub(crate) mod hostile;
 
 use ryokan::core::error::Error;
 use ryokan::rpc::client::{FilesClient, HostClient, KernelClient};
@@ -22,6 +22,6 @@ async fn bash(client: &HostClient, name: &str) -> (KernelClient, FilesClient) {
     (kernel, files)
 }
 
-fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+pub(crate) fn reason<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     result.expect_err("refused").reason
 }

@@ -5,6 +5,7 @@ mod exits;
 mod lifecycle;
 mod ports;
 mod streams;
+pub(crate) mod table;
 mod terminal;
 
 use ryokan::core::engine::EngineName;
@@ -45,7 +46,7 @@ async fn finish(kernel: &KernelClient, request: &ExecRequest) -> ExecResult {
 }
 
 /// Runs a script to its end and returns its trimmed output.
-async fn says(kernel: &KernelClient, text: &str) -> String {
+pub(crate) async fn says(kernel: &KernelClient, text: &str) -> String {
     let result = finish(kernel, &script(text)).await;
     assert_eq!(result.end.code, 0, "{text:?}: {result:?}");
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
