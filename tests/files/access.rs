@@ -4,15 +4,15 @@ use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::files::{FileAttributes, FileKind};
 use ryokan::core::rights::{Right, Rights};
-use ryokan::rpc::client::{FilesClient, KernelClient};
+use ryokan::rpc::client::FilesClient;
 use ryokan::session::Session as _;
 
-use super::{bash, each_user, reason};
-use crate::processes::says;
+use super::{bash, each_user, reason, shell};
+use crate::processes::Inside;
 use crate::support::{Host, kernel, out, users};
 
 /// Contents of several sizes, whole and in parts, in both directions.
-pub(crate) async fn contents(kernel: &KernelClient, files: &FilesClient) {
+pub(crate) async fn contents(inside: &Inside<'_>, files: &FilesClient) {
     for size in [0, 1 << 10, 5 << 20] {
         let data: Vec<u8> = (0..size).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         let path = format!("/workspace/deep/er/{size}");
@@ -26,19 +26,16 @@ pub(crate) async fn contents(kernel: &KernelClient, files: &FilesClient) {
             assert_eq!(open.range(from, most).await.expect("read"), data[start..end], "{from} {most}");
         }
         assert!(open.range(u64::MAX, 5).await.expect("read").is_empty());
-        assert_eq!(
-            says(kernel, &format!("stat -c %s {path}; [ -O {path} ] && echo own")).await,
-            format!("{size}\nown")
-        );
+        assert_eq!(inside.sh(&format!("stat -c %s {path}; [ -O {path} ] && echo own")).await, format!("{size}\nown"));
     }
-    assert_eq!(says(kernel, "[ -O deep/er ] && touch deep/er/x && rm deep/er/x && echo own").await, "own");
-    says(kernel, "printf 'a\\0b\\377' > made").await;
+    assert_eq!(inside.sh("[ -O deep/er ] && touch deep/er/x && rm deep/er/x && echo own").await, "own");
+    inside.sh("printf 'a\\0b\\377' > made").await;
     assert_eq!(files.read(b"made").await.expect("read"), b"a\0b\xff");
 }
 
 /// Each refusal of what code inside made. A pipe is not in the mirror of a virtual machine.
-pub(crate) async fn refusals(kernel: &KernelClient, files: &FilesClient, pipe: &str) {
-    says(kernel, "mkdir -p d/sub closed; echo x > f; mkfifo p; echo x > secret; chmod 0 secret closed").await;
+pub(crate) async fn refusals(inside: &Inside<'_>, files: &FilesClient, pipe: &str) {
+    inside.sh("mkdir -p d/sub closed; echo x > f; mkfifo p; echo x > secret; chmod 0 secret closed").await;
     assert_eq!(reason(files.read(b"none").await), "not_found");
     assert_eq!(reason(files.read(b"none/x").await), "not_found");
     assert_eq!(reason(files.rename(b"none", b"other", false).await), "not_found");
@@ -63,7 +60,7 @@ pub(crate) async fn refusals(kernel: &KernelClient, files: &FilesClient, pipe: &
     }
     assert_eq!(reason(files.rename(b"f", b"p", false).await), "exists");
     assert_eq!(reason(files.remove(b"d", false).await), "not_empty");
-    assert_eq!(says(kernel, "cat f; ls -A d").await, "x\nsub", "nothing changed");
+    assert_eq!(inside.sh("cat f; ls -A d").await, "x\nsub", "nothing changed");
 }
 
 #[test]
@@ -71,7 +68,7 @@ fn contents_round_trip() {
     each_user(|host| {
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            contents(&kernel, &files).await;
+            contents(&shell(&kernel), &files).await;
         });
     });
 }
@@ -83,7 +80,7 @@ fn every_refusal_has_its_reason() {
         let given = host.given(user).canonicalize().expect("a path");
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            refusals(&kernel, &files, "not_regular").await;
+            refusals(&shell(&kernel), &files, "not_regular").await;
             let source = given.to_str().expect("text");
             kernel.mount("/workspace/m", source, false).await.expect("mounted");
             assert_eq!(reason(files.read(b"m/file").await), "mount");
@@ -127,27 +124,27 @@ fn writes_share_workspace_limit() {
 }
 
 /// Changes of an empty workspace, which is empty again afterwards.
-pub(crate) async fn changes(kernel: &KernelClient, files: &FilesClient) {
+pub(crate) async fn changes(inside: &Inside<'_>, files: &FilesClient) {
     files.write(b"a/f", b"one").await.expect("written");
     let set = FileAttributes { mode: Some(0o4750), modified_ns: Some(1_000_000_000_123_456_789) };
     files.set_attributes(b"a/f", set).await.expect("set");
     files.write(b"a/f", b"two").await.expect("replaced");
     assert_eq!(files.stat(b"a/f", true).await.expect("there").mode, 0o750, "a replaced file keeps its mode");
     files.set_attributes(b"a/f", set).await.expect("set");
-    assert_eq!(says(kernel, "stat -c %a:%.Y a/f").await, "750:1000000000.123456789");
+    assert_eq!(inside.sh("stat -c %a:%.Y a/f").await, "750:1000000000.123456789");
     files.make_link(b"l", b"a/f", FileAttributes::default()).await.expect("made");
     assert_eq!(files.read(b"l").await.expect("read"), b"two");
     assert_eq!(files.stat(b"l", false).await.expect("there").target, b"a/f");
     files.rename(b"a/f", b"g", false).await.expect("renamed");
     files.rename(b"g", b"l", true).await.expect("replaced");
     files.make_dir(b"new", 0o751).await.expect("made");
-    assert_eq!(says(kernel, "stat -c %a:%F new; rmdir new").await, "751:directory");
+    assert_eq!(inside.sh("stat -c %a:%F new; rmdir new").await, "751:directory");
     let names: Vec<_> = files.list(b"/workspace").await.expect("listed").into_iter().map(|f| f.name).collect();
     assert_eq!(names, [b"a".to_vec(), b"l".to_vec()]);
-    says(kernel, "mkdir -p a/x/y; touch a/x/y/z; chmod 0 a/x").await;
+    inside.sh("mkdir -p a/x/y; touch a/x/y/z; chmod 0 a/x").await;
     files.remove(b"a", true).await.expect("removed");
     files.remove(b"l", false).await.expect("removed");
-    assert_eq!(says(kernel, "ls -A | wc -l").await, "0");
+    assert_eq!(inside.sh("ls -A | wc -l").await, "0");
 }
 
 #[test]
@@ -155,7 +152,7 @@ fn changes_apply_by_path() {
     each_user(|host| {
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            changes(&kernel, &files).await;
+            changes(&shell(&kernel), &files).await;
             assert!(host.ok(&["journal", "k"]).contains("files: wrote /workspace/a/f"));
         });
     });
@@ -177,8 +174,8 @@ fn stopped_kernel_serves_files() {
 }
 
 /// A checkpoint between two writes of the only file holds the first one.
-pub(crate) async fn checkpoints(host: &Host, name: &str, kernel: &KernelClient, files: &FilesClient) {
-    says(kernel, "echo 0 > f").await;
+pub(crate) async fn checkpoints(host: &Host, name: &str, inside: &Inside<'_>, files: &FilesClient) {
+    inside.sh("echo 0 > f").await;
     let mut half = files.create(b"f", FileAttributes::default()).await.expect("begun");
     half.write(b"half").await.expect("taken");
     files.write(b"f", b"one").await.expect("written");
@@ -188,7 +185,7 @@ pub(crate) async fn checkpoints(host: &Host, name: &str, kernel: &KernelClient, 
     assert_eq!(files.read(b"f").await.expect("read"), b"half and whole");
     host.ok(&["restore", name, "between", "--yes"]);
     assert_eq!(files.read(b"f").await.expect("read"), b"one");
-    assert_eq!(says(kernel, "ls -A; cat f").await, "f\none");
+    assert_eq!(inside.sh("ls -A; cat f").await, "f\none");
 }
 
 #[test]
@@ -196,7 +193,7 @@ fn checkpoint_holds_earlier_writes_only() {
     each_user(|host| {
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            checkpoints(&host, "k", &kernel, &files).await;
+            checkpoints(&host, "k", &shell(&kernel), &files).await;
             // An archive keeps what was written after the last checkpoint; its files cannot be reached meanwhile.
             files.write(b"early", b"x").await.expect("written");
             host.ok(&["checkpoint", "k", "-m", "last"]);

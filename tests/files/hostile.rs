@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use ryokan::core::engine::EngineName;
-use ryokan::rpc::client::{FilesClient, KernelClient};
+use ryokan::rpc::client::FilesClient;
 
-use super::{bash, each_user, reason};
-use crate::processes::says;
+use super::{bash, each_user, reason, shell};
+use crate::processes::Inside;
 use crate::support::{Host, kernel, out};
 
 /// A directory of the host with a secret, and its path.
@@ -27,9 +27,9 @@ pub(crate) fn assert_untouched(folder: &str) {
 }
 
 /// Links out of the workspace lead nowhere, and none of `folder`, a path of this host.
-pub(crate) async fn links(kernel: &KernelClient, files: &FilesClient, folder: &str) {
+pub(crate) async fn links(inside: &Inside<'_>, files: &FilesClient, folder: &str) {
     let up = "../".repeat(20);
-    says(kernel, &format!("ln -s {folder} abs; ln -s {up}{folder} rel; ln -s {folder}/f file; ln -s /proc/self/root proc; mkdir d; ln -s ../d d/inner; ln -s loop loop")).await;
+    inside.sh(&format!("ln -s {folder} abs; ln -s {up}{folder} rel; ln -s {folder}/f file; ln -s /proc/self/root proc; mkdir -p d; ln -s ../d d/inner; ln -s loop loop")).await;
     for link in ["abs", "rel", "proc", "loop"] {
         for path in [format!("{link}/f"), format!("{link}/new/f"), format!("d/inner/../{link}/f")] {
             assert_eq!(reason(files.read(path.as_bytes()).await), "outside", "{path}");
@@ -45,7 +45,7 @@ pub(crate) async fn links(kernel: &KernelClient, files: &FilesClient, folder: &s
     assert_eq!(files.read(b"d/f").await.expect("read"), b"x");
     files.write(b"file", b"mine").await.expect("replaced");
     files.remove(b"abs", true).await.expect("removed");
-    assert_eq!(says(kernel, "cat file; [ -e abs ] || echo gone").await, "minegone");
+    assert_eq!(inside.sh("cat file; [ -e abs ] || echo gone").await, "minegone");
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn links_lead_nowhere_outside() {
         let folder = secret(&host);
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            links(&kernel, &files, &folder).await;
+            links(&shell(&kernel), &files, &folder).await;
         });
         assert_untouched(&folder);
     });

@@ -1,9 +1,10 @@
 //! What a process beside the engine has everywhere: arguments, directory, environment, streams, end.
 
+use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecStatus, OutputEvent, Work};
 use ryokan::rpc::client::KernelClient;
 
-use super::{bash, detached, each_user, finish, program, says, script};
+use super::{Inside, bash, detached, each_user, finish, program, script};
 use crate::support::eventually;
 
 /// Arguments, directory, environment and input arrive; the exit status is the program's.
@@ -29,27 +30,28 @@ pub(crate) async fn starts(kernel: &KernelClient) {
 }
 
 /// A timeout and a kill end the whole tree, also what left its session; a signal reaches the program.
-pub(crate) async fn ends(kernel: &KernelClient) {
-    let tree = "(setsid sh -c 'while :; do echo x >> ticks; sleep 0.05; done' &); trap '' TERM INT; echo up; wait; while :; do sleep 1; done";
-    let is_over = "a=$(wc -c < ticks); sleep 0.5; [ \"$a\" = \"$(wc -c < ticks)\" ] && rm ticks && echo over";
-    let ticks = async || says(kernel, "[ -s ticks ] && echo yes || true").await == "yes";
-    let result = finish(kernel, &ExecRequest { timeout_ms: 3000, ..script(tree) }).await;
+pub(crate) async fn ends(inside: &Inside<'_>) {
+    let kernel = inside.kernel;
+    let tree = "(setsid sh -c 'while :; do echo x >> ticks; sleep 0.05; done' &); trap '' TERM INT; echo up; while :; do sleep 1; done";
+    let is_over = "a=$(wc -c < ticks); sleep 0.5; [ $a = $(wc -c < ticks) ] && rm ticks && echo over";
+    let ticks = async || inside.sh("[ -s ticks ] && echo yes || true").await == "yes";
+    let process = kernel.spawn(&ExecRequest { timeout_ms: 6000, ..script(tree) }).await.expect("accepted");
+    eventually("its child runs", &ticks).await;
+    let result = process.execution.result().await.expect("a result");
     assert_eq!((result.end.status, result.end.code), (ExecStatus::Timeout, 124), "{:?}", result.end);
     assert_eq!(result.stdout, b"up\n");
-    assert!(ticks().await, "its child ran");
-    assert_eq!(says(kernel, is_over).await, "over");
+    assert_eq!(inside.sh(is_over).await, "over");
     let killed = kernel.spawn(&script(tree)).await.expect("accepted");
     eventually("its child runs", &ticks).await;
     kernel.interrupt_execution(killed.execution.exec()).await.expect("ended");
     assert_eq!(killed.execution.result().await.expect("a result").end.code, 137);
-    assert_eq!(says(kernel, is_over).await, "over");
+    assert_eq!(inside.sh(is_over).await, "over");
     let waiting = "trap 'echo got it; exit 3' USR1; echo ready > up; while :; do sleep 0.05; done";
     let process = kernel.spawn(&script(waiting)).await.expect("accepted");
-    eventually("it waits", || async { says(kernel, "cat up || true").await == "ready" }).await;
+    eventually("it waits", || async { inside.sh("cat up || true").await == "ready" }).await;
     kernel.signal_process(process.execution.exec(), 10).await.expect("sent");
     let result = process.execution.result().await.expect("a result");
     assert_eq!((result.end.code, &result.stdout[..]), (3, &b"got it\n"[..]));
-    says(kernel, "rm up").await;
 }
 
 /// A later client reads the output from any of its bytes.
@@ -76,7 +78,7 @@ fn table_holds_for_processes() {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
             starts(&kernel).await;
-            ends(&kernel).await;
+            ends(&Inside { kernel: &kernel, engine: EngineName::Bash }).await;
             attaches(&kernel).await;
         });
     });
