@@ -5,6 +5,7 @@ mod failures;
 mod hostile;
 mod hostile_fuzz;
 mod moves;
+mod pause;
 mod seed;
 mod simulation;
 mod ssh;

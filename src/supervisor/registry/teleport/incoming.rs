@@ -24,7 +24,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
-use crate::core::snapshot::{Continuing, KindRequest, Site, choose_for_move};
+use crate::core::snapshot::{Continuing, KindRequest, choose_for_move};
 use crate::core::spec::{KernelSpec, Net};
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
@@ -179,10 +179,7 @@ impl TargetSide {
             checkpoint::machine::check_arrival(self.host(), &spec, self.actor.uid, &manifest).await?;
         }
         has_room(self.host(), &manifest, bytes)?;
-        holds_state(&manifest, parts.bytes())?;
-        let (architecture, host) = (std::env::consts::ARCH.to_owned(), self.host().id());
-        let here = Site { architecture, base_image_version: String::new(), host, machine: None };
-        manifest.snapshot(parts.bytes()).check_arrival(&here)?;
+        holds_state(self.host(), &manifest, parts.bytes())?;
         // The files, the history and the machine together.
         let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest));
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
@@ -467,6 +464,7 @@ impl TargetHost for TargetSide {
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
         let (kind, why) = memory::kind_of(self.host(), self.actor.uid, offer).await?;
         let reuse = self.reuse().await?;
+        let most_bytes;
         {
             let mut sessions = self.supervisor.registry().handovers.sessions.borrow_mut();
             if sessions.len() >= limits::HANDOVERS_CONCURRENT {
@@ -475,10 +473,10 @@ impl TargetHost for TargetSide {
             if sessions.contains_key(&offer.handover) {
                 return Err(Error::conflict("this handover is offered twice").reason("protocol"));
             }
+            let free = host.free_bytes().unwrap_or(u64::MAX);
+            most_bytes = self.supervisor.registry().handovers.room.begin(offer.handover, offer.bytes, free)?;
             sessions.insert(offer.handover, Rc::default());
         }
-        // The received objects, and the files that are made of them.
-        let most_bytes = host.free_bytes().unwrap_or(u64::MAX) / 2;
         Ok(Admission { accept: Accept { missing, takes_preview: true, kind, why }, reuse, most_bytes })
     }
 
@@ -523,6 +521,8 @@ impl TargetHost for TargetSide {
                 if let Some(reserved) = reserved {
                     reserved.keep();
                 }
+                // All of it is on the disk.
+                handovers.room.end(offer.handover);
                 Ok(())
             }
             Err(error) => {
@@ -535,12 +535,19 @@ impl TargetHost for TargetSide {
         }
     }
 
+    fn take_room(&self, handover: HandoverId, bytes: u64) -> Result<()> {
+        let host = self.supervisor.host();
+        let free = || host.free_bytes().unwrap_or(u64::MAX);
+        self.supervisor.registry().handovers.room.take(handover, bytes, free)
+    }
+
     async fn preview(&self, offer: &Offer, received: &Received, tree: Digest) {
         self.write_preview(offer, received, tree).await;
     }
 
     fn end_session(&self, handover: HandoverId) {
         self.drop_preview(handover);
+        self.supervisor.registry().handovers.room.end(handover);
         self.supervisor.registry().handovers.sessions.borrow_mut().remove(&handover);
     }
 
