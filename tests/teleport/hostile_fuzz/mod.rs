@@ -5,8 +5,9 @@
 //!
 //! `RYOKAN_FUZZ_PEER=N` runs N fresh seeds more, `RYOKAN_FUZZ_PEER_SEED=N` replays one.
 
-mod objects;
+pub(super) mod objects;
 mod peer;
+mod target;
 
 use std::collections::BTreeSet;
 use std::path::Path;
