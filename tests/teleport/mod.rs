@@ -1,5 +1,6 @@
 //! Kernels that move between two daemons.
 
+mod architectures;
 mod crash_safety;
 mod failures;
 mod hostile;
@@ -10,6 +11,7 @@ mod pause;
 mod seed;
 mod simulation;
 mod ssh;
+mod whole;
 
 use std::process::Output;
 
