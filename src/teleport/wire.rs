@@ -93,6 +93,9 @@ pub struct Seal {
     pub history: Vec<Digest>,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
+    /// The excerpt of the source's audit log about it.
+    #[serde(default)]
+    pub audit: Option<Digest>,
 }
 
 /// A control message.

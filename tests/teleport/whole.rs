@@ -183,3 +183,49 @@ fn what_stays_is_named() {
     });
     assert_eq!(there.ok(&["ps", "process", "--json"]).trim().trim_matches(['[', ']']), "");
 }
+
+/// The excerpts of other hosts' audit logs about the kernel, in the order of its arrivals.
+fn evidence(host: &Host) -> Vec<Excerpt> {
+    let lines = host.ok(&["--json", "audit", show(host, "demo")["id"].as_str().expect("an id")]);
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line"));
+    let arrivals = lines.filter(|line| line["action"] == "kernel.arrive");
+    let named = arrivals.map(|line| {
+        let detail = line["detail"].as_str().expect("a text").to_owned();
+        let digest = detail.split("blob ").nth(1).and_then(|rest| rest.split(':').next()).expect("a blob");
+        digest.to_owned()
+    });
+    named.map(|digest| serde_json::from_str(&host.ok(&["blob", "get", "demo", &digest])).expect("an excerpt")).collect()
+}
+
+#[test]
+fn audit_excerpt_moves() {
+    let (here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    here.ok(&["new", "other"]);
+    let refused = here.cli(&["restore", "demo", "nothing", "--yes"]);
+    assert!(!refused.status.success());
+    let id = show(&here, "demo")["id"].as_str().expect("an id").to_owned();
+    let lines = here.ok(&["--json", "audit", &id]);
+    let before: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("a line")).collect();
+    moved(&here, "demo", &there, &[]);
+    let excerpts = evidence(&there);
+    assert_eq!(excerpts.len(), 1);
+    let first = &excerpts[0];
+    let kernel = id.parse().expect("an id");
+    first.check(first.host, kernel).expect("it is linked to the chain");
+    let hashes = |list: &[Value]| list.iter().map(|line| line["hash"].to_string()).collect::<Vec<_>>();
+    let moved_hashes: Vec<String> = first.lines.iter().map(|line| format!("\"{}\"", line.hash)).collect();
+    assert!(before.len() >= 2 && moved_hashes.starts_with(&hashes(&before)), "{before:?}\n{first:?}");
+    // The source's log has them, and goes on from the head that the target knows.
+    here.ok(&["audit", "--verify", "--known", &first.head.to_string()]);
+    // Further hosts get the lines of both.
+    there.ok(&["exec", "demo", "x=3"]);
+    moved(&there, "demo", &here, &[]);
+    let excerpts = evidence(&here);
+    let last = excerpts.last().expect("one");
+    last.check(last.host, kernel).expect("it is linked to the chain");
+    assert!(last.host != first.host && last.lines.iter().any(|line| line.what.action == "kernel.arrive"), "{last:?}");
+    let named = last.lines.iter().find_map(|line| line.what.detail.split("blob ").nth(1)).expect("the first excerpt");
+    let digest = named.split(':').next().expect("a digest");
+    assert!(here.ok(&["blob", "get", "demo", digest]).contains("checkpoint.create"), "it is kept with the kernel");
+}

@@ -14,6 +14,8 @@ pub const HANDOVER_DIGESTS: usize = 8192;
 pub const HANDOVER_OBJECTS: usize = 2_000_000;
 /// Description of a moved kernel, bytes.
 pub const HANDOVER_SEAL_BYTES: u64 = 64 << 20;
+/// Lines of the audit log that move with a kernel: its newest ones.
+pub const HANDOVER_AUDIT_LINES: usize = 10_000;
 /// Page of a moved history, bytes: the largest row fits.
 pub const HANDOVER_PAGE_BYTES: u64 = 96 << 20;
 /// Bytes after which a page of history ends.

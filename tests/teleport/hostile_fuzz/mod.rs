@@ -187,6 +187,24 @@ fn path_tricks_are_refused() {
     victim.end();
 }
 
+/// A line of the audit log that the source changed, with addresses that are all right.
+#[test]
+fn changed_audit_excerpt_is_refused() {
+    let (here, scratch) = (source(), Host::start());
+    let transcript = Transcript::record(&here, &scratch);
+    let victim = Victim::new();
+    let of_log = |bytes: &[u8]| bytes.windows(17).any(|window| window == b"\"lines\":[{\"before");
+    let (at, bytes) = transcript.objects.all().find(|(_, bytes)| of_log(bytes)).expect("an excerpt");
+    let text = String::from_utf8(bytes.clone()).expect("JSON");
+    assert!(text.contains("kernel.create"), "{text}");
+    let mut changed = transcript.clone();
+    changed.objects.replace(*at, text.replace("kernel.create", "kernel.made").into_bytes(), &mut Vec::new());
+    let peer = Peer::honest(&victim.host, &changed);
+    assert!(!peer.is_prepared() && peer.last().contains("excerpt of the audit log"), "{}", peer.last());
+    victim.check("a changed line");
+    victim.end();
+}
+
 #[test]
 fn old_epochs_are_refused() {
     let (here, there) = (source(), Host::start());

@@ -11,6 +11,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::evidence::Evidence;
 use super::preview::Preview;
 use super::steps::Steps;
 use super::{Incoming, host_resources, is_epoch, memory, read, without_host, write};
@@ -70,6 +71,7 @@ struct Verified {
     manifest: Manifest,
     parts: StateParts,
     manifests: Vec<Manifest>,
+    audit: Option<Evidence>,
 }
 
 impl TargetSide {
@@ -146,7 +148,13 @@ impl TargetSide {
     }
 
     /// Reads the description and verifies everything that it references.
-    async fn verify(&self, offer: &Offer, received: &Received, description: Digest) -> Result<Verified> {
+    async fn verify(
+        &self,
+        source: HostId,
+        offer: &Offer,
+        received: &Received,
+        description: Digest,
+    ) -> Result<Verified> {
         let wrong = |what: &str| Error::corrupt(format!("the received kernel: {what}")).reason("handover");
         if !received.held.contains(&description) {
             return Err(wrong("its description was not sent"));
@@ -185,7 +193,14 @@ impl TargetSide {
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
             return Err(Host::full());
         }
-        Ok(Verified { seal, manifest, parts, manifests })
+        let audit = match seal.audit {
+            Some(excerpt) if received.held.contains(&excerpt) => {
+                Some(self.check_excerpt(excerpt, source, offer.kernel).await?)
+            }
+            Some(_) => return Err(wrong("its excerpt of the audit log was not sent")),
+            None => None,
+        };
+        Ok(Verified { seal, manifest, parts, manifests, audit })
     }
 
     /// Bytes of all pages of a history, which the source may have named without sending them.
@@ -236,7 +251,7 @@ impl TargetSide {
         verified: Verified,
         steps: &Steps,
     ) -> Result<Incoming> {
-        let (host, Verified { seal, manifest, parts, manifests }) = (self.host(), verified);
+        let (host, Verified { mut seal, manifest, parts, manifests, audit }) = (self.host(), verified);
         let replaced = self.strip(&manifests).await?;
         checkpoint::fill_from(host, files, manifest.workspace.tree, self.take_preview(offer.handover)).await?;
         steps.ended("files");
@@ -260,6 +275,8 @@ impl TargetSide {
         let expected: HashMap<CheckpointId, Digest> =
             seal.head.checkpoints.iter().map(|one| (one.id, one.manifest)).collect();
         check_history(&state, &expected, received).await?;
+        // Kept with the kernel, also on its way to further hosts.
+        seal.head.blobs.extend(audit.as_ref().map(|audit| audit.excerpt));
         state.begin_moved(Arrival { manifests: replaced, origin, blobs: seal.head.blobs, entry }).await?;
         let loaded = Records::new(files, offer.epoch, &host.catalog, &host.store).load().await?;
         state.close().await?;
@@ -274,6 +291,7 @@ impl TargetSide {
             generation,
             created_at_ms: seal.created_at_ms,
             replaces: self.supervisor.get(offer.kernel).is_some(),
+            audit,
         })
     }
 
@@ -357,8 +375,12 @@ impl TargetSide {
             owner: Some(row.uid),
             version_after: Some(version),
             detail: bounded(format!(
-                "{} from host {}, handover {}, epoch {}",
-                incoming.spec.name, incoming.source, row.id, incoming.epoch.0
+                "{} from host {}, handover {}, epoch {}; {}",
+                incoming.spec.name,
+                incoming.source,
+                row.id,
+                incoming.epoch.0,
+                incoming.audit.as_ref().map_or("no lines of its log", |audit| &audit.text)
             )),
             ..host.line(&self.actor, "kernel.arrive", None)
         };
@@ -490,7 +512,7 @@ impl TargetHost for TargetSide {
         }
         let host = self.supervisor.host();
         let steps = Steps::since(Instant::now());
-        let verified = self.verify(offer, received, description).await?;
+        let verified = self.verify(source, offer, received, description).await?;
         steps.ended("verify");
         self.supervisor.workers.check_spec(&without_host(&verified.seal.spec), self.actor.uid)?;
         let reserved = self.place(offer.kernel, offer.epoch, &verified.seal.spec).await?;

@@ -7,11 +7,13 @@
 //! steps.rs      the time of each step of a pause
 //! repeat.rs     repeats commits and aborts until they are acknowledged, also after a restart
 //! room.rs       the disk's room for all kernels that arrive
+//! evidence.rs   the lines of the audit log about a moved kernel
 //! incoming.rs   received kernels: verified, prepared, activated or discarded
 //! ```
 //! A record of an outgoing move precedes its first message and goes with its last. Whether it is a commit or an abort
 //! that is repeated follows from the kernel alone: it has departed by this very handover, or it has not.
 
+mod evidence;
 mod incoming;
 mod memory;
 mod outgoing;
@@ -89,6 +91,9 @@ struct Incoming {
     created_at_ms: i64,
     /// Whether it takes the place that the kernel left when it departed from here.
     replaces: bool,
+    /// The excerpt of the source's audit log.
+    #[serde(default)]
+    audit: Option<evidence::Evidence>,
 }
 
 fn read<T: serde::de::DeserializeOwned>(row: &HandoverRow) -> Result<T> {

@@ -56,6 +56,8 @@ pub(super) struct Move {
     offered: Cell<bool>,
     /// The objects that were sent or named.
     seen: RefCell<Seen>,
+    /// The excerpt of the audit log that was sent.
+    pub(super) excerpt: Cell<Option<Digest>>,
     frozen_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
     steps: Steps,
@@ -123,6 +125,7 @@ pub async fn teleport(
         choice: RefCell::new(choice),
         offered: Cell::new(false),
         seen: RefCell::default(),
+        excerpt: Cell::new(None),
         frozen_at: Cell::new(None),
         pause: Cell::new(Duration::ZERO),
         steps: Steps::since(Instant::now()),
@@ -432,7 +435,7 @@ impl Move {
         Ok((checkpoints, pins))
     }
 
-    async fn send(&self, session: &mut Session, digests: &[Digest], phase: &'static str) -> Result<()> {
+    pub(super) async fn send(&self, session: &mut Session, digests: &[Digest], phase: &'static str) -> Result<()> {
         // The kernel is paused while it is sealed: the rest is not held back.
         let limit_rate = if phase == SEALING { 0 } else { self.options.limit_rate };
         session.transfer(&self.host.store, digests, limit_rate, &|sent| (self.progress)(phase, sent)).await
@@ -494,7 +497,7 @@ impl Move {
             checkpoints: checkpoints.iter().map(packed).collect::<Vec<Packed>>(),
         };
         let spec = self.options.spec_there(kernel.spec_now());
-        let seal = Seal { head, spec, history, created_at_ms: kernel.created_at_ms };
+        let seal = Seal { head, spec, history, created_at_ms: kernel.created_at_ms, audit: self.excerpt.get() };
         let description = serde_json::to_vec(&seal).map_err(|error| Error::internal(error.to_string()))?;
         if description.len() as u64 > limits::HANDOVER_SEAL_BYTES {
             return Err(Error::refused("the kernel's description is too large to move").reason("handover_size"));

@@ -41,6 +41,9 @@ impl Move {
                 break;
             }
         }
+        let excerpt = self.audit_excerpt().await?;
+        self.send(session, &[excerpt], phase).await?;
+        self.excerpt.set(Some(excerpt));
         // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
         // leaves less to sync in the pause.
         self.host.sync_data().await?;
