@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(broken(&|one| one.lines[2].before = Digest::from_bytes([9; 32])), ExcerptError::Hash(5));
         assert_eq!(broken(&|one| one.lines[1].before = Digest::from_bytes([9; 32])), ExcerptError::Order(3));
         assert_eq!(broken(&|one| one.lines[1].what.kernel.clear()), ExcerptError::OtherKernel(3));
-        assert_eq!(broken(&|one| one.lines.swap(0, 2)), ExcerptError::Order(2));
+        assert_eq!(broken(&|one| one.lines.swap(0, 2)), ExcerptError::Order(3));
         assert_eq!(broken(&|one| one.lines.push(one.lines[2].clone())), ExcerptError::Order(5));
         assert_eq!(broken(&|one| one.head.sequence = 4), ExcerptError::Order(5));
         assert_eq!(broken(&|one| one.head.sequence = 5), ExcerptError::Order(5));

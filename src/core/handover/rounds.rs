@@ -3,16 +3,27 @@
 use std::time::Duration;
 
 use crate::core::limits;
+use crate::core::snapshot::SnapshotKind;
 
 /// The rounds so far. Each one sends what was written during the one before it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Rounds {
     /// Rounds that ended.
     pub count: u32,
     last_bytes: u64,
+    most: u32,
 }
 
 impl Rounds {
+    /// No round yet, of a move of that kind.
+    pub fn begin(kind: SnapshotKind) -> Rounds {
+        let most = match kind {
+            SnapshotKind::Checkpoint | SnapshotKind::Suspend => limits::HANDOVER_ROUNDS,
+            SnapshotKind::Teleport => limits::HANDOVER_MACHINE_ROUNDS,
+        };
+        Rounds { count: 0, last_bytes: 0, most }
+    }
+
     /// Takes the end of a round that sent `bytes`; returns whether another one follows.
     ///
     /// The last one is small or short, so that little can be left; or it sent more than half of the one before it, so that
@@ -23,7 +34,7 @@ impl Rounds {
         self.count += 1;
         self.last_bytes = bytes;
         let is_small = bytes <= limits::HANDOVER_REST_BYTES || took < limits::HANDOVER_ROUND_SHORT;
-        !is_small && shrinks && self.count < limits::HANDOVER_ROUNDS
+        !is_small && shrinks && self.count < self.most
     }
 }
 
@@ -34,8 +45,8 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const MIB: u64 = 1 << 20;
 
-    fn rounds(sent: &[u64]) -> u32 {
-        let mut rounds = Rounds::default();
+    fn rounds(kind: SnapshotKind, sent: &[u64]) -> u32 {
+        let mut rounds = Rounds::begin(kind);
         for bytes in sent {
             if !rounds.ended(bytes * MIB, LONG) {
                 break;
@@ -55,8 +66,10 @@ mod tests {
             (&[500, 100, 51, 9], 3),
             (&[4096, 2048, 1024, 512, 256, 128], limits::HANDOVER_ROUNDS),
         ] {
-            assert_eq!(rounds(sent), count, "{sent:?}");
+            assert_eq!(rounds(SnapshotKind::Checkpoint, sent), count, "{sent:?}");
+            assert_eq!(rounds(SnapshotKind::Teleport, sent), count.min(limits::HANDOVER_MACHINE_ROUNDS), "{sent:?}");
         }
-        assert!(!Rounds::default().ended(500 * MIB, limits::HANDOVER_ROUND_SHORT / 2), "little was written meanwhile");
+        let mut rounds = Rounds::begin(SnapshotKind::Checkpoint);
+        assert!(!rounds.ended(500 * MIB, limits::HANDOVER_ROUND_SHORT / 2), "little was written meanwhile");
     }
 }

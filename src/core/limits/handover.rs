@@ -42,6 +42,8 @@ pub const HANDOVER_HELD: Duration = Duration::from_secs(300);
 pub const HANDOVER_REPORT_MIN: Duration = Duration::from_millis(100);
 /// Rounds of copying while the kernel runs.
 pub const HANDOVER_ROUNDS: u32 = 5;
+/// The same of a virtual machine with its memory: each one stops the machine while it is saved.
+pub const HANDOVER_MACHINE_ROUNDS: u32 = 2;
 /// A round that sends no more than this is the last one, bytes: the rest is about as small.
 pub const HANDOVER_REST_BYTES: u64 = 4 << 20;
 /// A round shorter than this is the last one: little can have been written meanwhile.

@@ -166,8 +166,10 @@ const ADDRESSES: &str = "its checkpoints are not those that were described";
 #[test]
 fn path_tricks_are_refused() {
     let (here, scratch) = (source(), Host::start());
-    let transcript = Transcript::record(&here, &scratch);
+    let transcript = Transcript::record(&here, &scratch).without_excerpt();
     let victim = Victim::new();
+    assert!(Peer::honest(&victim.host, &transcript).is_prepared(), "an older source sends none");
+    victim.check("an older source");
     for trick in PATH_TRICKS {
         let mut changed = transcript.clone();
         let renamed = changed.objects.rename(b"pathtrick1", trick);

@@ -117,10 +117,10 @@ impl Source {
         while status.is_none() {
             assert!(begun.elapsed() < Duration::from_secs(60), "{case:?}: the move does not end");
             // A target may keep a kernel that runs waiting: a client ends that.
-            if begun.elapsed() > Duration::from_secs(2) {
+            if begun.elapsed() > Duration::from_millis(1_500) {
                 self.host.cli(&["teleport", "demo", "--abort"]);
             }
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(5));
             status = moving.0.try_wait().expect("a status");
         }
         assert!(!status.expect("it ended").success(), "{case:?}: the kernel moved to nowhere");

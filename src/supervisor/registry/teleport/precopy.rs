@@ -24,7 +24,7 @@ impl Move {
     /// Those of a checkpoint, of the connection and of the target.
     pub(super) async fn copy_rounds(&self, session: &mut Session, accept: &Accept) -> Result<u32> {
         let phase = if accept.why.is_empty() { COPYING } else { COPYING_STATE };
-        let mut rounds = Rounds::default();
+        let mut rounds = Rounds::begin(accept.kind);
         loop {
             let (begun, before) = (Instant::now(), session.sent.sent_bytes);
             let snapshot = KindRequest::Only(accept.kind);
