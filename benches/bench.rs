@@ -136,6 +136,8 @@ const BENCHES: &[(&str, Bench)] = &[
     ("microvm", microvm::microvm),
     ("rollback", rollback::rollback),
     ("teleport", teleport::teleport),
+    ("teleport-state", teleport::state),
+    ("teleport-machine", teleport::machine),
     ("freeze", freeze::freeze),
     ("checkpoint-10k", checkpoint::ten_thousand),
     ("checkpoint-100k", checkpoint::hundred_thousand),

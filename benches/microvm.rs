@@ -37,7 +37,7 @@ const TOUCHED: usize = 10;
 const CODE: &str = "print('hi')";
 
 /// Builds an image with the measured daemon's worker. The error is for the report.
-fn image(world: &World) -> Result<PathBuf, String> {
+pub fn image(world: &World) -> Result<PathBuf, String> {
     let found = Command::new("qemu-system-x86_64").arg("--version").output();
     if !found.is_ok_and(|found| found.status.success()) {
         return Err(String::from("no qemu-system-x86_64: install qemu-system-x86"));
@@ -58,7 +58,7 @@ fn image(world: &World) -> Result<PathBuf, String> {
 }
 
 /// A daemon with the images, and without a template.
-fn daemon(world: &World, images: &Path, config: &str) -> anyhow::Result<Daemon> {
+pub fn daemon(world: &World, images: &Path, config: &str) -> anyhow::Result<Daemon> {
     let daemon = Daemon::start_with(world, config)?;
     std::os::unix::fs::symlink(images, daemon.data().join("images"))
         .or_else(|_| {

@@ -148,6 +148,44 @@ fn checkpoint_parts(seeds: &mut Vec<Seed>) {
     put(seeds, "checkpoint", "map", &[&[4], format::encode_map(&map).as_slice()].concat());
 }
 
+/// A frame of the handover protocol.
+fn wire(kind: u8, body: &[u8]) -> Vec<u8> {
+    [&[kind][..], &(body.len() as u32).to_le_bytes(), body].concat()
+}
+
+fn handover(seeds: &mut Vec<Seed>) {
+    let (id, digest) = ("11".repeat(16), "ab".repeat(32));
+    let name = "demo".parse().expect("a name");
+    let spec = ryokan::core::spec::KernelSpec::new(name, ryokan::core::engine::EngineName::Python);
+    let spec = serde_json::to_string(&spec).expect("a specification has a JSON form");
+    let messages = [
+        ("hello", format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":1,"host":"{id}"}}"#)),
+        (
+            "offer",
+            format!(
+                r#"{{"message":"offer","handover":"{id}","kernel":"{id}","epoch":2,"spec":{spec},"resources":["mount /a"],"allow_missing":true,"format":1,"bytes":7}}"#
+            ),
+        ),
+        (
+            "accept",
+            r#"{"message":"accept","missing":["network host"],"takes_preview":true,"kind":"checkpoint","why":""}"#
+                .into(),
+        ),
+        ("flush", r#"{"message":"flush","objects":3}"#.into()),
+        ("seal", format!(r#"{{"message":"seal","description":"{digest}"}}"#)),
+        ("working", r#"{"message":"working"}"#.into()),
+        ("commit", format!(r#"{{"message":"commit","handover":"{id}","kernel":"{id}","epoch":2}}"#)),
+        ("refused", r#"{"message":"refused","error":{"code":"refused","message":"m","hint":"h","reason":"r"}}"#.into()),
+    ];
+    for (name, message) in messages {
+        put(seeds, "wire", name, &wire(1, message.as_bytes()));
+    }
+    let packed = zstd::bulk::compress(&[7; 3000], 1).expect("memory takes it");
+    let object = [&[171; 32][..], &3000u64.to_le_bytes()].concat();
+    let objects = [wire(2, &[171; 64]), wire(3, &[3]), wire(4, &object), wire(6, &packed), wire(5, b"piece")].concat();
+    put(seeds, "wire", "objects", &objects);
+}
+
 /// All inputs.
 pub fn all() -> Vec<Seed> {
     let mut all = Vec::new();
@@ -224,6 +262,7 @@ pub fn all() -> Vec<Seed> {
     let record = [&[1], &(head.len() as u64).to_le_bytes()[..], head].concat();
     put(seeds, "bundle", "head", &record);
     checkpoint_parts(seeds);
+    handover(seeds);
     messages(seeds);
     all
 }

@@ -104,6 +104,10 @@ fn teleport(teleport: &Teleport, faults: &mut Faults) {
     faults.unless(!teleport.command.trim().is_empty() && is_text(&teleport.command), || {
         Fault::new(&["teleport", "command"], "is no command on one line").hint("for example \"ryokan pipe\"")
     });
+    let (least, most) = (limits::HANDOVER_STALL_MIN, limits::HANDOVER_HELD);
+    faults.unless((least..=most).contains(&teleport.stall_timeout), || {
+        Fault::new(&["teleport", "stall_timeout"], format!("not between {} and {}", Span(least), Span(most)))
+    });
 }
 
 fn upkeep(upkeep: &Upkeep, faults: &mut Faults) {

@@ -383,11 +383,14 @@ pub struct Teleport {
     pub ssh: Vec<String>,
     /// The command at the far end of `ssh://`, for the shell there.
     pub command: String,
+    /// Longest time without progress while a moving kernel is held; then the move ends and the kernel continues.
+    #[serde(with = "span")]
+    pub stall_timeout: Duration,
 }
 
 impl Default for Teleport {
     fn default() -> Self {
-        Self { ssh: vec!["ssh".into()], command: "ryokan pipe".into() }
+        Self { ssh: vec!["ssh".into()], command: "ryokan pipe".into(), stall_timeout: limits::HANDOVER_STALL }
     }
 }
 

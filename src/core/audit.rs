@@ -22,7 +22,7 @@ pub const GAP: &str = "audit.gap";
 const CONTEXTS: [&str; FORMAT as usize] = ["ryokan 2026 audit log line", "ryokan 2026-11 audit log line, format 2"];
 
 /// An attempted or completed operation.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewAudit {
     /// Milliseconds since 1970.
     pub at_ms: i64,

@@ -14,4 +14,4 @@ pub mod transport;
 mod wire;
 
 pub use transfer::{Progress, Received, Reuse, Sent};
-pub use wire::{Accept, Offer, Seal, Wire};
+pub use wire::{Accept, Offer, Seal, Wire, reframe};

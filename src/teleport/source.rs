@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::transfer::{self, Sent};
 use super::transport::Connection;
-use super::wire::{Accept, Frame, Message, Offer};
+use super::wire::{Accept, Frame, Held, Message, Offer, bounded, unexpected};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
@@ -18,10 +18,6 @@ pub struct Session {
     pub sent: Sent,
     /// Time for a decision and its acknowledgement, whatever else the other host sends.
     pub(super) decision: Duration,
-}
-
-fn unexpected(message: &Message) -> Error {
-    Error::corrupt(format!("the other host answered {message:?}")).reason("protocol")
 }
 
 /// Bounds the whole time of a step.
@@ -82,10 +78,15 @@ impl Session {
     /// A lost connection.
     pub async fn preview(&mut self, tree: Digest) -> Result<()> {
         self.connection.wire().send(Message::Preview { tree }).await?;
-        match self.connection.wire().message(limits::HANDOVER_STEP).await? {
+        match self.connection.wire().answer().await? {
             Message::Previewed => Ok(()),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Shortens the deadlines up to the decision: the kernel is held, and must not stand still for a connection that does.
+    pub fn hold(&mut self, stall: Duration) {
+        self.connection.wire().hold(Some(Held { stall, step: limits::HANDOVER_HELD }));
     }
 
     /// Sends the seal; returns when the target is prepared.
@@ -94,7 +95,7 @@ impl Session {
     /// The target's refusal, or a lost connection: the target may be prepared nevertheless.
     pub async fn seal(&mut self, description: Digest) -> Result<()> {
         self.connection.wire().send(Message::Seal { description }).await?;
-        match self.connection.wire().message(limits::HANDOVER_STEP).await? {
+        match self.connection.wire().answer().await? {
             Message::Prepared => Ok(()),
             other => Err(unexpected(&other)),
         }
@@ -106,6 +107,7 @@ impl Session {
     /// A lost connection, and failures of the target: the commit must be repeated.
     pub async fn commit(&mut self, handover: HandoverId, kernel: KernelId, epoch: Epoch) -> Result<()> {
         let wire = self.connection.wire();
+        wire.hold(None);
         let committing = async {
             wire.send(Message::Commit { handover, kernel, epoch }).await?;
             match wire.message(limits::HANDOVER_STEP).await? {
@@ -122,6 +124,7 @@ impl Session {
     /// A lost connection, and failures of the target: the abort must be repeated.
     pub async fn abort(&mut self, handover: HandoverId) -> Result<()> {
         let wire = self.connection.wire();
+        wire.hold(None);
         let aborting = async {
             wire.send(Message::Abort { handover }).await?;
             loop {
@@ -129,7 +132,7 @@ impl Session {
                 match wire.frame(limits::HANDOVER_STEP).await? {
                     Some(Frame::Message(Message::Aborted)) => return Ok(()),
                     Some(Frame::Message(Message::Refused { error })) if error.code == ErrorCode::Conflict => {
-                        return Err(error);
+                        return Err(bounded(error));
                     }
                     Some(_) => {}
                     None => {
@@ -178,6 +181,42 @@ mod tests {
         tokio::select! {
             () = talks => unreachable!("it talks for ever"),
             ended = tokio::time::timeout(Duration::from_secs(60), decides) => ended.expect("it ends"),
+        }
+    }
+
+    /// Seals with short deadlines while the far end reports `reports` times, and then answers if `answers`.
+    async fn sealed(stall_ms: u64, step_ms: u64, reports: u32, answers: bool) -> Result<()> {
+        let (connection, mut far) = ends();
+        let held = Held { stall: Duration::from_millis(stall_ms), step: Duration::from_millis(step_ms) };
+        let answering = async {
+            far.greet(HostId::from_bytes([1; 16])).await.expect("a greeting");
+            far.message(Duration::from_secs(60)).await.expect("a seal");
+            for _ in 0..reports {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                far.send(Message::Working).await.expect("sent");
+            }
+            if answers {
+                far.send(Message::Prepared).await.expect("sent");
+            }
+            std::future::pending::<()>().await;
+        };
+        let sealing = async {
+            let mut session = Session::open(connection, HostId::from_bytes([2; 16])).await.expect("a session");
+            session.connection.wire().hold(Some(held));
+            session.seal(Digest::from_bytes([3; 32])).await
+        };
+        tokio::select! {
+            () = answering => unreachable!("it waits"),
+            done = tokio::time::timeout(Duration::from_secs(60), sealing) => done.expect("it ends"),
+        }
+    }
+
+    #[tokio::test]
+    async fn held_kernel_outwaits_reports_only() {
+        sealed(2_000, 60_000, 20, true).await.expect("a target that reports is awaited");
+        for (stall, step, reports) in [(100, 60_000, 0), (100, 60_000, 5), (10_000, 100, 1_000_000)] {
+            let error = sealed(stall, step, reports, false).await.expect_err("it is not awaited for ever");
+            assert_eq!((error.code, error.reason.as_str()), (ErrorCode::Unavailable, "connection"), "{error}");
         }
     }
 }

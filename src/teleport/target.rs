@@ -1,9 +1,11 @@
 //! The target's end of a connection: receives one kernel, and decisions about earlier ones.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use super::transfer::{Received, Receiving, Reuse};
-use super::wire::{Accept, Frame, Message, Offer, Wire};
+use super::wire::{Accept, Frame, Message, Offer, Wire, bounded};
 use crate::core::error::{Error, Result};
 use crate::core::handover::{Target, TargetAction, TargetEvent};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
@@ -31,6 +33,12 @@ pub trait TargetHost {
 
     /// Checks an offer. Nothing is recorded.
     async fn admit(&self, source: HostId, offer: &Offer) -> Result<Admission>;
+
+    /// Takes room for an object that arrives.
+    ///
+    /// # Errors
+    /// `refused` if all kernels that arrive have no more room together.
+    fn take_room(&self, handover: HandoverId, bytes: u64) -> Result<()>;
 
     /// Writes the files of a tree, before the rest arrives. A failure only costs time later.
     async fn preview(&self, offer: &Offer, received: &Received, tree: Digest);
@@ -91,7 +99,8 @@ async fn frames<'a>(
     source: HostId,
     session: &mut Option<Session<'a>>,
 ) -> Result<()> {
-    let wrong = |what: &str| Error::corrupt(format!("the source host sent {what} out of order")).reason("protocol");
+    let wrong =
+        |what: &str| bounded(Error::corrupt(format!("the source host sent {what} out of order")).reason("protocol"));
     while let Some(frame) = wire.frame(limits::HANDOVER_STEP).await? {
         match (frame, session.as_mut()) {
             (Frame::Question(digests), Some(session)) => {
@@ -99,10 +108,15 @@ async fn frames<'a>(
                 wire.write_frame(&Frame::Answer(bits)).await?;
                 wire.flush().await?;
             }
-            (Frame::Object { digest, size }, Some(session)) => session.receiving.object(digest, size).await?,
+            (Frame::Object { digest, size }, Some(session)) => {
+                session.receiving.check_object(digest, size)?;
+                host.take_room(session.offer.handover, size)?;
+                session.receiving.object(digest, size).await?;
+            }
             (Frame::Piece(piece), Some(session)) => session.receiving.piece(piece).await?,
             (Frame::Message(Message::Flush { objects }), Some(session)) => {
-                session.receiving.flush(objects).await?;
+                let report = session.offer.report_ms;
+                reporting(wire, report, session.receiving.flush(objects)).await?;
                 wire.send(Message::Flushed).await?;
             }
             (Frame::Message(Message::Offer(offer)), None) => match admit(host, source, *offer).await {
@@ -114,7 +128,8 @@ async fn frames<'a>(
             },
             (Frame::Message(Message::Preview { tree }), Some(session)) if !session.has_preview => {
                 session.has_preview = true;
-                host.preview(&session.offer, &session.receiving.received, tree).await;
+                let writing = host.preview(&session.offer, &session.receiving.received, tree);
+                reporting(wire, session.offer.report_ms, async { Ok::<_, Error>(writing.await) }).await?;
                 wire.send(Message::Previewed).await?;
             }
             (Frame::Message(Message::Seal { description }), Some(session)) => {
@@ -143,6 +158,25 @@ async fn frames<'a>(
     Ok(())
 }
 
+/// Performs a step, and reports meanwhile to a source that expects it. A connection that is lost ends no step.
+async fn reporting<T>(wire: &mut Wire, report_ms: u64, step: impl Future<Output = Result<T>>) -> Result<T> {
+    let pause = Duration::from_millis(report_ms).max(limits::HANDOVER_REPORT_MIN);
+    let reports = async {
+        while report_ms > 0 {
+            tokio::time::sleep(pause).await;
+            if wire.send(Message::Working).await.is_err() {
+                break;
+            }
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        biased;
+        done = step => done,
+        () = reports => unreachable!("reports go on until the step ends"),
+    }
+}
+
 async fn admit<'a>(host: &'a dyn TargetHost, source: HostId, offer: Offer) -> Result<(Session<'a>, Accept)> {
     let guard = Some(host.store().run(|store| Ok(store.guard())).await?);
     let Admission { accept, reuse, most_bytes } = host.admit(source, &offer).await?;
@@ -163,7 +197,8 @@ async fn seal(
     for action in session.state.step(TargetEvent::Sealed) {
         match action {
             TargetAction::RecordPrepared => {
-                host.prepare(source, &session.offer, &session.receiving.received, description).await?;
+                let preparing = host.prepare(source, &session.offer, &session.receiving.received, description);
+                reporting(wire, session.offer.report_ms, preparing).await?;
                 session.guard = None;
             }
             TargetAction::SendPrepared => wire.send(Message::Prepared).await?,

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::wire::{Frame, Message, Wire};
+use super::wire::{Frame, Message, Wire, bounded, unexpected};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
@@ -81,7 +81,7 @@ pub(super) async fn send(
         wire.flush().await?;
         let bits = match wire.frame(limits::HANDOVER_STEP).await? {
             Some(Frame::Answer(bits)) if bits.len() == asked.len().div_ceil(8) => bits,
-            Some(Frame::Message(Message::Refused { error })) => return Err(error),
+            Some(Frame::Message(Message::Refused { error })) => return Err(bounded(error)),
             Some(_) => return Err(Error::corrupt("the other host sent a malformed answer").reason("protocol")),
             None => return Err(Error::unavailable("the other host closed the connection").reason("connection")),
         };
@@ -101,9 +101,9 @@ pub(super) async fn send(
         stream(wire, store, lacks, totals, &mut pace, progress).await?;
     }
     wire.send(Message::Flush { objects: count }).await?;
-    match wire.message(limits::HANDOVER_STEP).await? {
+    match wire.answer().await? {
         Message::Flushed => Ok(()),
-        other => Err(Error::corrupt(format!("the other host answered {other:?}")).reason("protocol")),
+        other => Err(unexpected(&other)),
     }
 }
 
@@ -241,20 +241,26 @@ impl Receiving {
         Ok(bits)
     }
 
-    /// An object begins.
-    pub(super) async fn object(&mut self, digest: Digest, size: u64) -> Result<()> {
+    /// Checks that an object may begin.
+    pub(super) fn check_object(&self, digest: Digest, size: u64) -> Result<()> {
         if self.current.is_some() {
             return Err(wrong("an object within another"));
         }
-        if !self.asked.remove(&digest) {
+        if !self.asked.contains(&digest) {
             return Err(wrong("an object that was not asked for"));
         }
-        self.bytes = self.bytes.saturating_add(size);
-        if size > limits::BLOB_BYTES || self.bytes > self.received.most_bytes {
+        if size > limits::BLOB_BYTES || self.bytes.saturating_add(size) > self.received.most_bytes {
             return Err(Error::refused(format!("the kernel has more than {} bytes", self.received.most_bytes))
                 .reason("handover_size")
                 .hint("free space on this host, or move a smaller kernel"));
         }
+        Ok(())
+    }
+
+    /// An object begins, which was checked.
+    pub(super) async fn object(&mut self, digest: Digest, size: u64) -> Result<()> {
+        self.asked.remove(&digest);
+        self.bytes = self.bytes.saturating_add(size);
         self.round += 1;
         self.current = (size > 0).then_some(size);
         self.give(Item::Object(digest, size)).await

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader, BufWriter};
+use tokio::time::Instant;
 
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
@@ -45,7 +46,7 @@ pub struct Offer {
     pub allow_missing: bool,
     /// Format of its history.
     pub format: i64,
-    /// Bytes of its files, about.
+    /// Bytes of its files and its engine state, about; 0: not known.
     pub bytes: u64,
     /// Kind of the snapshot in which it moves.
     #[serde(default = "checkpoint")]
@@ -56,6 +57,9 @@ pub struct Offer {
     /// Whether it moves in kind checkpoint where its machine cannot continue.
     #[serde(default)]
     pub or_checkpoint: bool,
+    /// Milliseconds between reports of a target that works on a step; 0: the source expects none.
+    #[serde(default)]
+    pub report_ms: u64,
 }
 
 fn checkpoint() -> SnapshotKind {
@@ -89,6 +93,9 @@ pub struct Seal {
     pub history: Vec<Digest>,
     /// Milliseconds since 1970.
     pub created_at_ms: i64,
+    /// The excerpt of the source's audit log about it.
+    #[serde(default)]
+    pub audit: Option<Digest>,
 }
 
 /// A control message.
@@ -115,6 +122,8 @@ pub(super) enum Message {
     Seal {
         description: Digest,
     },
+    /// The target works on the step of the last message.
+    Working,
     Prepared,
     Commit {
         handover: HandoverId,
@@ -148,6 +157,16 @@ pub struct Wire {
     write: BufWriter<Box<dyn AsyncWrite + Unpin>>,
     /// Bytes written.
     pub(super) sent: u64,
+    held: Option<Held>,
+}
+
+/// The deadlines while the kernel is held.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Held {
+    /// Longest time without progress.
+    pub stall: Duration,
+    /// Longest time of a step.
+    pub step: Duration,
 }
 
 fn lost(what: &str) -> Error {
@@ -155,13 +174,27 @@ fn lost(what: &str) -> Error {
 }
 
 fn malformed(what: impl std::fmt::Display) -> Error {
-    Error::corrupt(format!("the other host sent a malformed frame: {what}")).reason("protocol")
+    bounded(Error::corrupt(format!("the other host sent a malformed frame: {what}")).reason("protocol"))
+}
+
+/// The error for a message that is no answer to the last one.
+pub(super) fn unexpected(message: &Message) -> Error {
+    bounded(Error::corrupt(format!("the other host answered {message:?}")).reason("protocol"))
 }
 
 impl Wire {
     /// A wire on both directions of a stream.
     pub fn new(read: impl AsyncRead + Unpin + 'static, write: impl AsyncWrite + Unpin + 'static) -> Wire {
-        Wire { read: BufReader::new(Box::new(read)), write: BufWriter::new(Box::new(write)), sent: 0 }
+        Wire { read: BufReader::new(Box::new(read)), write: BufWriter::new(Box::new(write)), sent: 0, held: None }
+    }
+
+    /// Shortens the deadlines, or restores them.
+    pub(super) fn hold(&mut self, held: Option<Held>) {
+        self.held = held;
+    }
+
+    fn most(&self, within: Duration) -> Duration {
+        self.held.map_or(within, |held| held.stall.min(within))
     }
 
     /// Exchanges the protocol's version; returns the other host.
@@ -196,8 +229,24 @@ impl Wire {
         }
     }
 
+    /// Receives the answer to a step of the other end, which may report meanwhile that it works on it.
+    pub(super) async fn answer(&mut self) -> Result<Message> {
+        let end = Instant::now() + self.held.map_or(limits::HANDOVER_STEP, |held| held.step);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(lost("a step takes too long"));
+            }
+            match self.message(left).await? {
+                Message::Working => {}
+                answer => return Ok(answer),
+            }
+        }
+    }
+
     pub(super) async fn flush(&mut self) -> Result<()> {
-        match tokio::time::timeout(limits::HANDOVER_FRAME, self.write.flush()).await {
+        let most = self.most(limits::HANDOVER_FRAME);
+        match tokio::time::timeout(most, self.write.flush()).await {
             Ok(done) => done.map_err(|error| lost(&error.to_string())),
             Err(_) => Err(lost("it accepts no more")),
         }
@@ -207,12 +256,13 @@ impl Wire {
     pub(super) async fn write_frame(&mut self, frame: &Frame) -> Result<()> {
         let (kind, bytes) = frame.encode()?;
         let length = u32::try_from(bytes.len()).map_err(|_| Error::internal("a frame is too long"))?;
+        let most = self.most(limits::HANDOVER_FRAME);
         let writing = async {
             self.write.write_u8(kind).await?;
             self.write.write_u32_le(length).await?;
             self.write.write_all(&bytes).await
         };
-        match tokio::time::timeout(limits::HANDOVER_FRAME, writing).await {
+        match tokio::time::timeout(most, writing).await {
             Ok(Ok(())) => {
                 self.sent += 5 + u64::from(length);
                 Ok(())
@@ -224,6 +274,7 @@ impl Wire {
 
     /// Reads a frame; `None` at the end of the stream.
     pub(super) async fn frame(&mut self, within: Duration) -> Result<Option<Frame>> {
+        let (within, most_time) = (self.most(within), self.most(limits::HANDOVER_FRAME));
         let kind = match tokio::time::timeout(within, self.read.read_u8()).await {
             Ok(Ok(kind)) => kind,
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -247,7 +298,7 @@ impl Wire {
             self.read.read_exact(&mut bytes).await?;
             Ok::<_, std::io::Error>(Ok(bytes))
         };
-        match tokio::time::timeout(limits::HANDOVER_FRAME, reading).await {
+        match tokio::time::timeout(most_time, reading).await {
             Ok(Ok(bytes)) => Frame::decode(kind, bytes?).map(Some),
             Ok(Err(error)) => Err(lost(&error.to_string())),
             Err(_) => Err(lost("a frame is incomplete")),
@@ -255,8 +306,21 @@ impl Wire {
     }
 }
 
+/// Reads all frames of a stream and writes them again, for fuzzing; returns them up to the first malformed one.
+pub async fn reframe(bytes: Vec<u8>) -> Vec<u8> {
+    let mut wire = Wire::new(std::io::Cursor::new(bytes), tokio::io::sink());
+    let mut written = Vec::new();
+    while let Ok(Some(frame)) = wire.frame(limits::HANDOVER_FRAME).await {
+        let Ok((kind, bytes)) = frame.encode() else { break };
+        written.push(kind);
+        written.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
+        written.extend(bytes);
+    }
+    written
+}
+
 /// An error of the other end, with bounded texts.
-fn bounded(error: Error) -> Error {
+pub(super) fn bounded(error: Error) -> Error {
     let cut = |text: String| -> String { text.chars().filter(|c| !c.is_control()).take(2000).collect() };
     Error { code: error.code, message: cut(error.message), hint: cut(error.hint), reason: cut(error.reason) }
 }

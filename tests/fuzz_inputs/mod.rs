@@ -31,6 +31,7 @@ targets! {
     plan = "../../fuzz/inputs/plan.rs",
     runs = "../../fuzz/inputs/runs.rs",
     value_json = "../../fuzz/inputs/value_json.rs",
+    wire = "../../fuzz/inputs/wire.rs",
     words = "../../fuzz/inputs/words.rs",
     worker_link = "../../fuzz/inputs/worker_link.rs",
 }

@@ -103,6 +103,29 @@ fn killed_memory_move_keeps_one_copy() {
     }
 }
 
+/// The target fails after all of the machine was sent: it goes on here, and the second move carries what it did since.
+#[test]
+fn import_failure() {
+    let _pair = pair();
+    let (here, mut there) = (Machines::start(User::Own), Machines::with_template(User::Own, ""));
+    there.env(ryokan::sys::fault::VARIABLE, "catalog.handover.put.before_commit=eio");
+    there.launch();
+    here.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    here.run("lab", &format!("{COUNTER}{MEMORY}"));
+    let failed = teleport(&here, "lab", &there, &["--kind", "teleport"]);
+    assert!(!failed.status.success(), "the fault was not met: {failed:?}");
+    until("the abort arrives", || here.ok(&["teleport", "--status"]) == "no moves\n");
+    assert_eq!((state(&there, "lab"), there.machines().len()), (None, 0));
+    assert_eq!(here.run("lab", "print(next(g), x)"), "1 41", "the same machine continues\n{}", here.log());
+    assert_eq!(here.run("lab", COUNTS), "True", "its thread goes on");
+    here.run("lab", "x += 1; open('f', 'a').write(' more'); open('late', 'w').write('late')");
+    moved(&here, "lab", &there, &["--kind", "teleport"]);
+    until("the machine's end", || here.machines().is_empty());
+    let see = "print(next(g), x, open('f').read(), open('late').read())";
+    assert_eq!(there.run("lab", see), "2 42 kept more late", "{}", there.log());
+    assert_eq!(there.run("lab", COUNTS), "True", "its thread goes on");
+}
+
 #[test]
 fn moves_change_isolation() {
     // The other host has no image.

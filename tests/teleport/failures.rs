@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::*;
 use crate::support::until;
 
-fn with_fault(host: &mut Host, fault: &str) {
+pub(super) fn with_fault(host: &mut Host, fault: &str) {
     host.kill();
     host.env(ryokan::sys::fault::VARIABLE, fault);
     host.launch();
@@ -93,6 +93,86 @@ fn files_outlive_unsynced_departure() {
     assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
 }
 
+/// Everything of the kernel of [`lab`]: its variables, and its files with their contents.
+const EVERYTHING: &str = "
+import hashlib, os
+names = sorted(os.path.join(folder, name) for folder, _, names in os.walk('.') for name in names)
+files = {name: hashlib.sha256(open(name, 'rb').read()).hexdigest()[:12] for name in names}
+print(sorted((k, v) for k, v in globals().items() if type(v) in (int, str, list) and k[0] != '_'), files)
+";
+
+/// A kernel with variables, many files, a checkpoint, and a generator that only its worker has.
+fn lab(host: &Host) {
+    host.ok(&["new", "demo", "--engine", "python"]);
+    let fill = "
+import os
+x, words = 1, ['a']
+for i in range(40): os.makedirs(f'd{i % 4}', exist_ok=True); open(f'd{i % 4}/f{i}', 'wb').write(os.urandom(2000 * i))
+g = iter(range(99)); r = next(g)
+";
+    host.ok(&["exec", "demo", fill]);
+    host.ok(&["checkpoint", "demo", "-m", "before"]);
+}
+
+/// Work after a failed move: variables and files change, appear and disappear.
+fn works_on(host: &Host) {
+    host.ok(&[
+        "exec",
+        "demo",
+        "x += 1; words.append('b'); y = 'new'; open('d0/f4', 'ab').write(b'more'); os.remove('d1/f1')",
+    ]);
+    host.ok(&["exec", "demo", "os.rename('d2/f2', 'd3/moved'); open('late', 'w').write('late')"]);
+    host.ok(&["checkpoint", "demo", "-m", "between"]);
+    host.ok(&["exec", "demo", "words.append('c')"]);
+}
+
+/// After a failed move, the kernel works here as before; the second one carries everything that was written between.
+fn second_move_carries_all(here: &Host, there: &Host, what: &str) {
+    until(&format!("{what}: the abort arrives"), || undecided(here).is_empty() && undecided(there).is_empty());
+    assert_eq!((is_live(here, "demo"), is_live(there, "demo")), (true, false), "{what}");
+    assert_eq!(here.ok(&["exec", "demo", "print(next(g))"]), "1\n", "{what}: the same worker continues");
+    works_on(here);
+    let all = here.ok(&["exec", "demo", EVERYTHING]);
+    assert!(all.contains("'c'") && all.contains("late"), "{all}");
+    moved(here, "demo", there, &[]);
+    assert_eq!(there.ok(&["exec", "demo", EVERYTHING]), all, "{what}");
+    assert!(there.ok(&["log", "demo"]).contains("between"), "{what}");
+    there.ok(&["verify"]);
+}
+
+/// The source fails while it exports: at its first capture, and in the pause after everything was copied.
+#[test]
+fn export_failure() {
+    for fault in ["workspace.file.read=eio", "state.transition.begin.before_commit=eio"] {
+        let (mut here, there) = pair(User::Own);
+        lab(&here);
+        // Something that no checkpoint has read.
+        here.ok(&["exec", "demo", "open('unread', 'w').write('unread')"]);
+        with_fault(&mut here, fault);
+        let failed = teleport(&here, "demo", &there, &[]);
+        assert!(!failed.status.success(), "{fault} was not met");
+        second_move_carries_all(&here, &there, fault);
+    }
+}
+
+/// The target fails while it imports what was sent in full: before its history, in it, and at its record.
+#[test]
+fn import_failure() {
+    let faults = [
+        "engine.state.replace.before_commit=eio",
+        "state.history.import.before_commit=enospc",
+        "catalog.handover.put.before_commit=eio",
+    ];
+    for fault in faults {
+        let (here, mut there) = pair(User::Own);
+        lab(&here);
+        with_fault(&mut there, fault);
+        let failed = teleport(&here, "demo", &there, &[]);
+        assert!(!failed.status.success(), "{fault} was not met");
+        second_move_carries_all(&here, &there, fault);
+    }
+}
+
 /// A kernel returns before its first move was acknowledged: nothing of that move is left.
 #[test]
 fn return_acknowledges_first_move() {
@@ -100,15 +180,15 @@ fn return_acknowledges_first_move() {
     set_up(&here, "demo");
     let closed = here.path("closed");
     let way = to(&there).replacen("exec:", &format!("exec:test ! -e {} || exit 1; ", closed.display()), 1);
-    with_fault(&mut here, "kernel.files.clear=kill");
+    // The departure is decided, and its commit not sent.
+    with_fault(&mut here, "handover.data.sync:2=kill");
     let ended = here.cli(&["teleport", "demo", "--to", &way]);
     assert!(!ended.status.success() && here.ends(), "{ended:?}");
     std::fs::write(&closed, "").unwrap();
     here.env(ryokan::sys::fault::VARIABLE, "");
     here.restart();
-    if let Some(prepared) = handovers(&there).iter().find(|one| one["state"] == "prepared") {
-        there.ok(&["teleport", "--resolve", prepared["id"].as_str().unwrap(), "--live", "--yes"]);
-    }
+    assert_eq!(handovers(&here)[0]["state"], "committing");
+    there.ok(&["teleport", "--resolve", &prepared(&there), "--live", "--yes"]);
     there.ok(&["exec", "demo", "x=3"]);
     moved(&there, "demo", &here, &[]);
     assert_eq!(handovers(&here).iter().filter(|one| one["state"] != "live").count(), 0, "{:?}", handovers(&here));

@@ -26,11 +26,15 @@ fn default_spec() -> Value {
 }
 
 fn offer(spec: &Value, name: &str, epoch: u64) -> Vec<u8> {
+    sized_offer(spec, name, epoch, 0)
+}
+
+fn sized_offer(spec: &Value, name: &str, epoch: u64, bytes: u64) -> Vec<u8> {
     let mut spec = spec.clone();
     spec["name"] = name.into();
     let offer = serde_json::json!({
         "message": "offer", "handover": "11".repeat(16), "kernel": "22".repeat(16), "epoch": epoch, "spec": spec,
-        "resources": [], "allow_missing": false, "format": StateHandle::history_format(), "bytes": 0,
+        "resources": [], "allow_missing": false, "format": StateHandle::history_format(), "bytes": bytes,
     });
     frame(1, offer.to_string().as_bytes())
 }
@@ -151,7 +155,7 @@ fn repeated_pages_are_refused() {
     let page = Digest::from_bytes(page);
     let said = |history: Vec<Digest>| {
         let spec = serde_json::from_value(default_spec()).unwrap();
-        let seal = ryokan::teleport::Seal { head: head.clone(), spec, history, created_at_ms: 0 };
+        let seal = ryokan::teleport::Seal { head: head.clone(), spec, history, created_at_ms: 0, audit: None };
         let (description, frames) = object(&serde_json::to_vec(&seal).unwrap());
         let seal = serde_json::json!({ "message": "seal", "description": Digest::from_bytes(description) });
         let question = [*page.as_bytes(), description].concat();
@@ -177,17 +181,24 @@ struct Session {
 
 impl Session {
     fn open(target: &Host, id: u8) -> Session {
+        let (session, said) = Session::offered(target, id, 0);
+        assert!(said.contains("\"accept\""), "{said}");
+        session
+    }
+
+    /// Offers a kernel with that many bytes; returns also what the target answers.
+    fn offered(target: &Host, id: u8, bytes: u64) -> (Session, String) {
         let mut command = target.command("ryokan");
         command.args(["--no-autostart", "pipe"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut pipe = command.spawn().unwrap();
         let (to, from) = (pipe.stdin.take().unwrap(), pipe.stdout.take().unwrap());
         let mut session = Session { pipe, to, from };
-        let offer = String::from_utf8(offer(&default_spec(), "k", 1).split_off(5)).unwrap();
+        let offer = String::from_utf8(sized_offer(&default_spec(), "k", 1, bytes).split_off(5)).unwrap();
         let offer = offer.replace(&"11".repeat(16), &format!("{id:02x}").repeat(16));
         session.send(&[hello(), frame(1, offer.as_bytes())].concat());
         assert!(session.receive().1.contains("hello"));
-        assert!(session.receive().1.contains("accept"));
-        session
+        let said = session.receive().1;
+        (session, said)
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -236,5 +247,32 @@ fn collection_spares_arriving_objects() {
         let lacks = later.lacks(&digest);
         later.close();
         lacks
+    });
+}
+
+/// Bytes that are free where a host keeps its data.
+fn free_bytes(host: &Host) -> u64 {
+    let found = nix::sys::statvfs::statvfs(&host.data()).unwrap();
+    found.blocks_available() * found.fragment_size()
+}
+
+#[test]
+fn arriving_kernels_share_the_room() {
+    let target = Host::start();
+    let refused = |said: &str| said.contains("\"refused\"") && said.contains("\"handover_size\"");
+    let (huge, said) = Session::offered(&target, 1, u64::MAX);
+    assert!(refused(&said), "{said}");
+    huge.close();
+    let most = free_bytes(&target) / 4 * 3;
+    let (first, said) = Session::offered(&target, 2, most);
+    assert!(said.contains("\"accept\""), "{said}");
+    let (second, said) = Session::offered(&target, 3, most);
+    assert!(refused(&said), "both have no room together: {said}");
+    second.close();
+    first.close();
+    crate::support::until("the room of the first one is free", || {
+        let (third, said) = Session::offered(&target, 4, most);
+        third.close();
+        said.contains("\"accept\"")
     });
 }

@@ -1,13 +1,17 @@
 //! Kernels that move between two daemons.
 
+mod architectures;
 mod crash_safety;
 mod failures;
 mod hostile;
 mod hostile_fuzz;
 mod moves;
+mod operator;
+mod pause;
 mod seed;
 mod simulation;
 mod ssh;
+mod whole;
 
 use std::process::Output;
 
@@ -70,6 +74,14 @@ fn handovers(host: &Host) -> Vec<Value> {
 /// Those that are not the record of a kernel that arrived.
 fn undecided(host: &Host) -> Vec<Value> {
     handovers(host).into_iter().filter(|one| one["state"] != "live").collect()
+}
+
+/// The handover of the only prepared kernel.
+fn prepared(host: &Host) -> String {
+    let all = handovers(host);
+    let waits: Vec<&Value> = all.iter().filter(|one| one["state"] == "prepared").collect();
+    assert_eq!(waits.len(), 1, "{all:?}");
+    waits[0]["id"].as_str().expect("an id").to_owned()
 }
 
 /// A kernel with a variable, a file, a named checkpoint and output.

@@ -13,13 +13,17 @@ use super::crash_safety::{one_is_left, points};
 use super::*;
 use crate::support::{Random, until};
 
-/// A program between source and target: `cut N` ends the link after N bytes, `flip N` changes the byte at N.
+/// A program between source and target: `cut N` ends the link after N bytes, `flip N` changes the byte at N, `stall N`
+/// loses everything from the N-th seal on.
 const LINK: &str = "
 import os, sys
 kind, at, seen = sys.argv[1], int(sys.argv[2]), 0
 with open(1, 'wb') as to:
     while piece := os.read(0, 65536):
         end = seen + len(piece)
+        at -= kind == 'stall' and b'\"message\":\"seal\"' in piece
+        if kind == 'stall' and at == 0:
+            continue
         if kind == 'cut' and end >= at:
             to.write(piece[:at - seen])
             break
@@ -32,7 +36,7 @@ with open(1, 'wb') as to:
 ";
 
 /// The transport to a host by a faulty link.
-fn by_link(target: &Host, kind: &str, at: u64) -> String {
+pub(super) fn by_link(target: &Host, kind: &str, at: u64) -> String {
     let script = target.path("link.py");
     std::fs::write(&script, LINK).unwrap();
     to(target).replacen("exec:exec ", &format!("exec:/usr/bin/python3 {} {kind} {at} | ", script.display()), 1)
@@ -52,7 +56,7 @@ fn next(host: &Host) -> String {
 }
 
 /// The kernel lives on the source only, and the target has nothing of it.
-fn stayed(source: &Host, target: &Host, what: &str) {
+pub(super) fn stayed(source: &Host, target: &Host, what: &str) {
     until(&format!("{what}: the abort arrives"), || undecided(source).is_empty() && undecided(target).is_empty());
     assert!(is_live(source, "demo") && !is_live(target, "demo"), "{what}");
     until(&format!("{what}: nothing is left"), || left_over(target).is_empty());

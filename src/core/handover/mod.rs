@@ -27,6 +27,8 @@
 //!
 //! Owns the decisions; never knows connections, files or databases.
 
+mod excerpt;
+mod rounds;
 mod source;
 mod target;
 
@@ -36,6 +38,8 @@ mod exhaustive;
 use crate::core::snapshot::KindRequest;
 use crate::core::spec::{Isolation, KernelSpec};
 
+pub use excerpt::{Excerpt, ExcerptError, Link};
+pub use rounds::Rounds;
 pub use source::{Source, SourceAction, SourceEvent};
 pub use target::{Prepared, Target, TargetAction, TargetEvent};
 

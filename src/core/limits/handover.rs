@@ -14,6 +14,8 @@ pub const HANDOVER_DIGESTS: usize = 8192;
 pub const HANDOVER_OBJECTS: usize = 2_000_000;
 /// Description of a moved kernel, bytes.
 pub const HANDOVER_SEAL_BYTES: u64 = 64 << 20;
+/// Lines of the audit log that move with a kernel: its newest ones.
+pub const HANDOVER_AUDIT_LINES: usize = 10_000;
 /// Page of a moved history, bytes: the largest row fits.
 pub const HANDOVER_PAGE_BYTES: u64 = 96 << 20;
 /// Bytes after which a page of history ends.
@@ -30,10 +32,30 @@ pub const HANDOVERS_CONCURRENT: usize = 8;
 pub const HANDOVER_FRAME: Duration = Duration::from_secs(60);
 /// Deadline for a step of the other host that depends on the size of the kernel.
 pub const HANDOVER_STEP: Duration = Duration::from_secs(900);
+/// Longest time without progress of the other host while the kernel is held, unless configured.
+pub const HANDOVER_STALL: Duration = Duration::from_secs(45);
+/// Shortest such time that can be configured.
+pub const HANDOVER_STALL_MIN: Duration = Duration::from_secs(1);
+/// Deadline for one step of the other host while the kernel is held, whatever it reports.
+pub const HANDOVER_HELD: Duration = Duration::from_secs(300);
+/// Shortest pause between two reports of a target that works on a step.
+pub const HANDOVER_REPORT_MIN: Duration = Duration::from_millis(100);
+/// Rounds of copying while the kernel runs.
+pub const HANDOVER_ROUNDS: u32 = 5;
+/// The same of a virtual machine with its memory: each one stops the machine while it is saved.
+pub const HANDOVER_MACHINE_ROUNDS: u32 = 2;
+/// A round that sends no more than this is the last one, bytes: the rest is about as small.
+pub const HANDOVER_REST_BYTES: u64 = 4 << 20;
+/// A round shorter than this is the last one: little can have been written meanwhile.
+pub const HANDOVER_ROUND_SHORT: Duration = Duration::from_secs(1);
+/// Room that an arriving kernel takes at once beyond what was offered, bytes.
+pub const HANDOVER_ROOM_STEP: u64 = 64 << 20;
 /// Deadline for the first answer of the other host.
 pub const HANDOVER_HELLO: Duration = Duration::from_secs(30);
 /// Deadline for a decision and its acknowledgement; it is repeated after that.
 pub const HANDOVER_DECISION: Duration = Duration::from_secs(300);
+/// Time that a failed move waits for the acknowledgement of its abort, which is repeated after that.
+pub const HANDOVER_ABORT_WAIT: Duration = Duration::from_secs(10);
 /// Pause before the first repetition of an unacknowledged decision; it doubles.
 pub const HANDOVER_REPEAT_FIRST: Duration = Duration::from_millis(500);
 /// Longest pause between repetitions.

@@ -150,6 +150,15 @@ pub(super) fn places(host: &Host, kernel: KernelId) -> WorkspacePaths {
     WorkspacePaths { staging: paths.staging, index: paths.dir.join(INDEX), workspace: paths.workspace }
 }
 
+/// The bytes that a kernel's files take on their device.
+///
+/// # Errors
+/// `busy` for more files than are counted; those of the device.
+pub(crate) async fn used_bytes(host: &Host, kernel: &Kernel) -> Result<u64> {
+    let owner = kernel.files();
+    host.drivers.of(owner.spec().isolation)?.files(places(host, owner.id)).used_bytes().await
+}
+
 /// A kernel whose files are copied to new kernels, as of its last capture.
 pub(crate) struct FileDonor {
     kernel: Rc<Kernel>,

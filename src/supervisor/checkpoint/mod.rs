@@ -40,7 +40,7 @@ pub(crate) use before_stop::Checkpoints;
 pub use client_files::{ClientFile, ClientFiles, ClientWrite};
 pub use compare::diff;
 pub(crate) use compare::{diff_trees, environment_now, revisions_now};
-pub(crate) use files::{FileDonor, donor, fill, fill_from};
+pub(crate) use files::{FileDonor, donor, fill, fill_from, used_bytes};
 pub(crate) use handover::while_frozen;
 pub use lookup::find;
 pub(crate) use lookup::{contents, manifest_of};

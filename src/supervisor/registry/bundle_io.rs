@@ -19,6 +19,7 @@ use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::signature::{Signer, Subject};
+use crate::core::snapshot::Site;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -358,7 +359,7 @@ async fn make(
     let begin = manifests.iter().find(|manifest| manifest.id == head.begin);
     let manifest = begin.cloned().ok_or_else(|| Error::corrupt("the file lacks the checkpoint that it begins at"))?;
     has_room(supervisor.host(), &manifest, bytes)?;
-    holds_state(&manifest, parts.bytes())?;
+    holds_state(supervisor.host(), &manifest, parts.bytes())?;
     // The same file may be imported twice; the copies must not share random state.
     parts.leave_out_random();
     let from = ForkPoint { kernel: head.kernel, name: head.name.clone(), checkpoint: head.begin };
@@ -424,8 +425,8 @@ pub(super) fn has_room(host: &Host, manifest: &Manifest, wanted: u64) -> Result<
     }
 }
 
-/// Checks that the engine state of the imported checkpoint fits its limit.
-pub(super) fn holds_state(manifest: &Manifest, wanted: u64) -> Result<()> {
+/// Checks that the engine state of the received checkpoint fits its kernel's limit and that of its kind.
+pub(super) fn holds_state(host: &Host, manifest: &Manifest, wanted: u64) -> Result<()> {
     let most = limits::engine_state_bytes(manifest.spec.limits.memory_bytes);
     if wanted > most {
         let why = format!("its engine state has {wanted} bytes, and its memory limit allows {most}");
@@ -433,7 +434,9 @@ pub(super) fn holds_state(manifest: &Manifest, wanted: u64) -> Result<()> {
             .reason("state_size")
             .hint("export it again with a larger memory limit, or from a checkpoint with less in it"));
     }
-    Ok(())
+    let (architecture, host) = (std::env::consts::ARCH.to_owned(), host.id());
+    let here = Site { architecture, base_image_version: String::new(), host, machine: None };
+    Ok(manifest.snapshot(wanted).check_arrival(&here)?)
 }
 
 /// Converts a bundle error to a client's error.

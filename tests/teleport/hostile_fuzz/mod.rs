@@ -5,8 +5,9 @@
 //!
 //! `RYOKAN_FUZZ_PEER=N` runs N fresh seeds more, `RYOKAN_FUZZ_PEER_SEED=N` replays one.
 
-mod objects;
+pub(super) mod objects;
 mod peer;
+mod target;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -165,8 +166,10 @@ const ADDRESSES: &str = "its checkpoints are not those that were described";
 #[test]
 fn path_tricks_are_refused() {
     let (here, scratch) = (source(), Host::start());
-    let transcript = Transcript::record(&here, &scratch);
+    let transcript = Transcript::record(&here, &scratch).without_excerpt();
     let victim = Victim::new();
+    assert!(Peer::honest(&victim.host, &transcript).is_prepared(), "an older source sends none");
+    victim.check("an older source");
     for trick in PATH_TRICKS {
         let mut changed = transcript.clone();
         let renamed = changed.objects.rename(b"pathtrick1", trick);
@@ -183,6 +186,24 @@ fn path_tricks_are_refused() {
     let peer = Peer::honest(&victim.host, &changed);
     assert!(peer.last().contains(ADDRESSES), "another name is as good: {}", peer.last());
     victim.check("another name");
+    victim.end();
+}
+
+/// A line of the audit log that the source changed, with addresses that are all right.
+#[test]
+fn changed_audit_excerpt_is_refused() {
+    let (here, scratch) = (source(), Host::start());
+    let transcript = Transcript::record(&here, &scratch);
+    let victim = Victim::new();
+    let of_log = |bytes: &[u8]| bytes.windows(17).any(|window| window == b"\"lines\":[{\"before");
+    let (at, bytes) = transcript.objects.all().find(|(_, bytes)| of_log(bytes)).expect("an excerpt");
+    let text = String::from_utf8(bytes.clone()).expect("JSON");
+    assert!(text.contains("kernel.create"), "{text}");
+    let mut changed = transcript.clone();
+    changed.objects.replace(*at, text.replace("kernel.create", "kernel.made").into_bytes(), &mut Vec::new());
+    let peer = Peer::honest(&victim.host, &changed);
+    assert!(!peer.is_prepared() && peer.last().contains("excerpt of the audit log"), "{}", peer.last());
+    victim.check("a changed line");
     victim.end();
 }
 

@@ -11,6 +11,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::evidence::Evidence;
 use super::preview::Preview;
 use super::steps::Steps;
 use super::{Incoming, host_resources, is_epoch, memory, read, without_host, write};
@@ -24,7 +25,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
-use crate::core::snapshot::{Continuing, KindRequest, Site, choose_for_move};
+use crate::core::snapshot::{Continuing, KindRequest, choose_for_move};
 use crate::core::spec::{KernelSpec, Net};
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
@@ -70,6 +71,7 @@ struct Verified {
     manifest: Manifest,
     parts: StateParts,
     manifests: Vec<Manifest>,
+    audit: Option<Evidence>,
 }
 
 impl TargetSide {
@@ -146,7 +148,13 @@ impl TargetSide {
     }
 
     /// Reads the description and verifies everything that it references.
-    async fn verify(&self, offer: &Offer, received: &Received, description: Digest) -> Result<Verified> {
+    async fn verify(
+        &self,
+        source: HostId,
+        offer: &Offer,
+        received: &Received,
+        description: Digest,
+    ) -> Result<Verified> {
         let wrong = |what: &str| Error::corrupt(format!("the received kernel: {what}")).reason("handover");
         if !received.held.contains(&description) {
             return Err(wrong("its description was not sent"));
@@ -179,16 +187,20 @@ impl TargetSide {
             checkpoint::machine::check_arrival(self.host(), &spec, self.actor.uid, &manifest).await?;
         }
         has_room(self.host(), &manifest, bytes)?;
-        holds_state(&manifest, parts.bytes())?;
-        let (architecture, host) = (std::env::consts::ARCH.to_owned(), self.host().id());
-        let here = Site { architecture, base_image_version: String::new(), host, machine: None };
-        manifest.snapshot(parts.bytes()).check_arrival(&here)?;
+        holds_state(self.host(), &manifest, parts.bytes())?;
         // The files, the history and the machine together.
         let bytes = bytes.saturating_add(checkpoint::machine::installed_bytes(&manifest));
         if self.host().free_bytes().is_some_and(|free| bytes.saturating_add(pages) > free) {
             return Err(Host::full());
         }
-        Ok(Verified { seal, manifest, parts, manifests })
+        let audit = match seal.audit {
+            Some(excerpt) if received.held.contains(&excerpt) => {
+                Some(self.check_excerpt(excerpt, source, offer.kernel).await?)
+            }
+            Some(_) => return Err(wrong("its excerpt of the audit log was not sent")),
+            None => None,
+        };
+        Ok(Verified { seal, manifest, parts, manifests, audit })
     }
 
     /// Bytes of all pages of a history, which the source may have named without sending them.
@@ -239,7 +251,7 @@ impl TargetSide {
         verified: Verified,
         steps: &Steps,
     ) -> Result<Incoming> {
-        let (host, Verified { seal, manifest, parts, manifests }) = (self.host(), verified);
+        let (host, Verified { mut seal, manifest, parts, manifests, audit }) = (self.host(), verified);
         let replaced = self.strip(&manifests).await?;
         checkpoint::fill_from(host, files, manifest.workspace.tree, self.take_preview(offer.handover)).await?;
         steps.ended("files");
@@ -263,6 +275,8 @@ impl TargetSide {
         let expected: HashMap<CheckpointId, Digest> =
             seal.head.checkpoints.iter().map(|one| (one.id, one.manifest)).collect();
         check_history(&state, &expected, received).await?;
+        // Kept with the kernel, also on its way to further hosts.
+        seal.head.blobs.extend(audit.as_ref().map(|audit| audit.excerpt));
         state.begin_moved(Arrival { manifests: replaced, origin, blobs: seal.head.blobs, entry }).await?;
         let loaded = Records::new(files, offer.epoch, &host.catalog, &host.store).load().await?;
         state.close().await?;
@@ -277,6 +291,7 @@ impl TargetSide {
             generation,
             created_at_ms: seal.created_at_ms,
             replaces: self.supervisor.get(offer.kernel).is_some(),
+            audit,
         })
     }
 
@@ -360,8 +375,12 @@ impl TargetSide {
             owner: Some(row.uid),
             version_after: Some(version),
             detail: bounded(format!(
-                "{} from host {}, handover {}, epoch {}",
-                incoming.spec.name, incoming.source, row.id, incoming.epoch.0
+                "{} from host {}, handover {}, epoch {}; {}",
+                incoming.spec.name,
+                incoming.source,
+                row.id,
+                incoming.epoch.0,
+                incoming.audit.as_ref().map_or("no lines of its log", |audit| &audit.text)
             )),
             ..host.line(&self.actor, "kernel.arrive", None)
         };
@@ -467,6 +486,7 @@ impl TargetHost for TargetSide {
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
         let (kind, why) = memory::kind_of(self.host(), self.actor.uid, offer).await?;
         let reuse = self.reuse().await?;
+        let most_bytes;
         {
             let mut sessions = self.supervisor.registry().handovers.sessions.borrow_mut();
             if sessions.len() >= limits::HANDOVERS_CONCURRENT {
@@ -475,10 +495,10 @@ impl TargetHost for TargetSide {
             if sessions.contains_key(&offer.handover) {
                 return Err(Error::conflict("this handover is offered twice").reason("protocol"));
             }
+            let free = host.free_bytes().unwrap_or(u64::MAX);
+            most_bytes = self.supervisor.registry().handovers.room.begin(offer.handover, offer.bytes, free)?;
             sessions.insert(offer.handover, Rc::default());
         }
-        // The received objects, and the files that are made of them.
-        let most_bytes = host.free_bytes().unwrap_or(u64::MAX) / 2;
         Ok(Admission { accept: Accept { missing, takes_preview: true, kind, why }, reuse, most_bytes })
     }
 
@@ -492,7 +512,7 @@ impl TargetHost for TargetSide {
         }
         let host = self.supervisor.host();
         let steps = Steps::since(Instant::now());
-        let verified = self.verify(offer, received, description).await?;
+        let verified = self.verify(source, offer, received, description).await?;
         steps.ended("verify");
         self.supervisor.workers.check_spec(&without_host(&verified.seal.spec), self.actor.uid)?;
         let reserved = self.place(offer.kernel, offer.epoch, &verified.seal.spec).await?;
@@ -523,6 +543,8 @@ impl TargetHost for TargetSide {
                 if let Some(reserved) = reserved {
                     reserved.keep();
                 }
+                // All of it is on the disk.
+                handovers.room.end(offer.handover);
                 Ok(())
             }
             Err(error) => {
@@ -535,12 +557,19 @@ impl TargetHost for TargetSide {
         }
     }
 
+    fn take_room(&self, handover: HandoverId, bytes: u64) -> Result<()> {
+        let host = self.supervisor.host();
+        let free = || host.free_bytes().unwrap_or(u64::MAX);
+        self.supervisor.registry().handovers.room.take(handover, bytes, free)
+    }
+
     async fn preview(&self, offer: &Offer, received: &Received, tree: Digest) {
         self.write_preview(offer, received, tree).await;
     }
 
     fn end_session(&self, handover: HandoverId) {
         self.drop_preview(handover);
+        self.supervisor.registry().handovers.room.end(handover);
         self.supervisor.registry().handovers.sessions.borrow_mut().remove(&handover);
     }
 

@@ -2,19 +2,25 @@
 //!
 //! ```text
 //! outgoing.rs   one move: offer, copy, freeze, seal, departure, commit
+//! precopy.rs    rounds of copying before the pause
 //! preview.rs    files of an arriving kernel, written before the pause
 //! steps.rs      the time of each step of a pause
 //! repeat.rs     repeats commits and aborts until they are acknowledged, also after a restart
+//! room.rs       the disk's room for all kernels that arrive
+//! evidence.rs   the lines of the audit log about a moved kernel
 //! incoming.rs   received kernels: verified, prepared, activated or discarded
 //! ```
 //! A record of an outgoing move precedes its first message and goes with its last. Whether it is a commit or an abort
 //! that is repeated follows from the kernel alone: it has departed by this very handover, or it has not.
 
+mod evidence;
 mod incoming;
 mod memory;
 mod outgoing;
+mod precopy;
 mod preview;
 mod repeat;
+mod room;
 mod steps;
 
 use std::cell::RefCell;
@@ -49,6 +55,8 @@ pub struct Handovers {
     active: RefCell<HashMap<KernelId, (HandoverId, CancellationToken)>>,
     /// Incoming sessions. The lock is held while a kernel is prepared; `true`: the handover was aborted.
     sessions: RefCell<HashMap<HandoverId, Rc<Mutex<bool>>>>,
+    /// The room that they share.
+    room: room::Room,
     /// Held while a received kernel is activated or discarded.
     deciding: Mutex<()>,
     /// Wakes the repetition of unacknowledged decisions.
@@ -83,6 +91,9 @@ struct Incoming {
     created_at_ms: i64,
     /// Whether it takes the place that the kernel left when it departed from here.
     replaces: bool,
+    /// The excerpt of the source's audit log.
+    #[serde(default)]
+    audit: Option<evidence::Evidence>,
 }
 
 fn read<T: serde::de::DeserializeOwned>(row: &HandoverRow) -> Result<T> {

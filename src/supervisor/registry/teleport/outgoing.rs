@@ -12,7 +12,7 @@ use super::{Outgoing, host_resources, memory, next_epoch, read, repeat, settings
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
-use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
+use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::handover::{MoveOptions, Side, Source, SourceAction, SourceEvent};
 use crate::core::ids::{Digest, HandoverId, HostId};
@@ -33,19 +33,17 @@ use crate::teleport::transport::Transport;
 use crate::teleport::{Accept, Offer, Progress, Seal, Sent};
 use crate::workspace::Seen;
 
-/// The phase before the pause.
-const COPYING: &str = "copying";
-/// The same if the target cannot continue the machine.
-const COPYING_STATE: &str = "copying without memory";
 /// The phase within the pause.
 const SEALING: &str = "sealing";
+/// Reports that a target is to send within the time after which it counts as stalled.
+const REPORTS: u32 = 4;
 
 /// The parts of a move.
-struct Move {
+pub(super) struct Move {
     supervisor: Supervisor,
-    host: Rc<Host>,
-    kernel: Rc<Kernel>,
-    actor: Actor,
+    pub(super) host: Rc<Host>,
+    pub(super) kernel: Rc<Kernel>,
+    pub(super) actor: Actor,
     row: HandoverRow,
     outgoing: Outgoing,
     machine: Cell<Source>,
@@ -58,6 +56,8 @@ struct Move {
     offered: Cell<bool>,
     /// The objects that were sent or named.
     seen: RefCell<Seen>,
+    /// The excerpt of the audit log that was sent.
+    pub(super) excerpt: Cell<Option<Digest>>,
     frozen_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
     steps: Steps,
@@ -126,6 +126,7 @@ pub async fn teleport(
         choice: RefCell::new(choice),
         offered: Cell::new(false),
         seen: RefCell::default(),
+        excerpt: Cell::new(None),
         frozen_at: Cell::new(None),
         pause: Cell::new(Duration::ZERO),
         steps: Steps::since(Instant::now()),
@@ -156,6 +157,16 @@ async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// What a target names, for people: bounded in number and length.
+fn named(missing: Vec<String>) -> Vec<String> {
+    let cut = |text: String| text.chars().filter(|c| !c.is_control()).take(1000).collect();
+    missing.into_iter().take(limits::BUNDLE_HOST_RESOURCES).map(cut).collect()
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn cancelled() -> Error {
@@ -211,7 +222,7 @@ impl Move {
         let event = if is_refused { SourceEvent::Refused } else { SourceEvent::Failed };
         for action in self.step(event) {
             let done = match action {
-                SourceAction::SendAbort => repeat::deliver(&self.supervisor, &self.row).await,
+                SourceAction::SendAbort => self.send_abort().await,
                 SourceAction::Forget => self.forget().await,
                 _ => Ok(()),
             };
@@ -223,6 +234,15 @@ impl Move {
         self.host.events.publish(&self.kernel.event_name(), "teleport_failed", detail);
         self.host.audit_refusal(&self.actor, "kernel.teleport", Some(&self.kernel), &error).await;
         error
+    }
+
+    /// Sends the abort, and does not keep the client waiting for a target that does not answer.
+    async fn send_abort(&self) -> Result<()> {
+        let delivering = repeat::deliver(&self.supervisor, &self.row);
+        match tokio::time::timeout(limits::HANDOVER_ABORT_WAIT, delivering).await {
+            Ok(done) => done,
+            Err(_) => Err(Error::unavailable("the other host does not acknowledge in time").reason("connection")),
+        }
     }
 
     async fn forget(&self) -> Result<()> {
@@ -243,26 +263,12 @@ impl Move {
         }
         let accept = self.unless_cancelled(self.offer(&mut session)).await?;
         let kind = self.settle_kind(&accept)?;
-        let copying = if accept.why.is_empty() { COPYING } else { COPYING_STATE };
         self.step(SourceEvent::Accepted);
         // Objects that only this move names stay in the store until its end.
         let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
-        self.unless_cancelled(async {
-            let snapshot = KindRequest::Only(kind);
-            let taking = CheckpointRequest { snapshot, ..CheckpointRequest::new(CheckpointType::Auto, "teleport") };
-            let taken = checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
-            self.copy(&mut session, copying).await.map(drop)?;
-            if accept.takes_preview {
-                let manifest = self.host.store.get(taken.manifest, limits::MANIFEST_BYTES as u64).await?;
-                let manifest = Manifest::decode(&manifest).map_err(|error| Error::corrupt(error.to_string()))?;
-                session.preview(manifest.workspace.tree).await?;
-            }
-            // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
-            // leaves less to sync in the pause.
-            self.host.sync_data().await
-        })
-        .await?;
+        let rounds = self.unless_cancelled(self.copy_rounds(&mut session, &accept)).await?;
         self.step(SourceEvent::Copied);
+        let copied = session.sent.sent_bytes;
         let session = Rc::new(Mutex::new(session));
         let (own, held, transition) = (Rc::clone(self), Rc::clone(&session), Rc::clone(transition));
         let change = Change { actor: self.actor.clone(), expected_version: 0 };
@@ -304,9 +310,9 @@ impl Move {
             tracing::info!(handover = %self.row.id, %error, "the record of a completed move is left");
         }
         let (kernel, steps) = (&self.kernel.spec().name, self.steps.text());
-        tracing::info!(%kernel, handover = %self.row.id, steps, "a kernel moved; milliseconds of its pause");
+        let rest_bytes = session.sent.sent_bytes - copied;
+        tracing::info!(%kernel, handover = %self.row.id, rounds, rest_bytes, steps, "a kernel moved; milliseconds of its pause");
         let Sent { objects, bytes, sent_objects, sent_bytes, wire_bytes, .. } = session.sent;
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Ok(TeleportReport {
             handover: self.row.id,
             host: target,
@@ -316,7 +322,7 @@ impl Move {
             sent_objects,
             sent_bytes,
             pause_ms: ms(self.pause.get()),
-            missing: accept.missing,
+            missing: named(accept.missing),
             acknowledged: acknowledged.is_ok(),
             kind,
             kind_reason: self.choice.borrow().why.clone(),
@@ -359,10 +365,11 @@ impl Move {
             resources,
             allow_missing,
             format: StateHandle::history_format(),
-            bytes: 0,
+            bytes: self.known_bytes().await,
             kind: self.choice.borrow().kind,
             machine,
             or_checkpoint: self.options.kind == KindRequest::Auto,
+            report_ms: ms(self.host.config.teleport.stall_timeout / REPORTS),
         };
         self.offered.set(true);
         session.offer(offer).await
@@ -385,7 +392,7 @@ impl Move {
     }
 
     /// Sends what the kernel's records reference and was not sent yet. Returns the checkpoints, pinned.
-    async fn copy(
+    pub(super) async fn copy(
         &self,
         session: &mut Session,
         phase: &'static str,
@@ -429,7 +436,7 @@ impl Move {
         Ok((checkpoints, pins))
     }
 
-    async fn send(&self, session: &mut Session, digests: &[Digest], phase: &'static str) -> Result<()> {
+    pub(super) async fn send(&self, session: &mut Session, digests: &[Digest], phase: &'static str) -> Result<()> {
         // The kernel is paused while it is sealed: the rest is not held back.
         let limit_rate = if phase == SEALING { 0 } else { self.options.limit_rate };
         session.transfer(&self.host.store, digests, limit_rate, &|sent| (self.progress)(phase, sent)).await
@@ -464,6 +471,7 @@ impl Move {
 
     /// Sends the last objects, the history and the description; returns when the target is prepared.
     async fn seal(&self, session: &mut Session, last: &Checkpoint) -> Result<()> {
+        session.hold(self.host.config.teleport.stall_timeout);
         let (checkpoints, _pins) = self.copy(session, SEALING).await?;
         self.steps.ended("objects");
         let (mut at, mut history) = (Position::default(), Vec::new());
@@ -490,7 +498,7 @@ impl Move {
             checkpoints: checkpoints.iter().map(packed).collect::<Vec<Packed>>(),
         };
         let spec = self.options.spec_there(kernel.spec_now());
-        let seal = Seal { head, spec, history, created_at_ms: kernel.created_at_ms };
+        let seal = Seal { head, spec, history, created_at_ms: kernel.created_at_ms, audit: self.excerpt.get() };
         let description = serde_json::to_vec(&seal).map_err(|error| Error::internal(error.to_string()))?;
         if description.len() as u64 > limits::HANDOVER_SEAL_BYTES {
             return Err(Error::refused("the kernel's description is too large to move").reason("handover_size"));

@@ -48,7 +48,9 @@ impl TargetSide {
         if size.bytes > most || !has_files {
             return Err(Error::refused("its files are too many or too large").reason("handover_size"));
         }
-        prepared_copies::write(host, offer.kernel, tree).await
+        let copy = prepared_copies::write(host, offer.kernel, tree).await?;
+        self.supervisor.registry().handovers.room.wrote(offer.handover, size.bytes);
+        Ok(copy)
     }
 
     /// Takes the files that were written for this handover.

@@ -1,0 +1,68 @@
+//! What is copied while the kernel runs, in rounds: each one sends what was written during the one before it.
+
+use std::time::Instant;
+
+use super::outgoing::Move;
+use crate::core::checkpoint::{CheckpointRequest, CheckpointType, Manifest};
+use crate::core::error::{Error, Result};
+use crate::core::handover::Rounds;
+use crate::core::limits;
+use crate::core::snapshot::KindRequest;
+use crate::supervisor::checkpoint;
+use crate::teleport::Accept;
+use crate::teleport::source::Session;
+
+/// The phase.
+const COPYING: &str = "copying";
+/// The same if the target cannot continue the machine.
+const COPYING_STATE: &str = "copying without memory";
+
+impl Move {
+    /// Copies until little is left, or the rest does not shrink; returns the number of rounds.
+    ///
+    /// # Errors
+    /// Those of a checkpoint, of the connection and of the target.
+    pub(super) async fn copy_rounds(&self, session: &mut Session, accept: &Accept) -> Result<u32> {
+        let phase = if accept.why.is_empty() { COPYING } else { COPYING_STATE };
+        let mut rounds = Rounds::begin(accept.kind);
+        loop {
+            let (begun, before) = (Instant::now(), session.sent.sent_bytes);
+            let snapshot = KindRequest::Only(accept.kind);
+            let taking = CheckpointRequest { snapshot, ..CheckpointRequest::new(CheckpointType::Auto, "teleport") };
+            let taken = checkpoint::take(&self.host, &self.kernel, taking, self.actor.clone()).await?;
+            self.copy(session, phase).await.map(drop)?;
+            // Later rounds change few of the files.
+            if accept.takes_preview && rounds.count == 0 {
+                let manifest = self.host.store.get(taken.manifest, limits::MANIFEST_BYTES as u64).await?;
+                let manifest = Manifest::decode(&manifest).map_err(|error| Error::corrupt(error.to_string()))?;
+                session.preview(manifest.workspace.tree).await?;
+            }
+            if !rounds.ended(session.sent.sent_bytes - before, begun.elapsed()) {
+                break;
+            }
+        }
+        let excerpt = self.audit_excerpt().await?;
+        self.send(session, &[excerpt], phase).await?;
+        self.excerpt.set(Some(excerpt));
+        // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
+        // leaves less to sync in the pause.
+        self.host.sync_data().await?;
+        Ok(rounds.count)
+    }
+
+    /// Bytes of the kernel's files and of the engine state in its newest checkpoint; 0: not known.
+    pub(super) async fn known_bytes(&self) -> u64 {
+        let counted = async {
+            let files = checkpoint::used_bytes(&self.host, &self.kernel).await?;
+            let newest = self.kernel.records.checkpoints(u64::MAX, 1).await?;
+            Ok::<_, Error>(files.saturating_add(newest.first().map_or(0, |newest| newest.state_bytes)))
+        };
+        match counted.await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                tracing::info!(kernel = %self.kernel.spec().name, %error, "a kernel is offered without its size");
+                0
+            }
+        }
+    }
+}

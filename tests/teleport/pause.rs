@@ -1,0 +1,109 @@
+//! The time in which a moving kernel is held, what is sent before it, and room for what arrives.
+
+use std::time::{Duration, Instant};
+
+use ryokan::core::limits;
+use ryokan::sys::fault;
+
+use super::seed::{by_link, stayed};
+use super::*;
+use crate::support::until;
+
+/// A host whose held kernels wait a second for a connection without progress.
+fn impatient() -> Host {
+    let mut host = Host::prepare(User::Own);
+    host.configure("[teleport]\nstall_timeout = \"1s\"\n");
+    host.launch();
+    host
+}
+
+/// A kernel with a file, a variable, and a generator that only its worker has.
+fn generator(host: &Host) {
+    host.ok(&["new", "demo", "--engine", "python"]);
+    host.ok(&["exec", "demo", "open('f', 'w').write('one'); x = 1; g = iter(range(99)); r = next(g)"]);
+}
+
+const SEE: &str = "print(next(g), x, open('f').read())";
+
+#[test]
+fn stalled_connection_frees_kernel() {
+    let (here, there) = (impatient(), Host::start());
+    generator(&here);
+    let begun = Instant::now();
+    let stalled = here.cli(&["teleport", "demo", "--to", &by_link(&there, "stall", 1)]);
+    let (took, said) = (begun.elapsed(), String::from_utf8_lossy(&stalled.stderr).into_owned());
+    assert!(!stalled.status.success() && said.contains("no answer in time"), "{said}");
+    assert!(took < limits::HANDOVER_FRAME, "the kernel was held for {took:?}");
+    stayed(&here, &there, "a stalled connection");
+    assert_eq!(here.ok(&["exec", "demo", SEE]), "1 1 one\n", "the same worker continues");
+    here.ok(&["exec", "demo", "x = 2; open('f', 'w').write('two')"]);
+    moved(&here, "demo", &there, &[]);
+    assert_eq!(there.ok(&["exec", "demo", "print(x, open('f').read())"]), "2 two\n");
+}
+
+/// A target that reports is not stalled, however long it works.
+#[test]
+fn slow_target_is_awaited() {
+    let (here, mut there) = (impatient(), Host::prepare(User::Own));
+    let hold = there.path("hold");
+    std::fs::write(&hold, "").expect("written");
+    there.env(fault::HOLD, hold.to_str().expect("a path"));
+    there.env(fault::VARIABLE, "handover.data.sync=hold");
+    there.launch();
+    generator(&here);
+    let report = std::thread::scope(|scope| {
+        let moving = scope.spawn(|| moved(&here, "demo", &there, &[]));
+        // Several times the time that a stalled one has.
+        std::thread::sleep(Duration::from_secs(4));
+        std::fs::remove_file(&hold).expect("removed");
+        moving.join().expect("it moves")
+    });
+    assert!(report["pause_ms"].as_u64() > Some(1_000), "the target was not slow: {report}");
+    assert_eq!(there.ok(&["exec", "demo", "print(x, open('f').read())"]), "1 one\n");
+}
+
+/// The number after a word in the log line of a completed move.
+fn logged(host: &Host, word: &str) -> u64 {
+    let log = host.log();
+    let line = log.lines().rev().find(|line| line.contains("a kernel moved")).expect("it moved");
+    let line: String = line.chars().filter(|c| !c.is_control()).collect();
+    let rest = line.split_once(&format!("{word}=")).unwrap_or_else(|| panic!("no {word} in {line}")).1;
+    rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+}
+
+#[test]
+fn writes_during_copy_precede_pause() {
+    const MIB: usize = 1 << 20;
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "demo", "--engine", "python"]);
+    let write =
+        |name: &str, mib: usize| format!("import os; open('{name}', 'wb').write(os.urandom({} << 10))", mib << 10);
+    here.ok(&["exec", "demo", &write("first", 8)]);
+    let report = std::thread::scope(|scope| {
+        let moving = scope.spawn(|| moved(&here, "demo", &there, &["--limit-rate", "2M"]));
+        until("the first files are captured", || here.ok(&["log", "demo"]).contains("teleport"));
+        here.ok(&["exec", "demo", &write("second", 5)]);
+        moving.join().expect("it moves")
+    });
+    assert!(report["sent_bytes"].as_u64() >= Some(13 * MIB as u64), "{report}");
+    assert_eq!(logged(&here, "rounds"), 2);
+    let rest = logged(&here, "rest_bytes");
+    assert!(rest < MIB as u64, "{rest} bytes were left to the pause");
+    let sizes = "import os; print(*(os.path.getsize(name) for name in ('first', 'second')))";
+    assert_eq!(there.ok(&["exec", "demo", sizes]), format!("{} {}\n", 8 * MIB, 5 * MIB));
+}
+
+#[test]
+fn offer_names_size_of_kernel() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "demo", "--engine", "python"]);
+    here.ok(&["exec", "demo", "import os; open('large', 'wb').write(os.urandom(3 << 20))"]);
+    let file = here.path("sent");
+    let way = to(&there).replacen("exec:exec ", &format!("exec:tee {} | ", file.display()), 1);
+    here.ok(&["teleport", "demo", "--to", &way]);
+    let sent = String::from_utf8_lossy(&std::fs::read(&file).expect("written")).into_owned();
+    let offer = sent.split("\"message\":\"offer\"").nth(1).expect("an offer");
+    let digits = offer.split("\"bytes\":").nth(1).expect("a size").chars();
+    let bytes: u64 = digits.take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number");
+    assert!((3 << 20..8 << 20).contains(&bytes), "{bytes} bytes are offered");
+}
