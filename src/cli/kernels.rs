@@ -7,7 +7,7 @@ use super::context::Context;
 use super::failure::Failure;
 use super::spec::{SpecArgs, parse_pair};
 use super::{failure, json, render};
-use crate::core::info::{KernelFilter, KernelInfo};
+use crate::core::info::{KernelFilter, KernelInfo, ProcessInfo};
 use crate::core::kernel::State;
 use crate::core::missed::{MissedEntry, UNREADABLE};
 use crate::core::name::KernelName;
@@ -178,9 +178,9 @@ pub async fn start(context: &Context, args: NameArgs) -> Result<(), Failure> {
 pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     // Read first: the stop ends the engine that reports them.
-    let missed = kernel.missed().await.unwrap_or_default();
+    let ends = Ends::with(&kernel).await;
     kernel.stop(args.force).await?;
-    report_missed(context, &missed);
+    ends.report(context);
     report(context, &kernel.info().await?)
 }
 
@@ -188,9 +188,9 @@ pub async fn stop(context: &Context, args: StopArgs) -> Result<(), Failure> {
 pub async fn archive(context: &Context, args: NameArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     // Read first: the stop ends the engine that reports them.
-    let missed = kernel.missed().await.unwrap_or_default();
+    let ends = Ends::with(&kernel).await;
     let (checkpoint, _) = kernel.archive(0).await?;
-    report_missed(context, &missed);
+    ends.report(context);
     context.show(
         || json::checkpoint(&checkpoint, true),
         || format!("{} is archived in checkpoint {}\n", args.name, checkpoint.short_id()),
@@ -227,10 +227,29 @@ pub async fn warn_unreadable(context: &Context, kernel: &KernelClient) {
     }
 }
 
-fn report_missed(context: &Context, missed: &[MissedEntry]) {
-    if !missed.is_empty() {
-        let names: Vec<String> = missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
-        context.say(&format!("not saved: {}", render::plain(&names.join(", "))));
+/// What ends with a kernel's worker.
+struct Ends {
+    missed: Vec<MissedEntry>,
+    processes: Vec<ProcessInfo>,
+}
+
+impl Ends {
+    async fn with(kernel: &KernelClient) -> Self {
+        let (missed, processes) = futures::join!(kernel.missed(), kernel.processes());
+        Self { missed: missed.unwrap_or_default(), processes: processes.unwrap_or_default() }
+    }
+
+    /// Names what is gone.
+    fn report(&self, context: &Context) {
+        if !self.processes.is_empty() {
+            let named: Vec<String> = self.processes.iter().map(render::process).collect();
+            context.say(&format!("ended: {}", named.join(", ")));
+        }
+        if !self.missed.is_empty() {
+            let names: Vec<String> =
+                self.missed.iter().map(|entry| format!("{} ({})", entry.key, entry.reason)).collect();
+            context.say(&format!("not saved: {}", render::plain(&names.join(", "))));
+        }
     }
 }
 

@@ -65,3 +65,13 @@ fn ephemeral_run_reports_ended_jobs() {
         assert!(!said.contains("background jobs end"), "{engine}: {said}");
     }
 }
+
+#[test]
+fn kaish_parse_error_names_bash() {
+    let host = Host::start_as(User::Own);
+    for (code, hinted) in [("[ a = b ]", true), ("(cd /tmp)", true), ("echo \"open", true), ("cat absent", false)] {
+        let output = host.cli(&["run", code]);
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert!(!output.status.success() && said.contains("--engine bash") == hinted, "{code}: {said}");
+    }
+}

@@ -84,6 +84,18 @@ fn python_mcp_client_works() {
     assert!(said.contains("2026-07-28") && said.contains("2025-11-25"), "{said}");
 }
 
+/// The official conformance suite of the Model Context Protocol; `tests/mcp/conformance.yml` names what does not apply.
+#[test]
+fn mcp_conformance_suite_passes() {
+    let host = Host::start();
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/npm/node_modules");
+    assert!(installed.exists(), "{} is missing: scripts/check makes it", installed.display());
+    let ran = script(&host, "tests/mcp/conformance.py").arg(installed).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(said.contains("Total: 16 passed, 17 failed"), "{said}");
+}
+
 /// Jupyter's test suite for kernels, nbclient, and what its user expects beyond them. The bridge starts the daemons.
 #[test]
 fn jupyter_notebooks_run() {

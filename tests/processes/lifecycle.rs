@@ -83,15 +83,29 @@ fn stop_ends_and_names_processes() {
     each_user(|host| {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
-            let process = kernel.spawn(&detached(program(&["sleep", "5555"]))).await.expect("accepted");
-            eventually("it runs", || async { count("sleep 5555") == 1 }).await;
-            kernel.stop(false).await.expect("stopped");
-            let end = process.execution.result().await.expect("a result").end;
-            assert_eq!((end.status, end.code != 0), (ExecStatus::Interrupted, true), "{end:?}");
-            assert!(kernel.processes().await.expect("listed").is_empty());
-            assert_eq!(says(&kernel, "echo again").await, "again", "the next one starts a worker");
+            for command in ["stop", "archive"] {
+                let process = kernel.spawn(&detached(program(&["sleep", "5555"]))).await.expect("accepted");
+                eventually("it runs", || async { count("sleep 5555") == 1 }).await;
+                let ended = host.cli(&[command, "k"]);
+                let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+                let exec = process.execution.exec();
+                assert!(
+                    ended.status.success() && said.contains(&format!("ended: process {exec} (sleep 5555)")),
+                    "{said}"
+                );
+                let end = process.execution.result().await.expect("a result").end;
+                assert_eq!((end.status, end.code != 0), (ExecStatus::Interrupted, true), "{end:?}");
+                let journal = host.ok(&["journal", "k"]);
+                let entry = journal.lines().find(|line| line.contains(&format!("#{exec} "))).expect("an entry");
+                assert!(entry.contains("interrupted") && entry.contains("sleep 5555"), "{entry}");
+                assert!(kernel.processes().await.expect("listed").is_empty());
+                if command == "stop" {
+                    assert_eq!(says(&kernel, "echo again").await, "again", "the next one starts a worker");
+                    let quiet = host.cli(&["stop", "k"]);
+                    assert!(!String::from_utf8_lossy(&quiet.stderr).contains("ended"), "{quiet:?}");
+                }
+            }
         });
-        assert!(host.ok(&["journal", "k"]).contains("sleep 5555"));
     });
 }
 

@@ -10,7 +10,7 @@ import time
 
 import ryokan
 from ryokan import aio, errors, types
-from ryokan._wire import schema, spec_to_wire
+from ryokan._wire import change_to_wire, fork_to_wire, schema, spec_to_wire
 
 from support import DaemonTest, run_python
 
@@ -25,7 +25,12 @@ class ClientTest(DaemonTest):
         cls.shell = cls.host.create("shell", engine="bash")
 
     def test_faces_have_same_names(self):
-        for name in ["Files", "Forward", "Host", "Kernel", "Sandbox"]:
+        shown = {name: getattr(ryokan, name) for name in ryokan.__all__}
+        classes = {name for name, one in shown.items() if getattr(one, "__module__", "").startswith("ryokan._sync")}
+        in_aio = {name for name in aio.__all__ if inspect.isclass(getattr(aio, name))}
+        self.assertEqual(classes, in_aio)
+        self.assertGreaterEqual(classes, {"CommandHandle", "Commands", "Events", "Files", "Forward", "Host", "Kernel"})
+        for name in classes:
             sync, both = getattr(ryokan, name), getattr(aio, name)
             public = {n for n in vars(both) if not n.startswith("_")}
             self.assertEqual(public, {n for n in vars(sync) if not n.startswith("_")}, name)
@@ -33,6 +38,8 @@ class ClientTest(DaemonTest):
                 given = [inspect.signature(getattr(face, method)).parameters for face in (sync, both)]
                 parameters = [[(p.name, p.kind, p.default) for p in one.values()] for one in given]
                 self.assertEqual(*parameters, f"{name}.{method}")
+                for face in (sync, both):
+                    self.assertTrue(getattr(face, method).__doc__ or method == "kill", f"{face}.{method}")
 
     def test_every_code_has_class(self):
         self.assertEqual(set(errors.BY_CODE), set(schema.ErrorCode.schema.enumerants))
@@ -51,6 +58,8 @@ class ClientTest(DaemonTest):
     def test_options_reach_daemon(self):
         fields = set(schema.KernelSpec.schema.fieldnames)
         self.assertEqual(fields - set(spec_to_wire("n", {})), {"retention"})
+        self.assertEqual(set(schema.KernelUpdate.schema.fieldnames), set(change_to_wire({})))
+        self.assertEqual(set(schema.ForkRequest.schema.fieldnames), {*fork_to_wire("n", {}), "change"})
         labels = {"team": "é"}
         kernel = self.host.create(
             "limited", engine="python", memory_bytes=256 << 20, pids=50, idle_timeout=math.inf, labels=labels
@@ -59,8 +68,9 @@ class ClientTest(DaemonTest):
         self.assertEqual(kernel.info().labels, labels)
         self.assertEqual(self.host.list(prefix="nothing"), [])
         kernel.remove()
-        with self.assertRaisesRegex(TypeError, "lifetime"):
-            self.host.create("wrong", lifetime=3)
+        for wrong in [self.host.create, self.shell.fork, self.shell.commands.run]:
+            with self.assertRaisesRegex(TypeError, "lifetime"):
+                wrong("wrong", lifetime=3)
 
     def test_refusals_are_typed(self):
         for wrong, expected in [

@@ -31,11 +31,19 @@ pub fn processes(processes: &[ProcessInfo], now_ms: i64, paint: Paint) -> String
     let mut table = Table::new(&["PROCESS", "SINCE", "MODE", "COMMAND"]);
     for process in processes {
         let mode = if process.detached { "detached" } else { "foreground" };
-        let program = Program { argv: process.argv.clone(), ..Program::default() };
-        let command = first_line(&program.command_line(), DESCRIPTION);
+        let command = first_line(&command_line(process), DESCRIPTION);
         table.row(&[&process.exec.to_string(), &time::ago(process.started_at_ms, now_ms), mode, &command]);
     }
     table.text("no processes", paint)
+}
+
+/// One process, in a sentence.
+pub fn process(process: &ProcessInfo) -> String {
+    format!("process {} ({})", process.exec, first_line(&command_line(process), DESCRIPTION))
+}
+
+fn command_line(process: &ProcessInfo) -> String {
+    Program { argv: process.argv.clone(), ..Program::default() }.command_line()
 }
 
 /// Tools.

@@ -5,19 +5,24 @@ coroutines. `Sandbox` is a kernel under the names of E2B's SDK.
 """
 
 from . import aio, errors, types
-from ._sync import Commands, Files, Forward, Host, Kernel, Sandbox
+from ._sync import CommandHandle, Commands, Events, Files, Forward, Host, Kernel, Pty, PublishedKernel, Sandbox
 from ._version import __version__
 from .errors import ExecutionError, RyokanError
-from .types import Mount, Result
+from .types import Mount, PtySize, Result
 
 __all__ = [
+    "CommandHandle",
     "Commands",
+    "Events",
     "ExecutionError",
     "Files",
     "Forward",
     "Host",
     "Kernel",
     "Mount",
+    "Pty",
+    "PtySize",
+    "PublishedKernel",
     "Result",
     "RyokanError",
     "Sandbox",

@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 CALL = 120.0
 """Seconds for a call that does not depend on code or files."""
+HELLO = 10.0
+"""Seconds for a connection and its greeting."""
 _MESSAGE_WORDS = 8 << 20
 """Largest message: the interface's 64 MiB."""
 
@@ -67,9 +69,10 @@ class _Loop:
 class Link:
     """The protocol's objects of one connection, in the loop's thread."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, root: Any) -> None:
         self.client = client
-        self.host = client.bootstrap().cast_as(schema.Host)
+        self.root = client.bootstrap().cast_as(root)
+        """What the socket serves: a host, or a published kernel."""
         self.capabilities: dict[int, Any] = {}
         self.background: set[asyncio.Future[Any]] = set()
         self.loop = asyncio.get_running_loop()
@@ -96,7 +99,7 @@ class Link:
         if self.closed:
             return
         self.capabilities.clear()
-        client, self.client, self.host = self.client, None, None
+        client, self.client, self.root = self.client, None, None
         client.close()
         for task in list(self.background):
             task.cancel()
@@ -124,8 +127,8 @@ class Connection:
         self._process = os.getpid()
 
     @staticmethod
-    async def open(path: Path, start: bool, timeout: float) -> Connection:
-        """Connects to a daemon's socket."""
+    async def open(path: Path, start: bool, timeout: float, root: Any = schema.Host) -> Connection:
+        """Connects to a socket that serves this interface."""
         sock = await _daemon.connect(path, start, timeout)
         await _Loop.enter()
         try:
@@ -135,7 +138,7 @@ class Connection:
             sock.close()
             await _Loop.leave()
             raise
-        link = Link(client)
+        link = Link(client, root)
         _loops[link.loop].links.add(link)
         return Connection(link)
 
@@ -173,21 +176,37 @@ class Connection:
             return _closed()
         return from_exception(str(error.type or "FAILED"), str(error.description))
 
+    def named(self, capability: Capability) -> Any:
+        """A capability as a parameter of a call of this connection."""
+        if capability.connection.link is not self.link:
+            raise InvalidArgumentError("both kernels must be of one connection", "open both with one `Host`")
+        target = self.link.capabilities.get(capability.key)
+        if target is None:
+            raise _closed()
+        return target
+
     async def collect(
-        self, capability: Capability, method: str, *before: Any, sink: type, convert: Callable[[Any], T]
+        self,
+        capability: Capability,
+        method: str,
+        *before: Any,
+        sink: type,
+        convert: Callable[[Any], T],
+        after: Sequence[Any] = (),
     ) -> list[T]:
-        """Calls a method that streams items into a sink, its next parameter; returns all items."""
+        """Calls a method that streams items into a sink, a parameter between these; returns all items."""
         items: list[T] = []
         receiver = sink(lambda item: items.append(convert(item)))
         released = receiver.released
-        promise = self.send(capability, method, *before, receiver)
+        promise = self.send(capability, method, *before, receiver, *after)
         del receiver
         await self.answer(promise, None)
         await self.released(released)
         # A lost connection releases the sink as well, and then fails this call.
-        if self.link.host is None:
+        root = self.link.root
+        if root is None:
             raise _closed()
-        await self.answer(self.link.host.ping())
+        await self.answer(root.info() if hasattr(root, "info") else root.ping())
         return items
 
     async def released(self, released: asyncio.Future[None]) -> None:
@@ -267,6 +286,21 @@ class Journal(_Sink, schema.JournalSink.Server):  # type: ignore[misc]
 class FileInfos(_Sink, schema.FileInfoSink.Server):  # type: ignore[misc]
     async def next(self, info: Any, **_: Any) -> None:
         self.take(info)
+
+
+class Patches(_Sink, schema.PatchSink.Server):  # type: ignore[misc]
+    async def next(self, patch: Any, **_: Any) -> None:
+        self.take(patch)
+
+
+class EventItems(_Sink, schema.EventSink.Server):  # type: ignore[misc]
+    """Events; `take` is a coroutine function, and slows the stream. It gets None after those of the past."""
+
+    async def event(self, event: Any, **_: Any) -> None:
+        await self.take(event)
+
+    async def caughtUp(self, **_: Any) -> None:
+        await self.take(None)
 
 
 class Output(_Sink, schema.OutputCallback.Server):  # type: ignore[misc]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import os
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import Any, Literal, overload
 
 from . import _connection, _wire, types
@@ -17,6 +19,10 @@ WORKSPACE = "/workspace"
 READ_BYTES = 100 << 20
 """Default limit of `read`: code inside decides how large a file is."""
 _CHUNK = 1 << 20
+
+
+def encoded(path: Path) -> bytes:
+    return os.fsencode(path)
 
 
 class Files:
@@ -40,22 +46,68 @@ class Files:
         return self._opened
 
     @overload
-    async def read(self, path: Path, format: Literal["text"] = "text", *, limit: int = READ_BYTES) -> str: ...
+    async def read(
+        self,
+        path: Path,
+        format: Literal["text"] = "text",
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        limit: int = READ_BYTES,
+    ) -> str: ...
 
     @overload
-    async def read(self, path: Path, format: Literal["bytes"], *, limit: int = READ_BYTES) -> bytes: ...
+    async def read(
+        self,
+        path: Path,
+        format: Literal["bytes"],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        limit: int = READ_BYTES,
+    ) -> bytes: ...
+
+    @overload
+    async def read(
+        self,
+        path: Path,
+        format: Literal["stream"],
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        limit: int = READ_BYTES,
+    ) -> AsyncIterator[bytes]: ...
 
     async def read(
-        self, path: Path, format: Literal["text", "bytes"] = "text", *, limit: int = READ_BYTES
-    ) -> str | bytes:
-        """Reads a file of at most `limit` bytes."""
-        opened = await self._call("open", os.fsencode(path))
-        reader, data, end = Capability(self._connection, opened.file), bytearray(), opened.info.bytes > limit
-        while not end:
-            part = await self._connection.call(reader, "read", len(data), _CHUNK)
-            data += part.data
-            end = part.end or len(data) > limit
-        if opened.info.bytes > limit or len(data) > limit:
+        self,
+        path: Path,
+        format: Literal["text", "bytes", "stream"] = "text",
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        limit: int = READ_BYTES,
+    ) -> str | bytes | AsyncIterator[bytes]:
+        """Reads a file, or `length` bytes of it from `offset` on; less if it ends before.
+
+        Refuses to return more than `limit` bytes, except as a `stream`: an iterator of pieces.
+        """
+        if offset < 0 or (length is not None and length < 0):
+            raise InvalidArgumentError(f"not a range of a file: offset {offset}, length {length}")
+        opened = await self._call("open", encoded(path))
+        reader = Capability(self._connection, opened.file)
+        pieces = self._pieces(reader, offset, length)
+        if format == "stream":
+            return pieces
+        wanted = max(0, opened.info.bytes - offset)
+        if length is not None:
+            wanted = min(wanted, length)
+        data = bytearray()
+        if wanted <= limit:
+            async for piece in pieces:
+                data += piece
+                if len(data) > limit:
+                    break
+        if wanted > limit or len(data) > limit:
             name = os.fsdecode(path)
             raise InvalidArgumentError(f"{name} has more than {limit} bytes", "raise `limit`", "too_large")
         if format == "bytes":
@@ -66,25 +118,69 @@ class Files:
             wrong = InvalidArgumentError(f"{os.fsdecode(path)} is not text: {error}", 'read it with format="bytes"')
         raise wrong
 
-    async def write(self, path: Path, data: str | bytes, *, expected_version: int = 0) -> types.FileInfo:
-        """Creates or replaces a file, and the directories on the way; it appears complete."""
+    async def _pieces(self, reader: Capability, offset: int, length: int | None) -> AsyncIterator[bytes]:
+        end = None if length is None else offset + length
+        while end is None or offset < end:
+            most = _CHUNK if end is None else min(_CHUNK, end - offset)
+            part = await self._connection.call(reader, "read", offset, most)
+            data, last = bytes(part.data), part.end
+            offset += len(data)
+            if data:
+                yield data
+            if last:
+                return
+
+    async def write(
+        self, path: Path, data: str | bytes, *, mode: int | None = None, expected_version: int = 0
+    ) -> types.FileInfo:
+        """Creates or replaces a file, and the directories on the way; it appears complete.
+
+        `mode`: permission bits; None: those of the replaced file, or the usual ones.
+        """
         content = data.encode() if isinstance(data, str) else bytes(data)
-        opened = await self._call("write", os.fsencode(path), {}, True, expected_version)
+        attributes = {} if mode is None else {"mode": mode}
+        opened = await self._call("write", encoded(path), attributes, True, expected_version)
         writer = Capability(self._connection, opened.file)
         for start in range(0, len(content), _CHUNK):
             await self._connection.call(writer, "write", content[start : start + _CHUNK], deadline=None)
         return _wire.file_info((await self._connection.call(writer, "finish", deadline=None)).info)
 
+    async def write_files(self, files: Sequence[types.WriteEntry]) -> builtins.list[types.FileInfo]:
+        """Writes files one after the other: each `{"path": …, "data": …}` as `write` does."""
+        return [await self.write(file["path"], file["data"]) for file in files]
+
     async def list(self, path: Path = WORKSPACE) -> builtins.list[types.FileInfo]:
         """The entries of a directory, in order of name."""
         entries = await self._connection.collect(
-            await self._files(), "list", os.fsencode(path), sink=_connection.FileInfos, convert=_wire.file_info
+            await self._files(), "list", encoded(path), sink=_connection.FileInfos, convert=_wire.file_info
         )
         return sorted(entries, key=lambda entry: entry.name)
 
     async def stat(self, path: Path, *, follow: bool = True) -> types.FileInfo:
         """A file's attributes; with `follow`, of what a link leads to."""
-        return _wire.file_info((await self._call("stat", os.fsencode(path), follow)).info)
+        return _wire.file_info((await self._call("stat", encoded(path), follow)).info)
+
+    async def get_info(self, path: Path) -> types.FileInfo:
+        """The same as `stat`, under E2B's name."""
+        return await self.stat(path)
+
+    async def set_attributes(
+        self,
+        path: Path,
+        *,
+        mode: int | None = None,
+        modified: datetime | None = None,
+        expected_version: int = 0,
+    ) -> None:
+        """Sets permission bits and the time of the last change; None: as it is."""
+        attributes: dict[str, Any] = {} if mode is None else {"mode": mode}
+        if modified is not None:
+            attributes |= {"setModified": True, "modifiedNs": _wire.nanoseconds(modified)}
+        await self._call("setAttributes", encoded(path), attributes, expected_version)
+
+    async def make_link(self, path: Path, target: str | bytes, *, expected_version: int = 0) -> None:
+        """Makes a symbolic link, or replaces a link or file by it. The target is not checked."""
+        await self._call("makeLink", encoded(path), os.fsencode(target), {}, True, expected_version)
 
     async def exists(self, path: Path) -> bool:
         """Whether there is something at this path."""
@@ -96,12 +192,12 @@ class Files:
 
     async def make_dir(self, path: Path, *, mode: int = 0o755, expected_version: int = 0) -> None:
         """Makes a directory and those on the way; an existing one is no error."""
-        await self._call("makeDir", os.fsencode(path), mode, True, expected_version)
+        await self._call("makeDir", encoded(path), mode, True, expected_version)
 
     async def rename(self, path: Path, new_path: Path, *, replace: bool = False, expected_version: int = 0) -> None:
         """Renames a file or directory."""
-        await self._call("rename", os.fsencode(path), os.fsencode(new_path), replace, expected_version)
+        await self._call("rename", encoded(path), os.fsencode(new_path), replace, expected_version)
 
     async def remove(self, path: Path, *, recursive: bool = False, expected_version: int = 0) -> None:
         """Removes a file or an empty directory; with `recursive`, also a directory's content."""
-        await self._call("remove", os.fsencode(path), recursive, expected_version)
+        await self._call("remove", encoded(path), recursive, expected_version)

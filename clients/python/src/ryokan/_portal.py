@@ -52,15 +52,15 @@ class Portal:
             raise
 
     def run_with_callbacks(
-        self, work: Callable[..., Coroutine[Any, Any, T]], callbacks: list[Callable[[str], object] | None]
+        self, work: Callable[..., Coroutine[Any, Any, T]], callbacks: list[Callable[[Any], object] | None]
     ) -> T:
         """As `run`; `work` takes callbacks, which are called in this thread, one at a time."""
-        calls: queue.SimpleQueue[tuple[Callable[[str], object], str, asyncio.Future[None]] | None] = queue.SimpleQueue()
+        calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any, asyncio.Future[None]] | None] = queue.SimpleQueue()
 
-        def relay(callback: Callable[[str], object]) -> Callable[[str], asyncio.Future[None]]:
-            def take(text: str) -> asyncio.Future[None]:
+        def relay(callback: Callable[[Any], object]) -> Callable[[Any], asyncio.Future[None]]:
+            def take(piece: Any) -> asyncio.Future[None]:
                 taken = self._loop.create_future()
-                calls.put((callback, text, taken))
+                calls.put((callback, piece, taken))
                 return taken
 
             return take
@@ -69,8 +69,8 @@ class Portal:
         outcome.add_done_callback(lambda _: calls.put(None))
         try:
             while (call := calls.get()) is not None:
-                callback, text, taken = call
-                callback(text)
+                callback, piece, taken = call
+                callback(piece)
                 self._loop.call_soon_threadsafe(_resolve, taken)
             return outcome.result()
         except BaseException:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 import capnp
 
@@ -42,7 +44,7 @@ def _reads(read: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return read(*args, **kwargs)
-        except (capnp.KjException, UnicodeDecodeError, RecursionError) as error:
+        except (capnp.KjException, ValueError, RecursionError) as error:
             wrong = str(error).splitlines()[0]
         raise InternalError(f"the daemon's answer is malformed: {wrong}")
 
@@ -136,33 +138,81 @@ def _digits(value: int) -> str:
         raise InvalidArgumentError(str(error)) from None
 
 
-def spec_to_wire(name: str, options: types.KernelOptions) -> dict[str, Any]:
-    """A `KernelSpec` as pycapnp sets it."""
-    unknown = options.keys() - types.KernelOptions.__annotations__.keys()
+def environment(env: Mapping[str, str] | None, envs: Mapping[str, str] | None) -> list[dict[str, str]]:
+    """Variables of a program, also under E2B's name."""
+    return pairs({**(env or {}), **(envs or {})})
+
+
+def known(options: Mapping[str, Any], shape: Any, what: str) -> None:
+    """Refuses options that a `TypedDict` does not have."""
+    unknown = options.keys() - set(get_type_hints(shape))
     if unknown:
-        raise TypeError(f"unknown options of a kernel: {', '.join(sorted(unknown))}")
+        raise TypeError(f"unknown options of {what}: {', '.join(sorted(unknown))}")
+
+
+def _limits(options: Mapping[str, Any]) -> dict[str, Any]:
     idle = options.get("idle_timeout")
-    paths = [
-        {"path": mount.path, "source": mount.source, "writable": mount.writable} for mount in options.get("paths", ())
-    ]
+    paths = options.get("paths") or ()
     return {
-        "name": name,
-        "engine": options.get("engine") or "",
-        "isolation": options.get("isolation") or "",
-        "image": options.get("image") or "",
-        "paths": paths,
+        "paths": [{"path": one.path, "source": one.source, "writable": one.writable} for one in paths],
         "memoryBytes": options.get("memory_bytes") or 0,
         "cpuMilli": round((options.get("cpus") or 0) * 1000),
         "pids": options.get("pids") or 0,
         "openFiles": options.get("open_files") or 0,
         "workspaceBytes": options.get("workspace_bytes") or 0,
         "idleTimeoutMs": _NEVER if idle == math.inf else milliseconds(idle, "idle_timeout"),
-        "labels": pairs(options.get("labels", {})),
         "net": options.get("net") or "",
+    }
+
+
+def spec_to_wire(name: str, options: types.KernelOptions) -> dict[str, Any]:
+    """A `KernelSpec` as pycapnp sets it."""
+    known(options, types.KernelOptions, "a kernel")
+    return _limits(options) | {
+        "name": name,
+        "engine": options.get("engine") or "",
+        "isolation": options.get("isolation") or "",
+        "image": options.get("image") or "",
+        "labels": pairs(options.get("labels", {})),
         "allowDegraded": list(options.get("allow_degraded", ())),
         "fromDir": options.get("from_dir") or "",
         "ephemeral": options.get("ephemeral", False),
     }
+
+
+def change_to_wire(change: Mapping[str, Any]) -> dict[str, Any]:
+    """A `KernelUpdate` as pycapnp sets it."""
+    return _limits(change) | {"removePaths": list(change.get("remove_paths") or ())}
+
+
+def fork_to_wire(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A `ForkRequest` as pycapnp sets it."""
+    return {
+        "name": name,
+        "from": options.get("ref", ""),
+        "count": options.get("count", 1),
+        "interrupt": options.get("interrupt", False),
+        "waitMs": milliseconds(options.get("wait"), "wait"),
+        "key": options.get("key", ""),
+        "expectedVersion": options.get("expected_version", 0),
+        "isolation": options.get("isolation", ""),
+        "image": options.get("image", ""),
+    }
+
+
+def resource_to_wire(resource: types.HostResource) -> dict[str, Any]:
+    return {
+        "kind": resource.kind,
+        "name": resource.name,
+        "source": resource.source,
+        "writable": resource.writable,
+    }
+
+
+def nanoseconds(at: datetime) -> int:
+    """A time on the wire; one without a zone is local."""
+    since = at.astimezone(timezone.utc) - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
 
 
 def time(ms: int) -> datetime | None:
@@ -218,6 +268,19 @@ def kernel_info(reader: Any) -> types.KernelInfo:
         rights=_texts(reader.rights),
         origin=types.Origin(origin.kind, origin.kernel, origin.name, origin.checkpoint, origin.restored),
         thread_of=reader.threadOf,
+        isolation=spec.isolation,
+        image=spec.image,
+        paths=[mount(one) for one in spec.paths],
+        limits=types.Limits(
+            memory_bytes=spec.memoryBytes,
+            cpus=spec.cpuMilli / 1000,
+            pids=spec.pids,
+            open_files=spec.openFiles,
+            workspace_bytes=spec.workspaceBytes,
+            idle_timeout=math.inf if spec.idleTimeoutMs == _NEVER else spec.idleTimeoutMs / 1000,
+        ),
+        capture=reader.capture,
+        at_next_start=_texts(reader.atNextStart),
     )
 
 
@@ -318,6 +381,68 @@ def difference(reader: Any) -> types.Difference:
     return types.Difference(
         str(reader.area), str(reader.deed), reader.name, reader.before, reader.after, _texts(reader.what)
     )
+
+
+_REVERSED = {"added": "removed", "removed": "added"}
+_RESTORED = ("state", "file", "mount", "mcp")
+
+
+def preview(
+    found: types.Checkpoint, since: Iterable[types.Difference], ends: list[types.Job], lost: list[types.Missed]
+) -> types.Preview:
+    """What a restore would do, from the differences since its checkpoint."""
+    changes = []
+    for one in since:
+        # Other areas are never restored, or follow from these.
+        if one.area in _RESTORED:
+            name, before, after = one.name, one.after, one.before
+            if one.change == "renamed":
+                name, before, after = one.before, one.name, one.after
+            change = _REVERSED.get(one.change, one.change)
+            changes.append(types.Difference(one.area, change, name, before, after, one.what))
+    return types.Preview(found, changes, ends, lost)
+
+
+@_reads
+def patch_part(reader: Any) -> tuple[types.Patch, bool]:
+    """A part of a text difference, and whether more follow."""
+    path, before = (os.fsdecode(bytes(name)) for name in (reader.path, reader.before))
+    return types.Patch(path, str(reader.deed), before, reader.note, bytes(reader.text)), reader.more
+
+
+def patches(parts: Iterable[tuple[types.Patch, bool]]) -> list[types.Patch]:
+    """The text differences of whole files."""
+    whole: list[types.Patch] = []
+    continues = False
+    for part, more in parts:
+        if continues:
+            whole[-1] = replace(whole[-1], text=whole[-1].text + part.text)
+        else:
+            whole.append(part)
+        continues = more
+    return whole
+
+
+@_reads
+def event(reader: Any) -> types.Event:
+    detail = json.loads(reader.detailJson) if reader.detailJson else {}
+    return types.Event(reader.sequence, time(reader.atMs), reader.kernel, reader.kind, detail)
+
+
+@_reads
+def job(reader: Any) -> types.Job:
+    return types.Job(reader.id, reader.command)
+
+
+@_reads
+def resources(readers: Iterable[Any]) -> list[types.HostResource]:
+    return [types.HostResource(one.kind, one.name, one.source, one.writable) for one in readers]
+
+
+@_reads
+def review(reader: Any) -> types.Review:
+    signer = reader.signer
+    return types.Review(resources(reader.requested), types.Signer(str(signer.standing), signer.name, signer.key))
 
 
 @_reads

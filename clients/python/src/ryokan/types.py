@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 from .errors import ExecutionError
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,87 @@ class KernelOptions(TypedDict, total=False):
     """Idempotency key: the same key within 24 hours returns the same kernel."""
 
 
+class KernelChange(TypedDict, total=False):
+    """What `Host.update` changes, and `Host.fork` for the children. What is absent or None stays."""
+
+    net: str | None
+    """`none` or `host`."""
+    memory_bytes: int | None
+    """Memory of all its processes."""
+    cpus: float | None
+    """Processors; fractions are possible."""
+    pids: int | None
+    """Processes and threads."""
+    open_files: int | None
+    """Open files of one process."""
+    workspace_bytes: int | None
+    """Size of its workspace."""
+    idle_timeout: float | None
+    """Seconds without use after which it stops; `math.inf`: never."""
+    paths: Sequence[Mount]
+    """Paths of the host to add, or to give another `writable`."""
+    remove_paths: Sequence[str]
+    """Paths to remove."""
+
+
+class ForkOptions(TypedDict, total=False):
+    """Options of a fork."""
+
+    count: int
+    """Number of children; several are called `name-1`, `name-2` and so on."""
+    ref: str
+    """The checkpoint from which they start; empty: the present state."""
+    interrupt: bool
+    """Interrupt the running execution instead of waiting for it."""
+    wait: float | None
+    """Seconds to wait for the running execution; None: a minute."""
+    key: str
+    """Idempotency key: the same key within 24 hours returns the same children."""
+    expected_version: int
+    """The kernel's version known to the caller; 0: any."""
+    isolation: str
+    """Of the children: `process` or `microvm`; empty: that of the forked kernel."""
+    image: str
+    """Of the children, for isolations that have images."""
+
+
+class ForkChange(ForkOptions, KernelChange, total=False):
+    """Options of a fork whose children get another specification."""
+
+
+class CommandOptions(TypedDict, total=False):
+    """Options of a program."""
+
+    cwd: str
+    """The working directory; empty: `/workspace`."""
+    env: Mapping[str, str] | None
+    """Variables beside those of every engine."""
+    envs: Mapping[str, str] | None
+    """The same, under E2B's name."""
+    stdin: str | bytes | bool
+    """Its standard input; True: `send_stdin` sends it."""
+    timeout: float | None
+    """Seconds after which it is killed; the status is then `timeout`."""
+    output_limit: int
+    """Bytes of output kept in the result and the journal; 0: the default."""
+    detached: bool
+    """With `background`: whether it continues without its handle and this client; True unless given."""
+
+
+class PtySize(NamedTuple):
+    """The size of a terminal."""
+
+    rows: int = 24
+    cols: int = 80
+
+
+class WriteEntry(TypedDict):
+    """A file for `write_files`."""
+
+    path: str
+    data: str | bytes
+
+
 @dataclass(frozen=True)
 class HostInfo:
     """A host."""
@@ -94,6 +177,19 @@ class Process:
     started_at: datetime | None
     detached: bool
     """Whether it continues without the client that started it."""
+
+    @property
+    def pid(self) -> int:
+        """The same as `execution_id`, under E2B's name."""
+        return self.execution_id
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs in a kernel's background: a job of its engine, or a program beside it."""
+
+    id: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +212,28 @@ class Origin:
     name: str
     checkpoint: str
     restored: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A kernel's limits; 0: the default of the daemon's configuration."""
+
+    memory_bytes: int
+    cpus: float
+    pids: int
+    open_files: int
+    workspace_bytes: int
+    idle_timeout: float
+    """Seconds; `math.inf`: never."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What `Host.update` did."""
+
+    version: int
+    at_next_start: list[str]
+    """Changes that the present worker does not have."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +261,19 @@ class KernelInfo:
     rights: list[str]
     origin: Origin
     thread_of: str
+    isolation: str
+    image: str
+    paths: list[Mount]
+    limits: Limits
+    capture: str
+    """The driver that captures its files, and why no better one is used."""
+    at_next_start: list[str]
+    """Changes of its specification that the present worker does not have."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """The same as `id`, under E2B's name."""
+        return self.id
 
 
 @dataclass(frozen=True)
@@ -263,6 +394,11 @@ class Checkpoint:
     machine_bytes: int = 0
     """Of memory, state and disk of the virtual machine."""
 
+    @property
+    def snapshot_id(self) -> str:
+        """The same as `id`, under E2B's name."""
+        return self.id
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -276,6 +412,34 @@ class Difference:
     before: str
     after: str
     what: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The text difference of one file."""
+
+    path: str
+    change: str
+    """`added`, `removed`, `changed` or `renamed`."""
+    before: str
+    """Its previous name, if it was renamed."""
+    note: str
+    """Why there is no text: `binary`, `too large`, or what it is instead of a file."""
+    text: bytes
+    """A unified diff, with the file's bytes as they are: not safe to print to a terminal."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a restore would do."""
+
+    checkpoint: Checkpoint
+    changes: list[Difference]
+    """From the present state to the checkpoint; only what a restore brings back."""
+    ends: list[Job]
+    """Jobs and programs that would end."""
+    lost: list[Missed]
+    """Parts of the present state that no checkpoint holds: `undo` does not bring them back."""
 
 
 @dataclass(frozen=True)
@@ -309,6 +473,65 @@ class JournalEntry:
     duration: float
     output_bytes: int
     truncated_bytes: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a kernel or to the host; kind `gap` stands for discarded events."""
+
+    sequence: int
+    at: datetime | None
+    kernel: str
+    """Its name; empty: the host."""
+    kind: str
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A file that `Kernel.export` wrote."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class HostResource:
+    """A resource of the host that an exported kernel requests."""
+
+    kind: str
+    """`path`, `mount`, `net`, `mcp` or `layer`."""
+    name: str
+    source: str
+    """The host's path; a server's command line or address."""
+    writable: bool
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signed an exported kernel."""
+
+    standing: str
+    """`own`, `trusted`, `former`, `unknown` or `missing`."""
+    name: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Review:
+    """What an exported kernel requests, and who signed it."""
+
+    requested: list[HostResource]
+    signer: Signer
+
+
+@dataclass(frozen=True)
+class Imported(Generic[K]):
+    """An imported kernel, and which of the requested resources of the host it has."""
+
+    kernel: K
+    granted: list[HostResource]
+    withheld: list[HostResource]
 
 
 @dataclass(frozen=True)

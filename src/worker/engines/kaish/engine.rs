@@ -296,7 +296,7 @@ impl KaishEngine {
                 let (status, code) = if error.is_rejected() { (EndStatus::Refused, 2) } else { (EndStatus::Failed, 1) };
                 let text = format!("{error:#}");
                 self.shared.note_error(&text);
-                self.shared.stderr.offer(format!("{}\n", text.trim_end()).as_bytes());
+                self.shared.stderr.offer(format!("{}\n{}", text.trim_end(), program::hint(&error)).as_bytes());
                 Outcome { status, code, err: values::one_line(text.trim_end()), value: None, output: None }
             }
         };

@@ -9,7 +9,7 @@ use kaish_kernel::ast::{
     StringPart, TestExpr, ToolDef, Value as Kv,
 };
 use kaish_kernel::lexer::{Token, tokenize};
-use kaish_kernel::parser;
+use kaish_kernel::{KernelError, parser};
 
 /// A function definition in a program.
 #[derive(Debug, Clone, PartialEq)]
@@ -335,6 +335,14 @@ pub fn completeness(source: &str) -> Completeness {
     let open = open_brackets(source);
     let at_open = errors.iter().any(|error| open.contains(&error.span.start));
     if wants_more || at_open { Completeness::Incomplete } else { Completeness::Invalid }
+}
+
+/// A line below the error of code that does not parse.
+pub fn hint(error: &KernelError) -> &'static str {
+    match error {
+        KernelError::Parse { .. } => "hint: kaish is not bash; bash code runs in a kernel with --engine bash\n",
+        _ => "",
+    }
 }
 
 /// Where unclosed brackets start; the parser reports errors there, not at the end.
