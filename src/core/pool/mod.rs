@@ -18,6 +18,7 @@
 mod breaker;
 mod demand;
 mod plan;
+mod refresh;
 
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use super::spec::Isolation;
 pub use breaker::{Breaker, Gate};
 pub use demand::Demand;
 pub use plan::{Action, Plan, View, Why, plan};
+pub use refresh::{Attempt, Refresh, RefreshRules, RefreshTime, TemplateAge, refresh};
 
 /// The configured size and lifetimes of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

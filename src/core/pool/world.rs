@@ -28,7 +28,7 @@ fn left<'a>(view: &View<'a>, now_ms: u64, plan: &Plan) -> Left<'a> {
     let mut left = Left { idle: Vec::new(), creating: 0, stuck: 0, created: 0 };
     for slot in view.slots {
         match slot.state {
-            SlotState::Creating { since_ms } if now_ms - since_ms >= 30_000 => left.stuck += 1,
+            SlotState::Creating { since_ms } if is_stuck(view, since_ms, now_ms) => left.stuck += 1,
             SlotState::Creating { .. } => left.creating += 1,
             SlotState::Idle { .. } if !gone(slot) => left.idle.push(slot),
             SlotState::Idle { .. } | SlotState::Leaving => {}
@@ -36,6 +36,10 @@ fn left<'a>(view: &View<'a>, now_ms: u64, plan: &Plan) -> Left<'a> {
     }
     left.created = plan.actions.iter().filter(|action| **action == Action::Create).count() as u32;
     left
+}
+
+fn is_stuck(view: &View<'_>, since_ms: u64, now_ms: u64) -> bool {
+    now_ms - since_ms >= view.rules.creation_ms
 }
 
 fn destroyed(plan: &Plan) -> impl Iterator<Item = (SlotId, Why)> {
@@ -58,7 +62,7 @@ pub(super) fn only_idle_or_stuck_slots_are_destroyed(view: &View<'_>, now_ms: u6
     let mut seen = Vec::new();
     for (id, why) in destroyed(plan) {
         let may_go = match find(view, id).state {
-            SlotState::Creating { since_ms } => why == Why::Stuck && now_ms - since_ms >= 30_000,
+            SlotState::Creating { since_ms } => why == Why::Stuck && is_stuck(view, since_ms, now_ms),
             SlotState::Idle { .. } => why != Why::Stuck,
             SlotState::Leaving => false,
         };
@@ -173,10 +177,14 @@ pub(super) fn next_check_is_due_in_time(view: &View<'_>, now_ms: u64, plan: &Pla
     }
 }
 
+/// Makes plans: [`plan`], or a variant with a mistake, which the checks must find.
+pub(super) type Planner = fn(&View<'_>, u64) -> Plan;
+
 /// A pool, its host and its clients.
 #[derive(Debug, Clone)]
 pub(super) struct World {
     pub rules: Rules,
+    pub planner: Planner,
     pub now_ms: u64,
     pub slots: Vec<Slot>,
     pub given: Vec<SlotId>,
@@ -195,6 +203,7 @@ impl World {
     pub fn new(rules: Rules, now_ms: u64) -> World {
         World {
             rules,
+            planner: plan,
             now_ms,
             slots: Vec::new(),
             given: Vec::new(),
@@ -246,7 +255,7 @@ impl World {
 
     /// Makes a plan, checks it and performs it.
     pub fn step(&mut self) -> Plan {
-        let plan = plan(&self.view(), self.now_ms);
+        let plan = (self.planner)(&self.view(), self.now_ms);
         check(&self.view(), self.now_ms, &plan);
         for action in &plan.actions {
             match action {
