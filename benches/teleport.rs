@@ -98,7 +98,7 @@ pub fn state(world: &World, report: &mut Report) -> anyhow::Result<()> {
         pauses.add_ms(again.pause_ms as f64);
     })?;
     report.times(&format!("{what}: pause"), &pauses, Some(Target::AtMost(100.0)));
-    report.note(format!("the last one: {}; of it {}", steps(&here, "a kernel moved"), steps(&there, "is prepared")));
+    report.note(format!("the last one: {}; of it {}", steps(&there, "a kernel moved"), steps(&here, "is prepared")));
     for mb in [world.times(50, 10), world.times(500, 50)] {
         let (name, mut pauses) = (format!("files-{mb}"), Samples::default());
         here.with(async |host| {

@@ -162,10 +162,12 @@ async fn frames<'a>(
 async fn reporting<T>(wire: &mut Wire, report_ms: u64, step: impl Future<Output = Result<T>>) -> Result<T> {
     let pause = Duration::from_millis(report_ms).max(limits::HANDOVER_REPORT_MIN);
     let reports = async {
-        while report_ms > 0 {
-            tokio::time::sleep(pause).await;
-            if wire.send(Message::Working).await.is_err() {
-                break;
+        if report_ms > 0 {
+            loop {
+                tokio::time::sleep(pause).await;
+                if wire.send(Message::Working).await.is_err() {
+                    break;
+                }
             }
         }
         std::future::pending().await

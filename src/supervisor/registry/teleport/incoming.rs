@@ -486,19 +486,16 @@ impl TargetHost for TargetSide {
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
         let (kind, why) = memory::kind_of(self.host(), self.actor.uid, offer).await?;
         let reuse = self.reuse().await?;
-        let most_bytes;
-        {
-            let mut sessions = self.supervisor.registry().handovers.sessions.borrow_mut();
-            if sessions.len() >= limits::HANDOVERS_CONCURRENT {
-                return Err(Error::busy("too many kernels arrive at once").hint("try again when one has arrived"));
-            }
-            if sessions.contains_key(&offer.handover) {
-                return Err(Error::conflict("this handover is offered twice").reason("protocol"));
-            }
-            let free = host.free_bytes().unwrap_or(u64::MAX);
-            most_bytes = self.supervisor.registry().handovers.room.begin(offer.handover, offer.bytes, free)?;
-            sessions.insert(offer.handover, Rc::default());
+        let handovers = &self.supervisor.registry().handovers;
+        let mut sessions = handovers.sessions.borrow_mut();
+        if sessions.len() >= limits::HANDOVERS_CONCURRENT {
+            return Err(Error::busy("too many kernels arrive at once").hint("try again when one has arrived"));
         }
+        if sessions.contains_key(&offer.handover) {
+            return Err(Error::conflict("this handover is offered twice").reason("protocol"));
+        }
+        let most_bytes = handovers.room.begin(offer.handover, offer.bytes, host.free_bytes().unwrap_or(u64::MAX))?;
+        sessions.insert(offer.handover, Rc::default());
         Ok(Admission { accept: Accept { missing, takes_preview: true, kind, why }, reuse, most_bytes })
     }
 
