@@ -18,8 +18,8 @@ use crate::core::files::{FileEvent, FileEventKind, FilePath};
 use crate::core::limits;
 use crate::sys::notify::{Deed, Notify};
 
-/// Reads of the queue for one batch of events.
-const READS: usize = 64;
+/// Events of one batch: those of a read, and the entries of directories that have appeared.
+const MOST: usize = 4 * limits::FILE_EVENT_BATCH;
 
 /// A watched directory. All calls block, briefly.
 pub struct Watch {
@@ -31,6 +31,7 @@ pub struct Watch {
     dirs: HashMap<i32, Vec<Vec<u8>>>,
     /// Device and inode of the watched directory.
     identity: (u64, u64),
+    has_more: bool,
     has_ended: bool,
 }
 
@@ -52,7 +53,7 @@ struct Batch {
 
 impl Batch {
     fn add(&mut self, kind: FileEventKind, names: &[Vec<u8>]) {
-        if self.events.len() >= limits::FILE_EVENT_BATCH {
+        if self.events.len() >= MOST {
             self.has_overflow = true;
             return;
         }
@@ -79,8 +80,8 @@ impl Watch {
         let dir = root.resolve(base.names(), OFlag::O_DIRECTORY, &base.shown())?;
         let identity = identity(&dir).map_err(|error| refusal(error, &base.shown()))?;
         root.permit(dir.as_fd(), READ, &base.shown())?;
-        let (dirs, has_ended) = (HashMap::new(), false);
-        let mut watch = Watch { files, base, is_recursive, notify, dirs, identity, has_ended };
+        let (dirs, has_more, has_ended) = (HashMap::new(), false, false);
+        let mut watch = Watch { files, base, is_recursive, notify, dirs, identity, has_more, has_ended };
         watch.add(&root, Vec::new(), None)?;
         Ok(watch)
     }
@@ -93,18 +94,28 @@ impl Watch {
         self.notify.as_fd().try_clone_to_owned()
     }
 
-    /// The events since the last call. After [`FileEventKind::Ended`] there are none.
+    /// Whether the last call of [`Self::take`] left events, of which the descriptor gives no sign.
+    pub fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    /// The events since the last call, a bounded number. After [`FileEventKind::Ended`] there are none.
     ///
     /// # Errors
     /// Those of the queue.
     pub fn take(&mut self) -> Result<Vec<FileEvent>> {
-        let (mut batch, mut reads, mut seen) = (Batch::default(), 0, Vec::new());
+        let (mut batch, mut seen) = (Batch::default(), Vec::new());
         if self.has_ended {
             return Ok(Vec::new());
         }
         // A directory that was replaced has no events of its own.
         self.has_ended = !self.is_current();
-        while reads < READS && !self.has_ended {
+        self.has_more = false;
+        while !self.has_ended {
+            if batch.events.len() >= limits::FILE_EVENT_BATCH {
+                self.has_more = true;
+                break;
+            }
             let more = self.notify.take(|event| {
                 let name = event.name.to_vec();
                 seen.push(Seen { watch: event.watch, deed: event.deed, name, is_folder: event.is_folder });
@@ -112,7 +123,6 @@ impl Watch {
             if !more.map_err(|error| Error::unavailable(format!("the watch cannot be read: {error}")))? {
                 break;
             }
-            reads += 1;
             for one in seen.drain(..) {
                 self.report(one, &mut batch);
             }

@@ -16,7 +16,8 @@ pub const FILE_RESOLVE_ATTEMPTS: usize = 64;
 pub const FILE_LIST_PAGE: usize = 256;
 /// Directories that one call watches.
 pub const WATCHED_DIRECTORIES: usize = 4096;
-/// Events that are reported together; the rest of a burst is reported as an overflow.
+/// Events that are reported together. A directory that appears with more than four times as many entries is reported as
+/// an overflow.
 pub const FILE_EVENT_BATCH: usize = 1024;
 /// Pause after reported events, in which equal ones are merged.
 pub const FILE_EVENT_PAUSE: Duration = Duration::from_millis(20);

@@ -87,8 +87,10 @@ struct HostWatch {
 impl FileWatch for HostWatch {
     async fn next(&mut self) -> Result<Vec<FileEvent>> {
         loop {
+            let has_more = self.watch.as_ref().is_some_and(Watch::has_more);
             // What the queue does not report is looked for from time to time.
-            if let Ok(Ok(mut ready)) = tokio::time::timeout(limits::FILE_WATCH_CHECK, self.ready.readable()).await {
+            let ready = tokio::time::timeout(limits::FILE_WATCH_CHECK, self.ready.readable());
+            if !has_more && let Ok(Ok(mut ready)) = ready.await {
                 ready.clear_ready();
             }
             let Some(mut watch) = self.watch.take() else { return Ok(Vec::new()) };
