@@ -1,14 +1,32 @@
 //! Files of a workspace as clients name and see them: paths, kinds, attributes, and the errors of access.
 
-use super::error::{Error, ErrorCode};
+use serde::{Deserialize, Serialize};
+
+use super::error::{DISK_FULL, Error, ErrorCode};
 use super::limits;
 
 /// The workspace as code inside sees it.
 pub const WORKSPACE: &str = "/workspace";
 
 /// A checked path in a workspace: names below its root. Empty: the workspace itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct FilePath(Vec<Vec<u8>>);
+
+impl TryFrom<Vec<u8>> for FilePath {
+    type Error = Error;
+
+    fn try_from(path: Vec<u8>) -> Result<FilePath, Error> {
+        FilePath::parse(&path)
+    }
+}
+
+impl From<FilePath> for Vec<u8> {
+    /// The path relative to the workspace.
+    fn from(path: FilePath) -> Vec<u8> {
+        if path.0.is_empty() { b".".to_vec() } else { path.0.join(&b'/') }
+    }
+}
 
 impl FilePath {
     /// Parses `/workspace`, a path below it, or a path relative to it.
@@ -112,7 +130,7 @@ pub struct FileInfo {
 }
 
 /// Attributes to set.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileAttributes {
     /// Permission bits.
     pub mode: Option<u32>,
@@ -121,7 +139,7 @@ pub struct FileAttributes {
 }
 
 /// Where and how a written file appears.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// Its path.
     pub path: FilePath,
@@ -132,7 +150,8 @@ pub struct Placement {
 }
 
 /// A change of files.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FileChange {
     /// Make a directory, unless it exists.
     MakeDir {
@@ -257,6 +276,11 @@ impl FileError {
         }
     }
 
+    /// The reason with this name.
+    pub fn from_reason(reason: &str) -> Option<FileError> {
+        FileError::ALL.into_iter().find(|error| error.reason() == reason)
+    }
+
     /// The error for a path.
     pub fn on(self, path: &str) -> Error {
         let (code, what, hint) = match self {
@@ -281,6 +305,13 @@ impl FileError {
         };
         Error::new(code, format!("{path} {what}")).reason(self.reason()).hint(hint)
     }
+}
+
+/// The error of a path for which a disk or a quota has no room.
+pub fn no_room(path: &str) -> Error {
+    Error::busy(format!("no room to write {path}"))
+        .reason(DISK_FULL)
+        .hint("free space on the device or raise the quota, then try again")
 }
 
 #[cfg(test)]
@@ -312,5 +343,19 @@ mod tests {
     fn file_reasons_are_distinct() {
         let reasons: std::collections::BTreeSet<_> = FileError::ALL.iter().map(|error| error.on("x").reason).collect();
         assert_eq!(reasons.len(), FileError::ALL.len());
+        assert!(FileError::ALL.iter().all(|error| FileError::from_reason(error.reason()) == Some(*error)));
+    }
+
+    #[test]
+    fn received_paths_are_checked() {
+        for path in ["/workspace", "a/b c", "workspace/a", "\u{fc}"] {
+            let path = FilePath::parse(path.as_bytes()).expect("a path");
+            let text = serde_json::to_string(&path).expect("JSON");
+            assert_eq!(serde_json::from_str::<FilePath>(&text).expect("the same"), path);
+        }
+        for path in ["../x", "/etc/x", "", "a\0"] {
+            let text = serde_json::to_string(path.as_bytes()).expect("JSON");
+            assert!(serde_json::from_str::<FilePath>(&text).is_err(), "{path:?}");
+        }
     }
 }

@@ -16,6 +16,7 @@ use std::io::{self, Read, Write};
 use serde::{Deserialize, Serialize};
 
 use crate::core::error::Error;
+use crate::core::files::{FileChange, Placement};
 use crate::link::bootstrap::ReportLine;
 use crate::link::mirror::Entry;
 
@@ -44,6 +45,10 @@ pub const IDENTITY_FOLDER: &str = "/run/identity";
 pub const IDENTITY_FILES: [(&str, &str); 2] =
     [("boot_id", "/proc/sys/kernel/random/boot_id"), ("machine-id", "/etc/machine-id")];
 
+/// What a guest of this build understands; it reports the number when it is seeded. 1: [`FileRequest`]. A machine may be of
+/// an earlier build than the daemon that adopts it, and its guest answers no request that it does not know.
+pub const LEVEL: u32 = 1;
+
 /// Length of a hello.
 pub const HELLO_BYTES: usize = 32;
 const HELLO: &[u8; 16] = b"ryokan-machine-1";
@@ -52,7 +57,7 @@ const READY: &[u8; 16] = b"ryokan-ready-001";
 /// Largest JSON part of a message, bytes.
 const JSON_BYTES: usize = 4 << 20;
 /// Largest body of a message, bytes.
-const BODY_BYTES: usize = 1 << 20;
+pub const BODY_BYTES: usize = 1 << 20;
 
 /// The daemon's hello with a nonce.
 pub fn hello(nonce: [u8; 16]) -> [u8; HELLO_BYTES] {
@@ -168,6 +173,42 @@ pub enum Request {
     },
     /// Writes everything to the disk.
     Sync,
+    /// A client's change of the workspace's files. From level 1.
+    Files(FileRequest),
+}
+
+/// A step of a client's change of files. A connection's end discards unfinished files.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileRequest {
+    /// Appends the body to a file without a name; an offset of 0 begins one.
+    Append {
+        /// The file's number, which the daemon chooses.
+        upload: u64,
+        /// The bytes before.
+        offset: u64,
+        /// The most bytes that the file may have.
+        most_bytes: u64,
+    },
+    /// Makes a file appear, complete.
+    Place {
+        /// The file's number.
+        upload: u64,
+        /// All of its bytes; an empty one needs no beginning.
+        bytes: u64,
+        /// Where and how it appears.
+        place: Placement,
+    },
+    /// Discards an unfinished file.
+    Discard {
+        /// The file's number.
+        upload: u64,
+    },
+    /// Applies a change.
+    Change {
+        /// The change.
+        change: FileChange,
+    },
 }
 
 /// A head of a state entry.
@@ -195,6 +236,16 @@ pub enum Reply {
         boot_id: String,
         /// The guest's clock, nanoseconds since 1970.
         now_ns: i64,
+        /// What it understands: [`LEVEL`] of its build; 0 of the first ones.
+        #[serde(default)]
+        level: u32,
+    },
+    /// A client's file has appeared.
+    Placed {
+        /// Its permission bits.
+        mode: u32,
+        /// Its modification time, nanoseconds since 1970.
+        modified_ns: i64,
     },
     /// The worker's report.
     Started(ReportLine),

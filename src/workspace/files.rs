@@ -20,8 +20,8 @@ use super::beneath::{self, Kind};
 use super::paths::WorkspacePaths;
 use super::stage::Owner;
 use crate::core::durability::Durability;
-use crate::core::error::{DISK_FULL, Error, Result};
-use crate::core::files::{FileError, FileInfo, FileKind, FilePath};
+use crate::core::error::{Error, Result};
+use crate::core::files::{FileError, FileInfo, FileKind, FilePath, no_room};
 use crate::core::limits;
 
 /// Links are followed beneath the workspace only, and no mount is entered.
@@ -293,11 +293,7 @@ pub(super) fn refusal(error: Errno, shown: &str) -> Error {
         Errno::EACCES | Errno::EPERM => FileError::Permission,
         Errno::EFBIG => FileError::TooLarge,
         Errno::EBUSY => FileError::Mount,
-        Errno::ENOSPC | Errno::EDQUOT => {
-            return Error::busy(format!("no room to write {shown}"))
-                .reason(DISK_FULL)
-                .hint("free space on the device or raise the quota, then try again");
-        }
+        Errno::ENOSPC | Errno::EDQUOT => return no_room(shown),
         Errno::EAGAIN => return Error::busy(format!("the directories of {shown} are being renamed")).hint("try again"),
         Errno::EINVAL | Errno::ENAMETOOLONG => return Error::invalid(format!("{shown}: {}", error.desc())),
         other => return Error::internal(format!("{shown}: {}", other.desc())),

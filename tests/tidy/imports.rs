@@ -18,7 +18,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("mcp", &["mcp", "sys", "core"]),
     ("config", &["config", "mcp", "sandbox", "core"]),
     ("link", &["link", "sys", "core"]),
-    ("worker", &["worker", "link", "session", "catalog", "sandbox", "sys", "core"]),
+    ("worker", &["worker", "link", "session", "catalog", "sandbox", "workspace", "sys", "core"]),
     ("isolation", &["isolation", "worker", "link", "catalog", "sandbox", "workspace", "sys", "core"]),
     (
         "supervisor",

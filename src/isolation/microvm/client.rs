@@ -30,16 +30,18 @@ pub(super) struct Client {
     /// When the present transfer ends at the latest.
     until: Option<Instant>,
     is_over: bool,
+    /// What the guest understands, once it has reported it.
+    level: Option<u32>,
 }
 
 impl Client {
     pub(super) fn new(address: Address) -> Client {
-        Client { address, stream: None, until: None, is_over: false }
+        Client { address, stream: None, until: None, is_over: false, level: None }
     }
 
     /// Connects from now on to another machine, which starts in place of one that failed.
     pub(super) fn redirect(&mut self, address: Address) {
-        (self.address, self.stream) = (address, None);
+        (self.address, self.stream, self.level) = (address, None, None);
     }
 
     /// Bounds all further requests together, until another bound is set.
@@ -103,10 +105,15 @@ impl Client {
 
     /// Moves the connection, and ends this one.
     pub(super) fn take(&mut self) -> Client {
-        let taken =
-            Client { address: self.address.clone(), stream: self.stream.take(), until: None, is_over: self.is_over };
+        let (address, stream) = (self.address.clone(), self.stream.take());
+        let taken = Client { address, stream, until: None, is_over: self.is_over, level: self.level };
         self.is_over = true;
         taken
+    }
+
+    /// What the guest understands; `None` before it has reported it.
+    pub(super) fn level(&self) -> Option<u32> {
+        self.level
     }
 
     /// Sends a request and waits for its reply. Connects first if needed.
@@ -114,6 +121,17 @@ impl Client {
     /// # Errors
     /// The guest's; `deadline` and `unavailable` for a guest that does not answer.
     pub(super) fn call(&mut self, request: &Request, body: &[u8], within: Duration) -> Result<(Reply, Vec<u8>)> {
+        match self.ask(request, body, within)? {
+            (Reply::Failed(error), _) => Err(error),
+            answer => Ok(answer),
+        }
+    }
+
+    /// As [`Self::call`]; the guest's own errors are replies.
+    ///
+    /// # Errors
+    /// `deadline` and `unavailable` for a guest that does not answer.
+    pub(super) fn ask(&mut self, request: &Request, body: &[u8], within: Duration) -> Result<(Reply, Vec<u8>)> {
         if self.stream.is_none() {
             self.open(limits::VM_CALL)?;
         }
@@ -122,8 +140,12 @@ impl Client {
         let mut bounded = Bounded { stream, until };
         let answered = machine::write(&mut bounded, request, body).and_then(|()| machine::read::<Reply>(&mut bounded));
         match answered {
-            Ok((Reply::Failed(error), _)) => Err(error),
-            Ok(answer) => Ok(answer),
+            Ok(answer) => {
+                if let (Reply::Seeded { level, .. }, _) = &answer {
+                    self.level = Some(*level);
+                }
+                Ok(answer)
+            }
             Err(error) => {
                 self.stream = None;
                 Err(match error.kind() {

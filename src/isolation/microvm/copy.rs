@@ -17,6 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::unistd::{Whence, lseek};
 use serde::{Deserialize, Serialize};
@@ -318,6 +319,9 @@ impl MachineHandle {
     pub(super) async fn save_running(&self, worker: &WorkerIdentity) -> Result<SavedMachine> {
         let kind = self.copied_kind()?;
         let (machine, folder) = (self.machine(), self.copies().to_owned());
+        // Clients' access to the files is delayed, unless a transfer takes longer: then its guest answers late.
+        let access = Arc::clone(&machine.access_lock).lock_owned();
+        let _access = tokio::time::timeout(limits::VM_CALL, access).await;
         let (disk, worker) = (machine.folder.disk(), worker.clone());
         let (pid, about) = (self.process(), kind.clone());
         let (place, source, boot_id) = blocking(move || {

@@ -244,6 +244,8 @@ impl IsolationDriver for MicrovmDriver {
             true => None,
             false => Saved::read(&folder.dir)?.filter(|saved| saved.worker().worker == worker),
         };
+        // Until captures and clients find the machine, nothing changes the files that it takes.
+        let _start = self.machines.start_lock(&folder.dir).write_owned().await;
         let machine = Arc::new(Machine::new(folder, &about));
         let started = match new.copy {
             Some(copy) => self.start_copy(worker, copy, &mut about, &machine, record).await,
@@ -321,7 +323,7 @@ impl IsolationDriver for MicrovmDriver {
 
     fn files(&self, paths: WorkspacePaths) -> Rc<dyn FileAccess> {
         let dir = paths.index.parent().map(Path::to_owned).unwrap_or_default();
-        Rc::new(MirroredFiles { mirror: self.host.files(paths), machines: self.machines.clone(), dir })
+        Rc::new(MirroredFiles::new(self.host.files(paths), self.machines.clone(), dir))
     }
 
     fn engine_state(&self, home: &KernelHome) -> Box<dyn EngineState> {

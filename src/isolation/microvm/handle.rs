@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::copy::SavedMachine;
 use super::installed;
-use super::machine::{Folder, Machine, Machines};
+use super::machine::{Folder, Machine, Machines, Phase};
 use super::monitor::Monitor;
 use super::saved;
 use super::seed::{self, Renewal};
@@ -334,22 +334,28 @@ impl WorkerHandle for MachineHandle {
     async fn park(&self) -> Result<()> {
         let (machine, is_bound) = (self.watched.machine(), *self.watched.is_bound.borrow());
         let quiet = Arc::clone(&machine);
-        blocking(move || {
-            if is_bound {
-                quiet.pull()?;
-            }
-            // Nothing is on its way to the disk while the processors stand still.
-            quiet.client().tell(&Request::Sync, &[])
-        })
-        .await?;
-        // A guest that is stopped is not asked whether it is alive.
-        self.watched.is_parked.send_replace(true);
-        let stopped = async { Monitor::connect(&self.about.sockets).await?.stop().await };
+        let stopped = async {
+            blocking(move || {
+                if is_bound {
+                    quiet.close_changes(Phase::Stopping);
+                    quiet.pull()?;
+                }
+                // Nothing is on its way to the disk while the processors stand still.
+                quiet.client().tell(&Request::Sync, &[])
+            })
+            .await?;
+            // A guest that is stopped is not asked whether it is alive.
+            self.watched.is_parked.send_replace(true);
+            Monitor::connect(&self.about.sockets).await?.stop().await
+        };
         if let Err(error) = stopped.await {
             self.watched.is_parked.send_replace(false);
+            machine.set_phase(Phase::Open);
             return Err(error);
         }
-        machine.set_parked(is_bound);
+        if is_bound {
+            machine.set_phase(Phase::Parked);
+        }
         Ok(())
     }
 
@@ -368,7 +374,7 @@ impl WorkerHandle for MachineHandle {
             // From here on the disk changes.
             saved::remove(&machine.folder.dir)?;
             monitor.go_on().await?;
-            machine.set_parked(false);
+            machine.set_phase(Phase::Open);
             self.set_clock().await?;
         }
         self.watched.is_parked.send_replace(false);
@@ -442,6 +448,9 @@ impl WorkerHandle for MachineHandle {
             Monitor::connect(&self.about.sockets).await?.resume().await?;
         }
         let (slot, folder) = (self.watched.machine(), home.map(Folder::of));
+        let dir = folder.as_ref().unwrap_or(&slot.folder).dir.clone();
+        // Until captures and clients find the machine, nothing changes the files that it takes.
+        let _start = self.machines.start_lock(&dir).write_owned().await;
         let (shared_boot_id, durability) = (warm.shared_boot_id.clone(), warm.durability);
         let bound = blocking(move || {
             let disk = slot.folder.new_disk();

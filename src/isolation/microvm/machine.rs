@@ -2,10 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::changes::Uploads;
 use super::client::{Client, from_io, unexpected};
 use super::handle::Record;
 use super::saved;
@@ -70,6 +70,19 @@ struct Known {
     host: HashMap<String, Stamp>,
 }
 
+/// What may be done with the files in a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// They are read and changed.
+    Open,
+    /// The machine is about to stop: they are read.
+    Stopping,
+    /// The machine is stopped: the mirror is current, and the guest answers nothing.
+    Parked,
+    /// The worker has ended, and they are brought out: nothing changes them until the mirror is the truth.
+    Over,
+}
+
 /// A live machine.
 pub(super) struct Machine {
     pub folder: Folder,
@@ -78,30 +91,32 @@ pub(super) struct Machine {
     most_bytes: u64,
     client: Mutex<Client>,
     known: Mutex<Known>,
-    /// Held while files are brought into the mirror.
-    pub pull_lock: Arc<tokio::sync::Mutex<()>>,
-    /// Whether the kernel's machine is stopped: the mirror is current, and the guest answers nothing.
-    is_parked: AtomicBool,
+    /// Held while a client's request uses the files: one thread for all of them.
+    pub access_lock: Arc<tokio::sync::Mutex<()>>,
+    phase: Mutex<Phase>,
+    pub(super) uploads: Uploads,
 }
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     // What a panic left is as good as what an error leaves: the next transfer compares anew.
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Machine {
     pub(super) fn new(folder: Folder, about: &Record) -> Machine {
-        let (client, most_bytes) = (Mutex::new(Client::new(about.sockets.control())), about.most_bytes);
-        let (known, pull_lock, is_parked) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
-        Machine { folder, image: about.image.clone(), most_bytes, client, known, pull_lock, is_parked }
+        Machine::with(Client::new(about.sockets.control()), folder, about.image.clone(), about.most_bytes)
+    }
+
+    fn with(client: Client, folder: Folder, image: String, most_bytes: u64) -> Machine {
+        let (client, known, access_lock) = (Mutex::new(client), Mutex::default(), Arc::default());
+        let (phase, uploads) = (Mutex::new(Phase::Open), Uploads::default());
+        Machine { folder, image, most_bytes, client, known, access_lock, phase, uploads }
     }
 
     /// The same machine as that of the kernel with this folder. It takes the connection with it. Blocks.
     pub(super) fn moved_to(&self, folder: Folder) -> Machine {
-        let client = Mutex::new(self.client().take());
-        let (known, pull_lock, is_parked) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
-        let (image, most_bytes) = (self.image.clone(), self.most_bytes);
-        Machine { folder, image, most_bytes, client, known, pull_lock, is_parked }
+        let client = self.client().take();
+        Machine::with(client, folder, self.image.clone(), self.most_bytes)
     }
 
     /// Gives a warm machine its kernel's files, once it is seeded anew. Its disk becomes the truth.
@@ -135,7 +150,7 @@ impl Machine {
     }
 
     /// The connection, for a transfer that takes at most that long once it is acquired.
-    fn client_within(&self, within: Option<Duration>) -> MutexGuard<'_, Client> {
+    pub(super) fn client_within(&self, within: Option<Duration>) -> MutexGuard<'_, Client> {
         let mut client = lock(&self.client);
         client.bound(within.map(|within| Instant::now() + within));
         client
@@ -149,13 +164,26 @@ impl Machine {
         self.pull_within(limits::VM_TRANSFER)
     }
 
-    /// Marks the kernel's machine as stopped with a current mirror, or as running.
-    pub(super) fn set_parked(&self, is_parked: bool) {
-        self.is_parked.store(is_parked, Ordering::Release);
+    pub(super) fn phase(&self) -> Phase {
+        *lock(&self.phase)
+    }
+
+    /// Begins a phase, unless the worker has ended.
+    pub(super) fn set_phase(&self, phase: Phase) {
+        let mut present = lock(&self.phase);
+        if *present != Phase::Over {
+            *present = phase;
+        }
+    }
+
+    /// Begins a phase without changes: none is under way when this returns. Blocks.
+    pub(super) fn close_changes(&self, phase: Phase) {
+        let _none_is_under_way = self.client();
+        self.set_phase(phase);
     }
 
     fn pull_within(&self, within: Duration) -> Result<()> {
-        if self.is_parked.load(Ordering::Acquire) {
+        if self.phase() == Phase::Parked {
             return Ok(());
         }
         let (mut client, mut known) = (self.client_within(Some(within)), lock(&self.known));
@@ -259,6 +287,7 @@ impl Machine {
     pub(super) fn settle(&self) -> Result<()> {
         let until = Instant::now() + limits::VM_SETTLE;
         let left = || until.saturating_duration_since(Instant::now());
+        self.close_changes(Phase::Over);
         self.pull_within(left())?;
         self.pull_state(left())?;
         let synced = std::fs::File::open(&self.folder.dir).and_then(|dir| Ok(nix::unistd::syncfs(dir)?));
@@ -298,7 +327,11 @@ struct ByFolder {
     live: HashMap<PathBuf, Arc<Machine>>,
     /// Folders whose last machine did not start.
     failed: HashSet<PathBuf>,
+    starts: HashMap<PathBuf, Weak<StartLock>>,
 }
+
+/// Held by the start of a kernel's machine, which takes the mirror into the guest, and shared by changes of the mirror.
+pub(super) type StartLock = tokio::sync::RwLock<()>;
 
 impl Machines {
     pub(super) fn add(&self, machine: &Arc<Machine>) {
@@ -309,6 +342,18 @@ impl Machines {
 
     pub(super) fn find(&self, dir: &Path) -> Option<Arc<Machine>> {
         lock(&self.0).live.get(dir).cloned()
+    }
+
+    /// The lock of a kernel's starts and of changes of its mirror.
+    pub(super) fn start_lock(&self, dir: &Path) -> Arc<StartLock> {
+        let mut all = lock(&self.0);
+        if let Some(found) = all.starts.get(dir).and_then(Weak::upgrade) {
+            return found;
+        }
+        all.starts.retain(|_, unused| unused.strong_count() > 0);
+        let made = Arc::default();
+        all.starts.insert(dir.to_owned(), Arc::downgrade(&made));
+        made
     }
 
     pub(super) fn remove(&self, machine: &Arc<Machine>) {
@@ -350,13 +395,13 @@ impl Machines {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::sockets::Sockets;
     use super::super::vmm::Vmm;
     use super::*;
     use crate::core::error::ErrorCode;
 
-    fn machine(dir: &Path) -> Arc<Machine> {
+    pub(in crate::isolation::microvm) fn machine(dir: &Path) -> Arc<Machine> {
         let folder = Folder { dir: dir.to_owned(), workspace: dir.join("workspace"), engine_db: dir.join("engine.db") };
         let sockets = Sockets::new(dir, &"worker", Vmm::Qemu);
         let (workspace, engine_db) = (folder.workspace.clone(), folder.engine_db.clone());

@@ -11,6 +11,7 @@
 //! No file system of a guest is ever mounted or parsed here: the guest lists and streams files, within limits.
 
 mod accelerator;
+mod changes;
 mod client;
 mod copy;
 mod disk;

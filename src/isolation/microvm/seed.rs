@@ -28,7 +28,7 @@ pub(super) fn seed(client: &mut Client, shared: &str, renewal: Renewal) -> Resul
     let request = Request::Seed { entropy: sys::random::bytes(), now_ns, renew: renewal == Renewal::Renew };
     let begun = Instant::now();
     let (reply, _) = client.call(&request, &[], limits::VM_CALL)?;
-    let Reply::Seeded { boot_id, now_ns: theirs } = reply else { return Err(unexpected()) };
+    let Reply::Seeded { boot_id, now_ns: theirs, .. } = reply else { return Err(unexpected()) };
     confirm(&boot_id, shared, (now_ns, begun.elapsed()), theirs)?;
     Ok(boot_id)
 }

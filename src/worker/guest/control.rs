@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use nix::time::{ClockId, clock_gettime, clock_settime};
 
+use super::files::Files;
 use super::port::{Port, Tail};
 use super::{DATA, KERNEL, Machine, identity, mount_disk, start};
 use crate::catalog::{Durability, EngineDb, EngineInfo, Entry as StateEntry};
@@ -26,6 +27,8 @@ pub(super) struct Control {
     machine: Arc<Machine>,
     /// The workspace, once the disk is mounted.
     tree: Option<Tree>,
+    /// The same for changes of clients.
+    files: Option<Files>,
     listed: Vec<Entry>,
     heads: Vec<Head>,
     put: Vec<StateEntry>,
@@ -34,17 +37,19 @@ pub(super) struct Control {
 
 impl Control {
     pub(super) fn new(machine: Arc<Machine>) -> Control {
-        Control { machine, tree: None, listed: Vec::new(), heads: Vec::new(), put: Vec::new(), put_bytes: 0 }
+        let (listed, heads, put) = (Vec::new(), Vec::new(), Vec::new());
+        Control { machine, tree: None, files: None, listed, heads, put, put_bytes: 0 }
     }
 
     fn tree(&mut self) -> Result<&mut Tree> {
-        self.tree.as_mut().ok_or_else(|| Error::refused("the machine's disk is not mounted"))
+        self.tree.as_mut().ok_or_else(not_mounted)
     }
 
     fn mount(&mut self) -> io::Result<()> {
         if self.tree.is_none() {
             mount_disk()?;
             self.tree = Some(Tree::open(&Path::new(KERNEL).join("workspace"), false)?);
+            self.files = Some(Files::new(Path::new(KERNEL)));
         }
         Ok(())
     }
@@ -55,6 +60,7 @@ impl Control {
         while let Some(nonce) = port.await_hello(std::mem::take(&mut last)) {
             self.put.clear();
             self.put_bytes = 0;
+            self.files.iter_mut().for_each(Files::discard_all);
             if (&*port).write_all(&machine::ready(nonce)).is_err() {
                 continue;
             }
@@ -81,7 +87,7 @@ impl Control {
         match request {
             Request::Seed { entropy, now_ns, renew } => {
                 let (boot_id, now_ns) = seed(&entropy, now_ns, renew).map_err(|error| failed(&error))?;
-                Ok((Reply::Seeded { boot_id, now_ns }, Vec::new()))
+                Ok((Reply::Seeded { boot_id, now_ns, level: machine::LEVEL }, Vec::new()))
             }
             Request::WarmUp { program } => done(warm_up(&program)),
             Request::Mount => done(self.mount()),
@@ -127,6 +133,10 @@ impl Control {
                 db.close()?;
                 Ok((Reply::Done, Vec::new()))
             }
+            Request::Files(request) => {
+                let files = self.files.as_mut().ok_or_else(not_mounted)?;
+                Ok((files.answer(request, &body)?, Vec::new()))
+            }
             Request::Sync => done(std::fs::File::open(DATA).and_then(|disk| Ok(nix::unistd::syncfs(disk)?))),
         }
     }
@@ -159,6 +169,10 @@ impl Control {
         }
         Ok((Reply::Done, Vec::new()))
     }
+}
+
+fn not_mounted() -> Error {
+    Error::refused("the machine's disk is not mounted")
 }
 
 /// The kernel's engine state; no worker may have it open.

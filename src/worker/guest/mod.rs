@@ -11,6 +11,7 @@
 
 mod control;
 mod events;
+mod files;
 mod identity;
 mod port;
 mod relay;
