@@ -4,37 +4,71 @@ use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::files::{FileAttributes, FileKind};
 use ryokan::core::rights::{Right, Rights};
+use ryokan::rpc::client::FilesClient;
 use ryokan::session::Session as _;
 
-use super::{bash, each_user, reason};
+use super::{bash, each_user, reason, shell};
+use crate::processes::Inside;
 use crate::support::{Host, kernel, out, users};
+
+/// Contents of several sizes, whole and in parts, in both directions.
+pub(crate) async fn contents(inside: &Inside<'_>, files: &FilesClient) {
+    for size in [0, 1 << 10, 5 << 20] {
+        let data: Vec<u8> = (0..size).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let path = format!("/workspace/deep/er/{size}");
+        let info = files.write(path.as_bytes(), &data).await.expect("written");
+        assert_eq!((info.bytes, info.mode, info.kind), (u64::from(size), 0o644, FileKind::File));
+        assert!(files.read(path.as_bytes()).await.expect("read") == data, "{size} bytes differ");
+        let open = files.open(path.as_bytes()).await.expect("opened");
+        for (from, most) in [(0, 10), (1000, 100), (u64::from(size) / 2, 1 << 20), (u64::from(size), 5)] {
+            let start = (from as usize).min(data.len());
+            let end = (start + most).min(data.len());
+            assert_eq!(open.range(from, most).await.expect("read"), data[start..end], "{from} {most}");
+        }
+        assert!(open.range(u64::MAX, 5).await.expect("read").is_empty());
+        assert_eq!(inside.sh(&format!("stat -c %s {path}; [ -O {path} ] && echo own")).await, format!("{size}\nown"));
+    }
+    assert_eq!(inside.sh("[ -O deep/er ] && touch deep/er/x && rm deep/er/x && echo own").await, "own");
+    inside.sh("printf 'a\\0b\\377' > made").await;
+    assert_eq!(files.read(b"made").await.expect("read"), b"a\0b\xff");
+}
+
+/// Each refusal of what code inside made. A pipe is not in the mirror of a virtual machine.
+pub(crate) async fn refusals(inside: &Inside<'_>, files: &FilesClient, pipe: &str) {
+    inside.sh("mkdir -p d/sub closed; echo x > f; mkfifo p; echo x > secret; chmod 0 secret closed").await;
+    assert_eq!(reason(files.read(b"none").await), "not_found");
+    assert_eq!(reason(files.read(b"none/x").await), "not_found");
+    assert_eq!(reason(files.rename(b"none", b"other", false).await), "not_found");
+    assert_eq!(reason(files.remove(b"none", true).await), "not_found");
+    assert_eq!(reason(files.read(b"d").await), "is_directory");
+    assert_eq!(reason(files.write(b"d", b"").await), "is_directory");
+    assert_eq!(reason(files.read(b"f/x").await), "not_directory");
+    assert_eq!(reason(files.write(b"f/x", b"").await), "not_directory");
+    assert_eq!(reason(files.list(b"f").await), "not_directory");
+    assert_eq!(reason(files.make_dir(b"f", 0o755).await), "not_directory");
+    assert_eq!(reason(files.read(b"p").await), pipe);
+    assert_eq!(
+        reason(files.set_attributes(b"p", FileAttributes { mode: Some(0o600), modified_ns: None }).await),
+        "not_regular"
+    );
+    assert_eq!(reason(files.read(b"secret").await), "permission");
+    assert_eq!(reason(files.write(b"closed/x", b"").await), "permission");
+    assert_eq!(reason(files.list(b"closed").await), "permission");
+    for path in [b"/etc/passwd".as_slice(), b"../x", b"d/../../x", b"/"] {
+        assert_eq!(reason(files.read(path).await), "outside");
+        assert_eq!(reason(files.write(path, b"").await), "outside");
+    }
+    assert_eq!(reason(files.rename(b"f", b"p", false).await), "exists");
+    assert_eq!(reason(files.remove(b"d", false).await), "not_empty");
+    assert_eq!(inside.sh("cat f; ls -A d").await, "x\nsub", "nothing changed");
+}
 
 #[test]
 fn contents_round_trip() {
     each_user(|host| {
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            for size in [0, 1 << 10, 5 << 20] {
-                let data: Vec<u8> = (0..size).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-                let path = format!("/workspace/deep/er/{size}");
-                let info = files.write(path.as_bytes(), &data).await.expect("written");
-                assert_eq!((info.bytes, info.mode, info.kind), (u64::from(size), 0o644, FileKind::File));
-                assert!(files.read(path.as_bytes()).await.expect("read") == data, "{size} bytes differ");
-                let open = files.open(path.as_bytes()).await.expect("opened");
-                for (from, most) in [(0, 10), (1000, 100), (u64::from(size) / 2, 1 << 20), (u64::from(size), 5)] {
-                    let start = (from as usize).min(data.len());
-                    let end = (start + most).min(data.len());
-                    assert_eq!(open.range(from, most).await.expect("read"), data[start..end], "{from} {most}");
-                }
-                assert!(open.range(u64::MAX, 5).await.expect("read").is_empty());
-                assert_eq!(
-                    out(&kernel, &format!("stat -c %s {path}; [ -O {path} ] && echo own")).await,
-                    format!("{size}\nown")
-                );
-            }
-            assert_eq!(out(&kernel, "[ -O deep/er ] && touch deep/er/x && rm deep/er/x && echo own").await, "own");
-            out(&kernel, "printf 'a\\0b\\xff' > made").await;
-            assert_eq!(files.read(b"made").await.expect("read"), b"a\0b\xff");
+            contents(&shell(&kernel), &files).await;
         });
     });
 }
@@ -46,25 +80,7 @@ fn every_refusal_has_its_reason() {
         let given = host.given(user).canonicalize().expect("a path");
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            out(&kernel, "mkdir -p d/sub closed; echo x > f; mkfifo p; echo x > secret; chmod 0 secret closed").await;
-            assert_eq!(reason(files.read(b"none").await), "not_found");
-            assert_eq!(reason(files.read(b"none/x").await), "not_found");
-            assert_eq!(reason(files.read(b"d").await), "is_directory");
-            assert_eq!(reason(files.write(b"d", b"").await), "is_directory");
-            assert_eq!(reason(files.read(b"f/x").await), "not_directory");
-            assert_eq!(reason(files.write(b"f/x", b"").await), "not_directory");
-            assert_eq!(reason(files.list(b"f").await), "not_directory");
-            assert_eq!(reason(files.make_dir(b"f", 0o755).await), "not_directory");
-            assert_eq!(reason(files.read(b"p").await), "not_regular");
-            assert_eq!(reason(files.read(b"secret").await), "permission");
-            assert_eq!(reason(files.write(b"closed/x", b"").await), "permission");
-            assert_eq!(reason(files.list(b"closed").await), "permission");
-            for path in [b"/etc/passwd".as_slice(), b"../x", b"d/../../x", b"/"] {
-                assert_eq!(reason(files.read(path).await), "outside");
-                assert_eq!(reason(files.write(path, b"").await), "outside");
-            }
-            assert_eq!(reason(files.rename(b"f", b"p", false).await), "exists");
-            assert_eq!(reason(files.remove(b"d", false).await), "not_empty");
+            refusals(&shell(&kernel), &files, "not_regular").await;
             let source = given.to_str().expect("text");
             kernel.mount("/workspace/m", source, false).await.expect("mounted");
             assert_eq!(reason(files.read(b"m/file").await), "mount");
@@ -107,29 +123,36 @@ fn writes_share_workspace_limit() {
     });
 }
 
+/// Changes of an empty workspace, which is empty again afterwards.
+pub(crate) async fn changes(inside: &Inside<'_>, files: &FilesClient) {
+    files.write(b"a/f", b"one").await.expect("written");
+    let set = FileAttributes { mode: Some(0o4750), modified_ns: Some(1_000_000_000_123_456_789) };
+    files.set_attributes(b"a/f", set).await.expect("set");
+    files.write(b"a/f", b"two").await.expect("replaced");
+    assert_eq!(files.stat(b"a/f", true).await.expect("there").mode, 0o750, "a replaced file keeps its mode");
+    files.set_attributes(b"a/f", set).await.expect("set");
+    assert_eq!(inside.sh("stat -c %a:%.Y a/f").await, "750:1000000000.123456789");
+    files.make_link(b"l", b"a/f", FileAttributes::default()).await.expect("made");
+    assert_eq!(files.read(b"l").await.expect("read"), b"two");
+    assert_eq!(files.stat(b"l", false).await.expect("there").target, b"a/f");
+    files.rename(b"a/f", b"g", false).await.expect("renamed");
+    files.rename(b"g", b"l", true).await.expect("replaced");
+    files.make_dir(b"new", 0o751).await.expect("made");
+    assert_eq!(inside.sh("stat -c %a:%F new; rmdir new").await, "751:directory");
+    let names: Vec<_> = files.list(b"/workspace").await.expect("listed").into_iter().map(|f| f.name).collect();
+    assert_eq!(names, [b"a".to_vec(), b"l".to_vec()]);
+    inside.sh("mkdir -p a/x/y; touch a/x/y/z; chmod 0 a/x").await;
+    files.remove(b"a", true).await.expect("removed");
+    files.remove(b"l", false).await.expect("removed");
+    assert_eq!(inside.sh("ls -A | wc -l").await, "0");
+}
+
 #[test]
 fn changes_apply_by_path() {
     each_user(|host| {
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            files.write(b"a/f", b"one").await.expect("written");
-            let set = FileAttributes { mode: Some(0o4750), modified_ns: Some(1_000_000_000_123_456_789) };
-            files.set_attributes(b"a/f", set).await.expect("set");
-            files.write(b"a/f", b"two").await.expect("replaced");
-            assert_eq!(files.stat(b"a/f", true).await.expect("there").mode, 0o750, "a replaced file keeps its mode");
-            files.set_attributes(b"a/f", set).await.expect("set");
-            assert_eq!(out(&kernel, "stat -c %a:%.Y a/f").await, "750:1000000000.123456789");
-            files.make_link(b"l", b"a/f", FileAttributes::default()).await.expect("made");
-            assert_eq!(files.read(b"l").await.expect("read"), b"two");
-            assert_eq!(files.stat(b"l", false).await.expect("there").target, b"a/f");
-            files.rename(b"a/f", b"g", false).await.expect("renamed");
-            files.rename(b"g", b"l", true).await.expect("replaced");
-            let names: Vec<_> = files.list(b"/workspace").await.expect("listed").into_iter().map(|f| f.name).collect();
-            assert_eq!(names, [b"a".to_vec(), b"l".to_vec()]);
-            out(&kernel, "mkdir -p a/x/y; touch a/x/y/z; chmod 0 a/x").await;
-            files.remove(b"a", true).await.expect("removed");
-            files.remove(b"l", false).await.expect("removed");
-            assert_eq!(out(&kernel, "ls -A | wc -l").await, "0");
+            changes(&shell(&kernel), &files).await;
             assert!(host.ok(&["journal", "k"]).contains("files: wrote /workspace/a/f"));
         });
     });
@@ -150,22 +173,27 @@ fn stopped_kernel_serves_files() {
     });
 }
 
+/// A checkpoint between two writes of the only file holds the first one.
+pub(crate) async fn checkpoints(host: &Host, name: &str, inside: &Inside<'_>, files: &FilesClient) {
+    inside.sh("echo 0 > f").await;
+    let mut half = files.create(b"f", FileAttributes::default()).await.expect("begun");
+    half.write(b"half").await.expect("taken");
+    files.write(b"f", b"one").await.expect("written");
+    host.ok(&["checkpoint", name, "-m", "between"]);
+    half.write(b" and whole").await.expect("taken");
+    half.finish().await.expect("placed");
+    assert_eq!(files.read(b"f").await.expect("read"), b"half and whole");
+    host.ok(&["restore", name, "between", "--yes"]);
+    assert_eq!(files.read(b"f").await.expect("read"), b"one");
+    assert_eq!(inside.sh("ls -A; cat f").await, "f\none");
+}
+
 #[test]
 fn checkpoint_holds_earlier_writes_only() {
     each_user(|host| {
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            out(&kernel, "echo 0 > f").await;
-            let mut half = files.create(b"f", FileAttributes::default()).await.expect("begun");
-            half.write(b"half").await.expect("taken");
-            files.write(b"f", b"one").await.expect("written");
-            host.ok(&["checkpoint", "k", "-m", "between"]);
-            half.write(b" and whole").await.expect("taken");
-            half.finish().await.expect("placed");
-            assert_eq!(files.read(b"f").await.expect("read"), b"half and whole");
-            host.ok(&["restore", "k", "between", "--yes"]);
-            assert_eq!(files.read(b"f").await.expect("read"), b"one");
-            assert_eq!(out(&kernel, "ls -A").await, "f");
+            checkpoints(&host, "k", &shell(&kernel), &files).await;
             // An archive keeps what was written after the last checkpoint; its files cannot be reached meanwhile.
             files.write(b"early", b"x").await.expect("written");
             host.ok(&["checkpoint", "k", "-m", "last"]);

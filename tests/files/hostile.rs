@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use ryokan::core::engine::EngineName;
+use ryokan::rpc::client::FilesClient;
 
-use super::{bash, each_user, reason};
+use super::{bash, each_user, reason, shell};
+use crate::processes::Inside;
 use crate::support::{Host, kernel, out};
 
 /// A directory of the host with a secret, and its path.
-fn secret(host: &Host) -> String {
+pub(crate) fn secret(host: &Host) -> String {
     let folder = host.path("home").join("secrets");
     std::fs::create_dir(&folder).expect("made");
     std::fs::write(folder.join("f"), "of the host").expect("written");
@@ -18,10 +20,32 @@ fn secret(host: &Host) -> String {
     folder.display().to_string()
 }
 
-fn assert_untouched(folder: &str) {
+pub(crate) fn assert_untouched(folder: &str) {
     let names: Vec<_> = std::fs::read_dir(folder).expect("listed").flatten().map(|entry| entry.file_name()).collect();
     assert_eq!(names, ["f"]);
     assert_eq!(std::fs::read(std::path::Path::new(folder).join("f")).expect("read"), b"of the host");
+}
+
+/// Links out of the workspace lead nowhere, and none of `folder`, a path of this host.
+pub(crate) async fn links(inside: &Inside<'_>, files: &FilesClient, folder: &str) {
+    let up = "../".repeat(20);
+    inside.sh(&format!("ln -s {folder} abs; ln -s {up}{folder} rel; ln -s {folder}/f file; ln -s /proc/self/root proc; mkdir -p d; ln -s ../d d/inner; ln -s loop loop")).await;
+    for link in ["abs", "rel", "proc", "loop"] {
+        for path in [format!("{link}/f"), format!("{link}/new/f"), format!("d/inner/../{link}/f")] {
+            assert_eq!(reason(files.read(path.as_bytes()).await), "outside", "{path}");
+            assert_eq!(reason(files.write(path.as_bytes(), b"x").await), "outside", "{path}");
+            assert_eq!(reason(files.remove(path.as_bytes(), true).await), "outside", "{path}");
+        }
+        assert_eq!(reason(files.list(link.as_bytes()).await), "outside");
+        assert_eq!(reason(files.stat(link.as_bytes(), true).await), "outside");
+    }
+    assert_eq!(reason(files.read(b"file").await), "outside");
+    // A link that stays inside is followed; one as the last name is replaced, or removed.
+    files.write(b"d/inner/f", b"x").await.expect("written");
+    assert_eq!(files.read(b"d/f").await.expect("read"), b"x");
+    files.write(b"file", b"mine").await.expect("replaced");
+    files.remove(b"abs", true).await.expect("removed");
+    assert_eq!(inside.sh("cat file; [ -e abs ] || echo gone").await, "minegone");
 }
 
 #[test]
@@ -30,24 +54,7 @@ fn links_lead_nowhere_outside() {
         let folder = secret(&host);
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            let up = "../".repeat(20);
-            out(&kernel, &format!("ln -s {folder} abs; ln -s {up}{folder} rel; ln -s {folder}/f file; ln -s /proc/self/root proc; mkdir d; ln -s ../d d/inner; ln -s loop loop")).await;
-            for link in ["abs", "rel", "proc", "loop"] {
-                for path in [format!("{link}/f"), format!("{link}/new/f"), format!("d/inner/../{link}/f")] {
-                    assert_eq!(reason(files.read(path.as_bytes()).await), "outside", "{path}");
-                    assert_eq!(reason(files.write(path.as_bytes(), b"x").await), "outside", "{path}");
-                    assert_eq!(reason(files.remove(path.as_bytes(), true).await), "outside", "{path}");
-                }
-                assert_eq!(reason(files.list(link.as_bytes()).await), "outside");
-                assert_eq!(reason(files.stat(link.as_bytes(), true).await), "outside");
-            }
-            assert_eq!(reason(files.read(b"file").await), "outside");
-            // A link that stays inside is followed; one as the last name is replaced, or removed.
-            files.write(b"d/inner/f", b"x").await.expect("written");
-            assert_eq!(files.read(b"d/f").await.expect("read"), b"x");
-            files.write(b"file", b"mine").await.expect("replaced");
-            files.remove(b"abs", true).await.expect("removed");
-            assert_eq!(out(&kernel, "cat file; [ -e abs ] || echo gone").await, "minegone");
+            links(&shell(&kernel), &files, &folder).await;
         });
         assert_untouched(&folder);
     });

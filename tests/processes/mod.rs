@@ -5,6 +5,7 @@ mod exits;
 mod lifecycle;
 mod ports;
 mod streams;
+pub(crate) mod table;
 mod terminal;
 
 use ryokan::core::engine::EngineName;
@@ -49,6 +50,26 @@ async fn says(kernel: &KernelClient, text: &str) -> String {
     let result = finish(kernel, &script(text)).await;
     assert_eq!(result.end.code, 0, "{text:?}: {result:?}");
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
+}
+
+/// The engine of a kernel, which runs scripts of `sh`.
+pub(crate) struct Inside<'k> {
+    pub kernel: &'k KernelClient,
+    pub engine: EngineName,
+}
+
+impl Inside<'_> {
+    /// Runs a script to its end and returns its trimmed output.
+    pub(crate) async fn sh(&self, script: &str) -> String {
+        let code = match self.engine {
+            EngineName::Bash => script.to_owned(),
+            EngineName::Python => format!(
+                "import subprocess; print(subprocess.run(['sh', '-c', {script:?}], check=True, text=True, stdout=subprocess.PIPE).stdout)"
+            ),
+            EngineName::Node | EngineName::Kaish => panic!("no engine of a table"),
+        };
+        crate::support::out(self.kernel, &code).await
+    }
 }
 
 async fn bash(client: &HostClient, name: &str) -> KernelClient {
