@@ -2,6 +2,7 @@
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::files::FileAttributes;
+use ryokan::core::limits;
 
 use super::{Machines, NEW_LAB};
 use crate::files::{access, copy, hostile, reason};
@@ -27,19 +28,21 @@ fn running_machine_serves_files() {
                 inside.sh("chmod -R u+rwX . && rm -rf ./*").await;
                 access::checkpoints(&host, "lab", &inside, &files).await;
                 access::contents(&inside, &files).await;
+                // The next count of the workspace's bytes sees what code inside wrote since the last one.
+                let fill = "import resource\nfor name in 'xy': open(name, 'w').truncate(resource.getrlimit(resource.RLIMIT_FSIZE)[0])";
+                crate::support::out(&kernel, fill).await;
+                let next_count = tokio::time::Instant::now() + limits::FILES_COUNT_AGE;
                 table::starts(&kernel).await;
                 table::ends(&inside).await;
                 table::attaches(&kernel).await;
+                tokio::time::sleep_until(next_count).await;
+                assert_eq!(reason(files.write(b"g", b"x").await), "workspace_size");
+                for name in [b"x", b"y"] {
+                    files.remove(name, false).await.expect("removed");
+                }
             }
             access::refusals(&inside, &files, "not_found").await;
             hostile::links(&inside, &files, &folder).await;
-            // A count of the workspace's bytes sees what code inside wrote.
-            let fill = "import resource\nfor name in 'ab': open(name, 'w').truncate(resource.getrlimit(resource.RLIMIT_FSIZE)[0])";
-            crate::support::out(&kernel, fill).await;
-            assert_eq!(reason(files.write(b"g", b"x").await), "workspace_size");
-            for name in [b"a", b"b"] {
-                files.remove(name, false).await.expect("removed");
-            }
             files.write(b"g", b"before").await.expect("written");
         });
         hostile::assert_untouched(&folder);
