@@ -15,6 +15,7 @@ use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::pool::RefreshRules;
 use crate::core::retention::Retention;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
 use crate::core::vmm::WantedVmm;
@@ -327,11 +328,31 @@ pub struct Microvm {
     /// The path of Firecracker; none: it is searched as a shell would.
     #[serde(with = "optional_path")]
     pub firecracker: Option<PathBuf>,
+    /// Age from which a template in use is rebuilt; none: never.
+    #[serde(with = "wait")]
+    pub template_max_age: Option<Duration>,
+    /// Least time between two attempts to rebuild a template.
+    #[serde(with = "span")]
+    pub template_refresh_interval: Duration,
 }
 
 impl Default for Microvm {
     fn default() -> Self {
-        Self { accelerator: Accelerator::Auto, vmm: WantedVmm::Qemu, firecracker: None }
+        Self {
+            accelerator: Accelerator::Auto,
+            vmm: WantedVmm::Qemu,
+            firecracker: None,
+            template_max_age: Some(limits::VM_TEMPLATE_MAX_AGE),
+            template_refresh_interval: limits::VM_TEMPLATE_REFRESH,
+        }
+    }
+}
+
+impl Microvm {
+    /// When templates are rebuilt.
+    pub fn refresh(&self) -> RefreshRules {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        RefreshRules { max_age_ms: self.template_max_age.map(ms), interval_ms: ms(self.template_refresh_interval) }
     }
 }
 
