@@ -220,6 +220,14 @@ fn microvm(microvm: &Microvm, faults: &mut Faults) {
         let fault = Fault::new(&["microvm", "firecracker"], format!("{path:?} is no absolute path"));
         faults.add(fault.hint("the path of the program; without one it is searched in PATH"));
     }
+    let times = [
+        ("template_max_age", microvm.template_max_age),
+        ("template_refresh_interval", Some(microvm.template_refresh_interval)),
+    ];
+    for (key, time) in times.into_iter().filter_map(|(key, time)| Some((key, time?))) {
+        faults.unless(time <= LONGEST, || too_long("microvm", key));
+        faults.unless(time >= limits::POOL_TIME_MIN, || Fault::new(&["microvm", key], "at least a second is required"));
+    }
 }
 
 fn engines(engines: &Engines, faults: &mut Faults) {

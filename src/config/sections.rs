@@ -15,6 +15,7 @@ use crate::core::durability::Durability;
 use crate::core::engine::EngineName;
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::pool::RefreshRules;
 use crate::core::retention::Retention;
 use crate::core::spec::{KernelLimits, KernelSpec, Net};
 use crate::core::vmm::WantedVmm;
@@ -329,11 +330,32 @@ pub struct Microvm {
     pub firecracker: Option<PathBuf>,
     /// Whether an orderly stop of the daemon keeps the memory of idle machines.
     pub keep_memory: bool,
+    /// Age from which a template in use is rebuilt; none: never.
+    #[serde(with = "wait")]
+    pub template_max_age: Option<Duration>,
+    /// Least time between two attempts to rebuild a template.
+    #[serde(with = "span")]
+    pub template_refresh_interval: Duration,
 }
 
 impl Default for Microvm {
     fn default() -> Self {
-        Self { accelerator: Accelerator::Auto, vmm: WantedVmm::Qemu, firecracker: None, keep_memory: true }
+        Self {
+            accelerator: Accelerator::Auto,
+            vmm: WantedVmm::Qemu,
+            firecracker: None,
+            keep_memory: true,
+            template_max_age: Some(limits::VM_TEMPLATE_MAX_AGE),
+            template_refresh_interval: limits::VM_TEMPLATE_REFRESH,
+        }
+    }
+}
+
+impl Microvm {
+    /// When templates are rebuilt.
+    pub fn refresh(&self) -> RefreshRules {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        RefreshRules { max_age_ms: self.template_max_age.map(ms), interval_ms: ms(self.template_refresh_interval) }
     }
 }
 

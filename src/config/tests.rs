@@ -275,6 +275,11 @@ fn problems_name_line_and_key() {
             &[":2: daemon.durability: \"disk\" is not possible (possible: process, power)"],
         ),
         ("[microvm]\nvmm = \"xen\"", &[":2: microvm.vmm: \"xen\" is not possible (possible: auto, qemu, firecracker)"]),
+        ("[microvm]\ntemplate_max_age = \"5ms\"", &[":2: microvm.template_max_age: at least a second is required"]),
+        (
+            "[microvm]\ntemplate_refresh_interval = \"10ms\"",
+            &[":2: microvm.template_refresh_interval: at least a second is required"],
+        ),
         ("[microvm]\nfirecracker = \"bin/fc\"", &[":2: microvm.firecracker: \"bin/fc\" is no absolute path"]),
         ("[engines.pyhton]\n", &[":1: engines.pyhton: unknown key (did you mean python?"]),
         ("[engines.python]\ncommand = \"bin/python\"", &[":2: engines.python.command: \"bin/python\" depends on"]),

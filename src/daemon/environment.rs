@@ -59,6 +59,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
         accelerator: config.microvm.accelerator,
         vmm: config.microvm.vmm,
         firecracker: config.microvm.firecracker.clone(),
+        refresh: config.microvm.refresh(),
         worker: worker_binary()?,
     };
     let microvm = MicrovmDriver::new(settings, Rc::clone(&process));

@@ -126,6 +126,9 @@ pub struct LaunchNote {
     pub detail: String,
 }
 
+/// Takes reports on what happens beside launches, to one engine's workers or to all.
+pub type Reporter = Rc<dyn Fn(Option<EngineName>, LaunchNote)>;
+
 /// The kernel files sent to a warm worker. Their descriptors are sent before this message.
 #[derive(Debug, Default)]
 pub struct BoundSources {
@@ -271,6 +274,9 @@ pub trait IsolationDriver {
 
     /// Removes the last `made` components of a mount's path from a workspace, while they are empty.
     fn remove_components(&self, workspace: &Path, inside: &Path, made: u32);
+
+    /// Sets what takes the reports of this driver.
+    fn report_to(&self, _reporter: Reporter) {}
 
     /// Removes leftovers of workers that `known` does not name.
     fn sweep(&self, known: &[WorkerId]);

@@ -176,6 +176,21 @@ pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(),
     sync_dir_step(parent(to), label)
 }
 
+/// Exchanges two entries of one directory at once: neither name is ever free.
+///
+/// # Errors
+/// The operating system's errors; `InvalidInput` or `Unsupported` where the file system cannot exchange them.
+pub fn exchange_durable(one: &Path, other: &Path, label: &'static str) -> Result<(), FsError> {
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
+    let exchange = || {
+        fault::step(label, ".rename")?;
+        Ok(renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)?)
+    };
+    exchange().map_err(FsError::of("exchange", one))?;
+    sync_dir_step(parent(other), label)
+}
+
 /// Makes everything on the file system of a directory durable.
 ///
 /// # Errors

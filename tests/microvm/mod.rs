@@ -8,8 +8,10 @@ mod images;
 mod lifecycle;
 mod memory;
 mod refusals;
+mod regressions;
 mod suspend;
 mod teleport;
+mod templates;
 mod warm;
 
 use std::fs;
@@ -180,7 +182,10 @@ impl Machines {
     fn prepare(user: User, config: &str) -> Machines {
         let (images, place) = (images(), Place::take());
         let host = Host::prepare(user);
-        host.configure(config);
+        // The template of all tests is from an earlier run, maybe an old one.
+        let no_refresh = "[microvm]\ntemplate_max_age = \"never\"\n";
+        let config = if config.contains("[microvm]") { config.to_owned() } else { format!("{config}\n{no_refresh}") };
+        host.configure(&config);
         fs::create_dir_all(host.data()).expect("a folder");
         std::os::unix::fs::symlink(images, host.data().join("images")).expect("a link");
         give(&host.data(), user);
@@ -201,6 +206,40 @@ impl Machines {
         let folders = fs::read_dir(self.data().join("templates")).into_iter().flatten().flatten();
         let finished = folders.filter(|folder| !folder.file_name().to_string_lossy().starts_with('.'));
         finished.map(|folder| folder.path().join("template.json")).filter(|file| file.exists()).collect()
+    }
+
+    /// The description of this host's only template.
+    fn description(&self) -> serde_json::Value {
+        let all = self.templates();
+        let [one] = &all[..] else { panic!("one template, not {all:?}\n{}", self.log()) };
+        serde_json::from_slice(&fs::read(one).expect("it is there")).expect("JSON")
+    }
+
+    /// Changes the description of this host's only template, which other tests do not see.
+    fn describe(&self, change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
+        let (file, mut about) = (self.templates().pop().expect("a template"), self.description());
+        change(about.as_object_mut().expect("an object"));
+        fs::remove_file(&file).expect("removed");
+        fs::write(file, about.to_string()).expect("written");
+    }
+
+    /// Entries of the folder of templates that have no finished template's name.
+    fn leftovers(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.data().join("templates")).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|n| n.starts_with('.')).collect()
+    }
+
+    /// The process of a machine that boots for a template.
+    fn builder(&self) -> Option<u32> {
+        self.all().into_iter().find(|pid| words(*pid).iter().any(|word| word.contains("share=on")))
+    }
+
+    /// How often this daemon counted an event of Python's machines.
+    fn counted(&self, event: &str) -> u64 {
+        let series = format!("ryokan_launch_events_total{{engine=\"python\",event=\"{event}\"}} ");
+        let text = crate::daemon::metrics::reported(self);
+        let value = text.lines().find_map(|line| line.strip_prefix(&series)).map(|count| count.trim().parse::<f64>());
+        value.map_or(0, |count| count.expect("a number") as u64)
     }
 
     /// The processes of this host's kernels' machines.

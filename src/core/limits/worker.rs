@@ -170,6 +170,12 @@ pub const VM_TEMPLATE_JSON_BYTES: u64 = 64 << 10;
 pub const VM_DEVICE_STATE_BYTES: u64 = 64 << 20;
 /// Time after a failure in which a template is not built again.
 pub const VM_TEMPLATE_RETRY: Duration = Duration::from_secs(600);
+/// Default age from which a template in use is rebuilt.
+pub const VM_TEMPLATE_MAX_AGE: Duration = Duration::from_secs(6 * 3600);
+/// Default least time between two attempts to rebuild a template beside its use.
+pub const VM_TEMPLATE_REFRESH: Duration = Duration::from_secs(30 * 60);
+/// Entries that a report on the folder of templates names.
+pub const VM_TEMPLATE_REPORT: usize = 8;
 /// Failed restores in a row after which a template is removed.
 pub const VM_TEMPLATE_FAILURES: u32 = 3;
 /// Largest difference between the clocks of a seeded guest and its host.

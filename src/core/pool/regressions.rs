@@ -1,8 +1,10 @@
 //! One test for each known failure of comparable pools, and for requirements of their users, as far
 //! as the policy decides them.
 //!
-//! Failures outside the policy have no test here: snapshots that were empty files, a failed refresh
-//! that stamped the time, and orphans that were never reaped.
+//! Failures outside the policy are in other places. A failed refresh that stamped the time:
+//! `refresh.rs` and, with virtual machines, tests/microvm/regressions.rs. There, too: dead machines
+//! that counted as idle, a failed reset that still pooled a dirty machine, and orphans that were
+//! never reaped. Snapshots that were empty files: the templates' own tests.
 
 use super::world::World;
 use super::*;

@@ -28,7 +28,7 @@ use super::qmp::Qmp;
 use super::seed::{self, Renewal};
 use super::stream;
 use super::template::{self, Kind, MEMORY, STATE, Template, close};
-use super::templates::{UNFINISHED, hex};
+use super::template_folder::UNFINISHED;
 use super::vmm::Vmm;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -49,6 +49,8 @@ pub struct SavedMachine {
     kind: Kind,
     worker: WorkerIdentity,
     boot_id: String,
+    /// Why its whole memory was written as a stream; `None`: its changed pages were.
+    copied_whole: Option<String>,
 }
 
 /// How a machine's memory and devices are saved.
@@ -324,14 +326,18 @@ impl MachineHandle {
         let _access = tokio::time::timeout(limits::VM_CALL, access).await;
         let (disk, worker) = (machine.folder.disk(), worker.clone());
         let (pid, about) = (self.process(), kind.clone());
-        let (place, source, boot_id) = blocking(move || {
-            let place = Place(folder.join(format!("{UNFINISHED}copy-{}", hex(random::bytes()))));
+        let (place, source, boot_id, copied_whole) = blocking(move || {
+            let place = Place(folder.join(format!("{UNFINISHED}copy-{:016x}", u64::from_le_bytes(random::bytes()))));
             std::fs::create_dir_all(&folder).map_err(|error| failed(&error))?;
             let mut builder = std::fs::DirBuilder::new();
             std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
             builder.create(&place.0).map_err(|error| failed(&error))?;
-            let source = Source::prepare(&place.0, by_pages(&folder, pid, &about)).map_err(|error| failed(&error))?;
-            Ok((place, source, seed::seed(&mut machine.client(), "", Renewal::Keep)?))
+            let (pages, copied_whole) = match by_pages(&folder, pid, &about) {
+                Ok(pages) => (Some(pages), None),
+                Err(why) => (None, Some(why)),
+            };
+            let source = Source::prepare(&place.0, pages).map_err(|error| failed(&error))?;
+            Ok((place, source, seed::seed(&mut machine.client(), "", Renewal::Keep)?, copied_whole))
         })
         .await?;
         let copied_disk = place.0.join(COPIED_DISK);
@@ -350,17 +356,22 @@ impl MachineHandle {
         resumed?;
         let source = saved?;
         self.set_clock().await?;
-        Ok(SavedMachine { place, source, kind, worker, boot_id })
+        Ok(SavedMachine { place, source, kind, worker, boot_id, copied_whole })
     }
 }
 
 impl SavedMachine {
+    /// Why the whole memory was copied while the machine stood still, and not only what it changed.
+    pub fn copied_whole(&self) -> Option<&str> {
+        self.copied_whole.as_deref()
+    }
+
     /// Completes memory and state, which takes its time: the original runs meanwhile.
     ///
     /// # Errors
     /// Those of the file system; `unavailable` if what was saved is not understood.
     pub async fn into_copy(self) -> Result<MachineCopy> {
-        let SavedMachine { place, source, kind, worker, boot_id } = self;
+        let SavedMachine { place, source, kind, worker, boot_id, copied_whole: _ } = self;
         let memory_bytes = kind.memory_bytes();
         let (place, template) = blocking(move || {
             let finished = source.finish(&place.0, memory_bytes).and_then(|()| Template::untested(&place.0));
@@ -374,21 +385,13 @@ impl SavedMachine {
 }
 
 /// What a copy by pages needs: where the machine's memory is mapped, and the state of its template, which has proved
-/// such copies. Blocks.
-fn by_pages(templates: &Path, pid: u32, kind: &Kind) -> Option<(MappedMemory, File)> {
-    let found = || {
-        let folder = templates.join(kind.key().map_err(|error| error.message)?);
-        let template = template::proven_state(&folder, kind)?;
-        let mapped = MappedMemory::find(pid, kind.memory_bytes()).map_err(|error| error.to_string())?;
-        Ok::<_, String>((mapped, template))
-    };
-    match found() {
-        Ok(found) => Some(found),
-        Err(why) => {
-            tracing::info!(why, "the whole memory of a virtual machine is copied");
-            None
-        }
-    }
+/// such copies; an error says why the whole memory is copied. Blocks.
+fn by_pages(templates: &Path, pid: u32, kind: &Kind) -> std::result::Result<(MappedMemory, File), String> {
+    let words = |error: std::io::Error| error.to_string();
+    fault::point("machine.copy.pages").map_err(words)?;
+    let folder = templates.join(kind.key().map_err(|error| error.message)?);
+    let mapped = MappedMemory::find(pid, kind.memory_bytes()).map_err(words)?;
+    Ok((mapped, template::proven_state(&folder, kind)?))
 }
 
 pub(super) fn create(path: &Path) -> std::io::Result<File> {
@@ -432,8 +435,47 @@ fn copy_sparse(from: &File, to: &File) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+    use super::super::template::tests::{kind, template};
+    use super::*;
+    use crate::core::error::ErrorCode;
+    use crate::sys::fault::tests::with_fault;
+
+    #[test]
+    fn descriptions_of_other_formats_are_refused() {
+        let description = Description {
+            format: FORMAT,
+            kind: kind(),
+            worker: WorkerId::from_bytes([1; 16]),
+            kernel: KernelId::from_bytes([2; 16]),
+            epoch: Epoch(3),
+            secret: [4; 32],
+            boot_id: String::from("boot"),
+        };
+        let text = serde_json::to_vec(&description).expect("JSON");
+        assert!(Description::decode(&text).is_ok_and(|found| found.worker() == description.worker()));
+        // A later one may have other fields.
+        let reason = |bytes: &[u8]| Description::decode(bytes).err().map(|error| (error.code, error.reason));
+        let later = br#"{"format": 2, "machine": "of another time"}"#;
+        assert_eq!(reason(later), Some((ErrorCode::Unsupported, "format".into())));
+        for damaged in [&text[..text.len() / 2], b"", b"{}", br#"{"format": 1}"#, br#"{"format": "1"}"#] {
+            assert_eq!(reason(damaged).map(|(code, _)| code), Some(ErrorCode::Corrupt), "{damaged:?}");
+        }
+    }
+
+    #[test]
+    fn whole_copy_has_reason() {
+        let (folder, kind) = (tempfile::tempdir().expect("a folder"), kind());
+        template(folder.path(), &kind);
+        let own = std::process::id();
+        let why = |pid| by_pages(folder.path(), pid, &kind).expect_err("this process maps no such memory");
+        assert!(!why(own).is_empty());
+        let armed = with_fault("machine.copy.pages=eio", || why(own));
+        assert!(armed.contains("Input/output error"), "{armed}");
+        let unproven = template::proven_state(&folder.path().join(kind.key().expect("a key")), &kind);
+        assert_eq!(unproven.err().as_deref(), Some("its template did not prove copies by pages"));
+    }
 
     #[test]
     fn disk_copies_keep_holes() -> std::io::Result<()> {

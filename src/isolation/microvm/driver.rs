@@ -16,6 +16,7 @@ use super::installed;
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
 use super::monitor::kill_unknown;
+use super::notes::Notes;
 use super::saved::{self, Saved};
 use super::sockets::Sockets;
 use super::template::Kind;
@@ -29,6 +30,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::limits;
+use crate::core::pool::RefreshRules;
 use crate::core::snapshot::{Site, Snapshot, Teleport};
 use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::core::vmm::WantedVmm;
@@ -36,7 +38,7 @@ use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
     EngineState, FileAccess, Images, InstallFiles, IsolationDriver, KernelHome, Launched, MachineRoom, NewWorker,
-    OpenWorkspace, Probe, Reach, Recorder, Shape,
+    OpenWorkspace, Probe, Reach, Recorder, Reporter, Shape,
 };
 use crate::link::bootstrap::LaunchDocument;
 use crate::link::handshake::WorkerIdentity;
@@ -71,6 +73,8 @@ pub struct MicrovmSettings {
     pub vmm: WantedVmm,
     /// The path of Firecracker; `None`: where a shell would find it.
     pub firecracker: Option<PathBuf>,
+    /// When templates are rebuilt.
+    pub refresh: RefreshRules,
     /// The worker's binary, which measures KVM.
     pub worker: PathBuf,
 }
@@ -86,6 +90,7 @@ pub struct MicrovmDriver {
     pub(super) settings: MicrovmSettings,
     pub(super) machines: Machines,
     pub(super) templates: Rc<Templates>,
+    notes: Rc<Notes>,
     pub(super) vmms: Rc<Vmms>,
     pub(super) cgroups: Option<Cgroups>,
     images: Rc<HostImages>,
@@ -101,12 +106,14 @@ impl MicrovmDriver {
             folder: settings.templates.clone(),
             sockets: settings.sockets.clone(),
             account: settings.account,
+            refresh: settings.refresh,
         };
-        let templates = Templates::new(template_settings, Rc::clone(&vmms));
+        let notes = Rc::new(Notes::default());
+        let templates = Templates::new(template_settings, Rc::clone(&vmms), Rc::clone(&notes));
         let (folder, list) = (settings.images.clone(), settings.image_list.clone());
         let images = HostImages::new(folder, list, Rc::clone(&templates), Rc::clone(&vmms));
         let cgroups = settings.cgroup_base.clone().map(|base| Cgroups::new(base, settings.host));
-        MicrovmDriver { vmms, cgroups, settings, machines: Machines::default(), templates, images, host }
+        MicrovmDriver { vmms, cgroups, settings, machines: Machines::default(), templates, notes, images, host }
     }
 
     /// What handles share.
@@ -252,8 +259,7 @@ impl IsolationDriver for MicrovmDriver {
             None => self.start(&new, &mut about, &machine, saved, record).await,
         };
         match started {
-            Ok(Serving { process, shared_boot_id, mut notes }) => {
-                notes.extend(self.templates.take_notes());
+            Ok(Serving { process, shared_boot_id, notes }) => {
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
                 let connector = Rc::new(PortConnector { address: about.sockets.link() });
                 let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), warm)?;
@@ -340,8 +346,13 @@ impl IsolationDriver for MicrovmDriver {
 
     fn remove_components(&self, _: &Path, _: &Path, _: u32) {}
 
+    fn report_to(&self, reporter: Reporter) {
+        self.notes.report_to(reporter);
+    }
+
     fn sweep(&self, known: &[WorkerId]) {
         self.templates.sweep();
+        self.templates.keep_fresh();
         kill_unknown(&self.settings.sockets, known);
     }
 

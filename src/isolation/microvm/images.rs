@@ -234,6 +234,7 @@ impl Images for HostImages {
 mod tests {
     use super::*;
     use crate::core::error::ErrorCode;
+    use crate::core::pool::RefreshRules;
     use crate::core::vmm::WantedVmm;
     use crate::isolation::microvm::image::tests::write_image;
     use crate::isolation::microvm::templates::TemplateSettings;
@@ -241,9 +242,11 @@ mod tests {
     use crate::link::bootstrap::BUILD;
 
     fn images(folder: &Path) -> Rc<HostImages> {
-        let settings = TemplateSettings { folder: folder.join("t"), sockets: folder.to_owned(), account: None };
+        let refresh = RefreshRules { max_age_ms: None, interval_ms: 1_000 };
+        let settings =
+            TemplateSettings { folder: folder.join("t"), sockets: folder.to_owned(), account: None, refresh };
         let vmms = vmms(WantedVmm::Qemu, None);
-        let templates = Templates::new(settings, Rc::clone(&vmms));
+        let templates = Templates::new(settings, Rc::clone(&vmms), Rc::default());
         HostImages::new(folder.join("images"), folder.join("images.json"), templates, vmms)
     }
 

@@ -85,14 +85,14 @@ impl MicrovmDriver {
         let (mut notes, mut shared_boot_id) = (Vec::new(), String::new());
         let template = match new.is_warm {
             true => self.templates.find_or_build(&kind, &image).await,
-            false => self.templates.find(&kind).await,
+            false => self.templates.find(&kind, &image).await,
         };
         let restored = match &template {
             Ok(template) => {
                 let begin = Begin::Restore { image: &image, template };
                 match self.attempt(&attempt, begin, &template.tested_boot_id, about, record).await? {
                     Ok(process) => {
-                        template.served();
+                        self.templates.served(template);
                         shared_boot_id.clone_from(&template.tested_boot_id);
                         Ok(process)
                     }

@@ -18,7 +18,7 @@ use crate::core::limits;
 use crate::isolation::{KernelHome, Reach};
 use crate::link::machine::{Head, Reply, Request};
 use crate::link::mirror::{Entry, Sink, Stamp, Tree, stamps, transfer};
-use crate::sys::fs;
+use crate::sys::{fault, fs};
 
 /// A kernel's folder on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,6 +124,8 @@ impl Machine {
     /// # Errors
     /// If the seeding is not confirmed; those of the guest and of renaming. The machine must end then.
     pub(super) fn bind(&self, disk: &Path, shared_boot_id: &str, durability: Durability) -> Result<()> {
+        let unconfirmed = |error| Error::unavailable(format!("seeding: {error}")).reason("seeding");
+        fault::point("machine.warm.seed").map_err(unconfirmed)?;
         seed::seed(&mut self.client(), shared_boot_id, Renewal::Keep)?;
         let failed = |error: &dyn std::fmt::Display| Error::internal(format!("take a warm machine's disk: {error}"));
         let mut files = std::fs::read_dir(&self.folder.workspace).map_err(|error| failed(&error))?;

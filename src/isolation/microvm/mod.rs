@@ -11,9 +11,11 @@
 //! No file system of a guest is ever mounted or parsed here: the guest lists and streams files, within limits.
 
 mod accelerator;
+mod builder;
 mod changes;
 mod client;
 mod copy;
+mod description;
 mod disk;
 mod driver;
 mod files;
@@ -25,6 +27,7 @@ mod installed;
 mod launch;
 mod machine;
 mod monitor;
+mod notes;
 mod pages;
 mod qemu;
 mod qmp;
@@ -33,6 +36,7 @@ mod seed;
 mod sockets;
 mod stream;
 mod template;
+mod template_folder;
 mod templates;
 mod vmm;
 mod workspace;

@@ -226,8 +226,12 @@ impl Saved {
     /// What is saved in a kernel's folder; `None` if nothing is. Blocks.
     ///
     /// # Errors
-    /// `corrupt`.
+    /// `corrupt`; `unsupported` for another format.
     pub(super) fn read(dir: &Path) -> Result<Option<Saved>> {
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+        }
         let damaged = |error: &dyn std::fmt::Display| Error::corrupt(format!("{DESCRIPTION} is damaged: {error}"));
         let mut options = OpenOptions::new();
         let file = match options.read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(DESCRIPTION)) {
@@ -236,9 +240,10 @@ impl Saved {
         };
         let mut text = String::new();
         file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text).map_err(|error| damaged(&error))?;
-        let saved: Saved = serde_json::from_str(&text).map_err(|error| damaged(&error))?;
-        match saved.format {
-            FORMAT => Ok(Some(saved)),
+        // Another format may have other fields.
+        let Head { format } = serde_json::from_str(&text).map_err(|error| damaged(&error))?;
+        match format {
+            FORMAT => serde_json::from_str(&text).map(Some).map_err(|error| damaged(&error)),
             other => Err(Error::unsupported(format!("its format is {other}, and this is {FORMAT}")).reason("format")),
         }
     }
@@ -256,7 +261,7 @@ impl Saved {
             base_image_version: self.kind.image.clone(),
             host: self.host,
             content: Suspend {
-                memory_bytes: self.memory.as_ref().map_or(0, Part::bytes).saturating_add(self.state.bytes()),
+                memory_bytes: self.memory.as_ref().map_or(0, |memory| memory.bytes).saturating_add(self.state.bytes),
                 machine: Some(self.kind.machine()),
             },
         }
@@ -296,7 +301,7 @@ fn open_part(path: &Path, written: &Part) -> Result<File> {
     let damaged = |error: std::io::Error| Error::corrupt(format!("{name}: {error}"));
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).map_err(damaged)?;
     let is_whole =
-        file.metadata().map_err(damaged)?.len() == written.bytes() && part(&file).map_err(damaged)? == *written;
+        file.metadata().map_err(damaged)?.len() == written.bytes && part(&file).map_err(damaged)? == *written;
     is_whole.then_some(file).ok_or_else(|| Error::corrupt(format!("{name} is not what was written")))
 }
 
@@ -404,6 +409,29 @@ mod tests {
         for (reason, other) in others {
             refuses(dir, &saved, HERE, &other, reason);
         }
+    }
+
+    #[test]
+    fn other_formats_are_refused() {
+        use crate::core::error::ErrorCode;
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let dir = folder.path();
+        saved(dir);
+        let text = std::fs::read_to_string(dir.join(DESCRIPTION)).expect("read");
+        let own = format!("\"format\": {FORMAT}");
+        assert!(text.contains(&own), "{text}");
+        for (text, code, reason) in [
+            (text.replace(&own, "\"format\": 1"), ErrorCode::Unsupported, "format"),
+            ("{\"format\": 3, \"machine\": \"of another time\"}".into(), ErrorCode::Unsupported, "format"),
+            (text.replace(&own, "\"format\": \"2\""), ErrorCode::Corrupt, ""),
+            (text.replace(&own, "\"formats\": 2"), ErrorCode::Corrupt, ""),
+        ] {
+            std::fs::write(dir.join(DESCRIPTION), &text).expect("written");
+            let refused = Saved::read(dir).err().map(|error| (error.code, error.reason));
+            assert_eq!(refused, Some((code, reason.into())), "{text}");
+        }
+        assert!(dir.join(STATE).exists(), "nothing is removed");
     }
 
     #[test]

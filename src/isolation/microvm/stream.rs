@@ -94,6 +94,30 @@ pub(super) fn join(template: &File, devices: &File, memory_bytes: u64, state: &F
     splitter.state.flush()
 }
 
+/// Everything in a template's state before the first device. `memory_bytes`: the size of main memory. Blocks.
+///
+/// # Errors
+/// As [`split`].
+pub(super) fn head(template: &File, memory_bytes: u64) -> io::Result<Vec<u8>> {
+    let (template, mut head) = (&again(template)?, Vec::new());
+    let mut splitter = Splitter {
+        from: BufReader::with_capacity(1 << 20, template),
+        state: BufWriter::new(&mut head),
+        state_bytes: 0,
+        // Never written: its memory is a file beside it.
+        memory: Pages { file: template, bytes: memory_bytes, at: 0, gathered: Vec::new(), end: 0 },
+        main: Vec::new(),
+        block: Vec::new(),
+    };
+    splitter.copy_before_devices()?;
+    if splitter.memory.end != 0 {
+        return Err(invalid("a template's state has memory"));
+    }
+    splitter.state.flush()?;
+    drop(splitter);
+    Ok(head)
+}
+
 /// Bytes of adjacent pages that are written at once.
 const GATHERED: usize = 1 << 20;
 
@@ -129,9 +153,9 @@ impl Pages<'_> {
     }
 }
 
-struct Splitter<'f> {
+struct Splitter<'f, W: Write> {
     from: BufReader<&'f File>,
-    state: BufWriter<&'f File>,
+    state: BufWriter<W>,
     state_bytes: u64,
     memory: Pages<'f>,
     /// The name of main memory's block.
@@ -140,7 +164,7 @@ struct Splitter<'f> {
     block: Vec<u8>,
 }
 
-impl Splitter<'_> {
+impl<W: Write> Splitter<'_, W> {
     fn run(&mut self) -> io::Result<()> {
         self.copy_before_devices()?;
         // Nothing but main memory is left out.
@@ -394,8 +418,10 @@ mod tests {
         let devices = [&MAGIC[..], &[FULL], b"newer"].concat();
         let before = template.len() - b"devices \x01\x02 and all the rest".len();
         assert_eq!(joined(&template, &devices)?, [&template[..before], b"newer"].concat());
+        assert_eq!(head(&File::open(folder.path().join("old"))?, MEMORY)?, template[..before - 1]);
         let with_memory: Vec<u8> = pieces().into_iter().flat_map(|(piece, _)| piece).collect();
         assert!(joined(&with_memory, &devices).is_err());
+        assert!(head(&File::open(folder.path().join("old"))?, MEMORY).is_err());
         for other in [&b""[..], &MAGIC, b"QEVM\0\0\0\x02\x04", &[&MAGIC[..], &[END]].concat()] {
             assert!(joined(&template, other).is_err(), "{other:?}");
         }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::accelerator::{self, Chosen};
+use super::description::{Description, Made, Unusable, describe};
 use super::image::Image;
 use super::vmm::{Choice, Vmm};
 use super::{firecracker, qemu};
@@ -23,13 +24,10 @@ use crate::core::limits;
 use crate::core::snapshot::Machine;
 use crate::isolation::Shape;
 use crate::link::bootstrap::BUILD;
-use crate::sys::fs;
+use crate::sys::fs::path_of;
 
-/// The format of the description.
-const FORMAT: u32 = 1;
 pub(super) const MEMORY: &str = "ram";
 pub(super) const STATE: &str = "state";
-const DESCRIPTION: &str = "template.json";
 
 /// What machines must have in common to be restored from one template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,28 +132,8 @@ impl Kind {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Part {
-    bytes: u64,
+    pub bytes: u64,
     blake3: String,
-}
-
-impl Part {
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-/// What is on the disk beside memory and state.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Description {
-    format: u32,
-    kind: Kind,
-    memory: Part,
-    state: Part,
-    /// The boot id of the test start: a machine that has the same one was not seeded.
-    pub tested_boot_id: String,
-    /// Whether a copy by changed pages was the same as one of the whole memory, and started.
-    #[serde(default)]
-    pub proves_pages: bool,
 }
 
 /// A verified template. Its files stay open, so that nothing that happens to its folder changes it.
@@ -164,8 +142,11 @@ pub(super) struct Template {
     memory: File,
     state: File,
     pub tested_boot_id: String,
+    /// `None`: a former version made it, or it is no template of this host.
+    made: Option<Made>,
     /// Failed restores since the last machine that was restored.
     failures: Cell<u32>,
+    is_used: Cell<bool>,
 }
 
 /// Opens a file anew: each reader has its own position, at the beginning.
@@ -182,17 +163,34 @@ impl Template {
     /// The same of files elsewhere.
     pub(super) fn of_files(memory: &Path, state: &Path) -> std::io::Result<Template> {
         let (memory, state) = (File::open(memory)?, File::open(state)?);
-        Ok(Template { memory, state, tested_boot_id: String::new(), failures: Cell::new(0) })
+        let (tested_boot_id, made, failures, is_used) = (String::new(), None, Cell::new(0), Cell::new(false));
+        Ok(Template { memory, state, tested_boot_id, made, failures, is_used })
     }
 
-    /// The same, with the boot id of its test start.
-    pub(super) fn tested(self, tested_boot_id: String) -> Template {
-        Template { tested_boot_id, ..self }
+    /// The same, with the boot id of its test start and what its description says.
+    pub(super) fn tested(self, tested_boot_id: String, made: Option<Made>) -> Template {
+        Template { tested_boot_id, made, ..self }
     }
 
-    /// Notes that a machine was restored.
-    pub(super) fn served(&self) {
+    /// Its id; empty if a former version made it.
+    pub(super) fn id(&self) -> &str {
+        self.made.as_ref().map_or("", |made| &made.id)
+    }
+
+    /// When it was made, milliseconds of the wall clock, as far as known.
+    pub(super) fn created_at_ms(&self) -> Option<i64> {
+        self.made.as_ref().map(|made| made.created_at_ms)
+    }
+
+    /// Whether a machine was restored from it.
+    pub(super) fn is_used(&self) -> bool {
+        self.is_used.get()
+    }
+
+    /// Notes that a machine was restored; returns whether it is the first one.
+    pub(super) fn served(&self) -> bool {
         self.failures.set(0);
+        !self.is_used.replace(true)
     }
 
     /// Notes that a machine could not be restored; returns how many in a row.
@@ -210,14 +208,19 @@ impl Template {
     }
 
     /// Opens and verifies a template's folder; `None` if there is none. Blocks.
-    pub(super) fn open(folder: &Path, kind: &Kind) -> std::result::Result<Option<Template>, String> {
-        let words = |error: std::io::Error| error.to_string();
+    pub(super) fn open(folder: &Path, kind: &Kind) -> std::result::Result<Option<Template>, Unusable> {
         match folder.symlink_metadata() {
             Ok(found) if found.is_dir() => {}
-            Ok(_) => return Err(String::from("it is no folder")),
+            Ok(_) => return Err(Unusable::Damaged(String::from("it is no folder"))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(words(error)),
+            Err(error) => return Err(Unusable::Damaged(error.to_string())),
         }
+        let about = describe(folder)?;
+        Template::open_files(folder, kind, about).map(Some).map_err(Unusable::Damaged)
+    }
+
+    fn open_files(folder: &Path, kind: &Kind, about: Description) -> std::result::Result<Template, String> {
+        let words = |error: std::io::Error| error.to_string();
         let file = |name: &str| {
             let mut options = OpenOptions::new();
             let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(name));
@@ -228,11 +231,7 @@ impl Template {
                 Err(error) => Err(format!("{name}: {error}")),
             }
         };
-        let mut text = String::new();
-        let description = file(DESCRIPTION)?.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text);
-        description.map_err(words)?;
-        let about: Description = serde_json::from_str(&text).map_err(|error| format!("{DESCRIPTION}: {error}"))?;
-        if about.format != FORMAT || about.kind != *kind {
+        if about.kind != *kind {
             return Err(String::from("it is of another machine than its name says"));
         }
         let (memory, state) = (file(MEMORY)?, file(STATE)?);
@@ -247,18 +246,18 @@ impl Template {
         if about.memory.bytes != kind.memory_bytes() || about.state.bytes > limits::VM_DEVICE_STATE_BYTES {
             return Err(String::from("its sizes are not those of the machine"));
         }
-        Ok(Some(Template { memory, state, tested_boot_id: about.tested_boot_id, failures: Cell::new(0) }))
+        let (tested_boot_id, made, failures, is_used) =
+            (about.tested_boot_id, about.made, Cell::new(0), Cell::new(false));
+        Ok(Template { memory, state, tested_boot_id, made, failures, is_used })
     }
-}
-
-/// The image of a template's folder, as its description says; `None` if it has none.
-pub(super) fn image_of(folder: &Path) -> Option<String> {
-    describe(folder).ok().map(|about| about.kind.image)
 }
 
 /// The state of a template that has proved copies by pages; an error says why there is none.
 pub(super) fn proven_state(folder: &Path, kind: &Kind) -> std::result::Result<File, String> {
-    let about = describe(folder)?;
+    // Another template may take its name meanwhile.
+    let opened = File::open(folder).map_err(|error| format!("its template: {error}"))?;
+    let folder = &path_of(&opened);
+    let about = describe(folder).map_err(|why| format!("its template: {why}"))?;
     if about.kind != *kind || !about.proves_pages {
         return Err(String::from("its template did not prove copies by pages"));
     }
@@ -270,15 +269,6 @@ pub(super) fn proven_state(folder: &Path, kind: &Kind) -> std::result::Result<Fi
         Ok(_) => Err(String::from("its template's state is not what was written")),
         Err(error) => Err(format!("its template: {error}")),
     }
-}
-
-fn describe(folder: &Path) -> std::result::Result<Description, String> {
-    let mut options = OpenOptions::new();
-    let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(folder.join(DESCRIPTION));
-    let mut text = String::new();
-    let read = file.and_then(|file| file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text));
-    read.map_err(|error| format!("its template has no description: {error}"))?;
-    serde_json::from_str(&text).map_err(|error| format!("{DESCRIPTION}: {error}"))
 }
 
 /// Length and digest of a file. Blocks.
@@ -352,24 +342,13 @@ pub(super) fn seal(place: &Path, kind: Kind) -> Result<Description> {
     if state.bytes == 0 || state.bytes > limits::VM_DEVICE_STATE_BYTES {
         return Err(Error::unavailable(format!("a template's state has {} bytes", state.bytes)));
     }
-    Ok(Description { format: FORMAT, kind, memory, state, tested_boot_id: String::new(), proves_pages: false })
-}
-
-/// Gives a finished template its name, in place of a damaged one. Blocks.
-pub(super) fn publish(from: &Path, to: &Path, description: &Description) -> Result<()> {
-    let failed = |error: &dyn std::fmt::Display| Error::unavailable(format!("publish a template: {error}"));
-    let text = serde_json::to_vec_pretty(description).map_err(|error| failed(&error))?;
-    fs::replace(&from.join(DESCRIPTION), &text, 0o400, "microvm.template.describe").map_err(|error| failed(&error))?;
-    match to.symlink_metadata() {
-        Ok(found) if found.is_dir() => fs::remove_tree(to).map_err(|error| failed(&error))?,
-        Ok(_) => std::fs::remove_file(to).map_err(|error| failed(&error))?,
-        Err(_) => {}
-    }
-    fs::rename_durable(from, to, "microvm.template.publish").map_err(|error| failed(&error))
+    Ok(Description::new(kind, memory, state))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::description::{DESCRIPTION, MadeFrom, write_description};
+    use super::super::template_folder::publish;
     use super::*;
     use std::path::PathBuf;
 
@@ -392,8 +371,10 @@ pub(super) mod tests {
         std::fs::create_dir(&from).expect("a folder");
         std::fs::write(from.join(MEMORY), vec![1; 1 << 20]).expect("written");
         std::fs::write(from.join(STATE), b"state").expect("written");
-        let described = seal(&from, kind.clone()).expect("sealed");
-        publish(&from, &to, &described).expect("published");
+        let mut described = seal(&from, kind.clone()).expect("sealed");
+        described.made = Some(Made::now(MadeFrom::FreshBoot, None));
+        write_description(&from, &described).expect("described");
+        publish(&from, &to).expect("published");
         to
     }
 
@@ -429,7 +410,7 @@ pub(super) mod tests {
             let dir = template(folder.path(), &kind);
             assert!(Template::open(&dir, &kind).is_ok_and(|found| found.is_some()), "it is whole");
             damage(&dir);
-            let refused = Template::open(&dir, &kind).expect_err("refused");
+            let refused = Template::open(&dir, &kind).expect_err("refused").to_string();
             assert!(refused.contains(why), "{refused} names {why}");
         }
     }

@@ -1,51 +1,47 @@
-//! The templates of a host: found, built in the background, counted, removed.
+//! The templates of a host: found, built in the background, rebuilt beside their use, counted, removed.
 //!
 //! ```text
-//!  templates/.new-…/   ── boot, warm up, stop, save ─▶ ram, state ── test start, template.json ── rename ─▶ templates/KEY/
-//!  templates/KEY/      ── description and digests are right ─▶ open descriptors ─▶ private copies of the memory
+//!  templates/KEY/  ── description and digests are right ─▶ open descriptors ─▶ private copies of the memory
+//!   there is none, or it is damaged ─▶ build ─▶ publish
+//!   it is in use and old ─▶ build beside it ─▶ publish in its place: machines of the old one have its files open
+//!                              └ failed: the old one stays, with its age; tried again later
 //! ```
+//!
+//! When a template is rebuilt is decided in `core::pool::refresh`. `builder.rs` makes templates, `template_folder.rs`
+//! knows their names.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use super::client::Client;
-use super::copy::Source;
-use super::disk;
+use super::builder::{Builder, Built};
+use super::description::Unusable;
 use super::image::Image;
-use super::launch::RECONNECTION;
-use super::monitor::{self, Begin, Monitor, NewMachine};
-use super::qemu;
-use super::qmp::Qmp;
-use super::seed::{self, Renewal};
-use super::sockets::Sockets;
-use super::template::{self, Kind, MEMORY, STATE, Template, publish, seal};
-use super::vmm::{Vmm, Vmms};
-use crate::core::durability::Durability;
+use super::notes::Notes;
+use super::template::{Kind, Template};
+use super::template_folder::{self as folder, publish};
+use super::vmm::Vmms;
 use crate::core::error::{Error, Result};
-use crate::core::ids::WorkerId;
 use crate::core::limits;
-use crate::isolation::LaunchNote;
-use crate::link::machine::Request;
-use crate::sys::{fs, random};
-
-/// Folders that are being filled.
-pub(super) const UNFINISHED: &str = ".new-";
-/// Time for the guest to become quiet after its last request.
-const QUIET: Duration = Duration::from_millis(200);
-/// Time for a monitor to end by itself.
-const QUIT: Duration = Duration::from_secs(5);
+use crate::core::pool::{Attempt, Refresh, RefreshRules, RefreshTime, TemplateAge, refresh};
+use crate::sys::{clock, fs};
 
 /// What is known of a kind's template.
 enum Known {
-    Ready(Rc<Template>),
+    Ready(Ready),
     Building,
     /// When, and why.
     Failed(Instant, String),
+}
+
+/// A template in use.
+struct Ready {
+    template: Rc<Template>,
+    kind: Kind,
+    image: Image,
+    attempt: Attempt,
 }
 
 /// The settings of templates.
@@ -54,67 +50,88 @@ pub(super) struct TemplateSettings {
     pub sockets: PathBuf,
     /// Uid and gid of the monitor, in a daemon that is root.
     pub account: Option<(u32, u32)>,
+    /// When they are rebuilt.
+    pub refresh: RefreshRules,
 }
 
 /// The templates of a host.
 pub(super) struct Templates {
-    settings: TemplateSettings,
-    vmms: Rc<Vmms>,
+    folder: PathBuf,
+    rules: RefreshRules,
+    builder: Builder,
     known: RefCell<HashMap<String, Known>>,
     /// One template is verified at a time.
     turn: tokio::sync::Mutex<()>,
-    notes: RefCell<Vec<LaunchNote>>,
+    notes: Rc<Notes>,
     is_swept: Cell<bool>,
+    is_kept_fresh: Cell<bool>,
+    began: Instant,
     /// Notified after each build.
     built: tokio::sync::watch::Sender<()>,
+    /// Notified when the next rebuild must be decided again.
+    changed: Rc<tokio::sync::Notify>,
 }
 
 impl Templates {
-    pub(super) fn new(settings: TemplateSettings, vmms: Rc<Vmms>) -> Rc<Templates> {
+    pub(super) fn new(settings: TemplateSettings, vmms: Rc<Vmms>, notes: Rc<Notes>) -> Rc<Templates> {
+        let TemplateSettings { folder, sockets, account, refresh } = settings;
         Rc::new(Templates {
-            settings,
-            vmms,
+            folder: folder.clone(),
+            rules: refresh,
+            builder: Builder { folder, sockets, account, vmms },
             known: RefCell::default(),
             turn: tokio::sync::Mutex::default(),
-            notes: RefCell::default(),
+            notes,
             is_swept: Cell::new(false),
+            is_kept_fresh: Cell::new(false),
+            began: Instant::now(),
             built: tokio::sync::watch::Sender::new(()),
+            changed: Rc::default(),
         })
     }
 
-    /// What happened to templates since the last call.
-    pub(super) fn take_notes(&self) -> Vec<LaunchNote> {
-        std::mem::take(&mut *self.notes.borrow_mut())
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn note(&self, kind: &'static str, detail: String) {
-        tracing::info!(kind, detail, "a template of virtual machines");
-        self.notes.borrow_mut().push(LaunchNote { kind, detail });
+    fn note(&self, kind: &Kind, event: &'static str, detail: String) {
+        self.notes.add(Some(kind.engine), event, detail);
     }
+
+    fn ready(&self, key: String, template: Rc<Template>, kind: &Kind, image: &Image, attempt: Attempt) {
+        let ready = Ready { template, kind: kind.clone(), image: image.clone(), attempt };
+        self.known.borrow_mut().insert(key, Known::Ready(ready));
+        self.changed.notify_one();
+    }
+
     /// The template of a kind; an error says why a machine boots instead.
-    pub(super) async fn find(&self, kind: &Kind) -> std::result::Result<Rc<Template>, String> {
+    pub(super) async fn find(&self, kind: &Kind, image: &Image) -> std::result::Result<Rc<Template>, String> {
         let key = kind.key().map_err(|error| error.message)?;
         let _turn = self.turn.lock().await;
         match self.known.borrow().get(&key) {
-            Some(Known::Ready(template)) => return Ok(Rc::clone(template)),
+            Some(Known::Ready(ready)) => return Ok(Rc::clone(&ready.template)),
             Some(Known::Building) => return Err(String::from("its template is being built")),
             Some(Known::Failed(at, why)) if at.elapsed() < limits::VM_TEMPLATE_RETRY => return Err(why.clone()),
             Some(Known::Failed(..)) | None => {}
         }
         self.sweep();
-        let (folder, kind) = (self.settings.folder.join(&key), kind.clone());
-        let opened = tokio::task::spawn_blocking(move || Template::open(&folder, &kind)).await;
+        let (folder, about) = (self.folder.join(&key), kind.clone());
+        let opened = tokio::task::spawn_blocking(move || Template::open(&folder, &about)).await;
         match opened.map_err(|error| error.to_string())? {
             Ok(Some(template)) => {
                 let template = Rc::new(template);
-                self.known.borrow_mut().insert(key, Known::Ready(Rc::clone(&template)));
+                self.ready(key, Rc::clone(&template), kind, image, Attempt::Never);
                 Ok(template)
             }
             Ok(None) => Err(String::from("there is no template of it yet")),
-            Err(why) => {
-                let why = format!("its template {key} cannot be used: {why}");
+            Err(unusable) => {
+                let event = match &unusable {
+                    Unusable::Damaged(_) => "template_damaged",
+                    Unusable::OtherFormat(_) => "template_outdated",
+                };
+                let why = format!("its template {key} cannot be used: {unusable}");
                 tracing::warn!(why, "a template of virtual machines is built again");
-                self.note("template_damaged", why.clone());
+                self.note(kind, event, why.clone());
                 Err(why)
             }
         }
@@ -128,7 +145,7 @@ impl Templates {
     ) -> std::result::Result<Rc<Template>, String> {
         let key = kind.key().map_err(|error| error.message)?;
         let mut built = self.built.subscribe();
-        if let Ok(template) = self.find(kind).await {
+        if let Ok(template) = self.find(kind, image).await {
             return Ok(template);
         }
         self.build_soon(kind.clone(), image.clone());
@@ -136,7 +153,14 @@ impl Templates {
             // The sender is borrowed, so it does not close. Each step of a build has a deadline.
             let _ = built.changed().await;
         }
-        self.find(kind).await
+        self.find(kind, image).await
+    }
+
+    /// Notes that a machine was restored from a template.
+    pub(super) fn served(&self, template: &Template) {
+        if template.served() {
+            self.changed.notify_one();
+        }
     }
 
     /// Notes that a machine could not be restored from a template, and returns why it boots instead. A busy host or the
@@ -148,9 +172,16 @@ impl Templates {
             tracing::warn!(key, why, "a virtual machine boots instead");
             return why;
         }
-        let _ = fs::remove_tree(&self.settings.folder.join(&key));
-        self.note("template_damaged", why.clone());
-        self.known.borrow_mut().insert(key, Known::Failed(Instant::now(), why.clone()));
+        // The failures may be those of a template that was replaced meanwhile.
+        let is_current = match self.known.borrow().get(&key) {
+            Some(Known::Ready(ready)) => std::ptr::eq(&*ready.template, template),
+            Some(Known::Building | Known::Failed(..)) | None => false,
+        };
+        if is_current {
+            let _ = fs::remove_tree(&self.folder.join(&key));
+            self.note(kind, "template_damaged", why.clone());
+            self.known.borrow_mut().insert(key, Known::Failed(Instant::now(), why.clone()));
+        }
         why
     }
 
@@ -166,304 +197,240 @@ impl Templates {
         let templates = Rc::clone(self);
         tokio::task::spawn_local(async move {
             let began = Instant::now();
-            let known = match templates.build(&key, &kind, &image).await {
+            match templates.build(&key, &kind, &image, None).await {
                 Ok(template) => {
-                    templates.note("template_built", format!("{key} in {} ms", began.elapsed().as_millis()));
-                    Known::Ready(Rc::new(template))
+                    let took = began.elapsed().as_millis();
+                    templates.note(&kind, "template_built", format!("{key} in {took} ms"));
+                    templates.ready(key, template, &kind, &image, Attempt::Never);
                 }
                 Err(error) => {
                     let why = format!("its template cannot be built: {error}");
                     tracing::warn!(why, "virtual machines boot instead");
-                    Known::Failed(Instant::now(), why)
+                    templates.known.borrow_mut().insert(key, Known::Failed(Instant::now(), why));
                 }
-            };
-            templates.known.borrow_mut().insert(key, known);
+            }
             templates.built.send_replace(());
         });
     }
 
-    async fn build(&self, key: &str, kind: &Kind, image: &Image) -> Result<Template> {
-        let place = self.settings.folder.join(format!("{UNFINISHED}{}", hex(random::bytes::<8>())));
-        let unwritten = |error: std::io::Error| Error::unavailable(format!("write a template: {error}"));
-        std::fs::create_dir_all(&self.settings.folder).map_err(unwritten)?;
-        std::fs::create_dir(&place).map_err(unwritten)?;
-        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o700)).map_err(unwritten)?;
-        let built = self.fill(&place, key, kind, image).await;
-        if built.is_err() {
-            let _ = fs::remove_tree(&place);
+    async fn build(&self, key: &str, kind: &Kind, image: &Image, replaced: Option<&Template>) -> Result<Rc<Template>> {
+        let Built { place, template, copies_by_stream } = self.builder.build(kind, image, replaced).await?;
+        if !self.known.borrow().contains_key(key) {
+            return Err(Error::unavailable("its image was removed meanwhile"));
         }
-        built
-    }
-
-    async fn fill(&self, place: &Path, key: &str, kind: &Kind, image: &Image) -> Result<Template> {
-        self.record(place, kind, image).await?;
-        let (folder, about) = (place.to_owned(), kind.clone());
-        let sealed = tokio::task::spawn_blocking(move || seal(&folder, about)).await;
-        let mut description = sealed.map_err(|error| Error::internal(error.to_string()))??;
-        let template = Template::untested(place).map_err(|error| Error::unavailable(error.to_string()))?;
-        description.tested_boot_id = self.test(place, kind, image, &template).await?;
-        match kind.vmm() {
-            Vmm::Qemu => match self.prove_pages(place, kind, image, &template).await {
-                Ok(()) => description.proves_pages = true,
-                Err(error) => self.note("copies_by_stream", format!("{key}: {}", error.message)),
-            },
-            // It copies no running machine.
-            Vmm::Firecracker => {}
+        if let Some(why) = copies_by_stream {
+            self.note(kind, "copies_by_stream", format!("{key}: {why}"));
         }
-        let (from, to) = (place.to_owned(), self.settings.folder.join(key));
-        let boot_id = description.tested_boot_id.clone();
-        let published = tokio::task::spawn_blocking(move || publish(&from, &to, &description)).await;
-        published.map_err(|error| Error::internal(error.to_string()))??;
-        self.prune(key);
-        Ok(template.tested(boot_id))
-    }
-
-    /// Boots the image and saves the machine.
-    async fn record(&self, place: &Path, kind: &Kind, image: &Image) -> Result<()> {
-        let failed = |error: std::io::Error| Error::unavailable(format!("write a template: {error}"));
-        let mut options = OpenOptions::new();
-        options.create_new(true).mode(0o600);
-        let memory = options.read(true).write(true).open(place.join(MEMORY)).map_err(failed)?;
-        memory.set_len(kind.memory_bytes()).map_err(failed)?;
-        // Its monitor opens its memory by name.
-        if let Some((uid, gid)) = self.settings.account {
-            std::os::unix::fs::fchown(&memory, Some(uid), Some(gid)).map_err(failed)?;
-        }
-        let state = options.read(false).open(place.join(STATE)).map_err(failed)?;
-        let disk = options.read(true).open(place.join("disk")).map_err(failed)?;
-        disk.set_len(kind.disk_bytes).map_err(failed)?;
-        let program = image.engines.get(&kind.engine).cloned().unwrap_or_default();
-        let begin = Begin::Record { image, memory: &memory, state: &state };
-        self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
-            Monitor::boot(sockets, kind, Durability::Process).await?;
-            let control = sockets.control();
-            let within = kind.boot_time();
-            blocking(move || {
-                let mut client = Client::new(control);
-                client.open_booting(within)?;
-                match program.is_empty() {
-                    true => Ok(()),
-                    false => client.call(&Request::WarmUp { program }, &[], limits::VM_BOOT).map(drop),
-                }
-            })
-            .await?;
-            tokio::time::sleep(QUIET).await;
-            Monitor::connect(sockets).await?.save_template().await
-        })
-        .await?;
-        std::fs::remove_file(place.join("disk")).map_err(failed)
-    }
-
-    /// Restores a machine once, as for a kernel. Returns its boot id.
-    async fn test(&self, place: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<String> {
-        let path = place.join("disk");
-        disk::make_disk(&path, kind.disk_bytes).await?;
-        let disk = disk::open_disk(&path)?;
-        let begin = Begin::Restore { image, template };
-        let boot_id = self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
-            let mut monitor = Monitor::connect(sockets).await?;
-            monitor.load(kind, limits::VM_CALL).await?;
-            monitor.resume().await?;
-            let control = sockets.control();
-            blocking(move || {
-                let mut client = Client::new(control);
-                let boot_id = seed::seed(&mut client, "", Renewal::Keep)?;
-                client.tell(&Request::Mount, &[])?;
-                Ok(boot_id)
-            })
-            .await
+        let (templates, name) = (self.folder.clone(), key.to_owned());
+        let published = tokio::task::spawn_blocking(move || {
+            publish(&place.0, &templates.join(&name))?;
+            folder::prune(&templates, &name);
+            Ok::<_, Error>(())
         });
-        let boot_id = boot_id.await?;
-        std::fs::remove_file(path).map_err(|error| Error::unavailable(format!("write a template: {error}")))?;
-        Ok(boot_id)
+        published.await.map_err(|error| Error::internal(error.to_string()))??;
+        Ok(Rc::new(template))
     }
 
-    /// Copies a machine of the template by its changed pages and as a stream, at one stop, and starts the former copy.
-    ///
-    /// # Errors
-    /// `unavailable` if the copies differ or the copy does not start; those of copying.
-    async fn prove_pages(&self, place: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
-        let proof = place.join("proof");
-        let proved = self.compare_copies(&proof, kind, image, template).await;
-        let removed = blocking(move || {
-            fs::remove_tree(&proof).map_err(|error| Error::unavailable(format!("write a template: {error}")))
-        });
-        proved.and(removed.await)
-    }
-
-    async fn compare_copies(&self, proof: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
-        let failed = |error: std::io::Error| Error::unavailable(format!("prove copies by pages: {error}"));
-        let (by_pages, by_stream, path) = (proof.join("pages"), proof.join("stream"), proof.join("disk"));
-        std::fs::create_dir_all(&by_pages).map_err(failed)?;
-        std::fs::create_dir(&by_stream).map_err(failed)?;
-        disk::make_disk(&path, kind.disk_bytes).await?;
-        let begin = Begin::Restore { image, template };
-        let bytes = kind.memory_bytes();
-        self.with_machine(begin, kind, disk::open_disk(&path)?, async |sockets: &Sockets, pid| {
-            let mut monitor = Qmp::connect(&sockets.monitor).await?;
-            monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
-            monitor.resume().await?;
-            let control = sockets.control();
-            blocking(move || seed::seed(&mut Client::new(control), "", Renewal::Keep).map(drop)).await?;
-            let (place, state) = (by_pages.clone(), template.state().map_err(failed)?);
-            let pages = blocking(move || Source::pages(&place, pid, bytes, state).map_err(failed)).await?;
-            let stream = Source::stream(&by_stream).map_err(failed)?;
-            monitor.stop().await?;
-            let (pages, stream) = (pages.save(&mut monitor).await?, stream.save(&mut monitor).await?);
-            let (by_pages, by_stream) = (by_pages.clone(), by_stream.clone());
-            blocking(move || {
-                pages.finish(&by_pages, bytes).and_then(|()| stream.finish(&by_stream, bytes)).map_err(failed)?;
-                let memory = |folder: &Path| File::open(folder.join(MEMORY)).and_then(|file| template::part(&file));
-                match memory(&by_pages).map_err(failed)? == memory(&by_stream).map_err(failed)? {
-                    true => Ok(()),
-                    false => Err(Error::unavailable("a copy by pages differs from the machine's memory")),
+    /// Rebuilds templates beside their use, as their rules say, while the daemon runs.
+    pub(super) fn keep_fresh(self: &Rc<Self>) {
+        if self.is_kept_fresh.replace(true) {
+            return;
+        }
+        let (templates, changed) = (Rc::downgrade(self), Rc::clone(&self.changed));
+        tokio::task::spawn_local(async move {
+            while let Some(templates) = templates.upgrade() {
+                let wait_ms = match templates.next_refresh() {
+                    Ok(key) => {
+                        templates.rebuild(&key).await;
+                        continue;
+                    }
+                    Err(wait_ms) => wait_ms,
+                };
+                drop(templates);
+                match wait_ms.map(Duration::from_millis) {
+                    Some(wait) => {
+                        // The wall clock may be set meanwhile.
+                        let _ = tokio::time::timeout(wait.min(limits::VM_TEMPLATE_REFRESH), changed.notified()).await;
+                    }
+                    None => changed.notified().await,
                 }
-            })
-            .await
-        })
-        .await?;
-        let copy = Template::untested(&by_pages).map_err(failed)?;
-        let begin = Begin::Copy { image, template: &copy };
-        self.with_machine(begin, kind, disk::open_disk(&path)?, async |sockets: &Sockets, _| {
-            let mut monitor = Qmp::connect(&sockets.monitor).await?;
-            monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
-            monitor.resume().await?;
-            let control = sockets.control();
-            tokio::time::sleep(RECONNECTION).await;
-            blocking(move || {
-                let mut client = Client::new(control);
-                client.open(limits::VM_CALL)?;
-                seed::seed(&mut client, "", Renewal::Keep).map(drop)
-            })
-            .await
-        })
-        .await
-    }
-
-    /// Starts a machine, does something with it, and ends it.
-    async fn with_machine<T>(
-        &self,
-        begin: Begin<'_>,
-        kind: &Kind,
-        disk: File,
-        act: impl AsyncFnOnce(&Sockets, u32) -> Result<T>,
-    ) -> Result<T> {
-        let sockets = Sockets::new(&self.settings.sockets, &WorkerId::from_bytes(random::bytes()), kind.vmm());
-        let program = &self.vmms.program(kind.vmm())?;
-        let (sockets, account, durability) = (&sockets, self.settings.account, Durability::Process);
-        let (is_temporary, saved_in) = (true, None);
-        let started = monitor::start(NewMachine {
-            program,
-            begin,
-            kind,
-            disk,
-            sockets,
-            account,
-            cgroup: None,
-            durability,
-            saved_in,
-            is_temporary,
-        })
-        .await;
-        let mut child = match started {
-            Ok(child) => child,
-            Err(error) => {
-                sockets.unlink();
-                return Err(error);
             }
-        };
-        let done = match child.id() {
-            Some(pid) => act(sockets, pid).await,
-            None => Err(Error::unavailable("the virtual machine ended at once")),
-        };
-        // It may write its files until it has ended.
-        let quits = match done.is_ok() {
-            true => match Monitor::connect(sockets).await {
-                Ok(mut monitor) => monitor.quit().await,
-                Err(_) => false,
-            },
-            false => false,
-        };
-        if !quits || !matches!(tokio::time::timeout(QUIT, child.wait()).await, Ok(Ok(_))) {
-            let _ = child.kill().await;
+        });
+    }
+
+    /// The template to rebuild now, or the time until the next decision.
+    fn next_refresh(&self) -> std::result::Result<String, Option<u64>> {
+        let known = self.known.borrow();
+        let in_use = known.iter().filter_map(|(key, known)| match known {
+            Known::Ready(ready) => Some((key, ready)),
+            Known::Building | Known::Failed(..) => None,
+        });
+        let (keys, ages): (Vec<&String>, Vec<TemplateAge>) = in_use
+            .map(|(key, Ready { template, attempt, .. })| {
+                let (created_at_ms, is_used) = (template.created_at_ms(), template.is_used());
+                (key, TemplateAge { created_at_ms, is_used, attempt: *attempt })
+            })
+            .unzip();
+        let time = RefreshTime { wall_ms: clock::now_ms(), now_ms: self.now_ms() };
+        match refresh(&self.rules, &ages, time) {
+            Refresh::Rebuild(at) => keys.get(at).map(|key| (*key).clone()).ok_or(None),
+            Refresh::Wait(wait_ms) => Err(wait_ms),
         }
-        sockets.unlink();
-        done
+    }
+
+    /// Rebuilds a template, which stays in use until the new one has its name, or for longer if that fails.
+    async fn rebuild(&self, key: &str) {
+        let (began, began_ms) = (Instant::now(), self.now_ms());
+        let (old, kind, image) = match self.known.borrow_mut().get_mut(key) {
+            Some(Known::Ready(ready)) => {
+                ready.attempt = Attempt::Running;
+                (Rc::clone(&ready.template), ready.kind.clone(), ready.image.clone())
+            }
+            Some(Known::Building | Known::Failed(..)) | None => return,
+        };
+        let built = self.build(key, &kind, &image, Some(&old)).await;
+        let (took, attempt) = (began.elapsed().as_millis(), Attempt::Ended { began_ms });
+        match built {
+            Ok(template) => {
+                self.note(&kind, "template_refreshed", format!("{key} in {took} ms, in place of {}", old.id()));
+                self.ready(key.to_owned(), template, &kind, &image, attempt);
+            }
+            Err(error) => {
+                match self.known.borrow_mut().get_mut(key) {
+                    Some(Known::Ready(ready)) => ready.attempt = attempt,
+                    Some(Known::Building | Known::Failed(..)) => {}
+                    // Nothing starts from it any more.
+                    None => return,
+                }
+                let why = format!("{key} cannot be rebuilt, and stays in use: {error}");
+                tracing::warn!(why, "an old template of virtual machines");
+                self.note(&kind, "template_refresh_failed", why);
+            }
+        }
     }
 
     /// Removes the templates of an image that is no more.
     pub(super) fn forget_image(&self, version: &str) {
-        for entry in std::fs::read_dir(&self.settings.folder).into_iter().flatten().flatten() {
-            if template::image_of(&entry.path()).is_some_and(|image| image == version) {
-                self.known.borrow_mut().remove(&*entry.file_name().to_string_lossy());
-                let _ = fs::remove_tree(&entry.path());
-            }
+        self.known.borrow_mut().retain(|_, known| match known {
+            Known::Ready(ready) => ready.kind.image != version,
+            Known::Building | Known::Failed(..) => true,
+        });
+        for (name, place) in folder::of_image(&self.folder, version) {
+            self.known.borrow_mut().remove(&name);
+            let _ = fs::remove_tree(&place);
         }
     }
 
-    /// Removes the oldest templates beyond the limit.
-    fn prune(&self, kept: &str) {
-        let folders = std::fs::read_dir(&self.settings.folder).into_iter().flatten().flatten();
-        let mut found: Vec<(SystemTime, PathBuf)> = folders
-            .filter(|entry| !entry.file_name().to_string_lossy().starts_with('.') && entry.file_name() != *kept)
-            .map(|entry| {
-                let at = entry.metadata().and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-                (at, entry.path())
-            })
-            .collect();
-        found.sort();
-        let surplus = (found.len() + 1).saturating_sub(limits::VM_TEMPLATES);
-        for (_, folder) in found.into_iter().take(surplus) {
-            tracing::info!(folder = %folder.display(), "an old template of virtual machines is removed");
-            let _ = fs::remove_tree(&folder);
-        }
-    }
-
-    /// Removes what a former daemon did not finish, once.
+    /// Removes what a former daemon did not finish, and reports what is no template, once.
     pub(super) fn sweep(&self) {
         if self.is_swept.replace(true) {
             return;
         }
-        for entry in std::fs::read_dir(&self.settings.folder).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-                let _ = fs::remove_tree(&entry.path());
-            }
+        let skipped = folder::sweep(&self.folder);
+        if let Some(report) = folder::report(&self.folder, &skipped) {
+            tracing::warn!(report, "the folder of templates has other entries");
+            self.notes.add(None, "templates_skipped", report);
         }
     }
 }
 
-async fn blocking<T: Send + 'static>(act: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(act).await.map_err(|error| Error::internal(error.to_string()))?
-}
-
-pub(super) fn hex(bytes: [u8; 8]) -> String {
-    format!("{:016x}", u64::from_le_bytes(bytes))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use futures::FutureExt as _;
+
+    use super::super::image;
+    use super::super::image::tests::write_image;
     use super::super::template::tests::{kind, template};
     use super::super::vmm::tests::vmms;
     use super::*;
     use crate::core::vmm::WantedVmm;
+    use crate::link::bootstrap::BUILD;
+    use crate::sys::fault::tests::with_fault;
+
+    const RULES: RefreshRules = RefreshRules { max_age_ms: Some(60_000), interval_ms: 60_000 };
+
+    fn templates(folder: &Path) -> (Rc<Templates>, Rc<Notes>) {
+        let (place, sockets, notes) = (folder.join("templates"), folder.to_owned(), Rc::new(Notes::default()));
+        let settings = TemplateSettings { folder: place, sockets, account: None, refresh: RULES };
+        (Templates::new(settings, vmms(WantedVmm::Qemu, None), Rc::clone(&notes)), notes)
+    }
+
+    /// A template, and the image that it is of.
+    fn made(folder: &Path) -> (PathBuf, Image) {
+        std::fs::create_dir(folder.join("templates")).expect("a folder");
+        write_image(&folder.join("images"), "abc", "abc", BUILD);
+        let image = image::find(&folder.join("images"), "abc").expect("an image");
+        (template(&folder.join("templates"), &kind()), image)
+    }
 
     #[tokio::test]
     async fn repeated_failures_remove_template() {
         let (folder, kind, late) = (tempfile::tempdir().expect("a folder"), kind(), Error::deadline("a busy host"));
-        let place = template(folder.path(), &kind);
-        let (folder, sockets) = (folder.path().to_owned(), folder.path().to_owned());
-        let settings = TemplateSettings { folder, sockets, account: None };
-        let templates = Templates::new(settings, vmms(WantedVmm::Qemu, None));
-        let found = templates.find(&kind).await.expect("a template");
+        let (place, image) = made(folder.path());
+        let (templates, notes) = templates(folder.path());
+        let found = templates.find(&kind, &image).await.expect("a template");
         for failures in [limits::VM_TEMPLATE_FAILURES - 1, limits::VM_TEMPLATE_FAILURES] {
-            found.served();
+            templates.served(&found);
             for _ in 0..failures {
                 let why = templates.note_failure(&kind, &found, &late);
                 assert!(why.contains("a busy host"), "{why}");
             }
             let is_kept = failures < limits::VM_TEMPLATE_FAILURES;
-            assert_eq!((templates.find(&kind).await.is_ok(), place.exists()), (is_kept, is_kept));
+            assert_eq!((templates.find(&kind, &image).await.is_ok(), place.exists()), (is_kept, is_kept));
         }
-        assert_eq!(templates.take_notes().len(), 1);
+        assert_eq!(notes.kept().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn failed_refresh_keeps_template() {
+        let (folder, kind) = (tempfile::tempdir().expect("a folder"), kind());
+        let (place, image) = made(folder.path());
+        let (templates, notes) = templates(folder.path());
+        let found = templates.find(&kind, &image).await.expect("a template");
+        let (key, created) = (kind.key().expect("a key"), found.created_at_ms().expect("it says when"));
+        assert_eq!(templates.next_refresh(), Err(None), "nothing uses it");
+        templates.served(&found);
+        let wait = templates.next_refresh().expect_err("it is new").expect("it is in use");
+        assert!(wait > 50_000, "{wait}");
+        with_fault("machine.template.boot=eio", || templates.rebuild(&key).now_or_never()).expect("it fails at once");
+        let noted = notes.kept();
+        assert!(
+            noted.iter().any(|note| note.kind == "template_refresh_failed" && note.detail.contains(&key)),
+            "{noted:?}"
+        );
+        let again = templates.find(&kind, &image).await.expect("it stays in use");
+        assert!(Rc::ptr_eq(&found, &again) && place.exists());
+        assert_eq!(again.created_at_ms(), Some(created), "it is as old as before");
+        let left = std::fs::read_dir(folder.path().join("templates")).expect("a folder").count();
+        assert_eq!(left, 1, "nothing is left of the attempt");
+    }
+
+    /// A template of that kind with other users' failures is not the one that has the name now.
+    #[tokio::test]
+    async fn failures_of_replaced_template_spare_next() {
+        let (folder, kind, late) = (tempfile::tempdir().expect("a folder"), kind(), Error::deadline("a busy host"));
+        let (place, image) = made(folder.path());
+        let (templates, _) = templates(folder.path());
+        let old = templates.find(&kind, &image).await.expect("a template");
+        let next = Rc::new(Template::open(&place, &kind).expect("it is whole").expect("it is there"));
+        templates.ready(kind.key().expect("a key"), Rc::clone(&next), &kind, &image, Attempt::Never);
+        (0..limits::VM_TEMPLATE_FAILURES).for_each(|_| _ = templates.note_failure(&kind, &old, &late));
+        assert!(templates.find(&kind, &image).await.is_ok_and(|found| Rc::ptr_eq(&found, &next)) && place.exists());
+    }
+
+    #[tokio::test]
+    async fn removed_image_takes_its_templates() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (place, image) = made(folder.path());
+        let (templates, notes) = templates(folder.path());
+        std::fs::create_dir(folder.path().join("templates/mine")).expect("a folder");
+        assert!(templates.find(&kind(), &image).await.is_ok());
+        templates.forget_image("abc");
+        assert!(!place.exists() && folder.path().join("templates/mine").exists());
+        assert_eq!(templates.find(&kind(), &image).await.err().as_deref(), Some("there is no template of it yet"));
+        let noted = notes.kept();
+        assert!(noted.iter().any(|note| note.kind == "templates_skipped" && note.detail.contains("mine")), "{noted:?}");
     }
 }

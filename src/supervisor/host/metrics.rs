@@ -155,9 +155,10 @@ impl Metrics {
         self.took(stage, engine, begun.elapsed());
     }
 
-    /// Counts a note of a launch.
-    pub(crate) fn noted(&self, engine: EngineName, kind: &'static str) {
-        self.launch_events.get_or_create(&[of(engine), ("event", kind.to_owned())]).inc();
+    /// Counts a note of a launch; without an engine, of all.
+    pub(crate) fn noted(&self, engine: Option<EngineName>, kind: &'static str) {
+        let engine = engine.map_or_else(|| ("engine", String::from("all")), of);
+        self.launch_events.get_or_create(&[engine, ("event", kind.to_owned())]).inc();
     }
 
     /// Counts a finished execution.

@@ -36,6 +36,9 @@ use crate::supervisor::kernel::processes::RunningProcess;
 use crate::supervisor::kernel::sharing::Sharing;
 use crate::supervisor::workers::worker::{KeptMemory, KernelStart, LiveWorker, identity_of};
 
+/// The event of a machine that was copied with its whole memory while it stood still.
+const MACHINE_COPIED_WHOLE: &str = "machine_copied_whole";
+
 /// Published state of a kernel; only its task writes it.
 #[derive(Debug, Clone)]
 pub struct View {
@@ -211,7 +214,15 @@ impl Kernel {
     /// As [`Self::save_memory`].
     pub(crate) async fn save_running(&self, host: &Host) -> Result<SavedMachine> {
         let (worker, identity) = self.identified_worker(host).await?;
-        worker.handle().save_running(&identity).await
+        let saved = worker.handle().save_running(&identity).await?;
+        // The pause grew with the memory, not with what changed.
+        if let Some(why) = saved.copied_whole() {
+            let spec = self.spec();
+            host.metrics.noted(Some(spec.engine), MACHINE_COPIED_WHOLE);
+            let detail = serde_json::json!({ "engine": spec.engine.name(), "reason": why });
+            host.events.publish(&self.event_name(), MACHINE_COPIED_WHOLE, detail);
+        }
+        Ok(saved)
     }
 
     async fn identified_worker(&self, host: &Host) -> Result<(Rc<LiveWorker>, WorkerIdentity)> {

@@ -67,6 +67,7 @@ impl Supervisor {
         let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
+        self.workers.take_reports();
         // Before any kernel gets a new worker.
         self.workers.sweep(&recorded.iter().map(|worker| worker.id).collect::<Vec<_>>());
         // A kernel may have rows of ended workers beside that of its live one.

@@ -176,7 +176,7 @@ async fn start_new(
         }
     };
     tracing::warn!(kernel = %kernel.spec.name, error = %lost, "a machine's kept memory cannot continue");
-    workers.host.metrics.noted(kernel.spec.engine, event);
+    workers.host.metrics.noted(Some(kernel.spec.engine), event);
     let detail = serde_json::json!({ "reason": lost.message, "code": lost.code.name() });
     workers.host.events.publish(&workers.host.event_name(kernel.uid, &kernel.spec.name), event, detail);
     driver.forget_saved(&home);

@@ -7,11 +7,12 @@ use super::Workers;
 use super::admission::{UserQuota, WorkerPermit};
 use super::pool::Active;
 use crate::catalog::WorkerRow;
+use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::origin::OriginKind;
 use crate::core::spec::KernelSpec;
-use crate::isolation::{LaunchNote, Launched, NewWorker, Recorder, WorkerHandle, WorkerRecord};
+use crate::isolation::{LaunchNote, Launched, NewWorker, Recorder, Reporter, WorkerHandle, WorkerRecord};
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener, WorkerReport};
 
@@ -135,7 +136,7 @@ impl Workers {
             }
         };
         for LaunchNote { kind, detail } in notes {
-            self.host.metrics.noted(engine, kind);
+            self.host.metrics.noted(Some(engine), kind);
             let detail = serde_json::json!({ "kernel": kernel, "engine": engine.name(), "reason": detail });
             self.host.events.publish("", kind, detail);
         }
@@ -191,6 +192,18 @@ impl Workers {
     /// Whether a recorded worker's process is running, or may be.
     pub(crate) fn may_run(&self, row: &WorkerRow) -> bool {
         self.host.drivers.of(row.isolation).is_ok_and(|driver| driver.may_run(&row.record))
+    }
+
+    /// Publishes and counts what the drivers report beside launches.
+    pub(crate) fn take_reports(&self) {
+        let host = Rc::downgrade(&self.host);
+        let reporter: Reporter = Rc::new(move |engine, LaunchNote { kind, detail }| {
+            let Some(host) = host.upgrade() else { return };
+            host.metrics.noted(engine, kind);
+            let engine = engine.map(EngineName::name);
+            host.events.publish("", kind, serde_json::json!({ "engine": engine, "reason": detail }));
+        });
+        self.host.drivers.all().for_each(|driver| driver.report_to(Rc::clone(&reporter)));
     }
 
     /// Removes leftovers of a former daemon's workers that the catalog does not know.

@@ -1,0 +1,114 @@
+//! Known failures of comparable pools, with virtual machines. Those that the policy decides are in
+//! `core::pool::regressions`.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ryokan::sys::fault;
+use serde_json::{Value, json};
+
+use super::warm::POOL;
+use super::{Machines, NEW_LAB, has_open, image};
+use crate::support::{Host, User, until};
+
+impl Machines {
+    /// The sum of a number over all pools.
+    fn pool(&self, number: &str) -> u64 {
+        let pools: Value = serde_json::from_str(&self.ok(&["pool", "--json"])).expect("JSON");
+        pools.as_array().expect("a list").iter().filter_map(|pool| pool[number].as_u64()).sum()
+    }
+}
+
+fn end(pid: u32) {
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).expect("it runs");
+}
+
+/// Another pool counted dead machines as idle, and handed them out.
+#[test]
+fn dead_parked_machine_is_not_granted() {
+    let host = Machines::configured(User::Own, POOL);
+    let dead = host.warm_up();
+    let destroyed = host.pool("total_destroyed");
+    end(dead);
+    // A kernel at once, whether the daemon has noticed it or not.
+    host.ok(&NEW_LAB);
+    assert_eq!(host.run("lab", "print(1)"), "1", "{}", host.log());
+    assert!(!host.machines().contains(&dead) && !Host::is_alive(dead));
+    assert!(host.pool("total_destroyed") > destroyed, "{}", host.ok(&["pool", "--json"]));
+    let next = host.await_restored();
+    assert_ne!(next, dead);
+    // Its end is noticed without a request, too.
+    end(next);
+    until("the daemon's notice", || host.pool("idle") == 0 || !host.parked().is_empty());
+}
+
+/// Another pool kept a machine whose reset had failed, for the next kernel.
+#[test]
+fn machine_with_failed_bind_is_ended() {
+    let mut host = Machines::with_template(User::Own, POOL);
+    host.env(fault::VARIABLE, "machine.warm.seed=eio");
+    host.launch();
+    let dirty = host.warm_up();
+    host.ok(&NEW_LAB);
+    assert_eq!(host.run("lab", "print(1)"), "1", "the kernel has a new machine\n{}", host.log());
+    assert!(!host.machines().contains(&dirty), "{}", host.log());
+    until("the machine's end", || !Host::is_alive(dirty));
+    assert_eq!(host.pool("taken"), 0, "{}", host.ok(&["pool", "--json"]));
+}
+
+/// Another pool stamped the time of a failed refresh: the old snapshot counted as new.
+#[test]
+fn failed_refresh_does_not_stamp_time() {
+    let config = "[microvm]\ntemplate_max_age = \"1h\"\ntemplate_refresh_interval = \"3s\"\n";
+    let mut host = Machines::with_template(User::Own, config);
+    host.describe(|about| _ = about.insert("created_at_ms".into(), json!(1)));
+    let old = host.description();
+    host.env(fault::VARIABLE, "machine.template.boot=enospc");
+    host.launch();
+    host.ok(&NEW_LAB);
+    assert_eq!(host.run("lab", "print(1)"), "1", "{}", host.log());
+    until("a failure", || host.counted("template_refresh_failed") == 1);
+    let events = host.ok(&["events", "--json"]);
+    assert!(events.contains("template_refresh_failed") && events.contains("No space left"), "{events}");
+    assert_eq!(host.description(), old, "it is as old as before, and stays in use");
+    // As it is old still, it is tried again.
+    until("another attempt", || host.builder().is_some());
+    assert_eq!((host.description(), host.counted("cold_boot")), (old, 0), "{}", host.log());
+}
+
+/// Another pool left the machines of a killed daemon.
+#[test]
+fn killed_daemon_leaves_no_orphans() {
+    // While a template is being made.
+    let mut host = Machines::cold(User::Own, POOL);
+    let mut build = host.command("ryokan");
+    build.args(["--no-autostart", "images", "rotate", &image()]).stderr(std::process::Stdio::null());
+    let mut build = build.spawn().expect("it runs");
+    until("a template's machine", || host.builder().is_some());
+    host.kill();
+    assert!(!build.wait().expect("it ends").success());
+    let left = host.all();
+    assert!(!left.is_empty() && !host.leftovers().is_empty(), "{left:?}");
+    host.launch();
+    until("the machines' end", || left.iter().all(|pid| !Host::is_alive(*pid)));
+    assert!(host.leftovers().is_empty(), "{:?}", host.leftovers());
+    drop(host);
+    // While a warm machine is.
+    let mut host = Machines::configured(User::Own, POOL);
+    host.ok(&NEW_LAB);
+    assert_eq!(host.run("lab", "x = 1; print(x)"), "1", "{}", host.log());
+    let creating = |host: &Machines| {
+        let kernels = host.machines();
+        host.all().into_iter().find(|pid| has_open(*pid, "disk.new.ext4") && !kernels.contains(pid))
+    };
+    let mut warm = None;
+    until("a machine in creation", || {
+        warm = creating(&host);
+        warm.is_some()
+    });
+    host.kill();
+    let (warm, lab) = (warm.expect("it was found"), host.machines());
+    host.launch();
+    until("the machine's end", || !Host::is_alive(warm));
+    assert_eq!(host.run("lab", "print(x)"), "1", "{}", host.log());
+    assert_eq!(host.machines(), lab, "{}", host.log());
+}
