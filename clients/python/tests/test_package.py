@@ -1,6 +1,7 @@
-"""The distribution: it builds from a source distribution, and has the repository's schema."""
+"""The distribution: its types hold, it builds from a source distribution, and has the repository's schema."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +17,29 @@ PACKAGE = Path(__file__).parents[1]
 REPOSITORY = PACKAGE.parents[1]
 
 
+def run(*command, **options):
+    """Runs a module of this interpreter; its output if it fails."""
+    ran = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, **options)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
 def build(directory, target, source):
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(directory)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    # Without a virtual environment of its own, which needs the network.
+    run("build", "--no-isolation", f"--{target}", "--outdir", str(directory), str(source))
     (built,) = Path(directory).glob("*.tar.gz" if target == "sdist" else "*.whl")
     return built
+
+
+@unittest.skipUnless(importlib.util.find_spec("mypy"), "needs mypy")
+class TypesTest(unittest.TestCase):
+    def test_types_hold(self):
+        with tempfile.TemporaryDirectory() as cache:
+            # Also the types of what a user writes: each `type: ignore` there is an error that must be found.
+            environment = {**os.environ, "MYPYPATH": "src"}
+            files = ["src", "tests/typed_use.py"]
+            run("mypy", "--cache-dir", cache, "--enable-error-code", "ignore-without-code", *files,
+                cwd=PACKAGE, env=environment)  # fmt: skip
 
 
 @unittest.skipUnless((REPOSITORY / "schema/ryokan.capnp").exists(), "not in a checkout")
@@ -29,7 +48,7 @@ class PackageTest(unittest.TestCase):
         cargo = (REPOSITORY / "Cargo.toml").read_text()
         self.assertEqual(re.findall(r'^version = "(.*)"', cargo, re.MULTILINE), [ryokan.__version__])
 
-    @unittest.skipUnless(importlib.util.find_spec("hatchling"), "needs hatchling")
+    @unittest.skipUnless(importlib.util.find_spec("build"), "needs build and hatchling")
     def test_distributions_have_schema(self):
         schema = (REPOSITORY / "schema/ryokan.capnp").read_bytes()
         with tempfile.TemporaryDirectory() as directory:

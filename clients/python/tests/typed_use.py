@@ -1,0 +1,58 @@
+"""What a type checker must know of the package, from outside. The tests check it with mypy and do not run it."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from typing_extensions import assert_type
+
+import ryokan
+from ryokan import aio, types
+
+
+def synchronous(host: ryokan.Host) -> None:
+    kernel = host.create("k", engine="python", memory_bytes=1 << 30)
+    assert_type(kernel, ryokan.Kernel)
+    host.create("k", engine=3)  # type: ignore[arg-type]
+    host.create("k", lifetime=3)  # type: ignore[call-arg]
+    assert_type(kernel.files.read("f"), str)
+    assert_type(kernel.files.read("f", "bytes", offset=1, length=2), bytes)
+    assert_type(kernel.files.read("f", "stream"), Iterator[bytes])
+    kernel.files.read("f", "binary")  # type: ignore[call-overload]
+    kernel.files.write_files([{"path": "f"}])  # type: ignore[typeddict-item]
+    assert_type(kernel.commands.run(["true"]), types.Result)
+    assert_type(kernel.commands.run("true", background=True, stdin=True), ryokan.CommandHandle)
+    assert_type(kernel.pty.create(ryokan.PtySize(1, 2)).wait(on_pty=print).exit_code, int)
+    assert_type(kernel.fork("f", count=2), list[ryokan.Kernel])
+    kernel.fork("f", memory_bytes=1)  # type: ignore[call-arg]
+    assert_type(host.fork("k", "f", memory_bytes=1, count=2), list[ryokan.Kernel])
+    assert_type(host.import_("f").kernel, ryokan.Kernel)
+    assert_type([event.detail for event in host.events()], list[dict[str, Any]])
+    kernel.diff(other="k")  # type: ignore[arg-type]
+    assert_type(kernel.preview("r").changes, list[types.Difference])
+    with ryokan.Sandbox.create() as sandbox, ryokan.PublishedKernel.open("s") as window:
+        assert_type(sandbox, ryokan.Sandbox)
+        assert_type(window, ryokan.PublishedKernel)
+        assert_type(sandbox.kill(), bool)
+        assert_type(ryokan.Sandbox.kill("id"), bool)
+        ryokan.Sandbox.kill()  # type: ignore[call-arg]
+        assert_type(ryokan.Sandbox.list()[0].sandbox_id, str)
+
+
+async def asynchronous(host: aio.Host) -> None:
+    kernel = await host.create("k", engine="python")
+    assert_type(kernel, aio.Kernel)
+    assert_type(await kernel.files.read("f"), str)
+    assert_type(await kernel.files.read("f", "stream"), AsyncIterator[bytes])
+    assert_type(await kernel.commands.run("true"), types.Result)
+    handle = await kernel.commands.run("true", background=True)
+    assert_type(handle, aio.CommandHandle)
+    assert_type(await handle.wait(on_stdout=print), types.Result)
+    assert_type(await host.fork("k", "f", pids=3), list[aio.Kernel])
+    assert_type((await host.import_("f")).kernel, aio.Kernel)
+    async for event in kernel.events(follow=False):
+        assert_type(event, types.Event)
+    async with aio.Sandbox.create() as sandbox:
+        assert_type(sandbox, aio.Sandbox)
+        assert_type(await sandbox.kill(), bool)
+    assert_type(await aio.Sandbox.kill("id"), bool)
+    kernel.files.read("f").upper()  # type: ignore[attr-defined]
