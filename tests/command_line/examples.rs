@@ -27,6 +27,85 @@ fn printed(mut command: Command) -> (String, Option<i32>) {
     (said, ran.status.code())
 }
 
+/// `scripts/record` runs, and the recording in `docs` has its present commands.
+#[test]
+fn session_is_recorded() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let host = Host::prepare(crate::support::User::Own);
+    let record = |args: &[&str]| {
+        let mut python = Command::new("python3");
+        python.args(["-W", "error"]).arg(root.join("scripts/record")).args(args);
+        let (said, code) = printed(python);
+        assert_eq!(code, Some(0), "{args:?}: {said}");
+        said
+    };
+    let commands = record(&["--commands"]);
+    let ryokan = host.command("ryokan");
+    let bin = Path::new(ryokan.get_program()).parent().unwrap().display().to_string();
+    let out = host.path("home").display().to_string();
+    record(&["--fast", "--bin", &bin, "--out", &out]);
+    for folder in [host.path("home"), root.join("docs")] {
+        let cast = fs::read_to_string(folder.join("session.cast")).unwrap();
+        let mut lines = cast.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+        assert_eq!(lines.next().expect("a header")["version"], 2);
+        let (mut typed, mut last) = (String::new(), 0.0);
+        for event in lines {
+            let at = event[0].as_f64().expect("a time");
+            assert!(at >= last && event[1] == "o", "{event}");
+            last = at;
+            typed.push_str(event[2].as_str().expect("text"));
+        }
+        let picture = fs::read_to_string(folder.join("session.svg")).unwrap();
+        for command in commands.lines() {
+            assert!(typed.contains(command), "{}: {command}: scripts/record records it anew", folder.display());
+            assert!(picture.contains(command), "{}: {command}", folder.display());
+        }
+        assert!(typed.contains("removed try-2"), "{typed}");
+    }
+}
+
+#[test]
+fn each_example_has_test() {
+    let folder = example("");
+    let mut names: Vec<String> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    // The Python ones are run by tests/foreign.
+    assert_eq!(names, ["README.md", "agent_loop.py", "attempts.sh", "ci.yml", "mcp.json", "notebook.py"]);
+}
+
+/// The example of the README, with a package of this host in place of one from the network.
+#[test]
+fn package_example_installs() {
+    const WHEEL: &str = "import zipfile
+with zipfile.ZipFile('six-9.9-py3-none-any.whl', 'w') as wheel:
+    wheel.writestr('six.py', 'answer = 42')
+    wheel.writestr('six-9.9.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: six\\nVersion: 9.9\\n')
+    wheel.writestr('six-9.9.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+    wheel.writestr('six-9.9.dist-info/RECORD', '')";
+    let host = Host::start();
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let (_, rest) = readme.split_once("into the workspace (with the host's pip").expect("the section");
+    let (_, block) = rest.split_once("```sh\n").unwrap();
+    let (block, _) = block.split_once("```").unwrap();
+    let script = block
+        .replace(" --net host", "")
+        .replace("--target lib six", "--target lib --no-index six-9.9-py3-none-any.whl");
+    assert_ne!(script, block);
+    let lines: Vec<&str> = script.lines().collect();
+    let (new, more) = lines.split_first().unwrap();
+    let mut sh = shell(&host);
+    sh.args([
+        "-euc",
+        &format!("/usr/bin/python3 -c \"{WHEEL}\"\n{new}\nryokan cp six-*.whl web:\n{}", more.join("\n")),
+    ]);
+    let (said, code) = printed(sh);
+    assert_eq!(code, Some(0), "{said}");
+    // The next execution finds the package without a word: sys.path is saved.
+    host.ok(&["stop", "web"]);
+    assert_eq!(host.ok(&["exec", "web", "import six; six.answer"]), "42\n");
+}
+
 #[test]
 fn attempts_example_runs() {
     let host = Host::start();
