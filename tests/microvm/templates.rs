@@ -42,7 +42,7 @@ fn template_is_rebuilt_beside_use() {
     host.ok(&NEW_LAB);
     // From its first machine on the old template is in use, and so it is rebuilt.
     assert_eq!(host.run("lab", "g = (n for n in range(9)); next(g)"), "0", "{}", host.log());
-    until("a template's machine", || host.builder().is_some());
+    until("another template in the making", || !host.leftovers().is_empty());
     let lab = host.machines();
     assert!(lab.iter().all(|pid| is_restored(*pid)), "{}", host.log());
     let warm = host.await_restored();
@@ -95,8 +95,8 @@ fn killed_refresh_leaves_template() {
         host.launch();
         let name = format!("lab{round}");
         host.ok(&["new", &name, "--isolation", "microvm", "--engine", "python"]);
-        assert_eq!(host.run(&name, "print(1)"), "1", "{point}: {}", host.log());
-        assert!(host.machines().into_iter().any(is_restored), "{point}: the old one is used\n{}", host.log());
+        // The rebuild begins before the kernel has answered.
+        let running = host.begin(&name, "print(1)");
         let builder = if point.is_empty() {
             until("a template's machine", || host.builder().is_some());
             let builder = host.builder();
@@ -108,6 +108,7 @@ fn killed_refresh_leaves_template() {
             host.kill();
             None
         };
+        let _ = running.wait_with_output().expect("it ends");
         assert_eq!(host.description(), old, "{point}");
         assert!(!host.leftovers().is_empty(), "{point}");
         host.env(fault::VARIABLE, "");
@@ -117,14 +118,14 @@ fn killed_refresh_leaves_template() {
         assert_eq!(host.description(), old, "{point}");
         assert!(folder.join("mine/file").exists(), "{point}");
         until("the machine's end", || builder.is_none_or(|pid| !Host::is_alive(pid)));
+        assert_eq!(host.run(&name, "print(1)"), "1", "{point}: {}", host.log());
+        assert!(host.machines().into_iter().any(is_restored), "{point}: the old one is used\n{}", host.log());
         host.ok(&["rm", &name, "--yes"]);
         if point.is_empty() {
             host.kill();
             host.configure(ALONE);
         }
     }
-    host.ok(&NEW_LAB);
-    assert_eq!(host.run("lab", "print(1)"), "1", "{}", host.log());
     let events = host.ok(&["events", "--json"]);
     assert!(events.contains("templates_skipped") && events.contains("mine: "), "{events}");
     assert!(!events.contains("template_damaged") && !events.contains("cold_boot"), "{events}");
