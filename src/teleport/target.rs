@@ -129,7 +129,11 @@ async fn frames<'a>(
             (Frame::Message(Message::Preview { tree }), Some(session)) if !session.has_preview => {
                 session.has_preview = true;
                 let writing = host.preview(&session.offer, &session.receiving.received, tree);
-                reporting(wire, session.offer.report_ms, async { Ok::<_, Error>(writing.await) }).await?;
+                let writing = async {
+                    writing.await;
+                    Ok(())
+                };
+                reporting(wire, session.offer.report_ms, writing).await?;
                 wire.send(Message::Previewed).await?;
             }
             (Frame::Message(Message::Seal { description }), Some(session)) => {

@@ -30,7 +30,7 @@ use crate::sys::{clock, fs};
 
 /// What is known of a kind's template.
 enum Known {
-    Ready(Ready),
+    Ready(Box<Ready>),
     Building,
     /// When, and why.
     Failed(Instant, String),
@@ -100,7 +100,7 @@ impl Templates {
 
     fn ready(&self, key: String, template: Rc<Template>, kind: &Kind, image: &Image, attempt: Attempt) {
         let ready = Ready { template, kind: kind.clone(), image: image.clone(), attempt };
-        self.known.borrow_mut().insert(key, Known::Ready(ready));
+        self.known.borrow_mut().insert(key, Known::Ready(Box::new(ready)));
         self.changed.notify_one();
     }
 
@@ -266,9 +266,9 @@ impl Templates {
             Known::Building | Known::Failed(..) => None,
         });
         let (keys, ages): (Vec<&String>, Vec<TemplateAge>) = in_use
-            .map(|(key, Ready { template, attempt, .. })| {
-                let (created_at_ms, is_used) = (template.created_at_ms(), template.is_used());
-                (key, TemplateAge { created_at_ms, is_used, attempt: *attempt })
+            .map(|(key, ready)| {
+                let (created_at_ms, is_used) = (ready.template.created_at_ms(), ready.template.is_used());
+                (key, TemplateAge { created_at_ms, is_used, attempt: ready.attempt })
             })
             .unzip();
         let time = RefreshTime { wall_ms: clock::now_ms(), now_ms: self.now_ms() };
