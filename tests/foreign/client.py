@@ -21,7 +21,7 @@ OURS = ["OutputCallback", "KernelInfoSink", "EventSink", "JournalSink", "Checkpo
 THEIRS = ["Host", "Kernel", "Execution", "BlobReader", "BlobWriter", "BundleReader", "BundleWriter", "Lease", "Port",
           "PortStream", "Provenance"]
 # Called by the Python package's tests (files) and by tests/freeze, tests/teleport and tests/microvm.
-ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "Groups", "Images", "HandoverStream", "TeleportSink"]
+ELSEWHERE = ["Process", "Files", "FileReader", "FileWriter", "FileInfoSink", "FileEventSink", "Groups", "Images", "HandoverStream", "TeleportSink"]
 SERVER = str(pathlib.Path("tests/mcp/server.py").absolute())
 called = set()
 
