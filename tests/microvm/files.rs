@@ -28,7 +28,8 @@ fn running_machine_serves_files() {
                 access::checkpoints(&host, "lab", &inside, &files).await;
                 access::contents(&inside, &files).await;
                 table::starts(&kernel).await;
-                table::ends(&inside).await;
+                // Python takes seconds to start in a machine.
+                table::ends(&inside, 40_000).await;
                 table::attaches(&kernel).await;
             }
             access::refusals(&inside, &files, "not_found").await;

@@ -30,13 +30,13 @@ pub(crate) async fn starts(kernel: &KernelClient) {
 }
 
 /// A timeout and a kill end the whole tree, also what left its session; a signal reaches the program.
-pub(crate) async fn ends(inside: &Inside<'_>) {
+pub(crate) async fn ends(inside: &Inside<'_>, timeout_ms: u64) {
     let kernel = inside.kernel;
     // An image has no `setsid`.
     let tree = r#"(python3 -SE -c 'import os; os.setsid(); os.execlp("sh", "sh", "-c", "while :; do echo x >> ticks; sleep 0.05; done")' &); trap '' TERM INT; echo up; while :; do sleep 1; done"#;
     let is_over = "a=$(wc -c < ticks); sleep 0.5; [ $a = $(wc -c < ticks) ] && rm ticks && echo over";
     let ticks = async || inside.sh("[ -s ticks ] && echo yes || true").await == "yes";
-    let process = kernel.spawn(&ExecRequest { timeout_ms: 6000, ..script(tree) }).await.expect("accepted");
+    let process = kernel.spawn(&ExecRequest { timeout_ms, ..script(tree) }).await.expect("accepted");
     eventually("its child runs", &ticks).await;
     let result = process.execution.result().await.expect("a result");
     assert_eq!((result.end.status, result.end.code), (ExecStatus::Timeout, 124), "{:?}", result.end);
@@ -79,7 +79,7 @@ fn table_holds_for_processes() {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
             starts(&kernel).await;
-            ends(&Inside { kernel: &kernel, engine: EngineName::Bash }).await;
+            ends(&Inside { kernel: &kernel, engine: EngineName::Bash }, 6000).await;
             attaches(&kernel).await;
         });
     });
