@@ -443,10 +443,10 @@ interface Files {
   remove @7 (path :Data, recursive :Bool = false, expectedVersion :UInt64 = 0) -> ();
   setAttributes @8 (path :Data, attributes :FileAttributes, expectedVersion :UInt64 = 0) -> ();
   watch @9 (path :Data, recursive :Bool, sink :FileEventSink) -> ();
-  # Reports what happens in a directory, and below it if `recursive`, until the call is dropped or
-  # the directory is removed or replaced, as by a restore. `ready` comes first: nothing is missed
-  # after it. An event may come twice. Refused with `unsupported` for a virtual machine, and with
-  # reason `watch_size` for more directories than one call watches.
+  # Reports what happens in a directory, and below it if `recursive`, until the call is dropped.
+  # `ready` comes first: nothing is missed after it. An event may come twice. `ended` comes last: the
+  # directory was removed or replaced, or has more in it than one call watches (reason `watch_size`
+  # at the beginning). `unsupported` for a virtual machine; `busy` for too many watches.
 }
 
 interface FileEventSink { next @0 (event :FileEvent) -> stream; }
@@ -464,7 +464,7 @@ enum FileEventKind {
   changed @4;                 # mode, owner or times
   removed @5;                 # or moved away
   overflow @6;                # events are missing: list the directory again
-  ended @7;                   # the last event
+  ended @7;                   # the last event: begin anew
 }
 
 interface FileReader {

@@ -146,7 +146,7 @@ pub enum FileEventKind {
     Removed,
     /// Events are missing.
     Overflow,
-    /// The watched directory was removed or replaced. Nothing follows.
+    /// The watched directory was removed or replaced, or has too much in it. Nothing follows.
     Ended,
 }
 

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use super::beneath::{self, Kind};
+use super::beneath;
 use super::files::{LocalFiles, READ, Root, refusal};
 use crate::core::error::{Error, Result};
 use crate::core::files::{FileEvent, FileEventKind, FilePath};
@@ -48,6 +48,8 @@ struct Seen {
 struct Batch {
     events: Vec<FileEvent>,
     known: HashSet<FileEvent>,
+    /// Entries of directories that were read for it.
+    visited: usize,
     has_overflow: bool,
 }
 
@@ -82,7 +84,8 @@ impl Watch {
         root.permit(dir.as_fd(), READ, &base.shown())?;
         let (dirs, has_more, has_ended) = (HashMap::new(), false, false);
         let mut watch = Watch { files, base, is_recursive, notify, dirs, identity, has_more, has_ended };
-        watch.add(&root, Vec::new(), None)?;
+        // What is there already is no event.
+        watch.add(&root, Vec::new(), &mut Batch::default())?;
         Ok(watch)
     }
 
@@ -177,11 +180,13 @@ impl Watch {
         }
     }
 
-    /// Watches a directory that has appeared, and reports what it holds already.
+    /// Watches a directory that has appeared, and reports what it holds already. If that is too much, the watch ends: it
+    /// would miss later changes without a sign.
     fn follow(&mut self, names: Vec<Vec<u8>>, batch: &mut Batch) {
-        let added = self.files.root().and_then(|root| self.add(&root, names, Some(batch)));
-        if added.is_err() {
-            batch.has_overflow = true;
+        let added = self.files.root().and_then(|root| self.add(&root, names, batch));
+        if let Err(error) = added {
+            tracing::debug!(%error, "a watch of files ends");
+            (batch.has_overflow, self.has_ended) = (true, true);
         }
     }
 
@@ -196,7 +201,10 @@ impl Watch {
     }
 
     /// Watches a directory and, if asked, those below it; reports their entries to `found`.
-    fn add(&mut self, root: &Root, names: Vec<Vec<u8>>, mut found: Option<&mut Batch>) -> Result<()> {
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    fn add(&mut self, root: &Root, names: Vec<Vec<u8>>, found: &mut Batch) -> Result<()> {
         let mut waiting = vec![names];
         while let Some(names) = waiting.pop() {
             let full = [self.base.names(), &names].concat();
@@ -213,10 +221,7 @@ impl Watch {
                 continue;
             }
             if self.dirs.len() >= limits::WATCHED_DIRECTORIES {
-                let most = limits::WATCHED_DIRECTORIES;
-                return Err(Error::refused(format!("{} has more than {most} directories", self.base.shown()))
-                    .reason("watch_size")
-                    .hint("watch a directory with fewer of them, or without those below it"));
+                return Err(self.too_large(limits::WATCHED_DIRECTORIES, "directories"));
             }
             let watch = match self.notify.add(dir.as_fd()) {
                 Ok(watch) => watch,
@@ -230,19 +235,25 @@ impl Watch {
             }
             // After the watch: what comes between is reported twice.
             for entry in read_dir(beneath::proc_path(dir.as_fd())).into_iter().flatten().flatten() {
-                let name = entry.file_name().into_vec();
-                let is_folder =
-                    beneath::look(dir.as_fd(), &name).is_ok_and(|stat| beneath::kind(&stat) == Kind::Folder);
-                let below = [names.clone(), vec![name]].concat();
-                if let Some(batch) = &mut found {
-                    batch.add(FileEventKind::Created, &below);
+                found.visited += 1;
+                if found.visited > limits::WATCHED_ENTRIES {
+                    return Err(self.too_large(limits::WATCHED_ENTRIES, "files"));
                 }
-                if is_folder {
+                let below = [names.clone(), vec![entry.file_name().into_vec()]].concat();
+                found.add(FileEventKind::Created, &below);
+                // A link is none.
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                     waiting.push(below);
                 }
             }
         }
         Ok(())
+    }
+
+    fn too_large(&self, most: usize, what: &str) -> Error {
+        Error::refused(format!("{} has more than {most} {what} to watch", self.base.shown()))
+            .reason("watch_size")
+            .hint("watch a directory with fewer of them, or without those below it")
     }
 }
 

@@ -16,6 +16,12 @@ pub const FILE_RESOLVE_ATTEMPTS: usize = 64;
 pub const FILE_LIST_PAGE: usize = 256;
 /// Directories that one call watches.
 pub const WATCHED_DIRECTORIES: usize = 4096;
+/// Entries that are read to find them at once: when a watch begins, and for one batch of its events.
+pub const WATCHED_ENTRIES: usize = 1_000_000;
+/// Watches of one kernel's files. Each takes one of the host's inotify instances, of which a user has 128 as a rule.
+pub const FILE_WATCHES: usize = 4;
+/// Watches of all kernels' files; captures of workspaces need the other instances.
+pub const FILE_WATCHES_IN_ALL: usize = 48;
 /// Events that are reported together. A directory that appears with more than four times as many entries is reported as
 /// an overflow.
 pub const FILE_EVENT_BATCH: usize = 1024;

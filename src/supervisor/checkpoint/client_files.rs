@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -12,6 +13,7 @@ use tokio::time::Instant;
 use super::files::places;
 use crate::core::error::{Error, Result};
 use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement};
+use crate::core::limits;
 use crate::isolation::{FileAccess, FileListing, FileWatch, OpenFile, PendingFile};
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -38,7 +40,7 @@ pub struct ClientFile {
 pub struct ClientWatch {
     /// The watch.
     pub watch: Box<dyn FileWatch>,
-    _place: OwnedSemaphorePermit,
+    _places: [OwnedSemaphorePermit; 2],
 }
 
 /// A file that a client writes.
@@ -117,11 +119,16 @@ impl ClientFiles {
     /// Watches a directory, and with `is_recursive` those below it.
     ///
     /// # Errors
-    /// As [`Self::stat`]; `busy` if too many files are open, `unsupported` for a virtual machine.
+    /// As [`Self::stat`]; `busy` if there are too many watches, `unsupported` for a virtual machine.
     pub async fn watch(&self, path: FilePath, is_recursive: bool) -> Result<ClientWatch> {
-        let place = self.kernel.file_place()?;
+        let of_kernel = self.kernel.watch_place()?;
+        let of_host = Arc::clone(&self.host.file_watches).try_acquire_owned().map_err(|_| {
+            Error::busy(format!("{} directories of kernels are watched already", limits::FILE_WATCHES_IN_ALL))
+                .reason("watches")
+                .hint("try again when one of the watches has ended")
+        })?;
         let watch = self.reading(&path).await?.watch(path, is_recursive).await?;
-        Ok(ClientWatch { watch, _place: place })
+        Ok(ClientWatch { watch, _places: [of_kernel, of_host] })
     }
 
     /// Opens a file.

@@ -60,6 +60,8 @@ pub struct Host {
     pub(crate) reserve: Reserve,
     /// The permit of the only operation on groups.
     pub(crate) group_turn: std::sync::Arc<tokio::sync::Semaphore>,
+    /// Watches of kernels' files.
+    pub(crate) file_watches: std::sync::Arc<tokio::sync::Semaphore>,
     /// The key that signs, since its first use.
     pub(crate) key: tokio::sync::OnceCell<std::sync::Arc<signing::HostKey>>,
     /// Runs git for groups, since its first use.
@@ -118,6 +120,7 @@ impl Host {
             metrics: Metrics::new(),
             reserve,
             group_turn: std::sync::Arc::new(tokio::sync::Semaphore::new(1)),
+            file_watches: std::sync::Arc::new(tokio::sync::Semaphore::new(limits::FILE_WATCHES_IN_ALL)),
             key: tokio::sync::OnceCell::new(),
             git: RefCell::default(),
             programs: RefCell::default(),

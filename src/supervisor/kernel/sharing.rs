@@ -34,6 +34,8 @@ pub struct Sharing {
     turn: Arc<Semaphore>,
     /// Files that clients may have open.
     open: Arc<Semaphore>,
+    /// Watches that clients may have.
+    watches: Arc<Semaphore>,
     /// Room for files that clients write.
     room: FileRoom,
 }
@@ -50,6 +52,7 @@ impl Sharing {
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
             open: Arc::new(Semaphore::new(limits::FILES_OPEN)),
+            watches: Arc::new(Semaphore::new(limits::FILE_WATCHES)),
             room: FileRoom::default(),
         }
     }
@@ -191,6 +194,19 @@ impl Kernel {
             Error::busy(format!("clients have {} files of {} open", limits::FILES_OPEN, files.spec().name))
                 .reason("files_open")
                 .hint("close some of them, or wait")
+        })
+    }
+
+    /// Takes one of the places for watches of the kernel's files.
+    ///
+    /// # Errors
+    /// `busy` if there is none.
+    pub(crate) fn watch_place(&self) -> Result<OwnedSemaphorePermit> {
+        let files = self.files();
+        Arc::clone(&files.sessions.watches).try_acquire_owned().map_err(|_| {
+            Error::busy(format!("clients watch files of {} {} times already", files.spec().name, limits::FILE_WATCHES))
+                .reason("watches")
+                .hint("end one of the watches, or watch one directory with those below it")
         })
     }
 
