@@ -425,17 +425,17 @@ impl Supervisor {
 impl Supervisor {
     /// Saves the memory of idle virtual machines. What cannot be saved in time is stopped as other kernels are.
     async fn keep_memory(&self, actor: &Actor) {
-        let until = Instant::now() + self.host.config.daemon.drain / 2;
+        let until = tokio::time::Instant::now() + self.host.config.daemon.drain / 2;
         let is_idle = |kernel: &Rc<Kernel>| {
             let spec = kernel.spec();
             let is_idle = matches!(kernel.view().state, State::Ready | State::Suspended);
             spec.isolation == Isolation::Microvm && !spec.ephemeral && is_idle
         };
         let save = |kernel: Rc<Kernel>| async move {
-            // Once begun, a suspension is not abandoned.
-            if Instant::now() < until
-                && let Err(error) = checkpoint::suspend(&self.host, &kernel, actor.clone(), false, true).await
-            {
+            // One that has begun goes on; one that waits for running code is given up.
+            let saving = checkpoint::suspend(&self.host, &kernel, actor.clone(), false, true);
+            let late = |_| Err(Error::deadline("there is no time left for it"));
+            if let Err(error) = tokio::time::timeout_at(until, saving).await.unwrap_or_else(late) {
                 tracing::info!(kernel = %kernel.spec().name, %error, "the memory of a machine is not kept");
             }
         };
