@@ -74,14 +74,14 @@ fn broken_member_is_no_obstacle() {
     let (away, only_data) =
         (shop.code().with_file_name("away"), ["--yes", "restore", "shop", "good", "--member", "data"]);
     std::fs::rename(shop.code(), &away).unwrap();
-    // The safety freeze, the restore and its recovery concern one member.
+    // The safety freeze, the restore and its recovery pass over what cannot be opened.
     restore_killed(&mut shop, &only_data);
     shop.host.launch();
     assert_eq!(shop.amounts(), (900, 100));
     assert!(!shop.host.ok(&["group", "show", "shop"]).contains("interrupted"));
     let restored = shop.host.cli(&only_data);
     let reported = String::from_utf8_lossy(&restored.stderr).into_owned();
-    assert!(restored.status.success() && reported.contains("without member code"), "{reported}");
+    assert!(restored.status.success() && reported.contains("member code is left out of the check"), "{reported}");
     assert_eq!(shop.amounts(), (500, 500));
     refused(&shop, &["--yes", "restore", "shop", "good"], 3, "code");
 }

@@ -4,12 +4,19 @@ use std::collections::HashSet;
 
 use super::access;
 use super::members::Live;
+use super::run_freeze::pairings;
+use super::run_restore::Run;
 use crate::config::Rebuild;
-use crate::core::error::{Error, Result};
+use crate::core::audit::NewAudit;
+use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::Part;
 use crate::core::freeze::gate::{self, Pairing};
+use crate::core::freeze::lock::Lock;
 use crate::core::freeze::refs::CommitId;
 use crate::programs::{Output, Program};
+use crate::supervisor::checkpoint::environment_now;
 use crate::supervisor::host::Host;
+use crate::supervisor::host::audit::bounded;
 
 pub(super) use crate::core::freeze::gate::Refusal;
 
@@ -89,4 +96,124 @@ pub(super) async fn rebuild(host: &Host, rebuild: &Rebuild, (path, commit): (&st
     };
     let done = access::programs(host).await?.run(&program).await.map(drop);
     done.map_err(|error| Error { message: format!("{path} was not rebuilt: {}", error.message), ..error })
+}
+
+/// Leaves a broken member, which is not restored, out of the safety freeze and of the comparison of code and data; says
+/// so.
+///
+/// # Errors
+/// The member's error, if the member is only unavailable now.
+pub(super) fn left_out(name: &str, error: Error) -> Result<String> {
+    match error.code {
+        ErrorCode::NotFound | ErrorCode::Refused | ErrorCode::Unsupported | ErrorCode::Corrupt => {
+            Ok(format!("member {name} is left out of the check and the safety freeze: {}", error.message))
+        }
+        _ => Err(error),
+    }
+}
+
+impl Run<'_> {
+    /// Checks that code and data would fit after the restore, or after the rebuild of a repository.
+    pub async fn gate(&mut self) -> Result<()> {
+        self.compared.clone()?;
+        for part in &self.replaced {
+            if let Some(live) = self.live.iter().find(|live| live.name == part.name) {
+                live.check_losses(Some(&part.captured)).await?;
+            }
+        }
+        self.note_environment().await?;
+        match (self.judge().await, &self.rebuilding) {
+            (Err(Judged::Newer(refusal)), Some(planned)) if refusal.repository == planned.repository => Ok(()),
+            (judged, _) => Ok(judged?),
+        }
+    }
+
+    /// Reads what would live together after the restore, and what was recorded to do so.
+    pub async fn compare(&mut self) -> Result<()> {
+        let mut would_be = self.parts.clone();
+        let (mut present, mut left) = (Vec::new(), Vec::new());
+        let restored = |name: &str| self.parts.iter().any(|one| one.name == name);
+        for live in &mut self.live {
+            let is_restored = restored(&live.name);
+            match live.present_part().await {
+                Ok(part) => present.extend(part),
+                Err(error) if is_restored => return Err(error),
+                Err(error) => {
+                    self.notes.push(left_out(&live.name, error)?);
+                    left.push(live.name.clone());
+                }
+            }
+        }
+        self.live.retain(|live| !left.contains(&live.name));
+        self.recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
+        let (replaced, kept): (Vec<Part>, Vec<Part>) = present.into_iter().partition(|part| restored(&part.name));
+        would_be.extend(kept);
+        (self.would_be, self.replaced) = (would_be, replaced);
+        Ok(())
+    }
+
+    /// Names what the freeze was made with, is another now, and is not restored.
+    async fn note_environment(&mut self) -> Result<()> {
+        let before = Lock { configuration: self.configuration.clone(), ..Lock::of_group("", &self.parts) };
+        let mut now = Lock { configuration: self.host.config.digest(), ..Lock::new("", "group") };
+        for live in &self.live[..self.restored] {
+            if let Some(kernel) = live.kernel() {
+                let revision = environment_now(self.host, kernel).await?;
+                now.add_kernel(&live.name, String::new(), &[], &revision);
+            }
+        }
+        self.notes.extend(now.environment().differences(&before.environment()));
+        Ok(())
+    }
+
+    async fn judge(&self) -> std::result::Result<(), Judged> {
+        judge(&pairings(&self.would_be), &self.recorded, self.live.iter()).await
+    }
+
+    /// Makes a repository that a configured program can bring to what data needs a member that changes: the first one.
+    /// Only code that is not restored itself can be rebuilt.
+    pub async fn plan_rebuild(&mut self) {
+        if self.host.config.rebuild.is_empty() || self.compared.is_err() {
+            return;
+        }
+        // Other failures are reported by the gate.
+        let Err(Judged::Newer(refusal)) = self.judge().await else { return };
+        let others = self.live[self.restored..].iter();
+        let Some(at) = others.map(|live| &live.name).position(|name| *name == refusal.repository) else { return };
+        let at = self.restored + at;
+        if self.program(at).is_some() {
+            let repository = self.live.remove(at);
+            self.live.insert(0, repository);
+            self.restored += 1;
+            self.rebuilding = Some(refusal);
+        }
+    }
+
+    /// The program that rebuilds a member, and its name in the configuration.
+    fn program(&self, n: usize) -> Option<(&String, &Rebuild)> {
+        let path = self.live[n].repository()?.path();
+        self.host.config.rebuild.iter().find(|(_, one)| one.repository == path)
+    }
+
+    /// Runs the program that brings a repository to what data needs, and reads the repository again.
+    pub async fn rebuild(&mut self, n: usize) -> Result<()> {
+        self.reach(n).await?;
+        let gone = || Error::internal("there is nothing to rebuild");
+        let refusal = self.rebuilding.clone().ok_or_else(gone)?;
+        let (name, program) = self.program(n).ok_or_else(gone)?;
+        let (shown, commit) = (program.repository.display().to_string(), refusal.needs.to_string());
+        let line = self.host.line(self.actor, "group.rebuild", None);
+        let detail = bounded(format!("{}: {name} for {commit} in {shown}", self.group.name));
+        self.host.write_audit(NewAudit { owner: Some(self.group.uid), detail, ..line }).await;
+        rebuild(self.host, program, (&shown, &commit)).await?;
+        let note = format!("{name} rebuilt {shown} for commit {}", refusal.needs.short());
+        let part = self.live[n].present_part().await?;
+        if let (Some(part), Some(place)) = (part, self.would_be.iter_mut().find(|part| part.name == refusal.repository))
+        {
+            *place = part;
+        }
+        self.judge().await?;
+        self.notes.push(note);
+        Ok(())
+    }
 }

@@ -161,6 +161,7 @@ async fn revert(
     let mut machine = Restore::recovery(live.len(), reached);
     let restored = live.len();
     let mut run = Run { live, restored, safety: Some(safety), ..Run::new(host, group, freeze, &actor) };
+    run.order();
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
         machine.reply(reply);

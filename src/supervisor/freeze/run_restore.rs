@@ -1,22 +1,19 @@
 //! Carries out the restore of a group.
 
-use super::gate::{self, Judged, Refusal};
+use super::gate::{Refusal, left_out};
 use super::members::{self, Live};
-use super::run_freeze::{Taking, in_time, pairings, take};
+use super::run_freeze::{Taking, in_time, take};
 use super::{Restored, find_freeze, manifest, provenance, recover, turn};
 use crate::catalog::Notes;
-use crate::config::Rebuild;
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::Reply;
 use crate::core::freeze::drain::Drain;
 use crate::core::freeze::gate::Pairing;
-use crate::core::freeze::lock::Lock;
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Captured, Freeze, Group, Intent, Member, Part};
 use crate::core::kernel::transition::Kind;
-use crate::supervisor::checkpoint::environment_now;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::bounded;
@@ -114,21 +111,18 @@ async fn perform(
         })?;
         one.target = Some(part.captured.clone());
     }
-    let restored = live.len();
-    let mut notes = Vec::new();
-    for member in group.members.iter().filter(|member| !is_concerned(member)) {
-        let opened = match members::open_one(supervisor, group, member).await {
-            Ok(mut live) => live.present_part().await.map(|_| live),
-            Err(error) => Err(error),
-        };
-        match opened {
-            Ok(one) => live.push(one),
-            Err(error) => notes.push(left_out(&member.name, error)?),
+    let others: Vec<&Member> = group.members.iter().filter(|member| !is_concerned(member)).collect();
+    let (restored, configuration) = (live.len(), manifest.configuration);
+    let mut run = Run { configuration, parts, live, restored, ..Run::new(host, group, freeze, actor) };
+    for member in others {
+        match members::open_one(supervisor, group, member).await {
+            Ok(live) => run.live.push(live),
+            Err(error) => run.notes.push(left_out(&member.name, error)?),
         }
     }
-    let configuration = manifest.configuration;
-    let mut run = Run { configuration, parts, live, restored, notes, ..Run::new(host, group, freeze, actor) };
+    run.compared = run.compare().await;
     run.plan_rebuild().await;
+    run.order();
     let mut machine = Restore::new(run.restored, run.live.len() - run.restored);
     while machine.next() != Action::End {
         let reply = run.perform(machine.next()).await;
@@ -152,29 +146,23 @@ pub(super) struct Run<'a> {
     pub restored: usize,
     /// The repository, the first of the members, that a program rebuilds.
     pub rebuilding: Option<Box<Refusal>>,
+    /// The present state of the restored members.
+    pub replaced: Vec<Part>,
     /// What would live together, and what was recorded to do so.
     pub would_be: Vec<Part>,
     pub recorded: Vec<Pairing>,
+    /// Whether these could be read.
+    pub compared: Result<()>,
+    /// The members in the order of their suspension.
+    pub suspensions: Vec<usize>,
     pub actor: &'a Actor,
     /// The freeze of the state before.
     pub safety: Option<Freeze>,
     pub failed: Option<Error>,
+    /// The member that each failed step concerned.
+    pub failures: Vec<Option<String>>,
     /// What could not be checked.
     pub notes: Vec<String>,
-}
-
-/// Leaves a broken member, which is not restored, out of the safety freeze and of the comparison of code and data; says
-/// so.
-///
-/// # Errors
-/// The member's error, if the member is only unavailable now.
-fn left_out(name: &str, error: Error) -> Result<String> {
-    match error.code {
-        ErrorCode::NotFound | ErrorCode::Refused | ErrorCode::Unsupported | ErrorCode::Corrupt => {
-            Ok(format!("member {name} is left out of the check and the safety freeze: {}", error.message))
-        }
-        _ => Err(error),
-    }
 }
 
 impl<'a> Run<'a> {
@@ -189,11 +177,15 @@ impl<'a> Run<'a> {
             live: Vec::new(),
             restored: 0,
             rebuilding: None,
+            replaced: Vec::new(),
             would_be: Vec::new(),
             recorded: Vec::new(),
+            compared: Ok(()),
+            suspensions: Vec::new(),
             actor,
             safety: None,
             failed: None,
+            failures: Vec::new(),
             notes: Vec::new(),
         }
     }
@@ -213,12 +205,13 @@ impl<'a> Run<'a> {
                 in_time(own, most, async { done(self.live[n].validate().await) }).await
             }
             Action::Gate => done(self.gate().await),
-            Action::Suspend(n) => {
-                // Data sources that are not restored go on once they are pinned.
-                let kind = if n < self.restored { Kind::Restore } else { Kind::Freeze };
-                if n == self.restored {
+            Action::Suspend(at) => {
+                if at == 0 {
                     self.read_ahead().await;
                 }
+                let n = self.suspensions[at];
+                // Data sources that are not restored go on once they are pinned.
+                let kind = if n < self.restored { Kind::Restore } else { Kind::Freeze };
                 let own = has_deadlines(&self.live[n]);
                 in_time(own, most, async { done(self.live[n].suspend(kind, actor, Drain::default()).await) }).await
             }
@@ -243,7 +236,8 @@ impl<'a> Run<'a> {
             }
             Action::Commit => done(self.commit().await),
             Action::Clear => done(self.host.catalog.clear_intent(self.group.id).await.map_err(Error::from)),
-            Action::Resume(n) => {
+            Action::Resume(at) => {
+                let n = self.suspensions[at];
                 let resumed = self.live[n].resume().await;
                 self.live[n].release();
                 if let Err(error) = &resumed {
@@ -261,15 +255,31 @@ impl<'a> Run<'a> {
             tracing::warn!(group = %self.group.name, ?action, %error, "a step of a group's restore failed");
             let why = error.message.clone();
             self.failed.get_or_insert(error);
+            self.failures.push(self.member(action));
             Reply::Failed(why)
         })
     }
 
+    /// The name of the member that an action concerns.
+    fn member(&self, action: Action) -> Option<String> {
+        let n = match action {
+            Action::Suspend(at) | Action::Resume(at) => *self.suspensions.get(at)?,
+            Action::Validate(n) | Action::Prepare(n) | Action::Switch(n) | Action::Revert(n) | Action::Discard(n) => n,
+            Action::Gate | Action::Safety | Action::Intent | Action::Commit | Action::Clear | Action::End => {
+                return None;
+            }
+        };
+        self.live.get(n).map(|live| live.name.clone())
+    }
+
     async fn switch(&mut self, n: usize, attach: bool) -> Result<()> {
-        // Recorded first: a new daemon reverts this member and those before it.
-        let intent = self.intent(n + 1);
-        self.host.catalog.update_intent(self.group.id, intent.0?).await?;
+        self.reach(n).await?;
         self.live[n].switch(self.actor, attach).await
+    }
+
+    /// Records that a member is about to change: a new daemon reverts it and those before it.
+    pub async fn reach(&self, n: usize) -> Result<()> {
+        Ok(self.host.catalog.update_intent(self.group.id, self.intent(n + 1).0?).await?)
     }
 
     fn intent(&self, reached: usize) -> NewIntent {
@@ -301,101 +311,11 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Checks that code and data would fit after the restore, or after the rebuild of a repository.
-    async fn gate(&mut self) -> Result<()> {
-        self.compare().await?;
-        self.note_environment().await?;
-        match (self.judge().await, &self.rebuilding) {
-            (Err(Judged::Newer(refusal)), Some(planned)) if refusal.repository == planned.repository => Ok(()),
-            (judged, _) => Ok(judged?),
-        }
-    }
-
-    /// Reads what would live together after the restore, and what was recorded to do so.
-    async fn compare(&mut self) -> Result<()> {
-        let mut would_be = self.parts.clone();
-        let mut present = Vec::new();
-        let restored = |name: &str| self.parts.iter().any(|one| one.name == name);
-        for live in &mut self.live {
-            let part = live.present_part().await?;
-            if restored(&live.name) {
-                live.check_losses(part.as_ref().map(|part| &part.captured)).await?;
-            }
-            present.extend(part);
-        }
-        self.recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
-        would_be.extend(present.into_iter().filter(|part| !restored(&part.name)));
-        self.would_be = would_be;
-        Ok(())
-    }
-
-    /// Names what the freeze was made with, is another now, and is not restored.
-    async fn note_environment(&mut self) -> Result<()> {
-        let before = Lock { configuration: self.configuration.clone(), ..Lock::of_group("", &self.parts) };
-        let mut now = Lock { configuration: self.host.config.digest(), ..Lock::new("", "group") };
-        for live in &self.live[..self.restored] {
-            if let Some(kernel) = live.kernel() {
-                let revision = environment_now(self.host, kernel).await?;
-                now.add_kernel(&live.name, String::new(), &[], &revision);
-            }
-        }
-        self.notes.extend(now.environment().differences(&before.environment()));
-        Ok(())
-    }
-
-    async fn judge(&self) -> std::result::Result<(), Judged> {
-        gate::judge(&pairings(&self.would_be), &self.recorded, self.live.iter()).await
-    }
-
-    /// Makes a repository that a configured program can bring to what data needs a member that changes: the first one.
-    /// Only code that is not restored itself can be rebuilt.
-    async fn plan_rebuild(&mut self) {
-        if self.host.config.rebuild.is_empty() {
-            return;
-        }
-        // Other failures are reported by the gate.
-        if self.compare().await.is_err() {
-            return;
-        }
-        let Err(Judged::Newer(refusal)) = self.judge().await else { return };
-        let others = self.live[self.restored..].iter();
-        let Some(at) = others.map(|live| &live.name).position(|name| *name == refusal.repository) else { return };
-        let at = self.restored + at;
-        if self.program(at).is_some() {
-            let repository = self.live.remove(at);
-            self.live.insert(0, repository);
-            self.restored += 1;
-            self.rebuilding = Some(refusal);
-        }
-    }
-
-    /// The program that rebuilds a member, and its name in the configuration.
-    fn program(&self, n: usize) -> Option<(&String, &Rebuild)> {
-        let path = self.live[n].repository()?.path();
-        self.host.config.rebuild.iter().find(|(_, one)| one.repository == path)
-    }
-
-    /// Runs the program that brings a repository to what data needs, and reads the repository again.
-    async fn rebuild(&mut self, n: usize) -> Result<()> {
-        let intent = self.intent(n + 1);
-        self.host.catalog.update_intent(self.group.id, intent.0?).await?;
-        let gone = || Error::internal("there is nothing to rebuild");
-        let refusal = self.rebuilding.clone().ok_or_else(gone)?;
-        let (name, rebuild) = self.program(n).ok_or_else(gone)?;
-        let (shown, commit) = (rebuild.repository.display().to_string(), refusal.needs.to_string());
-        let line = self.host.line(self.actor, "group.rebuild", None);
-        let detail = bounded(format!("{}: {name} for {commit} in {shown}", self.group.name));
-        self.host.write_audit(NewAudit { owner: Some(self.group.uid), detail, ..line }).await;
-        gate::rebuild(self.host, rebuild, (&shown, &commit)).await?;
-        let note = format!("{name} rebuilt {shown} for commit {}", refusal.needs.short());
-        let part = self.live[n].present_part().await?;
-        if let (Some(part), Some(place)) = (part, self.would_be.iter_mut().find(|part| part.name == refusal.repository))
-        {
-            *place = part;
-        }
-        self.judge().await?;
-        self.notes.push(note);
-        Ok(())
+    /// Decides the order of suspensions: kernels first. One may have to end its work, and sources that are quiesced keep
+    /// other programs waiting.
+    pub fn order(&mut self) {
+        self.suspensions = (0..self.live.len()).collect();
+        self.suspensions.sort_by_key(|n| self.live[*n].kernel().is_none());
     }
 
     async fn commit(&self) -> Result<()> {
@@ -414,8 +334,8 @@ impl<'a> Run<'a> {
     /// The result of an ended restore. Members that could not be reverted stay held.
     pub fn end(self, outcome: Option<Outcome>) -> Result<Restored> {
         let name = &self.group.name;
-        let of = |member: Option<usize>| {
-            member.and_then(|at| self.live.get(at)).map(|live| format!("member {}: ", live.name)).unwrap_or_default()
+        let of = |failed: Option<&Option<String>>| {
+            failed.and_then(Option::as_ref).map(|member| format!("member {member}: ")).unwrap_or_default()
         };
         let failed = self.failed.clone().unwrap_or_else(|| Error::new(ErrorCode::Conflict, ""));
         match outcome {
@@ -423,9 +343,9 @@ impl<'a> Run<'a> {
                 let safety = self.safety.as_ref().ok_or_else(|| Error::internal("there is no safety freeze"))?.id;
                 Ok(Restored { freeze: self.freeze, safety, notes: self.notes })
             }
-            Some(Outcome::AsBefore { member, why }) => {
-                let mut message =
-                    format!("group {name} was not restored: {}{why}; every member is as it was", of(member));
+            Some(Outcome::AsBefore { why, .. }) => {
+                let member = of(self.failures.first());
+                let mut message = format!("group {name} was not restored: {member}{why}; every member is as it was");
                 // Also what concerns no failure: which member was not compared.
                 for note in &self.notes {
                     message.push_str(&format!("; {note}"));
@@ -435,8 +355,9 @@ impl<'a> Run<'a> {
                 }
                 Err(Error { message, ..failed })
             }
-            Some(Outcome::Unfinished { member, why }) => {
-                let message = format!("the restore of group {name} failed, and so did going back: {}{why}", of(member));
+            Some(Outcome::Unfinished { why, .. }) => {
+                let member = of(self.failures.last());
+                let message = format!("the restore of group {name} failed, and so did going back: {member}{why}");
                 // The next attempt releases the kernels for a moment.
                 self.live.iter().for_each(Live::await_group);
                 let parked: Vec<Box<dyn std::any::Any>> =
