@@ -179,7 +179,7 @@ fn what_stays_is_named() {
         let (k, _) = client.open_kernel("server").await.expect("there");
         assert_eq!(k.mcp_servers().await.expect("a list").len(), 0, "a name grants nothing");
         let by_name = McpTransport::Stdio { command: String::new(), args: Vec::new(), env: Vec::new() };
-        k.register_mcp("s", &by_name, 0).await.expect("whoever may do so there adds it again");
+        k.register_mcp("s", &by_name, 0).await.expect("it is added again by hand");
     });
     assert_eq!(there.ok(&["ps", "process", "--json"]).trim().trim_matches(['[', ']']), "");
 }
