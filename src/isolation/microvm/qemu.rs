@@ -43,7 +43,7 @@ const KVM_PROCESSOR: &str = "host,migratable=on";
 const KVM: &str = "kvm,device=/dev/fdset/4";
 
 /// Software emulation. The buffer of translated code, MiB, is most of an idle machine's own memory, but with 32 MiB code
-/// was translated again and again: a program in the guest took three to seven times as long.
+/// was translated again and again: work in the guest took two to nine times as long (docs/benchmarks.md).
 const TCG: &str = "tcg,tb-size=128";
 
 /// The machine itself, which a template and what is restored from it have in common.
