@@ -122,7 +122,7 @@ impl MachineHandle {
             })
             .await?;
         }
-        let place = dir.clone();
+        let (place, began) = (dir.clone(), Instant::now());
         let saving = async {
             let (files, whole) = self.save_files(&place, &kind).await?;
             blocking(move || {
@@ -133,9 +133,13 @@ impl MachineHandle {
             .await?;
             Ok(whole)
         };
-        let saved = saving.await;
-        if saved.is_err() {
-            let _ = saved::remove(&dir);
+        let saved: Result<Option<String>> = saving.await;
+        match &saved {
+            Ok(whole) => {
+                let (took_ms, is_whole) = (began.elapsed().as_millis(), whole.is_some());
+                tracing::info!(took_ms, is_whole, "the memory of a suspended machine was saved");
+            }
+            Err(_) => drop(saved::remove(&dir)),
         }
         saved
     }
