@@ -68,7 +68,7 @@ enum Class {
 /// Those of `/proc` and of the files.
 pub(super) fn write(mapped: &MappedMemory, base: &File, to: &File) -> io::Result<Written> {
     let (mut out, mut written) = (BufWriter::with_capacity(PIECE as usize, to), Written::default());
-    let (mut beneath, zeros) = (vec![0; PIECE as usize], [0; PAGE]);
+    let (mut beneath, zeros) = (vec![0; PIECE as usize], [0_u8; PAGE]);
     out.write_all(&MAGIC)?;
     written.private = mapped.each_changed(|at, pages| {
         let beneath = &mut beneath[..pages.len()];
