@@ -357,6 +357,8 @@ fn open_part(path: &Path, written: &Part) -> Result<File> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::super::firecracker;
     use super::*;
     use crate::core::engine::EngineName;
