@@ -333,6 +333,12 @@ impl Host {
             }
             Err(error) => return Err(Error::refused(format!("{shown}: {error}")).reason("source")),
         };
+        self.check_real_source(uid, source, real)
+    }
+
+    /// Applies the rules for host paths to a resolved path.
+    pub(crate) fn check_real_source(&self, uid: u32, source: &Path, real: PathBuf) -> Result<PathBuf> {
+        let shown = source.display();
         if real.to_str().is_none() {
             return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
         }
@@ -425,4 +431,20 @@ impl Drop for SubscriptionGuard {
 
 fn home_of(uid: u32) -> Option<PathBuf> {
     nix::unistd::User::from_uid(uid.into()).ok().flatten().map(|user| user.dir)
+}
+
+/// A path whose last components may be missing, without symbolic links in those that exist. `None` for a link that leads
+/// nowhere: what is written there would come to be elsewhere.
+pub(crate) fn resolve_missing(path: &Path) -> Option<PathBuf> {
+    let (mut at, mut rest) = (path, Vec::new());
+    loop {
+        if let Ok(real) = at.canonicalize() {
+            return Some(rest.into_iter().rev().fold(real, |real, name| real.join(name)));
+        }
+        if std::fs::symlink_metadata(at).is_ok() {
+            return None;
+        }
+        rest.push(at.file_name()?);
+        at = at.parent()?;
+    }
 }
