@@ -922,11 +922,12 @@ struct KernelInfo {
 }
 
 struct DiskFigures {
-  # What a kernel takes on the disk, in bytes. The sum is released with the kernel.
+  # What a kernel takes on the disk, in bytes. Its removal releases the sum, but its share of memory
+  # that copies of its virtual machine have in common only with the last of them.
   workspaceBytes @0 :UInt64;  # files of its code; of a virtual machine: its disk. 0 for a thread
   historyBytes @1 :UInt64;    # the journal, and what only this kernel needs of checkpoints, blobs and
                               # kept output: `KernelDisk.freedBytes` among kernels of the same user
-  savedMemoryBytes @2 :UInt64; # of a virtual machine that does not run
+  savedMemoryBytes @2 :UInt64; # saved memory of a virtual machine, and its share of copies' common memory
   otherBytes @3 :UInt64;      # engine state, index of the files, staging
   measuredAtMs @4 :Int64;     # 0: not yet
 }

@@ -4,14 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{CheckpointId, KernelId};
 
-/// What a kernel takes on the disk, as last measured. The sum is released with the kernel.
+/// What a kernel takes on the disk, as last measured. Its removal releases the sum, but its share of memory that copies of
+/// its virtual machine have in common only with the last of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskFigures {
     /// Files of the kernel's code, bytes; of a virtual machine its disk; 0 for a thread.
     pub workspace_bytes: u64,
     /// The journal, and what only this kernel needs of the store, bytes.
     pub history_bytes: u64,
-    /// Memory of a virtual machine that does not run, bytes.
+    /// Saved memory of a virtual machine, and its share of the memory beneath copies, which run or do not; bytes.
     pub saved_memory_bytes: u64,
     /// Engine state, index of the files, staging; bytes.
     pub other_bytes: u64,

@@ -185,10 +185,48 @@ fn killed_suspend_of_machine_is_recovered() {
     host.launch();
     assert!(!host.cli(&["suspend", "lab", "--release"]).status.success());
     assert_eq!(kept(&host), ["machine.base"]);
-    let next = (points.len() + released.len() + 1).to_string();
-    assert_eq!(host.run("lab", "print(next(g))"), next, "{}", host.log());
+    let next = points.len() + released.len() + 1;
+    assert_eq!(host.run("lab", "print(next(g))"), next.to_string(), "{}", host.log());
     let events = host.ok(&["events", "--json"]);
     assert!(!events.contains("suspend_lost") && !events.contains("machine_saved_whole"), "{events}");
+}
+
+#[test]
+fn uncertain_memory_is_saved_whole() {
+    let mut host = Machines::start(User::Own);
+    kernel(&host);
+    let arm = |host: &mut Machines, fault: &str| {
+        host.kill();
+        host.env(ryokan::sys::fault::VARIABLE, fault);
+        host.launch();
+    };
+    // A host that lacks something for a moment keeps what is saved.
+    release(&host);
+    arm(&mut host, "machine.resume.pages=emfile");
+    assert!(!host.cli(&["exec", "lab", "1"]).status.success(), "{}", host.log());
+    assert!(kept(&host).contains(&String::from("suspended.json")), "{:?}", kept(&host));
+    assert_eq!(host.run("lab", "print(next(g))"), "1", "{}", host.log());
+    assert!(!host.ok(&["events", "--json"]).contains("suspend_lost"), "{}", host.log());
+    // What was being saved when daemon and machine ended is removed by the next start.
+    arm(&mut host, "machine.suspend.saved=kill");
+    host.cli(&["suspend", "lab", "--release"]);
+    assert!(host.ends(), "{}", host.log());
+    host.kill();
+    host.kill_machines();
+    assert!(kept(&host).contains(&String::from("suspended.pages")), "{:?}", kept(&host));
+    arm(&mut host, "");
+    assert_eq!(host.run("lab", "print(saved, open('f').read())"), "42 kept", "{}", host.log());
+    assert!(!kept(&host).iter().any(|name| name.starts_with("suspended.")), "{:?}", kept(&host));
+    host.run("lab", MEMORY);
+    host.run("lab", COUNTER);
+    // Its pages and devices are saved already; the same machine is saved again.
+    arm(&mut host, "machine.suspend.compare=eio");
+    release(&host);
+    assert_eq!(kept_names(&host), ["suspended.json", "suspended.state"]);
+    let events = host.ok(&["events", "--json"]);
+    assert!(events.contains("machine_saved_whole") && events.contains("changed while it stood still"), "{events}");
+    assert_eq!(host.run("lab", "print(next(g), open('f').read())"), "1 kept", "{}", host.log());
+    assert_eq!(host.run("lab", COUNTS), "True", "the thread goes on");
 }
 
 /// The files of saved and running machines in the folder of the only kernel.

@@ -17,6 +17,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::linkat;
 use serde::{Deserialize, Serialize};
 
+use super::saved::unless_short;
 use super::stamp::Stamp;
 use crate::core::error::{Error, Result};
 
@@ -63,7 +64,7 @@ impl Base {
     /// # Errors
     /// `corrupt`.
     pub(super) fn open(&self, dir: &Path) -> Result<File> {
-        let damaged = |error: io::Error| Error::corrupt(format!("{SAVED}: {error}"));
+        let damaged = |error: io::Error| unless_short(&error, Error::corrupt(format!("{SAVED}: {error}")));
         let file = open(dir, SAVED).map_err(damaged)?;
         match Stamp::of_file(&file).map_err(damaged)? == self.stamp {
             true => Ok(file),

@@ -36,6 +36,7 @@ use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::limits;
+use crate::isolation::process::launch::WorkerProcess;
 use crate::link::machine::Request;
 use crate::sys::{fault, fs, random};
 
@@ -239,7 +240,7 @@ impl Builder {
             let mut monitor = Qmp::connect(&sockets.monitor).await?;
             if let Some(pages) = loaded {
                 let (before, found) = (pages.again().map_err(failed)?, create(&again).map_err(failed)?);
-                pages.load(pid, bytes).await?;
+                pages.load(&WorkerProcess::find(pid).map_err(failed)?, bytes).await?;
                 blocking(move || same_pages(&before.pages, pid, &before.base, &found, bytes)).await?;
             }
             monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;

@@ -187,6 +187,11 @@ impl MachineHandle {
         *self.watched.is_bound.borrow() && *self.watched.is_parked.borrow()
     }
 
+    /// Whether it is stopped, from now on.
+    pub(super) fn watch_parked(&self) -> watch::Receiver<bool> {
+        self.watched.is_parked.subscribe()
+    }
+
     /// While it is stopped, its guest is not asked whether it is alive.
     pub(super) fn set_stopped(&self, is_stopped: bool) {
         self.watched.is_parked.send_replace(is_stopped);

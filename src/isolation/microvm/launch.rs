@@ -212,7 +212,9 @@ impl MicrovmDriver {
         let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
         let is_copy = renewal == Renewal::Renew;
-        let unopened = |error: std::io::Error| Error::unavailable(format!("a machine's saved memory: {error}"));
+        let unopened = |error: std::io::Error| {
+            saved::unless_short(&error, Error::unavailable(format!("a machine's saved memory: {error}")))
+        };
         let pages = begin.saved_pages().map_err(unopened)?;
         keep_base(&dir, &begin, about)?;
         let disk = disk::open_disk(disk)?;
@@ -235,8 +237,8 @@ impl MicrovmDriver {
         })
         .await?;
         let pid = child.id().ok_or_else(|| Error::unavailable("the virtual machine ended at once"))?;
-        let process =
-            WorkerProcess::find(pid).map_err(|error| Error::unavailable(format!("find the monitor: {error}")))?;
+        let process = WorkerProcess::find(pid)
+            .map_err(|error| saved::unless_short(&error, Error::unavailable(format!("find the monitor: {error}"))))?;
         let identified = ProcessRecord::of(pid);
         // Reaps it.
         tokio::task::spawn_local(async move { child.wait().await });
@@ -257,7 +259,7 @@ impl MicrovmDriver {
             let mut monitor = Monitor::connect(&about.sockets).await?;
             let within = if is_continued { limits::VM_MEMORY } else { limits::VM_CALL };
             if let Some(pages) = pages {
-                pages.load(pid, kind.memory_bytes()).await?;
+                pages.load(&process, kind.memory_bytes()).await?;
             }
             monitor.load(kind, within).await?;
             // From here on the disk changes.

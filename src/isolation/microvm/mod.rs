@@ -22,6 +22,7 @@ mod driver;
 mod files;
 mod firecracker;
 mod handle;
+mod held;
 mod image;
 mod images;
 mod installed;

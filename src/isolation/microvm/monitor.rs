@@ -125,7 +125,9 @@ pub(super) async fn start(new: NewMachine<'_>) -> Result<tokio::process::Child> 
     // The child reports when it is confined, which may take tens of milliseconds.
     let spawn = move || tokio::process::Command::from(command).kill_on_drop(is_temporary).spawn();
     let spawned = tokio::task::spawn_blocking(spawn).await.map_err(|error| Error::internal(error.to_string()))?;
-    spawned.map_err(|error| Error::unavailable(format!("a virtual machine cannot be started: {error}")))
+    spawned.map_err(|error| {
+        saved::unless_short(&error, Error::unavailable(format!("a virtual machine cannot be started: {error}")))
+    })
 }
 
 /// The monitor of a machine.

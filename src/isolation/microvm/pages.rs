@@ -90,6 +90,21 @@ impl MappedMemory {
         self.each_changed(|at, pages| to.write_all_at(pages, at))
     }
 
+    /// Whether the changed pages of a stopped machine are still as they were written at their places. Blocks.
+    ///
+    /// # Errors
+    /// Those of `/proc` and of the file.
+    pub(super) fn is_written(&self, to: &File) -> io::Result<bool> {
+        let (mut written, mut is_same) = (vec![0; PIECE as usize], true);
+        self.each_changed(|at, pages| {
+            let written = &mut written[..pages.len()];
+            to.read_exact_at(written, at)?;
+            is_same &= written == pages;
+            Ok(())
+        })?;
+        Ok(is_same)
+    }
+
     /// Passes on the changed pages of a stopped machine: the place and the bytes of at most [`PIECE`] adjacent ones, in the
     /// order of their places. Returns the number of pages. Blocks.
     ///
@@ -245,6 +260,7 @@ sys.stdin.read()
         copy.write_all_at(&vec![1; bytes as usize], 0)?;
         let (pages, held, is_missing) = with_mapping(change, |pid, _| {
             let mapped = MappedMemory::find(pid, bytes)?;
+            assert!(!mapped.is_written(&copy)?, "nothing is written yet");
             let mut held = Vec::new();
             mapped.base().try_clone()?.read_to_end(&mut held)?;
             Ok((mapped.write_changed(&copy)?, held, MappedMemory::find(pid, 4096).is_err()))
@@ -256,6 +272,24 @@ sys.stdin.read()
         copy.read_exact_at(&mut found, 0)?;
         assert!(found == expected);
         Ok(())
+    }
+
+    #[test]
+    fn changed_copy_is_noticed() -> io::Result<()> {
+        let bytes = PAGES * PAGE_BYTES;
+        let copy = tempfile::tempfile()?;
+        copy.write_all_at(&vec![1; bytes as usize], 0)?;
+        with_mapping("memory[4096:4099] = b'new'", |pid, _| {
+            let mapped = MappedMemory::find_writable(pid, bytes)?;
+            // A page that was private, and one that becomes so.
+            for at in [4096 + 9, 6 * 4096] {
+                mapped.write_changed(&copy)?;
+                assert!(mapped.is_written(&copy)?);
+                mapped.write_at(at, b"x")?;
+                assert!(!mapped.is_written(&copy)?, "{at}");
+            }
+            Ok(())
+        })
     }
 
     #[test]

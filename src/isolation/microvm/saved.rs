@@ -23,7 +23,7 @@ use super::copy::create as create_file;
 use super::saved_pages::{self, SavedPages};
 use super::stamp::Stamp;
 use super::template::{Kind, Part, dig_holes, part};
-use crate::core::error::{Error, Result};
+use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::snapshot::{Site, Snapshot, Suspend};
@@ -95,8 +95,19 @@ pub(super) struct Saved {
     secret: [u8; 32],
 }
 
-fn failed(error: &dyn std::fmt::Display) -> Error {
-    Error::unavailable(format!("the memory of a virtual machine cannot be saved: {error}"))
+/// The error of saving; a full disk is one for which room can be made.
+pub(super) fn failed(error: &std::io::Error) -> Error {
+    let failed = cannot(error);
+    if fs::is_full(error) { failed.reason(DISK_FULL) } else { failed }
+}
+
+fn cannot(why: &dyn std::fmt::Display) -> Error {
+    Error::unavailable(format!("the memory of a virtual machine cannot be saved: {why}"))
+}
+
+/// `busy` in place of another error if this host lacks something for the moment: what is saved stays for the next start.
+pub(super) fn unless_short(error: &std::io::Error, other: Error) -> Error {
+    if fs::is_shortage(error) { Error::busy(other.message).hint("try again") } else { other }
 }
 
 /// Opens a new file for a machine's state. Blocks.
@@ -130,7 +141,7 @@ pub(super) fn prepare(dir: &Path) -> Result<SavedFiles> {
 /// `unavailable`.
 pub(super) fn check_prepared(dir: &Path) -> Result<()> {
     for (name, _) in PREPARED {
-        dir.join(name).symlink_metadata().map_err(|error| failed(&format_args!("{name}: {error}")))?;
+        dir.join(name).symlink_metadata().map_err(|error| cannot(&format_args!("{name}: {error}")))?;
     }
     Ok(())
 }
@@ -215,9 +226,12 @@ pub(super) fn seal(
         secret: worker.secret,
     };
     saved.snapshot().check_size(limits::SNAPSHOT_SUSPEND_BYTES)?;
-    let text = serde_json::to_vec_pretty(&saved).map_err(|error| failed(&error))?;
+    let text = serde_json::to_vec_pretty(&saved).map_err(|error| cannot(&error))?;
     std::fs::rename(dir.join(NEW), dir.join(STATE)).map_err(|error| failed(&error))?;
-    fs::replace(&dir.join(DESCRIPTION), &text, 0o600, "machine.suspend.seal").map_err(|error| failed(&error))
+    fs::replace(&dir.join(DESCRIPTION), &text, 0o600, "machine.suspend.seal").map_err(|error| match error.is_full() {
+        true => cannot(&error).reason(DISK_FULL),
+        false => cannot(&error),
+    })
 }
 
 /// Checks the sizes of files before they are read: a monitor could make them as large as its disk.
@@ -233,7 +247,7 @@ fn check_sizes(kind: &Kind, devices: &File, memory: &SavedMemory) -> Result<()> 
     };
     match is_right && bytes(devices)? <= most {
         true => Ok(()),
-        false => Err(failed(&"its files have other sizes than its memory")),
+        false => Err(cannot(&"its files have other sizes than its memory")),
     }
 }
 
@@ -258,6 +272,14 @@ pub(super) fn remove(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Removes what is left of a save that was not sealed. Blocks.
+///
+/// # Errors
+/// As [`remove`].
+pub(super) fn remove_unsealed(dir: &Path) -> Result<()> {
+    if dir.join(DESCRIPTION).exists() { Ok(()) } else { remove(dir) }
+}
+
 impl Saved {
     /// What is saved in a kernel's folder; `None` if nothing is. Blocks.
     ///
@@ -272,7 +294,7 @@ impl Saved {
         let mut options = OpenOptions::new();
         let file = match options.read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(DESCRIPTION)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| damaged(&error))?,
+            opened => opened.map_err(|error| unless_short(&error, damaged(&error)))?,
         };
         let mut text = String::new();
         file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text).map_err(|error| damaged(&error))?;
@@ -348,7 +370,7 @@ impl Saved {
 /// Opens a file that must be as it was written.
 fn open_part(path: &Path, written: &Part) -> Result<File> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let damaged = |error: std::io::Error| Error::corrupt(format!("{name}: {error}"));
+    let damaged = |error: std::io::Error| unless_short(&error, Error::corrupt(format!("{name}: {error}")));
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).map_err(damaged)?;
     let is_whole =
         file.metadata().map_err(damaged)?.len() == written.bytes && part(&file).map_err(damaged)? == *written;

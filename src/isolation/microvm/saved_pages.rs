@@ -18,8 +18,10 @@ use std::time::Instant;
 use super::base::{self, BaseTemplate};
 use super::handle::blocking;
 use super::pages::{MappedMemory, PAGE_BYTES, PIECE};
+use super::saved;
 use super::template::again;
 use crate::core::error::{Error, Result};
+use crate::isolation::process::launch::WorkerProcess;
 use crate::sys::fault;
 
 const MAGIC: [u8; 8] = *b"ryopages";
@@ -66,7 +68,7 @@ enum Class {
 ///
 /// # Errors
 /// Those of `/proc` and of the files.
-pub(super) fn write(mapped: &MappedMemory, base: &File, to: &File) -> io::Result<Written> {
+pub(super) fn write(mapped: &MappedMemory, base: &File, to: impl io::Write) -> io::Result<Written> {
     let (mut out, mut written) = (BufWriter::with_capacity(PIECE as usize, to), Written::default());
     let (mut beneath, zeros) = (vec![0; PIECE as usize], [0_u8; PAGE]);
     out.write_all(&MAGIC)?;
@@ -100,6 +102,40 @@ pub(super) fn write(mapped: &MappedMemory, base: &File, to: &File) -> io::Result
     })?;
     out.flush()?;
     Ok(written)
+}
+
+/// Whether a stopped machine's pages are still as they were written. Blocks.
+///
+/// # Errors
+/// As [`write`].
+pub(super) fn is_written(mapped: &MappedMemory, base: &File, pages: &File) -> io::Result<bool> {
+    let written = BufReader::with_capacity(PIECE as usize, again(pages)?);
+    let mut comparison = Comparison { written, is_same: true };
+    write(mapped, base, &mut comparison)?;
+    Ok(comparison.is_same && comparison.written.fill_buf()?.is_empty())
+}
+
+/// Compares what is written with a file.
+struct Comparison {
+    written: BufReader<File>,
+    is_same: bool,
+}
+
+impl io::Write for Comparison {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.is_same || bytes.is_empty() {
+            return Ok(bytes.len());
+        }
+        let written = self.written.fill_buf()?;
+        let count = written.len().min(bytes.len());
+        self.is_same = count > 0 && written[..count] == bytes[..count];
+        self.written.consume(count);
+        Ok(if self.is_same { count } else { bytes.len() })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn header(place: u64, pages: usize, kind: u32) -> [u8; HEADER] {
@@ -144,6 +180,11 @@ fn each_run(pages: &File, memory_bytes: u64, mut put: impl FnMut(u64, &[u8]) -> 
     Ok(())
 }
 
+/// The error of loading; a host that lacks something for a moment leaves what is saved.
+fn unloaded(error: &io::Error) -> Error {
+    saved::unless_short(error, Error::unavailable(format!("the saved pages cannot be loaded: {error}")))
+}
+
 /// Place, number of pages and kind of the next run; `None` at the end.
 fn next_header(from: &mut impl BufRead) -> io::Result<Option<(u64, u32, u32)>> {
     if from.fill_buf()?.is_empty() {
@@ -170,26 +211,35 @@ impl SavedPages {
     ///
     /// # Errors
     /// `unavailable` if it has mapped something else or cannot be written to; those of the file.
-    pub(super) async fn load(self, pid: u32, memory_bytes: u64) -> Result<()> {
-        let failed = |error: io::Error| Error::unavailable(format!("the saved pages cannot be loaded: {error}"));
-        blocking(move || {
-            let mapped = MappedMemory::find_writable(pid, memory_bytes).map_err(failed)?;
-            if !base::is_same(&self.base, mapped.base()).map_err(failed)? {
-                return Err(Error::unavailable("a monitor has mapped another memory than it was started with"));
-            }
-            let began = Instant::now();
-            each_run(&self.pages, memory_bytes, |at, bytes| mapped.write_at(at, bytes)).map_err(failed)?;
-            tracing::info!(took_ms = began.elapsed().as_millis(), "the saved pages of a machine were loaded");
-            fault::point("machine.resume.pages").map_err(failed)
-        })
-        .await
+    pub(super) async fn load(self, monitor: &WorkerProcess, memory_bytes: u64) -> Result<()> {
+        let monitor = monitor.try_clone().map_err(|error| unloaded(&error))?;
+        blocking(move || self.load_into(&monitor, memory_bytes)).await
+    }
+
+    fn load_into(&self, monitor: &WorkerProcess, memory_bytes: u64) -> Result<()> {
+        let failed = |error: io::Error| unloaded(&error);
+        let mapped = MappedMemory::find_writable(monitor.pid, memory_bytes).map_err(failed)?;
+        // Its number is another process's only after its end.
+        if monitor.has_ended().map_err(failed)? {
+            return Err(Error::unavailable("the monitor has ended"));
+        }
+        if !base::is_same(&self.base, mapped.base()).map_err(failed)? {
+            return Err(Error::unavailable("a monitor has mapped another memory than it was started with"));
+        }
+        let began = Instant::now();
+        each_run(&self.pages, memory_bytes, |at, bytes| mapped.write_at(at, bytes)).map_err(failed)?;
+        tracing::info!(took_ms = began.elapsed().as_millis(), "the saved pages of a machine were loaded");
+        fault::point("machine.resume.pages").map_err(failed)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::unistd::Pid;
+
     use super::super::pages::tests::{PAGES, with_mapping};
     use super::*;
+    use crate::sys::pidfd;
 
     const BYTES: u64 = PAGES * PAGE_BYTES;
 
@@ -235,6 +285,42 @@ mod tests {
         })?;
         assert!(found == (expected, saved));
         Ok(())
+    }
+
+    #[test]
+    fn changed_memory_is_noticed() -> io::Result<()> {
+        with_mapping("memory[4096:4099] = b'new'; memory[7 * 4096] = 9", |pid, base| {
+            let mapped = MappedMemory::find_writable(pid, BYTES)?;
+            // In a page that was written, in one that was not, and back to the file beneath.
+            let changes: [(u64, &[u8]); 3] = [(4096, b"New"), (3 * 4096, b"x"), (7 * 4096, &[1])];
+            for (at, bytes) in changes {
+                let pages = tempfile::tempfile()?;
+                write(&mapped, base, &pages)?;
+                assert!(is_written(&mapped, base, &pages)?);
+                mapped.write_at(at, bytes)?;
+                assert!(!is_written(&mapped, base, &pages)?, "{at}");
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn ended_monitor_gets_no_pages() -> io::Result<()> {
+        let pages = file(&[&MAGIC[..], &header(0, 1, ZEROS)].concat())?;
+        let mut child = std::process::Command::new("/bin/true").spawn()?;
+        let ended = pidfd::open(Pid::from_raw(child.id().cast_signed()))?;
+        child.wait()?;
+        with_mapping("", |pid, base| {
+            let saved = SavedPages { pages, base: base.try_clone()?, template: None };
+            let changed = || MappedMemory::find(pid, BYTES)?.each_changed(|_, _| Ok(()));
+            // The number is that of another process over the same file.
+            let refused = saved.load_into(&WorkerProcess::of(pid, ended), BYTES).err();
+            assert_eq!(refused.map(|error| error.message).as_deref(), Some("the monitor has ended"));
+            assert_eq!(changed()?, 0, "nothing was written");
+            saved.load_into(&WorkerProcess::find(pid)?, BYTES).expect("it runs");
+            assert_eq!(changed()?, 1);
+            Ok(())
+        })
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Saves a stopped machine with its memory into its kernel's folder; its monitor ends next.
 //!
 //! ```text
-//!  its memory maps a file ─ which has a name here, and its template proved it ─▶ devices, changed pages ─┐
+//!  its memory maps a file ─ which has a name here, and its template proved it ─▶ changed pages, devices ─┐
 //!  anything else ─▶ all memory in use, and why ──────────────────────────────────────────────────────────┴▶ sealed
 //! ```
+//!
+//! A monitor may write to the memory of a stopped guest: a port that closes is an entry of a ring. So the pages are read
+//! again once the devices are saved. Rings only advance: pages that are as they were belong to the devices.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -12,28 +15,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::base::{self, BaseTemplate};
-use super::copy::create;
+use super::copy::{ATTEMPTS, CHANGED, create};
 use super::handle::{MachineHandle, blocking};
 use super::installed;
 use super::monitor::Monitor;
 use super::pages::MappedMemory;
 use super::qmp::Qmp;
-use super::saved::{self, DEVICES, NEW, PAGES, SavedFiles, SavedMemory};
+use super::saved::{self, DEVICES, NEW, PAGES, SavedFiles, SavedMemory, failed};
 use super::saved_pages::{self, SavedPages};
 use super::stream;
 use super::template::{self, Kind};
 use super::vmm::Vmm;
-use crate::core::error::{DISK_FULL, Error, Result};
+use crate::core::error::{Error, Result};
 use crate::link::handshake::WorkerIdentity;
-use crate::sys::{fault, fs};
+use crate::sys::fault;
 
 /// Why Firecracker's machines are saved whole.
 const FIRECRACKER: &str = "Firecracker writes all memory";
-
-fn failed(error: &std::io::Error) -> Error {
-    let failed = Error::unavailable(format!("the memory of a virtual machine cannot be saved: {error}"));
-    if fs::is_full(error) { failed.reason(DISK_FULL) } else { failed }
-}
 
 /// What saving by changed pages needs.
 struct ChangedPages {
@@ -56,34 +54,38 @@ impl ChangedPages {
         Ok(ChangedPages { mapped, base, state: template::proven_state(&template, kind)? })
     }
 
-    /// Saves the machine, not sealed yet.
+    /// Saves the machine, not sealed yet; `None` if its memory changed meanwhile, each time.
     async fn save(
         self,
         monitor: &mut Qmp,
         dir: &Path,
         memory_bytes: u64,
         template: Option<BaseTemplate>,
-    ) -> Result<SavedFiles> {
-        let place = dir.to_owned();
-        let devices = blocking(move || {
-            saved::remove(&place)?;
-            let mut options = OpenOptions::new();
-            // Its reader opens it anew: the monitor finds a descriptor by how it was opened.
-            options.write(true).create_new(true).mode(0o600);
-            options.open(place.join(DEVICES)).map_err(|error| failed(&error))
-        });
-        let devices = devices.await?;
-        monitor.save_devices(&devices).await?;
-        let dir = dir.to_owned();
-        blocking(move || self.write(&dir, memory_bytes, template).map_err(|error| failed(&error))).await
+    ) -> Result<Option<SavedFiles>> {
+        let changed = Arc::new(self);
+        for _ in 0..ATTEMPTS {
+            let (place, from) = (dir.to_owned(), Arc::clone(&changed));
+            let (pages, devices) = blocking(move || {
+                saved::remove(&place)?;
+                from.write(&place).map_err(|error| failed(&error))
+            })
+            .await?;
+            monitor.save_devices(&devices).await?;
+            let (place, from, template) = (dir.to_owned(), Arc::clone(&changed), template.clone());
+            let files = move || from.finish(&place, pages, memory_bytes, template).map_err(|error| failed(&error));
+            match blocking(files).await? {
+                Some(files) => return Ok(Some(files)),
+                None => tracing::warn!("the memory of a stopped machine changed while it was saved"),
+            }
+        }
+        Ok(None)
     }
 
-    /// Writes state and pages of a machine whose devices are saved. Blocks.
-    fn write(self, dir: &Path, memory_bytes: u64, template: Option<BaseTemplate>) -> std::io::Result<SavedFiles> {
-        let ChangedPages { mapped, base, state } = self;
+    /// Writes the pages, and makes a file for the devices. Blocks.
+    fn write(&self, dir: &Path) -> std::io::Result<(File, File)> {
         let began = Instant::now();
         let pages = create(&dir.join(PAGES))?;
-        let written = saved_pages::write(&mapped, &base, &pages)?;
+        let written = saved_pages::write(&self.mapped, &self.base, &pages)?;
         tracing::info!(
             private = written.private,
             filled = written.filled,
@@ -91,12 +93,33 @@ impl ChangedPages {
             took_ms = began.elapsed().as_millis(),
             "the changed pages of a suspended machine were written",
         );
+        let mut options = OpenOptions::new();
+        // Its reader opens it anew: the monitor finds a descriptor by how it was opened.
+        let devices = options.write(true).create_new(true).mode(0o600).open(dir.join(DEVICES))?;
+        Ok((pages, devices))
+    }
+
+    /// Makes the state once the devices are saved; `None` if the pages are not as they were written. Blocks.
+    fn finish(
+        &self,
+        dir: &Path,
+        pages: File,
+        memory_bytes: u64,
+        template: Option<BaseTemplate>,
+    ) -> std::io::Result<Option<SavedFiles>> {
+        let began = Instant::now();
+        let is_same = saved_pages::is_written(&self.mapped, &self.base, &pages)?;
+        tracing::info!(is_same, took_ms = began.elapsed().as_millis(), "the memory was compared with what was written");
+        if !is_same {
+            return Ok(None);
+        }
         let devices = create(&dir.join(NEW))?;
-        stream::join(&state, &File::open(dir.join(DEVICES))?, memory_bytes, &devices)?;
+        stream::join(&self.state, &File::open(dir.join(DEVICES))?, memory_bytes, &devices)?;
         std::fs::remove_file(dir.join(DEVICES))?;
         base::keep(dir)?;
         fault::point("machine.suspend.saved")?;
-        Ok(SavedFiles { devices, memory: SavedMemory::Pages(SavedPages { pages, base, template }) })
+        let base = self.base.try_clone()?;
+        Ok(Some(SavedFiles { devices, memory: SavedMemory::Pages(SavedPages { pages, base, template }) }))
     }
 }
 
@@ -154,7 +177,11 @@ impl MachineHandle {
                 let (pid, about) = (self.process(), kind.clone());
                 let found = blocking(move || Ok(ChangedPages::find(&place, &templates, pid, &about))).await?;
                 match found {
-                    Ok(pages) => return Ok((pages.save(qmp, dir, kind.memory_bytes(), self.base()).await?, None)),
+                    Ok(pages) => match pages.save(qmp, dir, kind.memory_bytes(), self.base()).await? {
+                        Some(files) if fault::point("machine.suspend.compare").is_ok() => return Ok((files, None)),
+                        // Its stream has what changes meanwhile.
+                        Some(_) | None => CHANGED.to_owned(),
+                    },
                     Err(why) => why,
                 }
             }
@@ -166,9 +193,53 @@ impl MachineHandle {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    use super::super::pages::PAGE_BYTES;
+    use super::super::pages::tests::{PAGES as COUNT, with_mapping};
     use super::super::template::tests::{kind, template};
     use super::*;
     use crate::sys::fault::tests::with_fault;
+
+    /// A monitor that changes the memory of its stopped guest whenever it saves the devices.
+    fn changing_monitor(listener: &UnixListener, guest: &MappedMemory) -> std::io::Result<usize> {
+        let (mut stream, _) = listener.accept()?;
+        stream.write_all(b"{\"QMP\": {}}\n")?;
+        let mut saves = 0;
+        for line in BufReader::new(stream.try_clone()?).lines() {
+            let asked: serde_json::Value = serde_json::from_str(&line?)?;
+            if asked["execute"] == "xen-save-devices-state" {
+                assert_eq!(asked["arguments"]["live"], false, "the disk stays the machine's");
+                saves += 1;
+                guest.write_at(PAGE_BYTES, &[10 + saves as u8])?;
+            }
+            let answer = format!("{{\"return\": {{\"fdset-id\": 1}}, \"id\": {}}}\n", asked["id"]);
+            stream.write_all(answer.as_bytes())?;
+        }
+        Ok(saves)
+    }
+
+    #[test]
+    fn changing_memory_is_not_trusted() -> std::io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let (socket, bytes) = (folder.path().join("q"), COUNT * PAGE_BYTES);
+        let listener = UnixListener::bind(&socket)?;
+        with_mapping("memory[4096] = 2", |pid, base| {
+            let guest = MappedMemory::find_writable(pid, bytes)?;
+            let monitor = std::thread::spawn(move || changing_monitor(&listener, &guest));
+            let mapped = MappedMemory::find_writable(pid, bytes)?;
+            let pages = ChangedPages { mapped, base: base.try_clone()?, state: base.try_clone()? };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let saved = runtime.block_on(async {
+                let mut qmp = Qmp::connect(&socket).await?;
+                pages.save(&mut qmp, folder.path(), bytes, None).await
+            });
+            assert!(saved.is_ok_and(|saved| saved.is_none()), "it is saved whole");
+            assert_eq!(monitor.join().expect("no panic")?, ATTEMPTS);
+            Ok(())
+        })
+    }
 
     #[test]
     fn whole_save_has_reason() {

@@ -1,8 +1,9 @@
 //! Measures what takes room on the disk: folders by walking them, objects by following every root.
 //!
 //! An object is counted with its entries in packs, so chunks that two objects share count once. What
-//! a single kernel needs is freed with it; `gc` frees it afterwards. A file with several names counts
-//! once; the memory of a template that a kernel's machine needs, too, counts with the templates.
+//! a single kernel needs is freed with it; `gc` frees it afterwards. A large file with several names
+//! counts once; the memory of a template that a kernel's machine needs, too, counts with the
+//! templates, and what only copies have in common is divided among their kernels.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,11 @@ const KERNEL_PARTS: &[(&str, &[&str], &str)] = &[
     ("engine state", &["engine.db"], "variables, functions, settings"),
     ("journal", &["state.db"], "executions, messages, records; kept until the kernel is removed"),
     ("machine disk", &["disk."], "disk of the virtual machine"),
-    ("machine memory", &["suspended.", "installed.", "machine."], "memory of a virtual machine, beyond its template"),
+    (
+        "machine memory",
+        &["suspended.", "installed.", "machine."],
+        "memory of a virtual machine, and its share of copies' common memory",
+    ),
     ("other", &[""], "index of the files, staging"),
 ];
 
@@ -205,8 +210,11 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     done.map_err(|error| Error::internal(error.to_string()))?
 }
 
+/// The files beneath the memory of machines, which copies of one machine have in common.
+const COMMON: [&str; 2] = ["machine.base", "suspended.base"];
+
 /// The parts of a folder, each entry in the first part that takes its name; they add up to the folder without one entry,
-/// and without files that were counted before.
+/// without files that were counted before, and with its share of [`COMMON`] ones.
 fn parts_of(
     folder: &Path,
     parts: &[(&str, &[&str], &str)],
@@ -226,7 +234,11 @@ fn parts_of(
             name.push('/');
         }
         let at = parts.iter().position(|(_, names, _)| names.iter().any(|known| name.starts_with(known)));
-        bytes[at.unwrap_or(last)] += disk_bytes_beyond(&entry.path(), linked)?;
+        let own = disk_bytes_beyond(&entry.path(), linked)?;
+        bytes[at.unwrap_or(last)] += match COMMON.contains(&name.as_str()) {
+            true => own / names_of(&entry.path()),
+            false => own,
+        };
     }
     let part = |((what, _, why), bytes): (&(&str, &[&str], &str), u64)| DiskPart {
         what: (*what).into(),
@@ -234,6 +246,11 @@ fn parts_of(
         why: (*why).into(),
     };
     Ok(parts.iter().zip(bytes).map(part).collect())
+}
+
+/// The number of names of a file.
+fn names_of(path: &Path) -> u64 {
+    std::fs::symlink_metadata(path).map_or(1, |meta| std::os::unix::fs::MetadataExt::nlink(&meta).max(1))
 }
 
 /// The roots of each kernel.
@@ -412,6 +429,50 @@ fn of_checkpoints(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn common_memory_is_divided() {
+        const MIB: u64 = 1 << 20;
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |kernel: &str, name: &str| folder.path().join(kernel).join(name);
+        for kernel in ["one", "two", "templates"] {
+            std::fs::create_dir(folder.path().join(kernel)).expect("made");
+        }
+        let write = |path: &Path, count: u64| std::fs::write(path, vec![1; (count * MIB) as usize]).expect("written");
+        let link = |from: &Path, to: &Path| std::fs::hard_link(from, to).expect("linked");
+        write(&place("one", "machine.base"), 8);
+        link(&place("one", "machine.base"), &place("two", "suspended.base"));
+        write(&place("two", "suspended.pages"), 2);
+        // Names of one kernel's file are not shared.
+        write(&place("one", "machine.memory"), 4);
+        link(&place("one", "machine.memory"), &place("one", "suspended.memory"));
+        let measured = |kernel: &str, linked: &mut LinkedFiles| {
+            let parts = parts_of(&folder.path().join(kernel), KERNEL_PARTS, "", linked).expect("measured");
+            parts.iter().find(|part| part.what == "machine memory").map_or(0, |part| part.bytes / MIB)
+        };
+        assert_eq!(measured("one", &mut LinkedFiles::default()), 8 / 2 + 4);
+        assert_eq!(measured("two", &mut LinkedFiles::default()), 8 / 2 + 2);
+        // A template's counts there.
+        link(&place("one", "machine.base"), &place("templates", "ram"));
+        let mut linked = LinkedFiles::default();
+        disk_bytes_beyond(&folder.path().join("templates"), &mut linked).expect("measured");
+        assert_eq!((measured("one", &mut linked.clone()), measured("two", &mut linked)), (4, 2));
+    }
+
+    #[test]
+    fn small_links_are_not_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (small, large) = (folder.path().join("small"), folder.path().join("large"));
+        std::fs::write(&small, [1; 4096]).expect("written");
+        std::fs::write(&large, vec![1; 2 << 20]).expect("written");
+        for file in [&small, &large] {
+            std::fs::hard_link(file, file.with_extension("again")).expect("linked");
+        }
+        let mut linked = LinkedFiles::default();
+        let bytes = disk_bytes_beyond(folder.path(), &mut linked).expect("measured");
+        assert!((2 << 20..3 << 20).contains(&bytes) && linked.len() == 1, "{bytes}, {linked:?}");
+        assert!(disk_bytes_beyond(folder.path(), &mut linked).expect("measured") < 1 << 20, "only the large one");
+    }
 
     #[test]
     fn figures_add_up_to_parts() {

@@ -248,14 +248,14 @@ class Update:
 
 @dataclass(frozen=True)
 class DiskFigures:
-    """What a kernel takes on the disk, as last measured; it is released with the kernel."""
+    """What a kernel takes on the disk, as last measured."""
 
     workspace_bytes: int
     """Files of its code; of a virtual machine its disk; 0 for a thread."""
     history_bytes: int
     """The journal, and what only this kernel needs of checkpoints, blobs and kept output."""
     saved_memory_bytes: int
-    """Memory of a virtual machine that does not run."""
+    """Saved memory of a virtual machine, and its share of copies' common memory."""
     other_bytes: int
     """Engine state, index of the files, staging."""
     measured_at: datetime | None

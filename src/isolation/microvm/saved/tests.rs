@@ -244,3 +244,42 @@ fn written_files_are_taken() -> Result<()> {
     assert!(!dir.join(MEMORY).exists() && !dir.join(NEW).exists());
     take_prepared(dir).map(drop)
 }
+
+#[test]
+fn unsealed_files_are_removed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let left =
+        || std::fs::read_dir(dir).expect("a folder").flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
+    // A sealed machine stays.
+    saved(dir);
+    remove_unsealed(dir).expect("left alone");
+    assert!(Saved::read(dir).is_ok_and(|found| found.is_some()) && dir.join(STATE).exists());
+    // Daemon and machine ended before the description was there.
+    remove(dir).expect("removed");
+    for name in [STATE, MEMORY, PAGES, base::SAVED, DEVICES, NEW] {
+        std::fs::write(dir.join(name), b"left").expect("written");
+    }
+    remove_unsealed(dir).expect("removed");
+    assert_eq!(left(), ["disk"]);
+}
+
+#[test]
+fn shortage_is_busy() {
+    use crate::core::error::ErrorCode;
+
+    let code = |errno| {
+        let error = std::io::Error::from_raw_os_error(errno);
+        unless_short(&error, Error::corrupt(error.to_string())).code
+    };
+    for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+        assert_eq!(code(errno), ErrorCode::Busy);
+    }
+    assert_eq!((code(libc::EIO), code(libc::ENOENT)), (ErrorCode::Corrupt, ErrorCode::Corrupt));
+}
+
+#[test]
+fn full_disk_has_its_reason() {
+    let reason = |errno| failed(&std::io::Error::from_raw_os_error(errno)).reason;
+    assert_eq!((reason(libc::ENOSPC).as_str(), reason(libc::EIO).as_str()), (DISK_FULL, ""));
+}
