@@ -9,7 +9,7 @@ use super::ids::{CheckpointId, KernelId};
 pub struct DiskFigures {
     /// Files of the kernel's code, bytes; of a virtual machine its disk; 0 for a thread.
     pub workspace_bytes: u64,
-    /// The journal, and what only this kernel needs of the store, bytes.
+    /// The journal, and with all rights what only this kernel needs of the store, bytes.
     pub history_bytes: u64,
     /// Memory of a virtual machine that does not run, bytes.
     pub saved_memory_bytes: u64,
@@ -75,7 +75,7 @@ pub struct KernelDisk {
     pub freed_bytes: u64,
     /// Its checkpoints, newest first, if asked for.
     pub each: Vec<CheckpointDisk>,
-    /// Why objects are missing in the figures; empty: none is.
+    /// Why files or objects are missing in the figures; empty: none is.
     pub incomplete: String,
 }
 
