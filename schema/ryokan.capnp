@@ -153,7 +153,7 @@ struct KernelDisk {
   storedBytes @4 :UInt64;     # of the store's objects that checkpoints, blobs and kept output need
   freedBytes @5 :UInt64;      # of these, what only this kernel needs: freed with it, by the next `gc`
   each @6 :List(CheckpointDisk); # newest first; only in the answer for one kernel
-  incomplete @7 :Text;        # why objects are missing in the figures; empty: none is
+  incomplete @7 :Text;        # why files or objects are missing in the figures; empty: none is
 }
 struct CheckpointDisk {
   id @0 :Text;
@@ -429,7 +429,8 @@ interface Files {
   # `too_large`, `outside`, `exists`, `not_empty`, `mount` (the path is in a mount of the host).
   #
   # Calls wait for a restore, an archive, an unarchive, a move to another host or a freeze to end, and
-  # changes also for a checkpoint; `deadline` after a minute. With `noWait` they fail at once with
+  # changes also for a checkpoint; `deadline` after a minute in all. Lease, version and mounts count at
+  # the end of the wait, and a call that is dropped before it changes nothing. With `noWait` they fail at once with
   # `busy` and the reason `restoring`, `archiving`, `unarchiving`, `teleporting`, `freezing` or
   # `checkpointing`. Either way, `conflict` if the kernel is being removed, or if a transition was
   # interrupted and awaits its recovery.
@@ -926,7 +927,8 @@ struct DiskFigures {
   # that copies of its virtual machine have in common only with the last of them.
   workspaceBytes @0 :UInt64;  # files of its code; of a virtual machine: its disk. 0 for a thread
   historyBytes @1 :UInt64;    # the journal, and what only this kernel needs of checkpoints, blobs and
-                              # kept output: `KernelDisk.freedBytes` among kernels of the same user
+                              # kept output: `KernelDisk.freedBytes` among kernels of the same user.
+                              # Without all rights: the journal
   savedMemoryBytes @2 :UInt64; # saved memory of a virtual machine, and its share of copies' common memory
   otherBytes @3 :UInt64;      # engine state, index of the files, staging
   measuredAtMs @4 :Int64;     # 0: not yet

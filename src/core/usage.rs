@@ -10,7 +10,7 @@ use super::ids::{CheckpointId, KernelId};
 pub struct DiskFigures {
     /// Files of the kernel's code, bytes; of a virtual machine its disk; 0 for a thread.
     pub workspace_bytes: u64,
-    /// The journal, and what only this kernel needs of the store, bytes.
+    /// The journal, and with all rights what only this kernel needs of the store, bytes.
     pub history_bytes: u64,
     /// Saved memory of a virtual machine, and its share of the memory beneath copies, which run or do not; bytes.
     pub saved_memory_bytes: u64,
@@ -76,7 +76,7 @@ pub struct KernelDisk {
     pub freed_bytes: u64,
     /// Its checkpoints, newest first, if asked for.
     pub each: Vec<CheckpointDisk>,
-    /// Why objects are missing in the figures; empty: none is.
+    /// Why files or objects are missing in the figures; empty: none is.
     pub incomplete: String,
 }
 

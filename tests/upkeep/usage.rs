@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::info::KernelFilter;
+use ryokan::core::rights::{Right, Rights};
 use ryokan::core::usage::{DiskPart, KernelDisk};
 
 use super::{gc, host, manual};
@@ -130,6 +131,11 @@ fn lists_show_measured_figures() {
             assert_eq!(disk.workspace_bytes, part(&measured.parts, "workspace"));
             assert_eq!(disk.history_bytes, part(&measured.parts, "journal") + measured.freed_bytes);
             assert_eq!(disk.saved_memory_bytes, 0);
+            // A holder of fewer rights learns nothing about what other kernels share.
+            let reader = one.attenuate(Rights::from_iter([Right::Read]), "reader").await.expect("attenuated");
+            let known = reader.info().await.expect("there").disk.expect("measured");
+            assert_eq!(known.history_bytes, part(&measured.parts, "journal"));
+            assert_eq!(known.workspace_bytes, disk.workspace_bytes);
             // A client's write changes the files of a stopped kernel, and nothing else of it.
             let files = one.files().await.expect("its files");
             files.write(b"first", &[7; 10]).await.expect("written");
@@ -161,5 +167,13 @@ fn background_figures_follow_changes() {
         crate::support::eventually("the first is measured", async || workspace().await >= Some(1 << 20)).await;
         files.write(b"later", &vec![7; 2 << 20]).await.expect("written");
         crate::support::eventually("the later is measured", async || workspace().await >= Some(3 << 20)).await;
+        let history = async || {
+            let listed = client.list_kernels(&KernelFilter::default()).await.expect("listed");
+            listed[0].disk.map_or(0, |disk| disk.history_bytes)
+        };
+        let before = history().await;
+        let noise: Vec<u8> = (0_u32..1 << 16).flat_map(|n| *blake3::hash(&n.to_le_bytes()).as_bytes()).collect();
+        one.put_blob(&noise).await.expect("kept");
+        crate::support::eventually("the blob is measured", async || history().await > before + (1 << 20)).await;
     });
 }

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+from unittest import mock
 
 import ryokan
 from ryokan import aio, errors, types
@@ -176,4 +177,61 @@ class WatchTest(DaemonTest):
                 await same.set_var("x", 2)
 
         asyncio.run(work())
+        kernel.remove()
+
+    def test_failed_lease_is_released(self):
+        kernel = self.host.create("unlucky", engine="bash")
+
+        async def work():
+            async with aio.Host.connect() as host:
+                same = await host.get("unlucky")
+                usual = same._connection.call
+
+                async def call(capability, method, *args, **options):
+                    if method == "kernel":
+                        raise errors.UnavailableError("no answer")
+                    return await usual(capability, method, *args, **options)
+
+                with mock.patch.object(same._connection, "call", call):
+                    with self.assertRaises(errors.UnavailableError):
+                        await same.lease("agent", 600)
+                await same.set_var("x", 1)
+                writer = await same.attenuate(["write"], "writer")
+                async with writer.lease("writer", 600) as lease:
+                    self.assertEqual(lease.kernel.name, "unlucky")
+                    await lease.kernel.set_var("x", 2)
+
+        asyncio.run(work())
+        kernel.remove()
+
+    # --- changes that wait
+
+    def test_versions_count_after_waiting(self):
+        kernel = self.host.create("versions", engine="bash")
+
+        async def change(name):
+            async with aio.Host.connect() as host:
+                kernel = await host.get("versions")
+                hasty = kernel.files.no_wait
+                await kernel.run_code("head -c 16M /dev/urandom > data")
+                # Each has its own files, whose first change makes a version.
+                first, second = (await host.get("versions")).files, (await host.get("versions")).files
+                await asyncio.gather(hasty.make_dir("d"), first.stat("."), second.stat("."))
+                version = (await kernel.info()).version
+                taking = asyncio.ensure_future(kernel.checkpoint(name))
+                while not taking.done():
+                    try:
+                        await hasty.make_dir("d")
+                    except errors.BusyError:
+                        changes = first.make_dir("a"), second.make_dir(name, expected_version=version)
+                        done = await asyncio.gather(*changes, return_exceptions=True)
+                        await taking
+                        self.assertIsNone(done[0])
+                        self.assertIsInstance(done[1], errors.ConflictError)
+                        self.assertFalse(await second.exists(name))
+                        return True
+                await taking
+                return False
+
+        self.assertTrue(any(asyncio.run(change(f"c{number}")) for number in range(50)))
         kernel.remove()

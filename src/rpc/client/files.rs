@@ -268,8 +268,8 @@ impl FileUpload {
     /// Makes the file appear, complete.
     ///
     /// # Errors
-    /// The daemon's errors, also those of earlier writes.
-    pub async fn finish(self) -> Result<FileInfo> {
+    /// The daemon's errors, also those of earlier writes. After `busy` and `deadline` it may be called again.
+    pub async fn finish(&self) -> Result<FileInfo> {
         let response = self.link.wait(self.cap.finish_request().send().promise).await?;
         answer(read_file_info(fields(fields(response.get())?.get_info())?))
     }

@@ -5,6 +5,8 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::Kernel;
+use crate::core::error::Result;
+use crate::core::ids::Digest;
 use crate::core::usage::DiskFigures;
 
 /// The last measurement of a kernel.
@@ -14,7 +16,7 @@ pub(crate) struct MeasuredDisk {
     pub folder: DiskFigures,
     /// What only this kernel needs of the store, bytes.
     pub freed: u64,
-    /// [`Kernel::disk_mark`] when it began.
+    /// [`Kernel::disk_mark`] and the names of a file beneath saved memory, before it began.
     pub mark: Option<u64>,
 }
 
@@ -26,7 +28,7 @@ impl MeasuredDisk {
 }
 
 impl Kernel {
-    /// A number that is another one after each change of the kernel's folder; `None` while code can change it.
+    /// A number that is another one after each change of the kernel's folder and its blobs; `None` while code can change it.
     pub(crate) fn disk_mark(&self) -> Option<u64> {
         let mut mark = DefaultHasher::new();
         let threads = self.threads();
@@ -39,5 +41,15 @@ impl Kernel {
         }
         self.file_room().changes().hash(&mut mark);
         Some(mark.finish())
+    }
+
+    /// Grants the kernel a blob, which counts with its history.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub(crate) async fn grant(&self, digest: Digest, at_ms: i64) -> Result<()> {
+        self.records.grant(digest, at_ms).await?;
+        self.file_room().changed();
+        Ok(())
     }
 }

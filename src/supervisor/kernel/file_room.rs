@@ -24,7 +24,7 @@ pub struct FileRoom {
 }
 
 impl FileRoom {
-    /// Notes that a client changes the files.
+    /// Notes that a client changes what the kernel takes on the disk: its files, or its blobs.
     pub(crate) fn changed(&self) {
         self.changes.set(self.changes.get().wrapping_add(1));
     }

@@ -124,6 +124,8 @@ pub struct Kernel {
     pub(crate) held: RefCell<BTreeMap<CheckpointId, u32>>,
     /// What it takes on the disk, as last measured.
     pub(crate) disk: Cell<Option<MeasuredDisk>>,
+    /// See [`Kernel::terms`].
+    pub(crate) terms: Cell<u64>,
     /// Counts the kernels in memory for the host.
     pub(crate) _remembered: Rc<()>,
 }
@@ -132,6 +134,16 @@ impl Kernel {
     /// A copy of the published state.
     pub fn view(&self) -> View {
         self.view.borrow().clone()
+    }
+
+    /// A number that grows when a lease or mounts may refuse what they admitted before.
+    pub(crate) fn terms(&self) -> u64 {
+        self.terms.get()
+    }
+
+    /// Notes that lease or mounts may refuse more than before.
+    pub(crate) fn terms_changed(&self) {
+        self.terms.set(self.terms.get().wrapping_add(1));
     }
 
     /// The specification that the present worker has, or the next one will have.

@@ -200,14 +200,15 @@ impl Kernel {
     /// `deadline` if the lock was not free in time.
     pub(crate) async fn lock_files(&self) -> Result<CaptureTurn> {
         let counted = CountedCapture::new(&self.files().sessions.captures);
-        Ok(CaptureTurn { _turn: self.file_turn().await?, _counted: counted })
+        let turn = self.file_turn(Instant::now() + limits::CHECKPOINT_WAIT).await?;
+        Ok(CaptureTurn { _turn: turn, _counted: counted })
     }
 
     /// The file lock for a change by a client.
     ///
     /// # Errors
-    /// `deadline` if the lock was not free in time; with [`WhileHeld::Refuse`], `busy` during a capture.
-    pub(crate) async fn lock_files_to_change(&self, held: WhileHeld) -> Result<OwnedSemaphorePermit> {
+    /// `deadline` if the lock was not free by `until`; with [`WhileHeld::Refuse`], `busy` during a capture.
+    pub(crate) async fn lock_files_to_change(&self, held: WhileHeld, until: Instant) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
         // Captures that come later get the lock later. Changes of other clients are short.
         if held == WhileHeld::Refuse && files.sessions.captures.get() > 0 {
@@ -215,15 +216,14 @@ impl Kernel {
                 .reason("checkpointing")
                 .hint("try again when the checkpoint is taken, or let the call wait for it"));
         }
-        self.file_turn().await
+        self.file_turn(until).await
     }
 
-    /// Waits for the end of a transition of the kernel, or of the owner of its files.
+    /// Waits until `until` for the end of a transition of the kernel, or of the owner of its files.
     ///
     /// # Errors
     /// `deadline`, or with [`WhileHeld::Refuse`] `busy`, names the transition.
-    pub(crate) async fn await_transitions(&self, held: WhileHeld) -> Result<()> {
-        let until = Instant::now() + limits::CHECKPOINT_WAIT;
+    pub(crate) async fn await_transitions(&self, held: WhileHeld, until: Instant) -> Result<()> {
         loop {
             // Registered first: the end may come between the check and the wait.
             let (owners, own) = (self.files().sessions.released.notified(), self.sessions.released.notified());
@@ -257,11 +257,11 @@ impl Kernel {
         self.sessions.released.notify_waiters();
     }
 
-    async fn file_turn(&self) -> Result<OwnedSemaphorePermit> {
+    async fn file_turn(&self, until: Instant) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
         let name = &files.spec().name;
         let turn = Arc::clone(&files.sessions.turn).acquire_owned();
-        match tokio::time::timeout(limits::CHECKPOINT_WAIT, turn).await {
+        match tokio::time::timeout_at(until, turn).await {
             Ok(Ok(turn)) => Ok(turn),
             Ok(Err(_)) => Err(Error::unavailable(format!("the workspace of {name} is gone"))),
             Err(_) => Err(Error::deadline(format!("the files of {name} are being captured or restored for too long"))),

@@ -5,7 +5,7 @@
 //! counts once; the memory of a template that a kernel's machine needs, too, counts with the
 //! templates, and what only copies have in common is divided among their kernels.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::figures::disk_marks;
 use super::is_gone;
 use super::marks::walk;
 use super::roots::{self, Named, Root};
@@ -53,8 +54,11 @@ const HOST_PARTS: &[(&str, &[&str], &str)] = &[
     ("other", &[""], "copies for the next forks, locks, exchanged files"),
 ];
 
+/// What the folders of kernels are for.
+const KERNELS_WHY: &str = "folders of the kernels, and of workers that wait for one";
+
 /// Folders of the data folder.
-const KERNELS: &str = "kernels";
+pub(super) const KERNELS: &str = "kernels";
 const TEMPLATES: &str = "templates";
 
 /// Guard of the only measurement that a client waits for.
@@ -92,29 +96,29 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
         "" => None,
         name => Some(supervisor.find(uid, name)?),
     };
-    // What running operations need stays meanwhile.
-    let _held = host.store.run_beside(|store| Ok(store.guard())).await?;
+    // First: a change during the measurement is seen by the next one.
+    let marks = disk_marks(host, &own).await?;
     let mut roots = roots::list_readable(supervisor).await?;
     if !is_operator {
-        roots.retain(|root| own.iter().any(|kernel| kernel.id == root.kernel));
+        let ids: HashSet<KernelId> = own.iter().map(|kernel| kernel.id).collect();
+        roots.retain(|root| ids.contains(&root.kernel));
     }
     let detailed = one.as_ref().map(|kernel| kernel.id);
-    let needed_by = by_kernel(&roots);
-    let objects = count_objects(host, needed_by, detailed).await?;
+    let objects = count_objects(host, by_kernel(roots).await?, detailed, limits::GC_OBJECTS).await?;
     let mut usage = DiskUsage::default();
     let linked = template_files(host).await?;
     for kernel in one.as_ref().map_or(own.as_slice(), std::slice::from_ref) {
-        let mark = kernel.disk_mark();
+        let mark = marks.get(&kernel.id).copied();
         match of_kernel(host, kernel, &objects, linked.clone()).await {
-            Ok(measured) => {
+            Ok((_, false)) | Err(_) if one.is_none() && is_gone(supervisor, kernel.id) => {}
+            Ok((measured, is_whole)) => {
                 // What kernels of other users share is not for the eyes of their owner.
-                if !is_operator || !host.environment.system_wide {
+                if is_whole && (!is_operator || !host.environment.system_wide) {
                     let folder = figures_of(&measured.parts, host.now_ms());
                     kernel.disk.set(Some(MeasuredDisk { folder, freed: measured.freed_bytes, mark }));
                 }
                 usage.kernels.push(measured);
             }
-            Err(_) if one.is_none() && is_gone(supervisor, kernel.id) => {}
             Err(error) => return Err(error),
         }
     }
@@ -156,9 +160,20 @@ pub(super) fn figures_of(parts: &[DiskPart], now_ms: i64) -> DiskFigures {
     figures
 }
 
-async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects, linked: LinkedFiles) -> Result<KernelDisk> {
-    let parts = folder_parts(host, kernel.id, linked).await?;
-    let found = objects.kernels.get(&kernel.id).cloned().unwrap_or_default();
+/// What a kernel takes, and whether its folder could be measured.
+async fn of_kernel(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    objects: &Objects,
+    linked: LinkedFiles,
+) -> Result<(KernelDisk, bool)> {
+    let mut found = objects.kernels.get(&kernel.id).cloned().unwrap_or_default();
+    let folder = folder_parts(host, kernel.id, linked).await;
+    let is_whole = folder.is_ok();
+    let parts = folder.unwrap_or_else(|error| {
+        found.incomplete = error.message;
+        Vec::new()
+    });
     let mut each = Vec::new();
     if !objects.each.is_empty() {
         for checkpoint in kernel.records.all_checkpoints().await? {
@@ -167,7 +182,7 @@ async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects, link
             each.push(CheckpointDisk { id, name, stored_bytes, freed_bytes, machine_bytes });
         }
     }
-    Ok(KernelDisk {
+    let measured = KernelDisk {
         id: kernel.id,
         name: kernel.spec().name.to_string(),
         parts,
@@ -176,7 +191,8 @@ async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects, link
         freed_bytes: found.freed,
         each,
         incomplete: found.incomplete,
-    })
+    };
+    Ok((measured, is_whole))
 }
 
 async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
@@ -186,12 +202,14 @@ async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
         // Templates first: kernels have further names of their files.
         let mut linked = LinkedFiles::default();
         let mut rest = parts_of(&data, HOST_PARTS, KERNELS, &mut linked)?;
-        // Each kernel has its own bound on the number of files.
-        let kernel_parts = parts_of(&kernels, &[("all", &[""], "")], "", &mut linked)?;
-        let kernel_bytes = kernel_parts.iter().map(|part| part.bytes).sum();
+        // Each kernel has its own bound on the number of files; one beyond it must not hide the rest.
+        let (kernel_bytes, kernels_why) = match parts_of(&kernels, &[("all", &[""], "")], "", &mut linked) {
+            Ok(parts) => (parts.iter().map(|part| part.bytes).sum(), KERNELS_WHY.to_owned()),
+            Err(error) => (0, format!("not measured: {}", error.message)),
+        };
         let pack_bytes = disk_bytes(&packs)?;
         let mut all = vec![
-            part("kernels", kernel_bytes, "folders of the kernels, and of workers that wait for one"),
+            part("kernels", kernel_bytes, &kernels_why),
             part("objects", needed.min(pack_bytes), "checkpoints, blobs, kept output"),
             part("unreferenced", pack_bytes.saturating_sub(needed), "nothing needs it: `ryokan gc` frees most of it"),
         ];
@@ -205,7 +223,7 @@ async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
     .await
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::internal(error.to_string()))?
 }
@@ -253,13 +271,21 @@ fn names_of(path: &Path) -> u64 {
     std::fs::symlink_metadata(path).map_or(1, |meta| std::os::unix::fs::MetadataExt::nlink(&meta).max(1))
 }
 
+/// The roots of kernels.
+pub(super) type NeededBy = Vec<(KernelId, Vec<(Named, Digest)>)>;
+
 /// The roots of each kernel.
-pub(super) fn by_kernel(roots: &[Root]) -> Vec<(KernelId, Vec<(Named, Digest)>)> {
-    let mut all: HashMap<KernelId, Vec<(Named, Digest)>> = HashMap::new();
-    for root in roots {
-        all.entry(root.kernel).or_default().push((root.named, root.digest));
-    }
-    all.into_iter().collect()
+pub(super) async fn by_kernel(roots: Vec<Root>) -> Result<NeededBy> {
+    // Names of kernels stay in their thread.
+    let roots: Vec<_> = roots.into_iter().map(|root| (root.kernel, root.named, root.digest)).collect();
+    blocking(move || {
+        let mut all: HashMap<KernelId, Vec<(Named, Digest)>> = HashMap::new();
+        for (kernel, named, digest) in roots {
+            all.entry(kernel).or_default().push((named, digest));
+        }
+        Ok(all.into_iter().collect())
+    })
+    .await
 }
 
 /// What one kernel needs of the store.
@@ -302,34 +328,43 @@ impl Drop for StopOnDrop {
 /// Counts what kernels need of the store, and each checkpoint of the kernel `detailed`.
 ///
 /// # Errors
-/// `refused` for too many objects.
+/// `refused` for more than `most` objects.
 pub(super) async fn count_objects(
     host: &Host,
-    kernels: Vec<(KernelId, Vec<(Named, Digest)>)>,
+    kernels: NeededBy,
     detailed: Option<KernelId>,
+    most: usize,
 ) -> Result<Objects> {
     let stop = StopOnDrop::default();
     let stopped = Arc::clone(&stop.0);
-    host.store.run_beside(move |store| Ok(measure(store, kernels, detailed, &stopped))).await?
+    host.store.run_beside(move |store| Ok(measure(store, &kernels, detailed, &Bounds { stopped, most }))).await?
+}
+
+/// What ends a count.
+#[derive(Debug)]
+struct Bounds {
+    stopped: Arc<AtomicBool>,
+    /// Entries of packs.
+    most: usize,
 }
 
 /// Entries of packs, with those that need them.
 #[derive(Debug)]
-struct Entries {
+struct Entries<'a> {
     places: HashMap<(u32, u32), Entry>,
-    stopped: Arc<AtomicBool>,
+    bounds: &'a Bounds,
 }
 
-impl Entries {
-    fn new(stopped: &Arc<AtomicBool>) -> Entries {
-        Entries { places: HashMap::new(), stopped: Arc::clone(stopped) }
+impl Entries<'_> {
+    fn new(bounds: &Bounds) -> Entries<'_> {
+        Entries { places: HashMap::new(), bounds }
     }
 
     /// Counts what `who` needs; returns its bytes, and why some are missing.
     fn count(&mut self, store: &Store, who: u32, roots: &[(Named, Digest)]) -> Result<(u64, String)> {
         let (mut seen, mut stored, mut incomplete) = (Seen::default(), 0, String::new());
         for (named, digest) in roots {
-            if self.stopped.load(Ordering::Relaxed) {
+            if self.bounds.stopped.load(Ordering::Relaxed) {
                 return Err(Error::unavailable("the measurement was ended"));
             }
             let mut unreadable = None;
@@ -341,8 +376,8 @@ impl Entries {
             if let Some(why) = walked.err().map(|error| error.message).or(unreadable) {
                 incomplete = why;
             }
-            if self.places.len() > limits::GC_OBJECTS {
-                let message = format!("more than {} objects are in use", limits::GC_OBJECTS);
+            if self.places.len() > self.bounds.most {
+                let message = format!("more than {} objects are in use", self.bounds.most);
                 return Err(Error::refused(message).reason("objects"));
             }
         }
@@ -364,12 +399,12 @@ impl Entries {
 
 fn measure(
     store: &Store,
-    kernels: Vec<(KernelId, Vec<(Named, Digest)>)>,
+    kernels: &[(KernelId, Vec<(Named, Digest)>)],
     detailed: Option<KernelId>,
-    stopped: &Arc<AtomicBool>,
+    bounds: &Bounds,
 ) -> Result<Objects> {
     let mut objects = Objects::default();
-    let mut entries = Entries::new(stopped);
+    let mut entries = Entries::new(bounds);
     for (who, (kernel, roots)) in kernels.iter().enumerate() {
         let (stored, incomplete) = entries.count(store, who as u32, roots)?;
         objects.kernels.insert(*kernel, Needs { stored, freed: 0, incomplete });
@@ -384,7 +419,7 @@ fn measure(
     if let Some((kernel, (_, roots))) =
         detailed.and_then(|wanted| kernels.iter().enumerate().find(|(_, (kernel, _))| *kernel == wanted))
     {
-        objects.each = of_checkpoints(store, roots, stopped, |place| {
+        objects.each = of_checkpoints(store, roots, bounds, |place| {
             entries.places.get(&place).is_some_and(|entry| entry.by == Some(kernel as u32))
         })?;
     }
@@ -395,7 +430,7 @@ fn measure(
 fn of_checkpoints(
     store: &Store,
     roots: &[(Named, Digest)],
-    stopped: &Arc<AtomicBool>,
+    bounds: &Bounds,
     is_own: impl Fn((u32, u32)) -> bool,
 ) -> Result<HashMap<u64, (u64, u64)>> {
     let (mut numbers, mut checkpoints, mut rest) = (Vec::new(), Vec::new(), Vec::new());
@@ -410,7 +445,7 @@ fn of_checkpoints(
             }
         }
     }
-    let mut entries = Entries::new(stopped);
+    let mut entries = Entries::new(bounds);
     let mut each = HashMap::new();
     for (who, root) in checkpoints.iter().enumerate() {
         let (stored, _) = entries.count(store, who as u32, std::slice::from_ref(root))?;

@@ -366,6 +366,7 @@ impl Supervisor {
             held: std::cell::RefCell::default(),
             disk: std::cell::Cell::default(),
             worker: std::cell::RefCell::default(),
+            terms: std::cell::Cell::default(),
             _remembered: Rc::clone(&host.remembered),
         });
         if let Some(owner) = owner {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -34,6 +35,7 @@ class Kernel:
         self._cap = Capability(connection, capability)
         self._running: set[int] = set()
         self.id, self.name, self.engine = info.id, info.name, info.engine
+        self._info = info
         self.files = Files(connection, self._cap)
         """The files in the workspace."""
         self.commands = Commands(self)
@@ -448,13 +450,26 @@ class Kernel:
 
         async def opening() -> Lease:
             answer = await self._call("lease", holder, wanted, token)
-            lease = Capability(self._connection, answer.lease)
-            opened = await self._connection.call(lease, "kernel")
-            info = await self.info()
-            kernel = Kernel(self._connection, opened.kernel, info)
-            return Lease(self._connection, lease, kernel, bytes(answer.token), answer.expiresAtMs)
+            lease, secret = Capability(self._connection, answer.lease), bytes(answer.token)
+            try:
+                opened = await self._connection.call(lease, "kernel")
+            except BaseException:
+                if not token:
+                    # Its token would be lost, and the kernel locked until it ends.
+                    await self._release(lease)
+                raise
+            kernel = Kernel(self._connection, opened.kernel, self._info)
+            return Lease(self._connection, lease, kernel, secret, answer.expiresAtMs)
 
         return Opening(opening, Lease.release)
+
+    async def _release(self, lease: Capability) -> None:
+        """Ends a lease, also if the caller is cancelled meanwhile."""
+        if self._connection.link.closed:
+            return
+        releasing = self._connection.link.in_background(self._connection.call(lease, "release"))
+        with suppress(RyokanError):
+            await asyncio.shield(releasing)
 
     async def attenuate(self, rights: Collection[str], label: str) -> Kernel:
         """The same kernel with at most these rights; `label` names the holder in the journal.
@@ -462,8 +477,7 @@ class Kernel:
         Rights: `read`, `execute`, `write`, `checkpoint`, `restore`, `fork`, `teleport`, `admin`.
         """
         answer = await self._call("attenuate", [*rights], label)
-        info = await self.info()
-        return Kernel(self._connection, answer.kernel, info)
+        return Kernel(self._connection, answer.kernel, self._info)
 
     async def publish(self, rights: Collection[str], name: str) -> str:
         """The same as a socket for other programs of this user, until `unpublish`; returns its path.

@@ -253,7 +253,10 @@ class DiskFigures:
     workspace_bytes: int
     """Files of its code; of a virtual machine its disk; 0 for a thread."""
     history_bytes: int
-    """The journal, and what only this kernel needs of checkpoints, blobs and kept output."""
+    """The journal, and what only this kernel needs of checkpoints, blobs and kept output.
+
+    Without all rights, the journal alone.
+    """
     saved_memory_bytes: int
     """Saved memory of a virtual machine, and its share of copies' common memory."""
     other_bytes: int
