@@ -8,7 +8,7 @@ use futures::AsyncWriteExt as _;
 use futures::io::AsyncReadExt as _;
 use tokio::sync::watch;
 
-use super::held::HeldWrite;
+use super::held_write::HeldWrite;
 use super::sockets::Address;
 use crate::core::error::{Error, Result};
 use crate::core::limits;

@@ -22,7 +22,7 @@ mod driver;
 mod files;
 mod firecracker;
 mod handle;
-mod held;
+mod held_write;
 mod image;
 mod images;
 mod installed;
