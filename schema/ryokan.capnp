@@ -482,7 +482,8 @@ interface FileReader {
 interface FileWriter {
   write @0 (data :Data) -> stream;
   finish @1 () -> (info :FileInfo);
-  # The file appears complete, with its attributes. Without `finish` nothing changes.
+  # The file appears complete, with its attributes. Without `finish` nothing changes. After `busy` or
+  # `deadline` it can be called again.
 }
 
 interface FileInfoSink { next @0 (info :FileInfo) -> stream; }
