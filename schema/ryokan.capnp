@@ -153,7 +153,7 @@ struct KernelDisk {
   storedBytes @4 :UInt64;     # of the store's objects that checkpoints, blobs and kept output need
   freedBytes @5 :UInt64;      # of these, what only this kernel needs: freed with it, by the next `gc`
   each @6 :List(CheckpointDisk); # newest first; only in the answer for one kernel
-  incomplete @7 :Text;        # why objects are missing in the figures; empty: none is
+  incomplete @7 :Text;        # why files or objects are missing in the figures; empty: none is
 }
 struct CheckpointDisk {
   id @0 :Text;
@@ -346,9 +346,9 @@ interface Kernel {
   # that need a worker are refused with reason `archived`.
   unarchive @66 (expectedVersion :UInt64 = 0) -> (version :UInt64);
 
-  files @67 () -> (files :Files);
+  files @67 (noWait :Bool = false) -> (files :Files);
   # The workspace's files, whether the kernel runs or not. Reads need the right `read`, changes the
-  # right `write`.
+  # right `write`. `noWait`: calls fail with `busy` during a transition (see `Files`).
 
   spawn @68 (request :ProcessRequest) -> (process :Process, execution :Execution, execId :UInt64);
   # Runs a program beside the engine, also during an execution, in the engine's sandbox and limits.
@@ -426,8 +426,14 @@ interface Files {
   # `list` and `open`, and by nothing else.
   #
   # Reasons of errors: `not_found`, `is_directory`, `not_directory`, `not_regular`, `permission`,
-  # `too_large`, `outside`, `exists`, `not_empty`, `mount` (the path is in a mount of the host). A
-  # transition refuses every call as it refuses an execution; a change waits for a checkpoint.
+  # `too_large`, `outside`, `exists`, `not_empty`, `mount` (the path is in a mount of the host).
+  #
+  # Calls wait for a restore, an archive, an unarchive, a move to another host or a freeze to end, and
+  # changes also for a checkpoint; `deadline` after a minute in all. Lease, version and mounts count at
+  # the end of the wait, and a call that is dropped before it changes nothing. With `noWait` they fail at once with
+  # `busy` and the reason `restoring`, `archiving`, `unarchiving`, `teleporting`, `freezing` or
+  # `checkpointing`. Either way, `conflict` if the kernel is being removed, or if a transition was
+  # interrupted and awaits its recovery.
   stat @0 (path :Data, follow :Bool = true) -> (info :FileInfo);
   list @1 (path :Data, sink :FileInfoSink) -> ();
   # The entries of a directory, in no order.
@@ -476,7 +482,8 @@ interface FileReader {
 interface FileWriter {
   write @0 (data :Data) -> stream;
   finish @1 () -> (info :FileInfo);
-  # The file appears complete, with its attributes. Without `finish` nothing changes.
+  # The file appears complete, with its attributes. Without `finish` nothing changes. After `busy` or
+  # `deadline` it can be called again.
 }
 
 interface FileInfoSink { next @0 (info :FileInfo) -> stream; }
@@ -913,6 +920,19 @@ struct KernelInfo {
   threadOf @16 :Text;         # id of the kernel whose workspace this one shares; empty: its own
   capture @17 :Text;          # the driver that captures its files, and why no better one is used
   atNextStart @18 :List(Text); # changes of `spec` that the present worker does not have
+  disk @19 :DiskFigures;      # as last measured, in the background after clients ask for it
+}
+
+struct DiskFigures {
+  # What a kernel takes on the disk, in bytes. Its removal releases the sum, but its share of memory
+  # that copies of its virtual machine have in common only with the last of them.
+  workspaceBytes @0 :UInt64;  # files of its code; of a virtual machine: its disk. 0 for a thread
+  historyBytes @1 :UInt64;    # the journal, and what only this kernel needs of checkpoints, blobs and
+                              # kept output: `KernelDisk.freedBytes` among kernels of the same user.
+                              # Without all rights: the journal
+  savedMemoryBytes @2 :UInt64; # saved memory of a virtual machine, and its share of copies' common memory
+  otherBytes @3 :UInt64;      # engine state, index of the files, staging
+  measuredAtMs @4 :Int64;     # 0: not yet
 }
 
 struct Origin {

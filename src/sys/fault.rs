@@ -1,7 +1,7 @@
 //! Fault injection: every durable operation passes a labelled point, where a test can kill the
 //! process or make the operation fail.
 //!
-//! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc|hold`, arms one point
+//! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc|emfile|hold`, arms one point
 //! for its n-th pass (default 1). `hold` blocks while the file named by [`HOLD`] exists. In release builds a point is nothing at all.
 
 use std::io;
@@ -126,6 +126,12 @@ pub const LABELS: &[Label] = &[
     label("machine.installed.bound", Steps::One, "forgets what an installed machine was started from"),
     label("machine.installed.start", Steps::One, "continues an installed machine"),
     label("machine.restore.recorded", Steps::One, "ends the worker of a kernel that is restored with its machine"),
+    label("machine.resume.pages", Steps::One, "loads a machine whose saved pages are in its memory"),
+    label("machine.suspend.compare", Steps::One, "finds the memory of a saved machine as it was written"),
+    label("machine.suspend.forget", Steps::Remove, "removes what was saved of a machine before it continues"),
+    label("machine.suspend.pages", Steps::One, "prepares to save a machine by its changed pages"),
+    label("machine.suspend.saved", Steps::One, "seals a machine whose changed pages were saved"),
+    label("machine.suspend.seal", Steps::File, "describes a suspended machine whose memory was saved"),
     label("machine.template.boot", Steps::One, "boots the machine of a template that is rebuilt beside its use"),
     label("machine.template.exchange", Steps::Rename, "puts a new template in the place of another one"),
     label("machine.template.publish", Steps::Rename, "gives a new template its name"),
@@ -273,7 +279,7 @@ mod armed {
 
     /// Texts that arm nothing.
     #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-    #[error("{0:?} is no fault: expected LABEL[:N]=kill|eio|enospc|hold with a label of sys::fault::LABELS")]
+    #[error("{0:?} is no fault: expected LABEL[:N]=kill|eio|enospc|emfile|hold with a label of sys::fault::LABELS")]
     pub struct BadFault(String);
 
     impl FromStr for Fault {
@@ -286,6 +292,7 @@ mod armed {
                 "kill" => Deed::Kill,
                 "eio" => Deed::Fail(libc::EIO),
                 "enospc" => Deed::Fail(libc::ENOSPC),
+                "emfile" => Deed::Fail(libc::EMFILE),
                 "hold" => Deed::Hold,
                 _ => return Err(wrong()),
             };

@@ -44,6 +44,11 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG))
 }
 
+/// Whether an error means that descriptors, memory or processes are short for the moment.
+pub fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN))
+}
+
 /// A path of an open directory, which leads to it whatever is renamed or put into its place meanwhile.
 pub fn path_of(dir: &File) -> PathBuf {
     use std::os::fd::AsRawFd as _;

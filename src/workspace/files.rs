@@ -44,13 +44,29 @@ pub struct LocalFiles {
 /// # Errors
 /// As [`LocalFiles::used_bytes`].
 pub fn disk_bytes(path: &Path) -> Result<u64> {
+    disk_bytes_beyond(path, &mut LinkedFiles::default())
+}
+
+/// Large files with several names that are counted already, by device and inode. A small one counts once within a folder
+/// only: their number has no other bound.
+pub type LinkedFiles = HashSet<(u64, u64)>;
+
+/// The smallest size of a file that counts once wherever its names are, bytes.
+const LARGE_FILE: u64 = 1 << 20;
+
+/// As [`disk_bytes`], without the large files that were counted before: those with several names are added to them. Blocks.
+///
+/// # Errors
+/// As [`disk_bytes`].
+pub fn disk_bytes_beyond(path: &Path, counted: &mut LinkedFiles) -> Result<u64> {
     let Ok(own) = std::fs::symlink_metadata(path) else { return Ok(0) };
     let own_bytes = own.blocks().saturating_mul(512);
     if !own.is_dir() {
-        return Ok(own_bytes);
+        let is_counted = own.nlink() > 1 && own_bytes >= LARGE_FILE && !counted.insert((own.dev(), own.ino()));
+        return Ok(if is_counted { 0 } else { own_bytes });
     }
     let paths = WorkspacePaths { workspace: path.to_owned(), staging: PathBuf::new(), index: PathBuf::new() };
-    Ok(own_bytes.saturating_add(LocalFiles::new(paths, Durability::Process).used_bytes()?))
+    Ok(own_bytes.saturating_add(LocalFiles::new(paths, Durability::Process).used_bytes_beyond(counted)?))
 }
 
 /// An open workspace.
@@ -126,8 +142,12 @@ impl LocalFiles {
     /// # Errors
     /// `busy` for more files than [`limits::FILES_COUNTED`]; those of the device.
     pub fn used_bytes(&self) -> Result<u64> {
+        self.used_bytes_beyond(&mut LinkedFiles::default())
+    }
+
+    fn used_bytes_beyond(&self, linked: &mut LinkedFiles) -> Result<u64> {
         let root = self.root()?;
-        let (mut bytes, mut visited, mut linked) = (0_u64, 0, HashSet::new());
+        let (mut bytes, mut visited, mut small) = (0_u64, 0, LinkedFiles::default());
         let mut dirs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
         while let Some(names) = dirs.pop() {
             let shown = String::from_utf8_lossy(&names.join(&b'/')).into_owned();
@@ -143,10 +163,12 @@ impl LocalFiles {
                 }
                 let Ok(stat) = beneath::look(dir.as_fd(), &name) else { continue };
                 let is_dir = matches!(beneath::kind(&stat), Kind::Folder);
-                if stat.st_nlink > 1 && !is_dir && !linked.insert((stat.st_dev, stat.st_ino)) {
+                let own = u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(512);
+                let seen = if own < LARGE_FILE { &mut small } else { &mut *linked };
+                if stat.st_nlink > 1 && !is_dir && !seen.insert((stat.st_dev, stat.st_ino)) {
                     continue;
                 }
-                bytes = bytes.saturating_add(u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(512));
+                bytes = bytes.saturating_add(own);
                 if is_dir {
                     dirs.push(names.iter().cloned().chain([name]).collect());
                 }

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use futures::AsyncWriteExt as _;
 use futures::io::AsyncReadExt as _;
+use tokio::sync::watch;
 
+use super::held_write::HeldWrite;
 use super::sockets::Address;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -246,6 +248,8 @@ fn overlap(bytes: &[u8], ready: &[u8]) -> usize {
 /// Connects to a worker in a machine, through its link port.
 pub(super) struct PortConnector {
     pub address: Address,
+    /// Whether the machine stands still: what is sent then waits.
+    pub is_parked: watch::Receiver<bool>,
 }
 
 #[async_trait::async_trait(?Send)]
@@ -292,6 +296,7 @@ impl PortConnector {
             }
             last.extend_from_slice(&bytes[..count]);
             if last.ends_with(&ready) {
+                channel.write = Box::new(HeldWrite::new(channel.write, self.is_parked.clone()));
                 return Ok(channel);
             }
             let surplus = last.len().saturating_sub(HELLO_BYTES);

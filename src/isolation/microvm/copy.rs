@@ -14,6 +14,7 @@
 //! teleport stores the same files; `installed.rs` puts them back.
 
 use std::fs::{File, OpenOptions};
+use std::io::Seek as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,10 @@ use crate::sys::{fault, fs, inode, random};
 const STREAM: &str = "stream";
 const DEVICES: &str = "devices";
 const COPIED_DISK: &str = "disk";
+/// How often pages and devices are saved before memory that changes meanwhile is an error.
+pub(super) const ATTEMPTS: usize = 3;
+/// Why memory and devices do not belong together.
+pub(super) const CHANGED: &str = "its memory changed while it stood still";
 
 /// A machine that was saved at one stop. Its files are removed with it.
 pub struct SavedMachine {
@@ -110,13 +115,27 @@ impl Source {
                 Ok(Source::Stream(stream))
             }
             Source::Pages { mapped, memory, devices, template } => {
-                monitor.save_devices(&devices).await?;
-                blocking(move || {
-                    let pages = mapped.write_changed(&memory).map_err(|error| failed(&error))?;
-                    tracing::info!(pages, "the changed pages of a machine were copied");
-                    Ok(Source::Pages { mapped, memory, devices, template })
-                })
-                .await
+                let copy = Arc::new((mapped, memory));
+                for _ in 0..ATTEMPTS {
+                    let (from, mut begin) = (Arc::clone(&copy), devices.try_clone().map_err(|error| failed(&error))?);
+                    blocking(move || {
+                        let (mapped, memory) = &*from;
+                        let pages = mapped.write_changed(memory).map_err(|error| failed(&error))?;
+                        tracing::info!(pages, "the changed pages of a machine were copied");
+                        // The monitor continues where the descriptor is.
+                        begin.set_len(0).and_then(|()| begin.rewind()).map_err(|error| failed(&error))
+                    })
+                    .await?;
+                    monitor.save_devices(&devices).await?;
+                    let now = Arc::clone(&copy);
+                    if blocking(move || now.0.is_written(&now.1).map_err(|error| failed(&error))).await? {
+                        let (mapped, memory) =
+                            Arc::try_unwrap(copy).map_err(|_| Error::internal("a copy is in use"))?;
+                        return Ok(Source::Pages { mapped, memory, devices, template });
+                    }
+                    tracing::warn!("the memory of a stopped machine changed while it was copied");
+                }
+                Err(failed(&CHANGED).hint("try again"))
             }
         }
     }

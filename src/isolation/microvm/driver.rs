@@ -245,14 +245,18 @@ impl IsolationDriver for MicrovmDriver {
             most_bytes: new.shape.limits.workspace_bytes,
             image: new.copy.map_or(&new.shape.variant, |copy| &copy.kind().image).clone(),
             kind: None,
+            base: None,
         };
         // Only the worker in a suspended machine continues it.
-        let saved = match new.is_warm {
-            true => None,
-            false => Saved::read(&folder.dir)?.filter(|saved| saved.worker().worker == worker),
-        };
+        let saved = if new.is_warm { None } else { Saved::read(&folder.dir)? };
+        let (is_unsealed, dir) = (!new.is_warm && saved.is_none(), folder.dir.clone());
+        let saved = saved.filter(|saved| saved.worker().worker == worker);
         // Until captures and clients find the machine, nothing changes the files that it takes.
         let _start = self.machines.start_lock(&folder.dir).write_owned().await;
+        if is_unsealed {
+            // Daemon and machine ended together while it was being saved.
+            blocking(move || saved::remove_unsealed(&dir)).await?;
+        }
         let machine = Arc::new(Machine::new(folder, &about));
         let started = match new.copy {
             Some(copy) => self.start_copy(worker, copy, &mut about, &machine, record).await,
@@ -261,12 +265,14 @@ impl IsolationDriver for MicrovmDriver {
         match started {
             Ok(Serving { process, shared_boot_id, notes }) => {
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
-                let connector = Rc::new(PortConnector { address: about.sockets.link() });
+                let address = about.sockets.link();
                 let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), warm)?;
+                let connector = Rc::new(PortConnector { address, is_parked: handle.watch_parked() });
                 Ok(Launched { connector, handle: Rc::new(handle), notes })
             }
             Err(error) => {
                 self.clean_up(worker, &about.sockets).await;
+                saved::drop_prepared(&about.dir);
                 Err(error)
             }
         }
@@ -280,8 +286,9 @@ impl IsolationDriver for MicrovmDriver {
             return Err(Error::lost("the virtual machine has no kernel yet"));
         }
         let machine = Arc::new(Machine::new(folder, &about));
-        let connector = Rc::new(PortConnector { address: about.sockets.link() });
+        let address = about.sockets.link();
         let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), None)?;
+        let connector = Rc::new(PortConnector { address, is_parked: handle.watch_parked() });
         Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
     }
 

@@ -11,6 +11,7 @@
 //! No file system of a guest is ever mounted or parsed here: the guest lists and streams files, within limits.
 
 mod accelerator;
+mod base;
 mod builder;
 mod changes;
 mod client;
@@ -21,6 +22,7 @@ mod driver;
 mod files;
 mod firecracker;
 mod handle;
+mod held_write;
 mod image;
 mod images;
 mod installed;
@@ -32,9 +34,12 @@ mod pages;
 mod qemu;
 mod qmp;
 mod saved;
+mod saved_pages;
 mod seed;
 mod sockets;
+mod stamp;
 mod stream;
+mod suspend;
 mod template;
 mod template_folder;
 mod templates;

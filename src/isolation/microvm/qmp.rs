@@ -166,7 +166,9 @@ impl Qmp {
         self.send_descriptor(file).await?;
         let added = self.run("add-fd", Value::Null).await?;
         let set = added["fdset-id"].as_u64().ok_or_else(|| Error::unavailable("a monitor numbers no descriptor"))?;
-        let saved = self.run("xen-save-devices-state", json!({ "filename": format!("/dev/fdset/{set}") })).await;
+        // `live` would give the disk away, and a stopped machine may be saved again.
+        let arguments = json!({ "filename": format!("/dev/fdset/{set}"), "live": false });
+        let saved = self.run("xen-save-devices-state", arguments).await;
         self.run("remove-fd", json!({ "fdset-id": set })).await?;
         saved.map(drop)
     }

@@ -52,6 +52,14 @@ impl WorkerProcess {
         Ok(WorkerProcess { pid, pidfd: pidfd::open(Pid::from_raw(number))? })
     }
 
+    /// The same process for another user.
+    ///
+    /// # Errors
+    /// Those of duplicating a descriptor.
+    pub(crate) fn try_clone(&self) -> io::Result<WorkerProcess> {
+        Ok(WorkerProcess { pid: self.pid, pidfd: self.pidfd.try_clone()? })
+    }
+
     /// Whether the process has ended; also true before its parent reaps it.
     ///
     /// # Errors

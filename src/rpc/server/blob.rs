@@ -81,7 +81,7 @@ impl blob_writer::Server for BlobWriterServer {
         // Keeps garbage collection away until a row references the blob.
         let _held = self.store.run(|store| Ok(store.guard())).await.map_err(|error| to_capnp(error.into()))?;
         let (digest, bytes) = self.store.finish(writer).await.map_err(|error| to_capnp(error.into()))?;
-        self.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
+        self.kernel.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
         let mut results = results.get();
         results.set_hash(digest.to_string());
         results.set_bytes(bytes);

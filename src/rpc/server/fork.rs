@@ -52,8 +52,8 @@ impl KernelServer {
                 Ok(made) => {
                     let mut forked = child.init_forked();
                     // A child's capability has at most the holder's rights on this kernel.
-                    write_kernel_info(forked.reborrow().init_info(), &made.info_without_usage(), self.rights)
-                        .map_err(to_capnp)?;
+                    let info = self.shown(made, made.info_without_usage());
+                    write_kernel_info(forked.reborrow().init_info(), &info, self.rights).map_err(to_capnp)?;
                     forked.set_kernel(self.connection.kernel_client(made, self.rights, self.actor_of_another()));
                 }
                 Err(error) => write_error(child.init_failed(), error),
@@ -84,7 +84,8 @@ impl KernelServer {
         let made = share::thread(&self.connection.supervisor, &self.kernel, wanted, self.actor.clone()).await;
         let made = made.map_err(to_capnp)?;
         let mut results = results.get();
-        write_kernel_info(results.reborrow().init_info(), &made.info_without_usage(), self.rights).map_err(to_capnp)?;
+        let info = self.shown(&made, made.info_without_usage());
+        write_kernel_info(results.reborrow().init_info(), &info, self.rights).map_err(to_capnp)?;
         results.set_kernel(self.connection.kernel_client(&made, self.rights, self.actor_of_another()));
         Ok(())
     }

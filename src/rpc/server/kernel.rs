@@ -28,6 +28,7 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change, StopMode};
 use crate::supervisor::kernel::engine_state;
 use crate::supervisor::kernel::execution::Execution;
+use crate::supervisor::maintenance::refresh_figures;
 
 /// A client's capability for one kernel.
 pub(super) struct KernelServer {
@@ -352,14 +353,15 @@ impl kernel::Server for KernelServer {
         let records = &self.kernel.records;
         let _held = records.store().run(|store| Ok(store.guard())).await.map_err(|error| to_capnp(error.into()))?;
         let digest = records.store().put(data).await.map_err(|error| to_capnp(error.into()))?;
-        records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
+        self.kernel.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
         results.get().set_hash(digest.to_string());
         Ok(())
     }
 
     async fn info(self: Rc<Self>, _params: kernel::InfoParams, mut results: kernel::InfoResults) -> capnp::Result<()> {
         self.may(Right::Read)?;
-        write_kernel_info(results.get().init_info(), &self.kernel.info().await, self.rights).map_err(to_capnp)
+        refresh_figures(&self.connection.supervisor);
+        write_kernel_info(results.get().init_info(), &self.shown_info().await, self.rights).map_err(to_capnp)
     }
 
     async fn run(self: Rc<Self>, params: kernel::RunParams, mut results: kernel::RunResults) -> capnp::Result<()> {
@@ -502,7 +504,7 @@ impl kernel::Server for KernelServer {
             // other.
             let _names = self.host().upkeep.names.read().await;
             self.kernel.records.readable(digest).await.map_err(to_capnp)?;
-            receiver.kernel.records.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
+            receiver.kernel.grant(digest, crate::sys::clock::now_ms()).await.map_err(to_capnp)?;
             self.audit_done("kernel.grant_blob", before, format!("{digest} to {}", receiver.kernel.id)).await;
             Ok(())
         })
@@ -511,11 +513,11 @@ impl kernel::Server for KernelServer {
 
     async fn files(
         self: Rc<Self>,
-        _params: kernel::FilesParams,
+        params: kernel::FilesParams,
         mut results: kernel::FilesResults,
     ) -> capnp::Result<()> {
         require(self.rights, Right::Read).or_else(|_| require(self.rights, Right::Write)).map_err(to_capnp)?;
-        results.get().set_files(new_client(FilesServer::new(&self)));
+        results.get().set_files(new_client(FilesServer::new(&self, params.get()?.get_no_wait())));
         Ok(())
     }
 

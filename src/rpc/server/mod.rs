@@ -20,6 +20,7 @@ mod portable;
 mod ports;
 mod processes;
 mod provenance;
+mod shown;
 mod sinks;
 mod teleport;
 mod upkeep;

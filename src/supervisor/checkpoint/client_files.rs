@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::files::places;
 use crate::core::error::{Error, Result};
-use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement};
+use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement, WhileHeld};
 use crate::core::limits;
 use crate::isolation::{FileAccess, FileListing, FileWatch, OpenFile, PendingFile};
 use crate::supervisor::host::Host;
@@ -25,6 +25,7 @@ pub struct ClientFiles {
     host: Rc<Host>,
     kernel: Rc<Kernel>,
     actor: Actor,
+    held: WhileHeld,
     /// Whether the journal names a change of this client.
     is_noted: Cell<bool>,
 }
@@ -57,9 +58,9 @@ pub struct ClientWrite {
 
 impl ClientFiles {
     /// A client's access to a kernel's files.
-    pub fn new(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor) -> Rc<ClientFiles> {
+    pub fn new(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, held: WhileHeld) -> Rc<ClientFiles> {
         let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
-        Rc::new(ClientFiles { host, kernel, actor, is_noted: Cell::new(false) })
+        Rc::new(ClientFiles { host, kernel, actor, held, is_noted: Cell::new(false) })
     }
 
     fn access(&self) -> Result<Rc<dyn FileAccess>> {
@@ -80,6 +81,14 @@ impl ClientFiles {
         Ok(())
     }
 
+    /// As [`Self::check_present`]; `None` during a transition whose end is awaited.
+    fn present(&self) -> Option<Result<()>> {
+        match self.check_present() {
+            Err(_) if self.kernel.awaited_transition().is_some() => None,
+            present => Some(present),
+        }
+    }
+
     /// Refuses paths that are in a mount of the host, and changes that would take a mount's directory away: what the
     /// code inside sees there is elsewhere.
     async fn check_mounts(&self, paths: &[(&FilePath, bool)]) -> Result<()> {
@@ -95,15 +104,22 @@ impl ClientFiles {
     }
 
     async fn reading(&self, path: &FilePath) -> Result<Rc<dyn FileAccess>> {
-        self.check_mounts(&[(path, false)]).await?;
-        self.check_present()?;
-        self.access()
+        let until = Instant::now() + limits::CHECKPOINT_WAIT;
+        loop {
+            self.kernel.await_transitions(self.held, until).await?;
+            self.check_present()?;
+            self.check_mounts(&[(path, false)]).await?;
+            // A transition that has begun meanwhile may change the mounts.
+            if let Some(present) = self.present() {
+                return present.and_then(|()| self.access());
+            }
+        }
     }
 
     /// The attributes of a file; with `follow`, of what a link leads to.
     ///
     /// # Errors
-    /// A [`FileError`], `conflict` during a transition.
+    /// A [`FileError`]; during a transition as [`WhileHeld`] says.
     pub async fn stat(&self, path: FilePath, follow: bool) -> Result<FileInfo> {
         self.reading(&path).await?.stat(path, follow).await
     }
@@ -150,8 +166,9 @@ impl ClientFiles {
             return Err(FileError::IsDirectory.on(&place.path.shown()));
         }
         let permit = self.kernel.file_place()?;
-        self.admit(expected_version).await?;
-        let access = self.reading(&place.path).await?;
+        let until = Instant::now() + limits::CHECKPOINT_WAIT;
+        self.admit(&[(&place.path, false)], expected_version, until).await?;
+        let access = self.access()?;
         let owner = self.kernel.files_owner();
         if owner.file_room().is_count_due() {
             self.count(&*access).await?;
@@ -169,9 +186,22 @@ impl ClientFiles {
         Ok(())
     }
 
-    async fn admit(&self, expected_version: u64) -> Result<()> {
-        self.kernel.admit(&self.actor, expected_version).await?;
-        if self.host.disk_is_full() { Err(Host::full()) } else { Ok(()) }
+    /// Waits until no transition has the files, and checks that this client may change these paths. Returns
+    /// [`Kernel::terms`], which other ones replace once that may be untrue.
+    async fn admit(&self, paths: &[(&FilePath, bool)], expected_version: u64, until: Instant) -> Result<u64> {
+        loop {
+            self.kernel.await_transitions(self.held, until).await?;
+            let terms = self.kernel.terms();
+            self.kernel.admit(&self.actor, expected_version).await?;
+            if self.host.disk_is_full() {
+                return Err(Host::full());
+            }
+            self.check_mounts(paths).await?;
+            // A transition that has begun meanwhile may change version and mounts.
+            if let Some(present) = self.present() {
+                return present.map(|()| terms);
+            }
+        }
     }
 
     /// Applies a change.
@@ -179,28 +209,48 @@ impl ClientFiles {
     /// # Errors
     /// As [`Self::begin_write`].
     pub async fn change(self: &Rc<Self>, change: FileChange, expected_version: u64) -> Result<()> {
-        self.admit(expected_version).await?;
-        self.check_mounts(&change.paths()).await?;
+        let turn = self.turn(&change.paths(), expected_version).await?;
         let (files, text) = (Rc::clone(self), change.describe());
-        self.exclusively(text, async move { files.access()?.change(change).await }).await
+        self.exclusively(turn, text, async move { files.access()?.change(change).await }).await
     }
 
     /// Runs a change under the file lock. In its own task: the lock outlives a client that disconnects.
     async fn exclusively<T: 'static>(
         self: &Rc<Self>,
+        turn: OwnedSemaphorePermit,
         text: String,
         change: impl Future<Output = Result<T>> + 'static,
     ) -> Result<T> {
         let files = Rc::clone(self);
         let changing = tokio::task::spawn_local(async move {
-            let _turn = files.kernel.lock_files().await?;
-            files.check_present()?;
+            let _turn = turn;
             files.note(&text).await?;
+            // Also before: a measurement during the change sees a part of it.
+            files.kernel.files().file_room().changed();
             let done = change.await;
+            files.kernel.files().file_room().changed();
             files.kernel.follow_files();
             done
         });
         changing.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// The file lock, while no transition has the files and this client may change these paths. A caller dropped
+    /// meanwhile changes nothing.
+    async fn turn(&self, paths: &[(&FilePath, bool)], expected_version: u64) -> Result<OwnedSemaphorePermit> {
+        let until = Instant::now() + limits::CHECKPOINT_WAIT;
+        loop {
+            let terms = self.admit(paths, expected_version, until).await?;
+            let turn = self.kernel.lock_files_to_change(self.held, until).await?;
+            // The kernel's task admits, and may wait for the lock itself: it is asked again without the lock.
+            let is_same_version = expected_version == 0 || expected_version == self.kernel.view().version;
+            let is_admitted = is_same_version && terms == self.kernel.terms();
+            match self.present() {
+                Some(Ok(())) if is_admitted => return Ok(turn),
+                Some(Ok(())) | None => {}
+                Some(Err(error)) => return Err(error),
+            }
+        }
     }
 
     async fn note(&self, text: &str) -> Result<()> {
@@ -236,15 +286,19 @@ impl ClientWrite {
     /// Makes the file appear, complete.
     ///
     /// # Errors
-    /// A [`FileError`], `busy` (leased), `conflict` during a transition; nothing has appeared then.
+    /// A [`FileError`]; `busy` (leased, disk full), during a transition as [`WhileHeld`] says: another call may succeed
+    /// after these. Nothing has appeared then.
     pub async fn finish(&mut self) -> Result<FileInfo> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let mut new = self.new.take().ok_or_else(|| Error::conflict("this file is finished"))?;
-        // The lease may have been taken meanwhile.
-        self.files.admit(0).await?;
-        let place = self.place.clone();
+        let finished = || Error::conflict("this file is finished");
+        if self.new.is_none() {
+            return Err(finished());
+        }
+        // A refusal keeps the file for another attempt.
+        let turn = self.files.turn(&[(&self.place.path, false)], 0).await?;
+        let (mut new, place) = (self.new.take().ok_or_else(finished)?, self.place.clone());
         let text = format!("wrote {}", place.path.shown());
         let pending = self.pending.take();
         let placing = async move {
@@ -254,7 +308,7 @@ impl ClientWrite {
             }
             Ok(placed)
         };
-        self.files.exclusively(text, placing).await
+        self.files.exclusively(turn, text, placing).await
     }
 }
 

@@ -31,6 +31,7 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{Job, WorkerLink};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::Audited;
+use crate::supervisor::kernel::disk::MeasuredDisk;
 use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::processes::RunningProcess;
 use crate::supervisor::kernel::sharing::Sharing;
@@ -38,6 +39,9 @@ use crate::supervisor::workers::worker::{KeptMemory, KernelStart, LiveWorker, id
 
 /// The event of a machine that was copied with its whole memory while it stood still.
 const MACHINE_COPIED_WHOLE: &str = "machine_copied_whole";
+
+/// The event of a machine that was suspended with all of its memory.
+const MACHINE_SAVED_WHOLE: &str = "machine_saved_whole";
 
 /// Published state of a kernel; only its task writes it.
 #[derive(Debug, Clone)]
@@ -118,6 +122,10 @@ pub struct Kernel {
     pub(crate) prune_due_ms: Cell<i64>,
     /// Checkpoints that operations read now, with the number of readers.
     pub(crate) held: RefCell<BTreeMap<CheckpointId, u32>>,
+    /// What it takes on the disk, as last measured.
+    pub(crate) disk: Cell<Option<MeasuredDisk>>,
+    /// See [`Kernel::terms`].
+    pub(crate) terms: Cell<u64>,
     /// Counts the kernels in memory for the host.
     pub(crate) _remembered: Rc<()>,
 }
@@ -126,6 +134,16 @@ impl Kernel {
     /// A copy of the published state.
     pub fn view(&self) -> View {
         self.view.borrow().clone()
+    }
+
+    /// A number that grows when a lease or mounts may refuse what they admitted before.
+    pub(crate) fn terms(&self) -> u64 {
+        self.terms.get()
+    }
+
+    /// Notes that lease or mounts may refuse more than before.
+    pub(crate) fn terms_changed(&self) {
+        self.terms.set(self.terms.get().wrapping_add(1));
     }
 
     /// The specification that the present worker has, or the next one will have.
@@ -205,7 +223,10 @@ impl Kernel {
     /// `unsupported` for the isolation, `conflict` if the worker has ended, those of saving.
     pub(crate) async fn save_memory(&self, host: &Host) -> Result<()> {
         let (worker, identity) = self.identified_worker(host).await?;
-        worker.handle().save_memory(&identity).await
+        if let Some(why) = worker.handle().save_memory(&identity).await? {
+            self.note_whole(host, MACHINE_SAVED_WHOLE, &why);
+        }
+        Ok(())
     }
 
     /// Saves the worker's running machine.
@@ -215,14 +236,18 @@ impl Kernel {
     pub(crate) async fn save_running(&self, host: &Host) -> Result<SavedMachine> {
         let (worker, identity) = self.identified_worker(host).await?;
         let saved = worker.handle().save_running(&identity).await?;
-        // The pause grew with the memory, not with what changed.
         if let Some(why) = saved.copied_whole() {
-            let spec = self.spec();
-            host.metrics.noted(Some(spec.engine), MACHINE_COPIED_WHOLE);
-            let detail = serde_json::json!({ "engine": spec.engine.name(), "reason": why });
-            host.events.publish(&self.event_name(), MACHINE_COPIED_WHOLE, detail);
+            self.note_whole(host, MACHINE_COPIED_WHOLE, why);
         }
         Ok(saved)
+    }
+
+    /// Reports that the pause grew with the memory, not with what changed.
+    fn note_whole(&self, host: &Host, event: &'static str, why: &str) {
+        let spec = self.spec();
+        host.metrics.noted(Some(spec.engine), event);
+        let detail = serde_json::json!({ "engine": spec.engine.name(), "reason": why });
+        host.events.publish(&self.event_name(), event, detail);
     }
 
     async fn identified_worker(&self, host: &Host) -> Result<(Rc<LiveWorker>, WorkerIdentity)> {
@@ -277,6 +302,7 @@ impl Kernel {
             thread_of: self.thread_of,
             capture: self.capture.borrow().clone(),
             at_next_start: self.at_next_start(),
+            disk: self.disk.get().map(|measured| measured.figures()),
         }
     }
 

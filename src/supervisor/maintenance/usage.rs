@@ -1,12 +1,19 @@
 //! Measures what takes room on the disk: folders by walking them, objects by following every root.
 //!
 //! An object is counted with its entries in packs, so chunks that two objects share count once. What
-//! a single kernel needs is freed with it; `gc` frees it afterwards.
+//! a single kernel needs is freed with it; `gc` frees it afterwards. A large file with several names
+//! counts once; the memory of a template that a kernel's machine needs, too, counts with the
+//! templates, and what only copies have in common is divided among their kernels.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::figures::disk_marks;
 use super::is_gone;
 use super::marks::walk;
 use super::roots::{self, Named, Root};
@@ -15,12 +22,13 @@ use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
-use crate::core::usage::{CheckpointDisk, DiskPart, DiskUsage, KernelDisk};
+use crate::core::usage::{CheckpointDisk, DiskFigures, DiskPart, DiskUsage, KernelDisk};
 use crate::store::Store;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::disk::MeasuredDisk;
 use crate::supervisor::registry::Supervisor;
-use crate::workspace::{Seen, disk_bytes};
+use crate::workspace::{LinkedFiles, Seen, disk_bytes, disk_bytes_beyond};
 
 /// Parts of a kernel's folder: the part, the beginnings of its files' names, what it is for.
 const KERNEL_PARTS: &[(&str, &[&str], &str)] = &[
@@ -28,7 +36,11 @@ const KERNEL_PARTS: &[(&str, &[&str], &str)] = &[
     ("engine state", &["engine.db"], "variables, functions, settings"),
     ("journal", &["state.db"], "executions, messages, records; kept until the kernel is removed"),
     ("machine disk", &["disk."], "disk of the virtual machine"),
-    ("machine memory", &["suspended.", "installed."], "memory of a virtual machine that does not run"),
+    (
+        "machine memory",
+        &["suspended.", "installed.", "machine."],
+        "memory of a virtual machine, and its share of copies' common memory",
+    ),
     ("other", &[""], "index of the files, staging"),
 ];
 
@@ -42,15 +54,25 @@ const HOST_PARTS: &[(&str, &[&str], &str)] = &[
     ("other", &[""], "copies for the next forks, locks, exchanged files"),
 ];
 
-/// Guard of the only running measurement.
+/// What the folders of kernels are for.
+const KERNELS_WHY: &str = "folders of the kernels, and of workers that wait for one";
+
+/// Folders of the data folder.
+pub(super) const KERNELS: &str = "kernels";
+const TEMPLATES: &str = "templates";
+
+/// Guard of the only measurement that a client waits for.
 struct Measuring(Rc<Host>);
 
 impl Measuring {
-    fn begin(host: &Rc<Host>) -> Result<Measuring> {
-        match host.upkeep.measuring.replace(true) {
-            false => Ok(Measuring(Rc::clone(host))),
-            true => Err(Error::busy("the disk is being measured already").reason("upkeep").hint("try again")),
-        }
+    /// Waits for a measurement in the background.
+    async fn begin(host: &Rc<Host>) -> Result<(Measuring, OwnedSemaphorePermit)> {
+        let measuring = match host.upkeep.measuring.replace(true) {
+            false => Measuring(Rc::clone(host)),
+            true => return Err(Error::busy("the disk is being measured already").reason("upkeep").hint("try again")),
+        };
+        let turn = Arc::clone(&host.upkeep.measure_turn).acquire_owned().await;
+        Ok((measuring, turn.map_err(|error| Error::internal(error.to_string()))?))
     }
 }
 
@@ -67,27 +89,36 @@ impl Drop for Measuring {
 /// `busy` during another measurement, `notFound`; errors of the file system and of the catalog.
 pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, name: &str) -> Result<DiskUsage> {
     let host = supervisor.host();
-    let _measuring = Measuring::begin(host)?;
+    let _measuring = Measuring::begin(host).await?;
     let mut own = supervisor.visible(uid);
     own.sort_by_key(|kernel| kernel.spec().name.to_string());
     let one = match name {
         "" => None,
         name => Some(supervisor.find(uid, name)?),
     };
-    // What running operations need stays meanwhile.
-    let _held = host.store.run_beside(|store| Ok(store.guard())).await?;
+    // First: a change during the measurement is seen by the next one.
+    let marks = disk_marks(host, &own).await?;
     let mut roots = roots::list_readable(supervisor).await?;
     if !is_operator {
-        roots.retain(|root| own.iter().any(|kernel| kernel.id == root.kernel));
+        let ids: HashSet<KernelId> = own.iter().map(|kernel| kernel.id).collect();
+        roots.retain(|root| ids.contains(&root.kernel));
     }
     let detailed = one.as_ref().map(|kernel| kernel.id);
-    let needed_by = by_kernel(&roots);
-    let objects = host.store.run_beside(move |store| Ok(measure(store, needed_by, detailed))).await??;
+    let objects = count_objects(host, by_kernel(roots).await?, detailed, limits::GC_OBJECTS).await?;
     let mut usage = DiskUsage::default();
+    let linked = template_files(host).await?;
     for kernel in one.as_ref().map_or(own.as_slice(), std::slice::from_ref) {
-        match of_kernel(host, kernel, &objects).await {
-            Ok(measured) => usage.kernels.push(measured),
-            Err(_) if one.is_none() && is_gone(supervisor, kernel.id) => {}
+        let mark = marks.get(&kernel.id).copied();
+        match of_kernel(host, kernel, &objects, linked.clone()).await {
+            Ok((_, false)) | Err(_) if one.is_none() && is_gone(supervisor, kernel.id) => {}
+            Ok((measured, is_whole)) => {
+                // What kernels of other users share is not for the eyes of their owner.
+                if is_whole && (!is_operator || !host.environment.system_wide) {
+                    let folder = figures_of(&measured.parts, host.now_ms());
+                    kernel.disk.set(Some(MeasuredDisk { folder, freed: measured.freed_bytes, mark }));
+                }
+                usage.kernels.push(measured);
+            }
             Err(error) => return Err(error),
         }
     }
@@ -97,10 +128,52 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
     Ok(usage)
 }
 
-async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects) -> Result<KernelDisk> {
-    let folder = host.environment.data.join("kernels").join(kernel.id.to_string());
-    let parts = blocking(move || parts_of(&folder, KERNEL_PARTS)).await?;
-    let found = objects.kernels.get(&kernel.id).cloned().unwrap_or_default();
+/// The files of templates that have several names: those in kernels' folders count with the templates.
+pub(super) async fn template_files(host: &Host) -> Result<LinkedFiles> {
+    let templates = host.environment.data.join(TEMPLATES);
+    blocking(move || {
+        let mut linked = LinkedFiles::default();
+        disk_bytes_beyond(&templates, &mut linked)?;
+        Ok(linked)
+    })
+    .await
+}
+
+/// The parts of a kernel's folder, without the `linked` files.
+pub(super) async fn folder_parts(host: &Host, kernel: KernelId, mut linked: LinkedFiles) -> Result<Vec<DiskPart>> {
+    let folder = host.environment.data.join(KERNELS).join(kernel.to_string());
+    blocking(move || parts_of(&folder, KERNEL_PARTS, "", &mut linked)).await
+}
+
+/// The figures of a kernel's folder with these parts.
+pub(super) fn figures_of(parts: &[DiskPart], now_ms: i64) -> DiskFigures {
+    let mut figures = DiskFigures { measured_at_ms: now_ms, ..DiskFigures::default() };
+    for part in parts {
+        let of = match part.what.as_str() {
+            "workspace" | "machine disk" => &mut figures.workspace_bytes,
+            "journal" => &mut figures.history_bytes,
+            "machine memory" => &mut figures.saved_memory_bytes,
+            _ => &mut figures.other_bytes,
+        };
+        *of = of.saturating_add(part.bytes);
+    }
+    figures
+}
+
+/// What a kernel takes, and whether its folder could be measured.
+async fn of_kernel(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    objects: &Objects,
+    linked: LinkedFiles,
+) -> Result<(KernelDisk, bool)> {
+    let mut found = objects.kernels.get(&kernel.id).cloned().unwrap_or_default();
+    let folder = folder_parts(host, kernel.id, linked).await;
+    let is_whole = folder.is_ok();
+    let parts = folder.unwrap_or_else(|error| {
+        found.incomplete = error.message;
+        Vec::new()
+    });
     let mut each = Vec::new();
     if !objects.each.is_empty() {
         for checkpoint in kernel.records.all_checkpoints().await? {
@@ -109,7 +182,7 @@ async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects) -> R
             each.push(CheckpointDisk { id, name, stored_bytes, freed_bytes, machine_bytes });
         }
     }
-    Ok(KernelDisk {
+    let measured = KernelDisk {
         id: kernel.id,
         name: kernel.spec().name.to_string(),
         parts,
@@ -118,30 +191,31 @@ async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects) -> R
         freed_bytes: found.freed,
         each,
         incomplete: found.incomplete,
-    })
+    };
+    Ok((measured, is_whole))
 }
 
 async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
     blocking(move || {
         let part = |what: &str, bytes, why: &str| DiskPart { what: what.into(), bytes, why: why.into() };
-        let (kernels, packs) = (data.join("kernels"), data.join("store/packs"));
-        // Each kernel has its own bound on the number of files.
-        let kernel_bytes = parts_of(&kernels, &[("all", &[""], "")])?.iter().map(|part| part.bytes).sum();
+        let (kernels, packs) = (data.join(KERNELS), data.join("store/packs"));
+        // Templates first: kernels have further names of their files.
+        let mut linked = LinkedFiles::default();
+        let mut rest = parts_of(&data, HOST_PARTS, KERNELS, &mut linked)?;
+        // Each kernel has its own bound on the number of files; one beyond it must not hide the rest.
+        let (kernel_bytes, kernels_why) = match parts_of(&kernels, &[("all", &[""], "")], "", &mut linked) {
+            Ok(parts) => (parts.iter().map(|part| part.bytes).sum(), KERNELS_WHY.to_owned()),
+            Err(error) => (0, format!("not measured: {}", error.message)),
+        };
         let pack_bytes = disk_bytes(&packs)?;
         let mut all = vec![
-            part("kernels", kernel_bytes, "folders of the kernels, and of workers that wait for one"),
+            part("kernels", kernel_bytes, &kernels_why),
             part("objects", needed.min(pack_bytes), "checkpoints, blobs, kept output"),
             part("unreferenced", pack_bytes.saturating_sub(needed), "nothing needs it: `ryokan gc` frees most of it"),
         ];
-        let mut rest = parts_of(&data, HOST_PARTS)?;
-        for part in &mut rest {
-            // Both were counted with their parents.
-            let counted = match part.what.as_str() {
-                "store index" => pack_bytes,
-                "other" => kernel_bytes,
-                _ => 0,
-            };
-            part.bytes = part.bytes.saturating_sub(counted);
+        for part in rest.iter_mut().filter(|part| part.what == "store index") {
+            // The packs were counted with their folder.
+            part.bytes = part.bytes.saturating_sub(pack_bytes);
         }
         all.append(&mut rest);
         Ok(all)
@@ -149,24 +223,40 @@ async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
     .await
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::internal(error.to_string()))?
 }
 
-/// The parts of a folder, each entry in the first part that takes its name; they add up to the folder.
-fn parts_of(folder: &Path, parts: &[(&str, &[&str], &str)]) -> Result<Vec<DiskPart>> {
+/// The files beneath the memory of machines, which copies of one machine have in common.
+const COMMON: [&str; 2] = ["machine.base", "suspended.base"];
+
+/// The parts of a folder, each entry in the first part that takes its name; they add up to the folder without one entry,
+/// without files that were counted before, and with its share of [`COMMON`] ones.
+fn parts_of(
+    folder: &Path,
+    parts: &[(&str, &[&str], &str)],
+    without: &str,
+    linked: &mut LinkedFiles,
+) -> Result<Vec<DiskPart>> {
     let mut bytes = vec![0_u64; parts.len()];
     let last = bytes.len() - 1;
     let own = std::fs::symlink_metadata(folder).map_or(0, |meta| std::os::unix::fs::MetadataExt::blocks(&meta) * 512);
     bytes[last] += own;
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let mut name = entry.file_name().to_string_lossy().into_owned();
+        if name == without {
+            continue;
+        }
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             name.push('/');
         }
         let at = parts.iter().position(|(_, names, _)| names.iter().any(|known| name.starts_with(known)));
-        bytes[at.unwrap_or(last)] += disk_bytes(&entry.path())?;
+        let own = disk_bytes_beyond(&entry.path(), linked)?;
+        bytes[at.unwrap_or(last)] += match COMMON.contains(&name.as_str()) {
+            true => own / names_of(&entry.path()),
+            false => own,
+        };
     }
     let part = |((what, _, why), bytes): (&(&str, &[&str], &str), u64)| DiskPart {
         what: (*what).into(),
@@ -176,28 +266,41 @@ fn parts_of(folder: &Path, parts: &[(&str, &[&str], &str)]) -> Result<Vec<DiskPa
     Ok(parts.iter().zip(bytes).map(part).collect())
 }
 
+/// The number of names of a file.
+fn names_of(path: &Path) -> u64 {
+    std::fs::symlink_metadata(path).map_or(1, |meta| std::os::unix::fs::MetadataExt::nlink(&meta).max(1))
+}
+
+/// The roots of kernels.
+pub(super) type NeededBy = Vec<(KernelId, Vec<(Named, Digest)>)>;
+
 /// The roots of each kernel.
-fn by_kernel(roots: &[Root]) -> Vec<(KernelId, Vec<(Named, Digest)>)> {
-    let mut all: HashMap<KernelId, Vec<(Named, Digest)>> = HashMap::new();
-    for root in roots {
-        all.entry(root.kernel).or_default().push((root.named, root.digest));
-    }
-    all.into_iter().collect()
+pub(super) async fn by_kernel(roots: Vec<Root>) -> Result<NeededBy> {
+    // Names of kernels stay in their thread.
+    let roots: Vec<_> = roots.into_iter().map(|root| (root.kernel, root.named, root.digest)).collect();
+    blocking(move || {
+        let mut all: HashMap<KernelId, Vec<(Named, Digest)>> = HashMap::new();
+        for (kernel, named, digest) in roots {
+            all.entry(kernel).or_default().push((named, digest));
+        }
+        Ok(all.into_iter().collect())
+    })
+    .await
 }
 
 /// What one kernel needs of the store.
 #[derive(Debug, Clone, Default)]
-struct Needs {
+pub(super) struct Needs {
     stored: u64,
-    freed: u64,
+    pub freed: u64,
     incomplete: String,
 }
 
 /// What all roots need of the store.
 #[derive(Debug, Default)]
-struct Objects {
+pub(super) struct Objects {
     needed: u64,
-    kernels: HashMap<KernelId, Needs>,
+    pub kernels: HashMap<KernelId, Needs>,
     /// Stored and freed bytes of each checkpoint of the kernel that was asked for, by number.
     each: HashMap<u64, (u64, u64)>,
 }
@@ -212,15 +315,58 @@ struct Entry {
     last: u32,
 }
 
-/// Entries of packs, with those that need them.
+/// Ends a count of objects when its caller is gone.
 #[derive(Debug, Default)]
-struct Entries(HashMap<(u32, u32), Entry>);
+struct StopOnDrop(Arc<AtomicBool>);
 
-impl Entries {
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Counts what kernels need of the store, and each checkpoint of the kernel `detailed`.
+///
+/// # Errors
+/// `refused` for more than `most` objects.
+pub(super) async fn count_objects(
+    host: &Host,
+    kernels: NeededBy,
+    detailed: Option<KernelId>,
+    most: usize,
+) -> Result<Objects> {
+    let stop = StopOnDrop::default();
+    let stopped = Arc::clone(&stop.0);
+    host.store.run_beside(move |store| Ok(measure(store, &kernels, detailed, &Bounds { stopped, most }))).await?
+}
+
+/// What ends a count.
+#[derive(Debug)]
+struct Bounds {
+    stopped: Arc<AtomicBool>,
+    /// Entries of packs.
+    most: usize,
+}
+
+/// Entries of packs, with those that need them.
+#[derive(Debug)]
+struct Entries<'a> {
+    places: HashMap<(u32, u32), Entry>,
+    bounds: &'a Bounds,
+}
+
+impl Entries<'_> {
+    fn new(bounds: &Bounds) -> Entries<'_> {
+        Entries { places: HashMap::new(), bounds }
+    }
+
     /// Counts what `who` needs; returns its bytes, and why some are missing.
     fn count(&mut self, store: &Store, who: u32, roots: &[(Named, Digest)]) -> Result<(u64, String)> {
         let (mut seen, mut stored, mut incomplete) = (Seen::default(), 0, String::new());
         for (named, digest) in roots {
+            if self.bounds.stopped.load(Ordering::Relaxed) {
+                return Err(Error::unavailable("the measurement was ended"));
+            }
             let mut unreadable = None;
             let mut take = |object| match store.stored_parts(object) {
                 Ok(parts) => parts.into_iter().for_each(|(place, bytes)| stored += self.add(place, bytes, who)),
@@ -230,8 +376,8 @@ impl Entries {
             if let Some(why) = walked.err().map(|error| error.message).or(unreadable) {
                 incomplete = why;
             }
-            if self.0.len() > limits::GC_OBJECTS {
-                let message = format!("more than {} objects are in use", limits::GC_OBJECTS);
+            if self.places.len() > self.bounds.most {
+                let message = format!("more than {} objects are in use", self.bounds.most);
                 return Err(Error::refused(message).reason("objects"));
             }
         }
@@ -240,7 +386,7 @@ impl Entries {
 
     /// Adds an entry; returns its bytes unless `who` has counted it.
     fn add(&mut self, place: (u32, u32), bytes: u64, who: u32) -> u64 {
-        let entry = self.0.entry(place).or_insert(Entry { bytes, by: Some(who), last: u32::MAX });
+        let entry = self.places.entry(place).or_insert(Entry { bytes, by: Some(who), last: u32::MAX });
         if entry.by != Some(who) {
             entry.by = None;
         }
@@ -253,16 +399,17 @@ impl Entries {
 
 fn measure(
     store: &Store,
-    kernels: Vec<(KernelId, Vec<(Named, Digest)>)>,
+    kernels: &[(KernelId, Vec<(Named, Digest)>)],
     detailed: Option<KernelId>,
+    bounds: &Bounds,
 ) -> Result<Objects> {
     let mut objects = Objects::default();
-    let mut entries = Entries::default();
+    let mut entries = Entries::new(bounds);
     for (who, (kernel, roots)) in kernels.iter().enumerate() {
         let (stored, incomplete) = entries.count(store, who as u32, roots)?;
         objects.kernels.insert(*kernel, Needs { stored, freed: 0, incomplete });
     }
-    for entry in entries.0.values() {
+    for entry in entries.places.values() {
         objects.needed += entry.bytes;
         let only = entry.by.and_then(|who| kernels.get(who as usize));
         if let Some(needs) = only.and_then(|(kernel, _)| objects.kernels.get_mut(kernel)) {
@@ -272,8 +419,8 @@ fn measure(
     if let Some((kernel, (_, roots))) =
         detailed.and_then(|wanted| kernels.iter().enumerate().find(|(_, (kernel, _))| *kernel == wanted))
     {
-        objects.each = of_checkpoints(store, roots, |place| {
-            entries.0.get(&place).is_some_and(|entry| entry.by == Some(kernel as u32))
+        objects.each = of_checkpoints(store, roots, bounds, |place| {
+            entries.places.get(&place).is_some_and(|entry| entry.by == Some(kernel as u32))
         })?;
     }
     Ok(objects)
@@ -283,6 +430,7 @@ fn measure(
 fn of_checkpoints(
     store: &Store,
     roots: &[(Named, Digest)],
+    bounds: &Bounds,
     is_own: impl Fn((u32, u32)) -> bool,
 ) -> Result<HashMap<u64, (u64, u64)>> {
     let (mut numbers, mut checkpoints, mut rest) = (Vec::new(), Vec::new(), Vec::new());
@@ -297,18 +445,82 @@ fn of_checkpoints(
             }
         }
     }
-    let mut entries = Entries::default();
+    let mut entries = Entries::new(bounds);
     let mut each = HashMap::new();
     for (who, root) in checkpoints.iter().enumerate() {
         let (stored, _) = entries.count(store, who as u32, std::slice::from_ref(root))?;
         each.insert(numbers[who], (stored, 0));
     }
     entries.count(store, checkpoints.len() as u32, &rest)?;
-    for (place, entry) in &entries.0 {
+    for (place, entry) in &entries.places {
         let number = entry.by.and_then(|who| numbers.get(who as usize));
         if let Some((_, freed)) = number.filter(|_| is_own(*place)).and_then(|number| each.get_mut(number)) {
             *freed += entry.bytes;
         }
     }
     Ok(each)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_memory_is_divided() {
+        const MIB: u64 = 1 << 20;
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |kernel: &str, name: &str| folder.path().join(kernel).join(name);
+        for kernel in ["one", "two", "templates"] {
+            std::fs::create_dir(folder.path().join(kernel)).expect("made");
+        }
+        let write = |path: &Path, count: u64| std::fs::write(path, vec![1; (count * MIB) as usize]).expect("written");
+        let link = |from: &Path, to: &Path| std::fs::hard_link(from, to).expect("linked");
+        write(&place("one", "machine.base"), 8);
+        link(&place("one", "machine.base"), &place("two", "suspended.base"));
+        write(&place("two", "suspended.pages"), 2);
+        // Names of one kernel's file are not shared.
+        write(&place("one", "machine.memory"), 4);
+        link(&place("one", "machine.memory"), &place("one", "suspended.memory"));
+        let measured = |kernel: &str, linked: &mut LinkedFiles| {
+            let parts = parts_of(&folder.path().join(kernel), KERNEL_PARTS, "", linked).expect("measured");
+            parts.iter().find(|part| part.what == "machine memory").map_or(0, |part| part.bytes / MIB)
+        };
+        assert_eq!(measured("one", &mut LinkedFiles::default()), 8 / 2 + 4);
+        assert_eq!(measured("two", &mut LinkedFiles::default()), 8 / 2 + 2);
+        // A template's counts there.
+        link(&place("one", "machine.base"), &place("templates", "ram"));
+        let mut linked = LinkedFiles::default();
+        disk_bytes_beyond(&folder.path().join("templates"), &mut linked).expect("measured");
+        assert_eq!((measured("one", &mut linked.clone()), measured("two", &mut linked)), (4, 2));
+    }
+
+    #[test]
+    fn small_links_are_not_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (small, large) = (folder.path().join("small"), folder.path().join("large"));
+        std::fs::write(&small, [1; 4096]).expect("written");
+        std::fs::write(&large, vec![1; 2 << 20]).expect("written");
+        for file in [&small, &large] {
+            std::fs::hard_link(file, file.with_extension("again")).expect("linked");
+        }
+        let mut linked = LinkedFiles::default();
+        let bytes = disk_bytes_beyond(folder.path(), &mut linked).expect("measured");
+        assert!((2 << 20..3 << 20).contains(&bytes) && linked.len() == 1, "{bytes}, {linked:?}");
+        assert!(disk_bytes_beyond(folder.path(), &mut linked).expect("measured") < 1 << 20, "only the large one");
+    }
+
+    #[test]
+    fn figures_add_up_to_parts() {
+        let part = |(at, (what, ..)): (usize, &(&str, &[&str], &str))| DiskPart {
+            what: (*what).into(),
+            bytes: 1 << at,
+            why: String::new(),
+        };
+        let parts: Vec<DiskPart> = KERNEL_PARTS.iter().enumerate().map(part).collect();
+        let figures = figures_of(&parts, 9);
+        assert_eq!(figures.total_bytes(), parts.iter().map(|part| part.bytes).sum::<u64>());
+        let DiskFigures { workspace_bytes, history_bytes, saved_memory_bytes, other_bytes, .. } = figures;
+        assert_eq!((workspace_bytes, history_bytes), (1 + 8, 4));
+        assert_eq!((saved_memory_bytes, other_bytes), (16, 2 + 32));
+    }
 }

@@ -168,8 +168,10 @@ async fn start_new(
         }
         (Ok(None), Ok(Some(saved))) => match start.go_on(permit, saved).await {
             Ok(started) => return Ok(started),
+            Err(error) if error.code == ErrorCode::Busy && driver.keeps_memory(&home)? => return Err(error),
             Err(error) => (SUSPEND_LOST, error),
         },
+        (Ok(None), Err(error)) if error.code == ErrorCode::Busy => return Err(error),
         (Ok(None), Err(error)) => {
             drop(permit);
             (SUSPEND_LOST, error)

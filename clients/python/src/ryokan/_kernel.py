@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ class Kernel:
         self._cap = Capability(connection, capability)
         self._running: set[int] = set()
         self.id, self.name, self.engine = info.id, info.name, info.engine
+        self._info = info
         self.files = Files(connection, self._cap)
         """The files in the workspace."""
         self.commands = Commands(self)
@@ -432,14 +435,49 @@ class Kernel:
         """
         return Opening(lambda: forward(self._connection, self._cap, port, listen), Forward.close)
 
+    def lease(self, holder: str, ttl: float, *, token: bytes = b"") -> Opening[Lease]:
+        """Lets only this lease's holder change the kernel or run code in it; others get `BusyError`.
+
+        `async with kernel.lease("editor", 60) as lease:` and then `lease.kernel`; leaving it
+        releases the lease. A lost connection does not: `token` resumes it.
+
+        Args:
+            holder: the name that others see.
+            ttl: seconds until it ends, unless it is renewed.
+            token: that of a lease that this resumes; empty: a new one.
+        """
+        wanted = _wire.milliseconds(ttl, "ttl")
+
+        async def opening() -> Lease:
+            answer = await self._call("lease", holder, wanted, token)
+            lease, secret = Capability(self._connection, answer.lease), bytes(answer.token)
+            try:
+                opened = await self._connection.call(lease, "kernel")
+            except BaseException:
+                if not token:
+                    # Its token would be lost, and the kernel locked until it ends.
+                    await self._release(lease)
+                raise
+            kernel = Kernel(self._connection, opened.kernel, self._info)
+            return Lease(self._connection, lease, kernel, secret, answer.expiresAtMs)
+
+        return Opening(opening, Lease.release)
+
+    async def _release(self, lease: Capability) -> None:
+        """Ends a lease, also if the caller is cancelled meanwhile."""
+        if self._connection.link.closed:
+            return
+        releasing = self._connection.link.in_background(self._connection.call(lease, "release"))
+        with suppress(RyokanError):
+            await asyncio.shield(releasing)
+
     async def attenuate(self, rights: Collection[str], label: str) -> Kernel:
         """The same kernel with at most these rights; `label` names the holder in the journal.
 
         Rights: `read`, `execute`, `write`, `checkpoint`, `restore`, `fork`, `teleport`, `admin`.
         """
         answer = await self._call("attenuate", [*rights], label)
-        info = await self.info()
-        return Kernel(self._connection, answer.kernel, info)
+        return Kernel(self._connection, answer.kernel, self._info)
 
     async def publish(self, rights: Collection[str], name: str) -> str:
         """The same as a socket for other programs of this user, until `unpublish`; returns its path.
@@ -461,6 +499,34 @@ def forked(connection: Connection, answer: Any) -> list[Kernel]:
             raise _wire.error(child.failed)
         kernels.append(Kernel(connection, child.forked.kernel, _wire.kernel_info(child.forked.info)))
     return kernels
+
+
+class Lease:
+    """The exclusive right to change a kernel, for a limited time."""
+
+    def __init__(
+        self, connection: Connection, capability: Capability, kernel: Kernel, token: bytes, expires_ms: int
+    ) -> None:
+        self._connection, self._cap = connection, capability
+        self.kernel = kernel
+        """The kernel, for the holder of the lease."""
+        self.token = token
+        """The secret that resumes the lease from another connection."""
+        self._expires_ms = expires_ms
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it ends, unless it is renewed."""
+        return _wire.time(self._expires_ms)
+
+    async def renew(self, ttl: float) -> None:
+        """Lets it end `ttl` seconds from now."""
+        answer = await self._connection.call(self._cap, "renew", _wire.milliseconds(ttl, "ttl"))
+        self._expires_ms = int(answer.expiresAtMs)
+
+    async def release(self) -> None:
+        """Ends it now."""
+        await self._connection.call(self._cap, "release")
 
 
 class PublishedKernel(Kernel):

@@ -76,6 +76,7 @@ impl Task {
         }
         self.changed(&change.actor, version, ("kernel_mounted", "kernel.mount"), detail).await;
         self.mounts.added.push(given);
+        self.kernel.terms_changed();
         Ok(())
     }
 
@@ -206,6 +207,7 @@ impl Task {
             self.leased(actor, "kernel.lease", &lease).await;
         }
         self.lease = Some(lease);
+        self.kernel.terms_changed();
         Ok((token, expires))
     }
 

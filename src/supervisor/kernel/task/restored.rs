@@ -39,6 +39,7 @@ impl Task {
             view.origin = view.origin.after_restore(target);
         }
         self.mounts.added = wanted;
+        self.kernel.terms_changed();
         self.tools.replace(&mcp);
         self.kernel.advance(version_after(finished.sequence));
         Ok(finished)

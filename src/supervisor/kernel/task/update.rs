@@ -43,6 +43,8 @@ impl Task {
             return Err(error);
         }
         kernel.spec.replace(Rc::new(new.clone()));
+        // Paths of the specification are mounts, too.
+        kernel.terms_changed();
         if let Some(worker_spec) = worker_spec {
             let paths = match self.exchange(&gone, &replaced).await {
                 Ok(()) => new.paths.clone(),
