@@ -304,6 +304,7 @@ impl Task {
         while let Ok(command) = self.commands.try_recv() {
             drop(command);
         }
+        self.end_unattached_worker().await;
     }
 
     async fn take_command(&mut self, command: Command) {

@@ -11,6 +11,7 @@ use crate::core::kernel::{CrashCause, Event, State, StopReason};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::supervisor::host::Host;
+use crate::supervisor::workers::Workers;
 use crate::supervisor::workers::admission::is_no_place;
 use crate::supervisor::workers::start::{attach_mounts, check_mounts, start};
 use crate::supervisor::workers::worker::Started;
@@ -36,14 +37,18 @@ impl Task {
                 Err(error) => Err(error),
             };
             let outcome = Box::new(outcome);
-            // An ended task needs no worker.
-            if let Err(unsent) = reporter.send(Box::new(Report::Started { attempt, outcome }))
-                && let Report::Started { outcome, .. } = *unsent.0
-                && let Ok(started) = *outcome
-            {
-                workers.end(started.worker).await;
+            if let Err(unsent) = reporter.send(Box::new(Report::Started { attempt, outcome })) {
+                end_unneeded(&workers, *unsent.0).await;
             }
         });
+    }
+
+    /// Ends a worker whose start was reported after the last report that this task took.
+    pub(super) async fn end_unattached_worker(&mut self) {
+        self.reports.close();
+        while let Ok(report) = self.reports.try_recv() {
+            end_unneeded(&self.workers, *report).await;
+        }
     }
 
     pub(crate) async fn worker_started(&mut self, attempt: u64, outcome: Result<Started>) {
@@ -336,5 +341,15 @@ impl Task {
             let _ = self.journal_ends().await;
         }
         self.answer_stopped(current.not_saved);
+    }
+}
+
+/// Ends the worker that a report brings to a task that has ended. The next daemon adopts it if this one is stopping.
+async fn end_unneeded(workers: &Workers, report: Report) {
+    if let Report::Started { outcome, .. } = report
+        && let Ok(started) = *outcome
+        && !workers.host.is_stopping()
+    {
+        workers.end(started.worker).await;
     }
 }
