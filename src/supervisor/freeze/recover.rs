@@ -1,12 +1,12 @@
-//! Ends what a former daemon, or a failed restore, left unfinished: a freeze without its row is withdrawn, a restore is
-//! reverted.
+//! Ends what a former daemon, or a failed restore, left unfinished: a freeze or an import without its row is withdrawn, a
+//! restore is reverted.
 
 use std::rc::Rc;
 
-use super::members;
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
 use super::{access, manifest, scratch};
+use super::{import, members};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
@@ -112,6 +112,7 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             }
             Ok(host.catalog.clear_intent(id).await?)
         }
+        Intent::Import { kernels, repositories } => import::withdraw(supervisor, id, &kernels, &repositories).await,
         Intent::Restore { target, safety, members, reached } => {
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
