@@ -174,7 +174,9 @@ fn inconsistent_group_is_refused() {
     assert!(refused(&|made| made.head.kernels.clear()).contains("other kernels"));
     assert!(refused(&|made| made.head.kernels[0].checkpoints.clear()).contains("one checkpoint"));
     let many = limits::GROUP_MEMBERS + 1;
-    assert!(refused(&move |made| made.head.kernels = vec![made.head.kernels[0].clone(); many]).contains("more members"));
+    assert!(
+        refused(&move |made| made.head.kernels = vec![made.head.kernels[0].clone(); many]).contains("more members")
+    );
     let other = |made: &mut GroupWorld| {
         if let Captured::Kernel { manifest, .. } = &mut made.manifest.parts[0].captured {
             *manifest = Some(Digest::from_bytes([9; 32]));
@@ -182,7 +184,8 @@ fn inconsistent_group_is_refused() {
     };
     assert!(refused(&other).contains("another checkpoint"));
     let larger = |made: &mut GroupWorld| {
-        if let Captured::Database { part: DatabasePart::Whole { bytes, .. }, .. } = &mut made.manifest.parts[2].captured {
+        if let Captured::Database { part: DatabasePart::Whole { bytes, .. }, .. } = &mut made.manifest.parts[2].captured
+        {
             *bytes += 1;
         }
     };
@@ -217,14 +220,9 @@ fn outside_parts_are_refused() {
         let bytes = other.manifest.encode().expect("encodes");
         let digest = made.world.store.put(&bytes).expect("stored");
         (head.freeze.manifest, head.freeze.signed) = (digest, Some(seal(digest)));
-        let mut writing = super::write::Writing::begin(
-            &made.world.store,
-            (Record::Group, GROUP_VERSION),
-            &head,
-            sign,
-            &mut file,
-        )
-        .expect("begun");
+        let mut writing =
+            super::write::Writing::begin(&made.world.store, (Record::Group, GROUP_VERSION), &head, sign, &mut file)
+                .expect("begun");
         writing.object(digest).expect("written");
         writing.kernel(&head.kernels[0]).expect("written");
         writing.object(head.histories[0].pack).expect("written");

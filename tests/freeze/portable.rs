@@ -191,7 +191,8 @@ fn bad_group_imports_leave_nothing() {
     let data = |at: &Path| with("data=", &place("data", at));
     let out = |name: &str| ["--leave-out".to_owned(), name.to_owned()];
     let inside = code(&home.join("kept/code"));
-    let inside = [&inside[..inside.len() - 4], &inside[inside.len() - 2..], &place("uploads", &home.join("kept"))].concat();
+    let inside =
+        [&inside[..inside.len() - 4], &inside[inside.len() - 2..], &place("uploads", &home.join("kept"))].concat();
     let all: Vec<String> = ["agent", "lab", "code", "data", "uploads"].iter().flat_map(|name| out(name)).collect();
     let cases: Vec<(Vec<String>, i32, &str)> = vec![
         (vec![], 4, "code (repository /"),
@@ -216,7 +217,8 @@ fn bad_group_imports_leave_nothing() {
     // The file itself.
     let mut flipped = file.clone();
     flipped[file.len() / 2] ^= 0x10;
-    let damaged = [&file[..file.len() / 2], &file[..file.len() - 1], &flipped, &[&file[..], b"x"].concat()].map(<[u8]>::to_vec);
+    let damaged =
+        [&file[..file.len() / 2], &file[..file.len() - 1], &flipped, &[&file[..], b"x"].concat()].map(<[u8]>::to_vec);
     for bytes in damaged {
         let path = put(&there, &bytes);
         let (code, said) = import(&there, &path, &places(&there));
@@ -287,7 +289,9 @@ fn killed_import_leaves_nothing() {
         "freeze.import.seal",
         "catalog.group.adopt",
     ];
-    for point in points(&labels).iter().flat_map(|point| [format!("{point}=kill"), format!("{point}=eio")]) {
+    // The second kernel, too.
+    let all_points = points(&labels).into_iter().chain(["freeze.import.kernel:2".to_owned()]);
+    for point in all_points.flat_map(|point| [format!("{point}=kill"), format!("{point}=eio")]) {
         if point.ends_with("after_commit=eio") {
             continue;
         }

@@ -3,7 +3,6 @@
 //! Paths of the source host mean nothing here, whatever exists under the same name, so each member outside of a kernel
 //! needs a place of its own. Nothing is written here.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use super::groups::{check_overlap, check_single, checked_name};
@@ -173,36 +172,9 @@ async fn place_one(
 
 /// A path that a member may have, without symbolic links; its last component may be missing.
 fn real_path(supervisor: &Supervisor, uid: u32, text: &str) -> Result<PathBuf> {
-    let (host, path) = (supervisor.host(), Path::new(text));
-    let real = match access::checked(host, uid, path) {
-        Err(error) if error.reason == "source_gone" => {
-            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(error) };
-            let real = access::checked(host, uid, parent)?.join(name);
-            check_missing(supervisor, uid, &real, name)?;
-            real
-        }
-        checked => checked?,
-    };
+    let host = supervisor.host();
+    access::own_user(uid)?;
+    let real = host.check_new_source(uid, Path::new(text))?;
     access::apart_from_servers(host, &real)?;
     Ok(real)
-}
-
-/// Applies the rules for host paths to a path that is not there yet.
-fn check_missing(supervisor: &Supervisor, uid: u32, real: &Path, name: &OsStr) -> Result<()> {
-    let host = supervisor.host();
-    // A link that leads nowhere: what is written there would come to be elsewhere.
-    if std::fs::symlink_metadata(real).is_ok() {
-        return Err(Error::refused(format!("{} is a link that leads nowhere", real.display())).reason("source"));
-    }
-    if name.to_str().is_none() {
-        return Err(Error::refused("the path is not UTF-8").reason("source"));
-    }
-    if let Some(why) = host.path_refusal(real, uid) {
-        return Err(Error::refused(format!("{} may not be used", real.display())).reason("deny_paths").hint(why));
-    }
-    match host.environment.protected.iter().find(|own| real.starts_with(own)) {
-        Some(own) => Err(Error::refused(format!("{} is in ryokan's own folder {}", real.display(), own.display()))
-            .reason("own_folder")),
-        None => Ok(()),
-    }
 }

@@ -333,6 +333,33 @@ impl Host {
             }
             Err(error) => return Err(Error::refused(format!("{shown}: {error}")).reason("source")),
         };
+        self.check_real_source(uid, source, real)
+    }
+
+    /// As [`Self::check_source`], for a path that need not exist: its directory must.
+    ///
+    /// # Errors
+    /// As [`Self::check_source`].
+    pub(crate) fn check_new_source(&self, uid: u32, source: &Path) -> Result<PathBuf> {
+        let found = self.check_source(uid, source);
+        let Some((parent, name)) = source.parent().zip(source.file_name()) else { return found };
+        match found {
+            Err(error) if error.reason == "source_gone" => {
+                let real = parent.canonicalize().map_err(|_| error)?.join(name);
+                // A link that leads nowhere: what is written there would come to be elsewhere.
+                if std::fs::symlink_metadata(&real).is_ok() {
+                    let message = format!("{} is a link that leads nowhere", real.display());
+                    return Err(Error::refused(message).reason("source"));
+                }
+                self.check_real_source(uid, source, real)
+            }
+            found => found,
+        }
+    }
+
+    /// Applies the rules for host paths to a resolved path.
+    fn check_real_source(&self, uid: u32, source: &Path, real: PathBuf) -> Result<PathBuf> {
+        let shown = source.display();
         if real.to_str().is_none() {
             return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
         }
