@@ -311,6 +311,7 @@ fn killed_import_leaves_nothing() {
         if point == "catalog.group.adopt.after_commit=kill" {
             there.host.ok(&["--yes", "restore", "shop", "1"]);
             assert_eq!(state(&there), frozen, "{point}");
+            assert!(!there.code().join(".git/ryokan-import").exists(), "the next daemon removes the mark");
             there.host.ok(&["--yes", "group", "rm", "shop"]);
             there.host.ok(&["--yes", "rm", "agent"]);
             there.host.ok(&["--yes", "rm", "lab"]);

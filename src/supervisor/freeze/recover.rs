@@ -11,6 +11,7 @@ use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
 use crate::core::ids::{FreezeId, GroupId};
+use crate::git;
 use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
@@ -71,6 +72,16 @@ async fn sweep(host: &Rc<Host>, groups: &[Group]) {
             // A member that cannot be opened is reported by the next operation.
             if let Ok(Some(mut source)) = sources::open(host, group.uid, member, scratch).await {
                 source.discard().await;
+            }
+        }
+    }
+    // An import that became visible just before the daemon ended.
+    for group in groups.iter().filter(|group| !needed.contains(&group.id.to_string())) {
+        for member in &group.members {
+            if let Target::Repository { path } = &member.target
+                && git::mark_of(path.as_ref()).is_some_and(|mark| mark == group.id.to_string())
+            {
+                git::unmark(path.as_ref());
             }
         }
     }
