@@ -64,7 +64,7 @@ pub struct ImportArgs {
     /// Waive a requested sandbox layer that this host lacks; repeatable
     #[arg(long, value_name = "LAYER")]
     pub allow_degraded: Vec<String>,
-    /// Of a group: where a member comes to be: a path, a connection, or a kernel's new name; repeatable
+    /// Of a group: a member's place, or a kernel's new name; repeatable
     #[arg(long = "place", value_name = "MEMBER=PLACE", value_parser = parse_place)]
     pub places: Vec<(String, String)>,
     /// Of a group: import it without this member; repeatable

@@ -61,7 +61,7 @@ fn places(host: &Host) -> Vec<String> {
 /// Imports a file; returns whether it succeeded, the exit code, and everything printed.
 fn import(host: &Host, file: &Path, args: &[String]) -> (Option<i32>, String) {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let output = host.cli(&[&["import", file.to_str().unwrap()][..], &args].concat());
+    let output = host.cli(&[&["import", file.to_str().unwrap()][..], &args[..]].concat());
     let said = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&said).into_owned())
 }
@@ -217,10 +217,10 @@ fn bad_group_imports_leave_nothing() {
     // The file itself.
     let mut flipped = file.clone();
     flipped[file.len() / 2] ^= 0x10;
-    let damaged =
-        [&file[..file.len() / 2], &file[..file.len() - 1], &flipped, &[&file[..], b"x"].concat()].map(<[u8]>::to_vec);
+    let longer = [&file[..], b"x"].concat();
+    let damaged = [&file[..file.len() / 2], &file[..file.len() - 1], &flipped[..], &longer[..]];
     for bytes in damaged {
-        let path = put(&there, &bytes);
+        let path = put(&there, bytes);
         let (code, said) = import(&there, &path, &places(&there));
         assert!(code != Some(0) && (said.contains("not whole") || said.contains("damaged")), "{said}");
         assert!(is_untouched(&there));
