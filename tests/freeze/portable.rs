@@ -14,6 +14,9 @@ fn frozen(user: User) -> (Shop, Vec<u8>) {
     let uploads = shop.host.path("home").join("uploads");
     std::fs::create_dir(&uploads).unwrap();
     std::fs::write(uploads.join("one"), "first").unwrap();
+    // A restore prepares the database beside its place, which may be in the repository.
+    shop.write(".gitignore", "shop.db*\n.shop.db*\n");
+    shop.commit("ignore");
     shop.work();
     shop.git(&["remote", "add", "origin", "https://user:secret-token@example.org/shop.git"]);
     shop.host.with(async |client| {
@@ -142,6 +145,23 @@ fn existing_repository_is_completed() {
     assert_eq!((there.git(&["rev-parse", "HEAD"]), there.read("own")), (own, Some("of this host".into())));
 }
 
+/// The database is in a repository that the import makes.
+#[test]
+fn nested_database_is_placed() {
+    let (_shop, file) = frozen(users()[0]);
+    let there = Host::start_as(users()[0]);
+    let (path, code) = (put(&there, &file), there.path("home").join("code"));
+    let place = |member: &str, at: &Path| ["--place".to_owned(), format!("{member}={}", at.display())];
+    let out = ["--leave-out".to_owned(), "uploads".to_owned()];
+    let data = code.join("shop.db");
+    let args = [place("code", &code), place("data", &data), out].concat();
+    let (status, said) = import(&there, &path, &args);
+    assert_eq!(status, Some(0), "{said}");
+    there.ok(&["--yes", "restore", "shop", "1"]);
+    assert_eq!(super::amounts(&data).unwrap(), (500, 500));
+    assert_eq!(std::fs::read_to_string(code.join("new.txt")).unwrap(), "untracked");
+}
+
 #[test]
 fn bad_group_exports_are_refused() {
     let shop = Shop::new(users()[0]);
@@ -206,6 +226,7 @@ fn bad_group_imports_leave_nothing() {
         (code(&there.data().join("code")), 4, "ryokan's own folder"),
         (inside, 4, "overlap"),
         (data(&home.join("kept.txt")), 4, "kept.txt"),
+        (data(&home.join("code")), 4, "another one has its place"),
         (with("none", &["--allow-path".into(), "/srv:ro".into()]), 2, "does not request"),
         (all, 2, "no member is left"),
     ];

@@ -57,14 +57,17 @@ pub(super) async fn all(
             .hint("name it with --place MEMBER=PATH, or leave the member out with --leave-out MEMBER"));
     }
     let others = super::list(supervisor, group.uid).await?;
-    let mut placed = Vec::new();
+    let mut placed: Vec<Placed> = Vec::new();
     for part in parts {
-        let one = place_one(supervisor, group, part, place(part), sealer).await.map_err(|error| {
+        let made: Vec<PathBuf> = placed.iter().filter(|one: &&Placed| one.is_new).filter_map(made_path).collect();
+        let one = place_one(supervisor, group, (part, place(part)), &made, sealer).await.map_err(|error| {
             let message = format!("member {}: {}", part.name, error.message);
             Error { message, ..error }
         })?;
         let target = &one.member.target;
-        if group.members.iter().any(|member| member.target == *target) {
+        let path = host_path(target);
+        let is_same = |other: &Target| other == target || (path.is_some() && host_path(other) == path);
+        if group.members.iter().any(|member| is_same(&member.target)) {
             return Err(Error::already_exists(format!("member {}: another one has its place", part.name)));
         }
         check_overlap(group, target)?;
@@ -92,8 +95,8 @@ fn check_names(manifest: &FreezeManifest, arrival: &GroupArrival) -> Result<()> 
 async fn place_one(
     supervisor: &Supervisor,
     group: &Group,
-    part: &Part,
-    place: Option<&str>,
+    (part, place): (&Part, Option<&str>),
+    made: &[PathBuf],
     sealer: &Signer,
 ) -> Result<Placed> {
     let (host, uid) = (supervisor.host(), group.uid);
@@ -117,7 +120,7 @@ async fn place_one(
             Target::Kernel { id: supervisor.new_id() }
         }
         Captured::Repository { .. } => {
-            let path = real_path(supervisor, uid, text)?;
+            let path = real_path(supervisor, uid, text, &[])?;
             is_new = std::fs::symlink_metadata(&path).is_err();
             if !is_new {
                 let repository = Repository::open(&access::git(host).await?, &path)?;
@@ -126,7 +129,7 @@ async fn place_one(
             Target::Repository { path: path.display().to_string() }
         }
         Captured::Database { .. } => {
-            let path = real_path(supervisor, uid, text)?;
+            let path = real_path(supervisor, uid, text, made)?;
             let shown = path.display().to_string();
             match blocking(move || host_database::present(&path)).await? {
                 Present::Whole | Present::Absent => {}
@@ -137,7 +140,7 @@ async fn place_one(
             Target::Database { path: shown }
         }
         Captured::Directory { .. } => {
-            let path = real_path(supervisor, uid, text)?;
+            let path = real_path(supervisor, uid, text, made)?;
             access::unshared_directory(supervisor, &path).await?;
             if std::fs::symlink_metadata(&path).is_ok() {
                 sources::check_directory(host, &path)?;
@@ -170,11 +173,24 @@ async fn place_one(
     Ok(Placed { part: part.clone(), member, reserved, is_new })
 }
 
-/// A path that a member may have, without symbolic links; its last component may be missing.
-fn real_path(supervisor: &Supervisor, uid: u32, text: &str) -> Result<PathBuf> {
+/// A path that a member may have, without symbolic links; its last component may be missing. It may be in a repository
+/// that is `made`.
+fn real_path(supervisor: &Supervisor, uid: u32, text: &str, made: &[PathBuf]) -> Result<PathBuf> {
     let host = supervisor.host();
     access::own_user(uid)?;
-    let real = host.check_new_source(uid, Path::new(text))?;
+    let real = host.check_new_source(uid, Path::new(text), made)?;
     access::apart_from_servers(host, &real)?;
     Ok(real)
+}
+
+fn made_path(one: &Placed) -> Option<PathBuf> {
+    host_path(&one.member.target).map(PathBuf::from)
+}
+
+/// The path of a member outside of kernels.
+fn host_path(target: &Target) -> Option<&str> {
+    match target {
+        Target::Repository { path } | Target::Database { path } | Target::Directory { path } => Some(path),
+        Target::Kernel { .. } | Target::Command { .. } | Target::Postgres { .. } | Target::Server { .. } => None,
+    }
 }
