@@ -266,7 +266,7 @@ fn bad_group_imports_leave_nothing() {
 #[test]
 fn untrusted_commands_are_refused() {
     let user = users()[0];
-    let configuration = "[sources.queue]\nfreeze = [\"true\"]\ncapture = [\"echo\", \"content\"]\nthaw = [\"true\"]\nrestore = [\"cat\"]\n";
+    let configuration = "[sources.queue]\ncapture = [\"/bin/echo\", \"content\"]\nrestore = [\"/bin/cat\"]\n";
     let start = || {
         let mut host = Host::prepare(user);
         host.configure(configuration);
