@@ -174,7 +174,7 @@ pub async fn export(context: &Context, args: ExportArgs) -> Result<(), Failure> 
 pub async fn import(context: &Context, args: ImportArgs) -> Result<(), Failure> {
     let imported = imported(context, &args).await.map_err(|failure| match failure {
         Failure::Error(error) if error.code == ErrorCode::AlreadyExists => {
-            error.hint("choose another name with --as, or for a kernel of a group with --place").into()
+            error.hint("choose another name with --as, or another place with --place").into()
         }
         other => other,
     })?;
