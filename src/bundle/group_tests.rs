@@ -116,7 +116,7 @@ impl GroupWorld {
 
 fn read_group(store: &Store, file: &[u8]) -> Result<GroupContents, BundleError> {
     match read(store, file)? {
-        Bundle::Group(contents) => Ok(contents),
+        Bundle::Group(contents) => Ok(*contents),
         Bundle::Kernel(_) => panic!("a kernel's file"),
     }
 }

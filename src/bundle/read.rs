@@ -29,7 +29,7 @@ pub enum Bundle {
     /// A kernel.
     Kernel(Contents),
     /// A freeze of a group.
-    Group(GroupContents),
+    Group(Box<GroupContents>),
 }
 
 /// The content of a kernel's file; all of it is in the store.
@@ -64,7 +64,7 @@ pub fn read(store: &Store, from: impl Read) -> Result<Bundle, BundleError> {
         check_group_head(&head)?;
         let signed = (head_digest, Some(reading.signature(head_digest)?));
         let (digest, held) = reading.rest()?;
-        return whole_group(&held, head, digest, signed).map(Bundle::Group);
+        return whole_group(&held, head, digest, signed).map(|group| Bundle::Group(Box::new(group)));
     }
     let (head, head_digest) = reading.head::<Head>(Record::Head)?;
     check_head(&head)?;

@@ -368,6 +368,24 @@ impl Arriving<'_> {
         Ok((id, made.kernel.spec().name.to_string(), row.manifest))
     }
 
+    /// What the audit log says of freeze `id` of this host.
+    fn audited(&self, id: FreezeId) -> String {
+        let by = |signer: &Signer| {
+            let key = signer.key.map_or_else(|| "no key".into(), |key| key.to_string());
+            format!("{key} ({})", signer.standing.name())
+        };
+        format!(
+            "{}: {}; freeze {} of host {}, sealed by {}; file {} signed by {}",
+            self.group.name,
+            id,
+            self.contents.head.freeze.id,
+            self.contents.head.host,
+            by(&self.sealer),
+            self.contents.digest,
+            by(&self.signer)
+        )
+    }
+
     /// Seals the freeze of this host, and makes the group visible.
     async fn seal(&self, parts: Vec<Part>) -> Result<Freeze> {
         let Arriving { group, contents, actor, .. } = self;
@@ -411,20 +429,7 @@ impl Arriving<'_> {
             checkpoints: manifest.checkpoints(),
             pairings: pairings(&manifest.parts),
         };
-        let by = |signer: &Signer| {
-            let key = signer.key.map_or_else(|| "no key".into(), |key| key.to_string());
-            format!("{key} ({})", signer.standing.name())
-        };
-        let detail = format!(
-            "{}: {}; freeze {} of host {}, sealed by {}; file {} signed by {}",
-            group.name,
-            manifest.id,
-            former.id,
-            contents.head.host,
-            by(&self.sealer),
-            contents.digest,
-            by(&self.signer)
-        );
+        let detail = self.audited(manifest.id);
         let line = host.line(actor, "group.import", None);
         let audit = vec![NewAudit { owner: Some(group.uid), manifest: Some(digest), detail: bounded(detail), ..line }];
         let notes = Notes { events: Vec::new(), audit };

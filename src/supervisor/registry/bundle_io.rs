@@ -339,7 +339,7 @@ impl Import {
     /// `conflict` without a review; `invalidArgument` for a kernel's file.
     pub(crate) fn group(&self) -> Result<&GroupContents> {
         match self.reviewed.as_ref().map(|reviewed| &reviewed.contents) {
-            Some(Bundle::Group(group)) => Ok(group),
+            Some(Bundle::Group(group)) => Ok(&**group),
             Some(Bundle::Kernel(_)) => {
                 Err(Error::invalid("the file is a kernel's").reason("kernel").hint("import it as a kernel"))
             }
@@ -354,7 +354,7 @@ impl Import {
     pub(crate) fn take_group(&mut self) -> Result<(GroupContents, Review)> {
         self.group()?;
         match self.reviewed.take() {
-            Some(Reviewed { contents: Bundle::Group(group), review }) => Ok((group, review)),
+            Some(Reviewed { contents: Bundle::Group(group), review }) => Ok((*group, review)),
             _ => Err(over()),
         }
     }
