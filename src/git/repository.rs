@@ -139,6 +139,15 @@ impl Repository {
         Ok(())
     }
 
+    pub(super) fn git(&self) -> &Git {
+        &self.git
+    }
+
+    /// A command in this repository.
+    pub(super) fn call(&self) -> Call<'_> {
+        Call { repository: Some(&self.path), ..Call::default() }
+    }
+
     pub(super) fn git_dir(&self) -> PathBuf {
         self.path.join(".git")
     }

@@ -133,7 +133,7 @@ impl host::Server for HostServer {
                 return Err(to_capnp(match freeze::exists(&self.connection.supervisor, actor.uid, &name).await {
                     true => Error::unsupported(format!("{name} is a group, and this is for kernels"))
                         .reason("group")
-                        .hint("groups have freeze, lock, log, restore and undo"),
+                        .hint("groups have freeze, lock, log, restore, undo, export and import"),
                     false => error,
                 }));
             }

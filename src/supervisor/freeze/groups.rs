@@ -20,7 +20,7 @@ use crate::supervisor::host::audit::bounded;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
 
-fn checked_name(name: &str) -> Result<KernelName> {
+pub(super) fn checked_name(name: &str) -> Result<KernelName> {
     name.parse().map_err(|error: crate::core::name::NameError| {
         Error::invalid(error.to_string().replace("a kernel's name", "a name"))
     })
@@ -163,7 +163,7 @@ pub async fn add(
 }
 
 /// Refuses a directory with another member in it: a restore exchanges the directory as a whole.
-fn check_overlap(group: &Group, target: &Target) -> Result<()> {
+pub(super) fn check_overlap(group: &Group, target: &Target) -> Result<()> {
     let path = |target: &Target| match target {
         Target::Repository { path } | Target::Database { path } | Target::Directory { path } => {
             Some(Path::new(path).to_owned())
@@ -184,7 +184,7 @@ fn check_overlap(group: &Group, target: &Target) -> Result<()> {
 }
 
 /// Refuses a source whose restore keeps its former content under a name of its own, if another group has it, too.
-fn check_single(host: &Host, groups: &[Group], target: &Target) -> Result<()> {
+pub(super) fn check_single(host: &Host, groups: &[Group], target: &Target) -> Result<()> {
     let data = |server: &str| host.config.postgres.get(server).map(|server| server.data.display().to_string());
     let exchanged = |target: &Target| match target {
         Target::Directory { path } => Some(path.clone()),

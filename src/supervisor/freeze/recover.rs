@@ -1,16 +1,17 @@
-//! Ends what a former daemon, or a failed restore, left unfinished: a freeze without its row is withdrawn, a restore is
-//! reverted.
+//! Ends what a former daemon, or a failed restore, left unfinished: a freeze or an import without its row is withdrawn, a
+//! restore is reverted.
 
 use std::rc::Rc;
 
-use super::members;
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
 use super::{access, manifest, scratch};
+use super::{import, members};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
 use crate::core::ids::{FreezeId, GroupId};
+use crate::git;
 use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
@@ -74,6 +75,16 @@ async fn sweep(host: &Rc<Host>, groups: &[Group]) {
             }
         }
     }
+    // An import that became visible just before the daemon ended.
+    for group in groups.iter().filter(|group| !needed.contains(&group.id.to_string())) {
+        for member in &group.members {
+            if let Target::Repository { path } = &member.target
+                && git::mark_of(path.as_ref()).is_some_and(|mark| mark == group.id.to_string())
+            {
+                git::unmark(path.as_ref());
+            }
+        }
+    }
     let Ok(entries) = std::fs::read_dir(host.environment.data.join("groups")) else { return };
     for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -112,6 +123,7 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             }
             Ok(host.catalog.clear_intent(id).await?)
         }
+        Intent::Import { kernels, repositories } => import::withdraw(supervisor, id, &kernels, &repositories).await,
         Intent::Restore { target, safety, members, reached } => {
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;

@@ -224,6 +224,7 @@ impl Run<'_> {
             at_ms: host.now_ms(),
             configuration: host.config.digest(),
             changed: self.taking.changed.clone(),
+            origin: None,
             parts,
         };
         let bytes = manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))?;

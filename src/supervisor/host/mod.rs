@@ -333,6 +333,31 @@ impl Host {
             }
             Err(error) => return Err(Error::refused(format!("{shown}: {error}")).reason("source")),
         };
+        self.check_real_source(uid, source, real)
+    }
+
+    /// As [`Self::check_source`], for a path that need not exist: its directory must, unless it is in one of `made`, which
+    /// will be made.
+    ///
+    /// # Errors
+    /// As [`Self::check_source`].
+    pub(crate) fn check_new_source(&self, uid: u32, source: &Path, made: &[PathBuf]) -> Result<PathBuf> {
+        match self.check_source(uid, source) {
+            Err(error) if error.reason == "source_gone" => {
+                let real = resolve_missing(source);
+                let is_placed = |real: &PathBuf| {
+                    real.parent()
+                        .is_some_and(|folder| folder.is_dir() || made.iter().any(|one| folder.starts_with(one)))
+                };
+                self.check_real_source(uid, source, real.filter(is_placed).ok_or(error)?)
+            }
+            found => found,
+        }
+    }
+
+    /// Applies the rules for host paths to a resolved path.
+    fn check_real_source(&self, uid: u32, source: &Path, real: PathBuf) -> Result<PathBuf> {
+        let shown = source.display();
         if real.to_str().is_none() {
             return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
         }
@@ -425,4 +450,20 @@ impl Drop for SubscriptionGuard {
 
 fn home_of(uid: u32) -> Option<PathBuf> {
     nix::unistd::User::from_uid(uid.into()).ok().flatten().map(|user| user.dir)
+}
+
+/// A path whose last components may be missing, without symbolic links in those that exist. `None` for a link that leads
+/// nowhere: what is written there would come to be elsewhere.
+fn resolve_missing(path: &Path) -> Option<PathBuf> {
+    let (mut at, mut rest) = (path, Vec::new());
+    loop {
+        if let Ok(real) = at.canonicalize() {
+            return Some(rest.into_iter().rev().fold(real, |real, name| real.join(name)));
+        }
+        if std::fs::symlink_metadata(at).is_ok() {
+            return None;
+        }
+        rest.push(at.file_name()?);
+        at = at.parent()?;
+    }
 }
