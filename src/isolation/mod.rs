@@ -420,11 +420,12 @@ pub trait WorkerHandle {
     }
 
     /// Saves a parked worker's memory in the kernel's folder, for a launch with the same identity. The caller ends the
-    /// worker next, or continues it, which discards the saved memory.
+    /// worker next, or continues it, which discards the saved memory. Returns why all memory in use was written, if it was,
+    /// and not only what was changed.
     ///
     /// # Errors
     /// `unsupported` for the isolation; those of saving: nothing is saved then.
-    async fn save_memory(&self, _identity: &WorkerIdentity) -> Result<()> {
+    async fn save_memory(&self, _identity: &WorkerIdentity) -> Result<Option<String>> {
         Err(Error::unsupported("the memory of processes cannot be saved")
             .reason("suspend")
             .hint("suspend without --release"))

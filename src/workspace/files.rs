@@ -44,13 +44,25 @@ pub struct LocalFiles {
 /// # Errors
 /// As [`LocalFiles::used_bytes`].
 pub fn disk_bytes(path: &Path) -> Result<u64> {
+    disk_bytes_beyond(path, &mut LinkedFiles::default())
+}
+
+/// Files with several names that are counted already, by device and inode.
+pub type LinkedFiles = HashSet<(u64, u64)>;
+
+/// As [`disk_bytes`], without the files that were counted before: those with several names are added to them. Blocks.
+///
+/// # Errors
+/// As [`disk_bytes`].
+pub fn disk_bytes_beyond(path: &Path, counted: &mut LinkedFiles) -> Result<u64> {
     let Ok(own) = std::fs::symlink_metadata(path) else { return Ok(0) };
     let own_bytes = own.blocks().saturating_mul(512);
     if !own.is_dir() {
-        return Ok(own_bytes);
+        let is_counted = own.nlink() > 1 && !counted.insert((own.dev(), own.ino()));
+        return Ok(if is_counted { 0 } else { own_bytes });
     }
     let paths = WorkspacePaths { workspace: path.to_owned(), staging: PathBuf::new(), index: PathBuf::new() };
-    Ok(own_bytes.saturating_add(LocalFiles::new(paths, Durability::Process).used_bytes()?))
+    Ok(own_bytes.saturating_add(LocalFiles::new(paths, Durability::Process).used_bytes_beyond(counted)?))
 }
 
 /// An open workspace.
@@ -126,8 +138,12 @@ impl LocalFiles {
     /// # Errors
     /// `busy` for more files than [`limits::FILES_COUNTED`]; those of the device.
     pub fn used_bytes(&self) -> Result<u64> {
+        self.used_bytes_beyond(&mut LinkedFiles::default())
+    }
+
+    fn used_bytes_beyond(&self, linked: &mut LinkedFiles) -> Result<u64> {
         let root = self.root()?;
-        let (mut bytes, mut visited, mut linked) = (0_u64, 0, HashSet::new());
+        let (mut bytes, mut visited) = (0_u64, 0);
         let mut dirs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
         while let Some(names) = dirs.pop() {
             let shown = String::from_utf8_lossy(&names.join(&b'/')).into_owned();

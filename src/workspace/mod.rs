@@ -61,7 +61,7 @@ pub use capture_stats::{CaptureStats, FullScanReason, Unwatched};
 pub use checkout::checkout;
 pub use driver::{DriverChoice, DriverKind, FsAbilities, abilities, doctor};
 pub use error::WorkspaceError;
-pub use files::{Listing, LocalFiles, disk_bytes};
+pub use files::{LinkedFiles, Listing, LocalFiles, disk_bytes, disk_bytes_beyond};
 pub use files_change::NewFile;
 pub use objects::{CountingObjects, ObjectBatch, Objects, SharedBatch};
 pub use paths::WorkspacePaths;

@@ -91,6 +91,8 @@ fn forked_machines_differ() {
         assert_eq!(host.run("again", "print(next(numbers), os.uname().nodename)"), "2 again", "{user:?}");
         host.ok(&["suspend", "copy-1", "--release"]);
         assert_eq!(host.run("copy-1", "print(next(numbers))"), "2", "{user:?}\n{}", host.log());
+        let events = host.ok(&["events", "--json"]);
+        assert!(!events.contains("machine_saved_whole"), "{user:?}: only what it changed was written: {events}");
         host.ok(&["rm", "lab", "copy-1", "copy-2", "copy-3", "copy-4", "again", "--yes"]);
         until("the machines' end", || host.machines().is_empty());
     }

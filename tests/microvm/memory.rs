@@ -112,6 +112,16 @@ fn memory_checkpoint_comes_back() {
         // What comes back is suspended, stopped and started as before.
         host.ok(&["suspend", "lab", "--release"]);
         assert_eq!(host.run("lab", "print(next(numbers))"), "2", "{user:?}\n{}", host.log());
+        // A machine that was continued from its pages is stored and comes back as any other.
+        if user == User::Own {
+            memory_checkpoint(&host, "resumed");
+            host.run("lab", CHANGE);
+            assert_eq!(restored(&host, "resumed", &[])["engine_from"], "memory", "{}", host.log());
+            assert_eq!(host.run("lab", SEE), "3 42 kept ['note']", "{}", host.log());
+            assert!(host.run("lab", COUNTS).starts_with("True"), "the thread goes on");
+        }
+        let events = host.ok(&["events", "lab", "--json"]);
+        assert!(!events.contains("machine_saved_whole") && !events.contains("machine_copied_whole"), "{events}");
         host.ok(&["stop", "lab"]);
         assert_eq!(host.run("lab", "print(saved)"), "42", "{user:?}\n{}", host.log());
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::{Machines, ask};
+use super::{COUNTER, Machines, ask};
 use crate::support::{Host, User, until, users};
 
 /// A generator is in memory only; the number is saved, too.
@@ -101,6 +101,10 @@ fn next_daemon_adopts_suspended_machine() {
             let code = "print(next(g), saved, open('f').read())";
             assert_eq!(host.run("lab", code), format!("{n} 42 kept"), "{user:?}\n{}", host.log());
         }
+        assert!(
+            !host.ok(&["events", "--json"]).contains("machine_saved_whole"),
+            "{user:?}: only what changed is written"
+        );
     }
 }
 
@@ -148,6 +152,51 @@ fn killed_suspend_of_machine_is_recovered() {
         assert_eq!(host.run("lab", "print(next(g))"), (at + 1).to_string(), "{point}\n{}", host.log());
         assert_eq!(self::machine(&host), machine, "{point}");
     }
+    // Its memory is in the kernel's folder, or the machine has it still.
+    let released = [
+        (false, "machine.suspend.saved"),
+        (false, "machine.suspend.seal.rename"),
+        (true, "machine.resume.pages"),
+        (true, "machine.suspend.forget.unlink"),
+    ];
+    for (at, (is_saved, point)) in released.into_iter().enumerate() {
+        host.kill();
+        host.env(fault::VARIABLE, &format!("{point}=kill"));
+        host.launch();
+        match is_saved {
+            false => drop(host.cli(&["suspend", "lab", "--release"])),
+            true => {
+                release(&host);
+                host.cli(&["exec", "lab", "1"]);
+            }
+        }
+        assert!(host.ends(), "{point} was not reached\n{}", host.log());
+        host.kill();
+        host.env(fault::VARIABLE, "");
+        host.launch();
+        let next = (points.len() + at + 1).to_string();
+        assert_eq!(host.run("lab", "print(next(g))"), next, "{point}\n{}", host.log());
+        assert_eq!(host.machines().len(), 1, "{point}");
+        assert_eq!(kept(&host), ["machine.base"], "{point}: nothing is left of the saved memory");
+    }
+    // A machine that cannot be saved continues.
+    host.kill();
+    host.env(fault::VARIABLE, "machine.suspend.saved=eio");
+    host.launch();
+    assert!(!host.cli(&["suspend", "lab", "--release"]).status.success());
+    assert_eq!(kept(&host), ["machine.base"]);
+    let next = (points.len() + released.len() + 1).to_string();
+    assert_eq!(host.run("lab", "print(next(g))"), next, "{}", host.log());
+    let events = host.ok(&["events", "--json"]);
+    assert!(!events.contains("suspend_lost") && !events.contains("machine_saved_whole"), "{events}");
+}
+
+/// The files of saved and running machines in the folder of the only kernel.
+fn kept(host: &Machines) -> Vec<String> {
+    let folder = saved(host, "disk.ext4").with_file_name("");
+    let names = std::fs::read_dir(folder).expect("a folder").flatten();
+    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("suspended.") || name.starts_with("machine.")).collect()
 }
 
 /// Saves a suspended machine, and waits for its end.
@@ -161,43 +210,109 @@ fn saved(host: &Machines, name: &str) -> std::path::PathBuf {
     folder.map(|folder| folder.path().join(name)).find(|path| path.exists()).expect("it is saved")
 }
 
+/// Bytes that were written of the only kernel's suspended machine.
+fn written(host: &Machines) -> u64 {
+    let state = saved(host, "suspended.state");
+    let bytes = |name| state.with_file_name(name).metadata().map_or(0, |found| found.len());
+    bytes("suspended.state") + bytes("suspended.pages") + bytes("suspended.memory")
+}
+
+/// Only the changed pages are saved: what is beneath them is the template's own file, which counts there.
+fn is_saved_by_pages(host: &Machines, template: &std::path::Path) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let base = saved(host, "suspended.base");
+    let (kept, ram) = (base.metadata().expect("kept"), template.join("ram").metadata().expect("a template"));
+    assert_eq!((kept.dev(), kept.ino()), (ram.dev(), ram.ino()), "it is no copy");
+    let about = std::fs::read(base.with_file_name("suspended.json")).expect("read");
+    let about: serde_json::Value = serde_json::from_slice(&about).expect("JSON");
+    assert_eq!(about["memory"]["pages"]["base"]["template"]["id"], host.description()["id"], "{about}");
+    assert_eq!(kept_names(host), ["suspended.base", "suspended.json", "suspended.pages", "suspended.state"]);
+    let usage: serde_json::Value = serde_json::from_str(&host.ok(&["du", "lab", "--json"])).expect("JSON");
+    let parts = usage["parts"].as_array().expect("parts").iter();
+    let memory = parts.filter(|part| part["what"] == "machine memory").filter_map(|part| part["bytes"].as_u64()).sum();
+    let bytes = written(host);
+    assert!((bytes..bytes + (1 << 20)).contains(&memory), "{memory} of {bytes} bytes: {usage}");
+    bytes
+}
+
+/// As [`kept`], in order.
+fn kept_names(host: &Machines) -> Vec<String> {
+    let mut names = kept(host);
+    names.sort();
+    names
+}
+
 #[test]
 fn released_memory_comes_back() {
     for user in users() {
         let mut host = Machines::start(user);
+        let template = host.templates()[0].with_file_name("");
         kernel(&host);
+        host.run("lab", COUNTER);
         let boot_id = host.run("lab", BOOT_ID);
         host.ok(&["spawn", "lab", "-d", "--", "sleep", "1000"]);
         release(&host);
+        let by_pages = is_saved_by_pages(&host, &template);
         host.restart();
         assert_eq!(host.run("lab", "print(next(g), open('f').read())"), "1 kept", "{user:?}\n{}", host.log());
         assert_eq!(host.run("lab", BOOT_ID), boot_id, "{user:?}: it was not booted");
         assert!(!saved(&host, "disk.ext4").with_file_name("suspended.json").exists());
         assert!(!host.ok(&["ps", "lab"]).contains("sleep"), "{user:?}");
         assert_eq!(host.run("lab", "import os; os.system('pgrep -c sleep'); print(saved)"), "0\n42", "{user:?}");
+        assert_eq!(host.run("lab", COUNTS), "True", "{user:?}: the thread goes on");
         // Again, from the suspended and then the adopted machine.
         host.ok(&["suspend", "lab"]);
         release(&host);
+        is_saved_by_pages(&host, &template);
         assert_eq!(host.run("lab", "print(next(g))"), "2", "{user:?}\n{}", host.log());
         host.restart();
         release(&host);
-        assert_eq!(host.run("lab", "print(next(g))"), "3", "{user:?}\n{}", host.log());
-        assert!(!host.ok(&["events", "--json"]).contains("suspend_lost"));
+        let third = is_saved_by_pages(&host, &template);
+        assert!(!host.ok(&["events", "lab", "--json"]).contains("machine_saved_whole"), "{user:?}");
+        // The template may go meanwhile. Without one, all memory is written, visibly.
+        let aside = host.path("aside");
+        std::fs::rename(&template, &aside).expect("put aside");
+        host.restart();
+        assert_eq!(host.run("lab", "print(next(g), open('f').read())"), "3 kept", "{user:?}\n{}", host.log());
+        assert_eq!(host.run("lab", BOOT_ID), boot_id, "{user:?}: it was not booted");
+        release(&host);
+        let whole = written(&host);
+        eprintln!("{user:?}: {by_pages}, then {third} bytes by pages; {whole} bytes of all memory in use");
+        assert!(third * 3 < whole, "{user:?}: {by_pages}, {third} and {whole} bytes");
+        assert_eq!(kept_names(&host), ["suspended.json", "suspended.state"], "{user:?}");
+        assert!(user != User::Own || host.counted("machine_saved_whole") == 1, "{}", host.log());
+        std::fs::rename(&aside, &template).expect("back");
+        assert_eq!(host.run("lab", "print(next(g))"), "4", "{user:?}\n{}", host.log());
+        assert_eq!(host.run("lab", COUNTS), "True", "{user:?}: the thread goes on");
+        let events = host.ok(&["events", "lab", "--json"]);
+        assert!(events.contains("machine_saved_whole") && events.contains("its template"), "{user:?}: {events}");
+        assert!(!events.contains("suspend_lost"), "{user:?}: {events}");
         host.ok(&["checkpoint", "lab", "-m", "one"]);
         host.ok(&["stop", "lab"]);
         assert_eq!(host.run("lab", "print(saved)"), "42");
     }
 }
 
+const COUNTS: &str = "a = count; time.sleep(1); print(count > a)";
 const BOOT_ID: &str = "print(open('/proc/sys/kernel/random/boot_id').read().strip())";
 
 #[test]
 fn unusable_saved_memory_is_reported() {
     type Damage = (&'static str, fn(&Machines));
-    let damages: [Damage; 3] = [
-        ("suspended.state is not what was written", |host| {
-            let file = std::fs::File::options().write(true).open(saved(host, "suspended.state")).expect("opened");
-            std::os::unix::fs::FileExt::write_all_at(&file, b"damage", 1 << 20).expect("written");
+    fn overwrite(host: &Machines, name: &str) {
+        let file = std::fs::File::options().write(true).open(saved(host, name)).expect("opened");
+        let middle = file.metadata().expect("read").len() / 2;
+        std::os::unix::fs::FileExt::write_all_at(&file, b"damage", middle).expect("written");
+    }
+    let damages: [Damage; 5] = [
+        ("suspended.state is not what was written", |host| overwrite(host, "suspended.state")),
+        ("suspended.pages is not what was written", |host| overwrite(host, "suspended.pages")),
+        ("suspended.base is not the file", |host| {
+            // The same bytes, but another file: its digest is not looked at.
+            let (base, copy) = (saved(host, "suspended.base"), saved(host, "suspended.base").with_extension("copy"));
+            std::fs::copy(&base, &copy).expect("copied");
+            std::fs::rename(copy, base).expect("exchanged");
         }),
         ("the snapshot's VMM is", |host| {
             let file = saved(host, "suspended.json");

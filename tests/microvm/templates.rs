@@ -47,8 +47,10 @@ fn template_is_rebuilt_beside_use() {
     assert!(lab.iter().all(|pid| is_restored(*pid)), "{}", host.log());
     let warm = host.await_restored();
     host.ok(&["new", "second", "--isolation", "microvm", "--engine", "python"]);
-    assert_eq!(host.run("second", "print(2)"), "2", "{}", host.log());
+    assert_eq!(host.run("second", "h = (n for n in range(9)); next(h)"), "0", "{}", host.log());
     assert!(host.machines().contains(&warm), "it has the warm machine\n{}", host.log());
+    host.ok(&["suspend", "second", "--release"]);
+    until("the machine's end", || !Host::is_alive(warm));
     assert!(!host.has_event("template_refreshed"), "{}", host.log());
     assert_eq!(host.description()["id"], old["id"], "the old one has its name until the new one is complete");
     fs::remove_file(hold).expect("removed");
@@ -61,6 +63,12 @@ fn template_is_rebuilt_beside_use() {
     assert_eq!(host.run("lab", "print(next(g))"), "1", "{}", host.log());
     host.ok(&["fork", "lab", "copy"]);
     assert_eq!(host.run("copy", "print(next(g))"), "2", "{}", host.log());
+    // Suspended before or after that, they need the old one's memory only.
+    assert_eq!(host.run("second", "print(next(h))"), "1", "{}", host.log());
+    host.ok(&["suspend", "lab", "--release"]);
+    assert_eq!(host.run("lab", "print(next(g))"), "2", "{}", host.log());
+    assert_eq!(host.counted("machine_saved_whole"), 0, "{}", host.log());
+    assert!(!host.has_event("suspend_lost"), "{}", host.log());
     // An idle machine is of either template; the one after it is of the new one, whose memory has the old one's name.
     host.await_restored();
     host.ok(&["rm", "lab", "copy", "--yes"]);

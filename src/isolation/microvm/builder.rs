@@ -14,15 +14,18 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::client::Client;
-use super::copy::Source;
+use super::copy::{Source, create};
 use super::description::{Made, MadeFrom, write_description};
 use super::disk;
 use super::handle::blocking;
 use super::image::Image;
 use super::launch::RECONNECTION;
 use super::monitor::{self, Begin, Monitor, NewMachine};
+use super::pages::MappedMemory;
 use super::qemu;
 use super::qmp::Qmp;
+use super::saved::{SavedFiles, SavedMemory};
+use super::saved_pages::{self, SavedPages};
 use super::seed::{self, Renewal};
 use super::sockets::Sockets;
 use super::stream;
@@ -112,11 +115,10 @@ impl Builder {
             Vmm::Firecracker => {}
         }
         let replaces = replaced.map(|replaced| replaced.id().to_owned()).filter(|id| !id.is_empty());
-        let made = Made::now(MadeFrom::FreshBoot, replaces);
-        description.made = Some(made.clone());
-        let (folder, boot_id) = (place.to_owned(), description.tested_boot_id.clone());
+        description.made = Some(Made::now(MadeFrom::FreshBoot, replaces));
+        let (folder, template) = (place.to_owned(), template.described(&description));
         blocking(move || write_description(&folder, &description)).await?;
-        Ok(Built { place: unpublished, template: template.tested(boot_id, Some(made)), copies_by_stream })
+        Ok(Built { place: unpublished, template, copies_by_stream })
     }
 
     /// Boots the image and saves the machine.
@@ -179,10 +181,11 @@ impl Builder {
         Ok(boot_id)
     }
 
-    /// Copies a machine of the template by its changed pages and as a stream, at one stop, and starts the former copy.
+    /// Copies a machine of the template by its changed pages and as a stream, at one stop, writes the pages into another
+    /// machine, and starts that one.
     ///
     /// # Errors
-    /// `unavailable` if the copies differ or the copy does not start; those of copying.
+    /// `unavailable` if the copies differ or the other machine does not start; those of copying.
     async fn prove_pages(&self, place: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
         let proof = place.join("proof");
         let proved = self.compare_copies(&proof, kind, image, template).await;
@@ -195,6 +198,7 @@ impl Builder {
     async fn compare_copies(&self, proof: &Path, kind: &Kind, image: &Image, template: &Template) -> Result<()> {
         let failed = |error: std::io::Error| Error::unavailable(format!("prove copies by pages: {error}"));
         let (by_pages, by_stream, path) = (proof.join("pages"), proof.join("stream"), proof.join("disk"));
+        let (saved, again) = (proof.join("saved"), proof.join("again"));
         std::fs::create_dir_all(&by_pages).map_err(failed)?;
         std::fs::create_dir(&by_stream).map_err(failed)?;
         disk::make_disk(&path, kind.disk_bytes).await?;
@@ -212,7 +216,10 @@ impl Builder {
             monitor.stop().await?;
             let (pages, stream) = (pages.save(&mut monitor).await?, stream.save(&mut monitor).await?);
             let (by_pages, by_stream) = (by_pages.clone(), by_stream.clone());
+            let (base, saved) = (template.memory().map_err(failed)?, create(&saved).map_err(failed)?);
             blocking(move || {
+                let mapped = MappedMemory::find(pid, bytes).map_err(failed)?;
+                saved_pages::write(&mapped, &base, &saved).map_err(failed)?;
                 pages.finish(&by_pages, bytes).and_then(|()| stream.finish(&by_stream, bytes)).map_err(failed)?;
                 let memory = |folder: &Path| File::open(folder.join(MEMORY)).and_then(|file| template::part(&file));
                 match memory(&by_pages).map_err(failed)? == memory(&by_stream).map_err(failed)? {
@@ -223,10 +230,18 @@ impl Builder {
             .await
         })
         .await?;
-        let copy = Template::untested(&by_pages).map_err(failed)?;
-        let begin = Begin::Copy { image, template: &copy };
-        self.with_machine(begin, kind, disk::open_disk(&path)?, async |sockets: &Sockets, _| {
+        let open = |path: PathBuf| File::open(path).map_err(failed);
+        let pages = SavedPages { pages: open(saved)?, base: template.memory().map_err(failed)?, template: None };
+        let saved = SavedFiles { devices: open(by_pages.join(STATE))?, memory: SavedMemory::Pages(pages) };
+        let begin = Begin::Continue { image, state: &saved };
+        let loaded = begin.saved_pages().map_err(failed)?;
+        self.with_machine(begin, kind, disk::open_disk(&path)?, async |sockets: &Sockets, pid| {
             let mut monitor = Qmp::connect(&sockets.monitor).await?;
+            if let Some(pages) = loaded {
+                let (before, found) = (pages.again().map_err(failed)?, create(&again).map_err(failed)?);
+                pages.load(pid, bytes).await?;
+                blocking(move || same_pages(&before.pages, pid, &before.base, &found, bytes)).await?;
+            }
             monitor.load(qemu::STATE_URI, limits::VM_CALL).await?;
             monitor.resume().await?;
             let control = sockets.control();
@@ -290,6 +305,22 @@ impl Builder {
         }
         sockets.unlink();
         done
+    }
+}
+
+/// Checks that a machine that is not loaded yet has those pages, and no other ones. Blocks.
+fn same_pages(pages: &File, pid: u32, base: &File, found: &File, memory_bytes: u64) -> Result<()> {
+    let mapped = MappedMemory::find(pid, memory_bytes);
+    let parts = mapped.and_then(|mapped| {
+        saved_pages::write(&mapped, base, found)?;
+        Ok((template::part(pages)?, template::part(found)?))
+    });
+    let (saved, found) = parts.map_err(|error| Error::unavailable(format!("prove copies by pages: {error}")))?;
+    match saved == found {
+        true => Ok(()),
+        false => {
+            Err(Error::unavailable("the saved pages of a machine are not those of the one that they were loaded into"))
+        }
     }
 }
 

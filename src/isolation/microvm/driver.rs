@@ -245,6 +245,7 @@ impl IsolationDriver for MicrovmDriver {
             most_bytes: new.shape.limits.workspace_bytes,
             image: new.copy.map_or(&new.shape.variant, |copy| &copy.kind().image).clone(),
             kind: None,
+            base: None,
         };
         // Only the worker in a suspended machine continues it.
         let saved = match new.is_warm {
@@ -267,6 +268,7 @@ impl IsolationDriver for MicrovmDriver {
             }
             Err(error) => {
                 self.clean_up(worker, &about.sockets).await;
+                saved::drop_prepared(&about.dir);
                 Err(error)
             }
         }

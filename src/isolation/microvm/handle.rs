@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::base::BaseTemplate;
 use super::copy::SavedMachine;
 use super::installed;
 use super::machine::{Folder, Machine, Machines, Phase};
@@ -19,7 +20,6 @@ use super::saved;
 use super::seed::{self, Renewal};
 use super::sockets::Sockets;
 use super::template::Kind;
-use super::vmm::Vmm;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{HostId, WorkerId};
@@ -52,6 +52,9 @@ pub(super) struct Record {
     /// What it must have in common with a machine that continues it; absent in records of earlier daemons.
     #[serde(default)]
     pub kind: Option<Kind>,
+    /// The template that its memory maps; `None` if it is another file or none.
+    #[serde(default)]
+    pub base: Option<BaseTemplate>,
 }
 
 impl Record {
@@ -153,6 +156,15 @@ impl MachineHandle {
         self.about.kind.clone()
     }
 
+    /// The template that its memory maps.
+    pub(super) fn base(&self) -> Option<BaseTemplate> {
+        self.about.base.clone()
+    }
+
+    pub(super) fn host(&self) -> HostId {
+        self.host
+    }
+
     pub(super) fn machine(&self) -> Arc<Machine> {
         self.watched.machine()
     }
@@ -168,6 +180,11 @@ impl MachineHandle {
     /// Whether it is a kernel's machine that is not stopped.
     pub(super) fn is_running(&self) -> bool {
         *self.watched.is_bound.borrow() && !*self.watched.is_parked.borrow()
+    }
+
+    /// Whether it is a kernel's machine that is stopped.
+    pub(super) fn is_suspended(&self) -> bool {
+        *self.watched.is_bound.borrow() && *self.watched.is_parked.borrow()
     }
 
     /// While it is stopped, its guest is not asked whether it is alive.
@@ -381,39 +398,8 @@ impl WorkerHandle for MachineHandle {
         Ok(())
     }
 
-    async fn save_memory(&self, identity: &WorkerIdentity) -> Result<()> {
-        let (machine, identity) = (self.watched.machine(), identity.clone());
-        let Some(kind) = self.about.kind.clone().filter(|_| self.is_parked() && *self.watched.is_bound.borrow()) else {
-            return Err(Error::unsupported("the virtual machine was started by an earlier version of ryokan")
-                .reason("suspend")
-                .hint("stop the kernel, and start it again"));
-        };
-        let (dir, disk) = (machine.folder.dir.clone(), machine.folder.disk());
-        let place = dir.clone();
-        if kind.vmm() == Vmm::Firecracker {
-            // Its save ends the guest's connections.
-            let (ended, address) = (Arc::clone(&machine), self.about.sockets.control());
-            blocking(move || {
-                ended.client().redirect(address);
-                Ok(())
-            })
-            .await?;
-        }
-        let saving = async {
-            let files = Monitor::connect(&self.about.sockets).await?.save_memory(&place).await?;
-            let host = self.host;
-            blocking(move || {
-                // It has continued: a daemon that was killed since did not say so.
-                installed::forget_begun(&place)?;
-                saved::seal(&place, &disk, host, kind, &identity, &files)
-            })
-            .await
-        };
-        let saved = saving.await;
-        if saved.is_err() {
-            let _ = saved::remove(&dir);
-        }
-        saved
+    async fn save_memory(&self, identity: &WorkerIdentity) -> Result<Option<String>> {
+        self.save_stopped(identity).await
     }
 
     fn machine(&self) -> Option<snapshot::Machine> {

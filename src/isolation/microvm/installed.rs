@@ -11,13 +11,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::DISK;
 use super::copy::{Description, MachineCopy, create};
+use super::stamp::Stamp;
 use super::template::{Kind, Template, close};
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -33,23 +34,6 @@ const DESCRIPTION: &str = "installed.json";
 const BEGUN: &str = "installed.begun";
 /// Files that are being filled.
 const NEW: [&str; 3] = ["installed.new.ram", "installed.new.state", "installed.new.disk"];
-
-/// A file at one moment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    inode: u64,
-    bytes: u64,
-    changed_s: i64,
-    changed_ns: i64,
-}
-
-impl Stamp {
-    fn of(file: &Path) -> std::io::Result<Stamp> {
-        let found = file.symlink_metadata()?;
-        let (changed_s, changed_ns) = (found.mtime(), found.mtime_nsec());
-        Ok(Stamp { inode: found.ino(), bytes: found.len(), changed_s, changed_ns })
-    }
-}
 
 /// The description on the disk.
 #[derive(Serialize, Deserialize)]

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::base;
 use super::client::unexpected;
 use super::copy::MachineCopy;
 use super::disk;
@@ -17,6 +18,7 @@ use super::saved::{self, Saved};
 use super::seed::{self, Renewal};
 use super::sockets::Sockets;
 use super::template::Kind;
+use super::vmm::Vmm;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::limits;
@@ -210,6 +212,9 @@ impl MicrovmDriver {
         let renewal = if matches!(begin, Begin::Copy { .. }) { Renewal::Renew } else { Renewal::Keep };
         let (is_continued, dir) = (matches!(begin, Begin::Continue { .. }), machine.folder.dir.clone());
         let is_copy = renewal == Renewal::Renew;
+        let unopened = |error: std::io::Error| Error::unavailable(format!("a machine's saved memory: {error}"));
+        let pages = begin.saved_pages().map_err(unopened)?;
+        keep_base(&dir, &begin, about)?;
         let disk = disk::open_disk(disk)?;
         let program = &self.vmms.program(kind.vmm())?;
         let (account, durability, sockets) = (self.settings.account, self.settings.durability, &about.sockets);
@@ -251,6 +256,9 @@ impl MicrovmDriver {
             }
             let mut monitor = Monitor::connect(&about.sockets).await?;
             let within = if is_continued { limits::VM_MEMORY } else { limits::VM_CALL };
+            if let Some(pages) = pages {
+                pages.load(pid, kind.memory_bytes()).await?;
+            }
             monitor.load(kind, within).await?;
             // From here on the disk changes.
             if is_continued {
@@ -293,6 +301,21 @@ impl MicrovmDriver {
             }
         }
     }
+}
+
+/// Keeps the file that a machine's memory will map as long as the machine runs: its template may lose it meanwhile.
+fn keep_base(dir: &Path, begin: &Begin<'_>, about: &mut Record) -> Result<()> {
+    let failed = |error: std::io::Error| Error::unavailable(format!("the file beneath a machine's memory: {error}"));
+    base::unpin(dir).map_err(failed)?;
+    about.base = None;
+    let is_mapped = about.kind.as_ref().is_some_and(|kind| kind.vmm() == Vmm::Qemu);
+    let Some((file, template)) = begin.base().map_err(failed)?.filter(|_| is_mapped) else { return Ok(()) };
+    about.base = template;
+    // Without the name a suspension writes all memory, and says so.
+    if let Err(error) = base::pin(dir, &file) {
+        tracing::warn!(%error, dir = %dir.display(), "the file beneath a machine's memory is not kept");
+    }
+    Ok(())
 }
 
 async fn end(process: &WorkerProcess) {

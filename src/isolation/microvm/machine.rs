@@ -417,6 +417,7 @@ pub(super) mod tests {
             most_bytes: 1,
             image: String::from("abc"),
             kind: None,
+            base: None,
         };
         Arc::new(Machine::new(folder, &about))
     }

@@ -11,6 +11,7 @@
 //! No file system of a guest is ever mounted or parsed here: the guest lists and streams files, within limits.
 
 mod accelerator;
+mod base;
 mod builder;
 mod changes;
 mod client;
@@ -32,9 +33,12 @@ mod pages;
 mod qemu;
 mod qmp;
 mod saved;
+mod saved_pages;
 mod seed;
 mod sockets;
+mod stamp;
 mod stream;
+mod suspend;
 mod template;
 mod template_folder;
 mod templates;

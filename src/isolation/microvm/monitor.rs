@@ -11,11 +11,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::base::BaseTemplate;
 use super::firecracker::{self, Machine};
 use super::image::Image;
 use super::qemu;
 use super::qmp::Qmp;
-use super::saved::{self, SavedFiles};
+use super::saved::{self, SavedFiles, SavedMemory};
+use super::saved_pages::SavedPages;
 use super::sockets::Sockets;
 use super::template::{Kind, Template};
 use super::vmm::Vmm;
@@ -49,6 +51,37 @@ impl<'a> Begin<'a> {
     /// Whether its guest had a daemon before, whose connections it has still to see end.
     pub(super) fn had_daemon(&self) -> bool {
         matches!(self, Begin::Copy { .. } | Begin::Continue { .. })
+    }
+
+    /// The file that its memory maps, which nothing writes, and the template of which it is.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(super) fn base(&self) -> std::io::Result<Option<(File, Option<BaseTemplate>)>> {
+        Ok(match self {
+            Begin::Restore { template, .. } | Begin::Copy { template, .. } => {
+                Some((template.memory()?, template.as_base()))
+            }
+            Begin::Continue { .. } => self.saved_pages()?.map(|saved| (saved.base, saved.template)),
+            Begin::Boot(_) | Begin::Record { .. } => None,
+        })
+    }
+
+    /// The pages that must be in its memory before it is loaded.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub(super) fn saved_pages(&self) -> std::io::Result<Option<SavedPages>> {
+        match self {
+            Begin::Continue { state: SavedFiles { memory: SavedMemory::Pages(pages), .. }, .. } => {
+                pages.again().map(Some)
+            }
+            Begin::Continue { .. }
+            | Begin::Boot(_)
+            | Begin::Record { .. }
+            | Begin::Restore { .. }
+            | Begin::Copy { .. } => Ok(None),
+        }
     }
 
     pub(super) fn image(&self) -> &'a Image {
@@ -195,7 +228,7 @@ impl Monitor {
         }
     }
 
-    /// Saves a stopped machine with its memory in that folder, not sealed yet.
+    /// Saves a stopped machine with its whole memory in that folder, not sealed yet.
     ///
     /// # Errors
     /// Those of the monitor and of the file system.
@@ -204,7 +237,7 @@ impl Monitor {
             Monitor::Qemu(qmp) => {
                 let devices = blocking(dir, saved::create).await?;
                 qmp.save_into(&devices, limits::VM_MEMORY).await?;
-                Ok(SavedFiles { devices, memory: None })
+                Ok(SavedFiles { devices, memory: SavedMemory::InState })
             }
             Monitor::Firecracker(machine) => {
                 blocking(dir, saved::check_prepared).await?;

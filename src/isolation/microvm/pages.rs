@@ -1,4 +1,4 @@
-//! Reads the pages that a stopped machine changed since its memory was mapped from a file.
+//! Reads the pages that a stopped machine changed since its memory was mapped from a file, and writes pages into it.
 //!
 //! ```text
 //!  /proc/PID/maps: where the memory file is mapped ─▶ pagemap: which pages are private ─▶ mem: their bytes
@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 
-const PAGE_BYTES: u64 = 4096;
+pub(super) const PAGE_BYTES: u64 = 4096;
 /// The longest list of mappings, bytes.
 const MOST_MAPS: u64 = 8 << 20;
 /// Bytes of one page's entry.
@@ -19,7 +19,7 @@ const ENTRY: usize = 8;
 /// Entries that are read at once.
 const ENTRIES: usize = 64 << 10;
 /// Bytes of memory that are copied at once.
-const PIECE: u64 = 1 << 20;
+pub(super) const PIECE: u64 = 1 << 20;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 /// The page is the file's, unchanged.
@@ -52,7 +52,20 @@ impl MappedMemory {
     /// `NotFound` if the memory is no such mapping; those of `/proc`, also where this process may not trace the other.
     pub(super) fn find(pid: u32, memory_bytes: u64) -> io::Result<MappedMemory> {
         // Refused here, not while the machine stands still.
-        let (map, memory) = (File::open(format!("/proc/{pid}/pagemap"))?, File::open(format!("/proc/{pid}/mem"))?);
+        MappedMemory::find_with(pid, memory_bytes, File::open(format!("/proc/{pid}/mem"))?)
+    }
+
+    /// As [`Self::find`], and its pages can be written.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub(super) fn find_writable(pid: u32, memory_bytes: u64) -> io::Result<MappedMemory> {
+        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+        MappedMemory::find_with(pid, memory_bytes, memory)
+    }
+
+    fn find_with(pid: u32, memory_bytes: u64, memory: File) -> io::Result<MappedMemory> {
+        let map = File::open(format!("/proc/{pid}/pagemap"))?;
         let mut maps = String::new();
         File::open(format!("/proc/{pid}/maps"))?.take(MOST_MAPS).read_to_string(&mut maps)?;
         let mut all: Vec<MappedPart> = maps.lines().filter_map(private_file).collect();
@@ -74,6 +87,15 @@ impl MappedMemory {
     /// # Errors
     /// Those of `/proc` and of the file.
     pub(super) fn write_changed(&self, to: &File) -> io::Result<u64> {
+        self.each_changed(|at, pages| to.write_all_at(pages, at))
+    }
+
+    /// Passes on the changed pages of a stopped machine: the place and the bytes of at most [`PIECE`] adjacent ones, in the
+    /// order of their places. Returns the number of pages. Blocks.
+    ///
+    /// # Errors
+    /// Those of `/proc` and of `take`.
+    pub(super) fn each_changed(&self, mut take: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<u64> {
         let (mut entries, mut piece, mut pages) = (vec![0; ENTRIES * ENTRY], vec![0; PIECE as usize], 0);
         for part in &self.parts {
             let count = (part.bytes / PAGE_BYTES) as usize;
@@ -89,7 +111,7 @@ impl MappedMemory {
                 for run in flags.chunk_by(|one, next| one == next) {
                     let bytes = run.len() as u64 * PAGE_BYTES;
                     if run[0] {
-                        copy(&self.memory, part.address + at, to, part.offset + at, bytes, &mut piece)?;
+                        self.read(part, at, bytes, &mut piece, &mut take)?;
                         pages += run.len() as u64;
                     }
                     at += bytes;
@@ -98,17 +120,41 @@ impl MappedMemory {
         }
         Ok(pages)
     }
-}
 
-fn copy(memory: &File, from: u64, to: &File, at: u64, bytes: u64, piece: &mut [u8]) -> io::Result<()> {
-    let mut done = 0;
-    while done < bytes {
-        let read = &mut piece[..(bytes - done).min(PIECE) as usize];
-        memory.read_exact_at(read, from + done)?;
-        to.write_all_at(read, at + done)?;
-        done += read.len() as u64;
+    /// Reads memory of a part, piece by piece.
+    fn read(
+        &self,
+        part: &MappedPart,
+        at: u64,
+        bytes: u64,
+        piece: &mut [u8],
+        take: &mut impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes {
+            let read = &mut piece[..(bytes - done).min(PIECE) as usize];
+            self.memory.read_exact_at(read, part.address + at + done)?;
+            take(part.offset + at + done, read)?;
+            done += read.len() as u64;
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Writes bytes at a place of the machine's memory. Blocks.
+    ///
+    /// # Errors
+    /// Those of `/proc`; `InvalidInput` beyond the memory.
+    pub(super) fn write_at(&self, mut at: u64, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let is_in = |part: &&MappedPart| part.offset <= at && at - part.offset < part.bytes;
+            let part = self.parts.iter().find(is_in).ok_or(io::ErrorKind::InvalidInput)?;
+            let inside = at - part.offset;
+            let (now, rest) = bytes.split_at(bytes.len().min((part.bytes - inside) as usize));
+            self.memory.write_all_at(now, part.address + inside)?;
+            (at, bytes) = (at + now.len() as u64, rest);
+        }
+        Ok(())
+    }
 }
 
 /// A writable private mapping of a file in a line of `maps`.
@@ -154,50 +200,61 @@ fn open_file(pid: u32, inode: u64, bytes: u64) -> io::Result<Option<File>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::io::Write as _;
     use std::process::{Command, Stdio};
 
-    /// Maps a file of eight pages privately, changes the second and the last, and waits.
+    /// The pages of the file that is mapped.
+    pub(in crate::isolation::microvm) const PAGES: u64 = 8;
+
+    /// Maps a file privately, changes its memory, and waits.
     const PROGRAM: &str = "
 import mmap, sys
 file = open(sys.argv[1], 'rb')
 memory = mmap.mmap(file.fileno(), 8 * 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 seen = memory[5 * 4096]
-memory[4096:4099] = b'new'
-memory[7 * 4096] = 9
+exec(sys.argv[2])
 print('ready', flush=True)
 sys.stdin.read()
 ";
 
-    #[test]
-    fn changed_pages_are_found() -> io::Result<()> {
-        let folder = tempfile::tempdir()?;
-        let (base, copy) = (folder.path().join("base"), folder.path().join("copy"));
-        std::fs::write(&base, [1; 8 * 4096])?;
+    /// Does something with a process that has mapped a file of ones, which has no name any more, and made that change.
+    pub(in crate::isolation::microvm) fn with_mapping<T>(
+        change: &str,
+        act: impl FnOnce(u32, &File) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let base = tempfile::NamedTempFile::new()?;
+        base.as_file().write_all_at(&[1; (PAGES * PAGE_BYTES) as usize], 0)?;
         let mut command = Command::new("/usr/bin/python3");
-        command.args(["-c", PROGRAM]).arg(&base).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["-c", PROGRAM]).arg(base.path()).arg(change).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let mut said = [0; 6];
         child.stdout.take().expect("piped").read_exact(&mut said)?;
-        std::fs::copy(&base, &copy)?;
-        std::fs::remove_file(&base)?;
-        let found = (|| {
-            let mapped = MappedMemory::find(child.id(), 8 * 4096)?;
-            let mut held = Vec::new();
-            mapped.base().try_clone()?.read_to_end(&mut held)?;
-            let to = File::options().write(true).open(&copy)?;
-            Ok::<_, io::Error>((mapped.write_changed(&to)?, held, MappedMemory::find(child.id(), 4096).is_err()))
-        })();
+        let done = act(child.id(), &base.into_file());
         child.stdin.take().expect("piped").write_all(b"")?;
         child.wait()?;
-        let (pages, held, is_missing) = found?;
-        assert!(pages == 2 && held == [1; 8 * 4096] && is_missing);
-        let mut expected = vec![1; 8 * 4096];
+        done
+    }
+
+    #[test]
+    fn changed_pages_are_found() -> io::Result<()> {
+        let change = "memory[4096:4099] = b'new'; memory[7 * 4096] = 9";
+        let bytes = PAGES * PAGE_BYTES;
+        let copy = tempfile::tempfile()?;
+        copy.write_all_at(&vec![1; bytes as usize], 0)?;
+        let (pages, held, is_missing) = with_mapping(change, |pid, _| {
+            let mapped = MappedMemory::find(pid, bytes)?;
+            let mut held = Vec::new();
+            mapped.base().try_clone()?.read_to_end(&mut held)?;
+            Ok((mapped.write_changed(&copy)?, held, MappedMemory::find(pid, 4096).is_err()))
+        })?;
+        assert!(pages == 2 && held == vec![1; bytes as usize] && is_missing);
+        let (mut expected, mut found) = (vec![1; bytes as usize], vec![0; bytes as usize]);
         expected[4096..4099].copy_from_slice(b"new");
         expected[7 * 4096] = 9;
-        assert!(std::fs::read(&copy)? == expected);
+        copy.read_exact_at(&mut found, 0)?;
+        assert!(found == expected);
         Ok(())
     }
 

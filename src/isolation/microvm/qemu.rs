@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use super::accelerator::Chosen;
 use super::image::Image;
 use super::monitor::{Begin, NewMachine, machine_name};
+use super::saved::SavedMemory;
 use super::template::Kind;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -54,6 +55,9 @@ pub(super) fn machine(chosen: Chosen) -> Vec<String> {
     };
     ["-M", BOARD, "-cpu", processor, "-accel", accelerator].map(str::to_owned).to_vec()
 }
+
+/// Memory that is a file's, except for the pages that the machine writes.
+const COPY_ON_WRITE: &str = "share=off,readonly=on,rom=off";
 
 /// The state of a machine without its memory, descriptor set 3.
 pub(super) const STATE_URI: &str = "file:/dev/fdset/3";
@@ -198,12 +202,19 @@ fn begin_with<'a>(command: &mut Command, fds: &mut Descriptors, begin: Begin<'a>
             let state = fds.give(template.state().map_err(failed("its template"))?);
             command.args(["-add-fd", &format!("fd={state},set=3"), "-S", "-incoming", "defer"]);
             let memory = template.memory().map_err(failed("its template"))?;
-            (image, file(&fds.path(memory, false), "share=off,readonly=on,rom=off"))
+            (image, file(&fds.path(memory, false), COPY_ON_WRITE))
         }
-        Begin::Continue { image, state } => {
-            let state = fds.give(state.devices.try_clone().map_err(failed("its state"))?);
+        Begin::Continue { image, state: saved } => {
+            let state = fds.give(saved.devices.try_clone().map_err(failed("its state"))?);
             command.args(["-add-fd", &format!("fd={state},set=3"), "-S", "-incoming", "defer"]);
-            (image, format!("memory-backend-ram,id=ram,{size}"))
+            let memory = match &saved.memory {
+                SavedMemory::Pages(pages) => {
+                    let base = pages.base.try_clone().map_err(failed("the base of its memory"))?;
+                    file(&fds.path(base, false), COPY_ON_WRITE)
+                }
+                SavedMemory::InState | SavedMemory::Whole(_) => format!("memory-backend-ram,id=ram,{size}"),
+            };
+            (image, memory)
         }
     };
     command.args(["-object", &memory]);

@@ -2,20 +2,26 @@
 //!
 //! ```text
 //!  stopped machine ─▶ suspended.new ─ synced ─▶ suspended.state ─▶ suspended.json ─▶ QEMU ends
-//!  next start: snapshot, disk and digest are right ─▶ loaded ─▶ both removed ─▶ the machine continues
+//!  next start: snapshot, disk and digest are right ─▶ loaded ─▶ all removed ─▶ the machine continues
 //! ```
 //!
 //! All files are removed before the machine continues. The disk's time of change makes them invalid as soon as anything
-//! else writes to the disk. QEMU writes one stream. Firecracker opens its files by name when it starts: they are prepared
-//! then (`machine.state`, `machine.memory`), and linked as `suspended.new` and `suspended.memory` once they are written.
+//! else writes to the disk. QEMU's memory is the file that it has mapped, kept as `suspended.base`, and the pages that
+//! differ from it (`suspended.pages`); where that is not possible, QEMU writes state and memory as one stream. Firecracker
+//! opens its files by name when it starts: they are prepared then (`machine.state`, `machine.memory`), and linked as
+//! `suspended.new` and `suspended.memory` once they are written.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::base::{self, Base};
+use super::copy::create as create_file;
+use super::saved_pages::{self, SavedPages};
+use super::stamp::Stamp;
 use super::template::{Kind, Part, dig_holes, part};
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
@@ -24,37 +30,51 @@ use crate::core::snapshot::{Site, Snapshot, Suspend};
 use crate::link::handshake::WorkerIdentity;
 use crate::sys::fs;
 
-const FORMAT: u32 = 2;
-const NEW: &str = "suspended.new";
+const FORMAT: u32 = 3;
+pub(super) const NEW: &str = "suspended.new";
+/// The devices alone, until they are a state.
+pub(super) const DEVICES: &str = "suspended.devices";
 const STATE: &str = "suspended.state";
 const MEMORY: &str = "suspended.memory";
+pub(super) const PAGES: &str = "suspended.pages";
 const DESCRIPTION: &str = "suspended.json";
 /// The files of a running machine, and what they become.
 const PREPARED: [(&str, &str); 2] = [("machine.state", NEW), ("machine.memory", MEMORY)];
 
 /// A saved machine's files.
 pub(super) struct SavedFiles {
-    /// Devices and processors; with QEMU also the memory.
+    /// Devices and processors.
     pub devices: File,
-    /// The memory, if it is a file of its own.
-    pub memory: Option<File>,
+    pub memory: SavedMemory,
 }
 
-/// A disk at one moment: QEMU's writes change its time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct DiskStamp {
-    inode: u64,
-    bytes: u64,
-    changed_s: i64,
-    changed_ns: i64,
+/// Where a saved machine's memory is.
+pub(super) enum SavedMemory {
+    /// In the same stream as the devices.
+    InState,
+    /// In a file of its own.
+    Whole(File),
+    /// In a file beneath, and the pages that differ from it.
+    Pages(SavedPages),
 }
 
-impl DiskStamp {
-    fn of(disk: &Path) -> std::io::Result<DiskStamp> {
-        let found = disk.symlink_metadata()?;
-        let (changed_s, changed_ns) = (found.mtime(), found.mtime_nsec());
-        Ok(DiskStamp { inode: found.ino(), bytes: found.len(), changed_s, changed_ns })
+impl SavedFiles {
+    /// The memory, if it is one file of its own.
+    pub(super) fn whole_memory(&self) -> Option<&File> {
+        match &self.memory {
+            SavedMemory::Whole(file) => Some(file),
+            SavedMemory::InState | SavedMemory::Pages(_) => None,
+        }
     }
+}
+
+/// The memory in the description.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum MemoryPart {
+    InState,
+    Whole(Part),
+    Pages { pages: Part, base: Base },
 }
 
 /// The description of a suspended machine.
@@ -64,11 +84,10 @@ pub(super) struct Saved {
     arch: String,
     host: HostId,
     pub kind: Kind,
-    disk: DiskStamp,
+    /// QEMU's writes change its time.
+    disk: Stamp,
     state: Part,
-    /// The memory, if it is a file of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    memory: Option<Part>,
+    memory: MemoryPart,
     worker: WorkerId,
     kernel: KernelId,
     epoch: Epoch,
@@ -86,8 +105,7 @@ fn failed(error: &dyn std::fmt::Display) -> Error {
 /// Those of the file system.
 pub(super) fn create(dir: &Path) -> Result<File> {
     remove(dir)?;
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).mode(0o600).open(dir.join(NEW)).map_err(|error| failed(&error))
+    create_file(&dir.join(NEW)).map_err(|error| failed(&error))
 }
 
 /// Makes the files into which a machine that starts may be saved later. Blocks.
@@ -101,10 +119,9 @@ pub(super) fn prepare(dir: &Path) -> Result<SavedFiles> {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(&error)),
             _ => {}
         }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(|error| failed(&error))
+        create_file(&path).map_err(|error| failed(&error))
     };
-    Ok(SavedFiles { devices: made(PREPARED[0])?, memory: Some(made(PREPARED[1])?) })
+    Ok(SavedFiles { devices: made(PREPARED[0])?, memory: SavedMemory::Whole(made(PREPARED[1])?) })
 }
 
 /// Checks that the files of a running machine are in its folder. Blocks.
@@ -129,7 +146,7 @@ pub(super) fn take_prepared(dir: &Path) -> Result<SavedFiles> {
         std::fs::hard_link(dir.join(name), &to).map_err(|error| failed(&error))?;
         OpenOptions::new().read(true).write(true).open(to).map_err(|error| failed(&error))
     };
-    Ok(SavedFiles { devices: take(PREPARED[0])?, memory: Some(take(PREPARED[1])?) })
+    Ok(SavedFiles { devices: take(PREPARED[0])?, memory: SavedMemory::Whole(take(PREPARED[1])?) })
 }
 
 /// Moves the files of a running machine with its disk. Blocks.
@@ -146,7 +163,8 @@ pub(super) fn move_prepared(from: &Path, to: &Path) -> Result<()> {
             _ => {}
         }
     }
-    Ok(())
+    // Firecracker has none.
+    base::move_pin(from, to).map_err(|error| Error::internal(format!("take the base of a warm machine: {error}")))
 }
 
 /// Removes the files of a running machine once it has ended; sealed ones stay. Blocks.
@@ -154,6 +172,7 @@ pub(super) fn drop_prepared(dir: &Path) {
     for (name, _) in PREPARED {
         let _ = std::fs::remove_file(dir.join(name));
     }
+    let _ = base::unpin(dir);
 }
 
 /// Describes a machine whose state was written; from then on the next start continues it. Blocks.
@@ -168,28 +187,28 @@ pub(super) fn seal(
     worker: &WorkerIdentity,
     files: &SavedFiles,
 ) -> Result<()> {
+    let SavedFiles { devices, memory } = files;
+    check_sizes(&kind, devices, memory)?;
     let sealed = |file: &File| file.sync_all().and_then(|()| part(file)).map_err(|error| failed(&error));
-    // Before they are read: a monitor could make them as large as its disk.
-    let bytes = |file: &File| file.metadata().map(|found| found.len()).map_err(|error| failed(&error));
-    let most = match files.memory {
-        Some(_) => limits::VM_DEVICE_STATE_BYTES,
-        None => kind.memory_bytes().saturating_add(limits::VM_DEVICE_STATE_BYTES),
+    let memory = match memory {
+        SavedMemory::InState => MemoryPart::InState,
+        SavedMemory::Whole(memory) => {
+            dig_holes(memory).map_err(|error| failed(&error))?;
+            MemoryPart::Whole(sealed(memory)?)
+        }
+        SavedMemory::Pages(SavedPages { pages, base, template }) => {
+            let base = Base::describe(base, template.clone()).map_err(|error| failed(&error))?;
+            MemoryPart::Pages { pages: sealed(pages)?, base }
+        }
     };
-    let memory = files.memory.as_ref().map_or(Ok(kind.memory_bytes()), bytes)?;
-    if bytes(&files.devices)? > most || memory != kind.memory_bytes() {
-        return Err(failed(&"its files have other sizes than its memory"));
-    }
-    if let Some(memory) = &files.memory {
-        dig_holes(memory).map_err(|error| failed(&error))?;
-    }
     let saved = Saved {
         format: FORMAT,
         arch: std::env::consts::ARCH.to_owned(),
         host,
         kind,
-        disk: DiskStamp::of(disk).map_err(|error| failed(&error))?,
-        state: sealed(&files.devices)?,
-        memory: files.memory.as_ref().map(sealed).transpose()?,
+        disk: Stamp::of(disk).map_err(|error| failed(&error))?,
+        state: sealed(devices)?,
+        memory,
         worker: worker.worker,
         kernel: worker.kernel,
         epoch: worker.epoch,
@@ -198,7 +217,24 @@ pub(super) fn seal(
     saved.snapshot().check_size(limits::SNAPSHOT_SUSPEND_BYTES)?;
     let text = serde_json::to_vec_pretty(&saved).map_err(|error| failed(&error))?;
     std::fs::rename(dir.join(NEW), dir.join(STATE)).map_err(|error| failed(&error))?;
-    fs::replace(&dir.join(DESCRIPTION), &text, 0o600, "microvm.suspended").map_err(|error| failed(&error))
+    fs::replace(&dir.join(DESCRIPTION), &text, 0o600, "machine.suspend.seal").map_err(|error| failed(&error))
+}
+
+/// Checks the sizes of files before they are read: a monitor could make them as large as its disk.
+fn check_sizes(kind: &Kind, devices: &File, memory: &SavedMemory) -> Result<()> {
+    let bytes = |file: &File| file.metadata().map(|found| found.len()).map_err(|error| failed(&error));
+    let (whole, state) = (kind.memory_bytes(), limits::VM_DEVICE_STATE_BYTES);
+    let (most, is_right) = match memory {
+        SavedMemory::InState => (whole.saturating_add(state), true),
+        SavedMemory::Whole(memory) => (state, bytes(memory)? == whole),
+        SavedMemory::Pages(saved) => {
+            (state, bytes(&saved.base)? == whole && bytes(&saved.pages)? <= saved_pages::most_bytes(whole))
+        }
+    };
+    match is_right && bytes(devices)? <= most {
+        true => Ok(()),
+        false => Err(failed(&"its files have other sizes than its memory")),
+    }
 }
 
 /// Removes what is saved, if anything is. Blocks.
@@ -208,10 +244,10 @@ pub(super) fn seal(
 pub(super) fn remove(dir: &Path) -> Result<()> {
     // The description first, durably: the disk may change from here on, and without it the state is nothing.
     if dir.join(DESCRIPTION).exists() {
-        let removed = fs::remove_durable(&dir.join(DESCRIPTION), "microvm.suspended.remove");
+        let removed = fs::remove_durable(&dir.join(DESCRIPTION), "machine.suspend.forget");
         removed.map_err(|error| Error::unavailable(format!("remove {DESCRIPTION}: {error}")))?;
     }
-    for name in [STATE, MEMORY, NEW] {
+    for name in [STATE, MEMORY, PAGES, base::SAVED, DEVICES, NEW] {
         match std::fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::unavailable(format!("remove {name}: {error}")));
@@ -261,7 +297,10 @@ impl Saved {
             base_image_version: self.kind.image.clone(),
             host: self.host,
             content: Suspend {
-                memory_bytes: self.memory.as_ref().map_or(0, |memory| memory.bytes).saturating_add(self.state.bytes),
+                memory_bytes: self.state.bytes.saturating_add(match &self.memory {
+                    MemoryPart::InState => 0,
+                    MemoryPart::Whole(memory) | MemoryPart::Pages { pages: memory, .. } => memory.bytes,
+                }),
                 machine: Some(self.kind.machine()),
             },
         }
@@ -281,7 +320,7 @@ impl Saved {
         if self.kind != *now {
             return Err(Error::refused("it is a machine of another kind").reason("kind"));
         }
-        let found = DiskStamp::of(disk).map_err(|error| Error::lost(format!("its disk is gone: {error}")))?;
+        let found = Stamp::of(disk).map_err(|error| Error::lost(format!("its disk is gone: {error}")))?;
         if found.bytes != self.disk.bytes {
             return Err(Error::refused(format!("its disk has {} bytes, and had {}", found.bytes, self.disk.bytes))
                 .reason("disk_size"));
@@ -290,7 +329,18 @@ impl Saved {
             return Err(Error::refused("its disk has changed since").reason("disk"));
         }
         let devices = open_part(&dir.join(STATE), &self.state)?;
-        let memory = self.memory.as_ref().map(|memory| open_part(&dir.join(MEMORY), memory)).transpose()?;
+        let memory = match &self.memory {
+            MemoryPart::InState => SavedMemory::InState,
+            MemoryPart::Whole(memory) => SavedMemory::Whole(open_part(&dir.join(MEMORY), memory)?),
+            MemoryPart::Pages { base, .. } if base.bytes() != self.kind.memory_bytes() => {
+                return Err(Error::corrupt("the file beneath the saved pages has another size than the memory"));
+            }
+            MemoryPart::Pages { pages, base } => SavedMemory::Pages(SavedPages {
+                pages: open_part(&dir.join(PAGES), pages)?,
+                base: base.open(dir)?,
+                template: base.template.clone(),
+            }),
+        };
         Ok(SavedFiles { devices, memory })
     }
 }
@@ -306,192 +356,4 @@ fn open_part(path: &Path, written: &Part) -> Result<File> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::firecracker;
-    use super::*;
-    use crate::core::engine::EngineName;
-    use crate::link::bootstrap::BUILD;
-
-    const HERE: HostId = HostId::from_bytes([5; 16]);
-
-    fn kind() -> Kind {
-        Kind {
-            image: String::from("abc"),
-            engine: EngineName::Python,
-            uid: 0,
-            vmm: String::from("QEMU 10"),
-            build: BUILD.to_owned(),
-            machine: ["-M", "q35", "-cpu", "qemu64", "-accel", "tcg"].map(str::to_owned).to_vec(),
-            memory_mib: 1,
-            processors: 1,
-            disk_bytes: 4,
-        }
-    }
-
-    fn saved(dir: &Path) -> Saved {
-        let mut devices = create(dir).expect("created");
-        std::io::Write::write_all(&mut devices, b"state").expect("written");
-        let files = SavedFiles { devices, memory: None };
-        std::fs::write(dir.join("disk"), b"disk").expect("written");
-        let worker = WorkerIdentity {
-            worker: WorkerId::from_bytes([1; 16]),
-            kernel: KernelId::from_bytes([2; 16]),
-            epoch: Epoch(3),
-            build: BUILD.to_owned(),
-            secret: [4; 32],
-        };
-        seal(dir, &dir.join("disk"), HERE, kind(), &worker, &files).expect("sealed");
-        Saved::read(dir).expect("read").expect("it is there")
-    }
-
-    /// The saved memory is refused for that reason, is not changed, and continues in the machine that it is of.
-    fn refuses(dir: &Path, saved: &Saved, host: HostId, other: &Kind, reason: &str) {
-        let disk = dir.join("disk");
-        let before = [DESCRIPTION, STATE].map(|name| std::fs::read(dir.join(name)).expect("read"));
-        let refused = saved.open(dir, &disk, host, other).err().map(|error| (error.code, error.reason));
-        assert_eq!(refused, Some((crate::core::error::ErrorCode::Refused, reason.into())));
-        let after = [DESCRIPTION, STATE].map(|name| std::fs::read(dir.join(name)).expect("read"));
-        assert!(before == after, "{reason}: a refusal changed the files");
-        let own = Saved::read(dir).expect("read").expect("it is there");
-        assert!(own.open(dir, &disk, HERE, &kind()).is_ok(), "{reason}");
-    }
-
-    /// Replaces a word of the description on the disk.
-    fn changed(dir: &Path, from: &str, to: &str) -> Saved {
-        let place = dir.join(DESCRIPTION);
-        let text = std::fs::read_to_string(&place).expect("read");
-        std::fs::write(&place, text.replacen(from, to, 1)).expect("written");
-        let found = Saved::read(dir).expect("read").expect("it is there");
-        std::fs::write(&place, text).expect("written");
-        found
-    }
-
-    #[test]
-    fn architecture_mismatch_faults() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let dir = folder.path();
-        saved(dir);
-        let own = format!("\"arch\": \"{}\"", std::env::consts::ARCH);
-        for other in ["vax", "", "X86_64"] {
-            let foreign = changed(dir, &own, &format!("\"arch\": \"{other}\""));
-            refuses(dir, &foreign, HERE, &kind(), "architecture_mismatch");
-        }
-        refuses(dir, &saved(dir), HostId::from_bytes([6; 16]), &kind(), "other_host");
-    }
-
-    #[test]
-    fn base_image_mismatch_faults() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let dir = folder.path();
-        let saved = saved(dir);
-        for image in ["abcd", "ab", "", "ABC"] {
-            refuses(dir, &saved, HERE, &Kind { image: image.into(), ..kind() }, "base_image_mismatch");
-            let foreign = changed(dir, "\"image\": \"abc\"", &format!("\"image\": \"{image}\""));
-            refuses(dir, &foreign, HERE, &kind(), "base_image_mismatch");
-        }
-    }
-
-    #[test]
-    fn other_machines_are_refused() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let dir = folder.path();
-        let saved = saved(dir);
-        let machine = |words: [&str; 4]| words.map(str::to_owned).to_vec();
-        let others: [(&str, Kind); 7] = [
-            ("vmm_mismatch", Kind { vmm: firecracker::name("1.16.1"), machine: firecracker::machine(), ..kind() }),
-            ("vmm_mismatch", Kind { vmm: "QEMU 11".into(), ..kind() }),
-            ("build_mismatch", Kind { build: "other".into(), ..kind() }),
-            ("machine_type_mismatch", Kind { machine: machine(["-M", "pc", "-cpu", "qemu64"]), ..kind() }),
-            ("cpu_model_mismatch", Kind { machine: machine(["-M", "q35", "-cpu", "max"]), ..kind() }),
-            ("machine_size_mismatch", Kind { memory_mib: 2, ..kind() }),
-            ("kind", Kind { uid: 1, ..kind() }),
-        ];
-        for (reason, other) in others {
-            refuses(dir, &saved, HERE, &other, reason);
-        }
-    }
-
-    #[test]
-    fn other_formats_are_refused() {
-        use crate::core::error::ErrorCode;
-
-        let folder = tempfile::tempdir().expect("a folder");
-        let dir = folder.path();
-        saved(dir);
-        let text = std::fs::read_to_string(dir.join(DESCRIPTION)).expect("read");
-        let own = format!("\"format\": {FORMAT}");
-        assert!(text.contains(&own), "{text}");
-        for (text, code, reason) in [
-            (text.replace(&own, "\"format\": 1"), ErrorCode::Unsupported, "format"),
-            ("{\"format\": 3, \"machine\": \"of another time\"}".into(), ErrorCode::Unsupported, "format"),
-            (text.replace(&own, "\"format\": \"2\""), ErrorCode::Corrupt, ""),
-            (text.replace(&own, "\"formats\": 2"), ErrorCode::Corrupt, ""),
-        ] {
-            std::fs::write(dir.join(DESCRIPTION), &text).expect("written");
-            let refused = Saved::read(dir).err().map(|error| (error.code, error.reason));
-            assert_eq!(refused, Some((code, reason.into())), "{text}");
-        }
-        assert!(dir.join(STATE).exists(), "nothing is removed");
-    }
-
-    #[test]
-    fn changed_files_are_refused() {
-        use crate::core::error::ErrorCode;
-
-        let folder = tempfile::tempdir().expect("a folder");
-        let (dir, disk) = (folder.path(), folder.path().join("disk"));
-        let refused =
-            |saved: &Saved| saved.open(dir, &disk, HERE, &kind()).err().map(|error| (error.code, error.reason));
-        let first = saved(dir);
-        std::fs::write(dir.join(STATE), b"stale").expect("written");
-        assert_eq!(refused(&first), Some((ErrorCode::Corrupt, String::new())));
-        let second = saved(dir);
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        std::fs::write(&disk, b"DISK").expect("written");
-        assert_eq!(refused(&second), Some((ErrorCode::Refused, "disk".into())));
-        std::fs::write(&disk, b"larger").expect("written");
-        assert_eq!(refused(&second), Some((ErrorCode::Refused, "disk_size".into())));
-        std::fs::remove_file(&disk).expect("removed");
-        assert_eq!(refused(&second), Some((ErrorCode::Lost, String::new())));
-        std::fs::write(dir.join(DESCRIPTION), b"{").expect("written");
-        assert_eq!(Saved::read(dir).err().map(|error| error.code), Some(ErrorCode::Corrupt));
-        remove(dir).expect("removed");
-        assert!(Saved::read(dir).is_ok_and(|found| found.is_none()) && !dir.join(STATE).exists());
-    }
-
-    #[test]
-    fn written_files_are_taken() -> Result<()> {
-        let (folder, other) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
-        let (dir, disk) = (folder.path(), folder.path().join("disk"));
-        assert!(check_prepared(dir).is_err());
-        std::fs::write(&disk, b"disk").expect("written");
-        let mut running = prepare(other.path())?;
-        move_prepared(other.path(), dir)?;
-        check_prepared(dir)?;
-        let mut write = |devices: &[u8], memory: &[u8]| {
-            std::io::Write::write_all(&mut running.devices, devices).expect("written");
-            std::io::Write::write_all(running.memory.as_mut().expect("it is there"), memory).expect("written");
-        };
-        write(b"devices", &vec![0; (1 << 20) - 6]);
-        write(b"", b"memory");
-        let worker = saved(tempfile::tempdir().expect("a folder").path()).worker();
-        seal(dir, &disk, HERE, kind(), &worker, &take_prepared(dir)?)?;
-        let sealed = Saved::read(dir)?.expect("it is there");
-        let opened = sealed.open(dir, &disk, HERE, &kind())?;
-        drop_prepared(dir);
-        assert!(check_prepared(dir).is_err(), "they are removed at the machine's end");
-        assert!(sealed.open(dir, &disk, HERE, &kind()).is_ok(), "sealed files stay");
-        let memory = opened.memory.expect("it is there").metadata().expect("read");
-        assert_eq!(memory.len(), 1 << 20);
-        assert!(memory.blocks() * 512 < 1 << 18, "zeros are holes: {} blocks", memory.blocks());
-        // What is not sealed any more changes with the running machine.
-        write(b"more", b"more");
-        assert_eq!(sealed.open(dir, &disk, HERE, &kind()).err().map(|error| error.code.name()), Some("corrupt"));
-        drop(prepare(dir)?);
-        drop(take_prepared(dir)?);
-        // It goes on, and may be saved again.
-        remove(dir)?;
-        assert!(!dir.join(MEMORY).exists() && !dir.join(NEW).exists());
-        take_prepared(dir).map(drop)
-    }
-}
+mod tests;

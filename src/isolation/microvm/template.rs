@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::accelerator::{self, Chosen};
+use super::base::BaseTemplate;
 use super::description::{Description, Made, Unusable, describe};
 use super::image::Image;
 use super::vmm::{Choice, Vmm};
@@ -144,6 +145,8 @@ pub(super) struct Template {
     pub tested_boot_id: String,
     /// `None`: a former version made it, or it is no template of this host.
     made: Option<Made>,
+    /// The digest of its memory, if it is described.
+    memory_digest: Option<String>,
     /// Failed restores since the last machine that was restored.
     failures: Cell<u32>,
     is_used: Cell<bool>,
@@ -163,13 +166,28 @@ impl Template {
     /// The same of files elsewhere.
     pub(super) fn of_files(memory: &Path, state: &Path) -> std::io::Result<Template> {
         let (memory, state) = (File::open(memory)?, File::open(state)?);
-        let (tested_boot_id, made, failures, is_used) = (String::new(), None, Cell::new(0), Cell::new(false));
-        Ok(Template { memory, state, tested_boot_id, made, failures, is_used })
+        let (failures, is_used) = (Cell::new(0), Cell::new(false));
+        Ok(Template {
+            memory,
+            state,
+            tested_boot_id: String::new(),
+            made: None,
+            memory_digest: None,
+            failures,
+            is_used,
+        })
     }
 
-    /// The same, with the boot id of its test start and what its description says.
-    pub(super) fn tested(self, tested_boot_id: String, made: Option<Made>) -> Template {
-        Template { tested_boot_id, made, ..self }
+    /// The same, with what its description says.
+    pub(super) fn described(self, about: &Description) -> Template {
+        let (tested_boot_id, made) = (about.tested_boot_id.clone(), about.made.clone());
+        Template { tested_boot_id, made, memory_digest: Some(about.memory.blake3.clone()), ..self }
+    }
+
+    /// What it is to machines that have mapped its memory; `None`: it is the memory of a copied machine.
+    pub(super) fn as_base(&self) -> Option<BaseTemplate> {
+        let blake3 = self.memory_digest.clone()?;
+        Some(BaseTemplate { id: self.id().to_owned(), blake3 })
     }
 
     /// Its id; empty if a former version made it.
@@ -246,9 +264,9 @@ impl Template {
         if about.memory.bytes != kind.memory_bytes() || about.state.bytes > limits::VM_DEVICE_STATE_BYTES {
             return Err(String::from("its sizes are not those of the machine"));
         }
-        let (tested_boot_id, made, failures, is_used) =
-            (about.tested_boot_id, about.made, Cell::new(0), Cell::new(false));
-        Ok(Template { memory, state, tested_boot_id, made, failures, is_used })
+        let (failures, is_used) = (Cell::new(0), Cell::new(false));
+        let (tested_boot_id, made, memory_digest) = (about.tested_boot_id, about.made, Some(about.memory.blake3));
+        Ok(Template { memory, state, tested_boot_id, made, memory_digest, failures, is_used })
     }
 }
 

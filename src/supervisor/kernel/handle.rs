@@ -39,6 +39,9 @@ use crate::supervisor::workers::worker::{KeptMemory, KernelStart, LiveWorker, id
 /// The event of a machine that was copied with its whole memory while it stood still.
 const MACHINE_COPIED_WHOLE: &str = "machine_copied_whole";
 
+/// The event of a machine that was suspended with all of its memory.
+const MACHINE_SAVED_WHOLE: &str = "machine_saved_whole";
+
 /// Published state of a kernel; only its task writes it.
 #[derive(Debug, Clone)]
 pub struct View {
@@ -205,7 +208,10 @@ impl Kernel {
     /// `unsupported` for the isolation, `conflict` if the worker has ended, those of saving.
     pub(crate) async fn save_memory(&self, host: &Host) -> Result<()> {
         let (worker, identity) = self.identified_worker(host).await?;
-        worker.handle().save_memory(&identity).await
+        if let Some(why) = worker.handle().save_memory(&identity).await? {
+            self.note_whole(host, MACHINE_SAVED_WHOLE, &why);
+        }
+        Ok(())
     }
 
     /// Saves the worker's running machine.
@@ -215,14 +221,18 @@ impl Kernel {
     pub(crate) async fn save_running(&self, host: &Host) -> Result<SavedMachine> {
         let (worker, identity) = self.identified_worker(host).await?;
         let saved = worker.handle().save_running(&identity).await?;
-        // The pause grew with the memory, not with what changed.
         if let Some(why) = saved.copied_whole() {
-            let spec = self.spec();
-            host.metrics.noted(Some(spec.engine), MACHINE_COPIED_WHOLE);
-            let detail = serde_json::json!({ "engine": spec.engine.name(), "reason": why });
-            host.events.publish(&self.event_name(), MACHINE_COPIED_WHOLE, detail);
+            self.note_whole(host, MACHINE_COPIED_WHOLE, why);
         }
         Ok(saved)
+    }
+
+    /// Reports that the pause grew with the memory, not with what changed.
+    fn note_whole(&self, host: &Host, event: &'static str, why: &str) {
+        let spec = self.spec();
+        host.metrics.noted(Some(spec.engine), event);
+        let detail = serde_json::json!({ "engine": spec.engine.name(), "reason": why });
+        host.events.publish(&self.event_name(), event, detail);
     }
 
     async fn identified_worker(&self, host: &Host) -> Result<(Rc<LiveWorker>, WorkerIdentity)> {

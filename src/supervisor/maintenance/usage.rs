@@ -1,7 +1,8 @@
 //! Measures what takes room on the disk: folders by walking them, objects by following every root.
 //!
 //! An object is counted with its entries in packs, so chunks that two objects share count once. What
-//! a single kernel needs is freed with it; `gc` frees it afterwards.
+//! a single kernel needs is freed with it; `gc` frees it afterwards. A file with several names counts
+//! once; the memory of a template that a kernel's machine needs, too, counts with the templates.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use crate::store::Store;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
-use crate::workspace::{Seen, disk_bytes};
+use crate::workspace::{LinkedFiles, Seen, disk_bytes, disk_bytes_beyond};
 
 /// Parts of a kernel's folder: the part, the beginnings of its files' names, what it is for.
 const KERNEL_PARTS: &[(&str, &[&str], &str)] = &[
@@ -28,7 +29,7 @@ const KERNEL_PARTS: &[(&str, &[&str], &str)] = &[
     ("engine state", &["engine.db"], "variables, functions, settings"),
     ("journal", &["state.db"], "executions, messages, records; kept until the kernel is removed"),
     ("machine disk", &["disk."], "disk of the virtual machine"),
-    ("machine memory", &["suspended.", "installed."], "memory of a virtual machine that does not run"),
+    ("machine memory", &["suspended.", "installed.", "machine."], "memory of a virtual machine, beyond its template"),
     ("other", &[""], "index of the files, staging"),
 ];
 
@@ -41,6 +42,10 @@ const HOST_PARTS: &[(&str, &[&str], &str)] = &[
     ("templates", &["templates/"], "booted virtual machines; built again if they are removed"),
     ("other", &[""], "copies for the next forks, locks, exchanged files"),
 ];
+
+/// Folders of the data folder.
+const KERNELS: &str = "kernels";
+const TEMPLATES: &str = "templates";
 
 /// Guard of the only running measurement.
 struct Measuring(Rc<Host>);
@@ -84,8 +89,15 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
     let needed_by = by_kernel(&roots);
     let objects = host.store.run_beside(move |store| Ok(measure(store, needed_by, detailed))).await??;
     let mut usage = DiskUsage::default();
+    let templates = host.environment.data.join(TEMPLATES);
+    let linked = blocking(move || {
+        let mut linked = LinkedFiles::default();
+        disk_bytes_beyond(&templates, &mut linked)?;
+        Ok(linked)
+    });
+    let linked = linked.await?;
     for kernel in one.as_ref().map_or(own.as_slice(), std::slice::from_ref) {
-        match of_kernel(host, kernel, &objects).await {
+        match of_kernel(host, kernel, &objects, linked.clone()).await {
             Ok(measured) => usage.kernels.push(measured),
             Err(_) if one.is_none() && is_gone(supervisor, kernel.id) => {}
             Err(error) => return Err(error),
@@ -97,9 +109,14 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
     Ok(usage)
 }
 
-async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects) -> Result<KernelDisk> {
-    let folder = host.environment.data.join("kernels").join(kernel.id.to_string());
-    let parts = blocking(move || parts_of(&folder, KERNEL_PARTS)).await?;
+async fn of_kernel(
+    host: &Rc<Host>,
+    kernel: &Rc<Kernel>,
+    objects: &Objects,
+    mut linked: LinkedFiles,
+) -> Result<KernelDisk> {
+    let folder = host.environment.data.join(KERNELS).join(kernel.id.to_string());
+    let parts = blocking(move || parts_of(&folder, KERNEL_PARTS, "", &mut linked)).await?;
     let found = objects.kernels.get(&kernel.id).cloned().unwrap_or_default();
     let mut each = Vec::new();
     if !objects.each.is_empty() {
@@ -124,24 +141,22 @@ async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects) -> R
 async fn of_host(data: PathBuf, needed: u64) -> Result<Vec<DiskPart>> {
     blocking(move || {
         let part = |what: &str, bytes, why: &str| DiskPart { what: what.into(), bytes, why: why.into() };
-        let (kernels, packs) = (data.join("kernels"), data.join("store/packs"));
+        let (kernels, packs) = (data.join(KERNELS), data.join("store/packs"));
+        // Templates first: kernels have further names of their files.
+        let mut linked = LinkedFiles::default();
+        let mut rest = parts_of(&data, HOST_PARTS, KERNELS, &mut linked)?;
         // Each kernel has its own bound on the number of files.
-        let kernel_bytes = parts_of(&kernels, &[("all", &[""], "")])?.iter().map(|part| part.bytes).sum();
+        let kernel_parts = parts_of(&kernels, &[("all", &[""], "")], "", &mut linked)?;
+        let kernel_bytes = kernel_parts.iter().map(|part| part.bytes).sum();
         let pack_bytes = disk_bytes(&packs)?;
         let mut all = vec![
             part("kernels", kernel_bytes, "folders of the kernels, and of workers that wait for one"),
             part("objects", needed.min(pack_bytes), "checkpoints, blobs, kept output"),
             part("unreferenced", pack_bytes.saturating_sub(needed), "nothing needs it: `ryokan gc` frees most of it"),
         ];
-        let mut rest = parts_of(&data, HOST_PARTS)?;
-        for part in &mut rest {
-            // Both were counted with their parents.
-            let counted = match part.what.as_str() {
-                "store index" => pack_bytes,
-                "other" => kernel_bytes,
-                _ => 0,
-            };
-            part.bytes = part.bytes.saturating_sub(counted);
+        for part in rest.iter_mut().filter(|part| part.what == "store index") {
+            // The packs were counted with their folder.
+            part.bytes = part.bytes.saturating_sub(pack_bytes);
         }
         all.append(&mut rest);
         Ok(all)
@@ -154,19 +169,28 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     done.map_err(|error| Error::internal(error.to_string()))?
 }
 
-/// The parts of a folder, each entry in the first part that takes its name; they add up to the folder.
-fn parts_of(folder: &Path, parts: &[(&str, &[&str], &str)]) -> Result<Vec<DiskPart>> {
+/// The parts of a folder, each entry in the first part that takes its name; they add up to the folder without one entry,
+/// and without files that were counted before.
+fn parts_of(
+    folder: &Path,
+    parts: &[(&str, &[&str], &str)],
+    without: &str,
+    linked: &mut LinkedFiles,
+) -> Result<Vec<DiskPart>> {
     let mut bytes = vec![0_u64; parts.len()];
     let last = bytes.len() - 1;
     let own = std::fs::symlink_metadata(folder).map_or(0, |meta| std::os::unix::fs::MetadataExt::blocks(&meta) * 512);
     bytes[last] += own;
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let mut name = entry.file_name().to_string_lossy().into_owned();
+        if name == without {
+            continue;
+        }
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             name.push('/');
         }
         let at = parts.iter().position(|(_, names, _)| names.iter().any(|known| name.starts_with(known)));
-        bytes[at.unwrap_or(last)] += disk_bytes(&entry.path())?;
+        bytes[at.unwrap_or(last)] += disk_bytes_beyond(&entry.path(), linked)?;
     }
     let part = |((what, _, why), bytes): (&(&str, &[&str], &str), u64)| DiskPart {
         what: (*what).into(),

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::isolation::microvm::monitor::{Begin, NewMachine, machine_name};
-use crate::isolation::microvm::saved;
+use crate::isolation::microvm::saved::{self, SavedMemory};
 use crate::isolation::microvm::sockets::API;
 use crate::sandbox::{MonitorBounds, MonitorFiles, MonitorGroup, monitor_layers};
 use crate::sys::monitor::confine_monitor;
@@ -113,7 +113,7 @@ pub(in crate::isolation::microvm) fn command(new: NewMachine<'_>) -> Result<Comm
     if let Some(dir) = saved_in {
         let prepared = saved::prepare(&dir)?;
         files.write(SAVED_STATE, prepared.devices, account)?;
-        if let Some(memory) = prepared.memory {
+        if let SavedMemory::Whole(memory) = prepared.memory {
             files.write(SAVED_MEMORY, memory, account)?;
         }
     }
@@ -167,7 +167,7 @@ fn begin_with(files: &mut Files, begin: Begin<'_>, account: Option<(u32, u32)>) 
             files.read(LOADED_MEMORY, template.memory().map_err(failed("its template"))?);
         }
         Begin::Continue { state, .. } => {
-            let memory = state.memory.as_ref().ok_or_else(|| Error::corrupt("a suspended machine has no memory"))?;
+            let memory = state.whole_memory().ok_or_else(|| Error::corrupt("a suspended machine has no memory"))?;
             files.read(LOADED_STATE, copy(&state.devices)?);
             files.read(LOADED_MEMORY, copy(memory)?);
         }

@@ -145,7 +145,7 @@ async fn real_machine_goes_on() -> Result<()> {
     Monitor::boot(&sockets, &bench.kind, Durability::Process).await?;
     rounds().await;
     let state = suspend(&bench.path("home-0a"), child, &sockets).await?;
-    let (starts, before) = counters(state.memory.as_ref().expect("a memory"));
+    let (starts, before) = counters(state.whole_memory().expect("a memory"));
     eprintln!("booted: {starts} starts, {before} rounds");
     assert!(starts == 1 && before > 0, "it ran");
     // A new process continues: it has not begun anew.
@@ -157,7 +157,7 @@ async fn real_machine_goes_on() -> Result<()> {
     rounds().await;
     assert!(sockets.folder().join("vsock").exists(), "its ports are in its own folder");
     let again = suspend(&bench.path("home-0b"), child, &sockets).await?;
-    let (starts, after) = counters(again.memory.as_ref().expect("a memory"));
+    let (starts, after) = counters(again.whole_memory().expect("a memory"));
     eprintln!("continued in a new process: {starts} starts, {after} rounds");
     assert!(starts == 1 && after > before);
     sockets.unlink();
@@ -197,7 +197,7 @@ async fn real_template_serves_two() -> Result<()> {
     rounds().await;
     for (worker, child, sockets) in slots {
         let state = suspend(&bench.path(&format!("home-{worker}")), child, &sockets).await?;
-        let (starts, after) = counters(state.memory.as_ref().expect("a memory"));
+        let (starts, after) = counters(state.whole_memory().expect("a memory"));
         eprintln!("slot {worker}: {starts} starts, {before} rounds before, {after} after");
         assert!(starts == 1 && after > before);
     }
@@ -215,14 +215,14 @@ async fn real_parked_machine_waits() -> Result<()> {
     rounds().await;
     let mut monitor = Monitor::connect(&sockets).await?;
     monitor.stop().await?;
-    let first = counters(monitor.save_memory(&home).await?.memory.as_ref().expect("a memory"));
+    let first = counters(monitor.save_memory(&home).await?.whole_memory().expect("a memory"));
     rounds().await;
-    let second = counters(monitor.save_memory(&home).await?.memory.as_ref().expect("a memory"));
+    let second = counters(monitor.save_memory(&home).await?.whole_memory().expect("a memory"));
     assert_eq!(first, second, "a paused machine stands still");
     saved::remove(&home)?;
     monitor.go_on().await?;
     rounds().await;
-    let third = counters(suspend(&home, child, &sockets).await?.memory.as_ref().expect("a memory"));
+    let third = counters(suspend(&home, child, &sockets).await?.whole_memory().expect("a memory"));
     eprintln!("paused at {} rounds, went on to {}", second.1, third.1);
     assert!(third.0 == 1 && third.1 > second.1);
     Ok(())

@@ -105,7 +105,7 @@ async fn parked_machine_is_saved() -> Result<()> {
     fake.requests();
     let files = monitor.save_memory(&home).await?;
     assert_eq!(fake.requests(), ["PUT /snapshot/create"]);
-    assert!(files.memory.is_some() && home.join("suspended.memory").exists());
+    assert!(files.whole_memory().is_some() && home.join("suspended.memory").exists());
     monitor.go_on().await?;
     assert_eq!(fake.locked().stage, Stage::Running);
     assert!(!monitor.quit().await, "it must be killed");
