@@ -347,9 +347,9 @@ interface Kernel {
   # that need a worker are refused with reason `archived`.
   unarchive @66 (expectedVersion :UInt64 = 0) -> (version :UInt64);
 
-  files @67 () -> (files :Files);
+  files @67 (noWait :Bool = false) -> (files :Files);
   # The workspace's files, whether the kernel runs or not. Reads need the right `read`, changes the
-  # right `write`.
+  # right `write`. `noWait`: calls fail with `busy` during a transition (see `Files`).
 
   spawn @68 (request :ProcessRequest) -> (process :Process, execution :Execution, execId :UInt64);
   # Runs a program beside the engine, also during an execution, in the engine's sandbox and limits.
@@ -427,8 +427,13 @@ interface Files {
   # `list` and `open`, and by nothing else.
   #
   # Reasons of errors: `not_found`, `is_directory`, `not_directory`, `not_regular`, `permission`,
-  # `too_large`, `outside`, `exists`, `not_empty`, `mount` (the path is in a mount of the host). A
-  # transition refuses every call as it refuses an execution; a change waits for a checkpoint.
+  # `too_large`, `outside`, `exists`, `not_empty`, `mount` (the path is in a mount of the host).
+  #
+  # Calls wait for a restore, an archive, an unarchive, a move to another host or a freeze to end, and
+  # changes also for a checkpoint; `deadline` after a minute. With `noWait` they fail at once with
+  # `busy` and the reason `restoring`, `archiving`, `unarchiving`, `teleporting`, `freezing` or
+  # `checkpointing`. Either way, `conflict` if the kernel is being removed, or if a transition was
+  # interrupted and awaits its recovery.
   stat @0 (path :Data, follow :Bool = true) -> (info :FileInfo);
   list @1 (path :Data, sink :FileInfoSink) -> ();
   # The entries of a directory, in no order.
@@ -931,6 +936,17 @@ struct KernelInfo {
   threadOf @16 :Text;         # id of the kernel whose workspace this one shares; empty: its own
   capture @17 :Text;          # the driver that captures its files, and why no better one is used
   atNextStart @18 :List(Text); # changes of `spec` that the present worker does not have
+  disk @19 :DiskFigures;      # as last measured, in the background after clients ask for it
+}
+
+struct DiskFigures {
+  # What a kernel takes on the disk, in bytes. The sum is released with the kernel.
+  workspaceBytes @0 :UInt64;  # files of its code; of a virtual machine: its disk. 0 for a thread
+  historyBytes @1 :UInt64;    # the journal, and what only this kernel needs of checkpoints, blobs and
+                              # kept output: `KernelDisk.freedBytes` among kernels of the same user
+  savedMemoryBytes @2 :UInt64; # of a virtual machine that does not run
+  otherBytes @3 :UInt64;      # engine state, index of the files, staging
+  measuredAtMs @4 :Int64;     # 0: not yet
 }
 
 struct Origin {

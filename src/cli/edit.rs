@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::context::Context;
-use super::copy::Place;
+use super::copy::{Place, WaitArgs};
 use super::drive::Signals;
 use super::failure::Failure;
 use super::render;
@@ -33,6 +33,9 @@ pub struct EditArgs {
     /// NAME:PATH
     #[arg(value_name = "NAME:PATH")]
     pub file: std::ffi::OsString,
+    /// Waiting for transitions.
+    #[command(flatten)]
+    pub wait: WaitArgs,
 }
 
 /// Edits a file of a kernel.
@@ -44,7 +47,7 @@ pub async fn edit(context: &Context, args: EditArgs) -> Result<(), Failure> {
         return Err(Failure::usage("an editor needs a terminal", "copy the file with cp instead"));
     }
     let (kernel, _) = context.kernel(&name).await?;
-    let files = kernel.files().await?;
+    let files = kernel.files_with(args.wait.held()).await?;
     let (before, text) = read(&files, &path).await?;
     let draft = Draft::new(&path, &text)?;
     // The terminal's signals are the editor's while it runs.

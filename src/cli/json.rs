@@ -67,6 +67,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "created_at_ms": info.created_at_ms,
         "last_used_at_ms": info.last_used_at_ms,
         "memory_bytes": info.memory_bytes,
+        "disk": info.disk,
         "sandbox": info.sandbox,
         "uid": info.uid,
         "executions": info.executions,

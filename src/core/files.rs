@@ -8,6 +8,16 @@ use super::limits;
 /// The workspace as code inside sees it.
 pub const WORKSPACE: &str = "/workspace";
 
+/// What a file operation does while a transition or a checkpoint holds the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WhileHeld {
+    /// It waits for the end.
+    #[default]
+    Wait,
+    /// It fails with `busy`.
+    Refuse,
+}
+
 /// A checked path in a workspace: names below its root. Empty: the workspace itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]

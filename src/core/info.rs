@@ -8,6 +8,7 @@ use super::name::KernelName;
 use super::origin::Origin;
 use super::snapshot::SnapshotKind;
 use super::spec::KernelSpec;
+use super::usage::DiskFigures;
 
 /// A variable in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,6 +162,8 @@ pub struct KernelInfo {
     pub capture: String,
     /// Changes of the specification that the present worker does not have, a line each.
     pub at_next_start: Vec<String>,
+    /// Its figures on the disk; `None`: not measured yet.
+    pub disk: Option<DiskFigures>,
 }
 
 /// The host's description of itself.

@@ -1,8 +1,42 @@
 //! What takes room on the disk.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::ids::{CheckpointId, KernelId};
+
+/// What a kernel takes on the disk, as last measured. The sum is released with the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskFigures {
+    /// Files of the kernel's code, bytes; of a virtual machine its disk; 0 for a thread.
+    pub workspace_bytes: u64,
+    /// The journal, and what only this kernel needs of the store, bytes.
+    pub history_bytes: u64,
+    /// Memory of a virtual machine that does not run, bytes.
+    pub saved_memory_bytes: u64,
+    /// Engine state, index of the files, staging; bytes.
+    pub other_bytes: u64,
+    /// Milliseconds since 1970.
+    pub measured_at_ms: i64,
+}
+
+impl DiskFigures {
+    /// The sum of two kernels.
+    pub fn plus(&self, other: &DiskFigures) -> DiskFigures {
+        DiskFigures {
+            workspace_bytes: self.workspace_bytes.saturating_add(other.workspace_bytes),
+            history_bytes: self.history_bytes.saturating_add(other.history_bytes),
+            saved_memory_bytes: self.saved_memory_bytes.saturating_add(other.saved_memory_bytes),
+            other_bytes: self.other_bytes.saturating_add(other.other_bytes),
+            measured_at_ms: self.measured_at_ms.max(other.measured_at_ms),
+        }
+    }
+
+    /// All of it, bytes.
+    pub fn total_bytes(&self) -> u64 {
+        let Self { workspace_bytes, history_bytes, saved_memory_bytes, other_bytes, .. } = *self;
+        [history_bytes, saved_memory_bytes, other_bytes].into_iter().fold(workspace_bytes, u64::saturating_add)
+    }
+}
 
 /// What takes room on the disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

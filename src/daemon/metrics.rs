@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 
 use super::service::make_socket;
 use crate::core::limits;
+use crate::supervisor::maintenance::refresh_figures;
 use crate::supervisor::registry::Supervisor;
 
 /// The content type of OpenMetrics 1.0.
@@ -120,6 +121,7 @@ fn answer(supervisor: &Supervisor, request: &Request<Incoming>) -> Response<Full
         response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
         return response;
     }
+    refresh_figures(supervisor);
     let mut response = Response::new(Full::from(supervisor.metrics_text()));
     response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(OPEN_METRICS));
     response

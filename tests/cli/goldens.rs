@@ -14,6 +14,7 @@ use ryokan::core::ids::{Epoch, ExecId, KernelId};
 use ryokan::core::info::{Ability, Event, JournalEntry, KernelInfo, McpInfo, MountInfo, ToolInfo, VarInfo};
 use ryokan::core::rights::{Right, Rights};
 use ryokan::core::spec::{AllowedPath, KernelSpec};
+use ryokan::core::usage::DiskFigures;
 use ryokan::core::value::Value;
 
 const NOW_MS: i64 = 1_763_762_400_000;
@@ -77,6 +78,7 @@ fn kernel(name: &str) -> KernelInfo {
         thread_of: None,
         capture: "reflink (the workspace was made as a folder, not in a subvolume)".into(),
         at_next_start: vec!["memory 512 MiB -> 1 GiB".into()],
+        disk: None,
     }
 }
 
@@ -89,6 +91,13 @@ fn busy_kernel() -> KernelInfo {
     info.spec.idle_timeout_ms = 0;
     info.state = "busy".into();
     info.memory_bytes = 45 << 20;
+    info.disk = Some(DiskFigures {
+        workspace_bytes: 12 << 20,
+        history_bytes: 3 << 19,
+        saved_memory_bytes: 1 << 30,
+        other_bytes: 64 << 10,
+        measured_at_ms: NOW_MS - 30_000,
+    });
     info.sandbox = vec!["landlock ABI 6".into(), "seccomp 61 rules".into()];
     info
 }

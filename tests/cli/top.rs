@@ -22,9 +22,12 @@ fn top_once_prints_text() {
     assert_eq!((exit, stderr.as_str()), (0, ""));
     let lines: Vec<Vec<&str>> = stdout.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0][0], "fake");
-    assert_eq!(lines[0][2..], ["1", "kernel,", "1", "ready;", "memory", "0", "B,", "0", "executions"]);
-    assert_eq!(lines[2], ["NAME", "ENGINE", "STATE", "SINCE", "EXECUTIONS", "MEMORY", "IDLE", "JOBS"]);
-    assert_eq!((&lines[3][..6], lines[3][7]), (&["demo", "python", "ready", "-", "0", "-"][..], "1"));
+    assert_eq!(
+        lines[0][2..],
+        ["1", "kernel,", "1", "ready;", "memory", "0", "B,", "disk", "0", "B,", "0", "executions"]
+    );
+    assert_eq!(lines[2], ["NAME", "ENGINE", "STATE", "SINCE", "EXECUTIONS", "MEMORY", "DISK", "IDLE", "JOBS"]);
+    assert_eq!((&lines[3][..6], lines[3][8]), (&["demo", "python", "ready", "-", "0", "-"][..], "1"));
     assert_eq!((lines[5][0], lines[6][0], lines[6][7], lines[6][8]), ("ENGINE", "python", "2", "3"), "{stdout}");
 }
 
@@ -42,7 +45,7 @@ fn top_once_prints_json() {
         assert_eq!((&kernel["name"], &kernel["since_ms"]), (&"demo".into(), &serde_json::Value::Null));
         assert_eq!(kernel["jobs"], serde_json::json!([{ "id": "1", "command": "sleep 9" }]));
         assert_eq!(json["pools"][0]["target"], 3);
-        let totals = serde_json::json!({ "kernels": 1, "states": { "ready": 1 }, "memory_bytes": 0, "executions": 0 });
+        let totals = serde_json::json!({ "kernels": 1, "states": { "ready": 1 }, "memory_bytes": 0, "disk_bytes": 0, "executions": 0 });
         assert_eq!(json["totals"], totals);
     }
 }

@@ -63,6 +63,12 @@ fn metrics_are_anonymous() {
     assert_eq!((stage("restore"), stage("fork"), stage("execution_queued")), (2.0, 1.0, 2.0));
     assert!(stage("checkpoint") >= 1.0 && stage("checkpoint_pause") >= 1.0 && stage("pool_refill") >= 1.0);
     assert_eq!(value(&text, "ryokan_pool_events_total{engine=\"kaish\",event=\"taken\"}"), 1.0);
+    // The first look starts the measurement.
+    crate::support::until("the disk is measured", || {
+        let text = reported(&host);
+        let bytes = |part: &str| value(&text, &format!("ryokan_kernels_disk_bytes{{part=\"{part}\"}}"));
+        bytes("history") > 0.0 && bytes("other") > 0.0 && bytes("saved_memory") == 0.0 && bytes("workspace") >= 0.0
+    });
     assert!(value(&text, "ryokan_workers") >= 1.0 && value(&text, "ryokan_clients") >= 0.0, "{text}");
     // Every series of the dashboard exists.
     let dashboard = include_str!("../../docs/grafana-dashboard.json");

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use ryokan::core::engine::EngineName;
+use ryokan::core::info::KernelFilter;
 use ryokan::core::usage::{DiskPart, KernelDisk};
 
 use super::{gc, host, manual};
@@ -103,5 +104,62 @@ fn removal_frees_what_is_not_shared() {
         let usage = client.disk_usage("").await.expect("measured");
         assert!(of(&usage.kernels, "two").freed_bytes < 1 << 20, "it shares: {usage:?}");
         assert!(of(&usage.kernels, "one").freed_bytes < 1 << 20, "{usage:?}");
+    });
+}
+
+/// Lists show what `du` measures, without a walk of their own: the figures are those of the last measurement.
+#[test]
+fn lists_show_measured_figures() {
+    for user in users() {
+        let host = host(user);
+        host.with(async |client| {
+            let one = kernel(&client, "one", EngineName::Bash).await;
+            fill(&one, "data", 3).await;
+            manual(&one, "taken").await;
+            out(&one, "rm data").await;
+            one.stop(false).await.expect("stopped");
+            crate::support::eventually("the list has figures", async || {
+                let listed = client.list_kernels(&KernelFilter::default()).await.expect("listed");
+                listed.iter().all(|info| info.disk.is_some_and(|disk| disk.history_bytes > 3 << 20))
+            })
+            .await;
+            let usage = client.disk_usage("").await.expect("measured");
+            let measured = of(&usage.kernels, "one");
+            let disk = one.info().await.expect("there").disk.expect("measured");
+            assert_eq!(disk.total_bytes(), measured.folder_bytes() + measured.freed_bytes);
+            assert_eq!(disk.workspace_bytes, part(&measured.parts, "workspace"));
+            assert_eq!(disk.history_bytes, part(&measured.parts, "journal") + measured.freed_bytes);
+            assert_eq!(disk.saved_memory_bytes, 0);
+            // A client's write changes the files of a stopped kernel, and nothing else of it.
+            let files = one.files().await.expect("its files");
+            files.write(b"first", &[7; 10]).await.expect("written");
+            client.disk_usage("").await.expect("measured");
+            files.write(b"later", &vec![7; 2 << 20]).await.expect("written");
+            client.disk_usage("").await.expect("measured");
+            let disk = one.info().await.expect("there").disk.expect("measured");
+            assert!((2 << 20..3 << 20).contains(&disk.workspace_bytes), "{disk:?}");
+            assert!(host.ok(&["ls"]).contains("DISK") && host.ok(&["show", "one"]).contains("history "));
+            let json: serde_json::Value = serde_json::from_str(&host.ok(&["show", "one", "--json"])).expect("JSON");
+            assert_eq!(json["disk"]["workspace_bytes"], disk.workspace_bytes, "{json}");
+        });
+    }
+}
+
+/// The same files are read again only if something changed: a write is enough.
+#[test]
+fn background_figures_follow_changes() {
+    let host = host(User::Own);
+    host.with(async |client| {
+        let one = kernel(&client, "one", EngineName::Bash).await;
+        one.stop(false).await.expect("stopped");
+        let files = one.files().await.expect("its files");
+        let workspace = async || {
+            let listed = client.list_kernels(&KernelFilter::default()).await.expect("listed");
+            listed[0].disk.map(|disk| disk.workspace_bytes)
+        };
+        files.write(b"first", &vec![7; 1 << 20]).await.expect("written");
+        crate::support::eventually("the first is measured", async || workspace().await >= Some(1 << 20)).await;
+        files.write(b"later", &vec![7; 2 << 20]).await.expect("written");
+        crate::support::eventually("the later is measured", async || workspace().await >= Some(3 << 20)).await;
     });
 }

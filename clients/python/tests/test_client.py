@@ -35,7 +35,10 @@ class ClientTest(DaemonTest):
             public = {n for n in vars(both) if not n.startswith("_")}
             self.assertEqual(public, {n for n in vars(sync) if not n.startswith("_")}, name)
             for method in public:
-                given = [inspect.signature(getattr(face, method)).parameters for face in (sync, both)]
+                found = [getattr(face, method) for face in (sync, both)]
+                self.assertEqual(*[isinstance(one, property) for one in found], f"{name}.{method}")
+                called = [one.fget if isinstance(one, property) else one for one in found]
+                given = [inspect.signature(one).parameters for one in called]
                 parameters = [[(p.name, p.kind, p.default) for p in one.values()] for one in given]
                 self.assertEqual(*parameters, f"{name}.{method}")
                 for face in (sync, both):

@@ -27,6 +27,14 @@ def synchronous(host: ryokan.Host) -> None:
     assert_type(host.fork("k", "f", memory_bytes=1, count=2), list[ryokan.Kernel])
     assert_type(host.import_("f").kernel, ryokan.Kernel)
     assert_type([event.detail for event in host.events()], list[dict[str, Any]])
+    with kernel.files.watch("d") as watch:
+        assert_type([event.path for event in watch], list[str])
+    assert_type(kernel.files.no_wait.read("f"), str)
+    assert_type(host.groups.freeze("g", wait=1).cost, types.FreezeCost | None)
+    host.groups.freeze("g", wait="1")  # type: ignore[arg-type]
+    assert_type([line.action for line in host.audit("k")], list[str])
+    with kernel.lease("me", 1) as lease:
+        assert_type(lease.kernel, ryokan.Kernel)
     kernel.diff(other="k")  # type: ignore[arg-type]
     assert_type(kernel.preview("r").changes, list[types.Difference])
     with ryokan.Sandbox.create() as sandbox, ryokan.PublishedKernel.open("s") as window:
@@ -51,6 +59,13 @@ async def asynchronous(host: aio.Host) -> None:
     assert_type((await host.import_("f")).kernel, aio.Kernel)
     async for event in kernel.events(follow=False):
         assert_type(event, types.Event)
+    async with kernel.files.watch("d") as watch:
+        async for change in watch:
+            assert_type(change, types.FileEvent)
+            change.kind == "wrote"  # type: ignore[comparison-overlap]
+    assert_type(await host.groups.list(), list[types.Group])
+    async with kernel.lease("me", 1) as lease:
+        assert_type(lease.kernel, aio.Kernel)
     async with aio.Sandbox.create() as sandbox:
         assert_type(sandbox, aio.Sandbox)
         assert_type(await sandbox.kill(), bool)

@@ -16,7 +16,7 @@ use super::drive::Signals;
 use super::failure::Failure;
 use super::render;
 use crate::core::error::{Error, ErrorCode};
-use crate::core::files::{FileInfo, FileKind, WORKSPACE};
+use crate::core::files::{FileInfo, FileKind, WORKSPACE, WhileHeld};
 use crate::core::quantity::format_size;
 use crate::rpc::client::FilesClient;
 
@@ -38,6 +38,23 @@ pub struct CopyArgs {
     /// NAME:PATH, a path of this host, or - for standard output
     #[arg(value_name = "DST")]
     pub destination: OsString,
+    /// Waiting for transitions.
+    #[command(flatten)]
+    pub wait: WaitArgs,
+}
+
+/// Whether operations on files wait.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct WaitArgs {
+    /// Fail, rather than wait, while a checkpoint, restore, archive or move has the kernel
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+impl WaitArgs {
+    pub(super) fn held(self) -> WhileHeld {
+        if self.no_wait { WhileHeld::Refuse } else { WhileHeld::Wait }
+    }
 }
 
 /// One side of a copy.
@@ -98,7 +115,7 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
         return Err(no_kernel());
     };
     let (kernel, info) = context.kernel(&name).await?;
-    let files = kernel.files().await?;
+    let files = kernel.files_with(args.wait.held()).await?;
     // The first of two kernels is the source.
     let target = match &other {
         Place::Kernel { name, .. } => {
@@ -109,7 +126,7 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
                     "copy inside it: ryokan spawn NAME -- cp -a",
                 ));
             }
-            Some(kernel.files().await?)
+            Some(kernel.files_with(args.wait.held()).await?)
         }
         Place::Stream | Place::Host(_) => None,
     };

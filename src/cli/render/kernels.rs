@@ -13,6 +13,7 @@ use crate::core::missed::MissedEntry;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::quantity::format_size;
 use crate::core::rights::Rights;
+use crate::core::usage::DiskFigures;
 use crate::rpc::client::{Forks, ImportedKernel};
 
 /// An imported kernel, with the resources of the host that its file requests.
@@ -38,7 +39,7 @@ pub fn host_resources(resources: &[HostResource]) -> String {
 
 /// A list of kernels, or `none` if it is empty.
 pub fn kernels(kernels: &[KernelInfo], none: &str, now_ms: i64, paint: Paint) -> String {
-    let mut table = Table::new(&["NAME", "ENGINE", "STATE", "ISOLATION", "MEMORY", "EXECUTIONS", "LAST USED"]);
+    let mut table = Table::new(&["NAME", "ENGINE", "STATE", "ISOLATION", "MEMORY", "DISK", "EXECUTIONS", "LAST USED"]);
     for info in kernels {
         let memory = if info.memory_bytes == 0 { "-".into() } else { format_size(info.memory_bytes) };
         table.row(&[
@@ -47,12 +48,33 @@ pub fn kernels(kernels: &[KernelInfo], none: &str, now_ms: i64, paint: Paint) ->
             &info.state,
             info.spec.isolation.name(),
             &memory,
+            &disk_total(info),
             &info.executions.to_string(),
             &ago(info.last_used_at_ms, now_ms),
         ]);
         table.paint(2, state_painter(&info.state));
     }
     table.text(none, paint)
+}
+
+/// What a kernel takes on the disk, in a table.
+pub fn disk_total(info: &KernelInfo) -> String {
+    info.disk.map_or_else(|| "-".into(), |disk| format_size(disk.total_bytes()))
+}
+
+/// What a kernel takes on the disk, with its parts; empty before the first measurement.
+fn disk(disk: Option<DiskFigures>, now_ms: i64) -> String {
+    let Some(disk) = disk else { return String::new() };
+    let parts = [
+        ("workspace", disk.workspace_bytes),
+        ("history", disk.history_bytes),
+        ("saved memory", disk.saved_memory_bytes),
+        ("other", disk.other_bytes),
+    ];
+    let shown = parts.iter().filter(|(_, bytes)| *bytes > 0);
+    let shown: Vec<String> = shown.map(|(name, bytes)| format!("{name} {}", format_size(*bytes))).collect();
+    let parts = if shown.is_empty() { String::new() } else { format!(": {}", shown.join(", ")) };
+    format!("{}{parts} (measured {})", format_size(disk.total_bytes()), ago(disk.measured_at_ms, now_ms))
 }
 
 /// The colour of a state. Unknown states of a newer daemon are unpainted.
@@ -91,6 +113,7 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     }
     let now = if info.memory_bytes == 0 { String::new() } else { format!("{} of ", format_size(info.memory_bytes)) };
     field("memory", format!("{now}{}", format_size(limits.memory_bytes)));
+    field("disk", disk(info.disk, now_ms));
     field("cpus", format!("{}", f64::from(limits.cpu_milli) / 1000.0));
     field("pids", limits.pids.to_string());
     field("open files", limits.open_files.to_string());

@@ -26,7 +26,7 @@ pub use checkpoints::{
 pub use groups::{freeze_cost, freeze_line, group, group_differences, groups, imported_group};
 pub use images::images;
 pub use journal::{event, journal_entry};
-pub use kernels::{forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};
+pub use kernels::{disk_total, forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};
 pub use lists::{abilities, mcp_servers, mounts, process, processes, tools, vars};
 pub use patch::{patch, shown as shown_bytes};
 pub use pool::pools;

@@ -23,6 +23,8 @@ pub enum Column {
     Executions,
     /// Highest first.
     Memory,
+    /// Highest first.
+    Disk,
     /// Shortest first.
     Idle,
     /// Highest first.
@@ -31,13 +33,14 @@ pub enum Column {
 
 impl Column {
     /// All columns, in display order.
-    pub const ALL: [Column; 8] = [
+    pub const ALL: [Column; 9] = [
         Column::Name,
         Column::Engine,
         Column::State,
         Column::Since,
         Column::Executions,
         Column::Memory,
+        Column::Disk,
         Column::Idle,
         Column::Jobs,
     ];
@@ -51,6 +54,7 @@ impl Column {
             Column::Since => "SINCE",
             Column::Executions => "EXECUTIONS",
             Column::Memory => "MEMORY",
+            Column::Disk => "DISK",
             Column::Idle => "IDLE",
             Column::Jobs => "JOBS",
         }
@@ -72,10 +76,16 @@ impl Column {
             Column::Since => b.since_ms.cmp(&a.since_ms),
             Column::Executions => y.executions.cmp(&x.executions),
             Column::Memory => y.memory_bytes.cmp(&x.memory_bytes),
+            Column::Disk => disk_bytes(b).cmp(&disk_bytes(a)),
             Column::Idle => y.last_used_at_ms.cmp(&x.last_used_at_ms),
             Column::Jobs => b.jobs.cmp(&a.jobs),
         }
     }
+}
+
+/// What the kernel takes on the disk; `None`, the lowest, if it was not measured yet.
+fn disk_bytes(kernel: &Kernel) -> Option<u64> {
+    kernel.info.disk.map(|disk| disk.total_bytes())
 }
 
 /// Sort rank of a state: transient and failed states first, states unknown to this build last.
@@ -177,6 +187,7 @@ mod tests {
 
     use super::*;
     use crate::cli::top::fixtures::kernel;
+    use crate::core::usage::DiskFigures;
 
     fn of(name: &str, state: &str) -> Kernel {
         Kernel::new(kernel(name, state))
@@ -193,6 +204,8 @@ mod tests {
         (kernels[0].info.executions, kernels[2].info.executions) = (5, 9);
         (kernels[1].info.memory_bytes, kernels[2].info.memory_bytes) = (100, 50);
         (kernels[0].since_ms, kernels[1].since_ms) = (Some(5), Some(9));
+        kernels[2].info.disk = Some(DiskFigures { history_bytes: 7, ..DiskFigures::default() });
+        kernels[0].info.disk = Some(DiskFigures::default());
         kernels[1].info.spec.engine = crate::core::engine::EngineName::Python;
         kernels[2].info.last_used_at_ms += 1;
         kernels[2].jobs = Some(1);
@@ -204,6 +217,7 @@ mod tests {
             (Column::Since, "bac"),
             (Column::Executions, "cab"),
             (Column::Memory, "bca"),
+            (Column::Disk, "cab"),
             (Column::Idle, "cab"),
             (Column::Jobs, "cab"),
         ] {
@@ -215,7 +229,7 @@ mod tests {
             list.arrange(kernels.iter(), 10);
             assert_eq!(names(&list, &kernels).concat(), order.chars().rev().collect::<String>(), "{column:?}");
         }
-        let round = (0..8).fold(Column::Name, |column, _| column.moved(1));
+        let round = (0..9).fold(Column::Name, |column, _| column.moved(1));
         assert_eq!((round, Column::Name.moved(-1)), (Column::Name, Column::Jobs));
     }
 
@@ -263,7 +277,7 @@ mod tests {
         /// and stays on its kernel while that is shown.
         #[test]
         fn selection_follows_kernel(
-            steps in prop::collection::vec((prop::collection::btree_set(0u8..30, 0..30), -40isize..40, 0usize..12, 0usize..8, any::<bool>()), 1..30)
+            steps in prop::collection::vec((prop::collection::btree_set(0u8..30, 0..30), -40isize..40, 0usize..12, 0usize..9, any::<bool>()), 1..30)
         ) {
             let mut list = List::default();
             for (present, by, lines, column, reversed) in steps {

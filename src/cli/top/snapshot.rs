@@ -87,6 +87,11 @@ impl Snapshot {
         self.kernels.iter().map(|kernel| kernel.info.memory_bytes).sum()
     }
 
+    /// What the measured kernels take on the disk.
+    fn disk_bytes(&self) -> u64 {
+        self.kernels.iter().filter_map(|kernel| kernel.info.disk).map(|disk| disk.total_bytes()).sum()
+    }
+
     fn executions(&self) -> u64 {
         self.kernels.iter().map(|kernel| kernel.info.executions).sum()
     }
@@ -96,14 +101,16 @@ impl Snapshot {
         let states: String =
             self.states().iter().map(|(state, count)| format!(", {count} {}", render::plain(state))).collect();
         let mut text = format!(
-            "{} {}  {}{states}; memory {}, {}\n\n",
+            "{} {}  {}{states}; memory {}, disk {}, {}\n\n",
             paint.head(&render::plain(&self.host.name)),
             render::stamp(self.at_ms),
             counted(self.kernels.len() as u64, "kernel"),
             format_size(self.memory_bytes()),
+            format_size(self.disk_bytes()),
             counted(self.executions(), "execution"),
         );
-        let mut table = Table::new(&["NAME", "ENGINE", "STATE", "SINCE", "EXECUTIONS", "MEMORY", "IDLE", "JOBS"]);
+        let mut table =
+            Table::new(&["NAME", "ENGINE", "STATE", "SINCE", "EXECUTIONS", "MEMORY", "DISK", "IDLE", "JOBS"]);
         let age = |at_ms: i64| span(self.at_ms.saturating_sub(at_ms));
         for kernel in &self.kernels {
             let info = &kernel.info;
@@ -114,6 +121,7 @@ impl Snapshot {
                 kernel.since_ms.map_or_else(|| "-".into(), age),
                 info.executions.to_string(),
                 if info.memory_bytes == 0 { "-".into() } else { format_size(info.memory_bytes) },
+                render::disk_total(info),
                 if info.state == "busy" { "-".into() } else { age(info.last_used_at_ms) },
                 kernel.jobs.filter(|jobs| *jobs > 0).map_or_else(|| "-".into(), |jobs| jobs.to_string()),
             ]);
@@ -142,6 +150,7 @@ impl Snapshot {
                 "kernels": self.kernels.len(),
                 "states": self.states(),
                 "memory_bytes": self.memory_bytes(),
+                "disk_bytes": self.disk_bytes(),
                 "executions": self.executions(),
             },
         })

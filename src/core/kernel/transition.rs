@@ -83,6 +83,20 @@ impl Kind {
         }
     }
 
+    /// The refusal of a file operation that does not wait for the end.
+    pub fn busy(self, kernel: &str) -> Error {
+        Error::busy(format!("kernel {kernel} is being {}", self.participle()))
+            .reason(self.reason())
+            .hint("try again when that has ended, or let the call wait for it")
+    }
+
+    /// The error of a file operation for which the transition took too long.
+    pub fn too_long(self, kernel: &str) -> Error {
+        Error::deadline(format!("kernel {kernel} is still being {}", self.participle()))
+            .reason(self.reason())
+            .hint(format!("try again later; `ryokan events {kernel}` says how it goes on"))
+    }
+
     /// The reason of a refusal for want of recovery.
     const fn unfinished_reason(self) -> &'static str {
         match self {
@@ -254,6 +268,16 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// The transition whose end a file operation awaits. A removal leaves no files; recovery may fail.
+    pub const fn awaited(self) -> Option<Kind> {
+        match self {
+            Refusal::UnderWay(
+                kind @ (Kind::Restore | Kind::Archive | Kind::Unarchive | Kind::HandoverOut | Kind::Freeze),
+            ) => Some(kind),
+            Refusal::UnderWay(Kind::Remove) | Refusal::Interrupted(_) | Refusal::OutOfOrder => None,
+        }
+    }
+
     /// The refusal as clients of this kernel see it.
     pub fn of_kernel(self, kernel: &str) -> Error {
         match self {

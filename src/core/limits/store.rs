@@ -45,6 +45,10 @@ pub const STORE_GRACE_MAX: Duration = Duration::from_secs(24 * 3600);
 pub const STORE_LOCK_WAIT: Duration = Duration::from_secs(2);
 /// Live objects that one garbage collection can track; beyond, it removes nothing.
 pub const GC_OBJECTS: usize = 32 << 20;
+/// Shortest pause between two background measurements of what kernels take on the disk.
+pub const FIGURES_PAUSE: Duration = Duration::from_secs(10);
+/// That pause as a multiple of the time that the last measurement took.
+pub const FIGURES_SHARE: u32 = 50;
 /// Items of a garbage collection or a verification queued for the client.
 pub const UPKEEP_QUEUE: usize = 256;
 /// Deadline for the client's acceptance of one item; then it receives no more.

@@ -6,7 +6,7 @@ use super::connection::{Link, answer, fields};
 use super::feed::feed;
 use super::kernel::KernelClient;
 use crate::core::error::Result;
-use crate::core::files::{FileAttributes, FileEvent, FileInfo};
+use crate::core::files::{FileAttributes, FileEvent, FileInfo, WhileHeld};
 use crate::core::limits;
 use crate::rpc::convert::files::{read_file_info, write_attributes};
 use crate::rpc::convert::read_data;
@@ -20,12 +20,22 @@ pub struct FilesClient {
 }
 
 impl KernelClient {
-    /// The kernel's files.
+    /// The kernel's files; calls wait while a transition has them.
     ///
     /// # Errors
     /// `refused` without the rights `read` and `write`.
     pub async fn files(&self) -> Result<FilesClient> {
-        let response = self.link.call(self.cap.files_request().send().promise).await?;
+        self.files_with(WhileHeld::Wait).await
+    }
+
+    /// The kernel's files, with a choice of what calls do during a transition.
+    ///
+    /// # Errors
+    /// As [`Self::files`].
+    pub async fn files_with(&self, held: WhileHeld) -> Result<FilesClient> {
+        let mut request = self.cap.files_request();
+        request.get().set_no_wait(held == WhileHeld::Refuse);
+        let response = self.link.call(request.send().promise).await?;
         Ok(FilesClient { cap: fields(fields(response.get())?.get_files())?, link: self.link.clone() })
     }
 }

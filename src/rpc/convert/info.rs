@@ -5,6 +5,7 @@ use super::spec::{read_spec, write_spec};
 use super::text::{
     bounded, count, malformed, read_name, read_pairs, read_text, read_text_list, write_pairs, write_text_list,
 };
+use super::usage::{read_disk_figures, write_disk_figures};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Epoch;
 use crate::core::info::{Ability, Event, HostInfo, JournalEntry, KernelFilter, KernelInfo};
@@ -36,6 +37,7 @@ pub fn read_kernel_info(reader: wire::kernel_info::Reader<'_>) -> Result<(Kernel
         thread_of: optional(read_name(reader.get_thread_of(), "kernel of a thread")?)?,
         capture: read_text(reader.get_capture(), "way of capture")?,
         at_next_start: read_text_list(reader.get_at_next_start(), "pending changes", limits::SPEC_CHANGES)?,
+        disk: read_disk_figures(reader.get_disk().map_err(|e| malformed("disk figures", e))?),
     };
     Ok((info, read_rights(reader.get_rights())?))
 }
@@ -63,6 +65,9 @@ pub fn write_kernel_info(mut builder: wire::kernel_info::Builder<'_>, info: &Ker
     builder.set_executions(info.executions);
     builder.set_capture(info.capture.as_str());
     write_text_list(builder.reborrow().init_at_next_start(count(info.at_next_start.len())), &info.at_next_start);
+    if let Some(disk) = &info.disk {
+        write_disk_figures(builder.reborrow().init_disk(), disk);
+    }
     write_rights(builder.init_rights(rights_len(rights)), rights);
     Ok(())
 }

@@ -20,6 +20,7 @@ use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::retention::Retention;
 use crate::core::rights::{Right, Rights};
 use crate::core::spec::{AllowedPath, Isolation, KernelLimits, KernelSpec, Net};
+use crate::core::usage::DiskFigures;
 use crate::core::value::{BlobRef, Value};
 
 /// Adapts writers that cannot fail.
@@ -280,6 +281,13 @@ pub fn any_info() -> impl Strategy<Value = (KernelInfo, Rights)> {
                 thread_of: long[2].is_multiple_of(2).then(|| KernelId::from_bytes(id)),
                 capture: texts.3,
                 at_next_start: vec!["net none -> host".into()],
+                disk: long[3].is_multiple_of(2).then(|| DiskFigures {
+                    workspace_bytes: long[0],
+                    history_bytes: long[1],
+                    saved_memory_bytes: long[2],
+                    other_bytes: long[3],
+                    measured_at_ms: times[0].max(1),
+                }),
             };
             (info, rights.into_iter().collect())
         },

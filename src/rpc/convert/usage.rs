@@ -3,7 +3,7 @@
 use super::text::{bounded, malformed, read_text};
 use crate::core::error::{Error, Result};
 use crate::core::limits;
-use crate::core::usage::{CheckpointDisk, DiskPart, DiskUsage, KernelDisk};
+use crate::core::usage::{CheckpointDisk, DiskFigures, DiskPart, DiskUsage, KernelDisk};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<T> {
@@ -29,6 +29,26 @@ fn write_parts(mut list: capnp::struct_list::Builder<'_, wire::disk_part::Owned>
         one.set_bytes(part.bytes);
         one.set_why(part.why.as_str());
     }
+}
+
+/// Reads a kernel's figures; `None` before the first measurement, and from an older daemon.
+pub(super) fn read_disk_figures(reader: wire::disk_figures::Reader<'_>) -> Option<DiskFigures> {
+    (reader.get_measured_at_ms() != 0).then(|| DiskFigures {
+        workspace_bytes: reader.get_workspace_bytes(),
+        history_bytes: reader.get_history_bytes(),
+        saved_memory_bytes: reader.get_saved_memory_bytes(),
+        other_bytes: reader.get_other_bytes(),
+        measured_at_ms: reader.get_measured_at_ms(),
+    })
+}
+
+/// Writes a kernel's figures.
+pub(super) fn write_disk_figures(mut builder: wire::disk_figures::Builder<'_>, disk: &DiskFigures) {
+    builder.set_workspace_bytes(disk.workspace_bytes);
+    builder.set_history_bytes(disk.history_bytes);
+    builder.set_saved_memory_bytes(disk.saved_memory_bytes);
+    builder.set_other_bytes(disk.other_bytes);
+    builder.set_measured_at_ms(disk.measured_at_ms);
 }
 
 /// Reads figures of disk usage.

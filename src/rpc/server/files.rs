@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 
 use super::kernel::KernelServer;
 use crate::core::error::Result;
-use crate::core::files::{FileChange, FileEvent, FileEventKind, Placement};
+use crate::core::files::{FileChange, FileEvent, FileEventKind, Placement, WhileHeld};
 use crate::core::limits;
 use crate::core::rights::Right;
 use crate::rpc::convert::files::{read_attributes, read_path, write_file_event, write_file_info};
@@ -22,8 +22,9 @@ pub(super) struct FilesServer {
 }
 
 impl FilesServer {
-    pub(super) fn new(kernel: &Rc<KernelServer>) -> FilesServer {
-        let files = ClientFiles::new(kernel.host(), &kernel.kernel, kernel.actor.clone());
+    pub(super) fn new(kernel: &Rc<KernelServer>, no_wait: bool) -> FilesServer {
+        let held = if no_wait { WhileHeld::Refuse } else { WhileHeld::Wait };
+        let files = ClientFiles::new(kernel.host(), &kernel.kernel, kernel.actor.clone(), held);
         FilesServer { kernel: Rc::clone(kernel), files }
     }
 

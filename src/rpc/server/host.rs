@@ -29,6 +29,7 @@ use crate::rpc::schema::ryokan_capnp::{WIRE_VERSION, host};
 use crate::supervisor::freeze;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change};
+use crate::supervisor::maintenance::refresh_figures;
 use crate::supervisor::registry::bundle_io::Import;
 
 /// One client's `Host` capability.
@@ -155,6 +156,7 @@ impl host::Server for HostServer {
         let params = params.get()?;
         let filter = read_kernel_filter(params.get_filter()?).map_err(to_capnp)?;
         let sink = params.get_sink()?;
+        refresh_figures(&self.connection.supervisor);
         let mut kernels = self.connection.supervisor.visible(actor.uid);
         kernels.retain(|kernel| filter.admits(&kernel.spec().name, &kernel.spec().labels, kernel.view().state.name()));
         // Several live workers are queried at once, since one of them may be slow to answer.

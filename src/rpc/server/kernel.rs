@@ -28,6 +28,7 @@ use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Actor, Change, StopMode};
 use crate::supervisor::kernel::engine_state;
 use crate::supervisor::kernel::execution::Execution;
+use crate::supervisor::maintenance::refresh_figures;
 
 /// A client's capability for one kernel.
 pub(super) struct KernelServer {
@@ -359,6 +360,7 @@ impl kernel::Server for KernelServer {
 
     async fn info(self: Rc<Self>, _params: kernel::InfoParams, mut results: kernel::InfoResults) -> capnp::Result<()> {
         self.may(Right::Read)?;
+        refresh_figures(&self.connection.supervisor);
         write_kernel_info(results.get().init_info(), &self.kernel.info().await, self.rights).map_err(to_capnp)
     }
 
@@ -511,11 +513,11 @@ impl kernel::Server for KernelServer {
 
     async fn files(
         self: Rc<Self>,
-        _params: kernel::FilesParams,
+        params: kernel::FilesParams,
         mut results: kernel::FilesResults,
     ) -> capnp::Result<()> {
         require(self.rights, Right::Read).or_else(|_| require(self.rights, Right::Write)).map_err(to_capnp)?;
-        results.get().set_files(new_client(FilesServer::new(&self)));
+        results.get().set_files(new_client(FilesServer::new(&self, params.get()?.get_no_wait())));
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::files::places;
 use crate::core::error::{Error, Result};
-use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement};
+use crate::core::files::{FileChange, FileError, FileInfo, FilePath, Placement, WhileHeld};
 use crate::core::limits;
 use crate::isolation::{FileAccess, FileListing, FileWatch, OpenFile, PendingFile};
 use crate::supervisor::host::Host;
@@ -25,6 +25,7 @@ pub struct ClientFiles {
     host: Rc<Host>,
     kernel: Rc<Kernel>,
     actor: Actor,
+    held: WhileHeld,
     /// Whether the journal names a change of this client.
     is_noted: Cell<bool>,
 }
@@ -57,14 +58,20 @@ pub struct ClientWrite {
 
 impl ClientFiles {
     /// A client's access to a kernel's files.
-    pub fn new(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor) -> Rc<ClientFiles> {
+    pub fn new(host: &Rc<Host>, kernel: &Rc<Kernel>, actor: Actor, held: WhileHeld) -> Rc<ClientFiles> {
         let (host, kernel) = (Rc::clone(host), Rc::clone(kernel));
-        Rc::new(ClientFiles { host, kernel, actor, is_noted: Cell::new(false) })
+        Rc::new(ClientFiles { host, kernel, actor, held, is_noted: Cell::new(false) })
     }
 
     fn access(&self) -> Result<Rc<dyn FileAccess>> {
         let owner = self.kernel.files();
         Ok(self.host.drivers.of(owner.spec().isolation)?.files(places(&self.host, owner.id)))
+    }
+
+    /// Waits until no transition has the files, or refuses, as the client chose.
+    async fn present(&self) -> Result<()> {
+        self.kernel.await_transitions(self.held).await?;
+        self.check_present()
     }
 
     /// Refuses access while a transition changes the files, or while there are none.
@@ -95,15 +102,17 @@ impl ClientFiles {
     }
 
     async fn reading(&self, path: &FilePath) -> Result<Rc<dyn FileAccess>> {
+        self.present().await?;
         self.check_mounts(&[(path, false)]).await?;
-        self.check_present()?;
+        // A transition may have begun meanwhile.
+        self.present().await?;
         self.access()
     }
 
     /// The attributes of a file; with `follow`, of what a link leads to.
     ///
     /// # Errors
-    /// A [`FileError`], `conflict` during a transition.
+    /// A [`FileError`]; during a transition as [`WhileHeld`] says.
     pub async fn stat(&self, path: FilePath, follow: bool) -> Result<FileInfo> {
         self.reading(&path).await?.stat(path, follow).await
     }
@@ -170,6 +179,7 @@ impl ClientFiles {
     }
 
     async fn admit(&self, expected_version: u64) -> Result<()> {
+        self.kernel.await_transitions(self.held).await?;
         self.kernel.admit(&self.actor, expected_version).await?;
         if self.host.disk_is_full() { Err(Host::full()) } else { Ok(()) }
     }
@@ -193,14 +203,30 @@ impl ClientFiles {
     ) -> Result<T> {
         let files = Rc::clone(self);
         let changing = tokio::task::spawn_local(async move {
-            let _turn = files.kernel.lock_files().await?;
-            files.check_present()?;
+            let _turn = files.turn().await?;
             files.note(&text).await?;
+            files.kernel.files().file_room().changed();
             let done = change.await;
             files.kernel.follow_files();
             done
         });
         changing.await.map_err(|error| Error::internal(error.to_string()))?
+    }
+
+    /// The file lock, while no transition has the files.
+    async fn turn(&self) -> Result<OwnedSemaphorePermit> {
+        let until = Instant::now() + limits::CHECKPOINT_WAIT;
+        loop {
+            self.present().await?;
+            let turn = self.kernel.lock_files_to_change(self.held).await?;
+            match self.check_present() {
+                // One that has begun meanwhile needs the lock.
+                Err(error) if self.kernel.awaited_transition().is_some() && Instant::now() < until => {
+                    drop((turn, error))
+                }
+                present => return present.map(|()| turn),
+            }
+        }
     }
 
     async fn note(&self, text: &str) -> Result<()> {
@@ -236,7 +262,7 @@ impl ClientWrite {
     /// Makes the file appear, complete.
     ///
     /// # Errors
-    /// A [`FileError`], `busy` (leased), `conflict` during a transition; nothing has appeared then.
+    /// A [`FileError`], `busy` (leased), during a transition as [`WhileHeld`] says; nothing has appeared then.
     pub async fn finish(&mut self) -> Result<FileInfo> {
         if let Some(error) = &self.failed {
             return Err(error.clone());

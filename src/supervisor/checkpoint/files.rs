@@ -4,8 +4,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tokio::sync::OwnedSemaphorePermit;
-
 use crate::core::checkpoint::WorkspacePart;
 use crate::core::durability::Durability;
 use crate::core::error::{Error, Result};
@@ -15,6 +13,7 @@ use crate::store::{Store, StoreHandle};
 use crate::supervisor::checkpoint::quiesce::settle;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::sharing::CaptureTurn;
 use crate::workspace::{
     self, Captured, Collected, Donor, PreparedWorkspace, Restored, SharedBatch, Snapshot, Tracker, TreeId, Workspace,
     WorkspaceError, WorkspacePaths,
@@ -29,7 +28,7 @@ pub(super) struct Files {
     store: StoreHandle,
     workspace: Option<Box<dyn Workspace>>,
     durability: Durability,
-    _turn: OwnedSemaphorePermit,
+    _turn: CaptureTurn,
 }
 
 /// Result of a capture of the files.

@@ -17,6 +17,7 @@ use crate::core::engine::EngineName;
 use crate::core::exec::ExecEnd;
 use crate::core::info::PoolInfo;
 use crate::core::pool::Counters;
+use crate::core::usage::DiskFigures;
 
 /// One label and its value.
 type Label = (&'static str, String);
@@ -101,6 +102,7 @@ pub struct Metrics {
     pool_failing: Family<[Label; 1], Gauge>,
     launch_events: Family<[Label; 2], Counter>,
     memory_pressure: Gauge,
+    kernels_disk: Family<[Label; 1], Gauge>,
 }
 
 impl Metrics {
@@ -119,6 +121,7 @@ impl Metrics {
             pool_failing: Family::default(),
             launch_events: Family::default(),
             memory_pressure: Gauge::default(),
+            kernels_disk: Family::default(),
         };
         metrics.register();
         metrics
@@ -142,6 +145,8 @@ impl Metrics {
         registry.register("pool_failing", help, self.pool_failing.clone());
         let help = "Boots in place of a template, and what happened to templates, by engine";
         registry.register("launch_events", help, self.launch_events.clone());
+        let help = "What kernels take on the disk, as last measured, by part";
+        registry.register_with_unit("kernels_disk", help, Unit::Bytes, self.kernels_disk.clone());
         registry.register("memory_pressure", "1 under memory pressure on the host", self.memory_pressure.clone());
     }
 
@@ -186,6 +191,17 @@ impl Metrics {
         self.workers.set(count(now.workers));
         self.clients.set(count(now.clients));
         self.memory_pressure.set(now.is_memory_short.into());
+        let DiskFigures { workspace_bytes, history_bytes, saved_memory_bytes, other_bytes, .. } = now.disk;
+        let parts = [
+            ("workspace", workspace_bytes),
+            ("history", history_bytes),
+            ("saved_memory", saved_memory_bytes),
+            ("other", other_bytes),
+        ];
+        for (part, bytes) in parts {
+            let gauge = self.kernels_disk.get_or_create(&[("part", part.to_owned())]);
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
         self.warm_workers.clear();
         self.pool_failing.clear();
         self.pool_events.clear();
@@ -221,6 +237,8 @@ pub(crate) struct Gauges {
     pub workers: usize,
     pub clients: usize,
     pub is_memory_short: bool,
+    /// The sum of the measured kernels.
+    pub disk: DiskFigures,
     pub pools: Vec<PoolInfo>,
     pub pool_totals: Vec<(EngineName, Counters)>,
 }

@@ -20,9 +20,20 @@ pub struct FileRoom {
     counted: Cell<Option<(Instant, u64)>>,
     placed: Cell<u64>,
     pending: Cell<u64>,
+    changes: Cell<u64>,
 }
 
 impl FileRoom {
+    /// Notes that a client changes the files.
+    pub(crate) fn changed(&self) {
+        self.changes.set(self.changes.get().wrapping_add(1));
+    }
+
+    /// Number of changes by clients.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.get()
+    }
+
     /// Whether the last count is too old.
     pub(crate) fn is_count_due(&self) -> bool {
         self.counted.get().is_none_or(|(at, _)| at.elapsed() >= limits::FILES_COUNT_AGE)

@@ -31,6 +31,7 @@ use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{Job, WorkerLink};
 use crate::supervisor::host::Host;
 use crate::supervisor::host::audit::Audited;
+use crate::supervisor::kernel::disk::MeasuredDisk;
 use crate::supervisor::kernel::journal::{Found, Records};
 use crate::supervisor::kernel::processes::RunningProcess;
 use crate::supervisor::kernel::sharing::Sharing;
@@ -121,6 +122,8 @@ pub struct Kernel {
     pub(crate) prune_due_ms: Cell<i64>,
     /// Checkpoints that operations read now, with the number of readers.
     pub(crate) held: RefCell<BTreeMap<CheckpointId, u32>>,
+    /// What it takes on the disk, as last measured.
+    pub(crate) disk: Cell<Option<MeasuredDisk>>,
     /// Counts the kernels in memory for the host.
     pub(crate) _remembered: Rc<()>,
 }
@@ -287,6 +290,7 @@ impl Kernel {
             thread_of: self.thread_of,
             capture: self.capture.borrow().clone(),
             at_next_start: self.at_next_start(),
+            disk: self.disk.get().map(|measured| measured.figures()),
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod archive_steps;
 pub mod command;
+pub(crate) mod disk;
 pub mod engine_state;
 pub mod execution;
 pub(crate) mod file_room;

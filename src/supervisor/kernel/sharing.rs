@@ -7,11 +7,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::command::Command;
 use super::file_room::FileRoom;
 use crate::core::error::{Error, Result};
+use crate::core::files::WhileHeld;
 use crate::core::kernel::State;
 use crate::core::kernel::transition::{Kind, Refusal};
 use crate::core::limits;
@@ -32,6 +34,10 @@ pub struct Sharing {
     /// Tracks the files since their first capture.
     workspace: RefCell<Option<Box<dyn Workspace>>>,
     turn: Arc<Semaphore>,
+    /// Number of captures, restores and archives that have the file lock or wait for it.
+    captures: Rc<Cell<usize>>,
+    /// Notifies those that wait for the end of a transition.
+    released: Notify,
     /// Files that clients may have open.
     open: Arc<Semaphore>,
     /// Watches that clients may have.
@@ -51,10 +57,34 @@ impl Sharing {
             awaits_group: Cell::new(false),
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
+            captures: Rc::default(),
+            released: Notify::new(),
             open: Arc::new(Semaphore::new(limits::FILES_OPEN)),
             watches: Arc::new(Semaphore::new(limits::FILE_WATCHES)),
             room: FileRoom::default(),
         }
+    }
+}
+
+/// The file lock of a capture, a restore or an archive.
+pub(crate) struct CaptureTurn {
+    _turn: OwnedSemaphorePermit,
+    _counted: CountedCapture,
+}
+
+/// One of the captures that have the file lock or wait for it.
+struct CountedCapture(Rc<Cell<usize>>);
+
+impl CountedCapture {
+    fn new(captures: &Rc<Cell<usize>>) -> CountedCapture {
+        captures.set(captures.get() + 1);
+        CountedCapture(Rc::clone(captures))
+    }
+}
+
+impl Drop for CountedCapture {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -168,7 +198,66 @@ impl Kernel {
     ///
     /// # Errors
     /// `deadline` if the lock was not free in time.
-    pub(crate) async fn lock_files(&self) -> Result<OwnedSemaphorePermit> {
+    pub(crate) async fn lock_files(&self) -> Result<CaptureTurn> {
+        let counted = CountedCapture::new(&self.files().sessions.captures);
+        Ok(CaptureTurn { _turn: self.file_turn().await?, _counted: counted })
+    }
+
+    /// The file lock for a change by a client.
+    ///
+    /// # Errors
+    /// `deadline` if the lock was not free in time; with [`WhileHeld::Refuse`], `busy` during a capture.
+    pub(crate) async fn lock_files_to_change(&self, held: WhileHeld) -> Result<OwnedSemaphorePermit> {
+        let files = self.files();
+        // Captures that come later get the lock later. Changes of other clients are short.
+        if held == WhileHeld::Refuse && files.sessions.captures.get() > 0 {
+            return Err(Error::busy(format!("the files of kernel {} are being captured", files.spec().name))
+                .reason("checkpointing")
+                .hint("try again when the checkpoint is taken, or let the call wait for it"));
+        }
+        self.file_turn().await
+    }
+
+    /// Waits for the end of a transition of the kernel, or of the owner of its files.
+    ///
+    /// # Errors
+    /// `deadline`, or with [`WhileHeld::Refuse`] `busy`, names the transition.
+    pub(crate) async fn await_transitions(&self, held: WhileHeld) -> Result<()> {
+        let until = Instant::now() + limits::CHECKPOINT_WAIT;
+        loop {
+            // Registered first: the end may come between the check and the wait.
+            let (owners, own) = (self.files().sessions.released.notified(), self.sessions.released.notified());
+            let Some((name, kind)) = self.awaited_transition() else { return Ok(()) };
+            if held == WhileHeld::Refuse {
+                return Err(kind.busy(&name));
+            }
+            let released = async {
+                tokio::select! {
+                    () = owners => {}
+                    () = own => {}
+                }
+            };
+            if tokio::time::timeout_at(until, released).await.is_err() {
+                return Err(kind.too_long(&name));
+            }
+        }
+    }
+
+    /// The transition for which [`Self::await_transitions`] would wait, with its kernel's name.
+    pub(crate) fn awaited_transition(&self) -> Option<(String, Kind)> {
+        let awaited = |session: &Kernel| {
+            let kind = session.transitions.borrow().admit().err().and_then(Refusal::awaited)?;
+            Some((session.spec().name.to_string(), kind))
+        };
+        awaited(self.files()).or_else(|| awaited(self))
+    }
+
+    /// Notifies operations that wait for the end of a transition.
+    pub(crate) fn transition_released(&self) {
+        self.sessions.released.notify_waiters();
+    }
+
+    async fn file_turn(&self) -> Result<OwnedSemaphorePermit> {
         let files = self.files();
         let name = &files.spec().name;
         let turn = Arc::clone(&files.sessions.turn).acquire_owned();

@@ -130,6 +130,7 @@ impl ExclusiveTransition {
         // Fails only if it was released before.
         if self.apply(Event::Released).is_ok() {
             self.kernel.wake_sharers();
+            self.kernel.transition_released();
         }
     }
 

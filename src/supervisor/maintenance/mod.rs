@@ -3,14 +3,16 @@
 //! ```text
 //! gc      retention ─▶ roots (rows that name objects) ─▶ marks (all objects they need) ─▶ the store drops the rest
 //! verify  databases, audit log, packs ─▶ roots ─▶ roots that need damaged or missing objects
+//! figures what kernels take on the disk ─▶ their information
 //! memory  unused memory of the daemon ─▶ the system
 //! ```
 //!
-//! Both run beside writers. While roots are listed, the `names` lock keeps every row that names an object, so that a
+//! All run beside writers. While roots are listed, the `names` lock keeps every row that names an object, so that a
 //! name copied between rows meanwhile is found in one of them. The store itself keeps objects that are stored or used
 //! again from then on.
 
 mod audit;
+mod figures;
 mod gc;
 mod marks;
 mod memory;
@@ -31,6 +33,7 @@ use crate::core::kernel::State;
 use crate::core::limits;
 use crate::supervisor::registry::Supervisor;
 
+pub use figures::refresh_figures;
 pub use gc::{GcAsked, collect};
 pub use usage::disk_usage;
 pub use verify::verify;

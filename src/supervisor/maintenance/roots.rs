@@ -44,6 +44,7 @@ pub(crate) struct Root {
 /// # Errors
 /// A database cannot be read, so its references are unknown. The error names the kernel.
 pub(crate) async fn list(supervisor: &Supervisor) -> Result<Vec<Root>> {
+    let _names = supervisor.host().upkeep.names.write().await;
     collect(supervisor, Err).await
 }
 
@@ -52,12 +53,20 @@ pub(crate) async fn list(supervisor: &Supervisor) -> Result<Vec<Root>> {
 /// # Errors
 /// The catalog cannot be read.
 pub(crate) async fn list_readable(supervisor: &Supervisor) -> Result<Vec<Root>> {
+    let _names = supervisor.host().upkeep.names.write().await;
+    collect(supervisor, |_| Ok(())).await
+}
+
+/// As [`list_readable`], but rows may be removed or copied meanwhile: for approximate figures, without delay for writers.
+///
+/// # Errors
+/// The catalog cannot be read.
+pub(crate) async fn list_unlocked(supervisor: &Supervisor) -> Result<Vec<Root>> {
     collect(supervisor, |_| Ok(())).await
 }
 
 async fn collect(supervisor: &Supervisor, unreadable: fn(Error) -> Result<()>) -> Result<Vec<Root>> {
     let host = supervisor.host();
-    let _names = host.upkeep.names.write().await;
     let rows = host.catalog.kernels(None).await?;
     let listed = rows.into_iter().map(|row| async move {
         let name: Rc<str> = host.event_name(row.uid, &row.spec.name).into();

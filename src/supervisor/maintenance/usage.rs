@@ -7,6 +7,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::is_gone;
 use super::marks::walk;
@@ -16,10 +20,11 @@ use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
-use crate::core::usage::{CheckpointDisk, DiskPart, DiskUsage, KernelDisk};
+use crate::core::usage::{CheckpointDisk, DiskFigures, DiskPart, DiskUsage, KernelDisk};
 use crate::store::Store;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::disk::MeasuredDisk;
 use crate::supervisor::registry::Supervisor;
 use crate::workspace::{LinkedFiles, Seen, disk_bytes, disk_bytes_beyond};
 
@@ -47,15 +52,18 @@ const HOST_PARTS: &[(&str, &[&str], &str)] = &[
 const KERNELS: &str = "kernels";
 const TEMPLATES: &str = "templates";
 
-/// Guard of the only running measurement.
+/// Guard of the only measurement that a client waits for.
 struct Measuring(Rc<Host>);
 
 impl Measuring {
-    fn begin(host: &Rc<Host>) -> Result<Measuring> {
-        match host.upkeep.measuring.replace(true) {
-            false => Ok(Measuring(Rc::clone(host))),
-            true => Err(Error::busy("the disk is being measured already").reason("upkeep").hint("try again")),
-        }
+    /// Waits for a measurement in the background.
+    async fn begin(host: &Rc<Host>) -> Result<(Measuring, OwnedSemaphorePermit)> {
+        let measuring = match host.upkeep.measuring.replace(true) {
+            false => Measuring(Rc::clone(host)),
+            true => return Err(Error::busy("the disk is being measured already").reason("upkeep").hint("try again")),
+        };
+        let turn = Arc::clone(&host.upkeep.measure_turn).acquire_owned().await;
+        Ok((measuring, turn.map_err(|error| Error::internal(error.to_string()))?))
     }
 }
 
@@ -72,7 +80,7 @@ impl Drop for Measuring {
 /// `busy` during another measurement, `notFound`; errors of the file system and of the catalog.
 pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, name: &str) -> Result<DiskUsage> {
     let host = supervisor.host();
-    let _measuring = Measuring::begin(host)?;
+    let _measuring = Measuring::begin(host).await?;
     let mut own = supervisor.visible(uid);
     own.sort_by_key(|kernel| kernel.spec().name.to_string());
     let one = match name {
@@ -87,18 +95,20 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
     }
     let detailed = one.as_ref().map(|kernel| kernel.id);
     let needed_by = by_kernel(&roots);
-    let objects = host.store.run_beside(move |store| Ok(measure(store, needed_by, detailed))).await??;
+    let objects = count_objects(host, needed_by, detailed).await?;
     let mut usage = DiskUsage::default();
-    let templates = host.environment.data.join(TEMPLATES);
-    let linked = blocking(move || {
-        let mut linked = LinkedFiles::default();
-        disk_bytes_beyond(&templates, &mut linked)?;
-        Ok(linked)
-    });
-    let linked = linked.await?;
+    let linked = template_files(host).await?;
     for kernel in one.as_ref().map_or(own.as_slice(), std::slice::from_ref) {
+        let mark = kernel.disk_mark();
         match of_kernel(host, kernel, &objects, linked.clone()).await {
-            Ok(measured) => usage.kernels.push(measured),
+            Ok(measured) => {
+                // What kernels of other users share is not for the eyes of their owner.
+                if !is_operator || !host.environment.system_wide {
+                    let folder = figures_of(&measured.parts, host.now_ms());
+                    kernel.disk.set(Some(MeasuredDisk { folder, freed: measured.freed_bytes, mark }));
+                }
+                usage.kernels.push(measured);
+            }
             Err(_) if one.is_none() && is_gone(supervisor, kernel.id) => {}
             Err(error) => return Err(error),
         }
@@ -109,14 +119,40 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
     Ok(usage)
 }
 
-async fn of_kernel(
-    host: &Rc<Host>,
-    kernel: &Rc<Kernel>,
-    objects: &Objects,
-    mut linked: LinkedFiles,
-) -> Result<KernelDisk> {
-    let folder = host.environment.data.join(KERNELS).join(kernel.id.to_string());
-    let parts = blocking(move || parts_of(&folder, KERNEL_PARTS, "", &mut linked)).await?;
+/// The files of templates that have several names: those in kernels' folders count with the templates.
+pub(super) async fn template_files(host: &Host) -> Result<LinkedFiles> {
+    let templates = host.environment.data.join(TEMPLATES);
+    blocking(move || {
+        let mut linked = LinkedFiles::default();
+        disk_bytes_beyond(&templates, &mut linked)?;
+        Ok(linked)
+    })
+    .await
+}
+
+/// The parts of a kernel's folder, without the `linked` files.
+pub(super) async fn folder_parts(host: &Host, kernel: KernelId, mut linked: LinkedFiles) -> Result<Vec<DiskPart>> {
+    let folder = host.environment.data.join(KERNELS).join(kernel.to_string());
+    blocking(move || parts_of(&folder, KERNEL_PARTS, "", &mut linked)).await
+}
+
+/// The figures of a kernel's folder with these parts.
+pub(super) fn figures_of(parts: &[DiskPart], now_ms: i64) -> DiskFigures {
+    let mut figures = DiskFigures { measured_at_ms: now_ms, ..DiskFigures::default() };
+    for part in parts {
+        let of = match part.what.as_str() {
+            "workspace" | "machine disk" => &mut figures.workspace_bytes,
+            "journal" => &mut figures.history_bytes,
+            "machine memory" => &mut figures.saved_memory_bytes,
+            _ => &mut figures.other_bytes,
+        };
+        *of = of.saturating_add(part.bytes);
+    }
+    figures
+}
+
+async fn of_kernel(host: &Rc<Host>, kernel: &Rc<Kernel>, objects: &Objects, linked: LinkedFiles) -> Result<KernelDisk> {
+    let parts = folder_parts(host, kernel.id, linked).await?;
     let found = objects.kernels.get(&kernel.id).cloned().unwrap_or_default();
     let mut each = Vec::new();
     if !objects.each.is_empty() {
@@ -201,7 +237,7 @@ fn parts_of(
 }
 
 /// The roots of each kernel.
-fn by_kernel(roots: &[Root]) -> Vec<(KernelId, Vec<(Named, Digest)>)> {
+pub(super) fn by_kernel(roots: &[Root]) -> Vec<(KernelId, Vec<(Named, Digest)>)> {
     let mut all: HashMap<KernelId, Vec<(Named, Digest)>> = HashMap::new();
     for root in roots {
         all.entry(root.kernel).or_default().push((root.named, root.digest));
@@ -211,17 +247,17 @@ fn by_kernel(roots: &[Root]) -> Vec<(KernelId, Vec<(Named, Digest)>)> {
 
 /// What one kernel needs of the store.
 #[derive(Debug, Clone, Default)]
-struct Needs {
+pub(super) struct Needs {
     stored: u64,
-    freed: u64,
+    pub freed: u64,
     incomplete: String,
 }
 
 /// What all roots need of the store.
 #[derive(Debug, Default)]
-struct Objects {
+pub(super) struct Objects {
     needed: u64,
-    kernels: HashMap<KernelId, Needs>,
+    pub kernels: HashMap<KernelId, Needs>,
     /// Stored and freed bytes of each checkpoint of the kernel that was asked for, by number.
     each: HashMap<u64, (u64, u64)>,
 }
@@ -236,15 +272,49 @@ struct Entry {
     last: u32,
 }
 
-/// Entries of packs, with those that need them.
+/// Ends a count of objects when its caller is gone.
 #[derive(Debug, Default)]
-struct Entries(HashMap<(u32, u32), Entry>);
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Counts what kernels need of the store, and each checkpoint of the kernel `detailed`.
+///
+/// # Errors
+/// `refused` for too many objects.
+pub(super) async fn count_objects(
+    host: &Host,
+    kernels: Vec<(KernelId, Vec<(Named, Digest)>)>,
+    detailed: Option<KernelId>,
+) -> Result<Objects> {
+    let stop = StopOnDrop::default();
+    let stopped = Arc::clone(&stop.0);
+    host.store.run_beside(move |store| Ok(measure(store, kernels, detailed, &stopped))).await?
+}
+
+/// Entries of packs, with those that need them.
+#[derive(Debug)]
+struct Entries {
+    places: HashMap<(u32, u32), Entry>,
+    stopped: Arc<AtomicBool>,
+}
 
 impl Entries {
+    fn new(stopped: &Arc<AtomicBool>) -> Entries {
+        Entries { places: HashMap::new(), stopped: Arc::clone(stopped) }
+    }
+
     /// Counts what `who` needs; returns its bytes, and why some are missing.
     fn count(&mut self, store: &Store, who: u32, roots: &[(Named, Digest)]) -> Result<(u64, String)> {
         let (mut seen, mut stored, mut incomplete) = (Seen::default(), 0, String::new());
         for (named, digest) in roots {
+            if self.stopped.load(Ordering::Relaxed) {
+                return Err(Error::unavailable("the measurement was ended"));
+            }
             let mut unreadable = None;
             let mut take = |object| match store.stored_parts(object) {
                 Ok(parts) => parts.into_iter().for_each(|(place, bytes)| stored += self.add(place, bytes, who)),
@@ -254,7 +324,7 @@ impl Entries {
             if let Some(why) = walked.err().map(|error| error.message).or(unreadable) {
                 incomplete = why;
             }
-            if self.0.len() > limits::GC_OBJECTS {
+            if self.places.len() > limits::GC_OBJECTS {
                 let message = format!("more than {} objects are in use", limits::GC_OBJECTS);
                 return Err(Error::refused(message).reason("objects"));
             }
@@ -264,7 +334,7 @@ impl Entries {
 
     /// Adds an entry; returns its bytes unless `who` has counted it.
     fn add(&mut self, place: (u32, u32), bytes: u64, who: u32) -> u64 {
-        let entry = self.0.entry(place).or_insert(Entry { bytes, by: Some(who), last: u32::MAX });
+        let entry = self.places.entry(place).or_insert(Entry { bytes, by: Some(who), last: u32::MAX });
         if entry.by != Some(who) {
             entry.by = None;
         }
@@ -279,14 +349,15 @@ fn measure(
     store: &Store,
     kernels: Vec<(KernelId, Vec<(Named, Digest)>)>,
     detailed: Option<KernelId>,
+    stopped: &Arc<AtomicBool>,
 ) -> Result<Objects> {
     let mut objects = Objects::default();
-    let mut entries = Entries::default();
+    let mut entries = Entries::new(stopped);
     for (who, (kernel, roots)) in kernels.iter().enumerate() {
         let (stored, incomplete) = entries.count(store, who as u32, roots)?;
         objects.kernels.insert(*kernel, Needs { stored, freed: 0, incomplete });
     }
-    for entry in entries.0.values() {
+    for entry in entries.places.values() {
         objects.needed += entry.bytes;
         let only = entry.by.and_then(|who| kernels.get(who as usize));
         if let Some(needs) = only.and_then(|(kernel, _)| objects.kernels.get_mut(kernel)) {
@@ -296,8 +367,8 @@ fn measure(
     if let Some((kernel, (_, roots))) =
         detailed.and_then(|wanted| kernels.iter().enumerate().find(|(_, (kernel, _))| *kernel == wanted))
     {
-        objects.each = of_checkpoints(store, roots, |place| {
-            entries.0.get(&place).is_some_and(|entry| entry.by == Some(kernel as u32))
+        objects.each = of_checkpoints(store, roots, stopped, |place| {
+            entries.places.get(&place).is_some_and(|entry| entry.by == Some(kernel as u32))
         })?;
     }
     Ok(objects)
@@ -307,6 +378,7 @@ fn measure(
 fn of_checkpoints(
     store: &Store,
     roots: &[(Named, Digest)],
+    stopped: &Arc<AtomicBool>,
     is_own: impl Fn((u32, u32)) -> bool,
 ) -> Result<HashMap<u64, (u64, u64)>> {
     let (mut numbers, mut checkpoints, mut rest) = (Vec::new(), Vec::new(), Vec::new());
@@ -321,18 +393,38 @@ fn of_checkpoints(
             }
         }
     }
-    let mut entries = Entries::default();
+    let mut entries = Entries::new(stopped);
     let mut each = HashMap::new();
     for (who, root) in checkpoints.iter().enumerate() {
         let (stored, _) = entries.count(store, who as u32, std::slice::from_ref(root))?;
         each.insert(numbers[who], (stored, 0));
     }
     entries.count(store, checkpoints.len() as u32, &rest)?;
-    for (place, entry) in &entries.0 {
+    for (place, entry) in &entries.places {
         let number = entry.by.and_then(|who| numbers.get(who as usize));
         if let Some((_, freed)) = number.filter(|_| is_own(*place)).and_then(|number| each.get_mut(number)) {
             *freed += entry.bytes;
         }
     }
     Ok(each)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_add_up_to_parts() {
+        let part = |(at, (what, ..)): (usize, &(&str, &[&str], &str))| DiskPart {
+            what: (*what).into(),
+            bytes: 1 << at,
+            why: String::new(),
+        };
+        let parts: Vec<DiskPart> = KERNEL_PARTS.iter().enumerate().map(part).collect();
+        let figures = figures_of(&parts, 9);
+        assert_eq!(figures.total_bytes(), parts.iter().map(|part| part.bytes).sum::<u64>());
+        let DiskFigures { workspace_bytes, history_bytes, saved_memory_bytes, other_bytes, .. } = figures;
+        assert_eq!((workspace_bytes, history_bytes), (1 + 8, 4));
+        assert_eq!((saved_memory_bytes, other_bytes), (16, 2 + 32));
+    }
 }

@@ -15,6 +15,7 @@ use crate::core::ids::KernelId;
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::name::KernelName;
+use crate::core::usage::DiskFigures;
 use crate::supervisor::host::metrics::Gauges;
 use crate::supervisor::kernel::Kernel;
 
@@ -117,7 +118,9 @@ impl Supervisor {
         let (host, workers) = (&self.host, &self.workers);
         let is_memory_short = workers.pressure.is_on();
         let state = |kernel: Rc<Kernel>| (kernel.spec().engine, kernel.view().state.name().to_owned());
+        let measured = self.kernels().into_iter().filter_map(|kernel| kernel.disk.get());
         host.metrics.text(&Gauges {
+            disk: measured.fold(DiskFigures::default(), |sum, measured| sum.plus(&measured.figures())),
             kernels: self.kernels().into_iter().map(state).collect(),
             remembered: host.remembered(),
             workers: workers.live(),

@@ -364,6 +364,7 @@ impl Supervisor {
             retention: std::cell::Cell::new(row.spec.retention),
             prune_due_ms: std::cell::Cell::new(0),
             held: std::cell::RefCell::default(),
+            disk: std::cell::Cell::default(),
             worker: std::cell::RefCell::default(),
             _remembered: Rc::clone(&host.remembered),
         });

@@ -131,6 +131,7 @@ impl FakeHost {
                 thread_of: None,
                 capture: "tracked".into(),
                 at_next_start: Vec::new(),
+                disk: None,
             },
             self.log.clone(),
             self.connections.clone(),

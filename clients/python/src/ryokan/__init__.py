@@ -5,7 +5,21 @@ coroutines. `Sandbox` is a kernel under the names of E2B's SDK.
 """
 
 from . import aio, errors, types
-from ._sync import CommandHandle, Commands, Events, Files, Forward, Host, Kernel, Pty, PublishedKernel, Sandbox
+from ._sync import (
+    CommandHandle,
+    Commands,
+    Events,
+    Files,
+    Forward,
+    Groups,
+    Host,
+    Kernel,
+    Lease,
+    Pty,
+    PublishedKernel,
+    Sandbox,
+    Watch,
+)
 from ._version import __version__
 from .errors import ExecutionError, RyokanError
 from .types import Mount, PtySize, Result
@@ -17,8 +31,10 @@ __all__ = [
     "ExecutionError",
     "Files",
     "Forward",
+    "Groups",
     "Host",
     "Kernel",
+    "Lease",
     "Mount",
     "Pty",
     "PtySize",
@@ -26,6 +42,7 @@ __all__ = [
     "Result",
     "RyokanError",
     "Sandbox",
+    "Watch",
     "__version__",
     "aio",
     "errors",

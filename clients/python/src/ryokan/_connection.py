@@ -288,6 +288,18 @@ class FileInfos(_Sink, schema.FileInfoSink.Server):  # type: ignore[misc]
         self.take(info)
 
 
+class FileEvents(_Sink, schema.FileEventSink.Server):  # type: ignore[misc]
+    """Events of files; `take` is a coroutine function, and slows the stream."""
+
+    async def next(self, event: Any, **_: Any) -> None:
+        await self.take(event)
+
+
+class AuditLines(_Sink, schema.AuditSink.Server):  # type: ignore[misc]
+    async def next(self, line: Any, **_: Any) -> None:
+        self.take(line)
+
+
 class Patches(_Sink, schema.PatchSink.Server):  # type: ignore[misc]
     async def next(self, patch: Any, **_: Any) -> None:
         self.take(patch)

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 
 from . import _connection, _wire, types
 from ._connection import Capability, Connection
+from ._watch import Watch
 from .errors import InvalidArgumentError, NotFoundError
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -32,16 +33,25 @@ class Files:
     `permission`, `too_large`, `outside`, `exists`, `not_empty`, `mount`.
     """
 
-    def __init__(self, connection: Connection, kernel: Capability) -> None:
-        self._connection, self._kernel = connection, kernel
+    def __init__(self, connection: Connection, kernel: Capability, no_wait: bool = False) -> None:
+        self._connection, self._kernel, self._no_wait = connection, kernel, no_wait
         self._opened: Capability | None = None
+
+    @property
+    def no_wait(self) -> Files:
+        """The same files, whose calls raise `BusyError` during a restore, archive, move or checkpoint.
+
+        Otherwise calls wait for its end; a checkpoint delays changes only. `reason` names it:
+        `restoring`, `archiving`, `unarchiving`, `teleporting`, `freezing` or `checkpointing`.
+        """
+        return Files(self._connection, self._kernel, True)
 
     async def _call(self, method: str, *args: Any) -> Any:
         return await self._connection.call(await self._files(), method, *args, deadline=None)
 
     async def _files(self) -> Capability:
         if self._opened is None:
-            answer = await self._connection.call(self._kernel, "files")
+            answer = await self._connection.call(self._kernel, "files", self._no_wait)
             self._opened = Capability(self._connection, answer.files)
         return self._opened
 
@@ -201,3 +211,11 @@ class Files:
     async def remove(self, path: Path, *, recursive: bool = False, expected_version: int = 0) -> None:
         """Removes a file or an empty directory; with `recursive`, also a directory's content."""
         await self._call("remove", encoded(path), recursive, expected_version)
+
+    def watch(self, path: Path = WORKSPACE, *, recursive: bool = False) -> Watch:
+        """What happens in a directory, with `recursive` also below it, as an iterator.
+
+        `async with files.watch("src") as watch:`, then `async for event in watch:`. Raises `BusyError`
+        for too many watches, `UnsupportedError` for a virtual machine.
+        """
+        return Watch(self._connection, self._files, encoded(path), recursive)

@@ -9,9 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import _bundles, _connection, _daemon, _wire, types
+from . import _bundles, _connection, _daemon, _wire, _wire_groups, types
 from ._connection import HELLO, Capability, Connection
 from ._events import Events
+from ._groups import Groups
 from ._kernel import Kernel, forked
 from ._opening import Opening
 from ._version import __version__
@@ -30,6 +31,8 @@ class Host:
         self._connection, self._cap = connection, capability
         self.info = info
         """The host's answer to the greeting."""
+        self.groups = Groups(connection, capability)
+        """Kernels and data that are frozen and restored as one."""
 
     @staticmethod
     def connect(
@@ -181,6 +184,26 @@ class Host:
     async def review(self, path: str | Path) -> types.Review:
         """What a file that `Kernel.export` wrote requests of this host, and who signed it."""
         return await _bundles.review(self._connection, self._cap, path)
+
+    async def audit(self, kernel: str = "", since: int = 0, limit: int = 1000) -> builtins.list[types.AuditLine]:
+        """Lines of the audit log after number `since`, oldest first.
+
+        Args:
+            kernel: a name or an id, also of a removed kernel; empty: all lines visible to this user.
+            since: the number of the last line that is known.
+            limit: at most so many lines; 0: all.
+        """
+        return await self._connection.collect(
+            self._cap, "audit", kernel, since, limit, sink=_connection.AuditLines, convert=_wire_groups.audit_line
+        )
+
+    async def verify_audit(self, known: str = "") -> types.AuditProof:
+        """Verifies the chain of the audit log's hashes.
+
+        `known`: an earlier `head`, kept elsewhere: it is verified that the log still goes through it.
+        """
+        answer = await self._connection.call(self._cap, "verifyAudit", known, deadline=None)
+        return types.AuditProof(answer.head, answer.brokenAt, answer.why)
 
     def events(self, since: int = 0, *, follow: bool = True) -> Events:
         """Events of the host and its kernels after sequence number `since`, then live ones.

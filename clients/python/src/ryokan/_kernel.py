@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
@@ -432,6 +433,29 @@ class Kernel:
         """
         return Opening(lambda: forward(self._connection, self._cap, port, listen), Forward.close)
 
+    def lease(self, holder: str, ttl: float, *, token: bytes = b"") -> Opening[Lease]:
+        """Lets only this lease's holder change the kernel or run code in it; others get `BusyError`.
+
+        `async with kernel.lease("editor", 60) as lease:` and then `lease.kernel`; leaving it
+        releases the lease. A lost connection does not: `token` resumes it.
+
+        Args:
+            holder: the name that others see.
+            ttl: seconds until it ends, unless it is renewed.
+            token: that of a lease that this resumes; empty: a new one.
+        """
+        wanted = _wire.milliseconds(ttl, "ttl")
+
+        async def opening() -> Lease:
+            answer = await self._call("lease", holder, wanted, token)
+            lease = Capability(self._connection, answer.lease)
+            opened = await self._connection.call(lease, "kernel")
+            info = await self.info()
+            kernel = Kernel(self._connection, opened.kernel, info)
+            return Lease(self._connection, lease, kernel, bytes(answer.token), answer.expiresAtMs)
+
+        return Opening(opening, Lease.release)
+
     async def attenuate(self, rights: Collection[str], label: str) -> Kernel:
         """The same kernel with at most these rights; `label` names the holder in the journal.
 
@@ -461,6 +485,34 @@ def forked(connection: Connection, answer: Any) -> list[Kernel]:
             raise _wire.error(child.failed)
         kernels.append(Kernel(connection, child.forked.kernel, _wire.kernel_info(child.forked.info)))
     return kernels
+
+
+class Lease:
+    """The exclusive right to change a kernel, for a limited time."""
+
+    def __init__(
+        self, connection: Connection, capability: Capability, kernel: Kernel, token: bytes, expires_ms: int
+    ) -> None:
+        self._connection, self._cap = connection, capability
+        self.kernel = kernel
+        """The kernel, for the holder of the lease."""
+        self.token = token
+        """The secret that resumes the lease from another connection."""
+        self._expires_ms = expires_ms
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it ends, unless it is renewed."""
+        return _wire.time(self._expires_ms)
+
+    async def renew(self, ttl: float) -> None:
+        """Lets it end `ttl` seconds from now."""
+        answer = await self._connection.call(self._cap, "renew", _wire.milliseconds(ttl, "ttl"))
+        self._expires_ms = int(answer.expiresAtMs)
+
+    async def release(self) -> None:
+        """Ends it now."""
+        await self._connection.call(self._cap, "release")
 
 
 class PublishedKernel(Kernel):

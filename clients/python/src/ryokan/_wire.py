@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
 
 import capnp
 
@@ -243,6 +243,18 @@ def ability(reader: Any) -> types.Ability:
     return types.Ability(reader.name, reader.present, reader.detail, reader.hint, reader.required)
 
 
+def _disk_figures(reader: Any) -> types.DiskFigures | None:
+    if not reader.measuredAtMs:
+        return None
+    return types.DiskFigures(
+        workspace_bytes=reader.workspaceBytes,
+        history_bytes=reader.historyBytes,
+        saved_memory_bytes=reader.savedMemoryBytes,
+        other_bytes=reader.otherBytes,
+        measured_at=time(reader.measuredAtMs),
+    )
+
+
 @_reads
 def kernel_info(reader: Any) -> types.KernelInfo:
     spec, origin = reader.spec, reader.origin
@@ -281,6 +293,7 @@ def kernel_info(reader: Any) -> types.KernelInfo:
         ),
         capture=reader.capture,
         at_next_start=_texts(reader.atNextStart),
+        disk=_disk_figures(reader.disk),
     )
 
 
@@ -319,6 +332,15 @@ def file_info(reader: Any) -> types.FileInfo:
         modified=time(reader.modifiedNs // 1_000_000),
         target=os.fsdecode(bytes(reader.target)),
     )
+
+
+@_reads
+def file_event(reader: Any) -> types.FileEvent | None:
+    """An event of a file; None: the watch has begun."""
+    kind = str(reader.kind)
+    if kind == "ready":
+        return None
+    return types.FileEvent(cast(types.FileEventKind, kind), os.fsdecode(bytes(reader.path)))
 
 
 def _disk_parts(readers: Iterable[Any]) -> list[types.DiskPart]:

@@ -8,9 +8,11 @@ from ._events import Events
 from ._execution import DataTaker, Taker
 from ._files import Files
 from ._forward import Forward
+from ._groups import Groups
 from ._host import CLIENT, Host
-from ._kernel import Kernel, PublishedKernel
+from ._kernel import Kernel, Lease, PublishedKernel
 from ._sandbox import Sandbox
+from ._watch import Watch
 
 __all__ = [
     "CLIENT",
@@ -20,10 +22,13 @@ __all__ = [
     "Events",
     "Files",
     "Forward",
+    "Groups",
     "Host",
     "Kernel",
+    "Lease",
     "Pty",
     "PublishedKernel",
     "Sandbox",
     "Taker",
+    "Watch",
 ]

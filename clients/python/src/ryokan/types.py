@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
+from ._types_groups import AuditLine as AuditLine
+from ._types_groups import AuditProof as AuditProof
+from ._types_groups import Freeze as Freeze
+from ._types_groups import FreezeCost as FreezeCost
+from ._types_groups import Group as Group
+from ._types_groups import GroupDiff as GroupDiff
+from ._types_groups import GroupDifference as GroupDifference
+from ._types_groups import GroupMember as GroupMember
+from ._types_groups import GroupRestoration as GroupRestoration
+from ._types_groups import MemberCost as MemberCost
 from .errors import ExecutionError
 
 K = TypeVar("K")
@@ -237,6 +247,26 @@ class Update:
 
 
 @dataclass(frozen=True)
+class DiskFigures:
+    """What a kernel takes on the disk, as last measured; it is released with the kernel."""
+
+    workspace_bytes: int
+    """Files of its code; of a virtual machine its disk; 0 for a thread."""
+    history_bytes: int
+    """The journal, and what only this kernel needs of checkpoints, blobs and kept output."""
+    saved_memory_bytes: int
+    """Memory of a virtual machine that does not run."""
+    other_bytes: int
+    """Engine state, index of the files, staging."""
+    measured_at: datetime | None
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.workspace_bytes + self.history_bytes + self.saved_memory_bytes + self.other_bytes
+
+
+@dataclass(frozen=True)
 class KernelInfo:
     """A kernel at one moment."""
 
@@ -269,6 +299,8 @@ class KernelInfo:
     """The driver that captures its files, and why no better one is used."""
     at_next_start: list[str]
     """Changes of its specification that the present worker does not have."""
+    disk: DiskFigures | None = None
+    """None: not measured yet. The daemon measures in the background after clients ask for it."""
 
     @property
     def sandbox_id(self) -> str:
@@ -351,6 +383,20 @@ class FileInfo:
     modified: datetime | None
     target: str
     """Of a symbolic link."""
+
+
+FileEventKind = Literal["created", "written", "closed", "changed", "removed", "overflow", "ended"]
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """Something that happened to a file of a watched directory."""
+
+    kind: FileEventKind
+    """`created` or `removed` (also moved), `written`, `closed` after it was open for writing, `changed`
+    (mode, owner or times); `overflow`: events are missing; `ended`: the last event."""
+    path: str
+    """Relative to the watched directory; empty: that itself."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 //! The list's columns: their content, and which of them a narrow screen omits.
 
 use super::{shown, span};
+use crate::cli::render;
 use crate::cli::top::list::Column;
 use crate::cli::top::model::Kernel;
 use crate::core::quantity::format_size;
@@ -10,8 +11,16 @@ const NAME: usize = 32;
 /// Minimum width of a name.
 const LEAST_NAME: usize = 8;
 /// The columns that a narrow screen omits, first to last.
-const LEFT_OUT: [Column; 7] =
-    [Column::Jobs, Column::Since, Column::Engine, Column::Idle, Column::Executions, Column::Memory, Column::State];
+const LEFT_OUT: [Column; 8] = [
+    Column::Jobs,
+    Column::Since,
+    Column::Engine,
+    Column::Idle,
+    Column::Executions,
+    Column::Disk,
+    Column::Memory,
+    Column::State,
+];
 
 /// The shown columns with their widths.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +43,7 @@ pub fn cell(column: Column, kernel: &Kernel, now_ms: i64) -> String {
         Column::Executions => info.executions.to_string(),
         Column::Memory if info.memory_bytes == 0 => "-".into(),
         Column::Memory => format_size(info.memory_bytes),
+        Column::Disk => render::disk_total(info),
         // A busy kernel is not idle; a kernel without a worker shows the time since its last use.
         Column::Idle if info.state == "busy" => "-".into(),
         Column::Idle => age(info.last_used_at_ms),
@@ -45,7 +55,7 @@ pub fn cell(column: Column, kernel: &Kernel, now_ms: i64) -> String {
 pub fn is_number(column: Column) -> bool {
     match column {
         Column::Name | Column::Engine | Column::State => false,
-        Column::Since | Column::Executions | Column::Memory | Column::Idle | Column::Jobs => true,
+        Column::Since | Column::Executions | Column::Memory | Column::Disk | Column::Idle | Column::Jobs => true,
     }
 }
 
@@ -80,6 +90,7 @@ fn fixed(column: Column) -> usize {
         Column::Since => 6,
         Column::Executions => 11,
         Column::Memory => 10,
+        Column::Disk => 10,
         Column::Idle => 5,
         Column::Jobs => 5,
     }
@@ -100,7 +111,7 @@ mod tests {
             }
         }
         let kept = |width| Columns::of(width, 8).columns.iter().map(|(column, _)| column.heading()).collect::<Vec<_>>();
-        assert_eq!(kept(80).len(), 8);
+        assert_eq!((kept(92).len(), kept(80).len()), (9, 8));
         assert_eq!(kept(32), ["NAME", "STATE", "MEMORY"]);
         assert_eq!(kept(10), ["NAME"]);
     }

@@ -10,12 +10,14 @@ use crate::cli::top::key::Key;
 use crate::cli::top::layout::Size;
 use crate::cli::top::model::{Input, Inspection, Model};
 use crate::core::info::{Job, JournalEntry, KernelInfo};
+use crate::core::usage::DiskFigures;
 
 fn model(columns: u16, lines: u16) -> Model {
     let mut model = Model::new(NOW_MS, Size { columns, lines }, host(), false);
     model.step(NOW_MS, Input::Ticked);
     model.step(NOW_MS, Input::PoolsTold(vec![pool("kaish", 3, 3), pool("python", 1, 3)]));
-    let busy = KernelInfo { memory_bytes: 45 << 20, executions: 12, ..kernel("data", "busy") };
+    let disk = Some(DiskFigures { workspace_bytes: 2 << 20, history_bytes: 1 << 20, ..DiskFigures::default() });
+    let busy = KernelInfo { memory_bytes: 45 << 20, executions: 12, disk, ..kernel("data", "busy") };
     let crashed = KernelInfo { state_reason: "killed by\u{1b}[31m signal 9".into(), ..kernel("odd", "crashed") };
     model.step(NOW_MS, Input::Listed(vec![busy, crashed, kernel("web-server", "stopped")]));
     let crash =
@@ -54,16 +56,16 @@ fn press(model: &mut Model, keys: &str) {
 #[test]
 fn typical_screen_text() {
     assert_eq!(
-        screen(&model(110, 12)),
+        screen(&model(120, 12)),
         [
             "ryokan top  mill (x86_64, ryokan 0.1.0)  2025-11-21T22:00:05Z",
             "3 kernels  1 busy  0 ready  1 crashed  memory 45 MiB  executions -  created -  errors - (1 in all)",
             "pool kaish   3 ready of 3 wanted, 0 in creation, 2 with kernels, 5 taken, 1 missed",
             "pool python  1 ready of 3 wanted, 2 in creation, 2 with kernels, 5 taken, 1 missed",
-            "NAME▼       ENGINE   STATE      SINCE   EXECUTIONS      MEMORY   IDLE   JOBS  WHY",
-            "data        kaish    busy           -           12      45 MiB      -      -",
-            "odd         kaish    crashed       5s            0           -    95s      -  killed by\\u{1b}[31m signal 9",
-            "web-server  kaish    stopped        -            0           -    95s      -",
+            "NAME▼       ENGINE   STATE      SINCE   EXECUTIONS      MEMORY        DISK   IDLE   JOBS  WHY",
+            "data        kaish    busy           -           12      45 MiB       3 MiB      -      -",
+            "odd         kaish    crashed       5s            0           -           -    95s      -  killed by\\u{1b}[31m signal 9",
+            "web-server  kaish    stopped        -            0           -           -    95s      -",
             "",
             "",
             "",

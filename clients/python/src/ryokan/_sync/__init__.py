@@ -7,9 +7,11 @@ from .commands import CommandHandle, Commands, Pty
 from .events import Events
 from .files import Files
 from .forward import Forward
+from .groups import Groups
 from .host import Host
-from .kernel import Kernel, PublishedKernel
+from .kernel import Kernel, Lease, PublishedKernel
 from .sandbox import Sandbox
+from .watch import Watch
 
 __all__ = [
     "CommandHandle",
@@ -17,9 +19,12 @@ __all__ = [
     "Events",
     "Files",
     "Forward",
+    "Groups",
     "Host",
     "Kernel",
+    "Lease",
     "Pty",
     "PublishedKernel",
     "Sandbox",
+    "Watch",
 ]

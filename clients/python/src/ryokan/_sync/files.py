@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from .. import aio, types
 from .._files import READ_BYTES, WORKSPACE, Path
 from .._portal import Portal
+from .watch import Watch
 
 T = TypeVar("T")
 
@@ -23,6 +24,15 @@ class Files:
 
     def __init__(self, files: aio.Files, runner: Portal) -> None:
         self._files, self._portal = files, runner
+
+    @property
+    def no_wait(self) -> Files:
+        """The same files, whose calls raise `BusyError` during a restore, archive, move or checkpoint.
+
+        Otherwise calls wait for its end; a checkpoint delays changes only. `reason` names it:
+        `restoring`, `archiving`, `unarchiving`, `teleporting`, `freezing` or `checkpointing`.
+        """
+        return Files(self._files.no_wait, self._portal)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._portal.run(work)
@@ -143,3 +153,11 @@ class Files:
     def remove(self, path: Path, *, recursive: bool = False, expected_version: int = 0) -> None:
         """Removes a file or an empty directory; with `recursive`, also a directory's content."""
         self._run(self._files.remove(path, recursive=recursive, expected_version=expected_version))
+
+    def watch(self, path: Path = WORKSPACE, *, recursive: bool = False) -> Watch:
+        """What happens in a directory, with `recursive` also below it, as an iterator.
+
+        `with files.watch("src") as watch:`, then `for event in watch:`. Raises `BusyError` for too many
+        watches, `UnsupportedError` for a virtual machine.
+        """
+        return Watch(self._files.watch(path, recursive=recursive), self._portal)

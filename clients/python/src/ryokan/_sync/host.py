@@ -12,6 +12,7 @@ from .. import aio, types
 from .._connection import HELLO
 from .._portal import Portal, portal
 from .events import Events
+from .groups import Groups
 from .kernel import Kernel
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Host:
         self._host, self._portal = host, runner
         self.info = host.info
         """The host's answer to the greeting."""
+        self.groups = Groups(host.groups, runner)
+        """Kernels and data that are frozen and restored as one."""
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._portal.run(work)
@@ -155,6 +158,23 @@ class Host:
     def review(self, path: str | Path) -> types.Review:
         """What a file that `Kernel.export` wrote requests of this host, and who signed it."""
         return self._run(self._host.review(path))
+
+    def audit(self, kernel: str = "", since: int = 0, limit: int = 1000) -> builtins.list[types.AuditLine]:
+        """Lines of the audit log after number `since`, oldest first.
+
+        Args:
+            kernel: a name or an id, also of a removed kernel; empty: all lines visible to this user.
+            since: the number of the last line that is known.
+            limit: at most so many lines; 0: all.
+        """
+        return self._run(self._host.audit(kernel, since, limit))
+
+    def verify_audit(self, known: str = "") -> types.AuditProof:
+        """Verifies the chain of the audit log's hashes.
+
+        `known`: an earlier `head`, kept elsewhere: it is verified that the log still goes through it.
+        """
+        return self._run(self._host.verify_audit(known))
 
     def events(self, since: int = 0, *, follow: bool = True) -> Events:
         """Events of the host and its kernels after sequence number `since`, then live ones.

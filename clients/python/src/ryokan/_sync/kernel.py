@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -390,6 +391,20 @@ class Kernel:
         """
         return Forward(self._run(self._kernel.forward(port, listen=listen).open()), self._portal)
 
+    def lease(self, holder: str, ttl: float, *, token: bytes = b"") -> Lease:
+        """Lets only this lease's holder change the kernel or run code in it; others get `BusyError`.
+
+        `with kernel.lease("editor", 60) as lease:` and then `lease.kernel`; leaving it
+        releases the lease. A lost connection does not: `token` resumes it.
+
+        Args:
+            holder: the name that others see.
+            ttl: seconds until it ends, unless it is renewed.
+            token: that of a lease that this resumes; empty: a new one.
+        """
+        opening = self._kernel.lease(holder, ttl, token=token)
+        return Lease(self._run(opening.open()), self._portal)
+
     def attenuate(self, rights: Collection[str], label: str) -> Kernel:
         """The same kernel with at most these rights; `label` names the holder in the journal.
 
@@ -407,6 +422,36 @@ class Kernel:
     def unpublish(self, name: str) -> None:
         """Removes a published socket."""
         self._run(self._kernel.unpublish(name))
+
+
+class Lease:
+    """The exclusive right to change a kernel, for a limited time."""
+
+    def __init__(self, lease: aio.Lease, runner: Portal) -> None:
+        self._lease, self._portal = lease, runner
+        self.kernel = Kernel(lease.kernel, runner)
+        """The kernel, for the holder of the lease."""
+        self.token = lease.token
+        """The secret that resumes the lease from another connection."""
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it ends, unless it is renewed."""
+        return self._lease.expires_at
+
+    def renew(self, ttl: float) -> None:
+        """Lets it end `ttl` seconds from now."""
+        self._portal.run(self._lease.renew(ttl))
+
+    def release(self) -> None:
+        """Ends it now."""
+        self._portal.run(self._lease.release())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class PublishedKernel(Kernel):

@@ -1,0 +1,100 @@
+"""Groups of kernels, repositories and databases."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from .. import aio, types
+from .._portal import Portal
+
+T = TypeVar("T")
+
+
+class Groups:
+    """Kernels and data of this host that are frozen and restored as one.
+
+    A `ref` is a freeze's number, the beginning of its id, its message, `latest` or `~N`.
+    """
+
+    def __init__(self, groups: aio.Groups, runner: Portal) -> None:
+        self._groups, self._portal = groups, runner
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._portal.run(work)
+
+    def new(self, name: str) -> None:
+        """Makes an empty group.
+
+        Raises:
+            AlreadyExistsError: a group or a kernel has this name.
+        """
+        self._run(self._groups.new(name))
+
+    def add(self, group: str, kind: str, target: str, *, name: str = "") -> types.GroupMember:
+        """Adds a member.
+
+        Args:
+            group: the group.
+            kind: `kernel`, `repository`, `database`, `directory`, `command`, `postgres` or `server`.
+            target: the kernel's name, the path, the name in the daemon's configuration, or
+                `dbname=… host=… port=… user=…`.
+            name: the member's name; empty: derived from the target.
+        """
+        return self._run(self._groups.add(group, kind, target, name=name))
+
+    def remove(self, group: str, member: str = "", *, abandon: bool = False) -> None:
+        """Removes a member, or without one the group with its freezes; the data stays as it is.
+
+        `abandon`: although a freeze or a restore of it has not ended.
+        """
+        self._run(self._groups.remove(group, member, abandon=abandon))
+
+    def list(self) -> builtins.list[types.Group]:
+        """The groups of this user."""
+        return self._run(self._groups.list())
+
+    def show(self, group: str) -> types.Group:
+        """A group with its members."""
+        return self._run(self._groups.show(group))
+
+    def freeze(
+        self, group: str, message: str = "", *, interrupt: bool = False, wait: float | None = None
+    ) -> types.Freeze:
+        """Captures every member within one pause, all or nothing.
+
+        Args:
+            group: the group.
+            message: what the state is, for `restore`.
+            interrupt: interrupt running executions instead of waiting for them.
+            wait: seconds to wait for them, at most an hour; None: a minute.
+        """
+        return self._run(self._groups.freeze(group, message, interrupt=interrupt, wait=wait))
+
+    def log(self, group: str, limit: int = 0) -> builtins.list[types.Freeze]:
+        """The freezes of a group, newest first; `limit` 0: all."""
+        return self._run(self._groups.log(group, limit))
+
+    def diff(self, group: str, before: str = "", after: str = "") -> types.GroupDiff:
+        """Differences from freeze `before` (empty: the newest) to freeze `after` (empty: the present state)."""
+        return self._run(self._groups.diff(group, before, after))
+
+    def restore(self, group: str, ref: str, *, members: Iterable[str] = ()) -> types.GroupRestoration:
+        """Brings all members back to a freeze, or only these; all or nothing.
+
+        The present state is frozen just before, and `undo` returns to it.
+        """
+        return self._run(self._groups.restore(group, ref, members=members))
+
+    def undo(self, group: str) -> types.GroupRestoration:
+        """Returns to the state before the last restore."""
+        return self._run(self._groups.undo(group))
+
+    def lock(self, name: str) -> str:
+        """The lock of the present state of a group or a kernel, as text."""
+        return self._run(self._groups.lock(name))
+
+    def check(self, name: str, ref: str = "") -> builtins.list[str]:
+        """How the present state differs from a freeze of a group or a checkpoint of a kernel; empty: the newest."""
+        return self._run(self._groups.check(name, ref))
