@@ -218,10 +218,7 @@ impl Repository {
             Some(_) | None => self.index_tree(&head, &index, &env).await?,
         };
         let begun = SystemTime::now();
-        // jj's own store is opaque: it is neither captured nor changed, even if nothing ignores it.
-        let without_jj = ["add", "--all", "--", ".", ":(top,exclude).jj"];
-        let add: &[&str] = if has_jj(&self.path) { &without_jj } else { &without_jj[..2] };
-        self.ok(add, &env, b"").await?;
+        self.ok(self.add(), &env, b"").await?;
         self.refuse_links(&env).await?;
         let work_tree = id(&self.ok(&["write-tree"], &env, b"").await?)?;
         // A file that changed in the second in which it was read, or later, is read again.
@@ -233,6 +230,22 @@ impl Repository {
             self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree: index_tree.clone() }));
         }
         Ok(State { head, index_tree, work_tree, changed, untracked })
+    }
+
+    /// The command that adds the working tree to an index, without what is no work of the user.
+    fn add(&self) -> &'static [&'static str] {
+        // Parts of a member that is restored or imported into the repository are beside its place, as `.NAME.ryokan`.
+        const ALL: [&str; 7] = [
+            "add",
+            "--all",
+            "--",
+            ".",
+            ":(exclude,glob)**/.*.ryokan",
+            ":(exclude,glob)**/.*.ryokan/**",
+            // jj's own store is opaque: it is neither captured nor changed, even if nothing ignores it.
+            ":(top,exclude).jj",
+        ];
+        if has_jj(&self.path) { &ALL } else { &ALL[..6] }
     }
 
     /// Whether no file of the index is ignored by now: git would keep it as a tracked one.

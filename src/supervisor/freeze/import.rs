@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use super::groups::checked_name;
-use super::place::{self, Placed};
+use super::member_places::{self, Placed};
 use super::run_freeze::pairings;
 use super::{access, objects, scratch, turn};
 use crate::bundle::GroupContents;
@@ -126,7 +126,7 @@ async fn perform(
         unfinished: false,
     };
     let sealer = sealer(supervisor, &contents.head.freeze, actor).await?;
-    let placed = place::all(supervisor, &mut group, &contents.manifest, &arrival, &sealer).await;
+    let placed = member_places::all(supervisor, &mut group, &contents.manifest, &arrival, &sealer).await;
     let placed = placed.inspect_err(|_| drop(std::fs::remove_dir_all(scratch(host, group.id))))?;
     has_room(host, &contents)?;
     let intent = Intent::Import {
