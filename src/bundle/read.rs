@@ -27,7 +27,7 @@ const WINDOW_LOG: u32 = 24;
 /// What a file holds.
 pub enum Bundle {
     /// A kernel.
-    Kernel(Contents),
+    Kernel(Box<Contents>),
     /// A freeze of a group.
     Group(Box<GroupContents>),
 }
@@ -71,7 +71,7 @@ pub fn read(store: &Store, from: impl Read) -> Result<Bundle, BundleError> {
     let signature = if version > OLDEST { Some(reading.signature(head_digest)?) } else { None };
     let (digest, held) = reading.rest()?;
     let (manifests, parts, bytes) = whole(&held, &head)?;
-    Ok(Bundle::Kernel(Contents { head, manifests, parts, bytes, digest, signed: (head_digest, signature) }))
+    Ok(Bundle::Kernel(Box::new(Contents { head, manifests, parts, bytes, digest, signed: (head_digest, signature) })))
 }
 
 struct Reading<'a, R: io::BufRead> {

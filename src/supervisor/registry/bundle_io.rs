@@ -324,7 +324,7 @@ impl Import {
         // A separate task, so that a client's disconnect leaves nothing half done.
         let making = tokio::task::spawn_local(async move {
             let reserved = supervisor.reserve(actor.uid, name)?;
-            let made = make(&supervisor, contents, (supervisor.new_id(), &reserved), resources, &signer, &actor).await;
+            let made = make(&supervisor, *contents, (supervisor.new_id(), &reserved), resources, &signer, &actor).await;
             drop(self);
             made
         });
