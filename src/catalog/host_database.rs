@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -349,9 +349,16 @@ pub fn replace_files(path: &Path, prepared: &[(String, PathBuf, u32)]) -> Result
     fault::point("database.files.replace").map_err(|error| io(path, "replace", error))?;
     for (suffix, from, mode) in prepared {
         let to = beside(path, suffix);
-        std::fs::set_permissions(from, std::fs::Permissions::from_mode(*mode))
-            .map_err(|error| io(from, "change", error))?;
-        File::open(from).and_then(|file| file.sync_all()).map_err(|error| io(from, "sync", error))?;
+        // Code that can write in the directory may have put a link or a pipe there since.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let opened = File::options().read(true).custom_flags(flags).open(from);
+        let file = opened.map_err(|error| io(from, "open", error))?;
+        if !file.metadata().map_err(|error| io(from, "read", error))?.is_file() {
+            return Err(Error::refused(format!("{} is not a file", from.display())).reason("not_a_file"));
+        }
+        let mode = std::fs::Permissions::from_mode(*mode & 0o777);
+        file.set_permissions(mode).map_err(|error| io(from, "change", error))?;
+        file.sync_all().map_err(|error| io(from, "sync", error))?;
         std::fs::rename(from, &to).map_err(|error| io(&to, "replace", error))?;
     }
     let parent = path.parent().unwrap_or(path);

@@ -6,6 +6,7 @@ mod filesystems;
 mod full_disk;
 mod gate;
 mod pause;
+mod planted_links;
 mod portable;
 mod postgres;
 mod postgres_server;

@@ -8,7 +8,7 @@ use crate::catalog::host_database;
 use crate::core::error::{Error, Result};
 use crate::git::{Git, Repository};
 use crate::programs::Programs;
-use crate::supervisor::host::Host;
+use crate::supervisor::host::{Host, resolve_missing};
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
 
@@ -84,20 +84,21 @@ pub(super) fn apart_from_servers(host: &Host, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks a recorded path again.
+/// Checks a recorded path again. A wrecked member may be gone; the folders above its place are checked then.
 ///
 /// # Errors
 /// As [`checked`], and `refused` if it leads elsewhere now.
 pub(super) fn recheck(host: &Host, uid: u32, path: &Path) -> Result<()> {
-    match checked(host, uid, path) {
-        Ok(real) if real != path => {
-            Err(Error::refused(format!("{} leads elsewhere than when it was added", path.display()))
-                .reason("source_moved"))
-        }
-        Ok(_) => Ok(()),
-        // A wrecked member may be gone.
-        Err(error) if error.reason == "source_gone" => Ok(()),
-        Err(error) => Err(error),
+    let real = match checked(host, uid, path) {
+        Err(error) if error.reason == "source_gone" => resolve_missing(path),
+        found => Some(found?),
+    };
+    // A link in the place of a folder would make the restore write elsewhere.
+    match real.filter(|real| real == path) {
+        Some(real) => host.check_real_source(uid, path, real).map(drop),
+        None => Err(Error::refused(format!("{} leads elsewhere than when it was added", path.display()))
+            .reason("source_moved")
+            .hint("put it back in its place, or remove the member and add it again")),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Files into the store, and back.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::core::error::{Error, Result};
@@ -41,7 +42,7 @@ pub(super) async fn put(host: &Host, path: PathBuf) -> Result<(Digest, u64)> {
     host.store.run_beside(put).await??.map_err(Error::from)
 }
 
-/// Writes an object to a file, which is synced. The whole object is verified.
+/// Writes an object to a new file, which is synced and replaces what had its name. The whole object is verified.
 ///
 /// # Errors
 /// Store errors, and files that cannot be written.
@@ -50,7 +51,7 @@ pub(super) async fn get(host: &Host, digest: Digest, path: &Path) -> Result<()> 
     let get = move |store: &Store| {
         let (mut reader, mut piece) = (store.open_object(digest)?, vec![0; PIECE]);
         let failed = |error: std::io::Error| Error::unavailable(format!("cannot write {}: {error}", path.display()));
-        let mut file = match File::create(&path) {
+        let mut file = match replaced(&path) {
             Ok(file) => file,
             Err(error) => return Ok(Err(failed(error))),
         };
@@ -65,6 +66,15 @@ pub(super) async fn get(host: &Host, digest: Digest, path: &Path) -> Result<()> 
         }
     };
     host.store.run_beside(get).await?
+}
+
+/// Makes a new file in the place of another. A link is not followed: code of a kernel may have put one beside a member.
+fn replaced(path: &Path) -> std::io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Runs blocking work.

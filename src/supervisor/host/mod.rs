@@ -356,7 +356,7 @@ impl Host {
     }
 
     /// Applies the rules for host paths to a resolved path.
-    fn check_real_source(&self, uid: u32, source: &Path, real: PathBuf) -> Result<PathBuf> {
+    pub(crate) fn check_real_source(&self, uid: u32, source: &Path, real: PathBuf) -> Result<PathBuf> {
         let shown = source.display();
         if real.to_str().is_none() {
             return Err(Error::refused(format!("{shown} leads to a path that is not UTF-8")).reason("source"));
@@ -454,7 +454,7 @@ fn home_of(uid: u32) -> Option<PathBuf> {
 
 /// A path whose last components may be missing, without symbolic links in those that exist. `None` for a link that leads
 /// nowhere: what is written there would come to be elsewhere.
-fn resolve_missing(path: &Path) -> Option<PathBuf> {
+pub(crate) fn resolve_missing(path: &Path) -> Option<PathBuf> {
     let (mut at, mut rest) = (path, Vec::new());
     loop {
         if let Ok(real) = at.canonicalize() {
