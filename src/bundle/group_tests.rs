@@ -1,6 +1,7 @@
 use super::tests::{World, sign};
 use super::*;
 use crate::core::checkpoint::Manifest;
+use crate::core::error::Error;
 use crate::core::freeze::refs::Head as GitHead;
 use crate::core::freeze::{
     Captured, DatabasePart, DirectoryPart, FORMAT, FreezeManifest, KernelRevision, Part, RepositoryPart, SchemaRevision,
@@ -114,6 +115,10 @@ impl GroupWorld {
     }
 }
 
+fn read(store: &Store, file: &[u8]) -> Result<Bundle, BundleError> {
+    super::read(store, file, |_| Ok(()))
+}
+
 fn read_group(store: &Store, file: &[u8]) -> Result<GroupContents, BundleError> {
     match read(store, file)? {
         Bundle::Group(contents) => Ok(*contents),
@@ -155,6 +160,18 @@ fn altered_group_file_is_refused() {
         let error = read(&elsewhere, &other[..]).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("does not begin with its head"), "{version}: {error}");
     }
+}
+
+#[test]
+fn unadmitted_group_stores_nothing() {
+    let made = GroupWorld::new();
+    let (file, elsewhere) = (made.file(), made.world.elsewhere());
+    let refused = super::read(&elsewhere, &file[..], |head| {
+        assert_eq!(head, &made.head);
+        Err(Error::refused("by a stranger"))
+    });
+    assert!(matches!(refused, Err(BundleError::NotAdmitted(error)) if error.message == "by a stranger"));
+    assert!(made.manifest.objects().into_iter().all(|object| !elsewhere.contains(object)));
 }
 
 /// Files whose signature is right and that say what cannot be.

@@ -147,6 +147,9 @@ pub enum BundleError {
     /// A file would belong to another user of the importing host.
     #[error("checkpoint {0} has files of other users than the kernel's")]
     Owners(CheckpointId),
+    /// The importer does not admit the group.
+    #[error("{0}")]
+    NotAdmitted(crate::core::error::Error),
     /// A store error.
     #[error("the store cannot do its part: {0}")]
     Store(#[from] StoreError),

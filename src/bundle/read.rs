@@ -8,6 +8,7 @@ use super::frame::Opened;
 use super::group::{GroupContents, check_group_head, whole_group};
 use super::{BundleError, GROUP_VERSION, GroupHead, Head, OLDEST, Packed, Record, SIGNATURE_BYTES};
 use crate::core::checkpoint::{CheckpointRequest, Manifest, StateParts};
+use crate::core::error::Error;
 use crate::core::ids::{CheckpointId, Digest, PublicKey, Signature};
 use crate::core::limits;
 use crate::core::signature::{Signed, Subject};
@@ -49,11 +50,15 @@ pub struct Contents {
     pub signed: (Digest, Option<Signed>),
 }
 
-/// Reads a file.
+/// Reads a file. `admit` decides on a group by its head, whose signature fits, before any object is stored.
 ///
 /// # Errors
 /// Each of [`BundleError`].
-pub fn read(store: &Store, from: impl Read) -> Result<Bundle, BundleError> {
+pub fn read(
+    store: &Store,
+    from: impl Read,
+    admit: impl FnOnce(&GroupHead) -> Result<(), Error>,
+) -> Result<Bundle, BundleError> {
     let opened = Opened::begin(from)?;
     let version = opened.version;
     let mut decoder = zstd::stream::read::Decoder::new(opened)?.single_frame();
@@ -63,6 +68,7 @@ pub fn read(store: &Store, from: impl Read) -> Result<Bundle, BundleError> {
         let (head, head_digest) = reading.head::<GroupHead>(Record::Group)?;
         check_group_head(&head)?;
         let signed = (head_digest, Some(reading.signature(head_digest)?));
+        admit(&head).map_err(BundleError::NotAdmitted)?;
         let (digest, held) = reading.rest()?;
         return whole_group(&held, head, digest, signed).map(|group| Bundle::Group(Box::new(group)));
     }

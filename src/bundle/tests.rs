@@ -26,7 +26,7 @@ fn signature_of(json: &[u8]) -> Vec<u8> {
 
 /// Reads a kernel's file.
 fn read(store: &Store, from: impl std::io::Read) -> Result<Contents, BundleError> {
-    match super::read(store, from)? {
+    match super::read(store, from, |_| Ok(()))? {
         Bundle::Kernel(contents) => Ok(*contents),
         Bundle::Group(_) => panic!("a group's file"),
     }

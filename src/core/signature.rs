@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::error::{Error, Result};
 use super::ids::{Digest, PublicKey, Signature};
 
 /// What a signature is about.
@@ -124,6 +125,37 @@ impl Signer {
             Some(found) => Signer { standing: found.standing, name: found.name.clone(), key },
             None => Signer { standing: Standing::Unknown, name: String::new(), key },
         }
+    }
+}
+
+/// Reason of the refusal of a freeze that neither this host nor a trusted one sealed.
+pub const UNTRUSTED_SEALER: &str = "untrusted_sealer";
+
+impl Signer {
+    /// Checks that this host, or one that the user trusts, sealed a freeze from elsewhere.
+    ///
+    /// # Errors
+    /// `refused` ([`UNTRUSTED_SEALER`]) names the key and the command that trusts it; `corrupt` for a seal that does not
+    /// fit.
+    pub fn require_trusted(&self) -> Result<()> {
+        let key = self.key.map(|key| key.to_string()).unwrap_or_default();
+        let trust = format!(
+            "ask its owner whether this is its key (`ryokan trust list` there), then: ryokan trust add NAME {key}"
+        );
+        let (why, hint) = match self.standing {
+            Standing::Own | Standing::Trusted => return Ok(()),
+            Standing::Damaged => {
+                return Err(Error::corrupt("the seal of the freeze does not fit its content")
+                    .reason("signature")
+                    .hint("get the file again from where it was written"));
+            }
+            Standing::Missing => {
+                ("no host sealed the freeze".to_owned(), "freeze the group again there, and export that".to_owned())
+            }
+            Standing::Former => (format!("a former key of this host sealed the freeze: {key}"), trust),
+            Standing::Unknown => (format!("a host that you do not trust sealed the freeze: {key}"), trust),
+        };
+        Err(Error::refused(why).reason(UNTRUSTED_SEALER).hint(hint))
     }
 }
 

@@ -36,6 +36,25 @@ fn exported(host: &Host, args: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
+/// The public key of a host.
+fn key_of(host: &Host) -> String {
+    let keys: serde_json::Value = serde_json::from_str(&host.ok(&["trust", "list", "--json"])).unwrap();
+    let own = keys.as_array().unwrap().iter().find(|key| key["standing"] == "own").expect("a key of its own");
+    own["key"].as_str().unwrap().to_owned()
+}
+
+/// Lets a host import groups that the other one sealed.
+fn trust(host: &Host, name: &str, other: &Host) {
+    host.ok(&["trust", "add", name, &key_of(other)]);
+}
+
+/// A host that trusts the source of a file.
+fn trusting(user: User, source: &Host) -> Host {
+    let host = Host::start_as(user);
+    trust(&host, "source", source);
+    host
+}
+
 /// Everything that the freeze holds, as text.
 fn state(shop: &Shop) -> String {
     let lab = shop.host.with(async |client| {
@@ -88,11 +107,11 @@ fn group_lives_elsewhere() {
         let (shop, file) = frozen(user);
         let frozen = state(&shop);
         shop.wreck();
-        let there = Shop { host: Host::start_as(user), user };
+        let there = Shop { host: trusting(user, &shop.host), user };
         let path = put(&there.host, &file);
         let (code, text) = import(&there.host, &path, &places(&there.host));
         assert_eq!(code, Some(0), "{user:?}: {text}\n{}", there.host.log());
-        assert!(text.contains("unknown key") && text.contains("ryokan restore shop 1"), "{text}");
+        assert!(text.contains("signed by source, trusted") && text.contains("ryokan restore shop 1"), "{text}");
         assert!(!there.data().exists(), "a restore brings it");
         there.host.ok(&["--yes", "restore", "shop", "1"]);
         assert_eq!(state(&there), frozen, "{user:?}");
@@ -102,7 +121,7 @@ fn group_lives_elsewhere() {
         let entries = std::fs::read_dir(there.code().join(".git")).unwrap();
         assert!(entries.flatten().all(|entry| !entry.file_name().to_string_lossy().contains("ryokan")));
         let said = there.host.ok(&["verify", "--provenance", "shop"]);
-        assert!(said.contains("signed by this host") && said.contains("sealed by an unknown key"), "{said}");
+        assert!(said.contains("signed by this host") && said.contains("sealed by source, trusted"), "{said}");
         there.host.ok(&["verify"]);
         // Life goes on: a freeze, a wreck, a restore and its undo.
         there.host.ok(&["freeze", "shop", "-m", "two"]);
@@ -112,6 +131,7 @@ fn group_lives_elsewhere() {
         there.host.ok(&["--yes", "undo", "shop"]);
         assert_eq!(there.amounts(), (900, 100));
         // And back again, beside the first one.
+        trust(&shop.host, "there", &there.host);
         let back = put(&shop.host, &exported(&there.host, &["shop", "-", "--freeze", "two"]));
         let args = ["--as", "copy", "--place", "agent=agent-2", "--place", "lab=lab-2", "--leave-out", "code"];
         let more = ["--leave-out", "data", "--leave-out", "uploads"];
@@ -128,7 +148,7 @@ fn group_lives_elsewhere() {
 #[test]
 fn existing_repository_is_completed() {
     let (shop, file) = frozen(users()[0]);
-    let there = Shop { host: Host::start_as(users()[0]), user: users()[0] };
+    let there = Shop { host: trusting(users()[0], &shop.host), user: users()[0] };
     std::fs::create_dir(there.code()).unwrap();
     there.git(&["init", "-q", "-b", "other"]);
     there.write("own", "of this host");
@@ -148,8 +168,8 @@ fn existing_repository_is_completed() {
 /// The database is in a repository that the import makes.
 #[test]
 fn nested_database_is_placed() {
-    let (_shop, file) = frozen(users()[0]);
-    let there = Host::start_as(users()[0]);
+    let (shop, file) = frozen(users()[0]);
+    let there = trusting(users()[0], &shop.host);
     let (path, code) = (put(&there, &file), there.path("home").join("code"));
     let place = |member: &str, at: &Path| ["--place".to_owned(), format!("{member}={}", at.display())];
     let out = ["--leave-out".to_owned(), "uploads".to_owned()];
@@ -197,7 +217,7 @@ fn bad_group_imports_leave_nothing() {
     let (shop, file) = frozen(users()[0]);
     shop.host.ok(&["new", "other"]);
     let single = exported(&shop.host, &["other", "-"]);
-    let there = Host::start_as(users()[0]);
+    let there = trusting(users()[0], &shop.host);
     let home = there.path("home");
     std::fs::write(home.join("kept.txt"), "no database, but a text that is long enough to be looked at").unwrap();
     std::fs::create_dir(home.join("kept")).unwrap();
@@ -262,9 +282,35 @@ fn bad_group_imports_leave_nothing() {
     assert!(is_untouched(&there));
 }
 
-/// What programs outside of a sandbox read comes from a trusted host only.
+/// This host or a trusted one must have sealed the freeze of a file.
 #[test]
-fn untrusted_commands_are_refused() {
+fn unknown_sealer_is_refused() {
+    for user in users() {
+        let (shop, file) = frozen(user);
+        let there = Host::start_as(user);
+        let (path, key) = (put(&there, &file), key_of(&shop.host));
+        let (code, said) = import(&there, &path, &places(&there));
+        assert!(code == Some(4) && said.contains(&format!("ryokan trust add NAME {key}")), "{said}");
+        assert!(is_untouched(&there));
+        assert!(there.ok(&["audit", "--json"]).contains("untrusted_sealer"));
+        // The key of another host does not help.
+        trust(&there, "third", &Host::start_as(user));
+        assert_eq!(import(&there, &path, &places(&there)).0, Some(4));
+        trust(&there, "source", &shop.host);
+        let (code, said) = import(&there, &path, &places(&there));
+        assert!(code == Some(0) && said.contains("the freeze is signed by source, trusted"), "{said}");
+        // Its own freezes a host imports without.
+        let again = put(&shop.host, &file);
+        let args = ["--as", "copy", "--place", "agent=agent-2", "--place", "lab=lab-2", "--leave-out", "code"];
+        let more = ["--leave-out", "data", "--leave-out", "uploads"];
+        let args: Vec<String> = args.iter().chain(&more).map(ToString::to_string).collect();
+        let (code, said) = import(&shop.host, &again, &args);
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+#[test]
+fn trusted_commands_are_restored() {
     let user = users()[0];
     let configuration = "[sources.queue]\ncapture = [\"/bin/echo\", \"content\"]\nrestore = [\"/bin/cat\"]\n";
     let start = || {
@@ -281,11 +327,7 @@ fn untrusted_commands_are_refused() {
     here.ok(&["freeze", "shop"]);
     let path = put(&there, &exported(&here, &["shop", "-"]));
     let place = |source: &str| ["--place".to_owned(), format!("queue={source}")];
-    let (code, said) = import(&there, &path, &place("queue"));
-    assert!(code == Some(4) && said.contains("no trusted host sealed it"), "{said}");
-    assert!(is_untouched(&there));
-    let keys: serde_json::Value = serde_json::from_str(&here.ok(&["trust", "list", "--json"])).unwrap();
-    there.ok(&["trust", "add", "alpha", keys[0]["key"].as_str().unwrap()]);
+    trust(&there, "alpha", &here);
     assert_eq!(import(&there, &path, &place("other")).0, Some(3));
     let (code, said) = import(&there, &path, &place("queue"));
     assert!(code == Some(0) && said.contains("the freeze is signed by alpha, trusted"), "{said}");
@@ -297,7 +339,7 @@ fn killed_import_leaves_nothing() {
     let user = *users().last().unwrap();
     let (source, file) = frozen(user);
     let frozen = state(&source);
-    let mut there = Shop { host: Host::start_as(user), user };
+    let mut there = Shop { host: trusting(user, &source.host), user };
     let path = put(&there.host, &file);
     let all = places(&there.host);
     let args: Vec<&str> =

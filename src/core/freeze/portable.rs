@@ -133,17 +133,6 @@ pub fn former_place(captured: &Captured) -> &str {
     }
 }
 
-/// Whether programs outside of a sandbox interpret the content: it is placed only if a trusted host sealed it.
-pub fn is_program_input(captured: &Captured) -> bool {
-    match captured {
-        Captured::Command { .. } | Captured::Postgres { .. } | Captured::Server { .. } => true,
-        Captured::Kernel { .. }
-        | Captured::Repository { .. }
-        | Captured::Database { .. }
-        | Captured::Directory { .. } => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

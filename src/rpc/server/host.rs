@@ -257,7 +257,7 @@ impl host::Server for HostServer {
         let actor = self.actor().map_err(to_capnp)?;
         let params = params.get()?;
         let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let import = Import::begin(&self.connection.supervisor).await.map_err(to_capnp)?;
+        let import = Import::begin(&self.connection.supervisor, &actor).await.map_err(to_capnp)?;
         let server = BundleWriterServer {
             connection: Rc::clone(&self.connection),
             actor,

@@ -14,6 +14,7 @@ use crate::core::freeze::portable::{GroupArrival, PackedGroup, former_place};
 use crate::core::freeze::{Freeze, FreezeInfo, MemberInfo, Part};
 use crate::core::limits;
 use crate::core::rights::Rights;
+use crate::core::signature::UNTRUSTED_SEALER;
 use crate::rpc::convert::groups::{write_freeze, write_group, write_packed_group};
 use crate::rpc::convert::info::write_kernel_info;
 use crate::rpc::convert::listing::{read_host_resources, write_host_resources};
@@ -88,7 +89,7 @@ impl bundle_writer::Server for BundleWriterServer {
     async fn write(self: Rc<Self>, params: bundle_writer::WriteParams) -> capnp::Result<()> {
         let data = read_data(params.get()?.get_data(), "data", limits::CHUNK_BYTES).map_err(to_capnp)?;
         match &mut *self.import.lock().await {
-            Some(import) => import.write(data).await.map_err(to_capnp),
+            Some(import) => self.audited(import.write(data).await).await,
             None => Err(to_capnp(over())),
         }
     }
@@ -124,7 +125,7 @@ impl bundle_writer::Server for BundleWriterServer {
         let mut import = self.import.lock().await;
         let import = import.as_mut().ok_or_else(|| to_capnp(over()))?;
         let supervisor = &self.connection.supervisor;
-        let review = import.review(supervisor, &self.actor).await.map_err(to_capnp)?;
+        let review = self.audited(import.review(supervisor, &self.actor).await).await?;
         let requested = &review.requested;
         write_host_resources(results.get().init_requested(requested.len() as u32), requested);
         write_signer(results.get().init_signer(), &review.signer);
@@ -161,6 +162,16 @@ impl bundle_writer::Server for BundleWriterServer {
 }
 
 impl BundleWriterServer {
+    /// Records the refusal of a group by its seal, which comes before the client names what it wants.
+    async fn audited<T>(&self, done: Result<T>) -> capnp::Result<T> {
+        if let Err(error) = &done
+            && error.reason == UNTRUSTED_SEALER
+        {
+            self.connection.supervisor.host().audit_refusal(&self.actor, "group.import", None, error).await;
+        }
+        done.map_err(to_capnp)
+    }
+
     async fn create(
         &self,
         grant: capnp::Result<capnp::struct_list::Reader<'_, host_resource::Owned>>,

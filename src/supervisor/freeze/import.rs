@@ -105,6 +105,7 @@ async fn perform(
     actor: &Actor,
 ) -> Result<Arrived> {
     let host = supervisor.host();
+    let sealer = sealer(supervisor, &contents.head.freeze, actor).await?;
     let resources = bundle_io::divide(review.requested, arrival.granted.clone())?;
     let name = if arrival.name.is_empty() { contents.manifest.group_name.clone() } else { arrival.name.clone() };
     let name = checked_name(&name)?.to_string();
@@ -125,8 +126,9 @@ async fn perform(
         undo: None,
         unfinished: false,
     };
-    let sealer = sealer(supervisor, &contents.head.freeze, actor).await?;
-    let placed = member_places::all(supervisor, &mut group, &contents.manifest, &arrival, &sealer).await;
+    // The user may trust the key no longer.
+    sealer.require_trusted()?;
+    let placed = member_places::all(supervisor, &mut group, &contents.manifest, &arrival).await;
     let placed = placed.inspect_err(|_| drop(std::fs::remove_dir_all(scratch(host, group.id))))?;
     has_room(host, &contents)?;
     let intent = Intent::Import {

@@ -10,10 +10,9 @@ use super::objects::blocking;
 use super::{access, sources};
 use crate::catalog::host_database::{self, Present};
 use crate::core::error::{Error, Result};
-use crate::core::freeze::portable::{GroupArrival, former_place, is_program_input};
+use crate::core::freeze::portable::{GroupArrival, former_place};
 use crate::core::freeze::postgres::{Connection, ConnectionError};
 use crate::core::freeze::{Captured, FreezeManifest, Group, Member, Part, Target};
-use crate::core::signature::{Signer, Standing};
 use crate::git::Repository;
 use crate::supervisor::registry::{ReservedName, Supervisor};
 
@@ -32,13 +31,12 @@ pub(super) struct Placed {
 /// Decides the place of each member; `group` gets the members. Returns them, without those that are left out.
 ///
 /// # Errors
-/// `refused` (`place`) if a member has none, (`untrusted_sealer`); `alreadyExists`, and errors of the rules for members.
+/// `refused` (`place`) if a member has none; `alreadyExists`, and errors of the rules for members.
 pub(super) async fn all(
     supervisor: &Supervisor,
     group: &mut Group,
     manifest: &FreezeManifest,
     arrival: &GroupArrival,
-    sealer: &Signer,
 ) -> Result<Vec<Placed>> {
     check_names(manifest, arrival)?;
     let place = |part: &Part| arrival.places.iter().find(|(name, _)| *name == part.name).map(|(_, place)| &**place);
@@ -60,7 +58,7 @@ pub(super) async fn all(
     let mut placed: Vec<Placed> = Vec::new();
     for part in parts {
         let made: Vec<PathBuf> = placed.iter().filter(|one: &&Placed| one.is_new).filter_map(made_path).collect();
-        let one = place_one(supervisor, group, (part, place(part)), &made, sealer).await.map_err(|error| {
+        let one = place_one(supervisor, group, (part, place(part)), &made).await.map_err(|error| {
             let message = format!("member {}: {}", part.name, error.message);
             Error { message, ..error }
         })?;
@@ -97,14 +95,8 @@ async fn place_one(
     group: &Group,
     (part, place): (&Part, Option<&str>),
     made: &[PathBuf],
-    sealer: &Signer,
 ) -> Result<Placed> {
     let (host, uid) = (supervisor.host(), group.uid);
-    if is_program_input(&part.captured) && !matches!(sealer.standing, Standing::Own | Standing::Trusted) {
-        return Err(Error::refused("programs outside of the sandbox read its content, and no trusted host sealed it")
-            .reason("untrusted_sealer")
-            .hint("trust the key with `ryokan trust add`, or leave the member out with --leave-out"));
-    }
     let (mut reserved, mut is_new) = (None, false);
     let text = place.unwrap_or_default();
     let target = match &part.captured {

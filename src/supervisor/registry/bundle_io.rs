@@ -11,7 +11,7 @@ use std::rc::Rc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::bundle::{self, Bundle, BundleError, Contents, GroupContents, Head, Packed};
+use crate::bundle::{self, Bundle, BundleError, Contents, GroupContents, GroupHead, Head, Packed};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::host_resource::{self, HostResource};
@@ -231,12 +231,13 @@ pub struct Imported {
 }
 
 impl Import {
-    /// Begins an import.
+    /// Begins an import of `actor`. A group's freeze must be sealed by this host, or by a host that the actor trusts.
     ///
     /// # Errors
     /// `busy` (imports).
-    pub async fn begin(supervisor: &Supervisor) -> Result<Import> {
+    pub async fn begin(supervisor: &Supervisor, actor: &Actor) -> Result<Import> {
         let (host, place) = (supervisor.host(), place(supervisor)?);
+        let known = host.known_keys(actor.uid).await?;
         // Nothing else names the stored objects until the new kernel's rows do.
         let held = host.store.run(|store| Ok(store.guard())).await?;
         let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
@@ -245,7 +246,11 @@ impl Import {
             let read = store.run_beside(move |store| {
                 let _place = place;
                 let runtime = tokio::runtime::Handle::current();
-                Ok(bundle::read(store, Inlet { pieces, runtime, rest: Vec::new(), at: 0 }))
+                let admit = |head: &GroupHead| {
+                    let freeze = &head.freeze;
+                    Signer::of(freeze.signed.as_ref(), Subject::Freeze, freeze.manifest, &known).require_trusted()
+                };
+                Ok(bundle::read(store, Inlet { pieces, runtime, rest: Vec::new(), at: 0 }, admit))
             });
             read.await?.map_err(client_error)
         });
@@ -517,6 +522,10 @@ pub(super) fn client_error(error: BundleError) -> Error {
             ErrorCode::Corrupt
         }
         BundleError::Owners(_) => ErrorCode::Refused,
+        BundleError::NotAdmitted(_) => {
+            let BundleError::NotAdmitted(error) = error else { return Error::internal("an error changed") };
+            return error;
+        }
         BundleError::Store(_) => {
             let BundleError::Store(error) = error else { return Error::internal("an error changed") };
             return error.into();
