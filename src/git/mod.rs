@@ -13,5 +13,5 @@ mod settings;
 
 pub use command::Git;
 pub use compare::Commit;
-pub use history::{mark_of, unmark};
+pub use history::Room;
 pub use repository::{Repository, State};

@@ -188,7 +188,13 @@ impl Repository {
     /// # Errors
     /// Errors of git's start.
     pub async fn has_commit(&self, commit: &CommitId) -> Result<bool> {
-        self.succeeds(&["cat-file", "-e", &format!("{commit}^{{commit}}")]).await
+        self.has_commit_among(commit, &[]).await
+    }
+
+    /// As [`Self::has_commit`], with variables that name further objects.
+    pub(super) async fn has_commit_among(&self, commit: &CommitId, env: &[(&str, &Path)]) -> Result<bool> {
+        let args = ["cat-file", "-e", &format!("{commit}^{{commit}}")];
+        Ok(self.git.run(Call { args: &args, env, repository: Some(&self.path), ..Call::default() }).await?.0 == 0)
     }
 
     /// Reads the state. New objects are written to `objects` in `scratch`; with `keep`, to the repository itself. The
@@ -219,6 +225,7 @@ impl Repository {
         };
         let begun = SystemTime::now();
         self.ok(self.add(), &env, b"").await?;
+        self.add_tracked_parts(&env).await?;
         self.refuse_links(&env).await?;
         let work_tree = id(&self.ok(&["write-tree"], &env, b"").await?)?;
         // A file that changed in the second in which it was read, or later, is read again.
@@ -246,6 +253,16 @@ impl Repository {
             ":(top,exclude).jj",
         ];
         if has_jj(&self.path) { &ALL } else { &ALL[..6] }
+    }
+
+    /// Adds changes of tracked files that have the names of such parts: they are work of the user.
+    async fn add_tracked_parts(&self, env: &[(&str, &Path)]) -> Result<()> {
+        const PARTS: [&str; 2] = [":(glob)**/.*.ryokan", ":(glob)**/.*.ryokan/**"];
+        let tracked = self.ok(&[&["ls-files", "--cached", "-z", "--"][..], &PARTS].concat(), env, b"").await?;
+        if tracked.is_empty() {
+            return Ok(());
+        }
+        self.ok(&["update-index", "--remove", "-z", "--stdin"], env, &tracked).await.map(drop)
     }
 
     /// Whether no file of the index is ignored by now: git would keep it as a tracked one.
@@ -388,7 +405,11 @@ impl Repository {
     /// # Errors
     /// `notFound` (`commit_gone`) without it.
     pub async fn check_commit(&self, commit: &CommitId) -> Result<()> {
-        match self.has_commit(commit).await? {
+        self.check_commit_among(commit, &[]).await
+    }
+
+    async fn check_commit_among(&self, commit: &CommitId, env: &[(&str, &Path)]) -> Result<()> {
+        match self.has_commit_among(commit, env).await? {
             true => Ok(()),
             false => Err(Error::not_found(format!("{} no longer has commit {commit}", self.path.display()))
                 .reason("commit_gone")
@@ -401,10 +422,10 @@ impl Repository {
     /// # Errors
     /// `notFound` without the commit, `corrupt` if objects are missing.
     pub async fn verify(&self, scratch: &Path, state: &State, pack: Option<&Path>) -> Result<()> {
-        self.check_commit(&state.head.commit).await?;
         let (objects, own) = (scratch.join("objects"), alternates(&[&self.git_dir().join("objects")]));
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
+        self.check_commit_among(&state.head.commit, &env).await?;
         if let Some(pack) = pack {
             self.unpack(pack, &env).await?;
         }
@@ -430,7 +451,8 @@ impl Repository {
     }
 
     pub(super) async fn unpack(&self, pack: &Path, env: &[(&str, &Path)]) -> Result<()> {
-        let args = ["unpack-objects", "-q"];
+        // Loose objects would take the space of whole ones.
+        let args = ["index-pack", "--stdin", "--fix-thin"];
         let call = Call { args: &args, env, repository: Some(&self.path), from: Some(pack), ..Call::default() };
         self.git.ok(call).await.map(drop)
     }

@@ -142,6 +142,7 @@ pub const LABELS: &[Label] = &[
     label("machine.warm.seed", Steps::One, "seeds a warm machine for its kernel"),
     label("repository.files.switch", Steps::One, "has git change the files of a repository"),
     label("repository.head.switch", Steps::One, "sets the commit of a repository"),
+    label("repository.history.checkout", Steps::One, "checks out the history of an imported repository"),
     label("repository.index.switch", Steps::One, "puts a restored index into a repository"),
     label("source.command.restore", Steps::One, "runs the program that restores a command source"),
     label("source.directory.discard", Steps::One, "removes a copy beside a directory"),

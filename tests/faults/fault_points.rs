@@ -96,6 +96,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("source.server.switched", "tests/freeze"),
     ("repository.files.switch", "tests/freeze"),
     ("repository.head.switch", "tests/freeze"),
+    ("repository.history.checkout", "tests/freeze"),
     ("repository.index.switch", "tests/freeze"),
     ("state.checkpoints.withdraw", "tests/freeze"),
     ("kernel.worker.resume", "tests/suspend"),
