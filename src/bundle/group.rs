@@ -21,8 +21,8 @@ pub struct GroupContents {
     pub manifest: FreezeManifest,
     /// The kernels, in the order of the head.
     pub kernels: Vec<Contents>,
-    /// Size of what the members outside of kernels need once it is written out, bytes; histories as they are packed.
-    pub bytes: u64,
+    /// What each member needs once it is written out, bytes; histories as they are packed. Kernels have sizes of their own.
+    pub sizes: Vec<(String, u64)>,
     /// The digest of the file.
     pub digest: Digest,
     /// The digest of its head, and the signature over that.
@@ -91,7 +91,7 @@ pub(super) fn whole_group(
     held.needs(head.freeze.manifest)?;
     let manifest = decode(&held.store.get(head.freeze.manifest, limits::FREEZE_MANIFEST_BYTES as u64)?)?;
     check_portable(&head.freeze, &manifest).map_err(wrong)?;
-    let mut bytes = 0u64;
+    let mut sizes = Vec::new();
     for part in &manifest.parts {
         let name = &part.name;
         let history = head.histories.iter().filter(|history| history.member == *name).count();
@@ -101,14 +101,14 @@ pub(super) fn whole_group(
             (_, 0) => {}
             _ => return Err(wrong(format!("a history of member {name}, which has none"))),
         }
-        bytes = bytes.saturating_add(part_bytes(held, name, &part.captured)?);
+        sizes.push((name.clone(), part_bytes(held, name, &part.captured)?));
     }
     if head.histories.iter().any(|history| manifest.parts.iter().all(|part| part.name != history.member)) {
         return Err(wrong("a history of no member".into()));
     }
     for history in &head.histories {
         held.needs(history.pack)?;
-        bytes = bytes.saturating_add(held.store.size(history.pack)?);
+        sizes.push((history.member.clone(), held.store.size(history.pack)?));
     }
     manifest.objects().into_iter().try_for_each(|object| held.needs(object))?;
     if head.kernels.len() != manifest.checkpoints().len() {
@@ -126,7 +126,7 @@ pub(super) fn whole_group(
         let (manifests, parts, bytes) = whole(held, kernel)?;
         kernels.push(Contents { head: kernel.clone(), manifests, parts, bytes, digest, signed });
     }
-    Ok(GroupContents { head, manifest, kernels, bytes, digest, signed })
+    Ok(GroupContents { head, manifest, kernels, sizes, digest, signed })
 }
 
 /// Checks what the file has of one member; returns the bytes once it is written out.

@@ -6,9 +6,10 @@ use super::error::CatalogError;
 use super::groups::{NewFreeze, create, insert, insert_member, intent};
 use super::handle::{CatalogHandle, Notes, Written};
 use super::row::to_json;
+use super::sqlite::{Db, Result};
 use super::thread::Pending;
-use crate::core::freeze::{Freeze, Intent, Member};
-use crate::core::ids::GroupId;
+use crate::core::freeze::{Freeze, Intent, Member, Target};
+use crate::core::ids::{GroupId, KernelId};
 
 impl CatalogHandle {
     /// Creates a group without members, with the intent of its import.
@@ -25,22 +26,43 @@ impl CatalogHandle {
         })
     }
 
-    /// Adds members and the freeze of an imported group, and ends its intent. Its members are at no freeze.
+    /// Adds members and the freeze of an imported group, and records `next` as its intent. Its members are at no freeze.
     ///
     /// # Errors
-    /// `Conflict` if no import of it is recorded.
-    pub fn adopt_group(&self, members: Vec<Member>, new: NewFreeze, notes: Notes) -> Pending<Written<Freeze>> {
+    /// `Conflict` if no import of it is recorded, or a kernel of it is gone.
+    pub fn adopt_group(
+        &self,
+        members: Vec<Member>,
+        new: NewFreeze,
+        next: Option<Intent>,
+        notes: Notes,
+    ) -> Pending<Written<Freeze>> {
         self.write("catalog.group.adopt", move |db| {
             let group = new.group;
             if intent(db, group)?.is_none() {
                 return Err(CatalogError::Conflict("no import of the group is recorded".into()));
             }
-            members.iter().try_for_each(|member| insert_member(db, group, member))?;
+            for member in &members {
+                if let Target::Kernel { id } = &member.target
+                    && !has_kernel(db, *id)?
+                {
+                    return Err(CatalogError::Conflict(format!("kernel {id} of the group is gone")));
+                }
+                insert_member(db, group, member)?;
+            }
             let freeze = insert(db, &new)?;
+            let next = next.map(|next| to_json(db.path(), "an intent", &next)).transpose()?;
             db.sql("clear head", |c| {
-                c.execute("UPDATE groups SET head = NULL WHERE id = ?", [group.as_bytes()]).map(drop)
+                c.execute("UPDATE groups SET head = NULL, intent = ? WHERE id = ?", params![next, group.as_bytes()])
+                    .map(drop)
             })?;
             notes.write(db, freeze)
         })
     }
+}
+
+fn has_kernel(db: &Db, id: KernelId) -> Result<bool> {
+    db.sql("find kernel", |c| {
+        c.query_row("SELECT EXISTS (SELECT 1 FROM kernels WHERE id = ?)", [id.as_bytes()], |row| row.get(0))
+    })
 }

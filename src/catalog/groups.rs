@@ -132,18 +132,21 @@ impl CatalogHandle {
         })
     }
 
-    /// The group and the number of a freeze that needs this checkpoint.
+    /// The group and the number of a freeze that needs this checkpoint of a kernel; an imported kernel has the ids of
+    /// checkpoints of another one.
     ///
     /// # Errors
     /// Database errors.
-    pub fn freeze_of_checkpoint(&self, checkpoint: CheckpointId) -> Pending<Option<(String, u64)>> {
+    pub fn freeze_of_checkpoint(&self, kernel: KernelId, checkpoint: CheckpointId) -> Pending<Option<(String, u64)>> {
         self.read(move |db| {
             db.sql("find freeze", |c| {
                 c.prepare_cached(
                     "SELECT groups.name, number FROM freeze_checkpoints JOIN freezes ON freezes.id = freeze
-                     JOIN groups ON groups.id = group_id WHERE checkpoint = ?",
+                     JOIN groups ON groups.id = group_id WHERE checkpoint = ? AND kernel = ?",
                 )?
-                .query_row([checkpoint.as_bytes()], |row| Ok((row.get(0)?, unsigned(row, 1)?)))
+                .query_row(params![checkpoint.as_bytes(), kernel.as_bytes()], |row| {
+                    Ok((row.get(0)?, unsigned(row, 1)?))
+                })
                 .optional()
             })
         })

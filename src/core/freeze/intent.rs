@@ -30,7 +30,23 @@ pub enum Intent {
     Import {
         /// The kernels that are created.
         kernels: Vec<KernelId>,
-        /// The directories of repositories that are created.
-        repositories: Vec<String>,
+        /// The repositories that are created.
+        repositories: Vec<NewRepository>,
+        /// The directories of repositories that get a reference to the group's history.
+        completed: Vec<String>,
     },
+    /// An imported group that is visible. Its repositories come into their places, and are never removed again.
+    Place {
+        /// The repositories that were created.
+        repositories: Vec<NewRepository>,
+    },
+}
+
+/// A repository that an import creates.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewRepository {
+    /// The directory in which it is made, beside its place.
+    pub beside: String,
+    /// The directory where it belongs.
+    pub place: String,
 }

@@ -26,7 +26,7 @@ mod simulation_tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::intent::Intent;
+pub use self::intent::{Intent, NewRepository};
 use self::refs::{CommitId, DependencyLock, Head, McpLock, RepositoryLock};
 use self::server::ServerPart;
 use super::checkpoint::{CheckpointType, Manifest};

@@ -78,6 +78,7 @@ pub fn check_portable(freeze: &Freeze, manifest: &FreezeManifest) -> Result<(), 
     }
     let texts = [&freeze.creator, &manifest.ryokan, &manifest.configuration];
     if freeze.message.len() > limits::FREEZE_MESSAGE_BYTES
+        || freeze.message.chars().any(char::is_control)
         || texts.into_iter().any(|text| text.len() > limits::PATH_BYTES || text.chars().any(char::is_control))
     {
         return Err("a text of it is longer than it may be, or has control characters".into());
@@ -191,6 +192,7 @@ mod tests {
         assert!(refused(&|freeze, _| freeze.id = FreezeId::from_bytes([9; 16])).contains("another"));
         assert!(refused(&|freeze, _| freeze.message = "x".repeat(1000)).contains("longer"));
         assert!(refused(&|freeze, _| freeze.creator = "a\nb".into()).contains("control"));
+        assert!(refused(&|freeze, _| freeze.message = "a\x1bb".into()).contains("control"));
         assert!(refused(&|_, manifest| manifest.group_name = "../x".into()).contains("no name"));
         assert!(refused(&|_, manifest| manifest.parts.clear()).contains("0 members"));
         assert!(refused(&|_, manifest| manifest.parts[1].name = "agent".into()).contains("twice"));

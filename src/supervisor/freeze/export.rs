@@ -177,7 +177,10 @@ async fn history(
     let failed = |error: std::io::Error| Error::unavailable(format!("{}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
     let pack = folder.join("history");
-    let packing = repository.pack_history(commit, &pack);
+    let packing = async {
+        repository.pack_history(commit, &pack).await?;
+        repository.check_history(&pack, &folder.join("check")).await
+    };
     match tokio::time::timeout(host.config.limits.freeze_store, packing).await {
         Ok(done) => done.map(|()| pack),
         Err(_) => Err(Error::deadline(format!(

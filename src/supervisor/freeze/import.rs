@@ -2,11 +2,13 @@
 //! this host. Databases, directories and the work in repositories are brought back by a restore, as on any host.
 //!
 //! ```text
-//! places ─▶ group with its intent ─▶ repositories beside their places ─▶ kernels ─▶ repositories in their places
-//!        ─▶ freeze, members, end of the intent: visible as a whole
+//! places ─▶ group with its intent ─▶ repositories beside their places ─▶ kernels
+//!        ─▶ freeze, members, intent of the places: visible as a whole ─▶ repositories in their places
 //! ```
-//! A failure withdraws everything; so does the next daemon, which finds the intent.
+//! A failure before the group is visible withdraws everything; so does the next daemon, which finds the intent. Then
+//! nothing is removed any more: what has no place yet comes into it.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::groups::checked_name;
@@ -14,23 +16,29 @@ use super::member_places::{self, Placed};
 use super::run_freeze::pairings;
 use super::{access, objects, scratch, turn};
 use crate::bundle::GroupContents;
-use crate::catalog::{NewFreeze, Notes};
+use crate::catalog::{NewFreeze, Notes, host_database};
 use crate::core::audit::NewAudit;
+use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::portable::{FreezeOrigin, GroupArrival};
-use crate::core::freeze::{Captured, Freeze, FreezeManifest, Group, Intent, Member, Part, RepositoryPart, Target};
+use crate::core::freeze::{
+    Captured, DatabasePart, Freeze, FreezeManifest, Group, Intent, Member, NewRepository, Part, RepositoryPart, Target,
+};
 use crate::core::host_resource::HostResource;
 use crate::core::ids::{Digest, FreezeId, GroupId, KernelId};
 use crate::core::signature::{Signer, Subject};
-use crate::git::{self, Repository, State};
-use crate::supervisor::host::Host;
+use crate::git::{Repository, Room, State};
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::bounded;
+use crate::supervisor::host::{Host, resolve_missing};
 use crate::supervisor::kernel::command::Change;
 use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::bundle_io::{self, Import, Review};
 use crate::sys::fault;
-use crate::sys::fs::{remove_tree, rename_durable};
+use crate::sys::fs::{remove_tree, rename_new_durable};
+
+/// Attempts to remove a directory in which another program leaves files.
+const REMOVALS: usize = 5;
 
 /// The result of an import.
 pub struct Arrived {
@@ -129,26 +137,40 @@ async fn perform(
     // The user may trust the key no longer.
     sealer.require_trusted()?;
     let placed = member_places::all(supervisor, &mut group, &contents.manifest, &arrival).await;
-    let placed = placed.inspect_err(|_| drop(std::fs::remove_dir_all(scratch(host, group.id))))?;
-    has_room(host, &contents)?;
-    let intent = Intent::Import {
-        kernels: group.members.iter().filter_map(kernel_of).collect(),
-        repositories: placed.iter().filter(|one| one.is_new).filter_map(|one| path_of(&one.member)).collect(),
+    let placed = match placed.and_then(|placed| has_room(host, &contents, &placed).map(|()| placed)) {
+        Ok(placed) => placed,
+        Err(error) => {
+            discard_scratch(host, group.id).await;
+            return Err(error);
+        }
     };
+    let kernels: Vec<KernelId> = group.members.iter().filter_map(kernel_of).collect();
+    let repositories = new_repositories(group.id, &placed);
+    let completed: Vec<String> =
+        placed.iter().filter(|one| !one.is_new).filter_map(|one| repository_of(&one.member)).collect();
+    let intent =
+        Intent::Import { kernels: kernels.clone(), repositories: repositories.clone(), completed: completed.clone() };
     let named = (group.uid, group.name.clone());
-    host.catalog.begin_group_import(group.id, named, group.created_at_ms, intent.clone()).await?;
-    let arriving = Arriving { supervisor, group, contents, actor, sealer, signer: review.signer };
+    host.catalog.begin_group_import(group.id, named, group.created_at_ms, intent).await?;
+    let arriving =
+        Arriving { supervisor, group, contents, actor, sealer, signer: review.signer, repositories: &repositories };
     let made = arriving.make(placed, &resources).await;
     let Arriving { group, .. } = arriving;
-    let _ = std::fs::remove_dir_all(scratch(host, group.id));
+    discard_scratch(host, group.id).await;
     match made {
         Ok(freeze) => {
+            if !repositories.is_empty() {
+                place(host, group.id, &repositories).await.map_err(|error| {
+                    let message =
+                        format!("group {} was imported, and is not in its place: {}", group.name, error.message);
+                    let hint = format!("make room there; the next freeze or restore of {} goes on", group.name);
+                    Error { message, ..error }.reason("group_unfinished").hint(hint)
+                })?;
+            }
             Ok(Arrived { group, freeze, left_out: arrival.left_out, granted: resources.0, withheld: resources.1 })
         }
         Err(error) => {
-            if let Intent::Import { kernels, repositories } = intent
-                && let Err(left) = withdraw(supervisor, group.id, &kernels, &repositories).await
-            {
+            if let Err(left) = withdraw(supervisor, group.id, (&kernels, &repositories, &completed)).await {
                 tracing::error!(group = %group.name, error = %left, "an import could not be withdrawn");
                 host.events.publish(
                     "",
@@ -168,17 +190,50 @@ fn kernel_of(member: &Member) -> Option<KernelId> {
     }
 }
 
-fn path_of(member: &Member) -> Option<String> {
+/// The directory of a repository.
+fn repository_of(member: &Member) -> Option<String> {
     match &member.target {
         Target::Repository { path } => Some(path.clone()),
         _ => None,
     }
 }
 
-/// Checks that what the kernels and the members need fits the disk; each kernel's limits are checked when it is created.
-fn has_room(host: &Host, contents: &GroupContents) -> Result<()> {
-    let kernels = contents.kernels.iter().map(|kernel| kernel.bytes);
-    let wanted = kernels.fold(contents.bytes, u64::saturating_add);
+/// The repositories that are created: each is made beside its place, under a name that a freeze of a repository around it
+/// leaves out.
+fn new_repositories(group: GroupId, placed: &[Placed]) -> Vec<NewRepository> {
+    let new = placed.iter().filter(|one| one.is_new).filter_map(|one| repository_of(&one.member));
+    let beside = |(n, place): (usize, String)| {
+        let beside = Path::new(&place).with_file_name(format!(".{group}-{n}.ryokan")).display().to_string();
+        NewRepository { beside, place }
+    };
+    new.enumerate().map(beside).collect()
+}
+
+/// The name that keeps the history of a group in a repository that was there.
+fn reference(group: GroupId) -> String {
+    format!("refs/ryokan/{group}")
+}
+
+async fn discard_scratch(host: &Host, group: GroupId) {
+    let folder = scratch(host, group);
+    // The next operation removes what is left.
+    let _ = objects::blocking(move || {
+        let _ = std::fs::remove_dir_all(folder);
+        Ok(())
+    })
+    .await;
+}
+
+/// Checks that what the members need fits the disk of the store; each kernel's limits are checked when it is created, and
+/// the file systems of repositories when they are.
+fn has_room(host: &Host, contents: &GroupContents, placed: &[Placed]) -> Result<()> {
+    let is_placed = |name: &str| placed.iter().any(|one| one.member.name == name);
+    let is_kept = |id: KernelId| {
+        placed.iter().any(|one| matches!(&one.part.captured, Captured::Kernel { kernel, .. } if *kernel == id))
+    };
+    let members = contents.sizes.iter().filter(|(name, _)| is_placed(name)).map(|(_, bytes)| *bytes);
+    let kernels = contents.kernels.iter().filter(|kernel| is_kept(kernel.head.kernel)).map(|kernel| kernel.bytes);
+    let wanted = members.chain(kernels).fold(0, u64::saturating_add);
     match host.free_bytes() {
         Some(free) if wanted > free => {
             Err(Error::busy(format!("its members have {wanted} bytes, and {free} are free here"))
@@ -189,44 +244,111 @@ fn has_room(host: &Host, contents: &GroupContents) -> Result<()> {
     }
 }
 
-/// Where a repository is made before it is in its place.
-fn beside(group: GroupId, path: &Path) -> PathBuf {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    path.with_file_name(format!(".{name}.ryokan-{group}"))
-}
-
-/// Removes everything of an import that did not become visible. May be repeated.
+/// Removes everything of an import that did not become visible: its kernels, new repositories, and references in those
+/// that were there. May be repeated.
 ///
 /// # Errors
 /// Those of kernels and files: the intent stays then.
 pub(super) async fn withdraw(
     supervisor: &Supervisor,
     group: GroupId,
-    kernels: &[KernelId],
-    repositories: &[String],
+    (kernels, repositories, completed): (&[KernelId], &[NewRepository], &[String]),
 ) -> Result<()> {
     let host = supervisor.host();
     for kernel in kernels.iter().filter_map(|id| supervisor.get(*id)) {
-        kernel.set_awaits_group(false);
-        let change = Change { actor: host.own_actor(), expected_version: 0 };
-        supervisor.remove(&kernel, change, true).await?;
+        supervisor.withdraw(&kernel, host.own_actor()).await?;
     }
-    for path in repositories.iter().map(Path::new) {
-        let is_own = git::mark_of(path).is_some_and(|mark| mark == group.to_string());
-        let own = is_own.then(|| path.to_owned());
-        for folder in [Some(beside(group, path)), own].into_iter().flatten() {
-            match remove_tree(&folder) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::unavailable(format!("{}: {error}", folder.display())));
-                }
-                _ => {}
-            }
+    remove_unplaced(host, repositories).await?;
+    for path in completed {
+        // Without the reference the objects are garbage of git.
+        if let Ok(repository) = Repository::open(&access::git(host).await?, Path::new(path)) {
+            repository.drop_history(&reference(group)).await?;
         }
     }
     let line = host.line(&host.own_actor(), "group.withdraw", None);
     let notes = Notes { events: Vec::new(), audit: vec![NewAudit { detail: group.to_string(), ..line }] };
     host.catalog.remove_group(group, true, notes).await?;
     Ok(())
+}
+
+/// Removes new repositories that are not in their places.
+///
+/// # Errors
+/// File errors; `deadline` if a git command of a former daemon does not end.
+pub(super) async fn remove_unplaced(host: &Host, repositories: &[NewRepository]) -> Result<()> {
+    if repositories.is_empty() {
+        return Ok(());
+    }
+    // Waits for those of a former daemon, which may still write there.
+    access::git(host).await?;
+    let folders: Vec<PathBuf> = repositories.iter().map(|one| PathBuf::from(&one.beside)).collect();
+    objects::blocking(move || folders.iter().try_for_each(|folder| remove_beside(folder))).await
+}
+
+fn remove_beside(folder: &Path) -> Result<()> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        match remove_tree(folder) {
+            Ok(()) => return Ok(()),
+            Err(error) => match error.kind() {
+                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidFilename => return Ok(()),
+                // Another program looked into it, and left a file.
+                ErrorKind::DirectoryNotEmpty if attempts < REMOVALS => {}
+                _ => return Err(Error::unavailable(format!("{}: {error}", folder.display()))),
+            },
+        }
+    }
+}
+
+/// Puts the new repositories of a visible group into their places, and ends its intent. May be repeated.
+///
+/// # Errors
+/// File errors, and if a place is taken by now: the intent stays then.
+pub(super) async fn place(host: &Host, group: GroupId, repositories: &[NewRepository]) -> Result<()> {
+    let all = repositories.to_vec();
+    objects::blocking(move || all.iter().try_for_each(put_in_place)).await?;
+    Ok(host.catalog.clear_intent(group).await?)
+}
+
+fn put_in_place(new: &NewRepository) -> Result<()> {
+    let (from, to) = (Path::new(&new.beside), Path::new(&new.place));
+    match std::fs::symlink_metadata(from) {
+        // An earlier attempt put it there.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::unavailable(format!("{}: {error}", from.display()))),
+        Ok(_) => {}
+    }
+    rename_new_durable(from, to, "freeze.import.place").map_err(|error| match error.source.kind() {
+        ErrorKind::AlreadyExists => Error::already_exists(format!(
+            "there is a {} by now, and the repository is in {}",
+            to.display(),
+            from.display()
+        ))
+        .hint("move it away; the next operation of the group puts the repository there"),
+        _ => Error::unavailable(error.to_string()),
+    })
+}
+
+/// Removes what refers to the history of an imported group in repositories that are no members any more.
+pub(super) async fn forget_histories<'a>(
+    supervisor: &Supervisor,
+    group: &Group,
+    members: impl Iterator<Item = &'a Member>,
+) {
+    let host = supervisor.host();
+    for path in members.filter_map(repository_of) {
+        let forgetting = async {
+            access::recheck(host, group.uid, Path::new(&path))?;
+            let repository = Repository::open(&access::git(host).await?, Path::new(&path))?;
+            access::trusted_repository(supervisor, group.uid, &repository).await?;
+            repository.drop_history(&reference(group.id)).await
+        };
+        if let Err(error) = forgetting.await {
+            // Objects of the group stay there: no harm but their space.
+            tracing::info!(%path, %error, "the reference to a group's history could not be looked for");
+        }
+    }
 }
 
 /// An import under way.
@@ -237,6 +359,7 @@ struct Arriving<'a> {
     actor: &'a Actor,
     sealer: Signer,
     signer: Signer,
+    repositories: &'a [NewRepository],
 }
 
 impl Arriving<'_> {
@@ -244,73 +367,137 @@ impl Arriving<'_> {
         let named =
             |name: String| move |error: Error| Error { message: format!("member {name}: {}", error.message), ..error };
         for one in &placed {
+            self.database(one).await.map_err(named(one.member.name.clone()))?;
+        }
+        for one in &placed {
             if let Captured::Repository { part, .. } = &one.part.captured {
                 self.repository(one, part).await.map_err(named(one.member.name.clone()))?;
             }
+        }
+        for one in &placed {
+            self.stays(&one.member).map_err(named(one.member.name.clone()))?;
         }
         let mut parts = Vec::new();
         for one in &placed {
             let captured = self.captured(one, resources).await.map_err(named(one.member.name.clone()))?;
             parts.push(Part { name: one.member.name.clone(), captured, driver: one.part.driver.clone() });
         }
-        let new: Vec<PathBuf> =
-            placed.iter().filter(|one| one.is_new).filter_map(|one| path_of(&one.member)).map(PathBuf::from).collect();
-        for path in &new {
-            let (from, to) = (beside(self.group.id, path), path.clone());
-            let placing = objects::blocking(move || {
-                rename_durable(&from, &to, "freeze.import.place").map_err(|error| Error::unavailable(error.to_string()))
-            });
-            placing.await?;
+        for one in placed.iter().filter(|one| !one.is_new) {
+            if let Captured::Repository { part, .. } = &one.part.captured {
+                self.complete(one, part).await.map_err(named(one.member.name.clone()))?;
+            }
         }
         let sealed = self.seal(parts).await?;
-        new.iter().for_each(|path| git::unmark(path));
         for kernel in self.kernels() {
             kernel.set_awaits_group(false);
         }
         Ok(sealed)
     }
 
+    /// Where the files of a member's import are.
+    fn folder(&self, one: &Placed) -> Result<PathBuf> {
+        let folder = scratch(self.supervisor.host(), self.group.id).join(&one.member.name);
+        std::fs::create_dir_all(&folder).map_err(|error| Error::unavailable(error.to_string()))?;
+        Ok(folder)
+    }
+
+    /// Checks that a captured database is the one that the freeze names, before anything is in a place.
+    async fn database(&self, one: &Placed) -> Result<()> {
+        let Captured::Database { part: DatabasePart::Whole { image, revision, .. }, .. } = &one.part.captured else {
+            return Ok(());
+        };
+        let (copy, named) = (self.folder(one)?.join("image"), revision.clone());
+        objects::get(self.supervisor.host(), *image, &copy).await?;
+        match objects::blocking(move || host_database::revision(&copy)).await {
+            Ok(found) if found == named => Ok(()),
+            Ok(_) => Err(Error::corrupt("its database has another schema than the freeze says")),
+            Err(error) => Err(Error::corrupt(format!("its database cannot be read: {}", error.message))),
+        }
+    }
+
+    /// Checks that the path of a database or directory leads where it was named: links in a new repository do not.
+    fn stays(&self, member: &Member) -> Result<()> {
+        let (Target::Database { path } | Target::Directory { path }) = &member.target else { return Ok(()) };
+        let path = Path::new(path);
+        let inside = self.repositories.iter().find_map(|new| {
+            let rest = path.strip_prefix(&new.place).ok()?;
+            Some(Path::new(&new.beside).join(rest))
+        });
+        let Some(inside) = inside else {
+            return access::recheck(self.supervisor.host(), self.group.uid, path);
+        };
+        match resolve_missing(&inside).is_some_and(|real| real == inside) {
+            true => Ok(()),
+            false => Err(Error::refused(format!("{} leads elsewhere in the repository of the file", path.display()))
+                .reason("source_moved")
+                .hint("give a place outside of the repository")),
+        }
+    }
+
+    /// Adds the history to a repository that was there. Objects that nothing refers to stay if the import fails after it.
+    async fn complete(&self, one: &Placed, part: &RepositoryPart) -> Result<()> {
+        let host = self.supervisor.host();
+        let path = PathBuf::from(repository_of(&one.member).unwrap_or_default());
+        let repository = Repository::open(&access::git(host).await?, &path)?;
+        access::trusted_repository(self.supervisor, self.group.uid, &repository).await?;
+        let pack = self.folder(one)?.join("history");
+        let adding = repository.keep_history(&pack, &part.head.commit, &reference(self.group.id));
+        self.in_time(adding).await
+    }
+
+    async fn in_time(&self, step: impl Future<Output = Result<()>>) -> Result<()> {
+        let most = self.supervisor.host().config.limits.freeze_store;
+        match tokio::time::timeout(most, step).await {
+            Ok(done) => done,
+            Err(_) => Err(Error::deadline(format!("it was not made within {most:?}")).reason("member_late")),
+        }
+    }
+
     fn kernels(&self) -> impl Iterator<Item = std::rc::Rc<crate::supervisor::kernel::Kernel>> {
         self.group.members.iter().filter_map(kernel_of).filter_map(|id| self.supervisor.get(id))
     }
 
-    /// Makes a new repository beside its place, or completes an existing one, and checks that the captured work fits.
+    /// Makes a new repository beside its place, or reads what an existing one lacks, and checks that the captured work
+    /// fits.
     async fn repository(&self, one: &Placed, part: &RepositoryPart) -> Result<()> {
-        let host = self.supervisor.host();
-        let failed = |error: std::io::Error| Error::unavailable(error.to_string());
-        let path = PathBuf::from(path_of(&one.member).unwrap_or_default());
-        let folder = scratch(host, self.group.id).join(&one.member.name);
-        std::fs::create_dir_all(&folder).map_err(failed)?;
+        let (host, folder) = (self.supervisor.host(), self.folder(one)?);
+        let path = PathBuf::from(repository_of(&one.member).unwrap_or_default());
+        // Again: a mount may have been granted since.
+        access::unwritten(self.supervisor, &path).await?;
         let (git, history) = (access::git(host).await?, folder.join("history"));
         let packed = self.contents.head.histories.iter().find(|history| history.member == one.member.name);
         let packed = packed.ok_or_else(|| Error::corrupt("the file lacks its history"))?;
         objects::get(host, packed.pack, &history).await?;
-        let parent = path.parent().unwrap_or(&path).to_owned();
-        let most = nix::sys::statvfs::statvfs(&parent)
-            .map_or(u64::MAX, |found| found.blocks_available().saturating_mul(found.fragment_size()));
-        let step = async {
-            let repository = if one.is_new {
-                let made = Repository::create(&git, &beside(self.group.id, &path), &history, &part.head, most).await?;
-                made.mark(&self.group.id.to_string())?;
-                made
-            } else {
-                let there = Repository::open(&git, &path)?;
-                there.add_history(&history, &part.head.commit).await?;
-                there
-            };
-            access::trusted_repository(self.supervisor, self.group.uid, &repository).await?;
-            let (pack, apart) = (folder.join("pack"), folder.join("verify"));
-            if let Some(digest) = part.pack {
-                objects::get(host, digest, &pack).await?;
-            }
-            repository.verify(&apart, &State::from(part), part.pack.is_some().then_some(&*pack)).await?;
-            repository.check_size(&part.work_tree, Some(&apart), most).await
-        };
-        match tokio::time::timeout(host.config.limits.freeze_store, step).await {
-            Ok(done) => done,
-            Err(_) => Err(Error::deadline(format!("it was not made within {:?}", host.config.limits.freeze_store))
-                .reason("member_late")),
+        let (pack, apart) = (folder.join("pack"), folder.join("verify"));
+        if let Some(digest) = part.pack {
+            objects::get(host, digest, &pack).await?;
         }
+        let room = Room::at(path.parent().unwrap_or(&path));
+        // Until it is whole, it is apart: there on the device of the store.
+        let most = room.bytes.min(Room::at(&folder).bytes);
+        let new = self.repositories.iter().find(|new| Path::new(&new.place) == path);
+        let step = async {
+            let repository = match new {
+                Some(new) => {
+                    access::private_ancestors(&path)?;
+                    let made = Repository::create(&git, Path::new(&new.beside), &history, &part.head, room).await?;
+                    access::trusted_repository(self.supervisor, self.group.uid, &made).await?;
+                    made
+                }
+                None => {
+                    let there = Repository::open(&git, &path)?;
+                    access::trusted_repository(self.supervisor, self.group.uid, &there).await?;
+                    there.read_history(&history, &part.head.commit, &apart, most).await?;
+                    there
+                }
+            };
+            if part.pack.is_some() {
+                repository.read_foreign(&pack, &apart, most).await?;
+            }
+            repository.verify(&apart, &State::from(part), None).await?;
+            repository.check_size(&part.work_tree, Some(&apart), room).await
+        };
+        self.in_time(step).await
     }
 
     /// What the freeze of this host has of a member. A kernel is created.
@@ -330,7 +517,13 @@ impl Arriving<'_> {
                 Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision }
             }
             Captured::Repository { part, .. } => Captured::Repository { path: place, part },
-            Captured::Database { part, .. } => Captured::Database { path: place, part },
+            Captured::Database { mut part, .. } => {
+                // No database is a program.
+                if let DatabasePart::Whole { mode, .. } = &mut part {
+                    *mode &= 0o666;
+                }
+                Captured::Database { path: place, part }
+            }
             Captured::Directory { mut part, .. } => {
                 // Users of the source host mean nothing here.
                 (part.uid, part.gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
@@ -394,9 +587,10 @@ impl Arriving<'_> {
         let (host, former) = (self.supervisor.host(), &contents.head.freeze);
         objects::blocking(|| fault::point("freeze.import.seal").map_err(|error| Error::unavailable(error.to_string())))
             .await?;
-        let is_whole = group.members.iter().filter_map(kernel_of).all(|id| self.supervisor.get(id).is_some());
+        let is_here = |id| self.supervisor.get(id).is_some_and(|kernel| kernel.check_here().is_ok());
+        let is_whole = group.members.iter().filter_map(kernel_of).all(is_here);
         if !is_whole {
-            return Err(Error::conflict("a kernel of the group was removed during the import"));
+            return Err(Error::conflict("a kernel of the group was removed or moved during the import"));
         }
         let key = host.signing_key().await?;
         let manifest = FreezeManifest {
@@ -419,6 +613,8 @@ impl Arriving<'_> {
         let freeze = Freeze {
             id: manifest.id,
             number: 0,
+            // No seal covers what the file says of it.
+            kind: CheckpointType::Manual,
             creator: actor.to_string(),
             restored_at_ms: None,
             manifest: digest,
@@ -435,7 +631,9 @@ impl Arriving<'_> {
         let line = host.line(actor, "group.import", None);
         let audit = vec![NewAudit { owner: Some(group.uid), manifest: Some(digest), detail: bounded(detail), ..line }];
         let notes = Notes { events: Vec::new(), audit };
-        let sealed = host.catalog.adopt_group(group.members.clone(), new, notes).await?.value;
+        let repositories = self.repositories.to_vec();
+        let next = (!repositories.is_empty()).then_some(Intent::Place { repositories });
+        let sealed = host.catalog.adopt_group(group.members.clone(), new, next, notes).await?.value;
         let detail = serde_json::json!({ "group": group.name, "id": sealed.id, "file": contents.digest });
         host.events.publish("", "group_imported", detail);
         Ok(sealed)

@@ -113,8 +113,11 @@ async fn place_one(
         }
         Captured::Repository { .. } => {
             let path = real_path(supervisor, uid, text, &[])?;
+            access::unwritten(supervisor, &path).await?;
             is_new = std::fs::symlink_metadata(&path).is_err();
-            if !is_new {
+            if is_new {
+                access::private_ancestors(&path)?;
+            } else {
                 let repository = Repository::open(&access::git(host).await?, &path)?;
                 access::trusted_repository(supervisor, uid, &repository).await?;
             }

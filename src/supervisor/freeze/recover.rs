@@ -11,7 +11,6 @@ use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
 use crate::core::ids::{FreezeId, GroupId};
-use crate::git;
 use crate::supervisor::checkpoint::held_kernel as held;
 use crate::supervisor::host::Host;
 use crate::supervisor::registry::Supervisor;
@@ -34,6 +33,9 @@ pub async fn recover(supervisor: &Supervisor) {
         if let (Some(group), Intent::Restore { members, .. }) = (group, &intent) {
             // Until the end, nothing runs in kernels that may be between two states.
             set_waiting(supervisor, group, |name| members.iter().any(|member| member == name), true);
+        }
+        if let Intent::Import { kernels, .. } = &intent {
+            kernels.iter().filter_map(|id| supervisor.get(*id)).for_each(|kernel| kernel.set_awaits_group(true));
         }
         if let Err(error) = end(supervisor, id, intent).await {
             let group = group.map_or_else(|| id.to_string(), |group| group.name.clone());
@@ -75,16 +77,6 @@ async fn sweep(host: &Rc<Host>, groups: &[Group]) {
             }
         }
     }
-    // An import that became visible just before the daemon ended.
-    for group in groups.iter().filter(|group| !needed.contains(&group.id.to_string())) {
-        for member in &group.members {
-            if let Target::Repository { path } = &member.target
-                && git::mark_of(path.as_ref()).is_some_and(|mark| mark == group.id.to_string())
-            {
-                git::unmark(path.as_ref());
-            }
-        }
-    }
     let Ok(entries) = std::fs::read_dir(host.environment.data.join("groups")) else { return };
     for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -123,7 +115,10 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             }
             Ok(host.catalog.clear_intent(id).await?)
         }
-        Intent::Import { kernels, repositories } => import::withdraw(supervisor, id, &kernels, &repositories).await,
+        Intent::Import { kernels, repositories, completed } => {
+            import::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await
+        }
+        Intent::Place { repositories } => import::place(host, id, &repositories).await,
         Intent::Restore { target, safety, members, reached } => {
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
