@@ -238,3 +238,114 @@ impl Repository {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A repository with one commit, packed.
+    struct Packed {
+        dir: tempfile::TempDir,
+        commit: CommitId,
+    }
+
+    impl Packed {
+        fn new(prepare: impl FnOnce(&Packed) -> String) -> Packed {
+            let dir = tempfile::tempdir().expect("a folder");
+            let mut packed = Packed { dir, commit: "0".repeat(40).parse().expect("an id") };
+            std::fs::create_dir(packed.path("source")).expect("made");
+            packed.git(&["init", "-q"], b"");
+            let tree = prepare(&packed);
+            let commit = packed.git(&["commit-tree", &tree, "-m", "one"], b"");
+            let pack = packed.run(&["pack-objects", "--revs", "--stdout", "-q"], format!("{commit}\n").as_bytes());
+            std::fs::write(packed.path("pack"), pack).expect("written");
+            packed.commit = commit.parse().expect("an id");
+            packed
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn run(&self, args: &[&str], input: &[u8]) -> Vec<u8> {
+            use std::io::Write as _;
+            let file = self.path("input");
+            std::fs::File::create(&file).and_then(|mut file| file.write_all(input)).expect("written");
+            let names = ["-c", "user.name=t", "-c", "user.email=t@t"];
+            let mut command = Command::new("git");
+            command.arg("-C").arg(self.path("source")).args(names).args(args);
+            let output = command.stdin(std::fs::File::open(&file).expect("opened")).output().expect("git runs");
+            assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+            output.stdout
+        }
+
+        fn git(&self, args: &[&str], input: &[u8]) -> String {
+            String::from_utf8(self.run(args, input)).expect("text").trim().to_owned()
+        }
+
+        async fn create(&self, room: Room) -> Result<Repository> {
+            let git = Rc::new(Git::open(self.path("log"))?);
+            let head = Head { commit: self.commit.clone(), branch: Some("main".into()) };
+            Repository::create(&git, &self.path("made"), &self.path("pack"), &head, room).await
+        }
+    }
+
+    fn with_file(packed: &Packed, bytes: &[u8]) -> String {
+        std::fs::write(packed.path("source").join("file"), bytes).expect("written");
+        packed.git(&["add", "file"], b"");
+        packed.git(&["write-tree"], b"")
+    }
+
+    const ROOM: Room = Room { bytes: 100 << 20, entries: 100 };
+
+    #[tokio::test]
+    async fn large_objects_are_refused() {
+        let packed = Packed::new(|packed| with_file(packed, &vec![0; 4 << 20]));
+        let small = std::fs::metadata(packed.path("pack")).expect("there").len();
+        let refused = packed.create(Room { bytes: 1 << 20, ..ROOM }).await.expect_err("too large");
+        assert!(small < 1 << 20 && refused.reason == "bundle_size", "{refused:?}");
+        assert!(!packed.path("made/file").exists());
+    }
+
+    #[tokio::test]
+    async fn small_files_take_blocks() {
+        let many = |packed: &Packed| {
+            let blob = packed.git(&["hash-object", "-w", "--stdin"], b"x");
+            let entries: String = (0..50).map(|n| format!("100644 blob {blob}\t{n}\n")).collect();
+            packed.git(&["mktree"], entries.as_bytes())
+        };
+        let packed = Packed::new(many);
+        let refused = packed.create(Room { bytes: 100 << 10, ..ROOM }).await.expect_err("too large");
+        assert_eq!(refused.reason, "bundle_size");
+        std::fs::remove_dir_all(packed.path("made")).expect("removed");
+        let refused = packed.create(Room { entries: 49, ..ROOM }).await.expect_err("too many");
+        assert!(refused.message.contains("50 files"), "{refused:?}");
+        std::fs::remove_dir_all(packed.path("made")).expect("removed");
+        packed.create(ROOM).await.expect("made");
+        assert_eq!(std::fs::read_to_string(packed.path("made/49")).expect("read"), "x");
+    }
+
+    #[tokio::test]
+    async fn old_trees_are_admitted() {
+        let old = |packed: &Packed| {
+            let blob = packed.git(&["hash-object", "-w", "--stdin"], b"x");
+            let id: Vec<u8> =
+                (0..20).map(|n| u8::from_str_radix(&blob[2 * n..2 * n + 2], 16).expect("hexadecimal")).collect();
+            let tree = [&b"0100644 file\0"[..], &id].concat();
+            packed.git(&["hash-object", "-w", "-t", "tree", "--literally", "--stdin"], &tree)
+        };
+        Packed::new(old).create(ROOM).await.expect("made");
+        // A name that leads into the repository's own files is not.
+        let evil = |packed: &Packed| {
+            let blob = packed.git(&["hash-object", "-w", "--stdin"], b"x");
+            let id: Vec<u8> =
+                (0..20).map(|n| u8::from_str_radix(&blob[2 * n..2 * n + 2], 16).expect("hexadecimal")).collect();
+            let tree = [&b"100644 .GIT\0"[..], &id].concat();
+            packed.git(&["hash-object", "-w", "-t", "tree", "--literally", "--stdin"], &tree)
+        };
+        let refused = Packed::new(evil).create(ROOM).await.expect_err("refused");
+        assert_eq!(refused.reason, "git");
+    }
+}

@@ -5,6 +5,7 @@ mod failures;
 mod filesystems;
 mod full_disk;
 mod gate;
+mod hostile_imports;
 mod pause;
 mod planted_links;
 mod portable;

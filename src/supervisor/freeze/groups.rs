@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::objects::blocking;
 use super::sources::{self, pending};
-use super::{access, import, recover};
+use super::{access, import_end, recover};
 use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
@@ -234,7 +234,7 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
         return match host.catalog.remove_member(group.id, member.to_owned(), notes).await?.value {
             true => {
                 let removed = group.members.iter().filter(|one| one.name == member);
-                import::forget_histories(supervisor, &group, removed.clone()).await;
+                import_end::forget_histories(supervisor, &group, removed.clone()).await;
                 forget(host, removed);
                 Ok(())
             }
@@ -279,9 +279,9 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
     match intent {
         // Half of a group would be left.
         Some((id, Intent::Import { kernels, repositories, completed })) => {
-            return import::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await;
+            return import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await;
         }
-        Some((_, Intent::Place { repositories })) => import::remove_unplaced(host, &repositories).await?,
+        Some((_, Intent::Place { repositories })) => import_end::remove_unplaced(host, &repositories).await?,
         Some((_, Intent::Freeze { .. } | Intent::Restore { .. })) | None => {}
     }
     let notes = notes(host, actor, "group.abandon", group.name.clone());
@@ -307,7 +307,7 @@ async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, not
     let _names = host.upkeep.names.read().await;
     let removed = host.catalog.remove_group(group.id, abandon, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
-    import::forget_histories(supervisor, group, group.members.iter()).await;
+    import_end::forget_histories(supervisor, group, group.members.iter()).await;
     forget(host, group.members.iter());
     for (kernel, checkpoint) in removed.value {
         // Retention applies to them again.

@@ -13,6 +13,7 @@ mod export;
 mod gate;
 mod groups;
 mod import;
+mod import_end;
 mod locks;
 mod member_places;
 mod members;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
 use super::{access, manifest, scratch};
-use super::{import, members};
+use super::{import_end, members};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
@@ -116,9 +116,9 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             Ok(host.catalog.clear_intent(id).await?)
         }
         Intent::Import { kernels, repositories, completed } => {
-            import::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await
+            import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await
         }
-        Intent::Place { repositories } => import::place(host, id, &repositories).await,
+        Intent::Place { repositories } => import_end::place(host, id, &repositories).await,
         Intent::Restore { target, safety, members, reached } => {
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
