@@ -139,9 +139,7 @@ impl Signer {
     /// fit.
     pub fn require_trusted(&self) -> Result<()> {
         let key = self.key.map(|key| key.to_string()).unwrap_or_default();
-        let trust = format!(
-            "ask its owner whether this is its key (`ryokan trust list` there), then: ryokan trust add NAME {key}"
-        );
+        let trust = format!("compare the key with `ryokan trust list` on that host, then: ryokan trust add NAME {key}");
         let (why, hint) = match self.standing {
             Standing::Own | Standing::Trusted => return Ok(()),
             Standing::Damaged => {
@@ -194,6 +192,20 @@ mod tests {
         let (pair, key) = pair(seed);
         let signature = pair.sign(&Subject::Freeze.statement(digest));
         Signed { key, signature: Signature::from_bytes(signature.as_ref().try_into().expect("64 bytes")) }
+    }
+
+    #[test]
+    fn unknown_sealer_is_named() {
+        let digest = Digest::from_bytes([7; 32]);
+        let known = [KnownKey { key: pair(1).1, name: "alpha".into(), standing: Standing::Trusted, at_ms: 0 }];
+        let of = |signed: Option<&Signed>| Signer::of(signed, Subject::Freeze, digest, &known).require_trusted();
+        assert_eq!(of(Some(&signed(1, digest))), Ok(()));
+        let refused = of(Some(&signed(2, digest))).expect_err("unknown");
+        assert_eq!(refused.reason, UNTRUSTED_SEALER);
+        assert!(refused.hint.contains(&format!("ryokan trust add NAME {}", pair(2).1)), "{refused:?}");
+        assert_eq!(of(None).expect_err("missing").reason, UNTRUSTED_SEALER);
+        let other = signed(1, Digest::from_bytes([8; 32]));
+        assert_eq!(of(Some(&other)).expect_err("damaged").reason, "signature");
     }
 
     #[test]

@@ -110,14 +110,10 @@ async fn perform(
     let host = supervisor.host();
     let sealer = sealer(supervisor, &contents.head.freeze, actor).await?;
     let resources = bundle_io::divide(review.requested, arrival.granted.clone())?;
-    let name = if arrival.name.is_empty() { contents.manifest.group_name.clone() } else { arrival.name.clone() };
-    let name = checked_name(&name)?.to_string();
-    if super::exists(supervisor, actor.uid, &name).await {
-        return Err(Error::already_exists(format!("there is a group {name} already")).hint("choose another name"));
-    }
-    if supervisor.find(actor.uid, &name).is_ok() {
-        return Err(Error::already_exists(format!("there is a kernel {name}")).hint("choose another name"));
-    }
+    // The user may trust the key no longer.
+    sealer.require_trusted()?;
+    let name = if arrival.name.is_empty() { &contents.manifest.group_name } else { &arrival.name };
+    let name = free_name(supervisor, name, actor).await?;
     let mut group = Group {
         id: GroupId::from_bytes(host.random()),
         uid: actor.uid,
@@ -129,8 +125,6 @@ async fn perform(
         undo: None,
         unfinished: false,
     };
-    // The user may trust the key no longer.
-    sealer.require_trusted()?;
     let placed = member_places::all(supervisor, &mut group, &contents.manifest, &arrival).await;
     let placed = match placed.and_then(|placed| has_room(host, &contents, &placed).map(|()| placed)) {
         Ok(placed) => placed,
@@ -176,6 +170,18 @@ async fn perform(
             Err(error)
         }
     }
+}
+
+/// Checks that neither a group nor a kernel of the user has the name.
+async fn free_name(supervisor: &Supervisor, name: &str, actor: &Actor) -> Result<String> {
+    let name = checked_name(name)?.to_string();
+    if super::exists(supervisor, actor.uid, &name).await {
+        return Err(Error::already_exists(format!("there is a group {name} already")).hint("choose another name"));
+    }
+    if supervisor.find(actor.uid, &name).is_ok() {
+        return Err(Error::already_exists(format!("there is a kernel {name}")).hint("choose another name"));
+    }
+    Ok(name)
 }
 
 fn kernel_of(member: &Member) -> Option<KernelId> {

@@ -58,10 +58,7 @@ pub(super) async fn withdraw(
     }
     remove_unplaced(host, repositories).await?;
     for path in completed {
-        // Without the reference the objects are garbage of git.
-        if let Ok(repository) = Repository::open(&access::git(host).await?, Path::new(path)) {
-            repository.drop_history(&reference(group)).await?;
-        }
+        forget_history(supervisor, nix::unistd::geteuid().as_raw(), group, Path::new(path)).await;
     }
     let line = host.line(&host.own_actor(), "group.withdraw", None);
     let notes = Notes { events: Vec::new(), audit: vec![NewAudit { detail: group.to_string(), ..line }] };
@@ -118,12 +115,10 @@ fn put_in_place(new: &NewRepository) -> Result<()> {
         Ok(_) => {}
     }
     rename_new_durable(from, to, "freeze.import.place").map_err(|error| match error.source.kind() {
-        ErrorKind::AlreadyExists => Error::already_exists(format!(
-            "there is a {} by now, and the repository is in {}",
-            to.display(),
-            from.display()
-        ))
-        .hint("move it away; the next operation of the group puts the repository there"),
+        ErrorKind::AlreadyExists => {
+            Error::conflict(format!("there is a {} by now, and the repository is in {}", to.display(), from.display()))
+                .hint("move it away; the next operation of the group puts the repository there")
+        }
         _ => Error::unavailable(error.to_string()),
     })
 }
@@ -134,17 +129,22 @@ pub(super) async fn forget_histories<'a>(
     group: &Group,
     members: impl Iterator<Item = &'a Member>,
 ) {
-    let host = supervisor.host();
     for path in members.filter_map(repository_of) {
-        let forgetting = async {
-            access::recheck(host, group.uid, Path::new(&path))?;
-            let repository = Repository::open(&access::git(host).await?, Path::new(&path))?;
-            access::trusted_repository(supervisor, group.uid, &repository).await?;
-            repository.drop_history(&reference(group.id)).await
-        };
-        if let Err(error) = forgetting.await {
-            // Objects of the group stay there: no harm but their space.
-            tracing::info!(%path, %error, "the reference to a group's history could not be looked for");
-        }
+        forget_history(supervisor, group.uid, group.id, Path::new(&path)).await;
+    }
+}
+
+/// Removes what refers to the history of an imported group, so that it is garbage of git.
+async fn forget_history(supervisor: &Supervisor, uid: u32, group: GroupId, path: &Path) {
+    let host = supervisor.host();
+    let forgetting = async {
+        access::recheck(host, uid, path)?;
+        let repository = Repository::open(&access::git(host).await?, path)?;
+        access::trusted_repository(supervisor, uid, &repository).await?;
+        repository.drop_history(&reference(group)).await
+    };
+    if let Err(error) = forgetting.await {
+        // Its objects stay: no harm but their space.
+        tracing::info!(path = %path.display(), %error, "the reference to a group's history could not be looked for");
     }
 }
