@@ -114,3 +114,38 @@ fn taken_place_is_kept() {
     assert_eq!(fs::read_to_string(home.join("code/app.py")).unwrap(), "one");
     assert_eq!(super::amounts(&home.join("shop.db")).unwrap(), (500, 500));
 }
+
+/// Kernels of an import that is neither whole nor withdrawn belong to nobody yet.
+#[test]
+fn unfinished_import_is_withdrawn() {
+    for is_abandoned in [false, true] {
+        let (_shop, mut there, path) = moved(|_| {});
+        let home = there.path("home");
+        let args = [place("code", &home.join("code")), place("data", &home.join("shop.db"))].concat();
+        there.kill();
+        there.env(ryokan::sys::fault::VARIABLE, "freeze.import.seal=kill");
+        there.launch();
+        assert_ne!(import(&there, &path, &args).0, Some(0));
+        there.kill();
+        // The next daemon cannot withdraw it.
+        there.env(ryokan::sys::fault::VARIABLE, "catalog.kernel.remove.before_commit=eio");
+        there.launch();
+        for command in [&["--yes", "rm", "agent"][..], &["fork", "agent", "copy"], &["rename", "agent", "copy"]] {
+            let refused = there.cli(command);
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(!refused.status.success() && said.contains("has not ended"), "{command:?}: {said}");
+        }
+        there.with(async |client| {
+            let agent = client.open_kernel("agent").await.expect("it is there").0;
+            let refused = agent.lease("me", std::time::Duration::from_secs(60), &[]).await.err().expect("refused");
+            assert_eq!(refused.reason, "group_unfinished");
+        });
+        if is_abandoned {
+            there.ok(&["--yes", "group", "rm", "shop", "--abandon"]);
+        } else {
+            let output = there.cli(&["freeze", "shop"]);
+            assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        assert!(is_untouched(&there), "{}", there.log());
+    }
+}

@@ -310,6 +310,22 @@ fn unknown_sealer_is_refused() {
         let args: Vec<String> = args.iter().chain(&more).map(ToString::to_string).collect();
         let (code, said) = import(&shop.host, &again, &args);
         assert_eq!(code, Some(0), "{said}");
+        // A freeze of one kernel needs no checkpoint of the other, although both have its id.
+        shop.host.ok(&["--yes", "group", "rm", "copy"]);
+        let ids = |name: &str| -> Vec<String> {
+            let of =
+                |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["id"].as_str().unwrap().into();
+            shop.host.ok(&["log", name, "--json"]).lines().map(of).collect()
+        };
+        let shared = ids("agent-2").into_iter().find(|id| ids("agent").contains(id)).expect("a checkpoint of both");
+        shop.host.with(async |client| {
+            let removed = async |name: &str| {
+                let kernel = client.open_kernel(name).await.expect("it is there").0;
+                kernel.remove_checkpoint(&shared, 0).await.err().map(|error| error.reason)
+            };
+            assert_eq!(removed("agent").await.as_deref(), Some("freeze"));
+            assert_ne!(removed("agent-2").await.as_deref(), Some("freeze"));
+        });
     }
 }
 

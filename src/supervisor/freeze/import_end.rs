@@ -54,7 +54,11 @@ pub(super) async fn withdraw(
 ) -> Result<()> {
     let host = supervisor.host();
     for kernel in kernels.iter().filter_map(|id| supervisor.get(*id)) {
-        supervisor.withdraw(&kernel, host.own_actor()).await?;
+        if let Err(error) = supervisor.withdraw(&kernel, host.own_actor()).await {
+            // One that could not be removed may have been loaded anew.
+            kernels.iter().filter_map(|id| supervisor.get(*id)).for_each(|kernel| kernel.set_awaits_group(true));
+            return Err(error);
+        }
     }
     remove_unplaced(host, repositories).await?;
     for path in completed {
