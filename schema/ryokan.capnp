@@ -70,7 +70,8 @@ interface Host {
   importKernel @12 (name :Text, withoutHost :Bool = false) -> (file :BundleWriter);
   # Creates a kernel from a file that `Kernel.export` wrote, on any host. `name` empty: the name in
   # the file. The kernel has no resources of the host (`HostResource`) unless `BundleWriter.finish`
-  # grants them. `withoutHost`: `finish` refuses to grant any.
+  # grants them. `withoutHost`: `finish` refuses to grant any. A file of `Groups.export` becomes a
+  # group with its kernels (`BundleWriter.finishGroup`); `name` is that of the group then.
   pools @13 () -> (pools :List(PoolInfo));
   # The pools of warm workers. In a system-wide daemon its own user sees all pools, other users
   # their own.
@@ -580,9 +581,26 @@ interface BundleWriter {
   # of the host that the kernel and its checkpoints keep, out of those that `review` returns; each
   # must exist and be allowed on this host. All others are removed from the kernel and from every
   # checkpoint, and are in `withheld`.
-  review @2 () -> (requested :List(HostResource), signer :Signer);
+  review @2 () -> (requested :List(HostResource), signer :Signer, group :PackedGroup);
   # Ends the file and returns the resources of the host that it requests, up to 1000, and the host
-  # that signed it. A signature that does not fit is `corrupt`.
+  # that signed it. A signature that does not fit is `corrupt`. `group`: the group of the file; absent
+  # if the file is a kernel's.
+  finishGroup @3 (places :List(Pair), leftOut :List(Text), grant :List(HostResource))
+      -> (group :Group, freeze :Freeze, leftOut :List(Text), granted :List(HostResource),
+          withheld :List(HostResource));
+  # Instead of `finish`, of a group's file: creates the kernels and the group with its freeze, or
+  # nothing. `places`: members by name, each with where it comes to be, as in `Groups.add`; a kernel's
+  # is its new name, and needs none. `refused` with reason `place` names the members without a place
+  # that are not in `leftOut`. Repositories are created if they are not there; `Groups.restore` brings
+  # the other members into place. `grant`: of all kernels, as in `finish`.
+}
+
+struct PackedGroup {
+  # A freeze in a file.
+  name @0 :Text;
+  freeze @1 :Freeze;
+  members @2 :List(GroupMember); # with where they were
+  sealer @3 :Signer;          # of the freeze; that of the file may be another
 }
 
 interface Lease {
@@ -1103,6 +1121,10 @@ interface Groups {
   diff @11 (group :Text, from :Text, to :Text) -> (differences :List(GroupDifference), omitted :UInt64);
   # From freeze `from` (empty: the newest) to freeze `to` (empty: the present state), member by
   # member. `omitted`: the number of further differences.
+  export @12 (group :Text, ref :Text) -> (file :BundleReader);
+  # A freeze as a file, for `Host.importKernel`: the lock, every part, the checkpoints of the kernels
+  # and the history of each repository. `ref` empty: the newest that a client took; `notFound` without
+  # one. Holds no configuration, remotes or credentials.
 }
 
 struct Group {

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-use ryokan::bundle::{MAGIC, VERSION, read};
+use ryokan::bundle::{GROUP_VERSION, MAGIC, VERSION, read};
 use ryokan::store::Store;
 
 /// One store for all inputs; no input depends on its content.
@@ -16,15 +16,17 @@ fn store() -> &'static Store {
 }
 
 pub fn run(data: &[u8]) {
-    let _ = read(store(), data);
-    let mut framed = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
-    let mut to = zstd::stream::write::Encoder::new(Vec::new(), 1).expect("begun");
-    to.write_all(data).expect("memory takes it");
-    for piece in to.finish().expect("finished").chunks(100_000) {
-        framed.extend((piece.len() as u32).to_le_bytes());
-        framed.extend(piece);
+    let _ = read(store(), data, |_| Ok(()));
+    for version in [VERSION, GROUP_VERSION] {
+        let mut framed = [&MAGIC[..], &version.to_le_bytes()].concat();
+        let mut to = zstd::stream::write::Encoder::new(Vec::new(), 1).expect("begun");
+        to.write_all(data).expect("memory takes it");
+        for piece in to.finish().expect("finished").chunks(100_000) {
+            framed.extend((piece.len() as u32).to_le_bytes());
+            framed.extend(piece);
+        }
+        framed.extend([0; 4]);
+        framed.extend(blake3::hash(&framed).as_bytes());
+        let _ = read(store(), &framed[..], |_| Ok(()));
     }
-    framed.extend([0; 4]);
-    framed.extend(blake3::hash(&framed).as_bytes());
-    let _ = read(store(), &framed[..]);
 }

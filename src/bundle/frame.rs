@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use super::{BundleError, MAGIC, OLDEST, VERSION};
+use super::{BundleError, GROUP_VERSION, MAGIC, OLDEST};
 use crate::core::ids::Digest;
 use crate::core::limits;
 
@@ -15,11 +15,11 @@ pub(super) struct Pieces<W: Write> {
 }
 
 impl<W: Write> Pieces<W> {
-    pub(super) fn begin(to: W) -> io::Result<Pieces<W>> {
+    pub(super) fn begin(to: W, version: u32) -> io::Result<Pieces<W>> {
         let waiting = Vec::with_capacity(limits::BUNDLE_PIECE_BYTES);
         let mut pieces = Pieces { to, hasher: blake3::Hasher::new(), waiting, bytes: 0 };
         pieces.put(MAGIC)?;
-        pieces.put(&VERSION.to_le_bytes())?;
+        pieces.put(&version.to_le_bytes())?;
         Ok(pieces)
     }
 
@@ -87,7 +87,7 @@ impl<R: Read> Opened<R> {
             return Err(BundleError::Foreign);
         }
         match u32::from_le_bytes(opened.exact("its beginning")?) {
-            version if (OLDEST..=VERSION).contains(&version) => Ok(Opened { version, ..opened }),
+            version if (OLDEST..=GROUP_VERSION).contains(&version) => Ok(Opened { version, ..opened }),
             other => Err(BundleError::Version(other)),
         }
     }

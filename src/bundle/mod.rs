@@ -1,39 +1,47 @@
-//! One kernel and some of its checkpoints as one file, written from a store and read into another.
-//! `docs/snapshot-format.md` describes the bytes.
+//! One kernel and some of its checkpoints, or a freeze of a group, as one file, written from a store and read into
+//! another. `docs/snapshot-format.md` describes the bytes.
 //!
 //! ```text
 //! write   head, its signature, then every object that a checkpoint needs ─▶ zstd ─▶ pieces ─▶ digest of everything
 //! read    the reverse, for foreign bytes: checks each bound before allocating; references must stay within the file
+//! group   a freeze: its manifest and parts, and the head of each kernel
 //! frame   pieces and digest
 //! ```
 //! Streams: neither side holds more than a piece of an object. Blocks.
 
 mod frame;
+mod group;
 mod read;
 mod write;
 
+#[cfg(test)]
+mod group_tests;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::checkpoint::CheckpointType;
+use crate::core::freeze::Freeze;
 use crate::core::ids::{CheckpointId, Digest, HostId, KernelId};
 use crate::core::workflow::Decision;
 use crate::store::StoreError;
 use crate::workspace::WorkspaceError;
 
-pub use read::{Contents, read, verify, verify_tree};
+pub use group::{GroupContents, write_group};
+pub use read::{Bundle, Contents, read, verify, verify_tree};
 pub use write::{reach, write};
 
 /// First bytes of a file.
 pub const MAGIC: &[u8; 8] = b"RYOKANBN";
-/// The format version that is written.
+/// The format version that is written for a kernel.
 pub const VERSION: u32 = 2;
+/// The format version that is written for a freeze of a group.
+pub const GROUP_VERSION: u32 = 3;
 /// The oldest format version that is read: its files have no signature.
 pub const OLDEST: u32 = 1;
 
-/// The first record of a file.
+/// The first record of a kernel's file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Head {
     /// The release that wrote it.
@@ -56,6 +64,32 @@ pub struct Head {
     pub blobs: Vec<Digest>,
     /// Its decisions with their texts, which checkpoints do not repeat.
     pub decisions: Vec<Decision>,
+}
+
+/// The first record of a group's file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupHead {
+    /// The release that wrote it.
+    pub ryokan: String,
+    /// Milliseconds since 1970.
+    pub at_ms: i64,
+    /// The host that wrote it.
+    pub host: HostId,
+    /// The freeze, with its seal.
+    pub freeze: Freeze,
+    /// The head of each kernel in the freeze, with the checkpoint that the freeze holds.
+    pub kernels: Vec<Head>,
+    /// The history of each repository in the freeze.
+    pub histories: Vec<History>,
+}
+
+/// The history of a repository: a pack with everything that its commit leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct History {
+    /// The member.
+    pub member: String,
+    /// The pack.
+    pub pack: Digest,
 }
 
 /// One checkpoint of a file.
@@ -88,10 +122,10 @@ pub struct Packed {
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
     /// Not such a file.
-    #[error("this is no file of a kernel")]
+    #[error("this is no file of a kernel or of a group")]
     Foreign,
     /// Another format version.
-    #[error("the file has version {0}; this release knows {OLDEST} to {VERSION}")]
+    #[error("the file has version {0}; this release knows {OLDEST} to {GROUP_VERSION}")]
     Version(u32),
     /// Truncated.
     #[error("the file is not whole: it ends within {0}")]
@@ -113,6 +147,9 @@ pub enum BundleError {
     /// A file would belong to another user of the importing host.
     #[error("checkpoint {0} has files of other users than the kernel's")]
     Owners(CheckpointId),
+    /// The importer does not admit the group.
+    #[error("{0}")]
+    NotAdmitted(crate::core::error::Error),
     /// A store error.
     #[error("the store cannot do its part: {0}")]
     Store(#[from] StoreError),
@@ -139,10 +176,14 @@ enum Record {
     End = 3,
     /// A public key, and its signature over the digest of the head's bytes.
     Signature = 4,
+    /// The [`GroupHead`], JSON.
+    Group = 5,
 }
 
 impl Record {
     fn of(byte: u8) -> Option<Record> {
-        [Record::Head, Record::Object, Record::End, Record::Signature].into_iter().find(|record| *record as u8 == byte)
+        [Record::Head, Record::Object, Record::End, Record::Signature, Record::Group]
+            .into_iter()
+            .find(|record| *record as u8 == byte)
     }
 }

@@ -5,8 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader, Read};
 
 use super::frame::Opened;
-use super::{BundleError, Head, OLDEST, Packed, Record, SIGNATURE_BYTES};
+use super::group::{GroupContents, check_group_head, whole_group};
+use super::{BundleError, GROUP_VERSION, GroupHead, Head, OLDEST, Packed, Record, SIGNATURE_BYTES};
 use crate::core::checkpoint::{CheckpointRequest, Manifest, StateParts};
+use crate::core::error::Error;
 use crate::core::ids::{CheckpointId, Digest, PublicKey, Signature};
 use crate::core::limits;
 use crate::core::signature::{Signed, Subject};
@@ -23,7 +25,16 @@ const TOGETHER: u64 = 32 << 20;
 /// Largest compression window, log2: bounds the reader's memory.
 const WINDOW_LOG: u32 = 24;
 
-/// The content of a file; all of it is in the store.
+/// What a file holds.
+pub enum Bundle {
+    /// A kernel.
+    Kernel(Box<Contents>),
+    /// A freeze of a group.
+    Group(Box<GroupContents>),
+}
+
+/// The content of a kernel's file; all of it is in the store.
+#[derive(Clone)]
 pub struct Contents {
     /// Its head.
     pub head: Head,
@@ -39,27 +50,34 @@ pub struct Contents {
     pub signed: (Digest, Option<Signed>),
 }
 
-/// Reads a file.
+/// Reads a file. `admit` decides on a group by its head, whose signature fits, before any object is stored.
 ///
 /// # Errors
 /// Each of [`BundleError`].
-pub fn read(store: &Store, from: impl Read) -> Result<Contents, BundleError> {
+pub fn read(
+    store: &Store,
+    from: impl Read,
+    admit: impl FnOnce(&GroupHead) -> Result<(), Error>,
+) -> Result<Bundle, BundleError> {
     let opened = Opened::begin(from)?;
-    let is_signed = opened.version > OLDEST;
+    let version = opened.version;
     let mut decoder = zstd::stream::read::Decoder::new(opened)?.single_frame();
     decoder.window_log_max(WINDOW_LOG)?;
     let mut reading = Reading { store, from: decoder, seen: HashSet::new(), bytes: 0 };
-    let (head, head_digest) = reading.head()?;
-    let signature = if is_signed { Some(reading.signature(head_digest)?) } else { None };
-    reading.objects()?;
-    let Reading { from, seen, .. } = reading;
-    let rest: BufReader<Opened<_>> = from.into_inner();
-    if !rest.buffer().is_empty() {
-        return Err(BundleError::Damaged("something follows the last record".into()));
+    if version == GROUP_VERSION {
+        let (head, head_digest) = reading.head::<GroupHead>(Record::Group)?;
+        check_group_head(&head)?;
+        let signed = (head_digest, Some(reading.signature(head_digest)?));
+        admit(&head).map_err(BundleError::NotAdmitted)?;
+        let (digest, held) = reading.rest()?;
+        return whole_group(&held, head, digest, signed).map(|group| Bundle::Group(Box::new(group)));
     }
-    let digest = rest.into_inner().finish()?;
-    let (manifests, parts, bytes) = whole(store, &head, seen)?;
-    Ok(Contents { head, manifests, parts, bytes, digest, signed: (head_digest, signature) })
+    let (head, head_digest) = reading.head::<Head>(Record::Head)?;
+    check_head(&head)?;
+    let signature = if version > OLDEST { Some(reading.signature(head_digest)?) } else { None };
+    let (digest, held) = reading.rest()?;
+    let (manifests, parts, bytes) = whole(&held, &head)?;
+    Ok(Bundle::Kernel(Box::new(Contents { head, manifests, parts, bytes, digest, signed: (head_digest, signature) })))
 }
 
 struct Reading<'a, R: io::BufRead> {
@@ -67,6 +85,19 @@ struct Reading<'a, R: io::BufRead> {
     from: zstd::stream::read::Decoder<'static, R>,
     seen: HashSet<Digest>,
     bytes: u64,
+}
+
+impl<'a, R: Read> Reading<'a, BufReader<Opened<R>>> {
+    /// Reads the objects and the end; returns the digest of the file.
+    fn rest(mut self) -> Result<(Digest, Held<'a>), BundleError> {
+        self.objects()?;
+        let Reading { store, from, seen, .. } = self;
+        let rest: BufReader<Opened<R>> = from.into_inner();
+        if !rest.buffer().is_empty() {
+            return Err(BundleError::Damaged("something follows the last record".into()));
+        }
+        Ok((rest.into_inner().finish()?, Held { store, held: seen }))
+    }
 }
 
 impl<R: io::BufRead> Reading<'_, R> {
@@ -82,10 +113,11 @@ impl<R: io::BufRead> Reading<'_, R> {
         Ok((kind, u64::from_le_bytes(length)))
     }
 
-    fn head(&mut self) -> Result<(Head, Digest), BundleError> {
-        let (Record::Head, length) = self.record()? else {
+    fn head<T: serde::de::DeserializeOwned>(&mut self, record: Record) -> Result<(T, Digest), BundleError> {
+        let (found, length) = self.record()?;
+        if found != record {
             return Err(BundleError::Damaged("it does not begin with its head".into()));
-        };
+        }
         if length > limits::BUNDLE_HEADER_BYTES as u64 {
             return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEADER_BYTES as u64 });
         }
@@ -94,9 +126,7 @@ impl<R: io::BufRead> Reading<'_, R> {
         if (count as u64) < length {
             return Err(BundleError::Truncated("its head"));
         }
-        let head: Head =
-            serde_json::from_slice(&json).map_err(|error| BundleError::Damaged(format!("its head: {error}")))?;
-        check_head(&head)?;
+        let head = serde_json::from_slice(&json).map_err(|error| BundleError::Damaged(format!("its head: {error}")))?;
         Ok((head, Digest::from_bytes(*blake3::hash(&json).as_bytes())))
     }
 
@@ -117,7 +147,7 @@ impl<R: io::BufRead> Reading<'_, R> {
         loop {
             let (kind, length) = self.record()?;
             match kind {
-                Record::Head => return Err(BundleError::Damaged("it has two heads".into())),
+                Record::Head | Record::Group => return Err(BundleError::Damaged("it has two heads".into())),
                 Record::Signature => return Err(BundleError::Damaged("it has another signature".into())),
                 Record::End => {
                     let mut count = [0; 8];
@@ -210,7 +240,7 @@ fn sort(error: io::Error, within: &'static str) -> BundleError {
     BundleError::Damaged(format!("{within} cannot be unpacked: {error}"))
 }
 
-fn check_head(head: &Head) -> Result<(), BundleError> {
+pub(super) fn check_head(head: &Head) -> Result<(), BundleError> {
     let wrong = |why: String| BundleError::Damaged(format!("its head: {why}"));
     if head.checkpoints.is_empty() || head.checkpoints.len() > limits::BUNDLE_CHECKPOINTS {
         return Err(wrong(format!("{} checkpoints", head.checkpoints.len())));
@@ -246,8 +276,8 @@ fn check_head(head: &Head) -> Result<(), BundleError> {
 }
 
 /// The store, restricted to the file's own objects: a file must not lead to objects that others stored.
-struct Held<'a> {
-    store: &'a Store,
+pub(super) struct Held<'a> {
+    pub(super) store: &'a Store,
     held: HashSet<Digest>,
 }
 
@@ -269,11 +299,37 @@ impl Objects for Held<'_> {
 }
 
 impl Held<'_> {
-    fn needs(&self, digest: Digest) -> Result<(), BundleError> {
+    /// Checks that an object is in the file.
+    pub(super) fn needs(&self, digest: Digest) -> Result<(), BundleError> {
         match self.held.contains(&digest) {
             true => Ok(()),
             false => Err(BundleError::Damaged(format!("object {digest} is not in it"))),
         }
+    }
+
+    /// Checks that an object of this size is in the file.
+    pub(super) fn needs_sized(&self, digest: Digest, bytes: u64) -> Result<(), BundleError> {
+        self.needs(digest)?;
+        match self.store.size(digest)? == bytes {
+            true => Ok(()),
+            false => Err(BundleError::Damaged(format!("object {digest} has not the {bytes} bytes that the file says"))),
+        }
+    }
+
+    /// Checks that all of a tree is in the file; `walked`: the objects that need no second check.
+    pub(super) fn needs_tree(&self, tree: Digest, walked: &mut Seen) -> Result<(), BundleError> {
+        let reached = workspace::reach(self, TreeId(tree), walked, &mut |object| {
+            if self.held.contains(&object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
+        });
+        match reached {
+            Err(WorkspaceError::Store(StoreError::NotFound(object))) => self.needs(object),
+            reached => Ok(reached?),
+        }
+    }
+
+    /// The size of a tree once it is written out.
+    pub(super) fn size_of(&self, tree: Digest) -> Result<Size, BundleError> {
+        Ok(Sizes::default().of(self, TreeId(tree))?)
     }
 }
 
@@ -287,7 +343,7 @@ pub fn verify(
     held: HashSet<Digest>,
 ) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     check_head(head)?;
-    whole(store, head, held)
+    whole(&Held { store, held }, head)
 }
 
 /// Checks that `held` has all of a tree, and that a workspace may be like it; returns its size.
@@ -296,10 +352,8 @@ pub fn verify(
 /// Each of [`BundleError`].
 pub fn verify_tree(store: &Store, tree: Digest, held: HashSet<Digest>) -> Result<Size, BundleError> {
     let held = Held { store, held };
-    workspace::reach(&held, TreeId(tree), &mut Seen::default(), &mut |object| {
-        if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
-    })?;
-    let size = Sizes::default().of(&held, TreeId(tree))?;
+    held.needs_tree(tree, &mut Seen::default())?;
+    let size = held.size_of(tree)?;
     match size.is_possible() && !size.is_foreign {
         true => Ok(size),
         false => Err(BundleError::Damaged(format!("tree {tree} is no workspace"))),
@@ -353,8 +407,8 @@ fn check_image(held: &Held<'_>, list: Digest, what: &str) -> Result<(u64, u64), 
 }
 
 /// Checks that the file holds everything that it references.
-fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
-    let held = Held { store, held };
+pub(super) fn whole(held: &Held<'_>, head: &Head) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
+    let store = held.store;
     let wrong = |id: CheckpointId| {
         move |error: &dyn std::fmt::Display| BundleError::Damaged(format!("checkpoint {id}: {error}"))
     };
@@ -399,18 +453,12 @@ fn whole(store: &Store, head: &Head, held: HashSet<Digest>) -> Result<(Vec<Manif
             return Err(wrong(&"more engine state than may be"));
         }
         manifest.names().objects.into_iter().try_for_each(|object| held.needs(object))?;
-        images(&held, &manifest, &mut checked_images).map_err(|error| wrong(&error))?;
-        let reached = workspace::reach(&held, TreeId(manifest.workspace.tree), &mut walked, &mut |object| {
-            if held.contains(object) { Ok(()) } else { Err(StoreError::NotFound(object).into()) }
-        });
-        match reached {
-            Err(WorkspaceError::Store(StoreError::NotFound(object))) => held.needs(object)?,
-            reached => reached?,
-        }
+        images(held, &manifest, &mut checked_images).map_err(|error| wrong(&error))?;
+        held.needs_tree(manifest.workspace.tree, &mut walked)?;
         // Nested references to small objects can expand beyond any disk.
         let begins_here = packed.id == head.begin;
         let known = if begins_here { &mut Sizes::default() } else { &mut sizes };
-        let size = known.of(&held, TreeId(manifest.workspace.tree))?;
+        let size = known.of(held, TreeId(manifest.workspace.tree))?;
         if !size.is_possible() {
             return Err(wrong(&format!("{} entries in folders {} deep", size.entries, size.depth)));
         }

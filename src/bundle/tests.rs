@@ -8,7 +8,7 @@ use crate::store::Store;
 use crate::workspace::{Tracker, WorkspacePaths};
 
 /// Signs as a host does.
-fn sign(digest: Digest) -> Signed {
+pub(super) fn sign(digest: Digest) -> Signed {
     use ring::signature::{Ed25519KeyPair, KeyPair as _};
     let pair = Ed25519KeyPair::from_seed_unchecked(&[5; 32]).expect("a seed");
     let signature = pair.sign(&Subject::Export.statement(digest));
@@ -24,15 +24,23 @@ fn signature_of(json: &[u8]) -> Vec<u8> {
     [&key.as_bytes()[..], signature.as_bytes()].concat()
 }
 
+/// Reads a kernel's file.
+fn read(store: &Store, from: impl std::io::Read) -> Result<Contents, BundleError> {
+    match super::read(store, from, |_| Ok(()))? {
+        Bundle::Kernel(contents) => Ok(*contents),
+        Bundle::Group(_) => panic!("a group's file"),
+    }
+}
+
 /// A store with one checkpoint in it, and the head that speaks of it.
-struct World {
+pub(super) struct World {
     dir: tempfile::TempDir,
-    store: Store,
-    head: Head,
+    pub(super) store: Store,
+    pub(super) head: Head,
 }
 
 impl World {
-    fn new() -> World {
+    pub(super) fn new() -> World {
         let dir = tempfile::tempdir().expect("a folder");
         let store = Store::open(&dir.path().join("store")).expect("opened");
         let workspace = dir.path().join("workspace");
@@ -108,14 +116,14 @@ impl World {
         World { dir, store, head }
     }
 
-    fn file(&self) -> Vec<u8> {
+    pub(super) fn file(&self) -> Vec<u8> {
         let mut file = Vec::new();
         let (_, bytes) = write(&self.store, &self.head, sign, &mut file).expect("written");
         assert_eq!(bytes, file.len() as u64);
         file
     }
 
-    fn elsewhere(&self) -> Store {
+    pub(super) fn elsewhere(&self) -> Store {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Store::open(&self.dir.path().join(format!("elsewhere-{next}"))).expect("opened")
@@ -163,8 +171,8 @@ fn altered_bundle_is_refused() {
     assert!(matches!(read(&elsewhere, &longer[..]), Err(BundleError::Damaged(_))));
     assert!(matches!(read(&elsewhere, &b"something else"[..]), Err(BundleError::Foreign)));
     let mut newer = file.clone();
-    newer[8] = 3;
-    assert!(matches!(read(&elsewhere, &newer[..]), Err(BundleError::Version(3))));
+    newer[8] = 4;
+    assert!(matches!(read(&elsewhere, &newer[..]), Err(BundleError::Version(4))));
 }
 
 /// A file that is as a whole what it says, made by somebody who wants something that is not his.
@@ -224,7 +232,7 @@ fn malformed_records_are_refused() {
     let world = World::new();
     let read_records = |records: &dyn Fn(&mut dyn std::io::Write)| {
         let mut file = Vec::new();
-        let pieces = frame::Pieces::begin(&mut file).expect("begun");
+        let pieces = frame::Pieces::begin(&mut file, VERSION).expect("begun");
         let mut to = zstd::stream::write::Encoder::new(pieces, 1).expect("begun");
         records(&mut to);
         to.finish().and_then(frame::Pieces::finish).expect("finished");
@@ -325,7 +333,7 @@ fn malformed_records_are_refused() {
 /// Writes a file that holds these objects, whatever its head speaks of.
 fn write_as_said(store: &Store, head: &Head, objects: &[Digest], to: &mut Vec<u8>) {
     use std::io::Write as _;
-    let pieces = frame::Pieces::begin(to).expect("begun");
+    let pieces = frame::Pieces::begin(to, VERSION).expect("begun");
     let mut to = zstd::stream::write::Encoder::new(pieces, 1).expect("begun");
     let json = serde_json::to_vec(head).expect("encodes");
     let mut record = |kind: u8, parts: &[&[u8]]| {
@@ -348,7 +356,7 @@ fn unsigned_bundle_is_read() {
     let world = World::new();
     let signed = world.file();
     let mut to = Vec::new();
-    let pieces = frame::Pieces::begin(&mut to).expect("begun");
+    let pieces = frame::Pieces::begin(&mut to, VERSION).expect("begun");
     let mut encoder = zstd::stream::write::Encoder::new(pieces, 1).expect("begun");
     let mut from = zstd::stream::read::Decoder::new(frame::Opened::begin(&signed[..]).expect("begun")).expect("begun");
     let mut records = Vec::new();

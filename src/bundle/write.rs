@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use super::frame::Pieces;
-use super::{BundleError, Head, Record, SIGNATURE_BYTES};
+use super::{BundleError, Head, Record, SIGNATURE_BYTES, VERSION};
 use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::ids::Digest;
 use crate::core::limits;
@@ -26,29 +26,9 @@ pub fn write(
     sign: impl FnOnce(Digest) -> Signed,
     to: impl Write,
 ) -> Result<(Digest, u64), BundleError> {
-    let pieces = Pieces::begin(to)?;
-    let mut writing = Writing { store, to: zstd::stream::write::Encoder::new(pieces, LEVEL)?, seen: Seen::default() };
-    let json = serde_json::to_vec(head).map_err(|error| BundleError::Damaged(error.to_string()))?;
-    if json.len() > limits::BUNDLE_HEADER_BYTES {
-        return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEADER_BYTES as u64 });
-    }
-    writing.record(Record::Head, json.len() as u64)?;
-    writing.to.write_all(&json)?;
-    // The head names every object by its content, directly or through others.
-    let signed = sign(Digest::from_bytes(*blake3::hash(&json).as_bytes()));
-    writing.record(Record::Signature, SIGNATURE_BYTES)?;
-    writing.to.write_all(signed.key.as_bytes())?;
-    writing.to.write_all(signed.signature.as_bytes())?;
-    for packed in &head.checkpoints {
-        writing.checkpoint(packed.manifest)?;
-    }
-    for blob in &head.blobs {
-        writing.object(*blob)?;
-    }
-    writing.record(Record::End, 8)?;
-    let count = writing.seen.count() as u64;
-    writing.to.write_all(&count.to_le_bytes())?;
-    Ok(writing.to.finish()?.finish()?)
+    let mut writing = Writing::begin(store, (Record::Head, VERSION), head, sign, to)?;
+    writing.kernel(head)?;
+    writing.finish()
 }
 
 /// Calls `object` for every object of a checkpoint that is not in `seen`: its manifest at `at`, engine state, files.
@@ -86,13 +66,65 @@ pub fn reach(store: &Store, at: Digest, seen: &mut Seen, object: &mut dyn FnMut(
     Ok(())
 }
 
-struct Writing<'a, W: Write> {
+/// A file that is being written.
+pub(super) struct Writing<'a, W: Write> {
     store: &'a Store,
     to: zstd::stream::write::Encoder<'static, Pieces<W>>,
     seen: Seen,
 }
 
-impl<W: Write> Writing<'_, W> {
+impl<'a, W: Write> Writing<'a, W> {
+    /// Writes the head and its signature.
+    pub(super) fn begin(
+        store: &'a Store,
+        (record, version): (Record, u32),
+        head: &impl serde::Serialize,
+        sign: impl FnOnce(Digest) -> Signed,
+        to: W,
+    ) -> Result<Writing<'a, W>, BundleError> {
+        let pieces = Pieces::begin(to, version)?;
+        let to = zstd::stream::write::Encoder::new(pieces, LEVEL)?;
+        let mut writing = Writing { store, to, seen: Seen::default() };
+        let json = serde_json::to_vec(head).map_err(|error| BundleError::Damaged(error.to_string()))?;
+        if json.len() > limits::BUNDLE_HEADER_BYTES {
+            return Err(BundleError::TooLarge { what: "bytes of its head", most: limits::BUNDLE_HEADER_BYTES as u64 });
+        }
+        writing.record(record, json.len() as u64)?;
+        writing.to.write_all(&json)?;
+        // The head names every object by its content, directly or through others.
+        let signed = sign(Digest::from_bytes(*blake3::hash(&json).as_bytes()));
+        writing.record(Record::Signature, SIGNATURE_BYTES)?;
+        writing.to.write_all(signed.key.as_bytes())?;
+        writing.to.write_all(signed.signature.as_bytes())?;
+        Ok(writing)
+    }
+
+    /// Writes the objects of a kernel's checkpoints, and its blobs.
+    pub(super) fn kernel(&mut self, head: &Head) -> Result<(), BundleError> {
+        for packed in &head.checkpoints {
+            self.checkpoint(packed.manifest)?;
+        }
+        head.blobs.iter().try_for_each(|blob| self.object(*blob))
+    }
+
+    /// Writes the objects of a file tree.
+    pub(super) fn tree(&mut self, tree: Digest) -> Result<(), BundleError> {
+        let mut found = Vec::new();
+        workspace::reach(self.store, TreeId(tree), &mut self.seen, &mut |object| {
+            found.push(object);
+            Ok(())
+        })?;
+        found.into_iter().try_for_each(|object| self.copy(object))
+    }
+
+    /// Writes the end; returns the file's digest and length.
+    pub(super) fn finish(mut self) -> Result<(Digest, u64), BundleError> {
+        self.record(Record::End, 8)?;
+        let count = self.seen.count() as u64;
+        self.to.write_all(&count.to_le_bytes())?;
+        Ok(self.to.finish()?.finish()?)
+    }
+
     fn record(&mut self, record: Record, length: u64) -> Result<(), BundleError> {
         self.to.write_all(&[record as u8])?;
         Ok(self.to.write_all(&length.to_le_bytes())?)
@@ -104,7 +136,8 @@ impl<W: Write> Writing<'_, W> {
         found.into_iter().try_for_each(|object| self.copy(object))
     }
 
-    fn object(&mut self, digest: Digest) -> Result<(), BundleError> {
+    /// Writes an object, unless it is there.
+    pub(super) fn object(&mut self, digest: Digest) -> Result<(), BundleError> {
         if self.seen.add(digest) { self.copy(digest) } else { Ok(()) }
     }
 

@@ -34,25 +34,7 @@ impl CatalogHandle {
     /// `Exists`; `Limit` beyond [`limits::GROUPS`].
     pub fn create_group(&self, id: GroupId, uid: u32, name: String, at_ms: i64, notes: Notes) -> Pending<Written<()>> {
         self.write("catalog.group.create", move |db| {
-            let (count, taken): (i64, bool) = db.sql("count groups", |c| {
-                c.query_row(
-                    "SELECT count(*), coalesce(max(name = ?), 0) FROM groups WHERE uid = ?",
-                    params![name, uid],
-                    |row| Ok((row.get(0)?, row.get(1)?)),
-                )
-            })?;
-            if taken {
-                return Err(CatalogError::Exists(format!("a group {name}")));
-            }
-            if count >= signed(limits::GROUPS) {
-                return Err(CatalogError::Limit { what: "the number of groups", most: limits::GROUPS });
-            }
-            db.sql("create group", |c| {
-                c.execute(
-                    "INSERT INTO groups (id, uid, name, created_at_ms) VALUES (?, ?, ?, ?)",
-                    params![id.as_bytes(), uid, name, at_ms],
-                )
-            })?;
+            create(db, (id, uid, &name, at_ms))?;
             notes.write(db, ())
         })
     }
@@ -91,29 +73,7 @@ impl CatalogHandle {
     /// `Exists` if its name is taken; `Limit` beyond [`limits::GROUP_MEMBERS`].
     pub fn add_member(&self, group: GroupId, member: Member, notes: Notes) -> Pending<Written<()>> {
         self.write("catalog.group.add", move |db| {
-            let there = members(db, group)?;
-            if there.iter().any(|one| one.name == member.name) {
-                return Err(CatalogError::Exists(format!("a member {}", member.name)));
-            }
-            if there.len() >= limits::GROUP_MEMBERS {
-                return Err(CatalogError::Limit { what: "the number of members", most: limits::GROUP_MEMBERS as u64 });
-            }
-            let target = to_json(db.path(), "a member", &member.target)?;
-            let kernel = match &member.target {
-                Target::Kernel { id } => Some(*id.as_bytes()),
-                Target::Repository { .. }
-                | Target::Database { .. }
-                | Target::Directory { .. }
-                | Target::Command { .. }
-                | Target::Postgres { .. }
-                | Target::Server { .. } => None,
-            };
-            db.sql("add member", |c| {
-                c.execute(
-                    "INSERT INTO group_members (group_id, name, target, kernel) VALUES (?, ?, ?, ?)",
-                    params![group.as_bytes(), member.name, target, kernel],
-                )
-            })?;
+            insert_member(db, group, &member)?;
             notes.write(db, ())
         })
     }
@@ -172,18 +132,21 @@ impl CatalogHandle {
         })
     }
 
-    /// The group and the number of a freeze that needs this checkpoint.
+    /// The group and the number of a freeze that needs this checkpoint of a kernel; an imported kernel has the ids of
+    /// checkpoints of another one.
     ///
     /// # Errors
     /// Database errors.
-    pub fn freeze_of_checkpoint(&self, checkpoint: CheckpointId) -> Pending<Option<(String, u64)>> {
+    pub fn freeze_of_checkpoint(&self, kernel: KernelId, checkpoint: CheckpointId) -> Pending<Option<(String, u64)>> {
         self.read(move |db| {
             db.sql("find freeze", |c| {
                 c.prepare_cached(
                     "SELECT groups.name, number FROM freeze_checkpoints JOIN freezes ON freezes.id = freeze
-                     JOIN groups ON groups.id = group_id WHERE checkpoint = ?",
+                     JOIN groups ON groups.id = group_id WHERE checkpoint = ? AND kernel = ?",
                 )?
-                .query_row([checkpoint.as_bytes()], |row| Ok((row.get(0)?, unsigned(row, 1)?)))
+                .query_row(params![checkpoint.as_bytes(), kernel.as_bytes()], |row| {
+                    Ok((row.get(0)?, unsigned(row, 1)?))
+                })
                 .optional()
             })
         })
@@ -356,10 +319,60 @@ impl CatalogHandle {
     }
 }
 
+pub(super) fn create(db: &Db, (id, uid, name, at_ms): (GroupId, u32, &str, i64)) -> Result<()> {
+    let (count, taken): (i64, bool) = db.sql("count groups", |c| {
+        c.query_row(
+            "SELECT count(*), coalesce(max(name = ?), 0) FROM groups WHERE uid = ?",
+            params![name, uid],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+    })?;
+    if taken {
+        return Err(CatalogError::Exists(format!("a group {name}")));
+    }
+    if count >= signed(limits::GROUPS) {
+        return Err(CatalogError::Limit { what: "the number of groups", most: limits::GROUPS });
+    }
+    db.sql("create group", |c| {
+        c.execute(
+            "INSERT INTO groups (id, uid, name, created_at_ms) VALUES (?, ?, ?, ?)",
+            params![id.as_bytes(), uid, name, at_ms],
+        )
+    })?;
+    Ok(())
+}
+
+pub(super) fn insert_member(db: &Db, group: GroupId, member: &Member) -> Result<()> {
+    let there = members(db, group)?;
+    if there.iter().any(|one| one.name == member.name) {
+        return Err(CatalogError::Exists(format!("a member {}", member.name)));
+    }
+    if there.len() >= limits::GROUP_MEMBERS {
+        return Err(CatalogError::Limit { what: "the number of members", most: limits::GROUP_MEMBERS as u64 });
+    }
+    let target = to_json(db.path(), "a member", &member.target)?;
+    let kernel = match &member.target {
+        Target::Kernel { id } => Some(*id.as_bytes()),
+        Target::Repository { .. }
+        | Target::Database { .. }
+        | Target::Directory { .. }
+        | Target::Command { .. }
+        | Target::Postgres { .. }
+        | Target::Server { .. } => None,
+    };
+    db.sql("add member", |c| {
+        c.execute(
+            "INSERT INTO group_members (group_id, name, target, kernel) VALUES (?, ?, ?, ?)",
+            params![group.as_bytes(), member.name, target, kernel],
+        )
+    })?;
+    Ok(())
+}
+
 const FREEZE: &str =
     "SELECT id, number, message, type, creator, at_ms, restored_at_ms, manifest, signer, signature FROM freezes";
 
-fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
+pub(super) fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
     let NewFreeze { freeze, group, checkpoints, pairings } = new;
     let count: u64 = db.sql("count freezes", |c| {
         c.query_row("SELECT coalesce(max(number), 0) FROM freezes WHERE group_id = ?", [group.as_bytes()], |row| {
@@ -413,7 +426,7 @@ fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
     Ok(Freeze { number: count + 1, ..freeze.clone() })
 }
 
-fn intent(db: &Db, group: GroupId) -> Result<Option<String>> {
+pub(super) fn intent(db: &Db, group: GroupId) -> Result<Option<String>> {
     let found: Option<Option<String>> = db.sql("read intent", |c| {
         c.query_row("SELECT intent FROM groups WHERE id = ?", [group.as_bytes()], |row| row.get(0)).optional()
     })?;

@@ -14,6 +14,7 @@ mod engine_db;
 mod error;
 mod events;
 mod files;
+mod group_imports;
 mod groups;
 mod handle;
 mod handovers;

@@ -189,9 +189,9 @@ pub enum Command {
     Archive(NameArgs),
     /// Bring an archived kernel back, ready for use
     Unarchive(NameArgs),
-    /// Write a kernel and its checkpoints to a file
+    /// Write a kernel with its checkpoints, or a group, to a file
     Export(ExportArgs),
-    /// Create a kernel from an exported file
+    /// Create a kernel or a group from an exported file
     Import(ImportArgs),
     /// Move a kernel to another host while it lives
     Teleport(TeleportArgs),

@@ -14,6 +14,7 @@ use crate::core::checkpoint::{Checkpoint, Restoration, RestoredFrom};
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::exec::{Display, ExecResult};
 use crate::core::fork::ForkWay;
+use crate::core::freeze::portable::ImportedGroup;
 use crate::core::ids::{Digest, ExecId};
 use crate::core::info::{
     Event, HandoverInfo, JournalEntry, KernelInfo, MountInfo, ProcessInfo, TeleportReport, ToolInfo,
@@ -80,6 +81,14 @@ pub fn imported(imported: &ImportedKernel, signer: &Signer) -> Json {
     json["granted"] = json!(imported.granted);
     json["withheld"] = json!(imported.withheld);
     json["signer"] = of(signer);
+    json
+}
+
+/// A group that was created from a file.
+pub fn imported_group(imported: &ImportedGroup, signer: &Signer, sealer: &Signer) -> Json {
+    let mut json = of(imported);
+    json["signer"] = of(signer);
+    json["sealer"] = of(sealer);
     json
 }
 

@@ -8,6 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::error::{Error, Result};
 use super::ids::{Digest, PublicKey, Signature};
 
 /// What a signature is about.
@@ -127,6 +128,35 @@ impl Signer {
     }
 }
 
+/// Reason of the refusal of a freeze that neither this host nor a trusted one sealed.
+pub const UNTRUSTED_SEALER: &str = "untrusted_sealer";
+
+impl Signer {
+    /// Checks that this host, or one that the user trusts, sealed a freeze from elsewhere.
+    ///
+    /// # Errors
+    /// `refused` ([`UNTRUSTED_SEALER`]) names the key and the command that trusts it; `corrupt` for a seal that does not
+    /// fit.
+    pub fn require_trusted(&self) -> Result<()> {
+        let key = self.key.map(|key| key.to_string()).unwrap_or_default();
+        let trust = format!("compare the key with `ryokan trust list` on that host, then: ryokan trust add NAME {key}");
+        let (why, hint) = match self.standing {
+            Standing::Own | Standing::Trusted => return Ok(()),
+            Standing::Damaged => {
+                return Err(Error::corrupt("the seal of the freeze does not fit its content")
+                    .reason("signature")
+                    .hint("get the file again from where it was written"));
+            }
+            Standing::Missing => {
+                ("no host sealed the freeze".to_owned(), "freeze the group again there, and export that".to_owned())
+            }
+            Standing::Former => (format!("a former key of this host sealed the freeze: {key}"), trust),
+            Standing::Unknown => (format!("a host that you do not trust sealed the freeze: {key}"), trust),
+        };
+        Err(Error::refused(why).reason(UNTRUSTED_SEALER).hint(hint))
+    }
+}
+
 /// A sealed unit with its signer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SignedUnit {
@@ -162,6 +192,20 @@ mod tests {
         let (pair, key) = pair(seed);
         let signature = pair.sign(&Subject::Freeze.statement(digest));
         Signed { key, signature: Signature::from_bytes(signature.as_ref().try_into().expect("64 bytes")) }
+    }
+
+    #[test]
+    fn unknown_sealer_is_named() {
+        let digest = Digest::from_bytes([7; 32]);
+        let known = [KnownKey { key: pair(1).1, name: "alpha".into(), standing: Standing::Trusted, at_ms: 0 }];
+        let of = |signed: Option<&Signed>| Signer::of(signed, Subject::Freeze, digest, &known).require_trusted();
+        assert_eq!(of(Some(&signed(1, digest))), Ok(()));
+        let refused = of(Some(&signed(2, digest))).expect_err("unknown");
+        assert_eq!(refused.reason, UNTRUSTED_SEALER);
+        assert!(refused.hint.contains(&format!("ryokan trust add NAME {}", pair(2).1)), "{refused:?}");
+        assert_eq!(of(None).expect_err("missing").reason, UNTRUSTED_SEALER);
+        let other = signed(1, Digest::from_bytes([8; 32]));
+        assert_eq!(of(Some(&other)).expect_err("damaged").reason, "signature");
     }
 
     #[test]

@@ -6,12 +6,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use nix::sys::resource::Resource;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::programs::{ProgramLog, RunningGroup};
+use crate::sys::process::bound;
 
 /// Settings that keep git from running other programs and from work of its own.
 const SETTINGS: [&str; 9] = [
@@ -48,6 +50,8 @@ pub(super) struct Call<'a> {
     pub from: Option<&'a Path>,
     /// A new file for its standard output.
     pub to: Option<&'a Path>,
+    /// Bounds of its resources.
+    pub limits: &'a [(Resource, u64)],
 }
 
 impl Git {
@@ -91,6 +95,9 @@ impl Git {
             None => Stdio::piped(),
         });
         command.stderr(self.log.begin().map_err(failed)?.0);
+        if !call.limits.is_empty() {
+            bound(command.as_std_mut(), call.limits);
+        }
         let mut child = command.spawn().map_err(started)?;
         let mut running = RunningGroup::of(child.id());
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());

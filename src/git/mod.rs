@@ -6,10 +6,12 @@
 
 mod command;
 mod compare;
+mod history;
 mod overwritten;
 mod repository;
 mod settings;
 
 pub use command::Git;
 pub use compare::Commit;
+pub use history::Room;
 pub use repository::{Repository, State};

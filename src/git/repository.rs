@@ -139,6 +139,15 @@ impl Repository {
         Ok(())
     }
 
+    pub(super) fn git(&self) -> &Git {
+        &self.git
+    }
+
+    /// A command in this repository.
+    pub(super) fn call(&self) -> Call<'_> {
+        Call { repository: Some(&self.path), ..Call::default() }
+    }
+
     pub(super) fn git_dir(&self) -> PathBuf {
         self.path.join(".git")
     }
@@ -179,7 +188,13 @@ impl Repository {
     /// # Errors
     /// Errors of git's start.
     pub async fn has_commit(&self, commit: &CommitId) -> Result<bool> {
-        self.succeeds(&["cat-file", "-e", &format!("{commit}^{{commit}}")]).await
+        self.has_commit_among(commit, &[]).await
+    }
+
+    /// As [`Self::has_commit`], with variables that name further objects.
+    pub(super) async fn has_commit_among(&self, commit: &CommitId, env: &[(&str, &Path)]) -> Result<bool> {
+        let args = ["cat-file", "-e", &format!("{commit}^{{commit}}")];
+        Ok(self.git.run(Call { args: &args, env, repository: Some(&self.path), ..Call::default() }).await?.0 == 0)
     }
 
     /// Reads the state. New objects are written to `objects` in `scratch`; with `keep`, to the repository itself. The
@@ -209,10 +224,8 @@ impl Repository {
             Some(_) | None => self.index_tree(&head, &index, &env).await?,
         };
         let begun = SystemTime::now();
-        // jj's own store is opaque: it is neither captured nor changed, even if nothing ignores it.
-        let without_jj = ["add", "--all", "--", ".", ":(top,exclude).jj"];
-        let add: &[&str] = if has_jj(&self.path) { &without_jj } else { &without_jj[..2] };
-        self.ok(add, &env, b"").await?;
+        self.ok(self.add(), &env, b"").await?;
+        self.add_tracked_parts(&env).await?;
         self.refuse_links(&env).await?;
         let work_tree = id(&self.ok(&["write-tree"], &env, b"").await?)?;
         // A file that changed in the second in which it was read, or later, is read again.
@@ -224,6 +237,32 @@ impl Repository {
             self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree: index_tree.clone() }));
         }
         Ok(State { head, index_tree, work_tree, changed, untracked })
+    }
+
+    /// The command that adds the working tree to an index, without what is no work of the user.
+    fn add(&self) -> &'static [&'static str] {
+        // Parts of a member that is restored or imported into the repository are beside its place, as `.NAME.ryokan`.
+        const ALL: [&str; 7] = [
+            "add",
+            "--all",
+            "--",
+            ".",
+            ":(exclude,glob)**/.*.ryokan",
+            ":(exclude,glob)**/.*.ryokan/**",
+            // jj's own store is opaque: it is neither captured nor changed, even if nothing ignores it.
+            ":(top,exclude).jj",
+        ];
+        if has_jj(&self.path) { &ALL } else { &ALL[..6] }
+    }
+
+    /// Adds changes of tracked files that have the names of such parts: they are work of the user.
+    async fn add_tracked_parts(&self, env: &[(&str, &Path)]) -> Result<()> {
+        const PARTS: [&str; 2] = [":(glob)**/.*.ryokan", ":(glob)**/.*.ryokan/**"];
+        let tracked = self.ok(&[&["ls-files", "--cached", "-z", "--"][..], &PARTS].concat(), env, b"").await?;
+        if tracked.is_empty() {
+            return Ok(());
+        }
+        self.ok(&["update-index", "--remove", "-z", "--stdin"], env, &tracked).await.map(drop)
     }
 
     /// Whether no file of the index is ignored by now: git would keep it as a tracked one.
@@ -366,7 +405,11 @@ impl Repository {
     /// # Errors
     /// `notFound` (`commit_gone`) without it.
     pub async fn check_commit(&self, commit: &CommitId) -> Result<()> {
-        match self.has_commit(commit).await? {
+        self.check_commit_among(commit, &[]).await
+    }
+
+    async fn check_commit_among(&self, commit: &CommitId, env: &[(&str, &Path)]) -> Result<()> {
+        match self.has_commit_among(commit, env).await? {
             true => Ok(()),
             false => Err(Error::not_found(format!("{} no longer has commit {commit}", self.path.display()))
                 .reason("commit_gone")
@@ -379,10 +422,10 @@ impl Repository {
     /// # Errors
     /// `notFound` without the commit, `corrupt` if objects are missing.
     pub async fn verify(&self, scratch: &Path, state: &State, pack: Option<&Path>) -> Result<()> {
-        self.check_commit(&state.head.commit).await?;
         let (objects, own) = (scratch.join("objects"), alternates(&[&self.git_dir().join("objects")]));
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
+        self.check_commit_among(&state.head.commit, &env).await?;
         if let Some(pack) = pack {
             self.unpack(pack, &env).await?;
         }
@@ -408,7 +451,8 @@ impl Repository {
     }
 
     pub(super) async fn unpack(&self, pack: &Path, env: &[(&str, &Path)]) -> Result<()> {
-        let args = ["unpack-objects", "-q"];
+        // Loose objects would take the space of whole ones.
+        let args = ["index-pack", "--stdin", "--fix-thin"];
         let call = Call { args: &args, env, repository: Some(&self.path), from: Some(pack), ..Call::default() };
         self.git.ok(call).await.map(drop)
     }

@@ -181,6 +181,27 @@ pub fn rename_durable(from: &Path, to: &Path, label: &'static str) -> Result<(),
     sync_dir_step(parent(to), label)
 }
 
+/// Renames durably, unless something has the new name already.
+///
+/// # Errors
+/// The operating system's errors; `AlreadyExists`.
+pub fn rename_new_durable(from: &Path, to: &Path, label: &'static str) -> Result<(), FsError> {
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+    let renamed = fault::step(label, ".rename").and_then(|()| {
+        match renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::RENAME_NOREPLACE) {
+            // Some file systems look first themselves, or not at all.
+            Err(nix::Error::EINVAL) if std::fs::symlink_metadata(to).is_err() => std::fs::rename(from, to),
+            Err(nix::Error::EINVAL) => Err(io::ErrorKind::AlreadyExists.into()),
+            renamed => Ok(renamed?),
+        }
+    });
+    renamed.map_err(FsError::of("rename", from))?;
+    if parent(from) != parent(to) {
+        sync_dir(parent(from))?;
+    }
+    sync_dir_step(parent(to), label)
+}
+
 /// Exchanges two entries of one directory at once: neither name is ever free.
 ///
 /// # Errors

@@ -48,6 +48,21 @@ pub fn end_with_parent(command: &mut std::process::Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
+/// Bounds resources of the child of `command`, where those of this process are not smaller already.
+pub fn bound(command: &mut std::process::Command, limits: &[(nix::sys::resource::Resource, u64)]) {
+    use std::os::unix::process::CommandExt as _;
+    let limits = limits.to_vec();
+    let prepare = move || {
+        for (resource, most) in &limits {
+            let most = nix::sys::resource::getrlimit(*resource)?.1.min(*most);
+            nix::sys::resource::setrlimit(*resource, most, most)?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec only system calls that any thread may make, and no allocation.
+    unsafe { command.pre_exec(prepare) };
+}
+
 /// Makes the orphans of its descendants children of this process.
 ///
 /// # Errors

@@ -642,6 +642,7 @@ async def portable(host, shell):
     writer = Caller("BundleWriter", (await host.importKernel("carried", False)).file)
     await writer.write(whole)
     assert not (await writer.review()).requested, "the file names no resource of the host"
+    await refused(writer.finishGroup([], [], []), "invalidArgument", "kernel")
     made = await writer.finish()
     assert (made.info.origin.kind, made.info.origin.name) == ("restored", "shell"), made.info.origin
     await refused(host.openKernel("cut"), "notFound")

@@ -133,3 +133,21 @@ fn empty_repository_is_refused() {
     shop.host.ok(&["group", "add", "shop", "--repository", empty.to_str().unwrap()]);
     refused(&shop, "has no commit yet");
 }
+
+/// A file of the user may have a name like that of a part that a restore leaves out.
+#[test]
+fn tracked_parts_are_captured() {
+    let shop = Shop::new(users()[0]);
+    shop.write(".notes.ryokan", "one");
+    shop.write(".gone.ryokan", "one");
+    shop.commit("notes");
+    shop.write(".notes.ryokan", "two");
+    std::fs::remove_file(shop.code().join(".gone.ryokan")).unwrap();
+    shop.write(".part.ryokan", "untracked");
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.write(".notes.ryokan", "three");
+    shop.write(".gone.ryokan", "three");
+    shop.host.ok(&["--yes", "restore", "shop", "good", "--member", "code"]);
+    assert_eq!((shop.read(".notes.ryokan").as_deref(), shop.read(".gone.ryokan")), (Some("two"), None));
+    assert_eq!(shop.read(".part.ryokan").as_deref(), Some("untracked"));
+}

@@ -43,10 +43,10 @@ fn half_restored_kernel_runs_nothing() {
     let (shop, away, wrecked) = unfinished();
     assert!(shop.host.ok(&["group", "show", "shop"]).contains("interrupted"));
     let run = ["exec", "agent", "echo ran"];
-    refused(&shop, &run, 125, "could not be ended");
+    refused(&shop, &run, 125, "has not ended");
     // An attempt that fails changes nothing about that.
     refused(&shop, &["freeze", "shop"], 3, "code");
-    refused(&shop, &run, 125, "could not be ended");
+    refused(&shop, &run, 125, "has not ended");
     std::fs::rename(away, shop.code()).unwrap();
     shop.host.ok(&["freeze", "shop"]);
     assert_eq!(shop.state(), wrecked);

@@ -1,12 +1,14 @@
 //! Groups and freezes.
 
 use super::table::Table;
-use super::{counted, first_line, plain};
+use super::{counted, first_line, host_resources, plain, signer};
 use crate::cli::paint::Paint;
 use crate::core::diff::Deed;
 use crate::core::freeze::cost::FreezeCost;
 use crate::core::freeze::difference::GroupDifference;
+use crate::core::freeze::portable::ImportedGroup;
 use crate::core::freeze::{FreezeInfo, GroupInfo};
+use crate::core::signature::Signer;
 
 /// One line for each group.
 pub fn groups(groups: &[GroupInfo], paint: Paint) -> String {
@@ -28,6 +30,24 @@ pub fn group(group: &GroupInfo, paint: Paint) -> String {
         text.push_str(&format!("{}\n", paint.bad("a restore was interrupted: the next operation goes back first")));
     }
     text.push_str(&table.text("no members; add one: ryokan group add", paint));
+    text
+}
+
+/// A group that was created from a file: who signed the file, and who sealed the freeze.
+pub fn imported_group(imported: &ImportedGroup, by: &Signer, sealer: &Signer, paint: Paint) -> String {
+    let ImportedGroup { group: made, freeze, left_out, granted, withheld } = imported;
+    let mut text = format!("imported group {}", group(made, paint));
+    for name in left_out {
+        text.push_str(&format!("left out: {}\n", plain(name)));
+    }
+    if !granted.is_empty() {
+        text.push_str(&format!("granted from this host:\n{}", host_resources(granted)));
+    }
+    if !withheld.is_empty() {
+        text.push_str(&format!("withheld, although the file requests it:\n{}", host_resources(withheld)));
+    }
+    text.push_str(&format!("the file is {}; the freeze is {}\n", signer(by, paint), signer(sealer, paint)));
+    text.push_str(&format!("bring every member into place: ryokan restore {} {}\n", plain(&made.name), freeze.number));
     text
 }
 

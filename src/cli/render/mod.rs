@@ -23,7 +23,7 @@ pub use checkpoints::{
     Branches, checkpoint_line, checkpoint_log, checkpoint_names, difference, difference_counts, preview,
     reference_names, restoration,
 };
-pub use groups::{freeze_cost, freeze_line, group, group_differences, groups};
+pub use groups::{freeze_cost, freeze_line, group, group_differences, groups, imported_group};
 pub use images::images;
 pub use journal::{event, journal_entry};
 pub use kernels::{disk_total, forks, host_resources, imported, kernel, kernel_mounts, kernels, missed, state_painter};

@@ -9,7 +9,9 @@ pub mod cost;
 pub mod difference;
 pub mod drain;
 pub mod gate;
+mod intent;
 pub mod lock;
+pub mod portable;
 pub mod postgres;
 pub mod refs;
 pub mod restore;
@@ -24,6 +26,7 @@ mod simulation_tests;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::intent::{Intent, NewRepository};
 use self::refs::{CommitId, DependencyLock, Head, McpLock, RepositoryLock};
 use self::server::ServerPart;
 use super::checkpoint::{CheckpointType, Manifest};
@@ -410,6 +413,9 @@ pub struct FreezeManifest {
     /// Of a safety freeze: the members that the restore after it changed, and an undo brings back. Empty: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changed: Vec<String>,
+    /// Where it was sealed, if it came in a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<portable::FreezeOrigin>,
     /// The members.
     pub parts: Vec<Part>,
 }
@@ -474,7 +480,8 @@ impl FreezeManifest {
                 Captured::Postgres { part, .. } => part.image.into_iter().collect(),
             }
         };
-        self.parts.iter().flat_map(of).collect()
+        let origin = self.origin.iter().map(|origin| origin.manifest);
+        origin.chain(self.parts.iter().flat_map(of)).collect()
     }
 
     /// The file trees that it names.
@@ -504,30 +511,6 @@ impl FreezeManifest {
         };
         self.parts.iter().filter_map(of).collect()
     }
-}
-
-/// What a daemon that finds an unfinished operation of a group must know.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", tag = "kind")]
-pub enum Intent {
-    /// A freeze that is about to become visible. Without its row, these checkpoints are withdrawn.
-    Freeze {
-        /// The freeze.
-        id: FreezeId,
-        /// Its checkpoints.
-        checkpoints: Vec<(KernelId, CheckpointId)>,
-    },
-    /// A restore that changes members. It is reverted to the freeze before it.
-    Restore {
-        /// The freeze that is restored.
-        target: FreezeId,
-        /// The freeze of the state before.
-        safety: FreezeId,
-        /// The names of the members concerned.
-        members: Vec<String>,
-        /// Number of members that may have been changed, in the order of a restore.
-        reached: usize,
-    },
 }
 
 /// A group as clients see it.

@@ -58,6 +58,8 @@ pub const POSTGRES_SCHEMA_BYTES: u64 = 64 << 20;
 pub const IGNORED_NAMED: usize = 5;
 /// The configuration of a repository, bytes.
 pub const GIT_CONFIG_BYTES: u64 = 1 << 20;
+/// Memory of a git command that reads a pack from elsewhere, bytes: objects that are differences are held as a whole.
+pub const GIT_FOREIGN_MEMORY: u64 = 2 << 30;
 /// An index of git, bytes.
 pub const GIT_INDEX_BYTES: u64 = 256 << 20;
 /// Wait for the lock of a database in a group.

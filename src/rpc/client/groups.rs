@@ -12,7 +12,7 @@ use crate::rpc::convert::{read_text, read_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 impl HostClient {
-    async fn groups_cap(&self) -> Result<wire::groups::Client> {
+    pub(super) async fn groups_cap(&self) -> Result<wire::groups::Client> {
         let response = self.link.call(self.cap.groups_request().send().promise).await?;
         fields(fields(response.get())?.get_groups())
     }

@@ -1,4 +1,4 @@
-//! Export and import of kernels as files.
+//! Export and import of kernels and groups as files.
 
 use std::rc::Rc;
 
@@ -6,15 +6,17 @@ use super::connection::{Link, answer, fields};
 use super::host::HostClient;
 use super::kernel::KernelClient;
 use super::state::read_digest;
-use crate::core::error::Result;
+use crate::core::error::{Error, Result};
+use crate::core::freeze::portable::{GroupArrival, ImportedGroup, PackedGroup};
 use crate::core::host_resource::HostResource;
 use crate::core::ids::Digest;
 use crate::core::info::KernelInfo;
 use crate::core::limits;
 use crate::core::signature::Signer;
+use crate::rpc::convert::groups::{read_freeze, read_group, read_packed_group};
 use crate::rpc::convert::listing::{read_host_resources, write_host_resources};
 use crate::rpc::convert::provenance::read_signer;
-use crate::rpc::convert::{info, read_data};
+use crate::rpc::convert::{info, read_data, read_text_list, write_pairs, write_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 /// Reads a kernel's file in chunks. Dropping it early ends the export.
@@ -78,6 +80,31 @@ impl BundleUpload {
         Ok(BundleReview {
             requested: answer(read_host_resources(response.get_requested()))?,
             signer: answer(read_signer(fields(response.get_signer())?))?,
+            group: match response.has_group() {
+                true => Some(answer(read_packed_group(fields(response.get_group())?))?),
+                false => None,
+            },
+        })
+    }
+
+    /// Creates the group from the file, with the granted resources of the host. The name is that of the import.
+    ///
+    /// # Errors
+    /// The daemon's errors; nothing is visible then.
+    pub async fn finish_group(self, arrival: &GroupArrival) -> Result<ImportedGroup> {
+        let mut request = self.cap.finish_group_request();
+        let length = |length: usize| u32::try_from(length).map_err(|_| Error::invalid("too many members"));
+        write_pairs(request.get().init_places(length(arrival.places.len())?), &arrival.places);
+        write_text_list(request.get().init_left_out(length(arrival.left_out.len())?), &arrival.left_out);
+        write_host_resources(request.get().init_grant(length(arrival.granted.len())?), &arrival.granted);
+        let response = self.link.wait(request.send().promise).await?;
+        let response = fields(response.get())?;
+        Ok(ImportedGroup {
+            group: answer(read_group(fields(response.get_group())?))?,
+            freeze: answer(read_freeze(fields(response.get_freeze())?))?,
+            left_out: answer(read_text_list(response.get_left_out(), "members", limits::VALUE_ITEMS))?,
+            granted: answer(read_host_resources(response.get_granted()))?,
+            withheld: answer(read_host_resources(response.get_withheld()))?,
         })
     }
 
@@ -107,6 +134,8 @@ pub struct BundleReview {
     pub requested: Vec<HostResource>,
     /// Its signer.
     pub signer: Signer,
+    /// Its group; `None`: it is a kernel's.
+    pub group: Option<PackedGroup>,
 }
 
 /// A kernel created from a file.
@@ -141,6 +170,19 @@ impl KernelClient {
 }
 
 impl HostClient {
+    /// Exports a freeze of a group as a file; with an empty `reference` the newest that a client took.
+    ///
+    /// # Errors
+    /// The daemon's errors.
+    pub async fn export_group(&self, group: &str, reference: &str) -> Result<BundleDownload> {
+        let mut request = self.groups_cap().await?.export_request();
+        request.get().set_group(group);
+        request.get().set_ref(reference);
+        let response = self.link.wait(request.send().promise).await?;
+        let cap = fields(fields(response.get())?.get_file())?;
+        Ok(BundleDownload { cap, link: self.link.clone(), end: None })
+    }
+
     /// Starts to create a kernel from a file.
     ///
     /// `name` empty: the name in the file.

@@ -1,11 +1,13 @@
 //! Groups and their freezes.
 
 use super::checkpoint::{deed_from_wire, deed_to_wire, type_from_wire, type_to_wire};
+use super::provenance::{read_signer, write_signer};
 use super::text::{bounded, count, malformed, unknown};
 use super::{read_name, read_text, read_text_list, write_text_list};
 use crate::core::error::Result;
 use crate::core::freeze::cost::{FreezeCost, MemberCost};
 use crate::core::freeze::difference::GroupDifference;
+use crate::core::freeze::portable::PackedGroup;
 use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
 use crate::core::limits;
 use crate::rpc::schema::ryokan_capnp as wire;
@@ -51,6 +53,32 @@ pub fn write_group(mut builder: wire::group::Builder<'_>, group: &GroupInfo) {
     builder.set_freezes(group.freezes);
     builder.set_created_at_ms(group.created_at_ms);
     builder.set_unfinished(group.unfinished);
+    let mut members = builder.init_members(count(group.members.len()));
+    for (at, member) in group.members.iter().enumerate() {
+        write_member(members.reborrow().get(count(at)), member);
+    }
+}
+
+/// Reads the group of a file.
+///
+/// # Errors
+/// `invalidArgument` for malformed data.
+pub fn read_packed_group(reader: wire::packed_group::Reader<'_>) -> Result<PackedGroup> {
+    let members = reader.get_members().map_err(|e| malformed("members", e))?;
+    bounded(members.len(), "members", limits::VALUE_ITEMS)?;
+    Ok(PackedGroup {
+        name: read_name(reader.get_name(), "name of a group")?,
+        freeze: read_freeze(reader.get_freeze().map_err(|e| malformed("freeze", e))?)?,
+        members: members.iter().map(read_member).collect::<Result<_>>()?,
+        sealer: read_signer(reader.get_sealer().map_err(|e| malformed("sealer", e))?)?,
+    })
+}
+
+/// Writes the group of a file.
+pub fn write_packed_group(mut builder: wire::packed_group::Builder<'_>, group: &PackedGroup) {
+    builder.set_name(group.name.as_str());
+    write_freeze(builder.reborrow().init_freeze(), &group.freeze);
+    write_signer(builder.reborrow().init_sealer(), &group.sealer);
     let mut members = builder.init_members(count(group.members.len()));
     for (at, member) in group.members.iter().enumerate() {
         write_member(members.reborrow().get(count(at)), member);

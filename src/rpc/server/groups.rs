@@ -3,7 +3,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use capnp_rpc::new_client;
+
 use super::Connection;
+use super::portable::BundleReaderServer;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::drain::Drain;
 use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
@@ -27,49 +30,6 @@ impl GroupsServer {
         &self.connection.supervisor
     }
 
-    fn member(&self, member: &Member) -> MemberInfo {
-        let target = match &member.target {
-            Target::Kernel { id } => match self.supervisor().find(self.actor.uid, &id.to_string()) {
-                Ok(kernel) => kernel.spec().name.to_string(),
-                Err(_) => id.to_string(),
-            },
-            Target::Repository { path } | Target::Database { path } | Target::Directory { path } => path.clone(),
-            Target::Command { source } => source.clone(),
-            Target::Postgres { connection } => connection.clone(),
-            Target::Server { server } => server.clone(),
-        };
-        MemberInfo { name: member.name.clone(), kind: member.target.kind().into(), target }
-    }
-
-    fn group(&self, group: &Group) -> GroupInfo {
-        GroupInfo {
-            name: group.name.clone(),
-            members: group.members.iter().map(|member| self.member(member)).collect(),
-            freezes: group.freezes,
-            created_at_ms: group.created_at_ms,
-            unfinished: group.unfinished,
-        }
-    }
-
-    async fn freeze_info(&self, group: &str, freeze: &Freeze, head: Option<FreezeId>) -> Result<FreezeInfo> {
-        let lock = freeze::lock_of(self.supervisor(), group, freeze).await?.text();
-        let Freeze { id, number, message, kind, creator, at_ms, restored_at_ms, .. } = freeze.clone();
-        let (is_head, restored_at_ms) = (head == Some(id), restored_at_ms.unwrap_or(0));
-        let cost = None;
-        Ok(FreezeInfo {
-            id: id.to_string(),
-            number,
-            message,
-            kind,
-            creator,
-            at_ms,
-            restored_at_ms,
-            is_head,
-            lock,
-            cost,
-        })
-    }
-
     async fn restored(
         &self,
         group: &str,
@@ -77,12 +37,51 @@ impl GroupsServer {
         mut restoration: group_restoration::Builder<'_>,
     ) -> capnp::Result<()> {
         let freeze::Restored { freeze, safety, notes } = done.map_err(to_capnp)?;
-        let info = self.freeze_info(group, &freeze, Some(freeze.id)).await.map_err(to_capnp)?;
+        let info = freeze_info(self.supervisor(), group, &freeze, Some(freeze.id)).await.map_err(to_capnp)?;
         restoration.set_safety(safety.to_string().as_str());
         write_text_list(restoration.reborrow().init_notes(notes.len() as u32), &notes);
         write_freeze(restoration.init_freeze(), &info);
         Ok(())
     }
+}
+
+fn member_info(supervisor: &Supervisor, uid: u32, member: &Member) -> MemberInfo {
+    let target = match &member.target {
+        Target::Kernel { id } => match supervisor.find(uid, &id.to_string()) {
+            Ok(kernel) => kernel.spec().name.to_string(),
+            Err(_) => id.to_string(),
+        },
+        Target::Repository { path } | Target::Database { path } | Target::Directory { path } => path.clone(),
+        Target::Command { source } => source.clone(),
+        Target::Postgres { connection } => connection.clone(),
+        Target::Server { server } => server.clone(),
+    };
+    MemberInfo { name: member.name.clone(), kind: member.target.kind().into(), target }
+}
+
+/// A group as clients see it.
+pub(super) fn group_info(supervisor: &Supervisor, uid: u32, group: &Group) -> GroupInfo {
+    GroupInfo {
+        name: group.name.clone(),
+        members: group.members.iter().map(|member| member_info(supervisor, uid, member)).collect(),
+        freezes: group.freezes,
+        created_at_ms: group.created_at_ms,
+        unfinished: group.unfinished,
+    }
+}
+
+/// A freeze as clients see it, with its lock.
+pub(super) async fn freeze_info(
+    supervisor: &Supervisor,
+    group: &str,
+    freeze: &Freeze,
+    head: Option<FreezeId>,
+) -> Result<FreezeInfo> {
+    let lock = freeze::lock_of(supervisor, group, freeze).await?.text();
+    let Freeze { id, number, message, kind, creator, at_ms, restored_at_ms, .. } = freeze.clone();
+    let (is_head, restored_at_ms) = (head == Some(id), restored_at_ms.unwrap_or(0));
+    let (id, cost) = (id.to_string(), None);
+    Ok(FreezeInfo { id, number, message, kind, creator, at_ms, restored_at_ms, is_head, lock, cost })
 }
 
 impl groups::Server for GroupsServer {
@@ -100,7 +99,10 @@ impl groups::Server for GroupsServer {
         if let Err(error) = &added {
             self.supervisor().host().audit_refusal(&self.actor, "group.add", None, error).await;
         }
-        write_member(results.get().init_member(), &self.member(&added.map_err(to_capnp)?));
+        write_member(
+            results.get().init_member(),
+            &member_info(self.supervisor(), self.actor.uid, &added.map_err(to_capnp)?),
+        );
         Ok(())
     }
 
@@ -120,7 +122,7 @@ impl groups::Server for GroupsServer {
         let all = freeze::list(self.supervisor(), self.actor.uid).await.map_err(to_capnp)?;
         let mut list = results.get().init_groups(all.len() as u32);
         for (at, group) in all.iter().enumerate() {
-            write_group(list.reborrow().get(at as u32), &self.group(group));
+            write_group(list.reborrow().get(at as u32), &group_info(self.supervisor(), self.actor.uid, group));
         }
         Ok(())
     }
@@ -128,7 +130,7 @@ impl groups::Server for GroupsServer {
     async fn show(self: Rc<Self>, params: groups::ShowParams, mut results: groups::ShowResults) -> capnp::Result<()> {
         let name = read_name(params.get()?.get_group(), "group").map_err(to_capnp)?;
         let group = freeze::find(self.supervisor(), self.actor.uid, &name).await.map_err(to_capnp)?;
-        write_group(results.get().init_group(), &self.group(&group));
+        write_group(results.get().init_group(), &group_info(self.supervisor(), self.actor.uid, &group));
         Ok(())
     }
 
@@ -152,7 +154,7 @@ impl groups::Server for GroupsServer {
         let drain = Drain { interrupt: params.get_interrupt(), wait };
         let taken = freeze::freeze(self.supervisor(), &group, (&message, drain), &self.actor).await;
         let (taken, cost) = taken.map_err(to_capnp)?;
-        let mut info = self.freeze_info(&group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
+        let mut info = freeze_info(self.supervisor(), &group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
         info.cost = Some(cost);
         write_freeze(results.get().init_freeze(), &info);
         Ok(())
@@ -172,7 +174,7 @@ impl groups::Server for GroupsServer {
         all.truncate(most.min(limits::PAGE_ROWS));
         let mut list = results.get().init_freezes(all.len() as u32);
         for (at, one) in all.iter().enumerate() {
-            let info = self.freeze_info(&name, one, group.head).await.map_err(to_capnp)?;
+            let info = freeze_info(self.supervisor(), &name, one, group.head).await.map_err(to_capnp)?;
             write_freeze(list.reborrow().get(at as u32), &info);
         }
         Ok(())
@@ -228,6 +230,22 @@ impl groups::Server for GroupsServer {
         let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
         let reported = freeze::check(self.supervisor(), &name, &reference, &self.actor).await.map_err(to_capnp)?;
         write_text_list(results.get().init_differences(reported.len() as u32), &reported);
+        Ok(())
+    }
+
+    async fn export(
+        self: Rc<Self>,
+        params: groups::ExportParams,
+        mut results: groups::ExportResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        let reference = read_text(params.get_ref(), "ref").map_err(to_capnp)?;
+        let export = freeze::export(self.supervisor(), &group, &reference, &self.actor).await;
+        if let Err(error) = &export {
+            self.supervisor().host().audit_refusal(&self.actor, "group.export", None, error).await;
+        }
+        results.get().set_file(new_client(BundleReaderServer::new(export.map_err(to_capnp)?)));
         Ok(())
     }
 }

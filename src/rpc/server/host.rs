@@ -134,7 +134,7 @@ impl host::Server for HostServer {
                 return Err(to_capnp(match freeze::exists(&self.connection.supervisor, actor.uid, &name).await {
                     true => Error::unsupported(format!("{name} is a group, and this is for kernels"))
                         .reason("group")
-                        .hint("groups have freeze, lock, log, restore and undo"),
+                        .hint("groups have freeze, lock, log, restore, undo, export and import"),
                     false => error,
                 }));
             }
@@ -257,7 +257,7 @@ impl host::Server for HostServer {
         let actor = self.actor().map_err(to_capnp)?;
         let params = params.get()?;
         let name = read_name(params.get_name(), "name").map_err(to_capnp)?;
-        let import = Import::begin(&self.connection.supervisor).await.map_err(to_capnp)?;
+        let import = Import::begin(&self.connection.supervisor, &actor).await.map_err(to_capnp)?;
         let server = BundleWriterServer {
             connection: Rc::clone(&self.connection),
             actor,

@@ -16,7 +16,15 @@ use crate::rpc::convert::spec::read_optional_isolation;
 use crate::rpc::convert::teleport::{write_handovers, write_report};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{handover_stream, host, teleport_sink};
+use crate::supervisor::freeze;
 use crate::supervisor::registry::teleport::{self, Sent};
+
+/// Why a group does not move: its kernels would move one by one, and a failure would leave it on two hosts.
+fn no_group_moves(name: &str) -> Error {
+    Error::unsupported(format!("{name} is a group, and groups do not move as one")).reason("group").hint(format!(
+        "copy it: `ryokan freeze {name}` and `ryokan export {name} FILE` here, `ryokan import FILE` there"
+    ))
+}
 
 impl HostServer {
     pub(super) async fn move_kernel(
@@ -29,7 +37,12 @@ impl HostServer {
         let name = read_name(params.get_kernel(), "kernel").map_err(to_capnp)?;
         let to = read_text(params.get_to(), "to").map_err(to_capnp)?;
         let supervisor = &self.connection.supervisor;
-        let kernel = supervisor.find(actor.uid, &name).map_err(to_capnp)?;
+        let kernel = match supervisor.find(actor.uid, &name) {
+            Err(_) if freeze::exists(supervisor, actor.uid, &name).await => {
+                return Err(to_capnp(no_group_moves(&name)));
+            }
+            found => found.map_err(to_capnp)?,
+        };
         let kind = read_text(params.get_kind(), "kind").map_err(to_capnp)?;
         let kind = KindRequest::from_name(&kind);
         let kind = kind.ok_or_else(|| to_capnp(Error::invalid("an unknown kind of snapshot")))?;

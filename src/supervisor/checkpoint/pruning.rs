@@ -158,7 +158,7 @@ pub(super) fn prune_soon(host: &Rc<Host>, kernel: &Rc<Kernel>) {
 /// `notFound`; `conflict` if the kernel needs it, or is at another version.
 pub async fn remove(host: &Rc<Host>, kernel: &Rc<Kernel>, reference: &str, change: Change) -> Result<Checkpoint> {
     let found = find(kernel, reference).await?;
-    if let Some((group, number)) = host.catalog.freeze_of_checkpoint(found.id).await? {
+    if let Some((group, number)) = host.catalog.freeze_of_checkpoint(kernel.id, found.id).await? {
         return Err(Error::conflict(format!("freeze {number} of group {group} needs checkpoint {}", found.short_id()))
             .reason("freeze"));
     }

@@ -115,6 +115,16 @@ pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, reposi
             "git reads a repository's configuration, which may run programs: only your own repositories are used",
         ));
     }
+    unwritten(supervisor, path).await?;
+    // What a kernel wrote before its mount was removed is still there.
+    repository.check_settings().await
+}
+
+/// Checks that no kernel can write in a directory, which need not exist, or exchange it.
+///
+/// # Errors
+/// `refused` (`shared_with_kernel`), and database errors.
+pub(super) async fn unwritten(supervisor: &Supervisor, path: &Path) -> Result<()> {
     for kernel in supervisor.kernels() {
         let mut writable = paths_of(&kernel).await?.into_iter().filter(|(_, writable)| *writable).map(|(real, _)| real);
         if writable.any(|real| path.starts_with(&real) || real.starts_with(path)) {
@@ -124,8 +134,29 @@ pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, reposi
                 .hint("its code could make git run programs outside of the sandbox: mount it read-only, or unmount it and check what was written"));
         }
     }
-    // What a kernel wrote before its mount was removed is still there.
-    repository.check_settings().await
+    Ok(())
+}
+
+/// Checks that only this user and root can exchange a path or what is above it: git runs there before it can be checked.
+///
+/// # Errors
+/// `refused` (`shared_folder`), and file errors.
+pub(super) fn private_ancestors(path: &Path) -> Result<()> {
+    use std::os::unix::fs::MetadataExt as _;
+    for folder in path.ancestors().skip(1) {
+        let meta = std::fs::symlink_metadata(folder)
+            .map_err(|error| Error::unavailable(format!("cannot look at {}: {error}", folder.display())))?;
+        let is_own = meta.uid() == 0 || meta.uid() == nix::unistd::geteuid().as_raw();
+        let (is_shared, is_sticky) = (meta.mode() & 0o022 != 0, meta.mode() & libc::S_ISVTX != 0);
+        if !meta.is_dir() || !is_own || (is_shared && !is_sticky) {
+            return Err(Error::refused(format!("another user can replace what is in {}", folder.display()))
+                .reason("shared_folder")
+                .hint(
+                    "give a place in a folder that only you can write (`chmod go-w`), or a repository that is there",
+                ));
+        }
+    }
+    Ok(())
 }
 
 /// Git, for operations on groups.

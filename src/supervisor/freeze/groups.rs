@@ -4,13 +4,13 @@ use std::path::Path;
 
 use super::objects::blocking;
 use super::sources::{self, pending};
-use super::{access, recover};
+use super::{access, import_end, recover};
 use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::postgres::{Connection, ConnectionError};
-use crate::core::freeze::{Group, Member, Target};
+use crate::core::freeze::{Group, Intent, Member, Target};
 use crate::core::ids::GroupId;
 use crate::core::name::KernelName;
 use crate::git::Repository;
@@ -20,7 +20,7 @@ use crate::supervisor::host::audit::bounded;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::registry::Supervisor;
 
-fn checked_name(name: &str) -> Result<KernelName> {
+pub(super) fn checked_name(name: &str) -> Result<KernelName> {
     name.parse().map_err(|error: crate::core::name::NameError| {
         Error::invalid(error.to_string().replace("a kernel's name", "a name"))
     })
@@ -163,7 +163,7 @@ pub async fn add(
 }
 
 /// Refuses a directory with another member in it: a restore exchanges the directory as a whole.
-fn check_overlap(group: &Group, target: &Target) -> Result<()> {
+pub(super) fn check_overlap(group: &Group, target: &Target) -> Result<()> {
     let path = |target: &Target| match target {
         Target::Repository { path } | Target::Database { path } | Target::Directory { path } => {
             Some(Path::new(path).to_owned())
@@ -184,7 +184,7 @@ fn check_overlap(group: &Group, target: &Target) -> Result<()> {
 }
 
 /// Refuses a source whose restore keeps its former content under a name of its own, if another group has it, too.
-fn check_single(host: &Host, groups: &[Group], target: &Target) -> Result<()> {
+pub(super) fn check_single(host: &Host, groups: &[Group], target: &Target) -> Result<()> {
     let data = |server: &str| host.config.postgres.get(server).map(|server| server.data.display().to_string());
     let exchanged = |target: &Target| match target {
         Target::Directory { path } => Some(path.clone()),
@@ -233,7 +233,9 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
         }
         return match host.catalog.remove_member(group.id, member.to_owned(), notes).await?.value {
             true => {
-                forget(host, group.members.iter().filter(|one| one.name == member));
+                let removed = group.members.iter().filter(|one| one.name == member);
+                import_end::forget_histories(supervisor, &group, removed.clone()).await;
+                forget(host, removed);
                 Ok(())
             }
             false => Err(Error::not_found(format!("group {} has no member {member:?}", group.name))),
@@ -273,6 +275,15 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
             .reason("group_finished")
             .hint("remove it without --abandon"));
     }
+    let intent = host.catalog.intents().await?.into_iter().find(|(id, _)| *id == group.id);
+    match intent {
+        // Half of a group would be left.
+        Some((id, Intent::Import { kernels, repositories, completed })) => {
+            return import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await;
+        }
+        Some((_, Intent::Place { repositories })) => import_end::remove_unplaced(host, &repositories).await?,
+        Some((_, Intent::Freeze { .. } | Intent::Restore { .. })) | None => {}
+    }
     let notes = notes(host, actor, "group.abandon", group.name.clone());
     remove_whole(supervisor, &group, true, notes).await?;
     for member in &group.members {
@@ -296,6 +307,7 @@ async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, not
     let _names = host.upkeep.names.read().await;
     let removed = host.catalog.remove_group(group.id, abandon, notes).await?;
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
+    import_end::forget_histories(supervisor, group, group.members.iter()).await;
     forget(host, group.members.iter());
     for (kernel, checkpoint) in removed.value {
         // Retention applies to them again.

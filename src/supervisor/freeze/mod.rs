@@ -2,15 +2,20 @@
 //!
 //! ```text
 //! groups ─▶ run_freeze, run_restore (drive core::freeze's machines) ─▶ members ─▶ held kernels, git, sources
+//! export, import ─▶ bundle, kernels of the registry, git: a freeze in a file
 //!           recover: at start, and before the next operation of an unfinished group
 //! ```
 //! One operation runs at a time. Each runs in a task of its own, to its end, even if its client disconnects.
 
 mod access;
 mod compare;
+mod export;
 mod gate;
 mod groups;
+mod import;
+mod import_end;
 mod locks;
+mod member_places;
 mod members;
 mod objects;
 mod provenance;
@@ -20,7 +25,9 @@ mod run_restore;
 mod sources;
 
 pub use compare::diff;
+pub use export::export;
 pub use groups::{abandon, add, create, exists, find, list, remove};
+pub use import::{Arrived, ArrivingGroup, arriving, import};
 pub use locks::{check, lock, lock_of};
 pub use provenance::provenance;
 pub use recover::recover;

@@ -2,6 +2,7 @@
 
 use super::{find_freeze, manifest};
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::freeze::portable::FreezeOrigin;
 use crate::core::freeze::{Captured, Freeze, FreezeManifest, Group};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
@@ -83,7 +84,12 @@ async fn of_freeze(
         Err(error) => Err(error),
     };
     match read {
-        Ok(manifest) => Ok((unit, Some(manifest))),
+        Ok(manifest) => {
+            if let Some(origin) = &manifest.origin {
+                unit.detail = origin_in_words(origin, known);
+            }
+            Ok((unit, Some(manifest)))
+        }
         Err(error) if matches!(error.code, ErrorCode::Corrupt | ErrorCode::NotFound) => {
             unit.signer = Signer { standing: Standing::Damaged, name: String::new(), ..unit.signer };
             unit.detail = error.message;
@@ -91,6 +97,21 @@ async fn of_freeze(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Who sealed a freeze that came in a file, in words.
+fn origin_in_words(origin: &FreezeOrigin, known: &[KnownKey]) -> String {
+    let sealer = Signer::of(origin.signed.as_ref(), Subject::Freeze, origin.manifest, known);
+    let key = sealer.key.map(|key| key.to_string()).unwrap_or_default();
+    let by = match sealer.standing {
+        Standing::Own => "sealed by this host".into(),
+        Standing::Trusted => format!("sealed by {}, trusted", sealer.name),
+        Standing::Former => format!("sealed by a former key of this host: {key}"),
+        Standing::Unknown => format!("sealed by an unknown key: {key}"),
+        Standing::Missing => "not sealed there".into(),
+        Standing::Damaged => "with a seal that does not fit".into(),
+    };
+    format!("imported from host {}, {by}", origin.host)
 }
 
 async fn of_kernel(

@@ -1,12 +1,12 @@
-//! Ends what a former daemon, or a failed restore, left unfinished: a freeze without its row is withdrawn, a restore is
-//! reverted.
+//! Ends what a former daemon, or a failed restore, left unfinished: a freeze or an import without its row is withdrawn, a
+//! restore is reverted.
 
 use std::rc::Rc;
 
-use super::members;
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
 use super::{access, manifest, scratch};
+use super::{import_end, members};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Group, Intent, Member, Target};
@@ -33,6 +33,9 @@ pub async fn recover(supervisor: &Supervisor) {
         if let (Some(group), Intent::Restore { members, .. }) = (group, &intent) {
             // Until the end, nothing runs in kernels that may be between two states.
             set_waiting(supervisor, group, |name| members.iter().any(|member| member == name), true);
+        }
+        if let Intent::Import { kernels, .. } = &intent {
+            kernels.iter().filter_map(|id| supervisor.get(*id)).for_each(|kernel| kernel.set_awaits_group(true));
         }
         if let Err(error) = end(supervisor, id, intent).await {
             let group = group.map_or_else(|| id.to_string(), |group| group.name.clone());
@@ -112,6 +115,10 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
             }
             Ok(host.catalog.clear_intent(id).await?)
         }
+        Intent::Import { kernels, repositories, completed } => {
+            import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await
+        }
+        Intent::Place { repositories } => import_end::place(host, id, &repositories).await,
         Intent::Restore { target, safety, members, reached } => {
             let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
             let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;

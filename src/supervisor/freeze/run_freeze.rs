@@ -48,6 +48,8 @@ pub async fn freeze(
     let freezing = tokio::task::spawn_local(async move {
         let _turn = turn;
         recover::unfinished(&this, &group).await?;
+        // An import that had not ended is withdrawn, and the group with it.
+        let group = super::find(&this, actor.uid, &group.name).await?;
         let mut live = members::open(&this, &group, |_| true).await?;
         let host = this.host();
         let (kind, suspend, changed) = (CheckpointType::Manual, Some(drain), Vec::new());
@@ -224,6 +226,7 @@ impl Run<'_> {
             at_ms: host.now_ms(),
             configuration: host.config.digest(),
             changed: self.taking.changed.clone(),
+            origin: None,
             parts,
         };
         let bytes = manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))?;

@@ -336,6 +336,25 @@ impl Host {
         self.check_real_source(uid, source, real)
     }
 
+    /// As [`Self::check_source`], for a path that need not exist: its directory must, unless it is in one of `made`, which
+    /// will be made.
+    ///
+    /// # Errors
+    /// As [`Self::check_source`].
+    pub(crate) fn check_new_source(&self, uid: u32, source: &Path, made: &[PathBuf]) -> Result<PathBuf> {
+        match self.check_source(uid, source) {
+            Err(error) if error.reason == "source_gone" => {
+                let real = resolve_missing(source);
+                let is_placed = |real: &PathBuf| {
+                    real.parent()
+                        .is_some_and(|folder| folder.is_dir() || made.iter().any(|one| folder.starts_with(one)))
+                };
+                self.check_real_source(uid, source, real.filter(is_placed).ok_or(error)?)
+            }
+            found => found,
+        }
+    }
+
     /// Applies the rules for host paths to a resolved path.
     pub(crate) fn check_real_source(&self, uid: u32, source: &Path, real: PathBuf) -> Result<PathBuf> {
         let shown = source.display();

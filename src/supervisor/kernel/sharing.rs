@@ -31,6 +31,8 @@ pub struct Sharing {
     still: Cell<usize>,
     /// Whether a restore of the kernel's group is unfinished: the files may be those of either state.
     awaits_group: Cell<bool>,
+    /// An import that created it is withdrawn.
+    withdrawn: Cell<bool>,
     /// Tracks the files since their first capture.
     workspace: RefCell<Option<Box<dyn Workspace>>>,
     turn: Arc<Semaphore>,
@@ -55,6 +57,7 @@ impl Sharing {
             making: Cell::new(0),
             still: Cell::new(0),
             awaits_group: Cell::new(false),
+            withdrawn: Cell::new(false),
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
             captures: Rc::default(),
@@ -167,6 +170,16 @@ impl Kernel {
         self.wake_sharers();
     }
 
+    /// Records that the import which created it is withdrawn: no lease keeps it.
+    pub(crate) fn set_withdrawn(&self) {
+        self.files().sessions.withdrawn.set(true);
+    }
+
+    /// Whether the import that created it is withdrawn.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.files().sessions.withdrawn.get()
+    }
+
     /// Whether no code may run here until the kernel's group was brought back.
     pub(crate) fn awaits_group(&self) -> bool {
         self.files().sessions.awaits_group.get()
@@ -180,7 +193,7 @@ impl Kernel {
         if !self.awaits_group() {
             return Ok(());
         }
-        let message = format!("a restore of the group of kernel {} could not be ended", self.files().spec().name);
+        let message = format!("an operation of the group of kernel {} has not ended", self.files().spec().name);
         Err(Error::conflict(message)
             .reason("group_unfinished")
             .hint("`ryokan group show` names the group; its next freeze, restore or undo goes back first"))
@@ -351,6 +364,7 @@ impl Kernel {
             return Err(self.refused(Refusal::UnderWay(Kind::Remove)));
         }
         self.check_here()?;
+        self.refuse_unfinished_group()?;
         self.sessions.making.set(self.sessions.making.get() + 1);
         Ok(Source(Rc::clone(self)))
     }

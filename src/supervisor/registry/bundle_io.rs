@@ -11,21 +11,23 @@ use std::rc::Rc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::bundle::{self, BundleError, Contents, Head, Packed};
+use crate::bundle::{self, Bundle, BundleError, Contents, GroupContents, GroupHead, Head, Packed};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::host_resource::{self, HostResource};
-use crate::core::ids::Digest;
+use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::signature::{Signer, Subject};
 use crate::core::snapshot::Site;
+use crate::store::Store;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
 use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::create_from::{CreationRecord, KernelSource};
+use crate::supervisor::registry::supervisor::ReservedName;
 
 /// A bundle in progress: its pieces, then its digest.
 pub struct Export {
@@ -71,25 +73,37 @@ pub async fn export(
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
     let version = Some(kernel.view().version);
     host.audit(actor, "kernel.export", kernel, (version, version), outcome).await;
+    // The kernel's rows name the needed objects; the pins and the source lock keep those rows until the export is done.
+    let write = move |store: &Store, outlet: Outlet| {
+        bundle::write(store, &head, |digest| key.sign(Subject::Export, digest), outlet)
+    };
+    Ok(stream(host, place, write, (source, held)))
+}
+
+/// Writes a file in the background; `held` protects what the file needs until then.
+pub(crate) fn stream(
+    host: &Host,
+    place: OwnedSemaphorePermit,
+    write: impl FnOnce(&Store, Outlet) -> std::result::Result<(Digest, u64), BundleError> + Send + 'static,
+    held: impl Sized + 'static,
+) -> Export {
     let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
     let (tell, done) = oneshot::channel();
     let store = host.store.clone();
-    // The kernel's rows name the needed objects; the pins and the source lock keep those rows until the export is done.
     tokio::task::spawn_local(async move {
         let written = store.run_beside(move |store| {
             let _place = place;
-            let outlet = Outlet { to, runtime: tokio::runtime::Handle::current() };
-            Ok(bundle::write(store, &head, |digest| key.sign(Subject::Export, digest), outlet))
+            Ok(write(store, Outlet { to, runtime: tokio::runtime::Handle::current() }))
         });
         let written = match written.await {
             Ok(written) => written.map_err(client_error),
             Err(error) => Err(error.into()),
         };
-        drop((source, held));
+        drop(held);
         // The receiver is gone if the client has disconnected.
         let _ = tell.send(written);
     });
-    Ok(Export { pieces, done: Some(done) })
+    Export { pieces, done: Some(done) }
 }
 
 /// Returns the requested checkpoints, oldest first, with pins that keep them from being pruned.
@@ -127,7 +141,8 @@ async fn choose(
     Ok((chosen, held))
 }
 
-pub(super) fn packed(checkpoint: &Checkpoint) -> Packed {
+/// A checkpoint for a head.
+pub(crate) fn packed(checkpoint: &Checkpoint) -> Packed {
     Packed {
         id: checkpoint.id,
         name: checkpoint.name.clone(),
@@ -143,7 +158,7 @@ pub(super) fn packed(checkpoint: &Checkpoint) -> Packed {
 }
 
 /// Takes one of the permits for concurrent exports and imports.
-fn place(supervisor: &Supervisor) -> Result<OwnedSemaphorePermit> {
+pub(crate) fn place(supervisor: &Supervisor) -> Result<OwnedSemaphorePermit> {
     let places = std::sync::Arc::clone(&supervisor.registry().bundles);
     places.try_acquire_owned().map_err(|_| {
         Error::busy(format!("{} exports and imports are under way already", limits::BUNDLES_CONCURRENT))
@@ -159,7 +174,7 @@ fn late(what: &str) -> io::Error {
 }
 
 /// The writing end of the pieces.
-struct Outlet {
+pub(crate) struct Outlet {
     to: mpsc::Sender<Vec<u8>>,
     runtime: tokio::runtime::Handle,
 }
@@ -184,14 +199,14 @@ impl Write for Outlet {
 /// An import in progress. Dropping cancels the import.
 pub struct Import {
     pieces: Option<mpsc::Sender<Vec<u8>>>,
-    reading: JoinHandle<Result<Contents>>,
+    reading: JoinHandle<Result<Bundle>>,
     reviewed: Option<Reviewed>,
     _held: crate::store::GcGuard,
 }
 
 /// A whole file.
 struct Reviewed {
-    contents: Contents,
+    contents: Bundle,
     review: Review,
 }
 
@@ -201,6 +216,8 @@ pub struct Review {
     pub requested: Vec<HostResource>,
     /// The host that wrote it.
     pub signer: Signer,
+    /// Whether it is a group's.
+    pub is_group: bool,
 }
 
 /// The result of an import.
@@ -214,12 +231,13 @@ pub struct Imported {
 }
 
 impl Import {
-    /// Begins an import.
+    /// Begins an import of `actor`. A group's freeze must be sealed by this host, or by a host that the actor trusts.
     ///
     /// # Errors
     /// `busy` (imports).
-    pub async fn begin(supervisor: &Supervisor) -> Result<Import> {
+    pub async fn begin(supervisor: &Supervisor, actor: &Actor) -> Result<Import> {
         let (host, place) = (supervisor.host(), place(supervisor)?);
+        let known = host.known_keys(actor.uid).await?;
         // Nothing else names the stored objects until the new kernel's rows do.
         let held = host.store.run(|store| Ok(store.guard())).await?;
         let (to, pieces) = mpsc::channel(limits::BUNDLE_PIECES_QUEUED);
@@ -228,7 +246,11 @@ impl Import {
             let read = store.run_beside(move |store| {
                 let _place = place;
                 let runtime = tokio::runtime::Handle::current();
-                Ok(bundle::read(store, Inlet { pieces, runtime, rest: Vec::new(), at: 0 }))
+                let admit = |head: &GroupHead| {
+                    let freeze = &head.freeze;
+                    Signer::of(freeze.signed.as_ref(), Subject::Freeze, freeze.manifest, &known).require_trusted()
+                };
+                Ok(bundle::read(store, Inlet { pieces, runtime, rest: Vec::new(), at: 0 }, admit))
             });
             read.await?.map_err(client_error)
         });
@@ -250,7 +272,7 @@ impl Import {
         Ok(())
     }
 
-    async fn read(&mut self) -> Result<Contents> {
+    async fn read(&mut self) -> Result<Bundle> {
         self.pieces = None;
         (&mut self.reading).await.map_err(|error| Error::internal(error.to_string()))?
     }
@@ -265,11 +287,17 @@ impl Import {
                 return Err(over());
             }
             let contents = self.read().await?;
-            let requested = host_resource::requested(&contents.manifests);
+            let (requested, (head, signed)) = match &contents {
+                Bundle::Kernel(contents) => (host_resource::requested(&contents.manifests), contents.signed),
+                Bundle::Group(group) => {
+                    let all: Vec<Manifest> = group.kernels.iter().flat_map(|one| one.manifests.clone()).collect();
+                    (host_resource::requested(&all), group.signed)
+                }
+            };
             let known = supervisor.host().known_keys(actor.uid).await?;
-            let (head, signed) = contents.signed;
             let signer = Signer::of(signed.as_ref(), Subject::Export, head, &known);
-            self.reviewed = Some(Reviewed { contents, review: Review { requested, signer } });
+            let is_group = matches!(contents, Bundle::Group(_));
+            self.reviewed = Some(Reviewed { contents, review: Review { requested, signer, is_group } });
         }
         self.reviewed.as_ref().map(|reviewed| &reviewed.review).ok_or_else(over)
     }
@@ -288,26 +316,70 @@ impl Import {
         actor: &Actor,
     ) -> Result<Imported> {
         self.review(supervisor, actor).await?;
-        let Some(Reviewed { contents, review: Review { requested, signer } }) = self.reviewed.take() else {
+        let Some(Reviewed { contents, review: Review { requested, signer, .. } }) = self.reviewed.take() else {
             return Err(over());
         };
-        let unknown = granted.iter().find(|wanted| !requested.contains(wanted));
-        if let Some(unknown) = unknown {
-            return Err(Error::invalid(format!("the file does not request {unknown}")).reason("grant"));
-        }
-        let granted: HashSet<HostResource> = granted.into_iter().collect();
-        let (granted, withheld) = requested.into_iter().partition(|resource| granted.contains(resource));
+        let Bundle::Kernel(contents) = contents else {
+            return Err(Error::invalid("the file is a group's").reason("group").hint("import it as a group"));
+        };
+        let resources = divide(requested, granted)?;
         let name = name.unwrap_or(&contents.head.name).to_owned();
+        let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
         let (supervisor, actor) = (supervisor.clone(), actor.clone());
         // A separate task, so that a client's disconnect leaves nothing half done.
         let making = tokio::task::spawn_local(async move {
-            let made = make(&supervisor, contents, &name, (granted, withheld), signer, &actor).await;
+            let reserved = supervisor.reserve(actor.uid, name)?;
+            let made = make(&supervisor, *contents, (supervisor.new_id(), &reserved), resources, &signer, &actor).await;
             drop(self);
             made
         });
         making.await.map_err(|error| Error::internal(error.to_string()))?
     }
 }
+
+impl Import {
+    /// The group of a reviewed file.
+    ///
+    /// # Errors
+    /// `conflict` without a review; `invalidArgument` for a kernel's file.
+    pub(crate) fn group(&self) -> Result<&GroupContents> {
+        match self.reviewed.as_ref().map(|reviewed| &reviewed.contents) {
+            Some(Bundle::Group(group)) => Ok(&**group),
+            Some(Bundle::Kernel(_)) => {
+                Err(Error::invalid("the file is a kernel's").reason("kernel").hint("import it as a kernel"))
+            }
+            None => Err(over()),
+        }
+    }
+
+    /// Takes the group of a reviewed file, and what was found of the file.
+    ///
+    /// # Errors
+    /// As [`Self::group`].
+    pub(crate) fn take_group(&mut self) -> Result<(GroupContents, Review)> {
+        self.group()?;
+        match self.reviewed.take() {
+            Some(Reviewed { contents: Bundle::Group(group), review }) => Ok((*group, review)),
+            _ => Err(over()),
+        }
+    }
+}
+
+/// Divides the requested resources of the host into those that are granted and the others.
+///
+/// # Errors
+/// `invalidArgument` for a grant that the file does not request.
+pub(crate) fn divide(requested: Vec<HostResource>, granted: Vec<HostResource>) -> Result<Resources> {
+    let unknown = granted.iter().find(|wanted| !requested.contains(wanted));
+    if let Some(unknown) = unknown {
+        return Err(Error::invalid(format!("the file does not request {unknown}")).reason("grant"));
+    }
+    let granted: HashSet<HostResource> = granted.into_iter().collect();
+    Ok(requested.into_iter().partition(|resource| granted.contains(resource)))
+}
+
+/// Granted and withheld resources of the host.
+pub(crate) type Resources = (Vec<HostResource>, Vec<HostResource>);
 
 fn over() -> Error {
     Error::conflict("this import is over").hint("begin another one")
@@ -338,17 +410,19 @@ impl Read for Inlet {
     }
 }
 
-async fn make(
+/// Creates a kernel from the content of a file.
+///
+/// # Errors
+/// `refused`, `busy`, `notFound` (mounts), and errors of files and databases; nothing is left then.
+pub(crate) async fn make(
     supervisor: &Supervisor,
     contents: Contents,
-    name: &str,
-    (granted, withheld): (Vec<HostResource>, Vec<HostResource>),
-    signer: Signer,
+    (id, reserved): (KernelId, &ReservedName),
+    (granted, withheld): Resources,
+    signer: &Signer,
     actor: &Actor,
 ) -> Result<Imported> {
     let Contents { head, mut manifests, mut parts, bytes, digest, .. } = contents;
-    let name = name.parse().map_err(|error: crate::core::name::NameError| Error::invalid(error.to_string()))?;
-    let reserved = supervisor.reserve(actor.uid, name)?;
     let kept: HashSet<HostResource> = granted.iter().cloned().collect();
     for manifest in &mut manifests {
         host_resource::keep_granted(manifest, &kept);
@@ -394,7 +468,7 @@ async fn make(
         made: Default::default(),
     };
     let checkpoints = head.checkpoints.into_iter().zip(manifests).collect();
-    let kernel = supervisor.create_imported(&reserved, &seed, checkpoints, words, actor).await?;
+    let kernel = supervisor.create_imported((id, reserved), &seed, checkpoints, words, actor).await?;
     Ok(Imported { kernel, granted, withheld })
 }
 
@@ -448,6 +522,10 @@ pub(super) fn client_error(error: BundleError) -> Error {
             ErrorCode::Corrupt
         }
         BundleError::Owners(_) => ErrorCode::Refused,
+        BundleError::NotAdmitted(_) => {
+            let BundleError::NotAdmitted(error) = error else { return Error::internal("an error changed") };
+            return error;
+        }
         BundleError::Store(_) => {
             let BundleError::Store(error) = error else { return Error::internal("an error changed") };
             return error.into();

@@ -153,7 +153,7 @@ impl Supervisor {
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
         let validated = self.validate_source(reserved, seed, actor)?;
-        self.fill_and_publish(validated, key, words, actor, async |id, validated, words| {
+        self.fill_and_publish(self.new_id(), validated, key, words, actor, async |id, validated, words| {
             let host = self.host();
             let tree = seed.manifest.workspace.tree;
             let filled = checkpoint::fill(host, id, tree, seed.like, seed.giving.as_ref()).await?;
@@ -170,20 +170,25 @@ impl Supervisor {
         .await
     }
 
+    /// The id of a new kernel.
+    pub(crate) fn new_id(&self) -> KernelId {
+        KernelId::from_bytes(self.host().random())
+    }
+
     /// Creates a kernel with the checkpoints of a file, each with a manifest that names the new kernel.
     ///
     /// # Errors
     /// As [`Self::create_from`].
     pub(crate) async fn create_imported(
         &self,
-        reserved: &ReservedName,
+        (id, reserved): (KernelId, &ReservedName),
         seed: &KernelSource,
         checkpoints: Vec<(Packed, Manifest)>,
         words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
         let validated = self.validate_source(reserved, seed, actor)?;
-        self.fill_and_publish(validated, None, words, actor, async |id, validated, words| {
+        self.fill_and_publish(id, validated, None, words, actor, async |id, validated, words| {
             let host = self.host();
             checkpoint::fill(host, id, seed.manifest.workspace.tree, None, None).await?;
             checkpoint::load_engine(host, id, seed.manifest.spec.isolation, seed.manifest.engine, seed.parts.clone())
@@ -212,7 +217,7 @@ impl Supervisor {
         words: CreationRecord<'_>,
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
-        self.fill_and_publish(validated, key, words, actor, async |_, _, words| {
+        self.fill_and_publish(self.new_id(), validated, key, words, actor, async |_, _, words| {
             Ok(InitialState {
                 origin: Origin::default(),
                 work: WorkflowPart::default(),
@@ -238,6 +243,7 @@ impl Supervisor {
     /// Creates a kernel's folder, lets `fill` fill it, and makes the kernel visible. A failure leaves nothing behind.
     async fn fill_and_publish<'w>(
         &self,
+        id: KernelId,
         validated: ValidatedSpec,
         key: Option<(String, String)>,
         mut words: CreationRecord<'w>,
@@ -245,7 +251,6 @@ impl Supervisor {
         fill: impl AsyncFnOnce(KernelId, &ValidatedSpec, &mut CreationRecord<'w>) -> Result<InitialState>,
     ) -> Result<Rc<Kernel>> {
         let host = self.host();
-        let id = KernelId::from_bytes(host.random());
         host.catalog.create_kernel_files(id).await?;
         let made = match fill(id, &validated, &mut words).await {
             Ok(own) => self.make_visible(id, validated, own, key, words, actor).await,

@@ -16,4 +16,5 @@ pub mod teleport;
 mod update;
 
 pub use kernels::{Registry, SocketPublisher};
+pub(crate) use supervisor::ReservedName;
 pub use supervisor::Supervisor;

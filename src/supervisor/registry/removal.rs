@@ -32,11 +32,25 @@ impl Supervisor {
         removing.await.map_err(|error| Error::internal(error.to_string()))?
     }
 
+    /// Removes a kernel that an import created and that did not become visible as a member. Neither a lease nor its
+    /// group keep it.
+    ///
+    /// # Errors
+    /// As [`Self::remove`].
+    pub(crate) async fn withdraw(&self, kernel: &Rc<Kernel>, actor: Actor) -> Result<()> {
+        kernel.set_withdrawn();
+        let _removal = kernel.begin_removal(true)?;
+        self.remove_all(kernel, Change { actor, expected_version: 0 }).await
+    }
+
     /// Refuses what would take a kernel from its group.
     ///
     /// # Errors
-    /// `conflict` (`group`).
+    /// `conflict` (`group`, `group_unfinished`).
     pub(crate) async fn refuse_member(&self, kernel: &Kernel) -> Result<()> {
+        if kernel.thread_of.is_none() {
+            kernel.refuse_unfinished_group()?;
+        }
         let Some(group) = self.host.catalog.group_of_kernel(kernel.id).await? else { return Ok(()) };
         Err(Error::conflict(format!("kernel {} is a member of group {group}", kernel.spec().name))
             .reason("group")

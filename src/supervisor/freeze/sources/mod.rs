@@ -214,7 +214,7 @@ fn other_content() -> Error {
 ///
 /// # Errors
 /// `corrupt` if one is missing; those of reading.
-async fn tree_is_whole(host: &Host, tree: Digest, what: &str) -> Result<()> {
+pub(super) async fn tree_is_whole(host: &Host, tree: Digest, what: &str) -> Result<()> {
     let reached = move |store: &Store| {
         let mut all = Vec::new();
         let mut take = |digest| {

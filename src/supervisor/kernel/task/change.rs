@@ -185,6 +185,9 @@ impl Task {
         let now = self.host.now_ms();
         let presented = if token.is_empty() { &actor.lease } else { &token };
         lease::admit(self.lease.as_ref(), presented, now)?;
+        if ttl_ms != 0 && self.lease.is_none() {
+            self.kernel.refuse_unfinished_group()?;
+        }
         if ttl_ms == 0 {
             if let Some(lease) = self.lease.take() {
                 self.kernel.records.release_lease(&lease).await?;

@@ -515,6 +515,9 @@ impl Task {
 
     /// The same for a removal, which needs no history.
     fn admit_removal(&self, actor: &Actor, expected_version: u64) -> Result<()> {
+        if self.kernel.is_withdrawn() {
+            return Ok(());
+        }
         lease::admit(self.lease.as_ref(), &actor.lease, self.host.now_ms())?;
         let version = self.kernel.view.borrow().version;
         if expected_version != 0 && expected_version != version {
