@@ -453,7 +453,8 @@ interface Files {
   # Reports what happens in a directory, and below it if `recursive`, until the call is dropped.
   # `ready` comes first: nothing is missed after it. An event may come twice. `ended` comes last: the
   # directory was removed or replaced, or has more in it than one call watches (reason `watch_size`
-  # at the beginning). `unsupported` for a virtual machine; `busy` for too many watches.
+  # at the beginning), or the kernel's virtual machine starts or ends. `unsupported` with reason
+  # `image_version` for a machine with an image of an earlier version; `busy` for too many watches.
 }
 
 interface FileEventSink { next @0 (event :FileEvent) -> stream; }

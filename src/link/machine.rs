@@ -11,12 +11,14 @@
 //! connection left. Over vsock it is the same: what the guest accepted, but did not answer, is no connection yet.
 //! The daemon trusts nothing from a guest beyond messages of limited size, and waits for each with a deadline.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::error::Error;
-use crate::core::files::{FileChange, Placement};
+use crate::core::files::{FileChange, FileEvent, FileEventKind, FilePath, Placement};
+use crate::core::limits;
 use crate::link::bootstrap::ReportLine;
 use crate::link::mirror::Entry;
 
@@ -45,9 +47,15 @@ pub const IDENTITY_FOLDER: &str = "/run/identity";
 pub const IDENTITY_FILES: [(&str, &str); 2] =
     [("boot_id", "/proc/sys/kernel/random/boot_id"), ("machine-id", "/etc/machine-id")];
 
-/// What a guest of this build understands; it reports the number when it is seeded. 1: [`FileRequest`]. A machine may be of
-/// an earlier build than the daemon that adopts it, and its guest answers no request that it does not know.
-pub const LEVEL: u32 = 1;
+/// What a guest of this build understands; it reports the number when it is seeded. A machine may be of an earlier build
+/// than the daemon that adopts it, and its guest answers no request that it does not know.
+pub const LEVEL: u32 = WATCH_LEVEL;
+/// The level of guests that answer [`FileRequest`].
+pub const FILES_LEVEL: u32 = 1;
+/// The level of guests that answer [`WatchRequest`].
+pub const WATCH_LEVEL: u32 = 2;
+/// Reason of a guest's error: it does not have this watch any more.
+pub const LOST_WATCH: &str = "lost_watch";
 
 /// Length of a hello.
 pub const HELLO_BYTES: usize = 32;
@@ -175,6 +183,33 @@ pub enum Request {
     Sync,
     /// A client's change of the workspace's files. From level 1.
     Files(FileRequest),
+    /// A client's watch of the workspace's files. From level 2.
+    Watch(WatchRequest),
+}
+
+/// A step of a client's watch of files. A connection's end ends all watches.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WatchRequest {
+    /// Begins to watch a directory.
+    Begin {
+        /// The watch's number, which the daemon chooses.
+        watch: u64,
+        /// The directory.
+        path: FilePath,
+        /// Whether those below it are watched, too.
+        recursive: bool,
+    },
+    /// Returns the events since the last request.
+    Take {
+        /// The watch's number.
+        watch: u64,
+    },
+    /// Ends a watch.
+    End {
+        /// The watch's number.
+        watch: u64,
+    },
 }
 
 /// A step of a client's change of files. A connection's end discards unfinished files.
@@ -247,6 +282,11 @@ pub enum Reply {
         /// Its modification time, nanoseconds since 1970.
         modified_ns: i64,
     },
+    /// Events of a watch: the body, as [`events_to_bytes`] writes it.
+    Events {
+        /// Whether further ones wait.
+        more: bool,
+    },
     /// The worker's report.
     Started(ReportLine),
     /// Entries of the workspace; `more`: further ones follow.
@@ -269,6 +309,55 @@ pub enum Reply {
     Failed(Error),
     /// A file is gone.
     Gone,
+}
+
+/// The kinds of events that a guest reports, by number.
+const EVENT_KINDS: [FileEventKind; 7] = [
+    FileEventKind::Created,
+    FileEventKind::Written,
+    FileEventKind::Closed,
+    FileEventKind::Changed,
+    FileEventKind::Removed,
+    FileEventKind::Overflow,
+    FileEventKind::Ended,
+];
+
+/// Takes the first events that a message can have, and returns its body: of each the number of its kind, the length of its
+/// path, and the path.
+pub fn events_to_bytes(events: &mut VecDeque<FileEvent>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..limits::FILE_EVENT_BATCH {
+        let Some(event) = events.front() else { break };
+        let kind = EVENT_KINDS.iter().position(|kind| *kind == event.kind);
+        let length = u16::try_from(event.path.len());
+        if let (Some(kind), Ok(length)) = (kind, length) {
+            if bytes.len() + 3 + event.path.len() > BODY_BYTES {
+                break;
+            }
+            bytes.push(kind as u8);
+            bytes.extend(length.to_le_bytes());
+            bytes.extend(&event.path);
+        }
+        events.pop_front();
+    }
+    bytes
+}
+
+/// The events of a message's body; `None` if it is not of that form, or names something outside the directory.
+pub fn events_from_bytes(mut bytes: &[u8]) -> Option<Vec<FileEvent>> {
+    let mut events = Vec::new();
+    while let Some((kind, rest)) = bytes.split_first() {
+        let (length, rest) = rest.split_first_chunk()?;
+        let (path, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+        let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && name.len() <= limits::FILE_NAME_BYTES;
+        let is_inside = path.is_empty() || path.split(|byte| *byte == b'/').all(is_name);
+        if !is_inside || path.contains(&0) || events.len() >= limits::FILE_EVENT_BATCH {
+            return None;
+        }
+        events.push(FileEvent { kind: *EVENT_KINDS.get(usize::from(*kind))?, path: path.to_vec() });
+        bytes = rest;
+    }
+    Some(events)
 }
 
 /// Writes a message.
@@ -316,6 +405,34 @@ mod tests {
         let bytes = [b"stale".as_slice(), &hello([1; 16]), &hello([2; 16])].concat();
         assert_eq!(nonce_of(&bytes), Some([2; 16]));
         assert_eq!(nonce_of(&bytes[..30]), None);
+    }
+
+    #[test]
+    fn events_return_as_sent() {
+        let event = |kind, path: &[u8]| FileEvent { kind, path: path.to_vec() };
+        let mut sent: VecDeque<FileEvent> = EVENT_KINDS.map(|kind| event(kind, b"d/\xff")).into();
+        sent.push_back(event(FileEventKind::Ended, b""));
+        let all: Vec<FileEvent> = sent.iter().cloned().collect();
+        assert_eq!(events_from_bytes(&events_to_bytes(&mut sent)), Some(all));
+        assert!(sent.is_empty());
+        // The rest waits.
+        sent.extend((0..3000).map(|n| event(FileEventKind::Created, format!("f{n}").as_bytes())));
+        let bytes = events_to_bytes(&mut sent);
+        assert_eq!(events_from_bytes(&bytes).map(|events| events.len()), Some(limits::FILE_EVENT_BATCH));
+        assert_eq!(sent.front().map(|event| event.path.as_slice()), Some(&b"f1024"[..]));
+    }
+
+    #[test]
+    fn hostile_events_are_refused() {
+        let bytes = |kind: u8, path: &[u8]| [&[kind][..], &(path.len() as u16).to_le_bytes(), path].concat();
+        let long = vec![b'x'; limits::FILE_NAME_BYTES + 1];
+        for path in [&b".."[..], b"../x", b"a/../b", b"/etc", b"a//b", b"a/", b".", b"a\0", &long] {
+            assert_eq!(events_from_bytes(&bytes(0, path)), None, "{path:?}");
+        }
+        assert!(events_from_bytes(&bytes(0, b"a/..b")).is_some());
+        assert_eq!(events_from_bytes(&bytes(7, b"a")), None, "no such kind");
+        assert_eq!(events_from_bytes(&[0, 9, 0, b'a']), None, "its end is missing");
+        assert_eq!(events_from_bytes(&bytes(0, b"a").repeat(limits::FILE_EVENT_BATCH + 1)), None, "too many");
     }
 
     #[test]

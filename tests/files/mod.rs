@@ -4,7 +4,7 @@ pub(crate) mod access;
 pub(crate) mod copy;
 mod during_transitions;
 pub(crate) mod hostile;
-mod watch;
+pub(crate) mod watch;
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::error::Error;

@@ -15,13 +15,13 @@ use super::{bash, each_user, reason};
 use crate::support::{Host, eventually, out};
 
 /// A watch, and what it has reported.
-struct Watched {
-    events: Rc<RefCell<Vec<FileEvent>>>,
-    call: JoinHandle<Result<()>>,
+pub(crate) struct Watched {
+    pub(crate) events: Rc<RefCell<Vec<FileEvent>>>,
+    pub(crate) call: JoinHandle<Result<()>>,
 }
 
 impl Watched {
-    async fn begin(files: &FilesClient, path: &str, recursive: bool) -> Watched {
+    pub(crate) async fn begin(files: &FilesClient, path: &str, recursive: bool) -> Watched {
         let events: Rc<RefCell<Vec<FileEvent>>> = Rc::default();
         let (seen, files, path) = (Rc::clone(&events), files.clone(), path.to_owned());
         let call = tokio::task::spawn_local(async move {
@@ -36,11 +36,11 @@ impl Watched {
         watched
     }
 
-    fn has(&self, kind: FileEventKind, path: &str) -> bool {
+    pub(crate) fn has(&self, kind: FileEventKind, path: &str) -> bool {
         self.events.borrow().iter().any(|event| event.kind == kind && event.path == path.as_bytes())
     }
 
-    async fn sees(&self, kind: FileEventKind, path: &str) {
+    pub(crate) async fn sees(&self, kind: FileEventKind, path: &str) {
         eventually(&format!("{kind:?} {path}"), || async { self.has(kind, path) }).await;
     }
 }

@@ -1,9 +1,11 @@
 //! Files and processes of a machine from outside: the same tables as for a kernel without one.
 
 use ryokan::core::engine::EngineName;
-use ryokan::core::files::FileAttributes;
+use ryokan::core::files::{FileAttributes, FileEvent, FileEventKind};
+use ryokan::core::limits::FILE_WATCHES;
 
 use super::{Machines, NEW_LAB};
+use crate::files::watch::Watched;
 use crate::files::{access, copy, hostile, reason};
 use crate::processes::{Inside, table};
 use crate::support::{User, eventually, users};
@@ -96,5 +98,57 @@ fn stopped_machine_changes_nothing() {
         assert_eq!(seen.await, "['f', 'g'] outside stopped");
         assert_eq!(reason(half.finish().await), "moved");
         assert_eq!(reason(files.read(b"half").await), "not_found");
+    });
+}
+
+/// Code inside and clients change files of a machine; a start and an end of the machine end a watch.
+#[test]
+fn machine_files_are_watched() {
+    let host = Machines::start(User::Own);
+    host.ok(&NEW_LAB);
+    host.run("lab", "import os; os.makedirs('old/er')");
+    host.with(async |client| {
+        let (kernel, _) = client.open_kernel("lab").await.expect("opened");
+        let files = kernel.files().await.expect("its files");
+        let inside = Inside { kernel: &kernel, engine: EngineName::Python };
+        let (all, top) = (Watched::begin(&files, ".", true).await, Watched::begin(&files, ".", false).await);
+        inside.sh("echo 1 > old/er/f; mkdir -p a/b; echo 1 > a/b/new; ln -s / out").await;
+        for (kind, path) in [
+            (FileEventKind::Created, "old/er/f"),
+            (FileEventKind::Closed, "old/er/f"),
+            (FileEventKind::Created, "a/b/new"),
+            (FileEventKind::Created, "out"),
+        ] {
+            all.sees(kind, path).await;
+        }
+        files.write(b"a/mine", b"x").await.expect("written");
+        all.sees(FileEventKind::Created, "a/mine").await;
+        inside.sh("rm old/er/f").await;
+        all.sees(FileEventKind::Removed, "old/er/f").await;
+        assert!(top.has(FileEventKind::Created, "a") && !top.has(FileEventKind::Created, "a/b"), "{:?}", top.events);
+        let outside = |event: &FileEvent| event.path.starts_with(b"out/") || event.path.contains(&0);
+        assert!(!all.events.borrow().iter().any(outside), "{:?}", all.events);
+        assert_eq!(reason(files.watch(b"none", false, async |_| Ok(())).await), "not_found");
+        assert_eq!(reason(files.watch(b"out", false, async |_| Ok(())).await), "outside");
+        // It continues after a suspension.
+        host.ok(&["suspend", "lab"]);
+        assert_eq!(reason(files.watch(b".", false, async |_| Ok(())).await), "suspended");
+        host.ok(&["resume", "lab"]);
+        inside.sh("echo 1 > late").await;
+        all.sees(FileEventKind::Created, "late").await;
+        // Closed watches make room.
+        top.call.abort();
+        for _ in 0..2 * FILE_WATCHES {
+            Watched::begin(&files, ".", false).await.call.abort();
+        }
+        host.ok(&["stop", "lab"]);
+        all.call.await.expect("no panic").expect("ended");
+        assert_eq!(all.events.borrow().last().map(|event| event.kind), Some(FileEventKind::Ended));
+        let stopped = Watched::begin(&files, ".", true).await;
+        files.write(b"a/stopped", b"x").await.expect("written");
+        stopped.sees(FileEventKind::Created, "a/stopped").await;
+        inside.sh("true").await;
+        stopped.call.await.expect("no panic").expect("ended");
+        assert_eq!(stopped.events.borrow().last().map(|event| event.kind), Some(FileEventKind::Ended));
     });
 }

@@ -29,6 +29,8 @@ pub const FILE_EVENT_BATCH: usize = 1024;
 pub const FILE_EVENT_PAUSE: Duration = Duration::from_millis(20);
 /// How often a watched directory is compared with what its path leads to.
 pub const FILE_WATCH_CHECK: Duration = Duration::from_secs(1);
+/// Pause between two requests for the events of a watch in a virtual machine.
+pub const GUEST_WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// Nesting of directories in a copy.
 pub const COPY_DEPTH: usize = 1024;
 /// Bytes of a file that `ryokan edit` opens.

@@ -13,28 +13,33 @@ use super::seed::{self, Renewal};
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::files::{FILE_MODE_BITS, FileChange, FileError, FileInfo, FileKind, FilePath, Placement};
 use crate::core::limits;
-use crate::link::machine::{BODY_BYTES, FileRequest, LEVEL, Reply, Request};
+use crate::link::machine::{BODY_BYTES, FILES_LEVEL, FileRequest, Reply, Request};
 
 /// Characters of a guest's own words in an error.
 const WORDS: usize = 200;
 
-/// The numbers of files that are being written.
+/// The numbers of files that are being written, or of watches.
 #[derive(Default)]
-pub(super) struct Uploads {
+pub(super) struct Numbers {
     next: AtomicU64,
     /// Those that the guest may discard.
     abandoned: Mutex<Vec<u64>>,
 }
 
-impl Uploads {
-    /// A number that no other file of this machine has.
+impl Numbers {
+    /// A number that no other one of this machine has.
     pub(super) fn begin(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Has the guest discard a file with the next request.
-    pub(super) fn abandon(&self, upload: u64) {
-        lock(&self.abandoned).push(upload);
+    /// Has the guest discard it with the next request.
+    pub(super) fn abandon(&self, number: u64) {
+        lock(&self.abandoned).push(number);
+    }
+
+    /// The next one that the guest has to discard.
+    pub(super) fn next_abandoned(&self) -> Option<u64> {
+        lock(&self.abandoned).pop()
     }
 }
 
@@ -137,9 +142,8 @@ impl Machine {
             Phase::Stopping | Phase::Parked => return Err(suspended()),
             Phase::Over => return Err(moved()),
         }
-        check_level(&mut client)?;
-        loop {
-            let Some(upload) = lock(&self.uploads.abandoned).pop() else { break };
+        check_level(&mut client, FILES_LEVEL, "do not change from here")?;
+        while let Some(upload) = self.uploads.next_abandoned() {
             match ask(&mut client, FileRequest::Discard { upload }, &[])? {
                 Reply::Done => {}
                 _ => return Err(unexpected()),
@@ -155,22 +159,22 @@ fn ask(client: &mut Client, request: FileRequest, body: &[u8]) -> Result<Reply> 
 
 /// Refuses a guest that does not know these requests: it would not answer. One that a former daemon started reports it
 /// when its clock is set.
-fn check_level(client: &mut Client) -> Result<()> {
+pub(super) fn check_level(client: &mut Client, needed: u32, otherwise: &str) -> Result<()> {
     if client.level().is_none() {
         seed::seed(client, "", Renewal::Keep)?;
     }
     match client.level() {
-        Some(level) if level >= LEVEL => Ok(()),
-        _ => Err(Error::unsupported(
-            "files in a virtual machine with an image of an earlier version do not change from here",
-        )
+        Some(level) if level >= needed => Ok(()),
+        _ => Err(Error::unsupported(format!(
+            "files in a virtual machine with an image of an earlier version {otherwise}"
+        ))
         .reason("image_version")
         .hint("stop the kernel, build an image with `ryokan images build`, and start it again")),
     }
 }
 
 /// The error for a guest's: its reason is trusted as far as it is one of changes, its words are not.
-fn of_guest(error: &Error, paths: &[&str]) -> Error {
+pub(super) fn of_guest(error: &Error, paths: &[&str]) -> Error {
     let named = paths.iter().filter(|path| error.message.starts_with(**path)).max_by_key(|path| path.len());
     let path = named.or(paths.first()).copied().unwrap_or_default();
     if let Some(reason) = FileError::from_reason(&error.reason) {
@@ -189,7 +193,7 @@ fn of_guest(error: &Error, paths: &[&str]) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::{self, Read as _, Write as _};
     use std::os::unix::net::UnixListener;
     use std::path::Path;
@@ -200,10 +204,19 @@ mod tests {
     use super::super::machine::tests::machine;
     use super::*;
     use crate::core::files::FileAttributes;
-    use crate::link::machine::{self, HELLO_BYTES};
+    use crate::link::machine::{self, HELLO_BYTES, LEVEL};
 
     /// Serves a machine's control port: seeds, then gives these answers. Returns the requests.
     fn guest(dir: &Path, level: u32, answers: Vec<Reply>) -> io::Result<JoinHandle<io::Result<Vec<Request>>>> {
+        guest_with(dir, level, answers.into_iter().map(|reply| (reply, Vec::new())).collect())
+    }
+
+    /// As [`guest`], with the bodies of the answers.
+    pub fn guest_with(
+        dir: &Path,
+        level: u32,
+        answers: Vec<(Reply, Vec<u8>)>,
+    ) -> io::Result<JoinHandle<io::Result<Vec<Request>>>> {
         let listener = UnixListener::bind(dir.join("worker.control"))?;
         Ok(std::thread::spawn(move || {
             let (mut stream, _) = listener.accept()?;
@@ -214,13 +227,15 @@ mod tests {
             while let Ok((request, _)) = machine::read::<Request>(&mut stream) {
                 let boot_id = String::from("0b3f8d4e-5c1e-4d9a-9f4e-2f8b7c6d5e4a");
                 let answer = match &request {
-                    Request::Seed { now_ns, .. } => Some(Reply::Seeded { boot_id, now_ns: *now_ns, level }),
+                    Request::Seed { now_ns, .. } => {
+                        Some((Reply::Seeded { boot_id, now_ns: *now_ns, level }, Vec::new()))
+                    }
                     _ => answers.next(),
                 };
                 requests.push(request);
                 // Without an answer it hangs.
-                if let Some(answer) = answer {
-                    machine::write(&mut stream, &answer, &[])?;
+                if let Some((answer, body)) = answer {
+                    machine::write(&mut stream, &answer, &body)?;
                 }
             }
             Ok(requests)

@@ -20,6 +20,7 @@ use super::DISK;
 use super::changes::{MOVED, Upload, moved, suspended};
 use super::handle::blocking;
 use super::machine::{Machine, Machines, Phase};
+use super::watches::{GuestWatch, MirrorWatch};
 use crate::core::error::{Error, Result};
 use crate::core::files::{FileChange, FileInfo, FilePath, Placement};
 use crate::core::limits;
@@ -30,7 +31,7 @@ const ENDING: Duration = Duration::from_millis(50);
 
 /// Where a kernel's files are.
 #[derive(Clone)]
-struct Place {
+pub(super) struct Place {
     machines: Machines,
     dir: PathBuf,
 }
@@ -42,6 +43,11 @@ enum Truth {
 }
 
 impl Place {
+    /// The machine that has the files.
+    pub(super) fn machine(&self) -> Option<Arc<Machine>> {
+        self.machines.find(&self.dir)
+    }
+
     async fn pull(&self) -> Result<()> {
         let machine = match self.machines.find(&self.dir) {
             Some(machine) => machine,
@@ -130,10 +136,14 @@ impl FileAccess for MirroredFiles {
         self.mirror.open(path).await
     }
 
-    async fn watch(&self, _path: FilePath, _is_recursive: bool) -> Result<Box<dyn FileWatch>> {
-        Err(Error::unsupported("the files of a virtual machine cannot be watched from outside")
-            .reason("microvm")
-            .hint("watch them by code inside"))
+    async fn watch(&self, path: FilePath, is_recursive: bool) -> Result<Box<dyn FileWatch>> {
+        let place = self.place.clone();
+        match self.place.truth().await? {
+            Truth::Guest(machine, access) => {
+                Ok(Box::new(GuestWatch::begin(place, machine, access, path, is_recursive).await?))
+            }
+            Truth::Mirror(_lock) => Ok(Box::new(MirrorWatch::new(place, self.mirror.watch(path, is_recursive).await?))),
+        }
     }
 
     async fn begin_write(&self, most_bytes: u64) -> Result<Box<dyn PendingFile>> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::changes::Uploads;
+use super::changes::Numbers;
 use super::client::{Client, from_io, unexpected};
 use super::handle::Record;
 use super::saved;
@@ -94,7 +94,8 @@ pub(super) struct Machine {
     /// Held while a client's request uses the files: one thread for all of them.
     pub access_lock: Arc<tokio::sync::Mutex<()>>,
     phase: Mutex<Phase>,
-    pub(super) uploads: Uploads,
+    pub(super) uploads: Numbers,
+    pub(super) watches: Numbers,
 }
 
 pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -109,8 +110,8 @@ impl Machine {
 
     fn with(client: Client, folder: Folder, image: String, most_bytes: u64) -> Machine {
         let (client, known, access_lock) = (Mutex::new(client), Mutex::default(), Arc::default());
-        let (phase, uploads) = (Mutex::new(Phase::Open), Uploads::default());
-        Machine { folder, image, most_bytes, client, known, access_lock, phase, uploads }
+        let (phase, uploads, watches) = (Mutex::new(Phase::Open), Numbers::default(), Numbers::default());
+        Machine { folder, image, most_bytes, client, known, access_lock, phase, uploads, watches }
     }
 
     /// The same machine as that of the kernel with this folder. It takes the connection with it. Blocks.

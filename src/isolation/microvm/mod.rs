@@ -44,6 +44,7 @@ mod template;
 mod template_folder;
 mod templates;
 mod vmm;
+mod watches;
 mod workspace;
 
 pub use copy::{MachineCopy, MachineFiles, SavedMachine};

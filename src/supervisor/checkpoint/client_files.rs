@@ -135,7 +135,7 @@ impl ClientFiles {
     /// Watches a directory, and with `is_recursive` those below it.
     ///
     /// # Errors
-    /// As [`Self::stat`]; `busy` if there are too many watches, `unsupported` for a virtual machine.
+    /// As [`Self::stat`]; `busy` if there are too many watches, `unsupported` for a virtual machine of an earlier version.
     pub async fn watch(&self, path: FilePath, is_recursive: bool) -> Result<ClientWatch> {
         let of_kernel = self.kernel.watch_place()?;
         let of_host = Arc::clone(&self.host.file_watches).try_acquire_owned().map_err(|_| {

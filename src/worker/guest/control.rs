@@ -10,6 +10,7 @@ use nix::time::{ClockId, clock_gettime, clock_settime};
 
 use super::files::Files;
 use super::port::{Port, Tail};
+use super::watches::Watches;
 use super::{DATA, KERNEL, Machine, identity, mount_disk, start};
 use crate::catalog::{Durability, EngineDb, EngineInfo, Entry as StateEntry};
 use crate::core::error::{Error, Result};
@@ -29,6 +30,7 @@ pub(super) struct Control {
     tree: Option<Tree>,
     /// The same for changes of clients.
     files: Option<Files>,
+    watches: Option<Watches>,
     listed: Vec<Entry>,
     heads: Vec<Head>,
     put: Vec<StateEntry>,
@@ -38,7 +40,7 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(machine: Arc<Machine>) -> Control {
         let (listed, heads, put) = (Vec::new(), Vec::new(), Vec::new());
-        Control { machine, tree: None, files: None, listed, heads, put, put_bytes: 0 }
+        Control { machine, tree: None, files: None, watches: None, listed, heads, put, put_bytes: 0 }
     }
 
     fn tree(&mut self) -> Result<&mut Tree> {
@@ -49,7 +51,9 @@ impl Control {
         if self.tree.is_none() {
             mount_disk()?;
             self.tree = Some(Tree::open(&Path::new(KERNEL).join("workspace"), false)?);
-            self.files = Some(Files::new(Path::new(KERNEL)));
+            let files = Files::new(Path::new(KERNEL));
+            self.watches = Some(Watches::new(files.local()));
+            self.files = Some(files);
         }
         Ok(())
     }
@@ -61,6 +65,7 @@ impl Control {
             self.put.clear();
             self.put_bytes = 0;
             self.files.iter_mut().for_each(Files::discard_all);
+            self.watches.iter_mut().for_each(Watches::end_all);
             if (&*port).write_all(&machine::ready(nonce)).is_err() {
                 continue;
             }
@@ -137,6 +142,7 @@ impl Control {
                 let files = self.files.as_mut().ok_or_else(not_mounted)?;
                 Ok((files.answer(request, &body)?, Vec::new()))
             }
+            Request::Watch(request) => self.watches.as_mut().ok_or_else(not_mounted)?.answer(request),
             Request::Sync => done(std::fs::File::open(DATA).and_then(|disk| Ok(nix::unistd::syncfs(disk)?))),
         }
     }

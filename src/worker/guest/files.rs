@@ -33,6 +33,11 @@ impl Files {
         Files { local: LocalFiles::new(paths, Durability::Power), uploads: HashMap::new() }
     }
 
+    /// The same files, for reading.
+    pub(super) fn local(&self) -> LocalFiles {
+        self.local.clone()
+    }
+
     /// Discards all unfinished files.
     pub(super) fn discard_all(&mut self) {
         self.uploads.clear();

@@ -16,6 +16,7 @@ mod identity;
 mod port;
 mod relay;
 mod start;
+mod watches;
 
 use std::path::Path;
 use std::sync::Arc;

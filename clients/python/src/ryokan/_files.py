@@ -216,6 +216,6 @@ class Files:
         """What happens in a directory, with `recursive` also below it, as an iterator.
 
         `async with files.watch("src") as watch:`, then `async for event in watch:`. Raises `BusyError`
-        for too many watches, `UnsupportedError` for a virtual machine.
+        for too many watches.
         """
         return Watch(self._connection, self._files, encoded(path), recursive)

@@ -158,6 +158,6 @@ class Files:
         """What happens in a directory, with `recursive` also below it, as an iterator.
 
         `with files.watch("src") as watch:`, then `for event in watch:`. Raises `BusyError` for too many
-        watches, `UnsupportedError` for a virtual machine.
+        watches.
         """
         return Watch(self._files.watch(path, recursive=recursive), self._portal)

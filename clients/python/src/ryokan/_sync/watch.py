@@ -16,7 +16,8 @@ class Watch:
 
     It begins with `with`, or with the first event that is asked for; nothing is missed after that.
     An event may come twice. `overflow`: events are missing, so list the directory again. `ended`: the
-    last event; the directory was removed or replaced, or has more in it than is watched.
+    last event; the directory was removed or replaced, has more in it than is watched, or its virtual
+    machine starts or ends.
     """
 
     def __init__(self, watch: aio.Watch, runner: Portal) -> None:
