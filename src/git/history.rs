@@ -170,7 +170,7 @@ impl Repository {
 
     /// Indexes a pack from elsewhere, in the folder `apart` or in the repository. Each object is checked.
     async fn index_foreign(&self, pack: &Path, apart: Option<&Path>, most: u64) -> Result<()> {
-        let (objects, others) = self.apart(apart);
+        let (objects, others) = self.object_folders(apart);
         if let Some(objects) = &objects {
             std::fs::create_dir_all(objects).map_err(failed(objects))?;
         }
@@ -198,7 +198,7 @@ impl Repository {
 
     /// Refuses a history without its commit.
     async fn refuse_without(&self, commit: &CommitId, apart: Option<&Path>) -> Result<()> {
-        let (objects, others) = self.apart(apart);
+        let (objects, others) = self.object_folders(apart);
         match self.has_commit_among(commit, &apart_env(objects.as_deref(), &others)).await? {
             true => Ok(()),
             false => Err(Error::corrupt(format!("the history of {} lacks commit {commit}", self.path().display()))),
@@ -206,7 +206,7 @@ impl Repository {
     }
 
     /// The objects in a folder, and the repository's own as further ones.
-    fn apart(&self, apart: Option<&Path>) -> (Option<PathBuf>, PathBuf) {
+    fn object_folders(&self, apart: Option<&Path>) -> (Option<PathBuf>, PathBuf) {
         (apart.map(|apart| apart.join("objects")), alternates(&[&self.git_dir().join("objects")]))
     }
 
@@ -216,7 +216,7 @@ impl Repository {
     /// # Errors
     /// `refused` (`bundle_size`, `git_output`).
     pub async fn check_size(&self, tree: &CommitId, apart: Option<&Path>, room: Room) -> Result<()> {
-        let (objects, others) = self.apart(apart);
+        let (objects, others) = self.object_folders(apart);
         let env = apart_env(objects.as_deref(), &others);
         let listed = self.ok(&["ls-tree", "-r", "-t", "-l", "-z", tree.as_str()], &env, b"").await?;
         let (mut bytes, mut entries) = (0u64, 0u64);

@@ -311,8 +311,8 @@ impl Arriving<'_> {
         let repository = Repository::open(&access::git(host).await?, &path)?;
         access::trusted_repository(self.supervisor, self.group.uid, &repository).await?;
         let pack = self.folder(one)?.join("history");
-        let adding = repository.keep_history(&pack, &part.head.commit, &reference(self.group.id));
-        self.in_time(adding).await
+        let kept = reference(self.group.id);
+        self.in_time(repository.keep_history(&pack, &part.head.commit, &kept)).await
     }
 
     async fn in_time(&self, step: impl Future<Output = Result<()>>) -> Result<()> {
