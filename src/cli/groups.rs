@@ -39,7 +39,8 @@ pub enum GroupCommand {
         name: String,
         /// Name of the member; without it, the whole group
         member: Option<String>,
-        /// Remove the group although a freeze or a restore of it was interrupted; its members stay as they are
+        /// Remove the group although a freeze or a restore of it was interrupted; its members stay as they are, and
+        /// repositories of an import that are not in their places stay beside them
         #[arg(long, conflicts_with = "member")]
         abandon: bool,
     },

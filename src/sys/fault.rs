@@ -99,6 +99,7 @@ pub const LABELS: &[Label] = &[
     label("freeze.import.kernel", Steps::One, "creates a kernel of an imported group"),
     label("freeze.import.place", Steps::Rename, "puts a repository of an imported group in its place"),
     label("freeze.import.seal", Steps::One, "seals the freeze of an imported group"),
+    label("freeze.import.sync", Steps::One, "makes a repository of an imported group durable"),
     label("freeze.kept.dir", Steps::Dir, "makes the folder for copies of databases that others wrote"),
     label("freeze.member.prepare", Steps::One, "makes an inactive copy for a member of a group"),
     label("freeze.member.revert", Steps::One, "brings a member of a group back"),

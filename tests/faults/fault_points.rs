@@ -72,6 +72,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("freeze.import.kernel", "tests/freeze"),
     ("freeze.import.place", "tests/freeze"),
     ("freeze.import.seal", "tests/freeze"),
+    ("freeze.import.sync", "tests/freeze"),
     ("freeze.kept.dir", "tests/freeze"),
     ("freeze.member.prepare", "tests/freeze"),
     ("freeze.member.revert", "tests/freeze"),

@@ -18,13 +18,14 @@ const FREEZE: [&str; 5] = [
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
 /// Each by a test of its own.
-const OTHERS: [&str; 30] = [
+const OTHERS: [&str; 31] = [
     // In `portable`.
     "catalog.group.adopt",
     "catalog.group.arrive",
     "freeze.import.kernel",
     "freeze.import.place",
     "freeze.import.seal",
+    "freeze.import.sync",
     "repository.history.checkout",
     // In `provenance`.
     "host.key.write",

@@ -370,6 +370,7 @@ fn killed_import_leaves_nothing() {
         "repository.history.checkout",
         "freeze.import.kernel",
         "freeze.import.seal",
+        "freeze.import.sync",
         "catalog.group.adopt",
         "freeze.import.place",
         "catalog.group.clear",

@@ -43,6 +43,13 @@ enum Truth {
 }
 
 impl Place {
+    #[cfg(test)]
+    pub(super) fn of_machine(machine: &Arc<Machine>) -> Place {
+        let machines = Machines::default();
+        machines.add(machine);
+        Place { machines, dir: machine.folder.dir.clone() }
+    }
+
     /// The machine that has the files.
     pub(super) fn machine(&self) -> Option<Arc<Machine>> {
         self.machines.find(&self.dir)

@@ -28,7 +28,7 @@ enum Taken {
         events: Vec<FileEvent>,
         more: bool,
     },
-    /// The machine is stopped: nothing happens.
+    /// The machine is stopped, or about to be: nothing happens.
     Nothing,
     Ended,
 }
@@ -46,10 +46,17 @@ impl Machine {
             Phase::Stopping | Phase::Parked => return Err(suspended()),
             Phase::Over => return Err(moved()),
         }
-        check_level(&mut client, WATCH_LEVEL, "cannot be watched")?;
-        while let Some(watch) = self.watches.next_abandoned() {
-            ask(&mut client, WatchRequest::End { watch })?;
+        let known = check_level(&mut client, WATCH_LEVEL, "cannot be watched");
+        while let Some(abandoned) = self.watches.next_abandoned() {
+            if known.is_ok() {
+                ask(&mut client, WatchRequest::End { watch: abandoned })?;
+            }
+            // Dropped before it began.
+            if abandoned == watch {
+                return Err(moved());
+            }
         }
+        known?;
         let shown = path.shown();
         match ask(&mut client, WatchRequest::Begin { watch, path, recursive })? {
             (Reply::Done, _) => Ok(()),
@@ -65,8 +72,8 @@ impl Machine {
     fn take_events(&self, watch: u64) -> Result<Taken> {
         let mut client = self.client_within(Some(limits::VM_CALL));
         match self.phase() {
-            Phase::Open | Phase::Stopping => {}
-            Phase::Parked => return Ok(Taken::Nothing),
+            Phase::Open => {}
+            Phase::Stopping | Phase::Parked => return Ok(Taken::Nothing),
             Phase::Over => return Ok(Taken::Ended),
         }
         match ask(&mut client, WatchRequest::Take { watch })? {
@@ -161,7 +168,8 @@ impl FileWatch for GuestWatch {
             };
             match taken {
                 Taken::Events { events, more } => {
-                    self.has_more = more;
+                    // A guest that has more and sends nothing is not asked at once.
+                    self.has_more = more && !events.is_empty();
                     self.has_ended = events.iter().any(|event| event.kind == FileEventKind::Ended);
                     if !events.is_empty() {
                         return Ok(events);
@@ -286,6 +294,39 @@ mod tests {
     }
 
     #[test]
+    fn watch_dropped_early_never_begins() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let machine = machine(folder.path());
+        let guest = guest_with(folder.path(), LEVEL, vec![(Reply::Done, Vec::new())])?;
+        machine.watches.abandon(4);
+        let refused = machine.begin_watch(4, path(), false).expect_err("it was dropped");
+        assert_eq!(refused.reason, "moved");
+        machine.client().end();
+        let requests = guest.join().expect("it ends")?;
+        let [_, Request::Watch(end)] = &requests[..] else { panic!("{requests:?}") };
+        assert!(matches!(end, WatchRequest::End { watch: 4 }), "{end:?}");
+        Ok(())
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn empty_answers_wait_for_the_pause() -> io::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let machine = machine(folder.path());
+        let mut answers: Vec<_> = (0..3).map(|_| (Reply::Events { more: true }, Vec::new())).collect();
+        answers.push((Reply::Failed(Error::new(ErrorCode::NotFound, "over").reason(LOST_WATCH)), Vec::new()));
+        let guest = guest_with(folder.path(), LEVEL, answers)?;
+        let place = Place::of_machine(&machine);
+        let mut watch =
+            GuestWatch { place, machine: Arc::clone(&machine), number: 7, has_more: false, has_ended: false };
+        let began = std::time::Instant::now();
+        assert_eq!(watch.next().await.expect("an end"), ended());
+        // A slow host takes longer; a busy loop would take less.
+        assert!(began.elapsed() >= limits::GUEST_WATCH_PAUSE * 4);
+        machine.client().end();
+        guest.join().expect("it ends").map(drop)
+    }
+
+    #[test]
     fn machine_without_watches_is_unsupported() -> io::Result<()> {
         let folder = tempfile::tempdir()?;
         let machine = machine(folder.path());
@@ -294,6 +335,8 @@ mod tests {
         assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unsupported, "image_version"));
         machine.client().end();
         guest.join().expect("it ends")?;
+        machine.set_phase(Phase::Stopping);
+        assert_eq!(machine.take_events(1).expect("no request"), Taken::Nothing);
         for (phase, reason) in [(Phase::Parked, "suspended"), (Phase::Over, "moved")] {
             machine.set_phase(phase);
             assert_eq!(machine.begin_watch(2, path(), false).err().map(|error| error.reason), Some(reason.into()));

@@ -36,6 +36,8 @@ pub async fn export(supervisor: &Supervisor, group: &str, reference: &str, actor
     if group.unfinished {
         recover::unfinished(supervisor, &group).await?;
     }
+    // An import that had not ended is withdrawn, and the group with it.
+    let group = super::find(supervisor, actor.uid, &group.name).await?;
     let freeze = chosen(host, &group, reference).await?;
     let manifest = manifest(host, &freeze).await?;
     provenance::check(&group, &freeze, &manifest)?;

@@ -276,14 +276,17 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
             .hint("remove it without --abandon"));
     }
     let intent = host.catalog.intents().await?.into_iter().find(|(id, _)| *id == group.id);
-    match intent {
+    let unplaced = match intent {
         // Half of a group would be left.
         Some((id, Intent::Import { kernels, repositories, completed })) => {
             return import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await;
         }
-        Some((_, Intent::Place { repositories })) => import_end::remove_unplaced(host, &repositories).await?,
-        Some((_, Intent::Freeze { .. } | Intent::Restore { .. })) | None => {}
-    }
+        Some((_, Intent::Place { repositories })) => repositories,
+        Some((_, Intent::Freeze { .. } | Intent::Restore { .. })) | None => Vec::new(),
+    };
+    // The user may work there.
+    let left: Vec<String> =
+        unplaced.into_iter().map(|one| one.beside).filter(|beside| Path::new(beside).exists()).collect();
     let notes = notes(host, actor, "group.abandon", group.name.clone());
     remove_whole(supervisor, &group, true, notes).await?;
     for member in &group.members {
@@ -297,7 +300,7 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
     let _ = std::fs::remove_dir_all(super::scratch(host, group.id));
     drop(host.parked.borrow_mut().remove(&group.id));
     recover::set_waiting(supervisor, &group, |_| true, false);
-    host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name }));
+    host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name, "left": left }));
     Ok(())
 }
 

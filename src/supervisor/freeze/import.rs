@@ -34,6 +34,7 @@ use crate::supervisor::host::{Host, resolve_missing};
 use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::bundle_io::{self, Import, Review};
 use crate::sys::fault;
+use crate::sys::fs::sync_file_system;
 
 /// The result of an import.
 pub struct Arrived {
@@ -342,7 +343,7 @@ impl Arriving<'_> {
         if let Some(digest) = part.pack {
             objects::get(host, digest, &pack).await?;
         }
-        let room = Room::at(path.parent().unwrap_or(&path));
+        let room = Room::at(if path.exists() { &path } else { path.parent().unwrap_or(&path) });
         // Until it is whole, it is apart: there on the device of the store.
         let most = room.bytes.min(Room::at(&folder).bytes);
         let new = self.repositories.iter().find(|new| Path::new(&new.place) == path);
@@ -455,8 +456,13 @@ impl Arriving<'_> {
     async fn seal(&self, parts: Vec<Part>) -> Result<Freeze> {
         let Arriving { group, contents, actor, .. } = self;
         let (host, former) = (self.supervisor.host(), &contents.head.freeze);
-        objects::blocking(|| fault::point("freeze.import.seal").map_err(|error| Error::unavailable(error.to_string())))
-            .await?;
+        let made: Vec<_> = self.repositories.iter().map(|new| PathBuf::from(&new.beside)).collect();
+        let sealing = move || {
+            fault::point("freeze.import.seal")?;
+            // Git makes objects and references durable, but no files.
+            made.iter().try_for_each(|made| sync_file_system(made, "freeze.import.sync"))
+        };
+        objects::blocking(move || sealing().map_err(|error| Error::unavailable(error.to_string()))).await?;
         let is_here = |id| self.supervisor.get(id).is_some_and(|kernel| kernel.check_here().is_ok());
         let is_whole = group.members.iter().filter_map(kernel_of).all(is_here);
         if !is_whole {
@@ -485,6 +491,7 @@ impl Arriving<'_> {
             number: 0,
             // No seal covers what the file says of it.
             kind: CheckpointType::Manual,
+            at_ms: manifest.at_ms,
             creator: actor.to_string(),
             restored_at_ms: None,
             manifest: digest,

@@ -70,11 +70,11 @@ pub(super) async fn withdraw(
     Ok(())
 }
 
-/// Removes new repositories that are not in their places.
+/// Removes the new repositories of an import that is withdrawn.
 ///
 /// # Errors
 /// File errors; `deadline` if a git command of a former daemon does not end.
-pub(super) async fn remove_unplaced(host: &Host, repositories: &[NewRepository]) -> Result<()> {
+async fn remove_unplaced(host: &Host, repositories: &[NewRepository]) -> Result<()> {
     if repositories.is_empty() {
         return Ok(());
     }
@@ -91,6 +91,10 @@ fn remove_beside(folder: &Path) -> Result<()> {
         match remove_tree(folder) {
             Ok(()) => return Ok(()),
             Err(error) => match error.kind() {
+                // Its file system may be unmounted.
+                ErrorKind::NotFound if !folder.parent().is_some_and(Path::is_dir) => {
+                    return Err(without_parent(folder));
+                }
                 ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::InvalidFilename => return Ok(()),
                 // Another program looked into it, and left a file.
                 ErrorKind::DirectoryNotEmpty if attempts < REMOVALS => {}
@@ -98,6 +102,12 @@ fn remove_beside(folder: &Path) -> Result<()> {
             },
         }
     }
+}
+
+fn without_parent(folder: &Path) -> Error {
+    let parent = folder.parent().unwrap_or(folder).display();
+    Error::unavailable(format!("there is no directory {parent}, in which a repository of an imported group was made"))
+        .hint(format!("mount its file system, or make {parent}; the next operation of the group goes on"))
 }
 
 /// Puts the new repositories of a visible group into their places, and ends its intent. May be repeated.
@@ -114,7 +124,8 @@ fn put_in_place(new: &NewRepository) -> Result<()> {
     let (from, to) = (Path::new(&new.beside), Path::new(&new.place));
     match std::fs::symlink_metadata(from) {
         // An earlier attempt put it there.
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound && to.is_dir() => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(lost(from, to)),
         Err(error) => return Err(Error::unavailable(format!("{}: {error}", from.display()))),
         Ok(_) => {}
     }
@@ -125,6 +136,11 @@ fn put_in_place(new: &NewRepository) -> Result<()> {
         }
         _ => Error::unavailable(error.to_string()),
     })
+}
+
+fn lost(from: &Path, to: &Path) -> Error {
+    Error::unavailable(format!("the imported repository is neither in {} nor in {}", from.display(), to.display()))
+        .hint("mount its file system, or bring the repository back, and the next operation of the group goes on; or: ryokan group rm --abandon")
 }
 
 /// Removes what refers to the history of an imported group in repositories that are no members any more.
@@ -148,7 +164,9 @@ async fn forget_history(supervisor: &Supervisor, uid: u32, group: GroupId, path:
         repository.drop_history(&reference(group)).await
     };
     if let Err(error) = forgetting.await {
-        // Its objects stay: no harm but their space.
-        tracing::info!(path = %path.display(), %error, "the reference to a group's history could not be looked for");
+        let (path, reference) = (path.display().to_string(), reference(group));
+        tracing::warn!(path, reference, %error, "the reference to a group's history may be left");
+        let detail = serde_json::json!({ "path": path, "reference": reference, "error": error.message });
+        host.events.publish("", "history_kept", detail);
     }
 }

@@ -1,5 +1,5 @@
 //! Ends what a former daemon, or a failed restore, left unfinished: a freeze or an import without its row is withdrawn, a
-//! restore is reverted.
+//! restore is reverted. The repositories of an import that is visible come into their places.
 
 use std::rc::Rc;
 
