@@ -216,7 +216,7 @@ impl Host {
     /// Starts the daemon and waits until it serves.
     pub fn launch(&mut self) {
         self.spawn();
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         loop {
             if let Some(status) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().unwrap()) {
                 panic!("the daemon ended with {status}:\n{}", self.log());
@@ -260,12 +260,12 @@ impl Host {
 
     /// Whether the daemon has ended or ends, for a test that expects it.
     pub fn ends(&self) -> bool {
-        self.ends_within(Duration::from_secs(30))
+        self.ends_within(Duration::from_secs(180))
     }
 
     /// Whether the daemon has ended or ends soon: a killed one takes a moment.
     pub fn ends_soon(&self) -> bool {
-        self.ends_within(Duration::from_secs(2))
+        self.ends_within(Duration::from_secs(20))
     }
 
     fn ends_within(&self, time: Duration) -> bool {
@@ -412,7 +412,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Waits for a condition.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let deadline = Instant::now() + Duration::from_secs(90);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while !holds().await {
         assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
