@@ -26,6 +26,9 @@ pub const UNPRIVILEGED: u32 = 1500;
 /// Configuration of a daemon without warm workers.
 pub const NO_POOL: &str = "[pool]\npool_size = 0\nmin_idle = 0\n";
 
+/// Code of a shell that waits for the file `go` in its workspace.
+pub const WAITS: &str = "/bin/sh -c 'until test -e go; do sleep 0.05; done'";
+
 /// The user that a daemon runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
@@ -176,6 +179,17 @@ impl Host {
     pub fn data(&self) -> PathBuf {
         let moved = self.environment.iter().find(|(name, _)| name == "XDG_DATA_HOME");
         moved.map_or_else(|| self.path("data"), |(_, at)| at.into()).join("ryokan")
+    }
+
+    /// The workspace of the kernel with that id.
+    pub fn workspace(&self, id: impl std::fmt::Display) -> PathBuf {
+        self.data().join("kernels").join(id.to_string()).join("workspace")
+    }
+
+    /// Creates the file for which [`WAITS`] waits in that kernel.
+    pub async fn release(&self, kernel: &KernelClient) {
+        let id = kernel.info().await.expect("info").id;
+        fs::write(self.workspace(id).join("go"), "").expect("written");
     }
 
     /// The control socket.
