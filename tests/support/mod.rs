@@ -415,9 +415,12 @@ pub async fn out(kernel: &KernelClient, code: &str) -> String {
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
 }
 
+/// Bound of a wait: longer than the product's own deadlines, such as that of a machine's end.
+const LATEST: Duration = Duration::from_secs(400);
+
 /// Waits for a condition on a thread without an event loop.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(180);
+    let deadline = Instant::now() + LATEST;
     while !holds() {
         assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(20));
@@ -426,7 +429,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Waits for a condition.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let deadline = Instant::now() + Duration::from_secs(180);
+    let deadline = Instant::now() + LATEST;
     while !holds().await {
         assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
