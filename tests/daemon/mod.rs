@@ -23,7 +23,7 @@ use ryokan::core::value::Value;
 use ryokan::rpc::client::KernelClient;
 
 use crate::session_suite;
-use crate::support::{Host, User, eventually, kernel, out, run, spec, users};
+use crate::support::{Host, User, WAITS, eventually, kernel, out, run, spec, users};
 
 #[test]
 fn kernel_state_survives_stop() {
