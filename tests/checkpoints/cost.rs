@@ -25,8 +25,7 @@ async fn fill(k: &KernelClient, folders: usize) {
 async fn details(client: &HostClient, kernel: &str, kind: &str) -> Vec<Value> {
     let mut events = client.events(0).await.unwrap();
     let mut found = Vec::new();
-    while let Ok(event) = tokio::time::timeout(std::time::Duration::from_secs(1), events.next()).await {
-        let event = event.unwrap();
+    while let Some(event) = events.next_past().await.unwrap() {
         if event.kernel == kernel && event.kind == kind {
             found.push(serde_json::from_str(&event.detail_json).unwrap());
         }

@@ -279,9 +279,10 @@ fn memory_restore_keeps_streams() {
             out(&k, "import time; n = 0").await;
             take(&k, "one").await;
             recall(&k, "one").await;
-            let endless = ryokan::core::exec::ExecRequest::code("while True: n += 1; time.sleep(0.001)");
-            let exec = k.run(&endless).await.unwrap();
-            tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+            let endless = "while True: n += 1; open('begun', 'w').close(); time.sleep(0.001)";
+            let exec = k.run(&ryokan::core::exec::ExecRequest::code(endless)).await.unwrap();
+            let begun = host.workspace(k.info().await.unwrap().id).join("begun");
+            eventually("it runs", async || begun.exists()).await;
             exec.cancel().await.expect("interrupted");
             let result = exec.result().await.expect("a result");
             assert_eq!(result.end.status, ExecStatus::Interrupted, "{user:?}: {:?}", result.end);
@@ -329,7 +330,7 @@ del states, stat";
             assert_eq!(done.engine, RestoredFrom::Memory, "{round}");
         }
         eventually("ended snapshots are reaped", async || out(&k, look).await == before).await;
-        assert_eq!(inits(), descriptors);
+        eventually("their descriptors are closed", async || inits() == descriptors).await;
     });
 }
 

@@ -20,7 +20,7 @@ use crate::support::Host;
 
 /// Waits until a daemon that may be killed at a labelled step serves, or has died.
 fn until_served(host: &Host) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(180);
     while Host::is_alive(host.pid() as u32) && std::os::unix::net::UnixStream::connect(host.socket()).is_err() {
         assert!(std::time::Instant::now() < deadline, "the daemon neither serves nor dies");
         std::thread::sleep(std::time::Duration::from_millis(20));

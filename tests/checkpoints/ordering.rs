@@ -8,7 +8,7 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
 
 use super::log;
-use crate::support::{Host, kernel, out, users};
+use crate::support::{Host, eventually, kernel, out, users};
 
 fn named(name: &str) -> CheckpointRequest {
     CheckpointRequest::new(CheckpointType::Manual, name)
@@ -77,7 +77,7 @@ fn workspace_quiesced_during_capture() {
             // A child writes the same number to two files, one after the other, as fast as it can.
             let busy = "import subprocess\nchild = subprocess.Popen(['python3', '-c', '''\nimport itertools\n\
                         for n in itertools.count():\n    open('a', 'w').write(str(n))\n    open('b', 'w').write(str(n))\n'''])\n\
-                        import time; time.sleep(0.3)";
+                        import os, time\nwhile not os.path.exists('b'): time.sleep(0.05)";
             out(&k, busy).await;
             for round in 0..5 {
                 k.checkpoint(&named(&format!("c{round}"))).await.unwrap();
@@ -85,9 +85,7 @@ fn workspace_quiesced_during_capture() {
             // A file is empty for a moment while it is rewritten.
             out(&k, "def read(name):\n    while not (text := open(name).read()): pass\n    return text").await;
             let before = out(&k, "print(read('b'))").await;
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            let later = out(&k, "print(read('b'))").await;
-            assert_ne!(before, later, "{user:?}: it continues afterwards");
+            eventually("it continues afterwards", async || out(&k, "print(read('b'))").await != before).await;
             out(&k, "child.kill(); child.wait()").await;
             for round in 0..5 {
                 k.restore_checkpoint(&format!("c{round}"), 0).await.unwrap();
@@ -109,18 +107,13 @@ fn vfork_parent_allows_checkpoint() {
         let k = kernel(&client, "k", EngineName::Python).await;
         // The parent of a `vfork` blocks, and cannot be stopped, until its child exits or execs.
         let program = "import ctypes\nlibc = ctypes.CDLL(None)\nif libc.vfork() == 0:\n    libc.pause()\n";
-        out(
-            &k,
-            &format!(
-                "import subprocess, time\nchild = subprocess.Popen(['python3', '-c', {program:?}]); time.sleep(0.5)"
-            ),
-        )
-        .await;
-        out(
-            &k,
-            "state = open(f'/proc/{child.pid}/stat').read().rpartition(')')[2].split()[0]\nassert state == 'D', state",
-        )
-        .await;
+        out(&k, &format!("import subprocess, time\nchild = subprocess.Popen(['python3', '-c', {program:?}])")).await;
+        // Reads of files block for moments only.
+        let blocks = "blocked = 0\nfor _ in range(3000):\n    \
+            state = open(f'/proc/{child.pid}/stat').read().rpartition(')')[2].split()[0]\n    \
+            blocked = blocked + 1 if state == 'D' else 0\n    \
+            if blocked == 10: break\n    time.sleep(0.05)\nassert blocked == 10, state";
+        out(&k, blocks).await;
         k.checkpoint(&named("one")).await.unwrap();
         k.restore_checkpoint("one", 0).await.unwrap();
     });

@@ -4,7 +4,8 @@ use ryokan::core::exec::ExecRequest;
 use serde_json::Value;
 
 use super::{checkpoint, log};
-use crate::support::{Host, User, eventually, out, users};
+use crate::daemon::metrics::{reported, value};
+use crate::support::{Host, User, WAITS, eventually, out, users};
 
 /// Each engine: code for the first state, code that breaks it, and code that shows it.
 const ENGINES: [[&str; 4]; 2] = [
@@ -207,13 +208,18 @@ fn abandoned_restore_cancelled() {
     checkpoint(&host, "k", "old");
     host.with(async |client| {
         let (k, _) = client.open_kernel("k").await.expect("there");
-        let running = k.run(&ExecRequest::code("x=new; sleep 2; y=1")).await.expect("accepted");
+        let running = k.run(&ExecRequest::code(format!("x=new; {WAITS}; y=1"))).await.expect("accepted");
         eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
+        let clients = || value(&reported(&host), "ryokan_clients");
         let mut restore = host.command("ryokan").args(["restore", "k", "old", "--yes"]).spawn().expect("spawned");
+        eventually("it is connected", async || clients() == 2.0).await;
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
         assert!(restore.try_wait().expect("waited").is_none(), "the restore is queued");
         restore.kill().expect("killed");
         restore.wait().expect("ended");
+        eventually("its disconnection is noticed", async || clients() == 1.0).await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        host.release(&k).await;
         running.result().await.expect("a result");
         assert_eq!(out(&k, "echo $x $y").await, "new 1");
     });

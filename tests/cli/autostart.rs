@@ -56,7 +56,7 @@ impl Installed {
 fn concurrent_autostart() {
     let fake = Fake::start();
     let script =
-        "echo started $1 >> \"$COUNT\"\nsleep 0.3\nln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";
+        "echo started $1 >> \"$COUNT\"\nsleep 0.3\nln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 60";
     let installed = Installed::new(script);
     let start = || installed.command(&["ls", "-q"]).env("FAKE", &fake.socket).spawn().unwrap();
     let children: Vec<_> = (0..4).map(|_| start()).collect();
@@ -69,7 +69,7 @@ fn concurrent_autostart() {
 #[test]
 fn stale_socket_starts_daemon() {
     let fake = Fake::start();
-    let installed = Installed::new("ln -sf \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1");
+    let installed = Installed::new("ln -sf \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 60");
     let folder = installed.socket().parent().unwrap().to_owned();
     std::fs::create_dir(&folder).unwrap();
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -130,7 +130,7 @@ fn config_uses_daemon_binary() {
 fn autostart_retries_on_lock() {
     let fake = Fake::start();
     let script = "echo started >> \"$COUNT\"\n[ $(wc -l < \"$COUNT\") -ge 3 ] || exit 75\n\
-        ln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 1";
+        ln -s \"$FAKE\" \"$XDG_RUNTIME_DIR/ryokan/ryokand.sock\"\nsleep 60";
     let installed = Installed::new(script);
     let output = installed.command(&["ls", "-q"]).env("FAKE", &fake.socket).output().unwrap();
     assert!(output.status.success(), "{output:?}");

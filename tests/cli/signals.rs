@@ -9,6 +9,7 @@ use nix::unistd::Pid;
 
 use super::command_line::{parts, ryokan};
 use super::fake::Fake;
+use crate::support::until;
 
 /// Starts an execution and waits for its first output.
 fn start(fake: &Fake, args: &[&str]) -> (Child, ChildStdout) {
@@ -109,11 +110,13 @@ fn ctrl_c_works_with_stalled_reader() {
 #[test]
 fn ctrl_c_removes_ephemeral_kernel() {
     let fake = Fake::start();
+    let interrupts = || fake.log.lines().iter().filter(|line| line.starts_with("interrupt ")).count();
     for (code, times, exit) in [("wait", 1, 130), ("stubborn", 2, 130)] {
         let (child, _stdout) = start(&fake, &["run", code]);
+        let before = interrupts();
         for i in 0..times {
             if i > 0 {
-                std::thread::sleep(Duration::from_millis(200));
+                until("it is interrupted", || interrupts() > before);
             }
             send(&child, Signal::SIGINT);
         }

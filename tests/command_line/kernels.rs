@@ -39,7 +39,7 @@ fn list_shows_worker_memory() {
 fn removal_reported_to_waiters() {
     let host = Host::start();
     host.ok(&["new", "k"]);
-    let running = spawn(&host, &["exec", "k", "sleep 60"]);
+    let running = spawn(&host, &["exec", "k", "sleep 600"]);
     until("it runs", || listed(&host)[0]["state"] == "busy");
     let queued = spawn(&host, &["exec", "k", "echo never"]);
     until("it waits", || listed(&host)[0]["executions"] == 2);
@@ -58,7 +58,7 @@ fn ephemeral_removed_with_client() {
     for user in users() {
         let host = Host::start_as(user);
         host.ok(&["new", "mine"]);
-        let mut run = spawn(&host, &["run", "sleep 60"]);
+        let mut run = spawn(&host, &["run", "sleep 600"]);
         until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
         assert_eq!(listed(&host).iter().filter(|kernel| kernel["ephemeral"] == true).count(), 1);
         run.kill().unwrap();
@@ -75,7 +75,7 @@ fn ephemeral_removed_with_client() {
 fn ephemeral_removed_on_restart() {
     let mut host = Host::start();
     host.ok(&["new", "mine"]);
-    let mut run = spawn(&host, &["run", "sleep 60"]);
+    let mut run = spawn(&host, &["run", "sleep 600"]);
     until("it runs", || listed(&host).iter().any(|kernel| kernel["state"] == "busy"));
     // The client is stopped first, so that it cannot ask the next daemon for the removal.
     kill(Pid::from_raw(run.id() as i32), Signal::SIGSTOP).unwrap();
@@ -209,7 +209,7 @@ fn interrupt_ends_running_execution() {
     host.ok(&["new", "k", "--engine", "bash"]);
     assert_eq!(host.cli(&["interrupt", "k"]).status.code(), Some(3), "nothing runs");
     let mut running = host.command("ryokan");
-    let mut running = running.args(["exec", "k", "kept=1; sleep 60"]).spawn().unwrap();
+    let mut running = running.args(["exec", "k", "kept=1; sleep 600"]).spawn().unwrap();
     crate::support::until("the execution runs", || host.ok(&["show", "k"]).contains("busy"));
     assert_eq!(host.ok(&["interrupt", "k"]), "interrupted execution 1 of k\n");
     assert!(!running.wait().unwrap().success());

@@ -97,7 +97,7 @@ fn repl_ctrl_c() {
     terminal.wait_for("interrupting; press Ctrl-C again to return to the prompt");
     terminal.enter("k:kaish> ", "echo $x");
     terminal.wait_for("\nkept\r\n");
-    assert!(began.elapsed() < Duration::from_secs(30));
+    assert!(began.elapsed() < Duration::from_secs(300));
     terminal.leave("k:kaish> ", CTRL_D);
     let journal = host.ok(&["journal", "k"]);
     assert!(journal.contains("#1 interrupted") && !journal.contains("never"), "{journal}");

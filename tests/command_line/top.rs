@@ -3,13 +3,11 @@
 //! Only changed cells are written, and a blank cell between two words is not one: so the tests wait
 //! for single words.
 
-use std::time::{Duration, Instant};
-
 use nix::sys::signal::{Signal, kill};
 use nix::sys::termios::LocalFlags;
 use nix::unistd::Pid;
 
-use crate::support::{Host, Terminal};
+use crate::support::{Host, Terminal, until};
 
 /// Leaves the alternate screen.
 const LEFT: &str = "\x1b[?1049l";
@@ -22,15 +20,6 @@ fn usual() -> LocalFlags {
 fn state_of(host: &Host, kernel: &str) -> String {
     let json: serde_json::Value = serde_json::from_str(&host.ok(&["show", kernel, "--json"])).unwrap();
     json["state"].as_str().unwrap().to_owned()
-}
-
-/// Waits for an effect, because the screen may still show the confirmation prompt.
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]

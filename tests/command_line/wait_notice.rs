@@ -11,7 +11,7 @@ const CTRL_C: &str = "\x03";
 fn terminal_shows_wait_reason() {
     let host = Host::start();
     host.ok(&["new", "k"]);
-    let mut runs = Terminal::start(&host, &["exec", "k", "sleep 60; echo done"]);
+    let mut runs = Terminal::start(&host, &["exec", "k", "sleep 600; echo done"]);
     until("it runs", || host.ok(&["show", "k", "--json"]).contains("\"busy\""));
     let mut waits: Vec<Terminal> = [&["vars", "k"][..], &["exec", "k", "echo second"], &["stop", "k"]]
         .into_iter()

@@ -46,7 +46,7 @@ fn full_queue_rejects_executions() {
             // return.
             for n in [98, 99] {
                 let more = ExecRequest::code(code(n));
-                let asking = tokio::time::timeout(Duration::from_secs(20), k.run(&more)).await;
+                let asking = tokio::time::timeout(Duration::from_secs(120), k.run(&more)).await;
                 let refused = asking.expect("refused at once").err().expect("the queue is full");
                 assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
                 assert!(refused.message.contains(&format!("has {QUEUE} pieces of work waiting")), "{refused}");

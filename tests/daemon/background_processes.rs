@@ -1,6 +1,6 @@
 //! Background processes that no engine reports are bound by the kernel's limits too.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ryokan::core::engine::EngineName;
 
@@ -16,11 +16,12 @@ fn background_process_limits() {
         host.with(async |client| {
             let k = kernel(&client, "k", EngineName::Bash).await;
             // Not a child of the shell when its execution ends, and idle at first.
-            let flood =
-                "n=0; sleep 3; while [ $n -lt 200 ]; do head -c 4M /dev/zero > flood.$n; n=$((n + 1)); sleep 0.1; done";
+            let flood = "n=0; until test -e go; do sleep 0.2; done; \
+                while [ $n -lt 200 ]; do head -c 4M /dev/zero > flood.$n; n=$((n + 1)); sleep 0.1; done";
             run(&k, &format!("kept=1; (setsid sh -c '{flood}' >/dev/null 2>&1 &)")).await;
             let info = k.info().await.expect("info");
             assert!(info.state == "ready", "{}", info.state);
+            host.release(&k).await;
             let crashed = async || k.info().await.expect("info").state.starts_with("crashed");
             eventually("its limit holds", crashed).await;
             let events = host.ok(&["events", "--json"]);
@@ -58,11 +59,14 @@ fn idle_worker_sleeps() {
         }
         // Writes are counted until the count is complete.
         tokio::time::sleep(Duration::from_secs(4)).await;
+        let begun = Instant::now();
         let before: Vec<u64> = inits.iter().map(|(_, init)| wakes(*init)).collect();
         tokio::time::sleep(Duration::from_secs(11)).await;
         for ((engine, init), before) in inits.into_iter().zip(before) {
             let woken = wakes(init) - before;
-            assert!((1..=12).contains(&woken), "the init of {engine} woke {woken} times in 11 s");
+            let time = begun.elapsed();
+            assert!(woken <= time.as_secs() + 1, "the init of {engine} woke {woken} times in {time:?}");
+            eventually("it wakes at all", async || wakes(init) > before).await;
         }
     });
 }

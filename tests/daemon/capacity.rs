@@ -24,7 +24,7 @@ fn large_hello_disconnects() {
         let host = Host::start_as(user);
         let connect = || {
             let stream = UnixStream::connect(host.socket()).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            stream.set_read_timeout(Some(limits::CLIENT_HELLO)).unwrap();
             stream
         };
         // The announced size suffices for a refusal: the body is not awaited.
@@ -34,7 +34,7 @@ fn large_hello_disconnects() {
         // An error message may precede the end.
         let over = large.read_to_end(&mut Vec::new());
         assert!(!over.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "the connection is closed");
-        assert!(began.elapsed() < Duration::from_secs(4), "at once, not at the deadline for hello");
+        assert!(began.elapsed() < limits::CLIENT_HELLO * 9 / 10, "at once, not at the deadline for hello");
         // A message of the maximum size is awaited, as any client's is.
         let mut small = connect();
         small.write_all(&table(limits::HELLO_WORDS)).unwrap();
@@ -78,13 +78,13 @@ fn until_refused(mut run: impl FnMut() -> Output) -> String {
             assert_eq!(output.status.code(), Some(4), "the exit status of a refusal: {said}");
             return said;
         }
-        assert!(began.elapsed() < Duration::from_secs(8), "not refused after {tries} tries");
+        assert!(began.elapsed() < Duration::from_secs(120), "not refused after {tries} tries");
     }
     unreachable!("a refusal returns, the deadline fails")
 }
 
 fn until_served(mut run: impl FnMut() -> Output) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(180);
     loop {
         let output = run();
         if output.status.success() {
@@ -104,8 +104,11 @@ fn client_limit_is_per_user() {
     let (greedy, other) = (UNPRIVILEGED, UNPRIVILEGED + 1);
     let made = system.cli(other, &["new", "mine"]);
     assert!(made.status.success(), "{}\n{}", String::from_utf8_lossy(&made.stderr), system.log());
-    let script = "import socket, sys\nheld = [socket.socket(socket.AF_UNIX) for _ in range(40)]\n\
-        for one in held: one.connect(sys.argv[1])\nprint('held', flush=True)\nsys.stdin.read()";
+    // Connections without a hello end at its deadline: new ones take their places.
+    let script = "import select, socket, sys\nheld = []\nwhile True:\n\
+        \x20   new = [socket.socket(socket.AF_UNIX) for _ in range(40)]\n\
+        \x20   for one in new: one.connect(sys.argv[1])\n    held = held[-80:] + new\n\
+        \x20   print('held', flush=True)\n    if select.select([sys.stdin], [], [], 3)[0]: break";
     let mut holder = system.run_as(greedy, "/usr/bin/python3");
     holder.args(["-c", script]).arg(system.socket()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut holder = holder.spawn().unwrap();

@@ -4,7 +4,8 @@ use nix::sys::signal::Signal;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::ExecRequest;
 
-use crate::support::{Host, eventually, kernel, out};
+use super::metrics::{reported, value};
+use crate::support::{Host, WAITS, eventually, kernel, out};
 
 #[test]
 fn daemon_stop_interrupts_executions() {
@@ -49,14 +50,19 @@ fn queued_stop_cancelled_with_client() {
     let host = Host::start();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
-        let running = k.run(&ExecRequest::code("x=1; sleep 2")).await.expect("accepted");
+        let running = k.run(&ExecRequest::code(format!("x=1; {WAITS}"))).await.expect("accepted");
         eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
         let queued = k.run(&ExecRequest::code("x=2")).await.expect("accepted");
+        let clients = || value(&reported(&host), "ryokan_clients");
         let mut stop = host.command("ryokan").args(["stop", "k"]).spawn().expect("spawned");
+        eventually("it is connected", async || clients() == 2.0).await;
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
         assert!(stop.try_wait().expect("waited").is_none(), "the stop is queued");
         stop.kill().expect("killed");
         stop.wait().expect("ended");
+        eventually("its disconnection is noticed", async || clients() == 1.0).await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        host.release(&k).await;
         running.result().await.expect("a result");
         queued.result().await.expect("a result");
         assert_eq!(out(&k, "echo $x").await, "2");

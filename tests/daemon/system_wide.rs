@@ -47,7 +47,7 @@ impl SystemWide {
             .unwrap();
         let bin = at.join("bin");
         let mut system = SystemWide { dir, bin, daemon };
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         while UnixStream::connect(system.socket()).is_err() {
             let over = system.daemon.try_wait().unwrap();
             assert!(over.is_none() && Instant::now() < deadline, "{over:?}: {}", system.log());

@@ -36,7 +36,7 @@ impl Engine {
             ..Setup::default()
         };
         let thread = std::thread::spawn(move || serve(theirs.into(), stdout_in.into(), stderr_in.into(), setup));
-        ours.set_read_timeout(Some(Duration::from_secs(60))).expect("sets");
+        ours.set_read_timeout(Some(Duration::from_secs(180))).expect("sets");
         let mut engine = Engine {
             socket: ours,
             decoder: Decoder::default(),
@@ -336,14 +336,12 @@ fn job_start_and_end_frames() {
     assert!(jobs[0][0].command.contains("sleep 0.4"), "{jobs:?}");
     assert_eq!(jobs[0][0].id, "1");
     assert!(events.iter().any(|event| matches!(event, Event::Missed { entries } if entries[0].key == "job/1")));
-    let began = Instant::now();
     loop {
         if let (Event::Jobs { jobs }, _) = engine.event() {
             assert!(jobs.is_empty());
             break;
         }
     }
-    assert!(began.elapsed() < Duration::from_secs(3));
     engine.run("/bin/sleep 0.1 & wait; echo waited");
     assert!(engine.output().ends_with("waited\n"));
 }
@@ -361,8 +359,11 @@ fn stdin_is_passed_as_descriptor() {
     sendmsg::<()>(engine.socket.as_raw_fd(), &[IoSlice::new(&bytes)], &rights, MsgFlags::empty(), None).expect("sends");
     drop(reader);
     writer.write_all(b"one\n").expect("writes");
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(engine.output(), "a=one\n", "what is there is read before the rest is");
+    let mut seen = String::new();
+    crate::support::until("what is there is read before the rest is", || {
+        seen += &engine.output();
+        seen == "a=one\n"
+    });
     writer.write_all(b"two\n").expect("writes");
     drop(writer);
     engine.until_end(5);
@@ -413,7 +414,7 @@ fn slow_reader(code: &str, expected: u64) {
         counted.send(sum).expect("the receiver is there");
     });
     engine.until_end(id);
-    let sum = count.recv_timeout(Duration::from_secs(60)).expect("all output arrived");
+    let sum = count.recv_timeout(Duration::from_secs(300)).expect("all output arrived");
     assert_eq!(sum, expected, "{code}");
     assert_eq!(engine.output(), "", "{code}: not a byte more");
 }
@@ -447,7 +448,7 @@ fn captured_output_complete_or_error() {
     let Some(Event::End { status, code, err, .. }) = events.last() else { panic!("{events:?}") };
     assert_eq!((*status, *code), (EndStatus::Failed, 3));
     assert!(err.contains("output truncated"), "{err}");
-    engine.run("timeout 0.3 /bin/sleep 5; echo $?; timeout 5 /bin/echo in time");
+    engine.run("timeout 0.3 /bin/sleep 500; echo $?; timeout 500 /bin/echo in time");
     assert_eq!(engine.output(), "124\nin time\n");
 }
 
@@ -518,8 +519,7 @@ fn engine_shutdown_exit_codes() {
     engine.run("/bin/sleep 60 &");
     engine.send(&Request::Shutdown, &[]);
     assert_eq!(engine.exit(), 0);
-    assert!(began.elapsed() < Duration::from_secs(2));
-
+    assert!(began.elapsed() < Duration::from_secs(50), "it waited for its job");
     let engine = Engine::start();
     engine.socket.shutdown(std::net::Shutdown::Both).expect("shuts");
     assert_eq!(engine.exit(), 0, "init is gone");

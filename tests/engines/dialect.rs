@@ -23,7 +23,7 @@ pub struct Dialect {
     pub show: &'static str,
     /// Exits with 3.
     pub leaves: &'static str,
-    /// Writes 1, 2 and 3 on lines, half a second apart.
+    /// Writes 1, 2 and 3 on lines, and waits after each for a file `go`.
     pub slowly: &'static str,
     /// Sleeps for long.
     pub sleeps: &'static str,
@@ -80,7 +80,7 @@ const KAISH: Dialect = Dialect {
     spoils: "x=0",
     show: "echo $x",
     leaves: "exit 3",
-    slowly: "for i in 1 2 3; do echo $i; sleep 0.5; done",
+    slowly: "for i in 1 2 3; do echo $i; /bin/sh -c 'until test -e go; do sleep 0.05; done'; done",
     sleeps: "sleep 30",
     loops: "while true; do y=1; done",
     reads: "cat",
@@ -120,7 +120,7 @@ const PYTHON: Dialect = Dialect {
     spoils: "x = 0",
     show: "print(x)",
     leaves: "import sys; sys.exit(3)",
-    slowly: "import time\nfor i in (1, 2, 3):\n    print(i, flush=True); time.sleep(0.5)",
+    slowly: "import os, time\nfor i in (1, 2, 3):\n    print(i, flush=True)\n    while not os.path.exists('go'): time.sleep(0.05)",
     sleeps: "import time; time.sleep(30)",
     loops: "while True: pass",
     reads: "import sys\ntry: print(sys.stdin.read(), end='')\nexcept StdinNotGiven: print('none')",
@@ -149,7 +149,7 @@ const NODE: Dialect = Dialect {
     spoils: "x = 0",
     show: "console.log(x)",
     leaves: "process.exit(3)",
-    slowly: "for (const i of [1, 2, 3]) { console.log(i); await new Promise(done => setTimeout(done, 500)) }",
+    slowly: "for (const i of [1, 2, 3]) {\n  console.log(i)\n  while (!require('fs').existsSync('go')) await new Promise(done => setTimeout(done, 50))\n}",
     sleeps: "await new Promise(done => setTimeout(done, 30000))",
     loops: "while (true) {}",
     reads: "process.stdout.write(require('fs').readFileSync(0))",

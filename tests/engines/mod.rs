@@ -63,14 +63,13 @@ fn execution_status_matches_code() {
 
 #[test]
 fn output_streams_during_execution() {
-    each("streams", async |_, _, k, d| {
-        let events = Events::default();
-        let begun = Instant::now();
-        let result = k.execute_streaming(ExecRequest::code(d.slowly), &events).await.expect("runs");
+    each("streams", async |host, _, k, d| {
+        let events = Events::releasing(host.workspace(k.info().await.expect("info").id).join("go"));
+        let running = k.execute_streaming(ExecRequest::code(d.slowly), &events);
+        let result = tokio::time::timeout(Duration::from_secs(180), running).await;
+        let result = result.unwrap_or_else(|_| panic!("{}: the first line waits", d.engine)).expect("runs");
         assert_eq!(String::from_utf8_lossy(&result.stdout), "1\n2\n3\n", "{}: {result:?}", d.engine);
-        let first = events.0.borrow().first().expect("output").0;
-        assert!(first.duration_since(begun) + Duration::from_millis(400) < begun.elapsed(), "{}", d.engine);
-        let seen = events.0.borrow().iter().filter(|(_, e)| matches!(e, OutputEvent::Stdout(_))).count();
+        let seen = events.seen.borrow().iter().filter(|event| matches!(event, OutputEvent::Stdout(_))).count();
         assert!(seen >= 2, "{}: in pieces", d.engine);
     });
 }
@@ -88,7 +87,8 @@ fn interrupt_keeps_session_usable() {
             let result = execution.result().await.expect("ends");
             let ended = (result.end.status, result.end.code);
             assert_eq!(ended, (ExecStatus::Interrupted, 130), "{} {code}: {result:?}", d.engine);
-            assert!(begun.elapsed() < Duration::from_secs(8), "{} {code}: {:?}", d.engine, begun.elapsed());
+            // Before the code that sleeps would end.
+            assert!(begun.elapsed() < Duration::from_secs(25), "{} {code}: {:?}", d.engine, begun.elapsed());
             assert_eq!(out(k, d.show).await, "41", "{} {code}", d.engine);
         }
         let request = ExecRequest { timeout_ms: 400, ..ExecRequest::code(d.sleeps) };
@@ -104,10 +104,9 @@ fn stdin_and_environment_scope() {
         let given = ExecRequest { stdin: b"one\ntwo\n".to_vec(), ..ExecRequest::code(d.reads) };
         let read = k.run_to_end(&given).await.expect("runs");
         assert_eq!(String::from_utf8_lossy(&read.stdout).trim_end(), "one\ntwo", "{}: {read:?}", d.engine);
-        let begun = Instant::now();
-        let none = run(k, d.reads).await;
+        let none = tokio::time::timeout(Duration::from_secs(180), run(k, d.reads)).await;
+        let none = none.unwrap_or_else(|_| panic!("{}: a read without input waits", d.engine));
         assert_eq!(String::from_utf8_lossy(&none.stdout).trim_end(), d.reads_nothing, "{}: {none:?}", d.engine);
-        assert!(begun.elapsed() < Duration::from_secs(10), "{}: a read without input does not wait", d.engine);
         let env = vec![("ONCE".into(), "it is $HOME".into())];
         let shown = k.run_to_end(&ExecRequest { env, ..ExecRequest::code(d.env) }).await.expect("runs");
         assert_eq!(String::from_utf8_lossy(&shown.stdout).trim_end(), "it is $HOME", "{}: {shown:?}", d.engine);
@@ -208,7 +207,9 @@ fn custom_interpreter_visibility() {
         let mut host = Host::prepare(user);
         let folder = host.given(user);
         let own = folder.join("own-bash");
-        std::fs::copy("/bin/bash", &own).expect("copied");
+        // By `cp`: a fork of another test could hold a copy of our own open for writing ("text file busy").
+        let copied = std::process::Command::new("cp").arg("/bin/bash").arg(&own).status().expect("cp runs");
+        assert!(copied.success());
         host.configure(&format!("[engines.bash]\ncommand = {own:?}\n"));
         host.launch();
         host.with(async |client| {

@@ -20,7 +20,7 @@ use crate::support::{Host, Random, User, kernel, users};
 /// Kills of one user's daemon within the whole test suite.
 const KILLS: u64 = 30;
 /// Time within which a kernel must answer after a kill, on a loaded machine.
-const STUCK: Duration = Duration::from_secs(90);
+const STUCK: Duration = Duration::from_secs(300);
 
 /// Variable and file of a kernel: each holds the number of the execution that wrote it last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -73,7 +73,8 @@ fn tree(of: u32) -> Vec<u32> {
 /// The inits of this host's workers: worker processes whose parent is not one of them.
 fn inits(host: &Host) -> Vec<u32> {
     let workers = host.workers();
-    workers.iter().copied().filter(|pid| parent(*pid).is_none_or(|parent| !workers.contains(&parent))).collect()
+    // One that has ended since has no parent.
+    workers.iter().copied().filter(|pid| parent(*pid).is_some_and(|parent| !workers.contains(&parent))).collect()
 }
 
 /// The engine of an init: its child.

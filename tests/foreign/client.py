@@ -65,7 +65,7 @@ async def refused(promise, code, reason=None):
 
 
 async def eventually(what, holds):
-    for _ in range(600):
+    for _ in range(3600):
         if holds():
             return
         await asyncio.sleep(0.05)
@@ -355,7 +355,7 @@ async def of_python(python):
     assert not (await Caller("Execution", nothing.execution).result()).result.hasData
     await out(python, "kept = [1, 2]\nimport threading\nlock = threading.Lock()")
     missed = []
-    for _ in range(200):
+    for _ in range(3600):
         missed = (await python.missed()).missed
         if missed:
             break
@@ -412,7 +412,7 @@ async def tools(kernel, typed):
     await refused(kernel.registerMcp("other", {"stdio": {"command": "/bin/sh"}}, 0), "refused")
     await kernel.registerMcp("s", {"stdio": {"command": "python3", "args": [SERVER, "ok"]}}, 0)
     servers = []
-    for _ in range(400):
+    for _ in range(3600):
         servers = (await kernel.listMcpServers()).servers
         if servers[0].tools:
             break
@@ -424,7 +424,7 @@ async def tools(kernel, typed):
     assert (await kernel.callTool(offered[0].name, args)).result.ok
     # Numbers stay numbers on their way to the server.
     await typed.registerMcp("s", {"stdio": {"command": "python3", "args": [SERVER, "ok"]}}, 0)
-    for _ in range(400):
+    for _ in range(3600):
         if (await typed.listMcpServers()).servers[0].tools:
             break
         await asyncio.sleep(0.05)

@@ -35,7 +35,24 @@ def tearDownModule():
     assert len(removed) == 3 and not any(os.path.exists(path) for path in removed), removed
 
 
-class Python(jupyter_kernel_test.KernelTests):
+# The suite allows 15 s for an answer.
+jupyter_kernel_test.TIMEOUT = 180
+
+
+class Patient:
+    """Waits for the messages after a reply for longer than the suite's 0.1 s."""
+
+    def execute_helper(self, code, timeout=180, **options):
+        channel = self.kc.iopub_channel
+        get = jupyter_kernel_test.ensure_sync(channel.get_msg)
+        channel.get_msg = lambda timeout: get(timeout=180)
+        try:
+            return super().execute_helper(code, timeout, **options)
+        finally:
+            del channel.get_msg
+
+
+class Python(Patient, jupyter_kernel_test.KernelTests):
     kernel_name = "ryokan-python"
     language_name = "python"
     file_extension = ".py"
@@ -81,12 +98,12 @@ class Python(jupyter_kernel_test.KernelTests):
         second = self.kc.execute("print('never')")
         replies = {}
         while len(replies) < 2:
-            reply = self.kc.get_shell_msg(timeout=30)
+            reply = self.kc.get_shell_msg(timeout=180)
             replies[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
         self.assertEqual((replies[first], replies[second]), ("error", "aborted"))
 
 
-class Bash(jupyter_kernel_test.KernelTests):
+class Bash(Patient, jupyter_kernel_test.KernelTests):
     kernel_name = "ryokan-bash"
     language_name = "bash"
     file_extension = ".sh"
@@ -100,7 +117,7 @@ class Bash(jupyter_kernel_test.KernelTests):
 class Notebooks(unittest.TestCase):
     def run_cells(self, *cells, **options):
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        client = NotebookClient(notebook, kernel_name="ryokan-python", timeout=120, **options)
+        client = NotebookClient(notebook, kernel_name="ryokan-python", timeout=300, **options)
         client.execute()
         return [cell.outputs for cell in notebook.cells]
 
@@ -121,7 +138,7 @@ class Notebooks(unittest.TestCase):
         client = manager.client()
         client.start_channels()
         self.addCleanup(client.stop_channels)
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=180)
         self.addCleanup(lambda: manager.is_alive() and manager.shutdown_kernel())
         return manager, client
 
@@ -132,7 +149,7 @@ class Notebooks(unittest.TestCase):
             content = message["content"]
             said.append(content.get("text") or content.get("data", {}).get("text/plain") or "")
 
-        reply = client.execute_interactive(code, timeout=120, output_hook=hook)
+        reply = client.execute_interactive(code, timeout=300, output_hook=hook)
         return reply["content"]["status"], "".join(said)
 
     def test_input_is_asked(self):
@@ -146,21 +163,21 @@ class Notebooks(unittest.TestCase):
         code = "name = input('colour? ')\nnumber = int(input())\nprint(name, number)"
         said = []
         hook = lambda message: said.append(message["content"].get("text", ""))
-        reply = client.execute_interactive(code, allow_stdin=True, timeout=120, output_hook=hook, stdin_hook=answer)
+        reply = client.execute_interactive(code, allow_stdin=True, timeout=300, output_hook=hook, stdin_hook=answer)
         self.assertEqual((reply["content"]["status"], "".join(said)), ("ok", "colour? blue 42\n"))
         self.assertEqual(asked, [{"prompt": "", "password": False}] * 2)
         # Without a person to ask nothing hangs, and the error says why.
-        reply = client.execute_interactive("input('x')", allow_stdin=False, timeout=120, output_hook=hook)
+        reply = client.execute_interactive("input('x')", allow_stdin=False, timeout=300, output_hook=hook)
         self.assertEqual(reply["content"]["ename"], "StdinNotGiven")
         # What cannot be asked for line by line is refused, and programs get no input.
         code = "import subprocess, sys\nassert subprocess.run(['cat'], capture_output=True).stdout == b''\nsys.stdin.read()"
-        reply = client.execute_interactive(code, allow_stdin=True, timeout=120, output_hook=hook, stdin_hook=answer)
+        reply = client.execute_interactive(code, allow_stdin=True, timeout=300, output_hook=hook, stdin_hook=answer)
         self.assertEqual(reply["content"]["ename"], "StdinNotGiven")
         # An interrupt ends the question; a late answer is dropped.
         waiting = client.execute("input()", allow_stdin=True)
-        client.get_stdin_msg(timeout=60)
+        client.get_stdin_msg(timeout=180)
         manager.interrupt_kernel()
-        while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != waiting:
+        while (reply := client.get_shell_msg(timeout=180))["parent_header"]["msg_id"] != waiting:
             pass
         self.assertEqual(reply["content"]["ename"], "KeyboardInterrupt")
         client.input("late")
@@ -185,7 +202,7 @@ class Notebooks(unittest.TestCase):
         manager, client = self.manager("ryokan-python-demo")
         self.assertEqual(self.say(client, "kept"), ("ok", "1"))
         manager.restart_kernel()
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=180)
         status, _ = self.say(client, "kept")
         self.assertEqual(status, "error", "a restart clears the variables")
         self.assertEqual(self.say(client, "import os; os.listdir()"), ("ok", "['kept']"))
@@ -203,7 +220,7 @@ class Notebooks(unittest.TestCase):
                 os.kill(killed[0], signal.SIGKILL)
 
         said = []
-        reply = client.execute_interactive(code, timeout=120, output_hook=hook)
+        reply = client.execute_interactive(code, timeout=300, output_hook=hook)
         self.assertEqual(reply["content"]["status"], "ok", reply["content"])
         self.assertTrue(killed)
         self.assertEqual("".join(said), "".join(f"{n}\n" for n in range(40)) + "'end'")
@@ -212,14 +229,14 @@ class Notebooks(unittest.TestCase):
     def test_interrupt_ends_cell(self):
         manager, client = self.manager("ryokan-python")
         begun = time.monotonic()
-        waiting = client.execute("import time; print('on', flush=True); time.sleep(60)")
-        while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
+        waiting = client.execute("import time; print('on', flush=True); time.sleep(600)")
+        while client.get_iopub_msg(timeout=180)["msg_type"] != "stream":
             pass
         manager.interrupt_kernel()
-        while (reply := client.get_shell_msg(timeout=30))["parent_header"]["msg_id"] != waiting:
+        while (reply := client.get_shell_msg(timeout=180))["parent_header"]["msg_id"] != waiting:
             pass
         self.assertEqual((reply["content"]["status"], reply["content"]["ename"]), ("error", "KeyboardInterrupt"))
-        self.assertLess(time.monotonic() - begun, 30)
+        self.assertLess(time.monotonic() - begun, 300)
         self.assertEqual(self.say(client, "1 + 1"), ("ok", "2"))
 
     def runs(self, pid):
@@ -238,12 +255,11 @@ class Notebooks(unittest.TestCase):
         parent.wait()
         parent.stdin.close()
         parent.stdout.close()
-        for _ in range(100):
-            if not self.runs(bridge):
-                self.assertEqual(kernels(), before)
+        for _ in range(1800):
+            if not self.runs(bridge) and kernels() == before:
                 return
             time.sleep(0.1)
-        self.fail("the bridge runs on")
+        self.fail(f"the bridge runs on, or its kernel: {kernels()}")
 
 
 if __name__ == "__main__":

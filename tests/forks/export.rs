@@ -207,8 +207,11 @@ fn interrupted_export_leaves_no_file() {
     let file = folder.join("k.ryokan");
     let mut command = host.command("ryokan");
     let mut child = command.args(["--no-autostart", "export", "k"]).arg(&file).stdin(Stdio::null()).spawn().unwrap();
-    let is_begun =
-        || files().iter().any(|name| !before.contains(name) && folder.join(name).metadata().unwrap().len() > 0);
+    let is_begun = || {
+        files()
+            .iter()
+            .any(|name| !before.contains(name) && folder.join(name).metadata().is_ok_and(|file| file.len() > 0))
+    };
     while !is_begun() {
         assert!(child.try_wait().unwrap().is_none(), "the export was still running");
         std::thread::sleep(std::time::Duration::from_millis(1));

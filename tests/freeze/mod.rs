@@ -116,7 +116,7 @@ impl Shop {
 
     fn sql(&self, text: &str) {
         let database = Connection::open(self.data()).unwrap();
-        database.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+        database.busy_timeout(std::time::Duration::from_secs(180)).unwrap();
         database.execute_batch(text).unwrap();
         drop(database);
         self.give();
@@ -179,7 +179,7 @@ impl Shop {
 
 fn amounts(path: &Path) -> rusqlite::Result<(i64, i64)> {
     let database = Connection::open(path)?;
-    database.busy_timeout(std::time::Duration::from_secs(10))?;
+    database.busy_timeout(std::time::Duration::from_secs(180))?;
     let read =
         database.query_row("SELECT sum(amount * (id = 1)), sum(amount * (id = 2)) FROM accounts", [], |row| {
             Ok((row.get(0)?, row.get(1)?))
@@ -199,7 +199,7 @@ struct Writer {
 impl Writer {
     fn start(path: &Path) -> Writer {
         let database = Connection::open(path).unwrap();
-        database.busy_timeout(std::time::Duration::from_secs(20)).unwrap();
+        database.busy_timeout(std::time::Duration::from_secs(180)).unwrap();
         Writer::run(move || {
             database
                 .execute_batch(

@@ -7,7 +7,7 @@ use ryokan::sys::fault;
 
 use super::Shop;
 use super::crash_safety::{killed, points};
-use crate::support::{User, out, until, users};
+use crate::support::{User, WAITS, out, until, users};
 
 /// A freeze of a group that waits before it stores member `n`, counted from 1, kernels first.
 pub struct Held {
@@ -86,12 +86,13 @@ fn files_ignored_meanwhile_are_left_out() {
         command.arg("--no-autostart").args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().unwrap()
     };
-    let mut running = begin(&["exec", "agent", "sleep 4"]);
+    let mut running = begin(&["exec", "agent", WAITS]);
     until("an execution", || shop.host.ok(&["show", "agent", "--json"]).contains("busy"));
     // It reads the repository, and then waits for the kernel.
     let mut freeze = begin(&["freeze", "shop", "-m", "good"]);
     std::thread::sleep(std::time::Duration::from_secs(2));
     shop.write(".git/info/exclude", "secret.env\n");
+    shop.host.with(async |client| shop.host.release(&client.open_kernel("agent").await.expect("there").0).await);
     assert!(freeze.wait().unwrap().success() && running.wait().unwrap().success());
     for name in ["secret.env", "new.txt"] {
         fs::remove_file(shop.code().join(name)).unwrap();

@@ -71,7 +71,7 @@ impl Cluster {
             "shop",
             "CREATE TABLE accounts (id int PRIMARY KEY, amount int); INSERT INTO accounts VALUES (1, 500), (2, 500)",
         );
-        host.configure(&cluster.configuration("20s", more));
+        host.configure(&cluster.configuration("120s", more));
         cluster
     }
 

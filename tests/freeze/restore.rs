@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 use super::{Shop, Writer};
-use crate::support::{Host, users};
+use crate::support::users;
 
 #[test]
 fn group_is_restored_as_one() {
@@ -80,17 +80,18 @@ fn lost_database_is_restored() {
 /// A reader keeps the database from its change for longer than a step of another member may take.
 #[test]
 fn slow_database_is_awaited() {
-    let host = Host::prepare(users()[0]);
-    host.configure("[limits]\nfreeze_step = \"2s\"\n");
-    let shop = Shop::of(host, users()[0]);
+    let mut shop = Shop::new(users()[0]);
     shop.sql("PRAGMA journal_mode = delete");
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.host.kill();
+    shop.host.configure("[limits]\nfreeze_step = \"3s\"\n");
+    shop.host.launch();
     shop.sql("UPDATE accounts SET amount = 900 WHERE id = 1; UPDATE accounts SET amount = 100 WHERE id = 2;");
     let reader = Connection::open(shop.data()).unwrap();
     reader.execute_batch("BEGIN").unwrap();
     reader.query_row("SELECT count(*) FROM accounts", [], |row| row.get::<_, i64>(0)).unwrap();
     let reading = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(3500));
+        std::thread::sleep(Duration::from_secs(4));
         drop(reader);
     });
     shop.host.ok(&["--yes", "restore", "shop", "good", "--member", "data"]);

@@ -140,11 +140,11 @@ fn late_stops_are_followed_by_start() {
     shop.host.ok(&["freeze", "plant"]);
     cluster.change();
     let changed = cluster.state();
-    reconfigure(&mut shop, &cluster.configuration("6s", ""));
+    reconfigure(&mut shop, &cluster.configuration("12s", ""));
     // The stop waits for this session, and is killed before.
     let mut session = Command::new(programs().join("psql"));
     session.args(["-X", "-q", "-w", "-U", "shop", "-d", "shop", "-h"]).arg(cluster.socket());
-    let mut session = session.args(["-c", "SELECT pg_sleep(9)"]).stdout(Stdio::null()).spawn().unwrap();
+    let mut session = session.args(["-c", "SELECT pg_sleep(18)"]).stdout(Stdio::null()).spawn().unwrap();
     until("the session", || {
         cluster.sql("shop", "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1"
     });
@@ -175,6 +175,7 @@ fn unseen_servers_are_never_exchanged() {
     assert_eq!((now.dev(), now.ino()), (device, place));
     fs::write(&file, text).unwrap();
     fs::rename(cluster.place.join("away"), &socket).unwrap();
+    reconfigure(&mut shop, &cluster.configuration("120s", ""));
     shop.host.ok(&["freeze", "plant"]);
     assert_eq!(cluster.state(), changed);
     shop.host.ok(&RESTORE);
@@ -201,7 +202,7 @@ fn refused_addition_removes_nothing() {
     assert!(former.exists());
     // The data directory may not be another one until the end.
     let other = cluster.place.join("other");
-    let text = cluster.configuration("20s", "");
+    let text = cluster.configuration("120s", "");
     let moved = text.replace(&format!("{:?}", cluster.data()), &format!("{other:?}"));
     reconfigure(&mut shop, &moved);
     refused(&shop, &["freeze", "plant"], "is configured with");
@@ -228,9 +229,9 @@ fn files_of_servers_are_no_members() {
     shop.host.ok(&["group", "add", "late", "--directory", &folder.display().to_string()]);
     shop.host.ok(&["freeze", "late"]);
     // A server that is configured later.
-    let server = cluster.configuration("20s", "").replace("[postgres.main]", "[postgres.second]");
+    let server = cluster.configuration("120s", "").replace("[postgres.main]", "[postgres.second]");
     let second = server.replace(&format!("{:?}", cluster.data()), &format!("{:?}", folder.join("inner")));
-    reconfigure(&mut shop, &cluster.configuration("20s", &second));
+    reconfigure(&mut shop, &cluster.configuration("120s", &second));
     for command in [&["freeze", "late"][..], &["--yes", "restore", "late", "1"]] {
         refused(&shop, command, "PostgreSQL server second overlap");
     }

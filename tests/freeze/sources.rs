@@ -45,7 +45,7 @@ impl Plant {
         let argv: String =
             ["freeze", "capture", "thaw", "restore"].map(|verb| format!("{verb} = [{program:?}, {verb:?}]\n")).concat();
         host.configure(&format!(
-            "[upkeep]\ngrace = \"0s\"\n[sources.queue]\n{argv}timeout = \"2s\"\nmax_size = \"1M\"\n"
+            "[upkeep]\ngrace = \"0s\"\n[sources.queue]\n{argv}timeout = \"10s\"\nmax_size = \"1M\"\n"
         ));
         host.env("SECRET_TOKEN", "do-not-pass");
         let plant = Plant(Shop::of(host, user), place);
@@ -255,8 +255,8 @@ fn thaw_follows_every_freeze() {
     for (fault, part, verbs) in [
         ("fail-freeze", "no freeze today", &["freeze", "thaw"][..]),
         ("fail-capture", "no capture today", &["freeze", "capture", "thaw"]),
-        ("slow-freeze", "did not end within 2s", &["freeze", "thaw"]),
-        ("slow-capture", "did not end within 2s", &["freeze", "capture", "thaw"]),
+        ("slow-freeze", "did not end within 10s", &["freeze", "thaw"]),
+        ("slow-capture", "did not end within 10s", &["freeze", "capture", "thaw"]),
     ] {
         plant.arm(fault);
         plant.refused(&FREEZE, part);
@@ -290,10 +290,11 @@ fn failed_restore_of_sources_goes_back() {
     for fault in ["fail-restore", "slow-restore"] {
         plant.arm(fault);
         if fault.starts_with("slow") {
-            // It hangs once.
-            let flag = plant.queue(fault);
+            // It hangs once: the flag is seen, and gone before the next attempt.
+            let (flag, log) = (plant.queue(fault), plant.queue("log"));
             std::thread::spawn(move || {
-                std::thread::sleep(std::time::Duration::from_millis(2500));
+                until("the restore", || fs::read_to_string(&log).is_ok_and(|log| log.contains("restore")));
+                std::thread::sleep(std::time::Duration::from_secs(5));
                 let _ = fs::remove_file(flag);
             });
         }

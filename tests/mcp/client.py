@@ -14,7 +14,7 @@ def text(result):
 
 async def session(mode):
     server = StdioServerParameters(command=sys.argv[1], args=["mcp", "serve"], env=dict(os.environ))
-    async with Client(server, mode=mode, read_timeout_seconds=60) as client:
+    async with Client(server, mode=mode, read_timeout_seconds=180) as client:
         assert client.server_info.name == "ryokan" and "checkpoint" in client.instructions
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {"execute", "checkpoint", "restore", "undo", "fork"} <= set(tools)

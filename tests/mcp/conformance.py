@@ -85,7 +85,7 @@ class Bridge:
 
 async def prepare(server):
     """A kernel with what the suite's fixtures contain."""
-    async with Client(server, read_timeout_seconds=60) as client:
+    async with Client(server, read_timeout_seconds=180) as client:
         for tool, arguments in [
             ("create_kernel", {"name": KERNEL, "engine": "python"}),
             ("write_file", {"kernel": KERNEL, "path": "static.txt", "content": "the content of a static text"}),

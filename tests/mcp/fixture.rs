@@ -25,7 +25,7 @@ pub fn entry(name: &str, args: &[&str]) -> ServerEntry {
         transport: McpTransport::Stdio { command: "python3".into(), args: all, env: Vec::new() },
         pass_env: Vec::new(),
         kernels: vec![Pattern::new("*")],
-        timeout: Duration::from_secs(20),
+        timeout: Duration::from_secs(120),
         max_instances: 4,
     }
 }
@@ -38,7 +38,7 @@ pub fn by_name() -> McpTransport {
 /// Short timings for tests that wait for a timeout.
 pub fn launch() -> Launch {
     let timing = Timing {
-        start: Duration::from_secs(20),
+        start: Duration::from_secs(120),
         backoff_first: Duration::from_millis(20),
         backoff_max: Duration::from_secs(2),
         stop_grace: Duration::from_millis(500),
@@ -52,11 +52,11 @@ pub fn servers(entries: impl IntoIterator<Item = ServerEntry>, launch: Launch) -
     McpServers::new("k".parse().expect("a name"), Arc::new(allow), launch)
 }
 
-/// Runs a test on its own thread with a `LocalSet`, as the daemon does, for at most two minutes.
+/// Runs a test on its own thread with a `LocalSet`, as the daemon does, for at most ten minutes.
 pub fn run<F: Future>(test: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let local = tokio::task::LocalSet::new();
-    let bounded = async { tokio::time::timeout(Duration::from_secs(120), test).await };
+    let bounded = async { tokio::time::timeout(Duration::from_secs(600), test).await };
     local.block_on(&runtime, bounded).expect("the test ends in time")
 }
 
@@ -79,7 +79,7 @@ pub fn info(servers: &McpServers) -> McpInfo {
 
 /// Waits for a condition.
 pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
-    for _ in 0..1500 {
+    for _ in 0..18_000 {
         if so() {
             return;
         }

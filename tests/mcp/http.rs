@@ -43,7 +43,7 @@ fn allowed(url: &str) -> ServerEntry {
             headers: vec![("Authorization".into(), "Bearer ${TOKEN}".into())],
         },
         pass_env: vec!["TOKEN".into()],
-        timeout: Duration::from_secs(30),
+        timeout: Duration::from_secs(120),
         ..entry("s", &[])
     }
 }
@@ -107,12 +107,12 @@ fn http_call_times_out() {
     let dir = tempfile::tempdir().expect("a directory");
     run(async {
         let http = Http::start(dir.path()).await;
-        let entry = ServerEntry { timeout: Duration::from_millis(300), ..allowed(&http.url) };
+        let entry = ServerEntry { timeout: Duration::from_secs(3), ..allowed(&http.url) };
         let servers = servers([entry], with_token());
         servers.register("s", &by_name()).await.expect("registered");
         let start = Instant::now();
         assert_eq!(error(&servers, "s__slow", &Value::Null).await.code, ErrorCode::Deadline);
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(50), "{:?}", start.elapsed());
     });
 }
 

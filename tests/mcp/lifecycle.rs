@@ -73,7 +73,7 @@ fn mute_server_start_times_out() {
         let start = Instant::now();
         let error = servers.register("s", &by_name()).await.expect_err("it is mute");
         assert!(error.message.contains("was not ready within 500ms"), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(15));
+        assert!(start.elapsed() < Duration::from_secs(120));
     });
 }
 
@@ -117,8 +117,7 @@ fn server_process_group_killed() {
     std::fs::remove_file(dir.path().join("pids")).expect("there");
     let (servers, pids) = run(family(dir.path()));
     drop(servers);
-    std::thread::sleep(Duration::from_millis(200));
-    assert!(!pids.iter().any(|pid| alive(pid)));
+    crate::support::until("the group is gone", || !pids.iter().any(|pid| alive(pid)));
 }
 
 #[test]
@@ -142,7 +141,7 @@ fn stubborn_server_killed() {
         let pids = words(&file).await;
         let start = Instant::now();
         servers.unregister("s").await.expect("there");
-        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(120), "{:?}", start.elapsed());
         until("it is gone", || !alive(&pids[0])).await;
     });
 }
@@ -150,7 +149,7 @@ fn stubborn_server_killed() {
 #[test]
 fn clean_exit_skips_grace() {
     run(async {
-        let grace = Duration::from_secs(20);
+        let grace = Duration::from_secs(500);
         let timing = Timing { stop_grace: grace, ..launch().timing };
         let servers = servers([entry("s", &["ok"])], Launch { timing, ..launch() });
         servers.register("s", &by_name()).await.expect("registered");
@@ -186,7 +185,8 @@ fn unregister_fails_pending_call() {
         let start = Instant::now();
         let (slow, ()) = tokio::join!(slow, end);
         assert_eq!(slow.expect_err("it was cut off").0, ErrorCode::Unavailable);
-        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+        // Before it would have answered.
+        assert!(start.elapsed() < Duration::from_secs(50), "{:?}", start.elapsed());
     });
 }
 

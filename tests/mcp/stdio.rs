@@ -89,7 +89,7 @@ fn unlisted_server_refused() {
 #[test]
 fn call_timeout_cancels_at_server() {
     run(async {
-        let short = Duration::from_millis(1500);
+        let short = Duration::from_secs(5);
         let servers = servers([ryokan::mcp::allow::ServerEntry { timeout: short, ..entry("s", &["ok"]) }], launch());
         servers.register("s", &by_name()).await.expect("registered");
         let late = error(servers.call("s__slow", &Value::Null).await);
@@ -99,7 +99,7 @@ fn call_timeout_cancels_at_server() {
             let _ = servers.call("s__slow", &Value::Null).await;
         });
         assert!(dropped.await.is_err());
-        for _ in 0..100 {
+        for _ in 0..2000 {
             let got = servers.call("s__cancelled", &Value::Null).await.expect("answered");
             if got.value == args(&[("n", Value::Int(2))]) {
                 return;
@@ -115,10 +115,11 @@ fn calls_run_concurrently() {
     run(async {
         let servers = registered(&["ok"]).await;
         let start = Instant::now();
-        let slow = args(&[("ms", Value::Int(2000))]);
+        let slow = args(&[("ms", Value::Int(6000))]);
         let calls = (0..10).map(|_| servers.call("s__slow", &slow));
         assert!(futures::future::join_all(calls).await.iter().all(Result::is_ok));
-        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+        // One after the other they take a minute.
+        assert!(start.elapsed() < Duration::from_secs(50), "{:?}", start.elapsed());
     });
 }
 
@@ -139,7 +140,8 @@ fn large_answers_are_bounded() {
             let large = error(servers.call(tool, &big(limits::VALUE_BYTES * 3)).await);
             assert_eq!(large.code, ErrorCode::Unavailable);
             assert!(large.message.contains("sent a message of more than"), "{large}");
-            assert!(start.elapsed() < Duration::from_secs(10));
+            // Before the call's deadline.
+            assert!(start.elapsed() < Duration::from_secs(100));
             echo(&servers).await;
         }
     });
@@ -159,7 +161,7 @@ fn dense_answers_bounded() {
 #[test]
 fn non_reading_server_restarted() {
     run(async {
-        let short = Duration::from_millis(200);
+        let short = Duration::from_secs(3);
         let servers = servers([ryokan::mcp::allow::ServerEntry { timeout: short, ..entry("s", &["deaf"]) }], launch());
         servers.register("s", &by_name()).await.expect("registered");
         let large = args(&[("x", Value::String("x".repeat(limits::VALUE_BYTES - 1000)))]);

@@ -78,7 +78,7 @@ fn machine_port_is_reached() {
         let port = kernel.open_port(8000).await.expect("opened");
         assert_eq!(port.connect().await.map(drop).expect_err("nothing listens").reason, "port_closed");
         host.ok(&["spawn", "web", "-d", "--", "python3", "-c", server]);
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(300);
         let stream = loop {
             match port.connect().await {
                 Ok(stream) => break stream,

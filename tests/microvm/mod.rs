@@ -317,7 +317,7 @@ fn ask(pid: u32, command: &str) -> Option<String> {
     let name = words(pid).into_iter().skip_while(|word| word != "-name").nth(1)?;
     let socket = PathBuf::from(name.strip_prefix("ryokan ")?).with_extension("monitor");
     let mut stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(std::time::Duration::from_secs(5))).ok()?;
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).ok()?;
     let mut lines = std::io::BufReader::new(stream.try_clone().ok()?).lines();
     lines.next()?.ok()?;
     let mut answer = None;

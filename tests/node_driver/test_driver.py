@@ -82,7 +82,7 @@ class Start(Own):
     def test_process_hides_driver(self):
         self.assertEqual(self.value_of("process.execArgv"), [])
         self.engine.write("child.js", "console.log('forked', process.argv.length)")
-        self.run_ok("const {once} = require('events'); const kid = require('child_process').fork('child.js', {stdio: 'inherit'}); await once(kid, 'exit')", timeout=20)
+        self.run_ok("const {once} = require('events'); const kid = require('child_process').fork('child.js', {stdio: 'inherit'}); await once(kid, 'exit')")
         self.assertIs(self.value_of("kid.exitCode === 0"), True)
 
     def test_eof_ends_with_0(self):
@@ -92,22 +92,18 @@ class Start(Own):
     def test_shutdown_ignores_exit_handlers(self):
         pid = self.value_of("const p = require('child_process').spawn('sleep', ['100']); p.pid")
         self.run_ok("process.on('exit', () => { for (;;); }); setInterval(() => {}, 1000); process.on('SIGTERM', () => {}); 0")
-        begun = time.monotonic()
         self.engine.send({"op": "shutdown"})
         self.assertEqual(self.engine.wait(), 0)
-        self.assertLess(time.monotonic() - begun, 2)
         self.assertIn(self.state_of(pid), ("Z", None))
         result = Result()
         self.engine.drain(result)
         self.assertEqual(result.err, b"")
 
     def test_shutdown_kills_stubborn_jobs(self):
-        code = "const q = require('child_process').spawn('sh', ['-c', \"trap '' TERM; echo on; sleep 100\"]); await require('events').once(q.stdout, 'data'); q.pid"
+        code = "const q = require('child_process').spawn('sh', ['-c', \"trap '' TERM; echo on; sleep 600\"]); await require('events').once(q.stdout, 'data'); q.pid"
         pid = self.value_of(code)
-        begun = time.monotonic()
         self.engine.send({"op": "shutdown"})
         self.assertEqual(self.engine.wait(), 0)
-        self.assertLess(time.monotonic() - begun, 2)
         self.assertIn(self.state_of(pid), ("Z", None))
 
     @staticmethod
@@ -121,10 +117,8 @@ class Start(Own):
     def test_shutdown_while_code_runs(self):
         self.engine.begin("while (true);")
         time.sleep(0.2)
-        begun = time.monotonic()
         self.engine.send({"op": "shutdown"})
         self.assertEqual(self.engine.wait(), 0)
-        self.assertLess(time.monotonic() - begun, 2)
 
     def test_malformed_frames_exit_with_70(self):
         for name, data in {
@@ -343,8 +337,8 @@ class Execution(Case):
         self.assertEqual(self.value_of("typeof after_1"), "undefined")
 
     def test_late_process_exit_ignored(self):
-        self.run_ok("setTimeout(() => { process.exit(3) }, 30); 0")
-        time.sleep(0.2)
+        self.run_ok("setTimeout(() => { process.exit(3) }, 1000); 0")
+        time.sleep(2)
         self.assertEqual(self.value_of("1 + 1"), 2)
 
     def test_uncaught_async_errors(self):
@@ -446,9 +440,7 @@ class Execution(Case):
 
     def test_timers_run_between_executions(self):
         self.run_ok("let ticks_1 = 0; const timer_1 = setInterval(() => { ticks_1++ }, 10); 0")
-        before = self.value_of("ticks_1")
-        time.sleep(0.3)
-        self.assertGreater(self.value_of("ticks_1"), before + 5)
+        self.engine.grows("ticks_1", 5)
         self.run_ok("clearInterval(timer_1)")
 
 
@@ -463,12 +455,10 @@ class Streams(Case):
         self.assertEqual(result.out, b"1\n2\n3\n")
 
     def test_output_is_live(self):
-        self.engine.begin("process.stdout.write('now'); await new Promise((r) => setTimeout(r, 1000))")
-        result = Result()
-        begun = time.monotonic()
-        self.engine.drain(result, 0.6)
-        self.assertLess(time.monotonic() - begun, 1.5)
+        self.engine.begin("process.stdout.write('now'); while (!require('fs').existsSync('go')) await new Promise((r) => setTimeout(r, 10))")
+        result = self.engine.first_output()
         self.assertEqual(result.out, b"now")
+        self.engine.go()
         self.engine.finish(result)
 
     def test_lone_surrogates_printed(self):
@@ -491,27 +481,23 @@ class Streams(Case):
         self.assertEqual((result.out, result.value), (b"wpq", [1, 2, True, True]))
 
     def test_large_output_is_complete(self):
-        self.engine.begin("process.stdout.write('x'.repeat(64 << 20) + 'end'); 0")
-        begun = time.monotonic()
-        out = self.engine.finish(timeout=60).out
-        rate = 64 / (time.monotonic() - begun)
+        out = self.run_ok("process.stdout.write('x'.repeat(64 << 20) + 'end'); 0").out
         self.assertEqual((len(out), out[-4:]), ((64 << 20) + 3, b"xend"))
-        self.assertGreater(rate, 20, "MB/s, on a machine that does other things too")
 
     def test_many_lines(self):
-        out = self.run_ok("for (let i = 0; i < 50000; i++) console.log(i)", timeout=60).out
+        out = self.run_ok("for (let i = 0; i < 50000; i++) console.log(i)").out
         self.assertEqual(out, b"".join(b"%d\n" % i for i in range(50000)))
 
     def test_nonblocking_output_pipe(self):
         """A child may make the pipe non-blocking: nothing is lost."""
         code = "const s_9 = new (require('net').Socket)({fd: 1, readable: false}); process.stdout.write('y'.repeat(5_000_000)); 0"
-        self.assertEqual(len(self.run_ok(code, timeout=60).out), 5_000_000)
+        self.assertEqual(len(self.run_ok(code).out), 5_000_000)
 
     def test_slow_reader_back_pressure(self):
         self.engine.begin("process.stdout.write('z'.repeat(10_000_000)); 0")
         time.sleep(0.5)
         self.assertEqual(self.engine.sock.recv(1, 0x40 | 0x2) if self._has_frame() else b"", b"")
-        self.assertEqual(len(self.engine.finish(timeout=60).out), 10_000_000)
+        self.assertEqual(len(self.engine.finish().out), 10_000_000)
 
     def _has_frame(self):
         import select
@@ -589,13 +575,13 @@ class Input(Case):
 
 
 class Interrupts(Case):
-    def interrupted(self, code, within_s=1.0, **more):
-        self.engine.begin(code, **more)
+    def interrupted(self, code, prints=False):
+        """Interrupts code, after its first output if it prints; the code would run for longer than the deadline."""
+        self.engine.begin(code)
+        result = self.engine.first_output() if prints else Result()
         self.engine.interrupt(0.3)
-        begun = time.monotonic()
-        result = self.engine.finish()
+        self.engine.finish(result)
         self.assertEqual((result.end["status"], result.end["code"]), ("interrupted", 130), result.err)
-        self.assertLess(time.monotonic() - begun, within_s)
         return result
 
     def test_interrupt_running_or_waiting(self):
@@ -603,12 +589,12 @@ class Interrupts(Case):
         for code in (
             "while (true);",
             "await new Promise(() => {})",
-            "await new Promise((r) => setTimeout(r, 60000))",
+            "await new Promise((r) => setTimeout(r, 600000))",
             "await 1; for (;;);",
             "Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)",
-            "require('child_process').execSync('sleep 30')",
-            "require('child_process').execSync('sleep 30; true')",
-            "require('child_process').spawnSync('sh', ['-c', \"trap '' TERM; sleep 30; sleep 30\"])",
+            "require('child_process').execSync('sleep 600')",
+            "require('child_process').execSync('sleep 600; true')",
+            "require('child_process').spawnSync('sh', ['-c', \"trap '' TERM; sleep 600; sleep 600\"])",
             "/(a+)+b/.test('a'.repeat(40))",
             "setTimeout(() => { for (;;); }, 5); await new Promise(() => {})",
             "setImmediate(() => { for (;;); }); await new Promise(() => {})",
@@ -628,20 +614,20 @@ class Interrupts(Case):
             "await require('events').once(new (require('events'))(), 'never')",
         ):
             with self.subTest(code):
-                self.interrupted(code, 1.5 if "trap" in code else 1.0)
+                self.interrupted(code)
                 self.assertEqual(self.value_of("kept_1.still"), "here")
 
     def test_interrupted_changes_saved(self):
-        self.assertIn("var/did_1", self.interrupted("let did_1 = [1]; while (true);").keys)
-        self.assertIn("var/did_2", self.interrupted("let did_2 = [1]; await new Promise(() => {})").keys)
+        self.assertIn("var/did_1", self.interrupted("let did_1 = [1]; console.log(1); while (true);", prints=True).keys)
+        self.assertIn("var/did_2", self.interrupted("let did_2 = [1]; console.log(1); await new Promise(() => {})", prints=True).keys)
 
     def test_interrupted_loop_stops(self):
-        self.interrupted("let turns_1 = 0; for (;;) { await new Promise((r) => setTimeout(r, 10)); turns_1++ }")
+        self.interrupted("let turns_1 = 0; for (;;) { await new Promise((r) => setTimeout(r, 10)); if (turns_1++ === 4) console.log(1) }", prints=True)
         before = self.value_of("turns_1")
         self.assertGreater(before, 3)
         time.sleep(0.3)
         self.assertEqual(self.value_of("turns_1"), before)
-        self.interrupted("let turns_2 = 0; const loop_2 = async () => { for (;;) { await null; await new Promise((r) => setTimeout(r, 10)); turns_2++ } }; await loop_2()")
+        self.interrupted("let turns_2 = 0; const loop_2 = async () => { for (;;) { await null; await new Promise((r) => setTimeout(r, 10)); if (turns_2++ === 4) console.log(1) } }; await loop_2()", prints=True)
         before = self.value_of("turns_2")
         time.sleep(0.3)
         self.assertEqual(self.value_of("turns_2"), before)
@@ -650,13 +636,11 @@ class Interrupts(Case):
         self.run_ok("let beside_1 = 0; const other_1 = (async () => { for (;;) { await new Promise((r) => setTimeout(r, 10)); beside_1++ } })(); 0")
         self.interrupted("await new Promise(() => {})")
         self.interrupted("for (;;);")
-        before = self.value_of("beside_1")
-        time.sleep(0.3)
-        self.assertGreater(self.value_of("beside_1"), before + 3)
+        self.engine.grows("beside_1", 3)
 
     def test_interrupt_keeps_started_server(self):
-        code = "const server_1 = require('http').createServer(async (q, s) => { await new Promise((r) => setTimeout(r, 5)); s.end('served') }).listen(0, '127.0.0.1'); await require('events').once(server_1, 'listening'); await new Promise(() => {})"
-        self.interrupted(code)
+        code = "const server_1 = require('http').createServer(async (q, s) => { await new Promise((r) => setTimeout(r, 5)); s.end('served') }).listen(0, '127.0.0.1'); await require('events').once(server_1, 'listening'); console.log(1); await new Promise(() => {})"
+        self.interrupted(code, prints=True)
         got = "await new Promise((done) => require('http').get({port: server_1.address().port, host: '127.0.0.1'}, (r) => { let t = ''; r.on('data', (c) => t += c).on('end', () => done(t)) }))"
         self.assertEqual(self.value_of(got), "served")
         self.run_ok("server_1.close(); server_1.closeAllConnections?.(); 0")
@@ -701,8 +685,8 @@ class Interrupts(Case):
         self.assertEqual(self.engine.finish().value, "whole")
 
     def test_interrupt_hanging_background(self):
-        self.run_ok("setTimeout(() => { for (;;); }, 10); 0")
-        time.sleep(0.1)
+        self.run_ok("setTimeout(() => { for (;;); }, 1000); 0")
+        time.sleep(2)
         self.engine.begin("'never begins'")
         self.engine.interrupt(0.1)
         self.assertEqual(self.engine.finish().end["status"], "interrupted")
@@ -726,8 +710,8 @@ class Interrupts(Case):
         self.assertEqual(self.value_of("3 + 3"), 6)
 
     def test_interrupt_keeps_jobs_running(self):
-        pid = self.value_of("const job_1 = require('child_process').spawn('sleep', ['60']); job_1.pid")
-        self.interrupted("require('child_process').execSync('sleep 30')")
+        pid = self.value_of("const job_1 = require('child_process').spawn('sleep', ['600']); job_1.pid")
+        self.interrupted("require('child_process').execSync('sleep 600')")
         os.kill(pid, 0)
         self.run_ok("job_1.kill(); 0")
 

@@ -84,8 +84,8 @@ class Saving(Own):
                     self.assertEqual(other.run("x").value, [1, 2, 1])
 
     def test_timer_changes_are_sent_next(self):
-        self.run_ok("const log = []; setTimeout(() => log.push('late'), 20); 0")
-        time.sleep(0.15)
+        self.run_ok("const log = []; setTimeout(() => log.push('late'), 1000); 0")
+        time.sleep(2)
         self.assertIn("var/log", self.run_ok("1").keys)
 
     def test_unsavable_values_listed(self):
@@ -126,7 +126,7 @@ class Saving(Own):
                 self.assertIn(reason, found[0]["reason"])
                 self.assertNotIn(found[0]["key"], self.engine.saved)
         # The spawned child and the timer end in their own time; then nothing is listed again.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 180
         while self.run_ok("1").of("missed") and time.monotonic() < deadline:
             time.sleep(0.05)
         self.assertEqual(self.run_ok("1").of("missed"), [])
@@ -209,9 +209,10 @@ class Saving(Own):
 
     def test_failed_executions_saved(self):
         self.assertEqual(self.engine.run("let a = 1\nthrow 1").keys, ["var/a"])
-        self.engine.begin("let b = 1\nwhile (true);")
+        self.engine.begin("let b = 1\nconsole.log('loops')\nwhile (true);")
+        result = self.engine.first_output()
         self.engine.interrupt()
-        self.assertEqual(self.engine.finish().keys, ["var/b"])
+        self.assertEqual(self.engine.finish(result).keys, ["var/b"])
         self.assertEqual(self.engine.run("let c = 1; process.exit(3)").keys, ["var/c"])
         self.assertEqual(self.engine.run("let d = 1 +").keys, [])
 
@@ -225,9 +226,10 @@ class Saving(Own):
             self.assertEqual(other.run("[globalThis['not an identifier'], ünï, $]").value, [1, 6, 7])
 
     def test_untouched_large_values_cost_little(self):
-        self.run_ok("const data = Buffer.alloc(20_000_000), text = 'x'.repeat(20_000_000)", timeout=60)
-        times = []
-        for _ in range(5):
+        self.run_ok("const data = Buffer.alloc(20_000_000), text = 'x'.repeat(20_000_000)")
+        # The quickest of many, because the machine does other things too.
+        times = [1.0]
+        while min(times) >= 0.2 and len(times) < 100:
             begun = time.perf_counter()
             self.run_ok("1 + 1")
             times.append(time.perf_counter() - begun)
@@ -249,11 +251,11 @@ class SavingMuch(Saving):
         return result
 
     def test_untouched_values_are_free(self):
-        self.run_ok("const much = Array.from({length: 300000}, (_, i) => i); const few = [1]; function f(x) { return few.push(x) } class K { constructor() { this.x = 1 } m() { return this.x } } const k = new K(); const fs = require('fs')", timeout=60)
+        self.run_ok("const much = Array.from({length: 300000}, (_, i) => i); const few = [1]; function f(x) { return few.push(x) } class K { constructor() { this.x = 1 } m() { return this.x } } const k = new K(); const fs = require('fs')")
         self.run_ok("1")
         for code in ("1 + 1", "let y = 2", "f(1)", "k.m()", "fs.readFileSync('/dev/null').length", "[1, 2].map((x) => x * 2)", "few.push(1)", "for (let i = 0; i < 3; i++) few.push(i)"):
-            times = []
-            for _ in range(5):
+            times = [1.0]
+            while min(times) >= 0.02 and len(times) < 200:
                 begun = time.perf_counter()
                 self.run_ok(code)
                 times.append(time.perf_counter() - begun)
@@ -283,13 +285,13 @@ class SavingMuch(Saving):
             ("await new Promise((r) => setTimeout(r, 60))", "var/d"),
             ("Promise.resolve().then(() => {}).then(() => {}).then(() => { d.n++ }); 0", None),
             ("2", None),
-            ("setTimeout(() => { d.n++ }, 30).unref()", None),
+            ("setTimeout(() => { d.n++ }, 1000).unref()", None),
             ("sleep", None),
             ("3", "var/d"),
         ):
             with self.subTest(code):
                 if code == "sleep":
-                    time.sleep(0.3)
+                    time.sleep(2)
                     continue
                 result = self.run_ok(code)
                 if key is not None:

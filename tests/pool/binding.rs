@@ -43,8 +43,7 @@ fn kernel_takes_warm_worker() {
             assert!(!reported.contains("slot") && !reported.contains("first"), "{reported}");
             // It ends with its kernel and is never reused.
             client.remove_kernel("first", 0).await.expect("removed");
-            let gone = super::until(&client, "kaish", |pool| pool.active == 1).await;
-            assert_eq!(gone.total_destroyed, 1);
+            super::until(&client, "kaish", |pool| (pool.active, pool.total_destroyed) == (1, 1)).await;
             assert!(!crate::support::Host::is_alive(init));
         });
     }

@@ -38,7 +38,7 @@ async fn pool_of(client: &HostClient, engine: &str) -> PoolInfo {
 
 /// Waits until a pool satisfies a condition.
 async fn until(client: &HostClient, engine: &str, is_so: impl Fn(&PoolInfo) -> bool) -> PoolInfo {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     loop {
         let pool = pool_of(client, engine).await;
         if is_so(&pool) {

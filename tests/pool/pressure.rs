@@ -11,7 +11,7 @@ use ryokan::core::exec::ExecRequest;
 use ryokan::session::Session as _;
 
 use super::{pool_of, pooled_with, ready, until};
-use crate::support::{User, kernel, out, run};
+use crate::support::{User, WAITS, kernel, out, run};
 
 /// A cgroup whose tasks stall while its loops run.
 struct Short {
@@ -71,7 +71,8 @@ fn memory_pressure_eviction_order() {
         let second = kernel(&client, "second", EngineName::Kaish).await;
         run(&second, "x=kept").await;
         let busy = kernel(&client, "busy", EngineName::Kaish).await;
-        let (running, ()) = tokio::join!(busy.execute(ExecRequest::code("/bin/sleep 20; echo done")), async {
+        let code = ExecRequest::code(format!("{WAITS}; echo done"));
+        let (running, ()) = tokio::join!(busy.execute(code), async {
             ready(&client, "kaish").await;
             short.begin();
             let gone = until(&client, "kaish", |pool| pool.idle == 0 && pool.creating == 0).await;
@@ -83,6 +84,8 @@ fn memory_pressure_eviction_order() {
             .await;
             assert_eq!(pool_of(&client, "kaish").await.idle, 0);
             short.end();
+            until(&client, "kaish", |pool| pool.idle > 0 && pool.trouble.is_empty()).await;
+            host.release(&busy).await;
         });
         assert_eq!(String::from_utf8_lossy(&running.expect("ran").stdout), "done\n", "running code is not affected");
         let events = host.ok(&["events", "--json"]);
@@ -101,7 +104,6 @@ fn memory_pressure_eviction_order() {
         assert!(host.ok(&["log", "first"]).contains("before a stop for want of memory"));
         // The stop left no trace.
         assert_eq!(out(&first, "echo $x").await, "kept");
-        until(&client, "kaish", |pool| pool.idle > 0 && pool.trouble.is_empty()).await;
     });
     // The PSI file is removed: that is no shortage, and another source is used from then on.
     drop(short);

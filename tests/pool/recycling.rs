@@ -34,11 +34,11 @@ async fn holds(host: &Host, before: &Holdings) {
 fn expired_worker_replaced_first() {
     const WAIT: u32 = 2;
     for user in users() {
-        let host = with_rules(user, "pool_size = 2\nmin_idle = 2\nmax_pool_size = 4\nmax_uptime = \"2s\"\n");
+        let host = with_rules(user, "pool_size = 2\nmin_idle = 2\nmax_pool_size = 4\nmax_uptime = \"4s\"\n");
         host.with(async |client| {
-            let first = ready(&client, "kaish").await;
+            // On a slow host, a replacement may be under way as soon as the pool is full.
+            until(&client, "kaish", |pool| pool.idle == WAIT && inits(&host).len() as u32 == WAIT).await;
             let (before, mut seen) = (Holdings::of(&host), inits(&host));
-            assert_eq!((seen.len() as u32, first.total_destroyed), (WAIT, 0), "{first:?}");
             // Three generations: none has fewer workers than configured.
             for generation in 1..=3 {
                 let are_others = |pool: &PoolInfo| {
@@ -64,7 +64,8 @@ fn expired_worker_replaced_first() {
 #[test]
 fn pool_shrinks_after_burst() {
     const BURST: u32 = 5;
-    let host = with_rules(User::Own, "pool_size = 1\nmin_idle = 1\nmax_pool_size = 6\nmax_idle_time = \"3s\"\n");
+    // The pool is full before it shrinks, on a slow host too.
+    let host = with_rules(User::Own, "pool_size = 1\nmin_idle = 1\nmax_pool_size = 6\nmax_idle_time = \"20s\"\n");
     let one = async |client: &HostClient, n: u32| {
         let name = format!("k{n}");
         assert_eq!(out(&kernel(client, &name, EngineName::Kaish).await, "echo well").await, "well");

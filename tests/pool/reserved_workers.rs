@@ -94,7 +94,7 @@ fn new_kernel_adopts_worker_directory() {
             for engine in EngineName::ALL {
                 ready(&client, engine.name()).await;
             }
-            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            let deadline = std::time::Instant::now() + Duration::from_secs(180);
             // The directories of the warm workers, and the kernel's.
             while folders(&host).len() as u32
                 > client.pools().await.expect("pools").iter().map(|pool| pool.total).sum::<u32>()
@@ -187,7 +187,7 @@ fn daemon_kill_before_first_use() {
         assert_eq!(host.ok(&["exec", "k", "echo well > f; cat f"]), "well\n");
         host.with(async |client| drop(both_ready(&host, &client).await));
         // The directories of the former daemon's workers are gone.
-        assert_eq!(folders(&host).len(), 1 + 2 * READY as usize);
+        crate::support::until("only its own are left", || folders(&host).len() == 1 + 2 * READY as usize);
     }
 }
 
@@ -197,11 +197,11 @@ fn reserved_worker_death_is_harmless() {
     host.with(async |client| {
         ready(&client, "kaish").await;
         let k = kernel(&client, "k", EngineName::Kaish).await;
-        ready(&client, "kaish").await;
         let id = id_of(&k).await;
         let its = standing_on(&host, &id).expect("a worker in the kernel's directory");
         kill(Pid::from_raw(its as i32), Signal::SIGKILL).expect("killed");
         until(&client, "kaish", |pool| pool.active == 0).await;
+        ready(&client, "kaish").await;
         assert_eq!(out(&k, "echo well > f; cat f").await, "well");
     });
 }
@@ -378,7 +378,7 @@ fn creation_event_comes_first() {
                     }
                 }
             };
-            let first = tokio::time::timeout(Duration::from_secs(20), reported).await.expect("the event is published");
+            let first = tokio::time::timeout(Duration::from_secs(120), reported).await.expect("the event is published");
             assert_eq!(first, "kernel_created", "k{n}");
             client.remove_kernel(wanted.name.as_str(), 0).await.expect("removed");
         }

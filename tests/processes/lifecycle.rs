@@ -18,9 +18,9 @@ fn process_runs_beside_execution() {
             for engine in EngineName::ALL {
                 let k = kernel(&client, engine.name(), engine).await;
                 let code = match engine {
-                    EngineName::Python => "import time; time.sleep(5)",
-                    EngineName::Node => "await new Promise(r => setTimeout(r, 5000))",
-                    EngineName::Bash | EngineName::Kaish => "sleep 5",
+                    EngineName::Python => "import time; time.sleep(600)",
+                    EngineName::Node => "await new Promise(r => setTimeout(r, 600000))",
+                    EngineName::Bash | EngineName::Kaish => "sleep 600",
                 };
                 let running = k.run(&ExecRequest::code(code)).await.expect("accepted");
                 eventually("it runs", || async { k.info().await.expect("info").state == "busy" }).await;
@@ -121,10 +121,9 @@ fn killed_client_ends_its_process() {
         client.kill().expect("killed");
         client.wait().expect("ended");
         until("it ends", || count("sleep 6666") == 0);
+        until("its end is recorded", || host.ok(&["journal", "k"]).contains("interrupted"));
         let listed = host.ok(&["ps", "k"]);
         assert!(!listed.contains("6666") && listed.contains("tail"), "a detached one goes on: {listed}");
-        let journal = host.ok(&["journal", "k"]);
-        assert!(journal.contains("interrupted"), "{journal}");
     });
 }
 

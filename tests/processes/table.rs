@@ -79,7 +79,7 @@ fn table_holds_for_processes() {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
             starts(&kernel).await;
-            ends(&Inside { kernel: &kernel, engine: EngineName::Bash }, 6000).await;
+            ends(&Inside { kernel: &kernel, engine: EngineName::Bash }, 15_000).await;
             attaches(&kernel).await;
         });
     });

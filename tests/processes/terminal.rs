@@ -41,14 +41,15 @@ fn shell_on_terminal_has_job_control() {
         shell.enter("$ ", "echo code=$?");
         shell.wait_for("code=130");
         shell.resize(33, 44);
-        shell.enter("$ ", "sleep 0.5; stty size < /dev/tty");
+        let arrives = r#"until [ "$(stty size < /dev/tty | tr ' ' x)" = 33x44 ]; do sleep 0.1; done"#;
+        shell.enter("$ ", &format!("{arrives}; stty size < /dev/tty"));
         shell.wait_for("33 44");
         // Its jobs stay in the kernel, as after the end of a shell on the host.
         shell.enter("$ ", "sleep 2345 &");
         shell.enter("$ ", "exit 7");
         shell.ended_with(7);
         assert!(is_usual(&shell));
-        assert_eq!(super::count("sleep 2345"), 1);
+        until("it is its program", || super::count("sleep 2345") == 1);
         host.ok(&["stop", "k"]);
         until("nothing is left", || super::count("sleep 2345") == 0);
     });

@@ -15,7 +15,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 DRIVER = os.path.join(HERE, "..", "..", "src", "worker", "engines", "python", "driver")
 PYTHON = os.environ.get("RYOKAN_TEST_PYTHON", "/usr/bin/python3")
-DEADLINE_S = 20
+DEADLINE_S = 180
 
 
 def driver_modules():
@@ -176,6 +176,16 @@ class Engine:
                 else:
                     result.err += data
 
+    def first_output(self, timeout=DEADLINE_S):
+        """A result with the first output of the execution that runs."""
+        result = Result()
+        until = time.monotonic() + timeout
+        while not result.out:
+            if time.monotonic() > until:
+                raise TimeoutError(f"no output; stderr: {result.err[-2000:]!r}")
+            self.drain(result, 0.05)
+        return result
+
     def frame(self, result, timeout=DEADLINE_S):
         """The next frame; output goes to `result` meanwhile."""
         until = time.monotonic() + timeout
@@ -267,6 +277,20 @@ class Engine:
     def run(self, code, timeout=DEADLINE_S, on_tool=None, **more):
         self.begin(code, **more)
         return self.finish(timeout=timeout, on_tool=on_tool)
+
+    def grows(self, number, by):
+        """Waits until a pause between two executions adds more than this to a number."""
+        for _ in range(200):
+            before = self.run(number).value
+            time.sleep(0.3)
+            if self.run(number).value > before + by:
+                return
+        raise TimeoutError(f"{number} does not grow between executions")
+
+    def go(self):
+        """Lets code continue that waits for this file in its working directory."""
+        with open(os.path.join(self.cwd, "go"), "w"):
+            pass
 
     def call(self, name, args, **more):
         self.begin(None, op="call", name=name, args=args, **more)

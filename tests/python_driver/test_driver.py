@@ -100,13 +100,14 @@ class Start(Own):
 
     def test_shutdown_ends_jobs_and_threads(self):
         pid = self.value_of("import subprocess; p = subprocess.Popen(['sleep', '100']); p.pid")
-        self.run_ok("import atexit, threading, time\natexit.register(lambda: time.sleep(60))\nthreading.Thread(target=lambda: time.sleep(60)).start()")
-        begun = time.monotonic()
+        self.run_ok("import atexit, threading, time\natexit.register(lambda: time.sleep(600))\nthreading.Thread(target=lambda: time.sleep(600)).start()")
         self.engine.send({"op": "shutdown"})
         self.assertEqual(self.engine.wait(), 0)
-        self.assertLess(time.monotonic() - begun, 2)
+        until = time.monotonic() + 60
         with self.assertRaises(ProcessLookupError):
-            os.kill(pid, 0)
+            while time.monotonic() < until:
+                os.kill(pid, 0)
+                time.sleep(0.01)
 
     def test_malformed_frames_exit_with_message(self):
         for name, data in {
@@ -308,7 +309,7 @@ class Execution(Case):
 
     def test_signal_handlers_reset(self):
         self.run_ok("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
-        self.engine.begin("import time; time.sleep(30)")
+        self.engine.begin("import time; time.sleep(600)")
         self.engine.interrupt()
         self.assertEqual(self.engine.finish().end["status"], "interrupted")
 
@@ -320,12 +321,10 @@ class Streams(Case):
 
     def test_output_is_live(self):
         for end in ("'\\n'", "''"):
-            self.engine.begin(f"import time\nprint('now', end={end})\ntime.sleep(1)")
-            result = Result()
-            begun = time.monotonic()
-            self.engine.drain(result, 0.6)
-            self.assertLess(time.monotonic() - begun, 1.5)
+            self.engine.begin(f"import os, time\nprint('now', end={end})\nwhile not os.path.exists('go'): time.sleep(0.01)\nos.remove('go')")
+            result = self.engine.first_output()
             self.assertEqual(result.out.strip(), b"now")
+            self.engine.go()
             self.engine.finish(result)
 
     def test_unencodable_text_escaped(self):
@@ -348,13 +347,9 @@ class Streams(Case):
                 self.assertEqual(self.run_ok("print('here')").out, b"here\n")
                 self.assertEqual(self.engine.run("1/0").end["status"], "failed")
 
-    def test_large_output_complete_and_fast(self):
-        self.engine.begin("import sys; sys.stdout.write('x' * (64 << 20) + 'end');")
-        begun = time.monotonic()
-        out = self.engine.finish().out
-        rate = 64 / (time.monotonic() - begun)
+    def test_large_output_is_complete(self):
+        out = self.run_ok("import sys; sys.stdout.write('x' * (64 << 20) + 'end');").out
         self.assertEqual((len(out), out[-4:]), ((64 << 20) + 3, b"xend"))
-        self.assertGreater(rate, 40, "MB/s, on a machine that does other things too")
 
     def test_many_prints(self):
         out = self.run_ok("for i in range(100000): print(i)").out
@@ -370,12 +365,11 @@ class Streams(Case):
 
     def test_threads_run_between_executions(self):
         self.run_ok(
-            "import threading, time\nlog_1 = []\ndef work_1():\n    for i in range(100):\n        log_1.append(i)\n        time.sleep(0.01)\n"
+            "import threading, time\nlog_1 = []\nends_1 = False\ndef work_1():\n    while not ends_1:\n        log_1.append(0)\n        time.sleep(0.01)\n"
             "threading.Thread(target=work_1, daemon=True).start()"
         )
-        before = self.value_of("len(log_1)")
-        time.sleep(0.3)
-        self.assertGreater(self.value_of("len(log_1)"), before + 5)
+        self.engine.grows("len(log_1)", 5)
+        self.run_ok("ends_1 = True")
 
 
 class Input(Case):
@@ -427,27 +421,27 @@ class Input(Case):
 
 
 class Interrupts(Case):
-    def interrupted(self, code, within_s=3.0):
+    def interrupted(self, code, prints=False):
+        """Interrupts code, after its first output if it prints; the code would run for longer than the deadline."""
         self.engine.begin(code)
+        result = self.engine.first_output() if prints else Result()
         self.engine.interrupt(0.4)
-        begun = time.monotonic()
-        result = self.engine.finish()
+        self.engine.finish(result)
         self.assertEqual((result.end["status"], result.end["code"]), ("interrupted", 130), result.err)
-        self.assertLess(time.monotonic() - begun, within_s)
         return result
 
     def test_interrupt_of_blocking_calls(self):
         for code in (
             "while True: pass",
-            "import time; time.sleep(60)",
+            "import time; time.sleep(600)",
             "import socket; a, b = socket.socketpair(); a.recv(1)",
-            "import subprocess; subprocess.run(['sleep', '60'])",
-            "import os; os.system('sleep 60')",
+            "import subprocess; subprocess.run(['sleep', '600'])",
+            "import os; os.system('sleep 600')",
             "import threading; threading.Event().wait()",
-            "import threading\nt = threading.Thread(target=__import__('time').sleep, args=(5,), daemon=True); t.start(); t.join()",
-            "import asyncio; await asyncio.sleep(60)",
+            "import threading\nt = threading.Thread(target=__import__('time').sleep, args=(600,), daemon=True); t.start(); t.join()",
+            "import asyncio; await asyncio.sleep(600)",
             "import os; r, w = os.pipe(); os.read(r, 1)",
-            "import time\nclass S:\n    def __repr__(self): time.sleep(60)\nS()",
+            "import time\nclass S:\n    def __repr__(self): time.sleep(600)\nS()",
             "sum(i for i in iter(int, 1))",
         ):
             with self.subTest(code):
@@ -461,15 +455,16 @@ class Interrupts(Case):
         self.assertIs(self.value_of("import sys; sys.gettrace() is None"), True)
 
     def test_interrupt_traceback(self):
-        result = self.interrupted("import time\ndef nap():\n    time.sleep(60)\nnap()")
+        result = self.interrupted("import time\ndef nap():\n    print('naps')\n    time.sleep(600)\nnap()", prints=True)
         self.assertIn(b"in nap", result.err)
         self.assertEqual(result.end["err"], "KeyboardInterrupt")
 
     def test_interrupted_await_runs_finally(self):
         result = self.interrupted(
-            "import asyncio\nasync def f():\n    try:\n        await asyncio.sleep(60)\n    finally:\n        print('cleaned')\nawait f()"
+            "import asyncio\nasync def f():\n    try:\n        print('waits')\n        await asyncio.sleep(600)\n    finally:\n        print('cleaned')\nawait f()",
+            prints=True,
         )
-        self.assertEqual(result.out, b"cleaned\n")
+        self.assertEqual(result.out, b"waits\ncleaned\n")
 
     def test_interrupt_ignored_between_executions(self):
         # The driver may still release the memory of the previous execution; a signal handler runs
@@ -481,23 +476,24 @@ class Interrupts(Case):
         self.assertEqual(self.value_of("2 + 2"), 4)
 
     def test_interrupt_during_compilation(self):
-        code = "x = [" + "1 + 2j * 3," * 200000 + "]\nimport time; time.sleep(60)"
+        code = "x = [" + "1 + 2j * 3," * 200000 + "]\nimport time; time.sleep(600)"
         self.engine.begin(code)
         time.sleep(0.3)
         os.kill(self.engine.pid, signal.SIGINT)
-        self.assertEqual(self.engine.finish(timeout=40).end["status"], "interrupted")
+        self.assertEqual(self.engine.finish().end["status"], "interrupted")
 
     def test_interrupt_before_code_is_read(self):
         for _ in range(5):
             os.kill(self.engine.pid, signal.SIGSTOP)
-            self.engine.begin("import time; time.sleep(60)")
+            self.engine.begin("import time; time.sleep(600)")
             os.kill(self.engine.pid, signal.SIGINT)
             os.kill(self.engine.pid, signal.SIGCONT)
-            self.assertEqual(self.engine.finish(timeout=20).end["status"], "interrupted")
+            self.assertEqual(self.engine.finish().end["status"], "interrupted")
             self.assertEqual(self.value_of("2 + 2"), 4)
 
     def test_code_can_catch_interrupt(self):
-        self.engine.begin("import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught")
+        self.engine.begin("import time\ntry:\n    print('tries')\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    caught = 'yes'\ncaught")
+        self.engine.first_output()
         self.engine.interrupt()
         self.assertEqual(self.engine.finish().value, "yes")
 
@@ -532,8 +528,8 @@ class Interrupts(Case):
         self.assertEqual(self.value_of("3 + 3"), 6)
 
     def test_interrupt_of_hanging_save(self):
-        self.engine.begin("import time\nclass Slow:\n    def __reduce__(self): time.sleep(60)\nslow = Slow()")
-        self.engine.interrupt(0.6)
+        self.engine.begin("import time\nclass Slow:\n    def __reduce__(self): time.sleep(600)\nslow = Slow()")
+        self.engine.interrupt(3)
         result = self.engine.finish()
         self.assertEqual(result.end["status"], "done")
         self.assertIn("interrupted", self.engine.missed[-1]["reason"])
@@ -541,9 +537,9 @@ class Interrupts(Case):
 
     def test_interrupt_of_save_after_missed(self):
         """A variable that cannot be saved must not make the following ones uninterruptible."""
-        self.engine.begin("import time\nclass Slow:\n    def __reduce__(self): time.sleep(60)\nlost = iter(int, 1)\nslow = Slow()")
-        self.engine.interrupt(0.6)
-        self.assertEqual(self.engine.finish(timeout=10).end["status"], "done")
+        self.engine.begin("import time\nclass Slow:\n    def __reduce__(self): time.sleep(600)\nlost = iter(int, 1)\nslow = Slow()")
+        self.engine.interrupt(3)
+        self.assertEqual(self.engine.finish().end["status"], "done")
         self.assertIn("interrupted", self.engine.missed[-1]["reason"])
         self.run_ok("del lost, slow")
 
@@ -768,11 +764,15 @@ class DynamicTools(Own):
         self.assertEqual(self.engine.run(code, on_tool=echo).value, list(range(12)))
 
     def test_thread_outlives_execution(self):
-        self.engine.run(
-            "import threading\nsaid = []\ndef work():\n    try:\n        tools.fs.read()\n    except ToolError as e:\n        said.append(str(e))\n"
-            "t = threading.Thread(target=work); t.start()\nimport time; time.sleep(0.2)"
+        self.engine.begin(
+            "import os, threading, time\nsaid = []\ndef work():\n    try:\n        tools.fs.read()\n    except ToolError as e:\n        said.append(str(e))\n"
+            "t = threading.Thread(target=work); t.start()\nwhile not os.path.exists('go'): time.sleep(0.01)\nos.remove('go')"
         )
-        self.assertIn("ended before", self.value_of("t.join(5); said[0]"))
+        while self.engine.frame(Result())[0]["ev"] != "tool_call":
+            pass
+        self.engine.go()
+        self.engine.finish()
+        self.assertIn("ended before", self.value_of("t.join(60); said[0]"))
 
 
 class Rich(Case):
@@ -890,10 +890,10 @@ class Jobs(Own):
         self.assertEqual(self.jobs(self.run_ok("p.kill(); p.wait()")), [])
 
     def test_idle_job_end_reported(self):
-        self.run_ok("import subprocess; p = subprocess.Popen(['sleep', '0.5'])")
-        frame, _ = self.engine.frame(Result(), 10)
+        self.run_ok("import subprocess; p = subprocess.Popen(['sleep', '3'])")
+        frame, _ = self.engine.frame(Result())
         if frame.get("jobs"):  # after a long execution, the start of the job is reported late
-            frame, _ = self.engine.frame(Result(), 10)
+            frame, _ = self.engine.frame(Result())
         self.assertEqual(frame, {"ev": "jobs", "jobs": []})
 
     def test_threads_are_jobs(self):

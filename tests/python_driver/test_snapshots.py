@@ -115,7 +115,7 @@ class Copies(unittest.TestCase):
             keep(engine)
             engine.run("import os\ntry: os.wait()\nexcept ChildProcessError: alone = True")
             self.assertTrue(value(engine, "alone"))
-            engine.run("import subprocess; p = subprocess.Popen(['/bin/sleep', '30'])")
+            engine.run("import subprocess; p = subprocess.Popen(['/bin/sleep', '600'])")
             reply, _ = keep(engine)
             self.assertTrue(reply["ok"])
             self.assertEqual(value(engine, "p.poll() is None"), True)
@@ -160,7 +160,7 @@ class Copies(unittest.TestCase):
             self.assertEqual(value(copy, "os.getpid()"), found)
             _, another = keep(copy)
             another.sock.close()
-            until = time.monotonic() + 10
+            until = time.monotonic() + 180
             while self._others(engine, engine.pid, found):
                 self.assertLess(time.monotonic(), until)
                 time.sleep(0.01)

@@ -312,7 +312,9 @@ fn swapped_source_not_followed() {
                         std::thread::sleep(std::time::Duration::from_micros(500));
                     }
                 });
-                for _ in 0..60 {
+                let mut tries = 0;
+                while tries < 60 || (given == 0 || refused == 0) && tries < 600 {
+                    tries += 1;
                     let ran = home.shell(mounts.clone(), "cat /x/file");
                     match (ran.code(), ran.out().as_str()) {
                         (0, "given") => given += 1,

@@ -166,7 +166,7 @@ fn host_network_requires_request() {
 
 #[test]
 fn signals_do_not_reach_host() {
-    let mut victim = std::process::Command::new("sleep").arg("30").spawn().expect("started");
+    let mut victim = std::process::Command::new("sleep").arg("3000").spawn().expect("started");
     let script = format!("os.kill({}, 9)", victim.id());
     for starter in Starter::all() {
         starter.python(&script).fails_with("ProcessLookupError");
@@ -183,16 +183,11 @@ fn kernels_cannot_see_each_other() {
         let plan = home.plan(json!({}));
         let worker = super::worker();
         let mut command = starter.command(worker);
-        command.args(["probe", "--plan", &plan, "--", "/bin/sh", "-c", "touch ready; exec sleep 30"]);
+        command.args(["probe", "--timeout", "600", "--plan", &plan, "--", "/bin/sh", "-c"]);
+        command.arg("touch ready; exec sleep 600");
         let mut first = command.spawn().expect("started");
         let ready = home.path("data/mine/workspace/ready");
-        for _ in 0..500 {
-            if ready.exists() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        assert!(ready.exists());
+        crate::support::until("the first kernel runs", || ready.exists());
         starter.shell("cat /proc/[0-9]*/comm | grep -c sleep").fails_with("0");
         starter.shell("ls /tmp /workspace").never_says("ready");
         first.kill().expect("killed");

@@ -196,7 +196,7 @@ fn live_mounts_hide_protected_paths() {
         std::fs::set_permissions(home.root.path(), open).expect("opened");
         let plan = home.plan(json!({}));
         let bind = format!("/live={}", home.root.path().display());
-        let script = "i=0; while [ ! -e /live/given ] && [ $i -lt 500 ]; do sleep 0.01; i=$((i+1)); done; sleep 0.1; \
+        let script = "i=0; while [ ! -e /live/given ] && [ $i -lt 4000 ]; do sleep 0.01; i=$((i+1)); done; sleep 0.1; \
                       cat /live/given/file; ls -A /live/data; cat /live/data/mine/engine.db";
         let ran = starter.probe(&["--plan", &plan, "--bind", &bind], &["/bin/sh", "-c", script]);
         ran.fails_with("No such file");
@@ -223,11 +223,11 @@ fn cgroup_holds_and_kills_engine() {
     let plan = home.plan(json!({"cgroup": base.join("worker-x")}));
     // The engine is in the engine's cgroup, init in its own; a process tree ends with one write.
     let script = "grep 0:: /proc/self/cgroup; (setsid sleep 77 &); sleep 77";
-    let ran = Starter::Own.probe(&["--timeout", "1", "--plan", &plan], &["/bin/sh", "-c", script]);
+    let ran = Starter::Own.probe(&["--timeout", "10", "--plan", &plan], &["/bin/sh", "-c", script]);
     let kernel = base.join("worker-x");
     assert!(kernel.is_dir(), "a cgroup for the kernel");
     let mut removed = ryokan::sandbox::cgroup::remove(&kernel);
-    for _ in 0..100 {
+    for _ in 0..3000 {
         if removed.is_ok() {
             break;
         }

@@ -82,11 +82,12 @@ impl Starter {
         self.probe(&[], &["/usr/bin/python3", "-c", &format!("{PRELUDE}{script}")])
     }
 
-    /// Runs a program with options of the probe's own.
+    /// Runs a program with options of the probe's own; its time suffices for a slow host, unless they set another.
     pub fn probe(self, options: &[&str], argv: &[&str]) -> Ran {
         let mut command = self.command(worker());
         let pooled = if self.is_pooled() { &["--pooled"][..] } else { &[] };
-        command.arg("probe").args(pooled).args(options).arg("--").args(argv).stdin(Stdio::null());
+        command.args(["probe", "--timeout", "300"]).args(pooled).args(options).arg("--").args(argv);
+        command.stdin(Stdio::null());
         Ran(command.output().expect("the worker can be run"))
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Home, Ran, Starter};
+use crate::support::until;
 
 fn limits(memory_mib: u64, pids: u32, open_files: u32, workspace_mib: u64) -> Value {
     json!({"limits": {
@@ -161,7 +162,7 @@ fn fork_bomb_ends_with_kernel() {
         let plan = home.plan(limits(256, 64, 256, 32));
         let ran = starter.probe(&["--timeout", "2", "--plan", &plan], &["/bin/bash", "-c", ":(){ :|:& };:; sleep 60"]);
         assert!([124, 137].contains(&ran.code()), "{} {}", ran.code(), ran.err());
-        assert!(!command_lines().iter().any(|line| line.contains(":(){ :|:& };:")));
+        until("it has ended", || !command_lines().iter().any(|line| line.contains(":(){ :|:& };:")));
     }
 }
 
@@ -171,17 +172,15 @@ fn nothing_outlives_its_kernel() {
         let mark = format!("31{}", std::process::id());
         let script = format!("setsid sleep {mark} & (setsid setsid nohup sleep {mark} &) ; sleep 0.1");
         starter.shell(&script).prints("");
-        assert!(!command_lines().iter().any(|line| line.contains(&mark)));
+        until("they have ended", || !command_lines().iter().any(|line| line.contains(&mark)));
     }
 }
 
 #[test]
 fn probe_timeout_ends_kernel() {
     for starter in Starter::all() {
-        let started = std::time::Instant::now();
         let ran = starter.probe(&["--timeout", "1"], &["/bin/sh", "-c", "trap '' TERM INT HUP; while :; do :; done"]);
         assert_eq!(ran.code(), 124);
-        assert!(started.elapsed().as_secs() < 10);
     }
 }
 

@@ -4,6 +4,7 @@
 //! a second kernel.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ryokan::core::error::{ErrorCode, Result};
@@ -12,26 +13,39 @@ use ryokan::core::ids::{Digest, ExecId};
 use ryokan::core::value::Value;
 use ryokan::session::{OutputSink, Session};
 
-/// Collects every event with the time of its arrival.
+/// Collects every event.
 #[derive(Default)]
-pub struct Events(pub RefCell<Vec<(Instant, OutputEvent)>>, RefCell<Option<ExecId>>);
+pub struct Events {
+    pub seen: RefCell<Vec<OutputEvent>>,
+    exec: RefCell<Option<ExecId>>,
+    /// A file that is created at the first output.
+    releases: Option<PathBuf>,
+}
 
 #[async_trait::async_trait(?Send)]
 impl OutputSink for Events {
     async fn take(&self, exec: ExecId, event: OutputEvent) -> Result<()> {
-        *self.1.borrow_mut() = Some(exec);
-        self.0.borrow_mut().push((Instant::now(), event));
+        *self.exec.borrow_mut() = Some(exec);
+        if let (OutputEvent::Stdout(_), Some(file)) = (&event, &self.releases) {
+            std::fs::write(file, "").expect("written");
+        }
+        self.seen.borrow_mut().push(event);
         Ok(())
     }
 }
 
 impl Events {
+    /// Creates this file at the first output, for which the code waits.
+    pub fn releasing(file: PathBuf) -> Events {
+        Events { releases: Some(file), ..Events::default() }
+    }
+
     /// The whole standard output.
     pub fn stdout(&self) -> Vec<u8> {
-        let events = self.0.borrow();
+        let events = self.seen.borrow();
         events
             .iter()
-            .filter_map(|(_, e)| if let OutputEvent::Stdout(b) = e { Some(b.clone()) } else { None })
+            .filter_map(|event| if let OutputEvent::Stdout(b) = event { Some(b.clone()) } else { None })
             .flatten()
             .collect()
     }
@@ -78,23 +92,27 @@ async fn statuses(session: &dyn Session) {
     );
 }
 
-async fn streaming(session: &dyn Session) {
+async fn streaming(session: &dyn Session, root: &str) {
+    // Each writes its first line, and waits for a file that is created when the line has arrived.
+    let go = format!("{root}/go");
+    let waits = format!("until test -e {go}; do sleep 0.05; done");
+    let lines = format!("for i in 1 2 3; do echo $i; {waits}; done");
     for code in [
-        "for i in 1 2 3; do echo $i; sleep 0.3; done",
-        "/bin/sh -c 'for i in 1 2 3; do echo $i; sleep 0.3; done'",
-        "f() { for i in 1 2 3; do /bin/echo $i; sleep 0.3; done; }; f",
-        "/bin/sh -c 'for i in 1 2 3; do echo $i; sleep 0.3; done' | /bin/cat",
-        "timeout 10 /bin/sh -c 'for i in 1 2 3; do echo $i; sleep 0.3; done'",
-        "/bin/sh -c 'for i in 1 2 3; do echo $i >/dev/stderr; sleep 0.3; done' 2>&1",
+        format!("for i in 1 2 3; do echo $i; /bin/sh -c '{waits}'; done"),
+        format!("/bin/sh -c '{lines}'"),
+        format!("f() {{ for i in 1 2 3; do /bin/echo $i; /bin/sh -c '{waits}'; done; }}; f"),
+        format!("/bin/sh -c '{lines}' | /bin/cat"),
+        format!("timeout 300 /bin/sh -c '{lines}'"),
+        format!("/bin/sh -c 'for i in 1 2 3; do echo $i >/dev/stderr; {waits}; done' 2>&1"),
     ] {
-        let events = Events::default();
-        let began = Instant::now();
-        let result = session.execute_streaming(ExecRequest::code(code), &events).await.expect("runs");
+        let events = Events::releasing(PathBuf::from(&go));
+        let running = session.execute_streaming(ExecRequest::code(&code), &events);
+        let result = tokio::time::timeout(Duration::from_secs(180), running).await;
+        let result = result.unwrap_or_else(|_| panic!("{code}: the first line waits")).expect("runs");
+        std::fs::remove_file(&go).expect("removed");
         assert_eq!(result.end.status, ExecStatus::Done, "{code}: {result:?}");
         assert_eq!(events.stdout(), b"1\n2\n3\n", "{code}");
-        let first = events.0.borrow()[0].0.duration_since(began);
-        assert!(first < Duration::from_millis(500), "{code}: first output after {first:?}");
-        assert_eq!(events.0.borrow().last().map(|(_, e)| e.clone()), Some(OutputEvent::ExitCode(0)), "{code}");
+        assert_eq!(events.seen.borrow().last(), Some(&OutputEvent::ExitCode(0)), "{code}");
         assert_eq!(result.stdout, b"1\n2\n3\n", "{code}");
     }
     let mixed =
@@ -118,17 +136,18 @@ async fn interrupting(session: &dyn Session) {
         let request = ExecRequest::code(format!("echo go\n{code}"));
         let running = session.execute_streaming(request, &events);
         let interrupting = async {
-            while events.1.borrow().is_none() {
+            while events.exec.borrow().is_none() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
-            let exec = events.1.borrow().expect("just seen");
+            let exec = events.exec.borrow().expect("just seen");
             session.interrupt(exec).await.expect("it runs");
         };
         let (result, ()) = tokio::join!(running, interrupting);
         let result = result.expect("ends");
         assert_eq!((result.end.status, result.end.code), (ExecStatus::Interrupted, 130), "{code}: {:?}", result.end);
-        assert!(began.elapsed() < Duration::from_secs(4), "{code}: {:?}", began.elapsed());
+        // Before the code that sleeps would end.
+        assert!(began.elapsed() < Duration::from_secs(25), "{code}: {:?}", began.elapsed());
         assert_eq!(out(session, "echo after").await, "after\n", "{code}");
     }
     let request = ExecRequest { timeout_ms: 200, ..ExecRequest::code("sleep 30") };
@@ -308,7 +327,7 @@ async fn bounds(session: &dyn Session) {
 /// Runs every test. `other` is a second, fresh kernel of the same kind; both see `root`.
 pub async fn suite(session: &dyn Session, other: &dyn Session, root: &str) {
     statuses(session).await;
-    streaming(session).await;
+    streaming(session, root).await;
     interrupting(session).await;
     values(session).await;
     stdin_and_env(session).await;

@@ -26,6 +26,9 @@ pub const UNPRIVILEGED: u32 = 1500;
 /// Configuration of a daemon without warm workers.
 pub const NO_POOL: &str = "[pool]\npool_size = 0\nmin_idle = 0\n";
 
+/// Code of a shell that waits for the file `go` in its workspace.
+pub const WAITS: &str = "/bin/sh -c 'until test -e go; do sleep 0.05; done'";
+
 /// The user that a daemon runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
@@ -178,6 +181,17 @@ impl Host {
         moved.map_or_else(|| self.path("data"), |(_, at)| at.into()).join("ryokan")
     }
 
+    /// The workspace of the kernel with that id.
+    pub fn workspace(&self, id: impl std::fmt::Display) -> PathBuf {
+        self.data().join("kernels").join(id.to_string()).join("workspace")
+    }
+
+    /// Creates the file for which [`WAITS`] waits in that kernel.
+    pub async fn release(&self, kernel: &KernelClient) {
+        let id = kernel.info().await.expect("info").id;
+        fs::write(self.workspace(id).join("go"), "").expect("written");
+    }
+
     /// The control socket.
     pub fn socket(&self) -> PathBuf {
         self.path("run").join("ryokan/ryokand.sock")
@@ -216,7 +230,7 @@ impl Host {
     /// Starts the daemon and waits until it serves.
     pub fn launch(&mut self) {
         self.spawn();
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         loop {
             if let Some(status) = self.daemon.as_mut().and_then(|daemon| daemon.try_wait().unwrap()) {
                 panic!("the daemon ended with {status}:\n{}", self.log());
@@ -260,12 +274,12 @@ impl Host {
 
     /// Whether the daemon has ended or ends, for a test that expects it.
     pub fn ends(&self) -> bool {
-        self.ends_within(Duration::from_secs(30))
+        self.ends_within(Duration::from_secs(180))
     }
 
     /// Whether the daemon has ended or ends soon: a killed one takes a moment.
     pub fn ends_soon(&self) -> bool {
-        self.ends_within(Duration::from_secs(2))
+        self.ends_within(Duration::from_secs(20))
     }
 
     fn ends_within(&self, time: Duration) -> bool {
@@ -401,9 +415,12 @@ pub async fn out(kernel: &KernelClient, code: &str) -> String {
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
 }
 
+/// Bound of a wait: longer than the product's own deadlines, such as that of a machine's end.
+const LATEST: Duration = Duration::from_secs(400);
+
 /// Waits for a condition on a thread without an event loop.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(180);
+    let deadline = Instant::now() + LATEST;
     while !holds() {
         assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(20));
@@ -412,7 +429,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// Waits for a condition.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let deadline = Instant::now() + Duration::from_secs(90);
+    let deadline = Instant::now() + LATEST;
     while !holds().await {
         assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -59,7 +59,7 @@ impl Terminal {
 
     /// Waits until the screen shows the text; later calls look only at what follows.
     pub fn wait_for(&mut self, wanted: &str) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         loop {
             let plain = plain(&self.text);
             if let Some(at) = plain.find(wanted) {
@@ -79,7 +79,7 @@ impl Terminal {
     /// Waits until the program has written the text, including escape sequences; discards
     /// everything before.
     pub fn wait_for_raw(&mut self, wanted: &str) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         while !self.text.contains(wanted) {
             match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(bytes) => self.text.push_str(&String::from_utf8_lossy(&bytes)),
@@ -135,7 +135,7 @@ impl Terminal {
     /// Waits for the program's end with that exit code, as a shell reports it: 128 plus the number
     /// of a signal.
     pub fn ended_with(&mut self, code: i32) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 let ended = status.code().or_else(|| status.signal().map(|signal| 128 + signal));

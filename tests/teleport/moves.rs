@@ -1,6 +1,6 @@
 //! There and back, what travels, and refusals.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::*;
 use crate::support::{until, users};
@@ -27,7 +27,7 @@ fn teleport_no_faults() {
             assert!(said.contains("moved to host"), "{args:?}: {said}");
         }
         assert!(here.ok(&["journal", "demo"]).contains("moved to host"), "the history stays readable");
-        assert!(here.workers().is_empty(), "its worker has ended");
+        until("its worker has ended", || here.workers().is_empty());
         assert_eq!(handovers(&here), Vec::<Value>::new());
         // Back with a change: the rest is still here.
         there.ok(&["exec", "demo", "x=3; echo three > f"]);
@@ -91,7 +91,7 @@ fn rate_of_a_move_is_limited() {
     assert!(number("wire_bytes") > 1 << 20 && number("elapsed_ms") >= 1_400, "{report}");
     // Without a limit, and with nothing left to send.
     let back = moved(&there, "k", &here, &[]);
-    assert!(back["elapsed_ms"].as_u64() < Some(number("elapsed_ms")), "{back}");
+    assert!(back["wire_bytes"].as_u64() < Some(number("wire_bytes")), "{back}");
 }
 
 #[test]
@@ -190,7 +190,8 @@ fn move_is_cancelled() {
     let begun = Instant::now();
     here.ok(&["teleport", "demo", "--abort"]);
     assert!(!waiting.wait().unwrap().success());
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    // The target's silence would end it then.
+    assert!(begun.elapsed() < ryokan::core::limits::HANDOVER_HELLO, "{:?}", begun.elapsed());
     assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
     let mut waiting = command.spawn().unwrap();
     until("the move begins", || handovers(&here).iter().any(|one| one["state"] == "moving"));

@@ -181,14 +181,15 @@ fn cut_network_moves_nothing() {
         Err(why) => return eprintln!("ignored, because this host cannot connect network namespaces: {why}"),
     };
     let mut sshd = Sshd::start_at(FAR, 2222, Some(&link));
-    // A dead network is noticed sooner than by default.
-    sshd.client.extend(["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"].map(str::to_owned));
+    // A dead network is noticed sooner than by default, and a slow one is not dead.
+    sshd.client.extend(["-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=10"].map(str::to_owned));
     let there = Host::start();
     let mut here = Host::prepare(User::Own);
     here.configure(&sshd.configuration(&there));
     here.launch();
     here.ok(&["new", "demo", "--engine", "python"]);
-    let fill = "import os; open('large', 'wb').write(os.urandom(8 << 20)); g = iter(range(9)); next(g)";
+    // Half a minute's worth, of which a part arrives.
+    let fill = "import os; open('large', 'wb').write(os.urandom(32 << 20)); g = iter(range(9)); next(g)";
     here.ok(&["exec", "demo", fill]);
     let (url, before) = (sshd.url("good"), stored(&there));
     let mut command = here.command("ryokan");
@@ -205,9 +206,9 @@ fn cut_network_moves_nothing() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{}\n{}", sshd.log(), here.log());
     assert!(is_live(&there, "demo") && !is_live(&here, "demo"));
-    assert_eq!(there.ok(&["exec", "demo", "import os; print(os.path.getsize('large'))"]), format!("{}\n", 8 << 20));
+    assert_eq!(there.ok(&["exec", "demo", "import os; print(os.path.getsize('large'))"]), format!("{}\n", 32 << 20));
     until("the first move is forgotten", || undecided(&here).is_empty() && undecided(&there).is_empty());
-    assert_eq!(left_over(&there), Vec::<String>::new());
+    until("nothing is left", || left_over(&there).is_empty());
 }
 
 #[test]

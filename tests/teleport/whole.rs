@@ -156,11 +156,11 @@ fn what_stays_is_named() {
         let (k, _) = client.open_kernel("server").await.expect("there");
         k.register_mcp("s", &by_name, 0).await.expect("registered");
     });
-    here.ok(&["spawn", "process", "-d", "--", "sleep", "3333"]);
+    here.ok(&["spawn", "process", "-d", "--", "sleep", "3334"]);
     let cases = [
         ("server", "MCP server s".to_owned()),
         ("mount", format!("mount /given of {}", given.display())),
-        ("process", "sleep 3333".to_owned()),
+        ("process", "sleep 3334".to_owned()),
         ("path", format!("host path {}", given.display())),
         ("network", "network host".to_owned()),
     ];

@@ -95,7 +95,7 @@ fn abandoned_wait_leaves_queue() {
     host.launch();
     host.with(async |client| {
         let k = kernel(&client, "k", EngineName::Kaish).await;
-        let running = k.run(&ExecRequest::code("sleep 30")).await.expect("accepted");
+        let running = k.run(&ExecRequest::code("sleep 600")).await.expect("accepted");
         eventually("it runs", async || k.info().await.expect("info").state == "busy").await;
         for round in 0..4 {
             // Abandoned by their own deadline, and by a client that drops the call.

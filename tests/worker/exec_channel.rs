@@ -24,7 +24,9 @@ async fn with_exec_channel(fake: &Fake, seen: &Rc<Recorder>, first: u64) -> Rc<W
     link.start(code(first, "out(b'called')")).await.unwrap();
     assert_eq!(seen.end(first).await.status, ExecStatus::Done);
     link.acknowledge_later(ExecId(first));
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let next = ExecId(first + 1);
+    crate::support::eventually("the channel is open", async || link.prepare(next, &ExecRequest::code("-"), 0)).await;
+    link.abort(next);
     link
 }
 
@@ -105,8 +107,10 @@ fn exec_channel_start_equals_call_start() {
         seen.end(4).await;
         assert_eq!(seen.out(4), "large");
         // One at a time, also across the two ways.
-        let busy = link.start(code(5, "time.sleep(0.3)"));
+        let go = fake.folder.path().join("go");
+        let busy = link.start(code(5, &format!("while not os.path.exists({go:?}): time.sleep(0.01)")));
         assert_eq!(link.start(code(6, "out(b'no')")).await.unwrap_err().code, ErrorCode::Busy);
+        std::fs::write(&go, "").unwrap();
         busy.await.unwrap();
         seen.end(5).await;
         // Many in a row, some of which are over at once.

@@ -247,7 +247,7 @@ impl Fake {
 
     /// Init's exit status.
     pub async fn status(&mut self) -> i32 {
-        tokio::time::timeout(Duration::from_secs(20), &mut self.init).await.expect("init ends").unwrap()
+        tokio::time::timeout(Duration::from_secs(180), &mut self.init).await.expect("init ends").unwrap()
     }
 
     /// The state as the next worker will find it; init must have ended.

@@ -168,7 +168,7 @@ for i in range(700): send({'ev': 'put', 'key': 'var/huge', 'meta': {}, 'more': i
         let after = resident_mib();
         assert!(after.saturating_sub(before) < 600, "{before} MiB before, {after} MiB after");
         link.acknowledge(ExecId(1)).await.unwrap();
-        link.stop(Duration::from_secs(5)).await.unwrap();
+        link.stop(Duration::from_secs(60)).await.unwrap();
         fake.status().await;
         let state = fake.state();
         assert_eq!(
@@ -247,7 +247,7 @@ fn stored_state_is_bounded() {
         link.start(code(10, "send({'ev': 'del', 'key': 'var/1'})")).await.unwrap();
         assert_eq!(seen.end(10).await.err, "");
         link.acknowledge(ExecId(10)).await.unwrap();
-        link.stop(Duration::from_secs(5)).await.unwrap();
+        link.stop(Duration::from_secs(60)).await.unwrap();
         fake.status().await;
         let keys: Vec<String> = fake.state().into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, (2..=9).map(|exec| format!("var/{exec}")).collect::<Vec<_>>());

@@ -61,7 +61,7 @@ impl Recorder {
                 changed.await;
             }
         };
-        let found = tokio::time::timeout(Duration::from_secs(60), found).await;
+        let found = tokio::time::timeout(Duration::from_secs(180), found).await;
         found.unwrap_or_else(|_| panic!("waited in vain for {what}: {:?}", self.seen.borrow()))
     }
 

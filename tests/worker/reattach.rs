@@ -109,14 +109,16 @@ fn detached_output_waits() {
 #[test]
 fn orphan_saves_and_exits() {
     local(async {
-        let mut fake = Fake::with(Plan { orphan_grace: Duration::from_millis(300), ..Plan::default() }).await;
+        // Time for the first daemon.
+        let orphan_grace = Duration::from_secs(3);
+        let mut fake = Fake::with(Plan { orphan_grace, ..Plan::default() }).await;
         let seen = Recorder::new();
         let (link, _) = fake.attach(&seen).await.unwrap();
         link.start(code(1, "entries['var/unsaved'] = ({}, b'body')\ntime.sleep(0.5)")).await.unwrap();
         let left = Instant::now();
         drop(link);
         assert_eq!(fake.status().await, 0);
-        assert!(left.elapsed() >= Duration::from_millis(300));
+        assert!(left.elapsed() >= orphan_grace);
         assert_eq!(fake.state(), [("var/unsaved".to_owned(), b"body".to_vec())]);
     });
 }

@@ -132,7 +132,7 @@ fn stop_saves_state_first() {
         link.start(code(1, "entries['var/quiet'] = ({}, b'q')\nout(b'on')\ntime.sleep(30)")).await.unwrap();
         // Else the stop may come before the code's first step.
         seen.until("output", |s| (s.chunks > 0).then_some(())).await;
-        link.stop(Duration::from_secs(2)).await.unwrap();
+        link.stop(Duration::from_secs(60)).await.unwrap();
         // Unless it has gone already.
         let refused = link.start(code(2, "1")).await.unwrap_err().code;
         assert!([ErrorCode::Unavailable, ErrorCode::Lost].contains(&refused), "{refused:?}");
@@ -168,7 +168,7 @@ fn load_replaces_state() {
         let body = link.state_entry("var/large").await.unwrap().body;
         assert!(body.len() == 40 << 20 && body[1 << 20] == b'b');
         link.acknowledge(ExecId(2)).await.unwrap();
-        link.stop(Duration::from_secs(2)).await.unwrap();
+        link.stop(Duration::from_secs(60)).await.unwrap();
         fake.status().await;
         assert_eq!(fake.state().len(), 3);
     });

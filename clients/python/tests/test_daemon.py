@@ -93,21 +93,21 @@ class KilledTest(DaemonTest):
                 failures[name] = error
 
         calls = {
-            "plain": lambda: shell.run_code("sleep 50"),
+            "plain": lambda: shell.run_code("sleep 600"),
             "stream": lambda: python.run_code(
-                "print(1, flush=True); time.sleep(3); print(2)", on_stdout=lambda _: running.set()
+                "print(1, flush=True); time.sleep(15); print(2)", on_stdout=lambda _: running.set()
             ),
             "checkpoint": lambda: python.checkpoint("waits"),
         }
         threads = [threading.Thread(target=pending, args=one) for one in calls.items()]
         threads[0].start()
         threads[1].start()
-        self.assertTrue(running.wait(60))
+        self.assertTrue(running.wait(180))
         threads[2].start()
         time.sleep(0.3)
         self.end_daemon(signal.SIGKILL)
         for thread in threads:
-            thread.join(10)
+            thread.join(180)
         self.assertEqual(
             {name: type(one) for name, one in failures.items()}, dict.fromkeys(calls, errors.UnavailableError)
         )
@@ -127,10 +127,10 @@ class KilledTest(DaemonTest):
             async with aio.Host.connect() as host:
                 kernel = await host.create("async", engine="python")
                 await kernel.start()
-                tasks = [asyncio.ensure_future(kernel.run_code("import time; time.sleep(50)")) for _ in range(3)]
+                tasks = [asyncio.ensure_future(kernel.run_code("import time; time.sleep(600)")) for _ in range(3)]
                 await asyncio.sleep(0.5)
                 self.end_daemon(signal.SIGKILL)
-                outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+                outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 180)
                 self.assertEqual([type(outcome) for outcome in outcomes], [errors.UnavailableError] * 3)
                 with self.assertRaises(errors.UnavailableError):
                     await host.list()

@@ -57,7 +57,7 @@ class EverydayTest(DaemonTest):
         ran = run_python(code)
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
         handle = self.shell.commands.connect(int(ran.stdout), offset=4)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while len(self.shell.commands.list()) > 1 and time.monotonic() < deadline:
             time.sleep(0.05)
         self.assertEqual([one.execution_id for one in self.shell.commands.list()], [handle.execution_id])
@@ -89,11 +89,11 @@ class EverydayTest(DaemonTest):
         async def work():
             async with aio.Host.connect() as host:
                 commands = (await host.get("shell")).commands
-                ran = await commands.run("sleep 50", background=True)
+                ran = await commands.run("sleep 600", background=True)
                 with self.assertRaises(asyncio.TimeoutError):
                     await asyncio.wait_for(ran.wait(), 0.2)
                 await ran.send_signal()
-                self.assertEqual((await asyncio.wait_for(ran.wait(), 60)).exit_code, 143)
+                self.assertEqual((await asyncio.wait_for(ran.wait(), 180)).exit_code, 143)
 
         asyncio.run(work())
 
@@ -101,7 +101,7 @@ class EverydayTest(DaemonTest):
         shown = bytearray()
         terminal = self.shell.pty.create(ryokan.PtySize(11, 33), on_data=shown.extend)
         terminal.send_stdin("tty; stty size; echo $TERM\n")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while b"33" not in self._output(terminal.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.shell.pty.resize(terminal.pid, ryokan.PtySize(rows=22, cols=44))
@@ -114,7 +114,7 @@ class EverydayTest(DaemonTest):
         again = bytearray()
         self.shell.pty.connect(terminal.pid, offset=len(shown) - 4, on_data=again.extend).wait()
         self.assertEqual(again, shown[-4:])
-        other = self.shell.pty.create(command=["sleep", "60"])
+        other = self.shell.pty.create(command=["sleep", "600"])
         self.assertTrue(self.shell.pty.kill(other.pid))
 
     def _output(self, execution_id):
@@ -370,7 +370,7 @@ class EverydayTest(DaemonTest):
             await asyncio.sleep(0.2)
             await host.close()
             with self.assertRaises(errors.UnavailableError):
-                await asyncio.wait_for(waiting, 60)
+                await asyncio.wait_for(waiting, 180)
 
         asyncio.run(work())
 

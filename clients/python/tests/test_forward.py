@@ -45,7 +45,7 @@ class ForwardTest(DaemonTest):
             path = forward.address
             self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
             with socket.socket(socket.AF_UNIX) as client:
-                client.settimeout(60)
+                client.settimeout(180)
                 client.connect(path)
                 received = b""
                 for at in range(0, len(data), 1 << 16):
@@ -59,7 +59,7 @@ class ForwardTest(DaemonTest):
 
     def test_closed_port_ends_connection(self):
         with self.kernel.forward(7001) as forward, socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(60)
+            client.settimeout(180)
             client.connect(forward.address)
             # A reset, or the end: nothing listens there.
             with contextlib.suppress(ConnectionResetError):
@@ -86,7 +86,7 @@ class ForwardTest(DaemonTest):
                     writer.write(b"ping")
                     self.assertEqual(await reader.readexactly(4), b"ping")
                     await kernel.stop(force=True)
-                    await asyncio.wait_for(forward.closed(), 60)
+                    await asyncio.wait_for(forward.closed(), 180)
                     writer.close()
                     with self.assertRaises(OSError):
                         await asyncio.open_connection(address, int(port))

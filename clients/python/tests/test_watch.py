@@ -98,7 +98,7 @@ class WatchTest(DaemonTest):
                 await asyncio.sleep(0.2)
                 await host.close()
                 with self.assertRaises(errors.UnavailableError):
-                    await asyncio.wait_for(waiting, 60)
+                    await asyncio.wait_for(waiting, 180)
 
         asyncio.run(work())
 
@@ -110,7 +110,7 @@ class WatchTest(DaemonTest):
                 async with files.watch("both") as watch:
                     seen = asyncio.ensure_future(watch.__anext__())
                     await files.write("both/f", "x")
-                    event = await asyncio.wait_for(seen, 60)
+                    event = await asyncio.wait_for(seen, 180)
                     self.assertEqual(event.path, "f")
 
         asyncio.run(work())

@@ -43,7 +43,7 @@ impl Log {
 
     /// Waits for a line with this prefix.
     pub fn wait_for(&self, start: &str) -> String {
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(180);
         loop {
             if let Some(line) = self.lines().into_iter().find(|line| line.starts_with(start)) {
                 return line;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ryokan::core::info::KernelFilter;
 
 use super::*;
-use crate::support::{Random, until};
+use crate::support::{Random, eventually};
 use objects::{Objects, PATH_TRICKS};
 use peer::{Peer, Transcript};
 
@@ -32,15 +32,16 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is not a number")))
 }
 
-/// Runs fixed seeds within a time, and fresh ones if the environment asks for them; returns the number of cases.
-fn seeds(mut case: impl FnMut(u64)) -> u64 {
+/// Runs fixed seeds within a time, but no fewer than `least`, and fresh ones if the environment asks for them; returns
+/// the number of cases.
+fn seeds(least: u64, mut case: impl FnMut(u64)) -> u64 {
     if let Some(seed) = number("RYOKAN_FUZZ_PEER_SEED") {
         case(seed);
         return SEEDS;
     }
     let begun = Instant::now();
     let mut fixed = 0;
-    while fixed < SEEDS && begun.elapsed() < TIME {
+    while fixed < SEEDS && (fixed < least || begun.elapsed() < TIME) {
         fixed += 1;
         case(fixed);
     }
@@ -102,15 +103,18 @@ impl Victim {
     /// The daemon is as it was; prepared kernels are aborted first, as an honest source would.
     fn check(&self, what: &str) {
         self.host.with(async |client| {
-            let prepared = client.handovers().await.unwrap_or_else(|error| panic!("{what}: {error}"));
-            for one in prepared {
-                peer::abort(&self.host, &one.id.to_string());
-            }
-            assert_eq!(client.handovers().await.expect("an answer").len(), 0, "{what}");
+            // The last step of a peer that has gone may still be under way.
+            eventually(&format!("{what}: nothing is prepared"), async || {
+                let prepared = client.handovers().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+                for one in &prepared {
+                    peer::abort(&self.host, &one.id.to_string());
+                }
+                prepared.is_empty() && left_over(&self.host).is_empty()
+            })
+            .await;
             let kernels = client.list_kernels(&KernelFilter::default()).await.expect("an answer");
             assert_eq!(kernels.len(), 0, "{what}: a kernel lives");
         });
-        until(&format!("{what}: nothing is left"), || left_over(&self.host).is_empty());
         let now = peak(self.host.pid());
         assert!(now < self.peak + MEMORY, "{what}: memory grew from {} to {now} KiB", self.peak);
         assert_eq!(outside(&self.host), self.outside, "{what}: a file outside the data");
@@ -142,7 +146,7 @@ fn hostile_peers_change_nothing() {
     assert!(honest.is_prepared(), "the transcript is understood: {:?}", honest.last());
     victim.check("an honest source that goes away");
     let mut prepared = 0;
-    let cases = seeds(|seed| {
+    let cases = seeds(20, |seed| {
         let mut random = Random(seed);
         let peer = Peer::hostile(&victim.host, &transcript, &mut random);
         prepared += u64::from(peer.is_prepared());
@@ -152,7 +156,6 @@ fn hostile_peers_change_nothing() {
         }
     });
     eprintln!("{cases} cases, {prepared} of them prepared a kernel");
-    assert!(cases >= 20, "{cases} cases in {TIME:?}");
     assert!(prepared < cases, "every changed move was accepted");
     assert!(Peer::honest(&victim.host, &transcript).is_prepared(), "it serves as before");
     victim.check("an honest source");
@@ -267,7 +270,7 @@ fn hostile_files_import_nothing() {
         assert!(!import(&objects::close_bundle(&head, &changed)).status.success(), "{trick:?}");
         victim.check("a path trick");
     }
-    let cases = seeds(|seed| {
+    let cases = seeds(20, |seed| {
         let mut random = Random(seed);
         let (what, bytes) = objects::hostile_bundle(&whole, &head, &records, &mut random);
         if import(&bytes).status.success() {
@@ -275,7 +278,7 @@ fn hostile_files_import_nothing() {
         }
         victim.check(&format!("seed {seed}: {what}"));
     });
-    assert!(cases >= 20, "{cases} cases in {TIME:?}");
+    eprintln!("{cases} cases");
     victim.end();
 }
 

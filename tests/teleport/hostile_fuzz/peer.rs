@@ -10,8 +10,10 @@ use super::*;
 
 /// Largest piece of an object, bytes.
 const PIECE: usize = 256 << 10;
-/// Time for an answer, after which the peer goes away.
+/// Time for an answer, after which a hostile peer goes away: the target may wait for it, too.
 const ANSWER: Duration = Duration::from_secs(5);
+/// The same for an honest one.
+const HONEST_ANSWER: Duration = Duration::from_secs(180);
 
 fn frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
     [&[kind][..], &(bytes.len() as u32).to_le_bytes(), bytes].concat()
@@ -120,6 +122,7 @@ pub struct Peer<'a> {
     sent: u64,
     change: Option<(u64, Change)>,
     random: Random,
+    patience: Duration,
     what: String,
     /// Kept to follow the next frame.
     late: Option<Vec<u8>>,
@@ -151,12 +154,14 @@ impl<'a> Peer<'a> {
             }
         });
         let what = format!("{change:?}");
-        Peer { process, to, from, transcript, sent: 0, change, random, what, late: None, said: Vec::new() }
+        let (patience, late, said) = (ANSWER, None, Vec::new());
+        Peer { process, to, from, transcript, sent: 0, change, random, patience, what, late, said }
     }
 
     /// Repeats the move up to its commit.
     pub fn honest(target: &Host, transcript: &'a Transcript) -> Peer<'a> {
         let mut peer = Peer::open(target, transcript, None, Random(0));
+        peer.patience = HONEST_ANSWER;
         let _ = peer.run(&transcript.objects, 0);
         peer.finish()
     }
@@ -190,7 +195,7 @@ impl<'a> Peer<'a> {
     /// Closes the connection, so that the target ends the session.
     fn finish(mut self) -> Peer<'a> {
         drop(self.to.take());
-        while let Ok(answer) = self.from.recv_timeout(ANSWER) {
+        while let Ok(answer) = self.from.recv_timeout(self.patience) {
             self.note(&answer);
         }
         let _ = self.process.wait();
@@ -218,7 +223,7 @@ impl<'a> Peer<'a> {
 
     /// The next answer; `None` if the target refused, closed or did not answer.
     fn answer(&mut self) -> Option<(u8, Vec<u8>)> {
-        let answer = self.from.recv_timeout(ANSWER).ok()?;
+        let answer = self.from.recv_timeout(self.patience).ok()?;
         self.note(&answer);
         (!self.said.last().is_some_and(|said| said.contains("\"refused\""))).then_some(answer)
     }

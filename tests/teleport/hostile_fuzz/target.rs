@@ -81,7 +81,7 @@ struct Source {
 impl Source {
     fn new() -> Source {
         let mut host = Host::prepare(User::Own);
-        host.configure("[teleport]\nstall_timeout = \"1s\"\n");
+        host.configure("[teleport]\nstall_timeout = \"3s\"\n");
         host.launch();
         host.ok(&["new", "demo", "--engine", "python"]);
         let fill =
@@ -113,11 +113,15 @@ impl Source {
         command.args(["--no-autostart", "teleport", "demo", "--to", &way]).stdin(Stdio::null());
         let mut moving = Moving(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"));
         let begun = Instant::now();
-        let mut status = None;
+        let (mut status, mut lied) = (None, None);
         while status.is_none() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{case:?}: the move does not end");
+            assert!(begun.elapsed() < Duration::from_secs(300), "{case:?}: the move does not end");
+            if lied.is_none() && told.exists() {
+                lied = Some(Instant::now());
+            }
             // A target may keep a kernel that runs waiting: a client ends that.
-            if begun.elapsed() > Duration::from_millis(1_500) {
+            let waits = lied.is_some_and(|lied| lied.elapsed() > Duration::from_millis(1_500));
+            if waits || begun.elapsed() > Duration::from_secs(20) {
                 self.host.cli(&["teleport", "demo", "--abort"]);
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -169,15 +173,18 @@ fn hostile_targets_keep_nothing() {
         source.check(&format!("{case:?}"));
     }
     let mut reached = 0;
-    let cases = seeds(|seed| {
+    let cases = seeds(5, |seed| {
         let case = random_case(&mut Random(seed));
         reached += u64::from(source.attacked(case));
         source.check(&format!("seed {seed}: {case:?}"));
     });
     eprintln!("{cases} cases, {reached} of them reached");
-    assert!(cases >= 5 && reached > 0, "{reached} of {cases} cases in {TIME:?}");
+    assert!(reached > 0, "none of {cases} cases");
     source.host.ok(&["verify"]);
-    // Nothing of what the others claimed to have is left out.
+    // Nothing of what the others claimed to have is left out. A slow host may need longer for a step.
+    source.host.kill();
+    source.host.configure("");
+    source.host.launch();
     let there = Host::start();
     let report = moved(&source.host, "demo", &there, &[]);
     assert!(report["sent_bytes"].as_u64() > Some(3 << 20), "{report}");
