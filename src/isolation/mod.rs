@@ -129,6 +129,9 @@ pub struct LaunchNote {
 /// Takes reports on what happens beside launches, to one engine's workers or to all.
 pub type Reporter = Rc<dyn Fn(Option<EngineName>, LaunchNote)>;
 
+/// Says for how long memory counts as short.
+pub type Deferral = Rc<dyn Fn() -> Option<Duration>>;
+
 /// The kernel files sent to a warm worker. Their descriptors are sent before this message.
 #[derive(Debug, Default)]
 pub struct BoundSources {
@@ -277,6 +280,9 @@ pub trait IsolationDriver {
 
     /// Sets what takes the reports of this driver.
     fn report_to(&self, _reporter: Reporter) {}
+
+    /// Sets what says for how long work that no client waits for is deferred, for want of memory.
+    fn defer_by(&self, _deferral: Deferral) {}
 
     /// Removes leftovers of workers that `known` does not name.
     fn sweep(&self, known: &[WorkerId]);

@@ -37,8 +37,8 @@ use crate::core::vmm::WantedVmm;
 use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::isolation::{
-    EngineState, FileAccess, Images, InstallFiles, IsolationDriver, KernelHome, Launched, MachineRoom, NewWorker,
-    OpenWorkspace, Probe, Reach, Recorder, Reporter, Shape,
+    Deferral, EngineState, FileAccess, Images, InstallFiles, IsolationDriver, KernelHome, Launched, MachineRoom,
+    NewWorker, OpenWorkspace, Probe, Reach, Recorder, Reporter, Shape,
 };
 use crate::link::bootstrap::LaunchDocument;
 use crate::link::handshake::WorkerIdentity;
@@ -355,6 +355,10 @@ impl IsolationDriver for MicrovmDriver {
 
     fn report_to(&self, reporter: Reporter) {
         self.notes.report_to(reporter);
+    }
+
+    fn defer_by(&self, deferral: Deferral) {
+        self.templates.defer_by(deferral);
     }
 
     fn sweep(&self, known: &[WorkerId]) {

@@ -26,6 +26,7 @@ use super::vmm::Vmms;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::pool::{Attempt, Refresh, RefreshRules, RefreshTime, TemplateAge, refresh};
+use crate::isolation::Deferral;
 use crate::sys::{clock, fs};
 
 /// What is known of a kind's template.
@@ -66,6 +67,7 @@ pub(super) struct Templates {
     is_swept: Cell<bool>,
     is_kept_fresh: Cell<bool>,
     began: Instant,
+    deferral: RefCell<Option<Deferral>>,
     /// Notified after each build.
     built: tokio::sync::watch::Sender<()>,
     /// Notified when the next rebuild must be decided again.
@@ -85,9 +87,15 @@ impl Templates {
             is_swept: Cell::new(false),
             is_kept_fresh: Cell::new(false),
             began: Instant::now(),
+            deferral: RefCell::default(),
             built: tokio::sync::watch::Sender::new(()),
             changed: Rc::default(),
         })
+    }
+
+    /// Sets what defers rebuilds.
+    pub(super) fn defer_by(&self, deferral: Deferral) {
+        self.deferral.replace(Some(deferral));
     }
 
     fn now_ms(&self) -> u64 {
@@ -273,7 +281,11 @@ impl Templates {
             .unzip();
         let time = RefreshTime { wall_ms: clock::now_ms(), now_ms: self.now_ms() };
         match refresh(&self.rules, &ages, time) {
-            Refresh::Rebuild(at) => keys.get(at).map(|key| (*key).clone()).ok_or(None),
+            // An old template serves; the machine of a new one takes memory.
+            Refresh::Rebuild(at) => match self.deferral.borrow().as_ref().and_then(|deferral| deferral()) {
+                Some(left) => Err(Some(u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1))),
+                None => keys.get(at).map(|key| (*key).clone()).ok_or(None),
+            },
             Refresh::Wait(wait_ms) => Err(wait_ms),
         }
     }
@@ -352,8 +364,12 @@ mod tests {
     const RULES: RefreshRules = RefreshRules { max_age_ms: Some(60_000), interval_ms: 60_000 };
 
     fn templates(folder: &Path) -> (Rc<Templates>, Rc<Notes>) {
+        templates_by(folder, RULES)
+    }
+
+    fn templates_by(folder: &Path, refresh: RefreshRules) -> (Rc<Templates>, Rc<Notes>) {
         let (place, sockets, notes) = (folder.join("templates"), folder.to_owned(), Rc::new(Notes::default()));
-        let settings = TemplateSettings { folder: place, sockets, account: None, refresh: RULES };
+        let settings = TemplateSettings { folder: place, sockets, account: None, refresh };
         (Templates::new(settings, vmms(WantedVmm::Qemu, None), Rc::clone(&notes)), notes)
     }
 
@@ -405,6 +421,22 @@ mod tests {
         assert_eq!(again.created_at_ms(), Some(created), "it is as old as before");
         let left = std::fs::read_dir(folder.path().join("templates")).expect("a folder").count();
         assert_eq!(left, 1, "nothing is left of the attempt");
+    }
+
+    #[tokio::test]
+    async fn short_memory_defers_rebuild() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (_, image) = made(folder.path());
+        let (templates, _) = templates_by(folder.path(), RefreshRules { max_age_ms: Some(0), interval_ms: 0 });
+        templates.served(&templates.find(&kind(), &image).await.expect("a template"));
+        let key = kind().key().expect("a key");
+        assert_eq!(templates.next_refresh(), Ok(key.clone()));
+        let short = Rc::new(Cell::new(Some(Duration::from_secs(7))));
+        let left = Rc::clone(&short);
+        templates.defer_by(Rc::new(move || left.get()));
+        assert_eq!(templates.next_refresh(), Err(Some(7_000)));
+        short.set(None);
+        assert_eq!(templates.next_refresh(), Ok(key));
     }
 
     /// A template of that kind with other users' failures is not the one that has the name now.

@@ -12,7 +12,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, KernelId, WorkerId};
 use crate::core::origin::OriginKind;
 use crate::core::spec::KernelSpec;
-use crate::isolation::{LaunchNote, Launched, NewWorker, Recorder, Reporter, WorkerHandle, WorkerRecord};
+use crate::isolation::{Deferral, LaunchNote, Launched, NewWorker, Recorder, Reporter, WorkerHandle, WorkerRecord};
 use crate::link::handshake::WorkerIdentity;
 use crate::link::host::{WorkerLink, WorkerListener, WorkerReport};
 
@@ -194,8 +194,11 @@ impl Workers {
         self.host.drivers.of(row.isolation).is_ok_and(|driver| driver.may_run(&row.record))
     }
 
-    /// Publishes and counts what the drivers report beside launches.
-    pub(crate) fn take_reports(&self) {
+    /// Publishes and counts what the drivers report beside launches, and defers their own work while memory is short.
+    pub(crate) fn take_reports(self: &Rc<Self>) {
+        let workers = Rc::downgrade(self);
+        let deferral: Deferral = Rc::new(move || workers.upgrade().and_then(|workers| workers.pressure.left()));
+        self.host.drivers.all().for_each(|driver| driver.defer_by(Rc::clone(&deferral)));
         let host = Rc::downgrade(&self.host);
         let reporter: Reporter = Rc::new(move |engine, LaunchNote { kind, detail }| {
             let Some(host) = host.upgrade() else { return };
