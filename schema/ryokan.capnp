@@ -77,7 +77,7 @@ interface Host {
   # their own.
 
   teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64,
-      isolation :Text)
+      isolation :Text, since :Text)
       -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
@@ -88,7 +88,9 @@ interface Host {
   # `teleport`; `unsupported` with reason `snapshot_kind` names the rule of an impossible one.
   # `limitRate`: bytes a second while the kernel runs, 0: no limit. What changed meanwhile is sent at
   # full speed, because the kernel is paused then. `isolation`: that of the kernel on the other host;
-  # empty: as here.
+  # empty: as here. `since`: a checkpoint; older ones stay behind, except pinned ones and the one
+  # that undo goes back to, and end with the record of the departed kernel; empty: all move.
+  # `unsupported` (`partial_history`) if the other host's release takes only all of them.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
   handovers @16 () -> (handovers :List(Handover));

@@ -225,8 +225,15 @@ async fn move_step(n: usize, h: &CatalogHandle, state: &StateHandle) -> Result<b
         58 => state.import_history(br#"{"table":0,"rows":[[5000,1,3,"me",null,"far",null,null]]}"#.to_vec()).await?,
         59 => {
             let origin = Origin { generation: 9, ..Origin::default() };
+            let checkpoints = state.checkpoint_manifests().await?.into_iter().map(|(id, _)| id).collect();
             state
-                .begin_moved(Arrival { manifests: Vec::new(), origin, blobs: Vec::new(), entry: mark("arrived") })
+                .begin_moved(Arrival {
+                    checkpoints,
+                    manifests: Vec::new(),
+                    origin,
+                    blobs: Vec::new(),
+                    entry: mark("arrived"),
+                })
                 .await?;
         }
         60 => h.create_kernel_files(RECEIVED).await.map(drop)?,

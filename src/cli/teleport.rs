@@ -46,6 +46,10 @@ pub struct TeleportArgs {
     /// Isolation on the other host: process or microvm; without it, as here
     #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation, conflicts_with_all = ["status", "abort", "resolve"])]
     pub isolation: Option<Isolation>,
+    /// Leave older checkpoints behind, except pinned ones and the one that undo goes back to; they end with the
+    /// record of the departed kernel: when it comes back, or when the record is removed
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["status", "abort", "resolve"])]
+    pub since: Option<String>,
     /// List moves in progress, unacknowledged moves and received kernels
     #[arg(long, conflicts_with_all = ["to", "abort", "resolve"])]
     pub status: bool,
@@ -115,7 +119,7 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
     };
     let to = args.to.unwrap_or_default();
     let (allow_missing, kind, limit_rate) = (args.allow_missing, args.kind.request(), args.limit_rate);
-    let options = MoveOptions { allow_missing, kind, limit_rate, isolation: args.isolation };
+    let options = MoveOptions { allow_missing, kind, limit_rate, isolation: args.isolation, since: args.since };
     let moved = host.teleport(&name, &to, options, progress).await;
     if shown {
         let _ = write!(std::io::stderr(), "\r{:WIDTH$}\r", "");

@@ -74,6 +74,9 @@ pub struct Accept {
     /// Whether it writes files before the seal.
     #[serde(default)]
     pub takes_preview: bool,
+    /// Whether it takes a history without some of its checkpoints.
+    #[serde(default)]
+    pub takes_partial_history: bool,
     /// The kind in which the kernel is to come.
     #[serde(default = "checkpoint")]
     pub kind: SnapshotKind,

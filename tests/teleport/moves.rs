@@ -80,6 +80,35 @@ fn only_missing_objects_travel() {
 }
 
 #[test]
+fn older_checkpoints_stay_behind() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "k"]);
+    for name in ["first", "kept", "second", "third"] {
+        let write = format!("/bin/sh -c 'dd if=/dev/urandom of=large bs=1M count=3 2>/dev/null'; echo {name} > f");
+        here.ok(&["exec", "k", &write]);
+        let pin: &[&str] = if name == "kept" { &["--pin"] } else { &[] };
+        here.ok(&[&["checkpoint", "k", "-m", name][..], pin].concat());
+    }
+    assert_eq!(teleport(&here, "k", &there, &["--since", "other"]).status.code(), Some(3));
+    let report = moved(&here, "k", &there, &["--since", "third"]);
+    assert_eq!(report["missing"], serde_json::json!(["2 older checkpoints"]), "{report}");
+    // The files of two checkpoints, not of four.
+    assert!(report["bytes"].as_u64().is_some_and(|bytes| (6 << 20..9 << 20).contains(&bytes)), "{report}");
+    let log = there.ok(&["--json", "log", "k"]);
+    let has = |name: &str| log.contains(&format!("\"{name}\""));
+    assert_eq!(["first", "kept", "second", "third"].map(has), [false, true, false, true], "{log}");
+    there.ok(&["restore", "k", "kept", "--yes"]);
+    assert_eq!(there.ok(&["exec", "k", "cat f"]), "kept\n");
+    there.ok(&["diff", "k", "kept", "third"]);
+    there.ok(&["verify"]);
+    // The one that undo goes back to moves, whatever its age.
+    let back = moved(&there, "k", &here, &["--since", "third"]);
+    assert_eq!(back["missing"], serde_json::json!([]), "{back}");
+    here.ok(&["undo", "k"]);
+    assert_eq!(here.ok(&["exec", "k", "cat f"]), "third\n");
+}
+
+#[test]
 fn rate_of_a_move_is_limited() {
     let (here, there) = pair(User::Own);
     here.ok(&["new", "k"]);

@@ -3,12 +3,14 @@
 //! Host-specific rows stay: mounts, MCP servers, lease, consents, idempotency keys, transition. A page is JSON, so nothing
 //! that arrives is interpreted as SQL or as a database file; the tables' types and checks apply to each value.
 
+use std::collections::HashSet;
+
 use rusqlite::{params, params_from_iter};
 use serde::{Deserialize, Serialize};
 
 use super::cell::{AtMost, Cell};
 use super::journal::{self, NewEntry};
-use super::{StateHandle, grants, origin};
+use super::{StateHandle, checkpoints, grants, origin, pruning};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::bytes;
 use crate::catalog::sqlite::{Db, Kind, Result};
@@ -136,6 +138,8 @@ pub struct Position {
 /// The end of an import.
 #[derive(Debug, Clone)]
 pub struct Arrival {
+    /// The checkpoints that moved; the others are removed.
+    pub checkpoints: HashSet<CheckpointId>,
     /// The manifests that replace those of checkpoints.
     pub manifests: Vec<(CheckpointId, Digest)>,
     /// The origin of the state from now on.
@@ -174,6 +178,9 @@ impl StateHandle {
     /// Database errors.
     pub fn begin_moved(&self, arrival: Arrival) -> Pending<()> {
         self.write("state.history.begin", move |db| {
+            for left in checkpoints::all(db)?.iter().filter(|one| !arrival.checkpoints.contains(&one.id)) {
+                pruning::forget(db, left.id)?;
+            }
             for (checkpoint, manifest) in &arrival.manifests {
                 db.sql("replace manifest", |c| {
                     c.prepare_cached("UPDATE checkpoints SET manifest = ? WHERE id = ?")?

@@ -44,7 +44,7 @@ pub use source::{Source, SourceAction, SourceEvent};
 pub use target::{Prepared, Target, TargetAction, TargetEvent};
 
 /// What a client asks of a move.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct MoveOptions {
     /// Move without what belongs to this host.
     pub allow_missing: bool,
@@ -54,6 +54,8 @@ pub struct MoveOptions {
     pub limit_rate: u64,
     /// The isolation on the other host; `None`: as here.
     pub isolation: Option<Isolation>,
+    /// The oldest checkpoint that moves, beside pinned ones; `None`: all move.
+    pub since: Option<String>,
 }
 
 impl MoveOptions {

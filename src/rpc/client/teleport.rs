@@ -77,6 +77,7 @@ impl HostClient {
         params.set_kind(options.kind.name());
         params.set_limit_rate(options.limit_rate);
         params.set_isolation(options.isolation.map_or("", Isolation::name));
+        params.set_since(options.since.as_deref().unwrap_or_default());
         params.set_sink(new_client(Sink(progress)));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_report(fields(fields(response.get())?.get_report())?))

@@ -48,7 +48,9 @@ impl HostServer {
         let kind = kind.ok_or_else(|| to_capnp(Error::invalid("an unknown kind of snapshot")))?;
         let isolation = read_optional_isolation(params.get_isolation()).map_err(to_capnp)?;
         let (allow_missing, limit_rate) = (params.get_allow_missing(), params.get_limit_rate());
-        let options = MoveOptions { allow_missing, kind, limit_rate, isolation };
+        let since = read_text(params.get_since(), "since").map_err(to_capnp)?;
+        let since = (!since.is_empty()).then_some(since);
+        let options = MoveOptions { allow_missing, kind, limit_rate, isolation, since };
         let sink = params.get_sink()?;
         let is_reporting = Rc::new(Cell::new(false));
         let progress = Box::new(move |phase: &'static str, sent| report(&sink, &is_reporting, phase, sent));

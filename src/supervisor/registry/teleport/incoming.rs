@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::evidence::Evidence;
+use super::history::check_history;
 use super::preview::Preview;
 use super::steps::Steps;
 use super::{Incoming, host_resources, is_epoch, memory, read, without_host, write};
@@ -277,7 +278,8 @@ impl TargetSide {
         check_history(&state, &expected, received).await?;
         // Kept with the kernel, also on its way to further hosts.
         seal.head.blobs.extend(audit.as_ref().map(|audit| audit.excerpt));
-        state.begin_moved(Arrival { manifests: replaced, origin, blobs: seal.head.blobs, entry }).await?;
+        let checkpoints = expected.into_keys().collect();
+        state.begin_moved(Arrival { checkpoints, manifests: replaced, origin, blobs: seal.head.blobs, entry }).await?;
         let loaded = Records::new(files, offer.epoch, &host.catalog, &host.store).load().await?;
         state.close().await?;
         steps.ended("history");
@@ -421,33 +423,6 @@ impl TargetSide {
     }
 }
 
-/// Checks that the imported rows reference only what was received, and read back as records.
-async fn check_history(
-    state: &StateHandle,
-    expected: &HashMap<CheckpointId, Digest>,
-    received: &Received,
-) -> Result<()> {
-    let wrong = |what: &str| Error::corrupt(format!("the history of the received kernel: {what}")).reason("handover");
-    let rows = state.checkpoint_manifests().await?;
-    if rows.len() != expected.len() || rows.iter().any(|(id, manifest)| expected.get(id) != Some(manifest)) {
-        return Err(wrong("its checkpoints are not those that were described"));
-    }
-    if state.roots().await?.iter().any(|root| !received.held.contains(&root.digest)) {
-        return Err(wrong("it references what was not sent"));
-    }
-    let mut after = 0;
-    loop {
-        let page = state.journal(crate::catalog::state::Direction::After(after), limits::PAGE_ROWS).await?;
-        match page.last() {
-            Some(last) if last.sequence > after => after = last.sequence,
-            Some(_) => return Err(wrong("its numbers do not grow")),
-            None => break,
-        }
-    }
-    state.checkpoints(u64::MAX, limits::PAGE_ROWS).await?;
-    Ok(())
-}
-
 #[async_trait(?Send)]
 impl TargetHost for TargetSide {
     fn host(&self) -> HostId {
@@ -496,7 +471,11 @@ impl TargetHost for TargetSide {
         }
         let most_bytes = handovers.room.begin(offer.handover, offer.bytes, host.free_bytes().unwrap_or(u64::MAX))?;
         sessions.insert(offer.handover, Rc::default());
-        Ok(Admission { accept: Accept { missing, takes_preview: true, kind, why }, reuse, most_bytes })
+        Ok(Admission {
+            accept: Accept { missing, takes_preview: true, takes_partial_history: true, kind, why },
+            reuse,
+            most_bytes,
+        })
     }
 
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()> {

@@ -14,6 +14,7 @@
 //! that is repeated follows from the kernel alone: it has departed by this very handover, or it has not.
 
 mod evidence;
+mod history;
 mod incoming;
 mod memory;
 mod outgoing;

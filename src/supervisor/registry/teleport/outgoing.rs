@@ -1,6 +1,7 @@
 //! One move of a kernel to another host.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +55,10 @@ pub(super) struct Move {
     choice: RefCell<Choice>,
     /// Whether the target knows of the move.
     offered: Cell<bool>,
+    /// The number of the oldest checkpoint that moves, beside those that are needed or pinned.
+    pub(super) since: u64,
+    /// Checkpoints that are left behind.
+    pub(super) left_behind: Cell<usize>,
     /// The objects that were sent or named.
     seen: RefCell<Seen>,
     /// The excerpt of the audit log that was sent.
@@ -100,6 +105,10 @@ pub async fn teleport(
     let _guard = cancel.clone().drop_guard();
     check(kernel, actor).await?;
     supervisor.refuse_member(kernel).await?;
+    let since = match &options.since {
+        Some(reference) => checkpoint::find(kernel, reference).await?.number,
+        None => 0,
+    };
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::HandoverOut)?);
     let epoch = next_epoch(kernel.epoch)?;
     let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec().name.to_string(), epoch };
@@ -125,6 +134,8 @@ pub async fn teleport(
         options,
         choice: RefCell::new(choice),
         offered: Cell::new(false),
+        since,
+        left_behind: Cell::new(0),
         seen: RefCell::default(),
         excerpt: Cell::new(None),
         frozen_at: Cell::new(None),
@@ -263,6 +274,11 @@ impl Move {
         }
         let accept = self.unless_cancelled(self.offer(&mut session)).await?;
         let kind = self.settle_kind(&accept)?;
+        if self.since > 0 && !accept.takes_partial_history {
+            return Err(Error::unsupported("the other host's release takes a kernel with all its checkpoints only")
+                .reason("partial_history")
+                .hint("update ryokan there, or move without --since"));
+        }
         self.step(SourceEvent::Accepted);
         // Objects that only this move names stay in the store until its end.
         let _guard = self.host.store.run(|store| Ok(store.guard())).await?;
@@ -322,7 +338,7 @@ impl Move {
             sent_objects,
             sent_bytes,
             pause_ms: ms(self.pause.get()),
-            missing: named(accept.missing),
+            missing: self.missing(accept.missing),
             acknowledged: acknowledged.is_ok(),
             kind,
             kind_reason: self.choice.borrow().why.clone(),
@@ -391,6 +407,17 @@ impl Move {
         }
     }
 
+    /// What the kernel moved without.
+    fn missing(&self, there: Vec<String>) -> Vec<String> {
+        let mut missing = named(there);
+        match self.left_behind.get() {
+            0 => {}
+            1 => missing.push("1 older checkpoint".into()),
+            count => missing.push(format!("{count} older checkpoints")),
+        }
+        missing
+    }
+
     /// Sends what the kernel's records reference and was not sent yet. Returns the checkpoints, pinned.
     pub(super) async fn copy(
         &self,
@@ -398,7 +425,7 @@ impl Move {
         phase: &'static str,
     ) -> Result<(Vec<Checkpoint>, Vec<checkpoint::ReadPin>)> {
         let (mut checkpoints, mut pins) = (Vec::new(), Vec::new());
-        for found in self.kernel.records.all_checkpoints().await? {
+        for found in self.moving_checkpoints().await? {
             match checkpoint::pin_for_read(&self.kernel, found).await {
                 Ok((found, pin)) => {
                     checkpoints.push(found);
@@ -409,7 +436,9 @@ impl Move {
                 Err(error) => return Err(error),
             }
         }
-        let roots = self.kernel.records.state.roots().await?;
+        let numbers: HashSet<u64> = checkpoints.iter().map(|found| found.number).collect();
+        let mut roots = self.kernel.records.state.roots().await?;
+        roots.retain(|root| !matches!(root.kind, RootKind::Checkpoint { number } if !numbers.contains(&number)));
         let mut seen = self.seen.take();
         let found = self.host.store.run_beside(move |store| {
             let mut found = Vec::new();

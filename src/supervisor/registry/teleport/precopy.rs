@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::outgoing::Move;
-use crate::core::checkpoint::{CheckpointRequest, CheckpointType, Manifest};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, Result};
 use crate::core::handover::Rounds;
 use crate::core::limits;
@@ -48,6 +48,17 @@ impl Move {
         // leaves less to sync in the pause.
         self.host.sync_data().await?;
         Ok(rounds.count)
+    }
+
+    /// The checkpoints that move: all, or those since one of them with the pinned and needed ones.
+    pub(super) async fn moving_checkpoints(&self) -> Result<Vec<Checkpoint>> {
+        let records = &self.kernel.records;
+        let mut found = records.all_checkpoints().await?;
+        let (head, before) = (records.head().await?, found.len());
+        let needed = [head.checkpoint, head.undo];
+        found.retain(|one| one.number >= self.since || one.pinned || needed.contains(&Some(one.id)));
+        self.left_behind.set(before - found.len());
+        Ok(found)
     }
 
     /// Bytes of the kernel's files and of the engine state in its newest checkpoint; 0: not known.

@@ -1,0 +1,44 @@
+//! The history that a kernel arrives with.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::catalog::StateHandle;
+use crate::catalog::state::{Root, RootKind};
+use crate::core::error::{Error, Result};
+use crate::core::ids::{CheckpointId, Digest};
+use crate::core::limits;
+use crate::teleport::Received;
+
+/// Checks that the imported rows reference only what was received, and read back as records.
+pub(super) async fn check_history(
+    state: &StateHandle,
+    expected: &HashMap<CheckpointId, Digest>,
+    received: &Received,
+) -> Result<()> {
+    let wrong = |what: &str| Error::corrupt(format!("the history of the received kernel: {what}")).reason("handover");
+    // The source may leave some behind: their rows are removed with the arrival.
+    let rows: HashMap<CheckpointId, Digest> = state.checkpoint_manifests().await?.into_iter().collect();
+    if expected.iter().any(|(id, manifest)| rows.get(id) != Some(manifest)) {
+        return Err(wrong("its checkpoints are not those that were described"));
+    }
+    let head = state.head().await?;
+    if [head.checkpoint, head.undo].iter().flatten().any(|id| !expected.contains_key(id)) {
+        return Err(wrong("it lacks the checkpoint of its position"));
+    }
+    let moved: HashSet<&Digest> = expected.values().collect();
+    let is_left = |root: &Root| matches!(root.kind, RootKind::Checkpoint { .. }) && !moved.contains(&root.digest);
+    if state.roots().await?.iter().any(|root| !is_left(root) && !received.held.contains(&root.digest)) {
+        return Err(wrong("it references what was not sent"));
+    }
+    let mut after = 0;
+    loop {
+        let page = state.journal(crate::catalog::state::Direction::After(after), limits::PAGE_ROWS).await?;
+        match page.last() {
+            Some(last) if last.sequence > after => after = last.sequence,
+            Some(_) => return Err(wrong("its numbers do not grow")),
+            None => break,
+        }
+    }
+    state.checkpoints(u64::MAX, limits::PAGE_ROWS).await?;
+    Ok(())
+}
