@@ -104,7 +104,7 @@ fn older_checkpoints_stay_behind() {
     // The one that undo goes back to moves, whatever its age.
     let back = moved(&there, "k", &here, &["--since", "third"]);
     assert_eq!(back["missing"], serde_json::json!([]), "{back}");
-    here.ok(&["undo", "k"]);
+    here.ok(&["--yes", "undo", "k"]);
     assert_eq!(here.ok(&["exec", "k", "cat f"]), "third\n");
 }
 
