@@ -88,8 +88,9 @@ interface Host {
   # `teleport`; `unsupported` with reason `snapshot_kind` names the rule of an impossible one.
   # `limitRate`: bytes a second while the kernel runs, 0: no limit. What changed meanwhile is sent at
   # full speed, because the kernel is paused then. `isolation`: that of the kernel on the other host;
-  # empty: as here. `since`: a checkpoint; older ones stay behind, except pinned ones and the one
-  # that undo goes back to, and end with the record of the departed kernel; empty: all move.
+  # empty: as here. `since`: a checkpoint; older ones stay behind, except pinned ones, those with
+  # a summary or of a freeze, and the one that undo goes back to. They end with the record of the
+  # departed kernel. A branch from one of them begins anew. Empty: all move.
   # `unsupported` (`partial_history`) if the other host's release takes only all of them.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
@@ -1102,9 +1103,10 @@ interface Groups {
   # `command` (a data source of the daemon's configuration), `postgres`, or `server` (a PostgreSQL
   # server of the configuration). `target`: the kernel's name, the path, the configured name, or
   # `dbname=… host=… port=… user=…` without a password. `name` empty: derived from the target.
-  remove @2 (group :Text, member :Text, abandon :Bool) -> ();
+  remove @2 (group :Text, member :Text, abandon :Bool) -> (left :List(Text));
   # `member` empty: the group with all of its freezes. `abandon`: although a freeze or a restore of
-  # it has not ended; its members stay as they are.
+  # it has not ended; its members stay as they are. `left`: the directories of imported repositories
+  # that are not in their places.
   list @3 () -> (groups :List(Group));
   show @4 (group :Text) -> (group :Group);
   freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64) -> (freeze :Freeze);

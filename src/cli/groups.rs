@@ -138,7 +138,9 @@ pub async fn group(context: &Context, args: GroupArgs) -> Result<(), Failure> {
             host.group(&name).await?;
             let what = if abandon { "; its members stay as they are, perhaps at different states" } else { "" };
             context.confirm(&format!("remove group {name} with its freezes{what}"))?;
-            host.remove_member(&name, "", abandon).await?;
+            for left in host.remove_member(&name, "", abandon).await? {
+                context.say(&format!("an imported repository stays in {}", render::plain(&left)));
+            }
             context.show(|| serde_json::json!({ "removed": name }), || format!("removed group {name}\n"))
         }
         GroupCommand::Show { name: None } => {

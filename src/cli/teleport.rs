@@ -46,8 +46,8 @@ pub struct TeleportArgs {
     /// Isolation on the other host: process or microvm; without it, as here
     #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation, conflicts_with_all = ["status", "abort", "resolve"])]
     pub isolation: Option<Isolation>,
-    /// Leave older checkpoints behind, except pinned ones and the one that undo goes back to; they end with the
-    /// record of the departed kernel: when it comes back, or when the record is removed
+    /// Leave older checkpoints behind, except pinned ones, those with a summary, of a freeze, and that of an undo;
+    /// they end with the record of the departed kernel: when it comes back, or when the record is removed
     #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["status", "abort", "resolve"])]
     pub since: Option<String>,
     /// List moves in progress, unacknowledged moves and received kernels

@@ -99,6 +99,9 @@ pub struct Seal {
     /// The excerpt of the source's audit log about it.
     #[serde(default)]
     pub audit: Option<Digest>,
+    /// Checkpoints in the history that do not move.
+    #[serde(default)]
+    pub left_behind: u64,
 }
 
 /// A control message.

@@ -155,7 +155,8 @@ fn repeated_pages_are_refused() {
     let page = Digest::from_bytes(page);
     let said = |history: Vec<Digest>| {
         let spec = serde_json::from_value(default_spec()).unwrap();
-        let seal = ryokan::teleport::Seal { head: head.clone(), spec, history, created_at_ms: 0, audit: None };
+        let seal =
+            ryokan::teleport::Seal { head: head.clone(), spec, history, created_at_ms: 0, audit: None, left_behind: 0 };
         let (description, frames) = object(&serde_json::to_vec(&seal).unwrap());
         let seal = serde_json::json!({ "message": "seal", "description": Digest::from_bytes(description) });
         let question = [*page.as_bytes(), description].concat();

@@ -90,6 +90,12 @@ fn older_checkpoints_stay_behind() {
         here.ok(&[&["checkpoint", "k", "-m", name][..], pin].concat());
     }
     assert_eq!(teleport(&here, "k", &there, &["--since", "other"]).status.code(), Some(3));
+    // An earlier release does not know of it.
+    let code = "import os\nwhile d := os.read(0, 65536): os.write(1, d.replace(b'takes_partial_history', b'takes_partial_histore'))";
+    let earlier = format!("{} | python3 -c \"{code}\"", to(&there).replacen("exec:exec ", "exec:", 1));
+    let refused = here.cli(&["teleport", "k", "--to", &earlier, "--since", "third"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(5) && said.contains("all its checkpoints only"), "{said}");
     let report = moved(&here, "k", &there, &["--since", "third"]);
     assert_eq!(report["missing"], serde_json::json!(["2 older checkpoints"]), "{report}");
     // The files of two checkpoints, not of four.
@@ -104,6 +110,8 @@ fn older_checkpoints_stay_behind() {
     // The one that undo goes back to moves, whatever its age.
     let back = moved(&there, "k", &here, &["--since", "third"]);
     assert_eq!(back["missing"], serde_json::json!([]), "{back}");
+    let audit = here.ok(&["audit"]);
+    assert!(audit.contains("2 older checkpoints of its record here ended"), "{audit}");
     here.ok(&["--yes", "undo", "k"]);
     assert_eq!(here.ok(&["exec", "k", "cat f"]), "third\n");
 }

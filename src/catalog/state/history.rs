@@ -3,14 +3,14 @@
 //! Host-specific rows stay: mounts, MCP servers, lease, consents, idempotency keys, transition. A page is JSON, so nothing
 //! that arrives is interpreted as SQL or as a database file; the tables' types and checks apply to each value.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use rusqlite::{params, params_from_iter};
 use serde::{Deserialize, Serialize};
 
 use super::cell::{AtMost, Cell};
 use super::journal::{self, NewEntry};
-use super::{StateHandle, checkpoints, grants, origin, pruning};
+use super::{StateHandle, grants, origin};
 use crate::catalog::error::CatalogError;
 use crate::catalog::row::bytes;
 use crate::catalog::sqlite::{Db, Kind, Result};
@@ -178,9 +178,7 @@ impl StateHandle {
     /// Database errors.
     pub fn begin_moved(&self, arrival: Arrival) -> Pending<()> {
         self.write("state.history.begin", move |db| {
-            for left in checkpoints::all(db)?.iter().filter(|one| !arrival.checkpoints.contains(&one.id)) {
-                pruning::forget(db, left.id)?;
-            }
+            keep_only(db, &arrival.checkpoints)?;
             for (checkpoint, manifest) in &arrival.manifests {
                 db.sql("replace manifest", |c| {
                     c.prepare_cached("UPDATE checkpoints SET manifest = ? WHERE id = ?")?
@@ -209,6 +207,61 @@ impl StateHandle {
             })
         })
     }
+}
+
+/// Removes the rows of other checkpoints; those after them follow the nearest one that is kept.
+fn keep_only(db: &Db, kept: &HashSet<CheckpointId>) -> Result<()> {
+    let rows: Vec<(CheckpointId, Option<CheckpointId>)> = db.sql("list checkpoints", |c| {
+        c.prepare_cached("SELECT id, parent FROM checkpoints")?
+            .query_map([], |row| {
+                let parent: Option<Vec<u8>> = row.get(1)?;
+                let parent = parent.and_then(|parent| Some(CheckpointId::from_bytes(parent.try_into().ok()?)));
+                Ok((CheckpointId::from_bytes(bytes(row, 0)?), parent))
+            })?
+            .collect()
+    })?;
+    let left: HashMap<CheckpointId, Option<CheckpointId>> =
+        rows.iter().filter(|(id, _)| !kept.contains(id)).copied().collect();
+    let mut known = HashMap::new();
+    for (id, parent) in rows.iter().filter(|(id, _)| kept.contains(id)) {
+        let next = nearest_kept(*parent, &left, &mut known);
+        if next != *parent {
+            db.sql("follow checkpoint", |c| {
+                c.prepare_cached("UPDATE checkpoints SET parent = ? WHERE id = ?")?
+                    .execute(params![next.map(|parent| *parent.as_bytes()), id.as_bytes()])
+                    .map(drop)
+            })?;
+        }
+    }
+    for id in left.keys() {
+        db.sql("leave checkpoint", |c| {
+            c.prepare_cached("DELETE FROM checkpoints WHERE id = ?")?.execute([id.as_bytes()]).map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// The nearest ancestor that is not left behind. The rows come from elsewhere, and may follow each other.
+fn nearest_kept(
+    parent: Option<CheckpointId>,
+    left: &HashMap<CheckpointId, Option<CheckpointId>>,
+    known: &mut HashMap<CheckpointId, Option<CheckpointId>>,
+) -> Option<CheckpointId> {
+    let (mut next, mut passed) = (parent, Vec::new());
+    while let Some((at, before)) = next.and_then(|at| Some((at, left.get(&at)?))) {
+        if let Some(found) = known.get(&at) {
+            next = *found;
+            break;
+        }
+        if passed.len() > left.len() {
+            next = None;
+            break;
+        }
+        passed.push(at);
+        next = *before;
+    }
+    known.extend(passed.into_iter().map(|at| (at, next)));
+    next
 }
 
 fn malformed(why: impl std::fmt::Display) -> CatalogError {
@@ -315,6 +368,35 @@ mod tests {
             there.remove("sum");
             assert_eq!(there, columns.iter().map(|name| (*name).to_owned()).collect(), "{table}");
         }
+    }
+
+    #[test]
+    fn left_checkpoints_are_bridged() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let db = database(folder.path(), "one");
+        let id = |n: u8| CheckpointId::from_bytes([n; 16]);
+        // 1 ← 2 ← 3 ← 4, and 5 ↔ 6 after each other.
+        for (n, parent) in
+            [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3)), (5, Some(6)), (6, Some(5)), (7, Some(6))]
+        {
+            db.sql("fill", |c| {
+                c.execute(
+                    "INSERT INTO checkpoints (number, id, type, creator, at_ms, parent, pinned, journal, manifest, files, state_bytes)
+                     VALUES (?1, ?2, 1, 'me', 1, ?3, 0, 0, zeroblob(32), 0, 0)",
+                    params![n, id(n).as_bytes(), parent.map(|parent| *id(parent).as_bytes())],
+                )
+            })
+            .expect("a row");
+        }
+        keep_only(&db, &[id(1), id(4), id(7)].into()).expect("kept");
+        let left: Vec<(u8, Option<Vec<u8>>)> = db
+            .sql("read", |c| {
+                c.prepare("SELECT number, parent FROM checkpoints ORDER BY number")?
+                    .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+                    .collect()
+            })
+            .expect("rows");
+        assert_eq!(left, [(1, None), (4, Some(vec![1; 16])), (7, None)]);
     }
 
     #[test]

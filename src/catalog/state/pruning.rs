@@ -110,8 +110,7 @@ fn standing(db: &Db) -> Result<Standing> {
     Ok(Standing { checkpoints: all(db)?, needed })
 }
 
-/// Removes a checkpoint's row; those after it follow the one before it.
-pub(super) fn forget(db: &Db, id: CheckpointId) -> Result<()> {
+fn forget(db: &Db, id: CheckpointId) -> Result<()> {
     db.sql("remove checkpoint", |c| {
         c.prepare_cached(
             "UPDATE checkpoints SET parent = (SELECT parent FROM checkpoints WHERE id = ?1) WHERE parent = ?1",

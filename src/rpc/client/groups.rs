@@ -42,15 +42,17 @@ impl HostClient {
     }
 
     /// Removes a member, or with an empty `member` the group; with `abandon` although an operation of it has not ended.
+    /// Returns the directories of imported repositories that are not in their places.
     ///
     /// # Errors
     /// `notFound`, `conflict`.
-    pub async fn remove_member(&self, group: &str, member: &str, abandon: bool) -> Result<()> {
+    pub async fn remove_member(&self, group: &str, member: &str, abandon: bool) -> Result<Vec<String>> {
         let mut request = self.groups_cap().await?.remove_request();
         request.get().set_group(group);
         request.get().set_member(member);
         request.get().set_abandon(abandon);
-        self.link.wait(request.send().promise).await.map(drop)
+        let response = self.link.wait(request.send().promise).await?;
+        answer(read_text_list(fields(response.get())?.get_left(), "left", limits::GROUP_MEMBERS))
     }
 
     /// The caller's groups.

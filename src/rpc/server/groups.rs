@@ -106,16 +106,22 @@ impl groups::Server for GroupsServer {
         Ok(())
     }
 
-    async fn remove(self: Rc<Self>, params: groups::RemoveParams, _: groups::RemoveResults) -> capnp::Result<()> {
+    async fn remove(
+        self: Rc<Self>,
+        params: groups::RemoveParams,
+        mut results: groups::RemoveResults,
+    ) -> capnp::Result<()> {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let member = read_name(params.get_member(), "member").map_err(to_capnp)?;
         let done = match (params.get_abandon(), member.is_empty()) {
             (true, true) => freeze::abandon(self.supervisor(), &group, &self.actor).await,
             (true, false) => Err(Error::invalid("only a whole group is abandoned")),
-            (false, _) => freeze::remove(self.supervisor(), &group, &member, &self.actor).await,
+            (false, _) => freeze::remove(self.supervisor(), &group, &member, &self.actor).await.map(|()| Vec::new()),
         };
-        done.map_err(to_capnp)
+        let left = done.map_err(to_capnp)?;
+        write_text_list(results.get().init_left(left.len() as u32), &left);
+        Ok(())
     }
 
     async fn list(self: Rc<Self>, _: groups::ListParams, mut results: groups::ListResults) -> capnp::Result<()> {

@@ -262,11 +262,11 @@ fn forget<'a>(host: &Host, members: impl Iterator<Item = &'a Member>) {
 }
 
 /// Removes a group with its freezes although a freeze or a restore of it has not ended. Its members stay as they are:
-/// nothing is brought back.
+/// nothing is brought back. Returns the directories of imported repositories that are not in their places.
 ///
 /// # Errors
 /// `notFound`, `conflict` if every operation has ended.
-pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<()> {
+pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Result<Vec<String>> {
     let host = supervisor.host();
     let _turn = super::turn(host).await?;
     let group = find(supervisor, actor.uid, group).await?;
@@ -279,7 +279,8 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
     let unplaced = match intent {
         // Half of a group would be left.
         Some((id, Intent::Import { kernels, repositories, completed })) => {
-            return import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await;
+            import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await?;
+            return Ok(Vec::new());
         }
         Some((_, Intent::Place { repositories })) => repositories,
         Some((_, Intent::Freeze { .. } | Intent::Restore { .. })) | None => Vec::new(),
@@ -300,8 +301,8 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
     let _ = std::fs::remove_dir_all(super::scratch(host, group.id));
     drop(host.parked.borrow_mut().remove(&group.id));
     recover::set_waiting(supervisor, &group, |_| true, false);
-    host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name, "left": left }));
-    Ok(())
+    host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name }));
+    Ok(left)
 }
 
 async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, notes: Notes) -> Result<()> {

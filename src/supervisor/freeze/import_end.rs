@@ -91,7 +91,7 @@ fn remove_beside(folder: &Path) -> Result<()> {
         match remove_tree(folder) {
             Ok(()) => return Ok(()),
             Err(error) => match error.kind() {
-                // Its file system may be unmounted.
+                // Its file system may be unmounted; a directory on which it is mounted hides that.
                 ErrorKind::NotFound if !folder.parent().is_some_and(Path::is_dir) => {
                     return Err(without_parent(folder));
                 }
@@ -157,6 +157,9 @@ pub(super) async fn forget_histories<'a>(
 /// Removes what refers to the history of an imported group, so that it is garbage of git.
 async fn forget_history(supervisor: &Supervisor, uid: u32, group: GroupId, path: &Path) {
     let host = supervisor.host();
+    if !path.exists() {
+        return;
+    }
     let forgetting = async {
         access::recheck(host, uid, path)?;
         let repository = Repository::open(&access::git(host).await?, path)?;
@@ -166,7 +169,5 @@ async fn forget_history(supervisor: &Supervisor, uid: u32, group: GroupId, path:
     if let Err(error) = forgetting.await {
         let (path, reference) = (path.display().to_string(), reference(group));
         tracing::warn!(path, reference, %error, "the reference to a group's history may be left");
-        let detail = serde_json::json!({ "path": path, "reference": reference, "error": error.message });
-        host.events.publish("", "history_kept", detail);
     }
 }

@@ -210,6 +210,37 @@ fn changed_audit_excerpt_is_refused() {
     victim.end();
 }
 
+/// The description and the rows of the history must agree on each checkpoint, and on the number of others.
+#[test]
+fn history_matches_its_description() {
+    let (here, scratch) = (source(), Host::start());
+    for n in ["1", "2", "3"] {
+        here.ok(&["exec", "demo", &format!("y={n}")]);
+        here.ok(&["checkpoint", "demo"]);
+    }
+    let transcript = Transcript::record(&here, &scratch);
+    let victim = Victim::new();
+    let without = |at: usize, left: u64| {
+        transcript.clone().described(|seal| {
+            seal["left_behind"] = left.into();
+            if at < usize::MAX {
+                seal["head"]["checkpoints"].as_array_mut().expect("checkpoints").remove(at);
+            }
+        })
+    };
+    for (changed, why) in
+        [(without(usize::MAX, 1), "one more"), (without(0, 0), "one less"), (without(0, 2), "another one")]
+    {
+        let peer = Peer::honest(&victim.host, &changed);
+        assert!(!peer.is_prepared() && peer.last().contains(ADDRESSES), "{why}: {}", peer.last());
+        victim.check(why);
+    }
+    let left = without(0, 1);
+    assert!(Peer::honest(&victim.host, &left).is_prepared(), "it is left behind");
+    victim.check("one left behind");
+    victim.end();
+}
+
 #[test]
 fn old_epochs_are_refused() {
     let (here, there) = (source(), Host::start());

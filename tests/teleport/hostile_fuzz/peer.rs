@@ -69,11 +69,16 @@ impl Transcript {
 
 impl Transcript {
     /// The same move of a source that sends no lines of its audit log, which name manifests, too.
-    pub fn without_excerpt(mut self) -> Transcript {
+    pub fn without_excerpt(self) -> Transcript {
+        self.described(|seal| assert!(seal["audit"].take().is_string(), "it sends none"))
+    }
+
+    /// The same move with a changed description.
+    pub fn described(mut self, change: impl FnOnce(&mut Value)) -> Transcript {
         let root = self.objects.root;
         let (_, seal) = self.objects.all().find(|(at, _)| **at == root).expect("the description");
         let mut seal: Value = serde_json::from_slice(seal).expect("JSON");
-        assert!(seal["audit"].take().is_string(), "it sends none");
+        change(&mut seal);
         self.objects.replace(root, serde_json::to_vec(&seal).expect("JSON"), &mut Vec::new());
         self
     }

@@ -13,12 +13,14 @@ use crate::teleport::Received;
 pub(super) async fn check_history(
     state: &StateHandle,
     expected: &HashMap<CheckpointId, Digest>,
+    left_behind: u64,
     received: &Received,
 ) -> Result<()> {
     let wrong = |what: &str| Error::corrupt(format!("the history of the received kernel: {what}")).reason("handover");
-    // The source may leave some behind: their rows are removed with the arrival.
+    // Rows of those that the source leaves behind are removed with the arrival.
     let rows: HashMap<CheckpointId, Digest> = state.checkpoint_manifests().await?.into_iter().collect();
-    if expected.iter().any(|(id, manifest)| rows.get(id) != Some(manifest)) {
+    let is_whole = rows.len() as u64 == (expected.len() as u64).saturating_add(left_behind);
+    if !is_whole || expected.iter().any(|(id, manifest)| rows.get(id) != Some(manifest)) {
         return Err(wrong("its checkpoints are not those that were described"));
     }
     let head = state.head().await?;

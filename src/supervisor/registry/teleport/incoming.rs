@@ -15,7 +15,7 @@ use super::evidence::Evidence;
 use super::history::check_history;
 use super::preview::Preview;
 use super::steps::Steps;
-use super::{Incoming, host_resources, is_epoch, memory, read, without_host, write};
+use super::{Incoming, host_resources, is_epoch, memory, older_checkpoints, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
@@ -270,12 +270,20 @@ impl TargetSide {
         let before = state.origin().await?;
         let generation = before.generation.saturating_add(1);
         let origin = Origin { kind: OriginKind::Restored, generation, restored: Some(manifest.id), ..before };
-        let text = format!("arrived from host {source} at epoch {}", offer.epoch.0);
+        let mut text = format!("arrived from host {source} at epoch {}", offer.epoch.0);
+        if let Some(left) = older_checkpoints(seal.left_behind) {
+            text.push_str(&format!(" without {left}"));
+        }
         let (kind, at_ms, actor) = (EntryKind::Mark, host.now_ms(), self.actor.to_string());
         let entry = NewEntry { kind, at_ms, actor, text, detail_json: String::new() };
         let expected: HashMap<CheckpointId, Digest> =
             seal.head.checkpoints.iter().map(|one| (one.id, one.manifest)).collect();
-        check_history(&state, &expected, received).await?;
+        check_history(&state, &expected, seal.left_behind, received).await?;
+        let departed = match self.supervisor.get(offer.kernel) {
+            Some(departed) => departed.records.all_checkpoints().await?,
+            None => Vec::new(),
+        };
+        let ended_checkpoints = departed.iter().filter(|one| !expected.contains_key(&one.id)).count() as u64;
         // Kept with the kernel, also on its way to further hosts.
         seal.head.blobs.extend(audit.as_ref().map(|audit| audit.excerpt));
         let checkpoints = expected.into_keys().collect();
@@ -294,6 +302,7 @@ impl TargetSide {
             created_at_ms: seal.created_at_ms,
             replaces: self.supervisor.get(offer.kernel).is_some(),
             audit,
+            ended_checkpoints,
         })
     }
 
@@ -377,12 +386,14 @@ impl TargetSide {
             owner: Some(row.uid),
             version_after: Some(version),
             detail: bounded(format!(
-                "{} from host {}, handover {}, epoch {}; {}",
+                "{} from host {}, handover {}, epoch {}; {}{}",
                 incoming.spec.name,
                 incoming.source,
                 row.id,
                 incoming.epoch.0,
-                incoming.audit.as_ref().map_or("no lines of its log", |audit| &audit.text)
+                incoming.audit.as_ref().map_or("no lines of its log", |audit| &audit.text),
+                older_checkpoints(incoming.ended_checkpoints)
+                    .map_or_else(String::new, |ended| format!("; {ended} of its record here ended"))
             )),
             ..host.line(&self.actor, "kernel.arrive", None)
         };

@@ -95,6 +95,18 @@ struct Incoming {
     /// The excerpt of the source's audit log.
     #[serde(default)]
     audit: Option<evidence::Evidence>,
+    /// Checkpoints of the departed kernel here that did not come back: they end with its record.
+    #[serde(default)]
+    ended_checkpoints: u64,
+}
+
+/// Names what a move leaves behind of a kernel's history.
+fn older_checkpoints(count: u64) -> Option<String> {
+    match count {
+        0 => None,
+        1 => Some("1 older checkpoint".into()),
+        count => Some(format!("{count} older checkpoints")),
+    }
 }
 
 fn read<T: serde::de::DeserializeOwned>(row: &HandoverRow) -> Result<T> {

@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::steps::Steps;
-use super::{Outgoing, host_resources, memory, next_epoch, read, repeat, settings, write};
+use super::{Outgoing, host_resources, memory, next_epoch, older_checkpoints, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
@@ -58,7 +58,7 @@ pub(super) struct Move {
     /// The number of the oldest checkpoint that moves, beside those that are needed or pinned.
     pub(super) since: u64,
     /// Checkpoints that are left behind.
-    pub(super) left_behind: Cell<usize>,
+    pub(super) left_behind: Cell<u64>,
     /// The objects that were sent or named.
     seen: RefCell<Seen>,
     /// The excerpt of the audit log that was sent.
@@ -410,11 +410,7 @@ impl Move {
     /// What the kernel moved without.
     fn missing(&self, there: Vec<String>) -> Vec<String> {
         let mut missing = named(there);
-        match self.left_behind.get() {
-            0 => {}
-            1 => missing.push("1 older checkpoint".into()),
-            count => missing.push(format!("{count} older checkpoints")),
-        }
+        missing.extend(older_checkpoints(self.left_behind.get()));
         missing
     }
 
@@ -424,18 +420,17 @@ impl Move {
         session: &mut Session,
         phase: &'static str,
     ) -> Result<(Vec<Checkpoint>, Vec<checkpoint::ReadPin>)> {
-        let (mut checkpoints, mut pins) = (Vec::new(), Vec::new());
-        for found in self.moving_checkpoints().await? {
+        // Those that are left behind, too: the rows of the history must not change while they are read.
+        let mut pins = Vec::new();
+        for found in self.kernel.records.all_checkpoints().await? {
             match checkpoint::pin_for_read(&self.kernel, found).await {
-                Ok((found, pin)) => {
-                    checkpoints.push(found);
-                    pins.push(pin);
-                }
+                Ok((_, pin)) => pins.push(pin),
                 // Pruned meanwhile.
                 Err(error) if error.code == ErrorCode::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
+        let checkpoints = self.moving_checkpoints().await?;
         let numbers: HashSet<u64> = checkpoints.iter().map(|found| found.number).collect();
         let mut roots = self.kernel.records.state.roots().await?;
         roots.retain(|root| !matches!(root.kind, RootKind::Checkpoint { number } if !numbers.contains(&number)));
@@ -488,7 +483,10 @@ impl Move {
         if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
             return Err(Error::internal("a departure out of order"));
         }
-        let text = format!("moved to host {target} at epoch {}", epoch.0);
+        let mut text = format!("moved to host {target} at epoch {}", epoch.0);
+        if let Some(left) = older_checkpoints(self.left_behind.get()) {
+            text.push_str(&format!(" without {left}"));
+        }
         let departed = self.kernel.depart(self.actor.clone(), text, Rc::clone(transition), decided).await;
         if !self.kernel.has_departed(self.row.id) {
             self.machine.set(Source::restarted(false).0);
@@ -498,11 +496,8 @@ impl Move {
         Ok(())
     }
 
-    /// Sends the last objects, the history and the description; returns when the target is prepared.
-    async fn seal(&self, session: &mut Session, last: &Checkpoint) -> Result<()> {
-        session.hold(self.host.config.teleport.stall_timeout);
-        let (checkpoints, _pins) = self.copy(session, SEALING).await?;
-        self.steps.ended("objects");
+    /// Stores the pages of the history.
+    async fn history(&self) -> Result<Vec<Digest>> {
         let (mut at, mut history) = (Position::default(), Vec::new());
         while let Some((page, next)) = self.kernel.records.state.history_page(at).await? {
             history.push(self.host.store.put(page).await?);
@@ -511,6 +506,21 @@ impl Move {
                 return Err(Error::refused("the kernel's history is too large to move").reason("handover_size"));
             }
         }
+        Ok(history)
+    }
+
+    /// Sends the last objects, the history and the description; returns when the target is prepared.
+    async fn seal(&self, session: &mut Session, last: &Checkpoint) -> Result<()> {
+        session.hold(self.host.config.teleport.stall_timeout);
+        let (checkpoints, history, _pins) = loop {
+            let (checkpoints, pins) = self.copy(session, SEALING).await?;
+            self.steps.ended("objects");
+            let history = self.history().await?;
+            // A client may have pinned another one meanwhile.
+            if self.moving_checkpoints().await?.len() <= checkpoints.len() {
+                break (checkpoints, history, pins);
+            }
+        };
         self.send(session, &history, SEALING).await?;
         self.steps.ended("history");
         let kernel = &self.kernel;
@@ -527,7 +537,8 @@ impl Move {
             checkpoints: checkpoints.iter().map(packed).collect::<Vec<Packed>>(),
         };
         let spec = self.options.spec_there(kernel.spec_now());
-        let seal = Seal { head, spec, history, created_at_ms: kernel.created_at_ms, audit: self.excerpt.get() };
+        let (created_at_ms, audit) = (kernel.created_at_ms, self.excerpt.get());
+        let seal = Seal { head, spec, history, created_at_ms, audit, left_behind: self.left_behind.get() };
         let description = serde_json::to_vec(&seal).map_err(|error| Error::internal(error.to_string()))?;
         if description.len() as u64 > limits::HANDOVER_SEAL_BYTES {
             return Err(Error::refused("the kernel's description is too large to move").reason("handover_size"));

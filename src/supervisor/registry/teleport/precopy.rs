@@ -1,11 +1,13 @@
 //! What is copied while the kernel runs, in rounds: each one sends what was written during the one before it.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use super::outgoing::Move;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Manifest};
 use crate::core::error::{Error, Result};
 use crate::core::handover::Rounds;
+use crate::core::ids::CheckpointId;
 use crate::core::limits;
 use crate::core::snapshot::KindRequest;
 use crate::supervisor::checkpoint;
@@ -50,14 +52,18 @@ impl Move {
         Ok(rounds.count)
     }
 
-    /// The checkpoints that move: all, or those since one of them with the pinned and needed ones.
+    /// The checkpoints that move: all, or those since one of them, and older ones that something needs.
     pub(super) async fn moving_checkpoints(&self) -> Result<Vec<Checkpoint>> {
         let records = &self.kernel.records;
         let mut found = records.all_checkpoints().await?;
         let (head, before) = (records.head().await?, found.len());
-        let needed = [head.checkpoint, head.undo];
-        found.retain(|one| one.number >= self.since || one.pinned || needed.contains(&Some(one.id)));
-        self.left_behind.set(before - found.len());
+        let frozen = self.host.catalog.freezes_of_kernel(self.kernel.id).await?;
+        let needed: HashSet<CheckpointId> =
+            head.checkpoint.into_iter().chain(head.undo).chain(frozen.into_iter().map(|(id, ..)| id)).collect();
+        // A summary stands for messages of the journal.
+        let is_needed = |one: &Checkpoint| one.pinned || one.compacted > 0 || needed.contains(&one.id);
+        found.retain(|one| one.number >= self.since || is_needed(one));
+        self.left_behind.set((before - found.len()) as u64);
         Ok(found)
     }
 
