@@ -391,9 +391,9 @@ impl TargetSide {
                 incoming.source,
                 row.id,
                 incoming.epoch.0,
-                incoming.audit.as_ref().map_or("no lines of its log", |audit| &audit.text),
                 older_checkpoints(incoming.ended_checkpoints)
-                    .map_or_else(String::new, |ended| format!("; {ended} of its record here ended"))
+                    .map_or_else(String::new, |ended| format!("{ended} of its record here ended; ")),
+                incoming.audit.as_ref().map_or("no lines of its log", |audit| &audit.text)
             )),
             ..host.line(&self.actor, "kernel.arrive", None)
         };
