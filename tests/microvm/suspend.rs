@@ -213,7 +213,6 @@ fn uncertain_memory_is_saved_whole() {
     arm(&mut host, "machine.suspend.saved=kill");
     host.cli(&["suspend", "lab", "--release"]);
     assert!(host.ends(), "{}", host.log());
-    host.kill();
     host.kill_machines();
     assert!(kept(&host).contains(&String::from("suspended.pages")), "{:?}", kept(&host));
     arm(&mut host, "");

@@ -111,7 +111,7 @@ fn older_checkpoints_stay_behind() {
     let back = moved(&there, "k", &here, &["--since", "third"]);
     assert_eq!(back["missing"], serde_json::json!([]), "{back}");
     let audit = here.ok(&["audit"]);
-    assert!(audit.contains("2 older checkpoints of its record here ended"), "{audit}");
+    assert!(audit.contains("2 older checkpoints ended here"), "{audit}");
     here.ok(&["--yes", "undo", "k"]);
     assert_eq!(here.ok(&["exec", "k", "cat f"]), "third\n");
 }

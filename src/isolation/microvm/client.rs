@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures::AsyncWriteExt as _;
 use futures::io::AsyncReadExt as _;
-use tokio::sync::watch;
 
-use super::held_write::HeldWrite;
+use super::held_write::{HeldWrite, Stop};
 use super::sockets::Address;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -249,7 +248,7 @@ fn overlap(bytes: &[u8], ready: &[u8]) -> usize {
 pub(super) struct PortConnector {
     pub address: Address,
     /// Whether the machine stands still: what is sent then waits.
-    pub is_parked: watch::Receiver<bool>,
+    pub stop: Stop,
 }
 
 #[async_trait::async_trait(?Send)]
@@ -296,7 +295,7 @@ impl PortConnector {
             }
             last.extend_from_slice(&bytes[..count]);
             if last.ends_with(&ready) {
-                channel.write = Box::new(HeldWrite::new(channel.write, self.is_parked.clone()));
+                channel.write = Box::new(HeldWrite::new(channel.write, self.stop.clone()));
                 return Ok(channel);
             }
             let surplus = last.len().saturating_sub(HELLO_BYTES);

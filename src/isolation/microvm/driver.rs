@@ -267,7 +267,7 @@ impl IsolationDriver for MicrovmDriver {
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
                 let address = about.sockets.link();
                 let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), warm)?;
-                let connector = Rc::new(PortConnector { address, is_parked: handle.watch_parked() });
+                let connector = Rc::new(PortConnector { address, stop: handle.watch_stop() });
                 Ok(Launched { connector, handle: Rc::new(handle), notes })
             }
             Err(error) => {
@@ -288,7 +288,7 @@ impl IsolationDriver for MicrovmDriver {
         let machine = Arc::new(Machine::new(folder, &about));
         let address = about.sockets.link();
         let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), None)?;
-        let connector = Rc::new(PortConnector { address, is_parked: handle.watch_parked() });
+        let connector = Rc::new(PortConnector { address, stop: handle.watch_stop() });
         Ok(Launched { connector, handle: Rc::new(handle), notes: Vec::new() })
     }
 

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::base::BaseTemplate;
 use super::copy::SavedMachine;
+use super::held_write::Stop;
 use super::installed;
 use super::machine::{Folder, Machine, Machines, Phase};
 use super::monitor::Monitor;
@@ -187,9 +188,9 @@ impl MachineHandle {
         *self.watched.is_bound.borrow() && *self.watched.is_parked.borrow()
     }
 
-    /// Whether it is stopped, from now on.
-    pub(super) fn watch_parked(&self) -> watch::Receiver<bool> {
-        self.watched.is_parked.subscribe()
+    /// Whether it stands still, from now on.
+    pub(super) fn watch_stop(&self) -> Stop {
+        Stop { is_parked: self.watched.is_parked.subscribe(), has_ended: self.watched.has_ended.subscribe() }
     }
 
     /// While it is stopped, its guest is not asked whether it is alive.

@@ -386,13 +386,13 @@ impl TargetSide {
             owner: Some(row.uid),
             version_after: Some(version),
             detail: bounded(format!(
-                "{} from host {}, handover {}, epoch {}; {}{}",
+                "{} from host {}, epoch {}; {}handover {}; {}",
                 incoming.spec.name,
                 incoming.source,
-                row.id,
                 incoming.epoch.0,
                 older_checkpoints(incoming.ended_checkpoints)
-                    .map_or_else(String::new, |ended| format!("{ended} of its record here ended; ")),
+                    .map_or_else(String::new, |ended| format!("{ended} ended here; ")),
+                row.id,
                 incoming.audit.as_ref().map_or("no lines of its log", |audit| &audit.text)
             )),
             ..host.line(&self.actor, "kernel.arrive", None)
