@@ -381,8 +381,9 @@ mod tests {
         {
             db.sql("fill", |c| {
                 c.execute(
-                    "INSERT INTO checkpoints (number, id, type, creator, at_ms, parent, pinned, journal, manifest, files, state_bytes)
-                     VALUES (?1, ?2, 1, 'me', 1, ?3, 0, 0, zeroblob(32), 0, 0)",
+                    "INSERT INTO checkpoints (number, id, name, description, type, creator, at_ms, parent, pinned,
+                         restore_point, journal, manifest, files, state_bytes)
+                     VALUES (?1, ?2, '', '', 1, 'me', 1, ?3, 0, 0, 0, zeroblob(32), 0, 0)",
                     params![n, id(n).as_bytes(), parent.map(|parent| *id(parent).as_bytes())],
                 )
             })
