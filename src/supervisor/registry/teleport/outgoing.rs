@@ -430,7 +430,8 @@ impl Move {
                 Err(error) => return Err(error),
             }
         }
-        let checkpoints = self.moving_checkpoints().await?;
+        let (checkpoints, left_behind) = self.moving_checkpoints().await?;
+        self.left_behind.set(left_behind);
         let numbers: HashSet<u64> = checkpoints.iter().map(|found| found.number).collect();
         let mut roots = self.kernel.records.state.roots().await?;
         roots.retain(|root| !matches!(root.kind, RootKind::Checkpoint { number } if !numbers.contains(&number)));
@@ -516,8 +517,9 @@ impl Move {
             let (checkpoints, pins) = self.copy(session, SEALING).await?;
             self.steps.ended("objects");
             let history = self.history().await?;
-            // A client may have pinned another one meanwhile.
-            if self.moving_checkpoints().await?.len() <= checkpoints.len() {
+            // A client may have pinned another one meanwhile; one that was unpinned moves all the same.
+            let described: HashSet<u64> = checkpoints.iter().map(|one| one.number).collect();
+            if self.moving_checkpoints().await?.0.iter().all(|one| described.contains(&one.number)) {
                 break (checkpoints, history, pins);
             }
         };

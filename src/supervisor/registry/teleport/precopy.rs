@@ -52,8 +52,9 @@ impl Move {
         Ok(rounds.count)
     }
 
-    /// The checkpoints that move: all, or those since one of them, and older ones that something needs.
-    pub(super) async fn moving_checkpoints(&self) -> Result<Vec<Checkpoint>> {
+    /// The checkpoints that move, and the number of others: all move, or those since one of them with older ones that
+    /// something needs.
+    pub(super) async fn moving_checkpoints(&self) -> Result<(Vec<Checkpoint>, u64)> {
         let records = &self.kernel.records;
         let mut found = records.all_checkpoints().await?;
         let (head, before) = (records.head().await?, found.len());
@@ -63,8 +64,8 @@ impl Move {
         // A summary stands for messages of the journal.
         let is_needed = |one: &Checkpoint| one.pinned || one.compacted > 0 || needed.contains(&one.id);
         found.retain(|one| one.number >= self.since || is_needed(one));
-        self.left_behind.set((before - found.len()) as u64);
-        Ok(found)
+        let left_behind = before - found.len();
+        Ok((found, left_behind as u64))
     }
 
     /// Bytes of the kernel's files and of the engine state in its newest checkpoint; 0: not known.
