@@ -124,18 +124,7 @@ async fn kernel_head(
     if found.manifest != named {
         return Err(Error::corrupt(format!("checkpoint {at} is not what the freeze captured")).reason("signature"));
     }
-    let head = Head {
-        ryokan: env!("CARGO_PKG_VERSION").into(),
-        at_ms: host.now_ms(),
-        host: host.id(),
-        kernel: kernel.id,
-        name: kernel.spec().name.to_string(),
-        generation: kernel.view().origin.generation,
-        begin: found.id,
-        blobs: kernel.records.blobs_granted_until(found.at_ms).await?,
-        decisions: kernel.records.all_decisions().await?,
-        checkpoints: vec![bundle_io::packed(&found)],
-    };
+    let head = bundle_io::head(host, &kernel, &found, std::slice::from_ref(&found)).await?;
     Ok((head, (source, pin)))
 }
 

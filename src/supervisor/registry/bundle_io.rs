@@ -58,18 +58,7 @@ pub async fn export(
             .hint("name those that are wanted with --checkpoint"));
     }
     let key = host.signing_key().await?;
-    let head = Head {
-        ryokan: env!("CARGO_PKG_VERSION").into(),
-        at_ms: host.now_ms(),
-        host: host.id(),
-        kernel: kernel.id,
-        name: kernel.spec().name.to_string(),
-        generation: kernel.view().origin.generation,
-        begin: newest.id,
-        blobs: kernel.records.blobs_granted_until(newest.at_ms).await?,
-        decisions: kernel.records.all_decisions().await?,
-        checkpoints: chosen.iter().map(packed).collect(),
-    };
+    let head = head(host, kernel, newest, &chosen).await?;
     let outcome = format!("{} checkpoints, newest {}", chosen.len(), newest.id);
     let version = Some(kernel.view().version);
     host.audit(actor, "kernel.export", kernel, (version, version), outcome).await;
@@ -78,6 +67,22 @@ pub async fn export(
         bundle::write(store, &head, |digest| key.sign(Subject::Export, digest), outlet)
     };
     Ok(stream(host, place, write, (source, held)))
+}
+
+/// The head of a kernel with these checkpoints, in which it begins at one of them.
+pub(crate) async fn head(host: &Host, kernel: &Kernel, begin: &Checkpoint, chosen: &[Checkpoint]) -> Result<Head> {
+    Ok(Head {
+        ryokan: env!("CARGO_PKG_VERSION").into(),
+        at_ms: host.now_ms(),
+        host: host.id(),
+        kernel: kernel.id,
+        name: kernel.spec().name.to_string(),
+        generation: kernel.view().origin.generation,
+        begin: begin.id,
+        blobs: kernel.records.blobs_granted_until(begin.at_ms).await?,
+        decisions: kernel.records.all_decisions().await?,
+        checkpoints: chosen.iter().map(packed).collect(),
+    })
 }
 
 /// Writes a file in the background; `held` protects what the file needs until then.
