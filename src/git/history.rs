@@ -329,23 +329,19 @@ mod tests {
 
     #[tokio::test]
     async fn old_trees_are_admitted() {
-        let old = |packed: &Packed| {
-            let blob = packed.git(&["hash-object", "-w", "--stdin"], b"x");
-            let id: Vec<u8> =
-                (0..20).map(|n| u8::from_str_radix(&blob[2 * n..2 * n + 2], 16).expect("hexadecimal")).collect();
-            let tree = [&b"0100644 file\0"[..], &id].concat();
-            packed.git(&["hash-object", "-w", "-t", "tree", "--literally", "--stdin"], &tree)
+        // A tree with one entry, whose mode and name git's own commands do not write.
+        let tree = |entry: &'static [u8]| {
+            move |packed: &Packed| {
+                let blob = packed.git(&["hash-object", "-w", "--stdin"], b"x");
+                let id: Vec<u8> =
+                    (0..20).map(|n| u8::from_str_radix(&blob[2 * n..2 * n + 2], 16).expect("hexadecimal")).collect();
+                let tree = [entry, &b"\0"[..], &id].concat();
+                packed.git(&["hash-object", "-w", "-t", "tree", "--literally", "--stdin"], &tree)
+            }
         };
-        Packed::new(old).create(ROOM).await.expect("made");
+        Packed::new(tree(b"0100644 file")).create(ROOM).await.expect("made");
         // A name that leads into the repository's own files is not.
-        let evil = |packed: &Packed| {
-            let blob = packed.git(&["hash-object", "-w", "--stdin"], b"x");
-            let id: Vec<u8> =
-                (0..20).map(|n| u8::from_str_radix(&blob[2 * n..2 * n + 2], 16).expect("hexadecimal")).collect();
-            let tree = [&b"100644 .GIT\0"[..], &id].concat();
-            packed.git(&["hash-object", "-w", "-t", "tree", "--literally", "--stdin"], &tree)
-        };
-        let refused = Packed::new(evil).create(ROOM).await.expect_err("refused");
+        let refused = Packed::new(tree(b"100644 .GIT")).create(ROOM).await.expect_err("refused");
         assert_eq!(refused.reason, "git");
     }
 }
