@@ -246,7 +246,7 @@ fn outside_parts_are_refused() {
         read_group(&made.world.store, &file).err().map(|error| error.to_string()).unwrap_or_default()
     };
     assert!(with(&|_| {}).contains("is not in it"), "the database");
-    let secret = made.world.store.put(b"somebody else's").expect("stored");
+    let secret = made.world.store.put(b"of another user").expect("stored");
     let origin = |manifest: &mut FreezeManifest| {
         manifest.parts.truncate(2);
         manifest.origin = Some(crate::core::freeze::portable::FreezeOrigin {

@@ -115,7 +115,7 @@ fn taken_place_is_kept() {
     assert_eq!(super::amounts(&home.join("shop.db")).unwrap(), (500, 500));
 }
 
-/// Kernels of an import that is neither whole nor withdrawn belong to nobody yet.
+/// Kernels of an interrupted import refuse every operation.
 #[test]
 fn unfinished_import_is_withdrawn() {
     for is_abandoned in [false, true] {

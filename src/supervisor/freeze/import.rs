@@ -151,8 +151,10 @@ async fn perform(
         Ok(freeze) => {
             if !repositories.is_empty() {
                 place(host, group.id, &repositories).await.map_err(|error| {
-                    let message =
-                        format!("group {} was imported, and is not in its place: {}", group.name, error.message);
+                    let message = format!(
+                        "group {} was imported, but a repository is not in its place: {}",
+                        group.name, error.message
+                    );
                     let hint = format!("make room there; the next freeze or restore of {} goes on", group.name);
                     Error { message, ..error }.reason("group_unfinished").hint(hint)
                 })?;
