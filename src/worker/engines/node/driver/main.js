@@ -67,6 +67,8 @@ function startListener() {
     trackUnmanagedFds: false,
     resourceLimits: { maxOldGenerationSizeMb: 96, maxYoungGenerationSizeMb: 4, stackSizeMb: 1 },
   });
+  // Its `online` may arrive when user code has replaced the prototype's `emit`.
+  Object.defineProperty(listener, 'emit', { value: listener.emit });
   listener.on('error', (error) => give(`the listener ended: ${error && error.message}`));
   listener.unref();
   port.on('message', onMessage);
