@@ -141,6 +141,8 @@ pub struct BoundSources {
     pub protected: Vec<PathBuf>,
     /// The kernel's mounts.
     pub mounts: Vec<BoundMount>,
+    /// Whether the kernel's engine state is in the worker's own folder now.
+    pub brings_state: bool,
 }
 
 /// Opens a kernel's files. Blocks.

@@ -54,6 +54,9 @@ pub struct KernelBinding {
     /// The kernel's folder. None for a new kernel, which adopts the warm worker's folder.
     #[serde(default)]
     pub folder: Option<BoundFolder>,
+    /// Whether the kernel's engine state has replaced that of the worker's folder, and is loaded.
+    #[serde(default)]
+    pub brings_state: bool,
     /// Further folders that no mount may show. The warm worker knows its own folder and the
     /// workspace.
     #[serde(default)]

@@ -142,6 +142,7 @@ pub const LABELS: &[Label] = &[
     label("machine.template.exchange", Steps::Rename, "puts a new template in the place of another one"),
     label("machine.template.publish", Steps::Rename, "gives a new template its name"),
     label("machine.warm.seed", Steps::One, "seeds a warm machine for its kernel"),
+    label("machine.warm.bound", Steps::One, "makes the disk of a warm machine the kernel's"),
     label("repository.files.switch", Steps::One, "has git change the files of a repository"),
     label("repository.head.switch", Steps::One, "sets the commit of a repository"),
     label("repository.history.checkout", Steps::One, "checks out the history of an imported repository"),

@@ -42,6 +42,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("machine.template.boot", "tests/microvm"),
     ("machine.template.exchange", "tests/microvm"),
     ("machine.warm.seed", "tests/microvm"),
+    ("machine.warm.bound", "tests/microvm"),
     ("machine.template.publish", "the folder of templates' own tests"),
     ("catalog.handover.activate", "tests/teleport"),
     ("catalog.handover.forget", "tests/teleport"),

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use super::{Machines, ask, image, status, words};
+use ryokan::sys::fault;
+
+use super::{Machines, NEW_LAB, ask, image, status, words};
 use crate::support::{Host, User, until, users};
 
 pub(super) const POOL: &str = "[pool]\npool_size = 1\nmin_idle = 1\n";
@@ -67,10 +69,15 @@ fn warm_machines_differ() {
         assert!(now.abs_diff(clock) < 60, "{user:?}: {clock} is not {now}");
         let events = host.ok(&["events", "--json"]);
         assert!(!events.contains("cold_boot") && !events.contains("template_built"), "{events}");
-        // What it wrote is the kernel's, also after its end.
+        // What it wrote is the kernel's, also after its end. A stopped kernel takes a warm machine, too.
         host.run("one", "x = 41; open('f', 'w').write('kept')");
         host.ok(&["stop", "one"]);
+        let next = host.await_restored();
         assert_eq!(host.run("one", "print(x + 1, open('f').read())"), "42 kept", "{user:?}\n{}", host.log());
+        assert!(host.machines().contains(&next), "{user:?}: it has the warm machine\n{}", host.log());
+        host.run("one", "x = 1; y = 2");
+        host.ok(&["stop", "one"]);
+        assert_eq!(host.run("one", "print(x, y)"), "1 2", "{user:?}: state is written to what was brought");
     }
 }
 
@@ -150,6 +157,36 @@ fn killed_daemon_leaves_no_warm_machine() {
     assert_eq!(host.run("reserved", "print(2)"), "2", "{}", host.log());
     host.ok(&["rm", "kept", "first", "reserved", "--yes"]);
     until("the machines' end", || host.machines().is_empty());
+}
+
+#[test]
+fn killed_bind_keeps_state() {
+    let mut host = Machines::with_template(User::Own, POOL);
+    host.launch();
+    host.warm_up();
+    host.ok(&NEW_LAB);
+    host.run("lab", "x = 41; open('f', 'w').write('kept')");
+    for fault in ["machine.warm.seed=kill", "machine.warm.bound=kill", "machine.warm.bound=eio"] {
+        host.ok(&["stop", "lab", "first"]);
+        host.kill();
+        host.env(fault::VARIABLE, fault);
+        host.launch();
+        // Its start opens the pool.
+        host.run("first", "1");
+        host.await_restored();
+        let code = "print(x + 1, open('f').read())";
+        let output = host.cli(&["exec", "lab", code]);
+        if fault.ends_with("kill") {
+            assert!(host.ends(), "{fault} was not reached\n{}", host.log());
+            host.kill();
+            host.env(fault::VARIABLE, "");
+            host.launch();
+        } else {
+            assert!(output.status.success(), "{output:?}");
+        }
+        assert_eq!(host.run("lab", code), "42 kept", "{fault}\n{}", host.log());
+        until("the end of the other machine", || host.machines().len() == 2);
+    }
 }
 
 #[test]

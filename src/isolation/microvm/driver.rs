@@ -175,7 +175,8 @@ impl IsolationDriver for MicrovmDriver {
     }
 
     fn takes_warm(&self, home: &KernelHome) -> bool {
-        home.shared_workspace.is_none() && Folder::of(home).is_new()
+        // What has a disk or kept memory continues with it.
+        home.shared_workspace.is_none() && !Folder::of(home).has_disk() && !self.keeps_memory(home).unwrap_or(true)
     }
 
     fn has_local_files(&self) -> bool {

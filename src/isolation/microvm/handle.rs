@@ -450,14 +450,14 @@ impl WorkerHandle for MachineHandle {
                 Some(folder) => Arc::new(slot.moved_to(folder)),
                 None => slot,
             };
-            machine.bind(&disk, &shared_boot_id, durability)?;
-            Ok(machine)
+            let brings_state = machine.bind(&disk, &shared_boot_id, durability)?;
+            Ok((machine, brings_state))
         });
-        let machine = bound.await?;
+        let (machine, brings_state) = bound.await?;
         self.machines.add(&machine);
         *self.watched.machine.borrow_mut() = machine;
         self.watched.is_bound.send_replace(true);
-        Ok(BoundSources::default())
+        Ok(BoundSources { brings_state, ..BoundSources::default() })
     }
 
     async fn attach_mount(&self, _: &WorkerLink, _: &HostMount) -> Result<()> {

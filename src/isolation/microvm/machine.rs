@@ -34,17 +34,6 @@ impl Folder {
         Folder { dir: home.dir.clone(), workspace, engine_db: home.engine_db.clone() }
     }
 
-    /// Whether it has neither a disk nor engine state, so that a warm machine can take it. Blocks for a moment.
-    pub(super) fn is_new(&self) -> bool {
-        let is_empty = || {
-            let db = EngineDb::open(&self.engine_db, Durability::Process)?;
-            let is_empty = db.info()?.is_none() && db.heads()?.is_empty();
-            db.close()?;
-            Ok::<_, Error>(is_empty)
-        };
-        !self.has_disk() && (!self.engine_db.exists() || is_empty().unwrap_or(false))
-    }
-
     pub(super) fn disk(&self) -> PathBuf {
         self.dir.join(DISK)
     }
@@ -120,11 +109,12 @@ impl Machine {
         Machine::with(client, folder, self.image.clone(), self.most_bytes)
     }
 
-    /// Gives a warm machine its kernel's files, once it is seeded anew. Its disk becomes the truth.
+    /// Gives a warm machine its kernel's files and engine state, once it is seeded anew. Its disk becomes the truth. Returns
+    /// whether there is state to load.
     ///
     /// # Errors
     /// If the seeding is not confirmed; those of the guest and of renaming. The machine must end then.
-    pub(super) fn bind(&self, disk: &Path, shared_boot_id: &str, durability: Durability) -> Result<()> {
+    pub(super) fn bind(&self, disk: &Path, shared_boot_id: &str, durability: Durability) -> Result<bool> {
         let unconfirmed = |error| Error::unavailable(format!("seeding: {error}")).reason("seeding");
         fault::point("machine.warm.seed").map_err(unconfirmed)?;
         seed::seed(&mut self.client(), shared_boot_id, Renewal::Keep)?;
@@ -133,6 +123,10 @@ impl Machine {
         if files.next().is_some() {
             self.push()?;
         }
+        let brings_state = self.push_state()?;
+        if brings_state {
+            self.client().tell(&Request::Sync, &[])?;
+        }
         if self.folder.has_disk() {
             return Err(Error::internal("the kernel has a disk already"));
         }
@@ -140,11 +134,13 @@ impl Machine {
             saved::move_prepared(slot, &self.folder.dir)?;
         }
         match durability {
-            Durability::Process => std::fs::rename(disk, self.folder.disk()).map_err(|error| failed(&error)),
+            Durability::Process => std::fs::rename(disk, self.folder.disk()).map_err(|error| failed(&error))?,
             Durability::Power => {
-                fs::rename_durable(disk, &self.folder.disk(), "microvm.disk.bind").map_err(|error| failed(&error))
+                fs::rename_durable(disk, &self.folder.disk(), "microvm.disk.bind").map_err(|error| failed(&error))?;
             }
         }
+        fault::point("machine.warm.bound").map_err(|error| failed(&error))?;
+        Ok(brings_state)
     }
 
     /// The connection, for requests that are bounded one by one. Blocks.
@@ -220,23 +216,28 @@ impl Machine {
         client.tell(&Request::Sync, &[])
     }
 
-    /// Sends the engine's state on this host to a guest whose worker is not started.
+    /// Sends the engine's state on this host to a guest whose worker is not started, or not bound. Returns whether there is
+    /// any.
     ///
     /// # Errors
     /// Those of the database and of the guest.
-    pub(super) fn push_state(&self) -> Result<()> {
+    pub(super) fn push_state(&self) -> Result<bool> {
         if !self.folder.engine_db.exists() {
-            return Ok(());
+            return Ok(false);
         }
-        let mut client = self.client_within(Some(limits::VM_TRANSFER));
         let db = EngineDb::open(&self.folder.engine_db, Durability::Process)?;
-        let Some(info) = db.info()? else { return Ok(db.close()?) };
+        let Some(info) = db.info()? else {
+            db.close()?;
+            return Ok(false);
+        };
+        let mut client = self.client_within(Some(limits::VM_TRANSFER));
         db.entries(|head, piece, _| {
             let put = Request::StatePut { key: head.key.clone(), meta_json: head.meta_json.clone() };
             client.tell(&put, piece)
         })?;
         client.tell(&Request::StateCommit { engine: (info.name, info.version, info.format) }, &[])?;
-        Ok(db.close()?)
+        db.close()?;
+        Ok(true)
     }
 
     /// Stores the engine's state of a guest whose worker has ended.

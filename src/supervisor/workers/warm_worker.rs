@@ -251,6 +251,7 @@ pub(super) fn binding(kernel: &KernelStart, sources: BoundSources) -> KernelBind
         epoch: kernel.epoch,
         name: kernel.spec.name.clone(),
         folder: sources.folder,
+        brings_state: sources.brings_state,
         protected: sources.protected,
         mounts: sources.mounts,
         origin,

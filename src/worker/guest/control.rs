@@ -22,6 +22,8 @@ use crate::link::mirror::{Entry, Sink as _, Source as _, Tree};
 const PAGE: usize = 2000;
 /// Bytes of paths or metadata in one answer, at most.
 const PAGE_BYTES: usize = 512 << 10;
+/// The engine's state in the kernel's folder.
+const STATE: &str = "engine.db";
 
 /// The control port's server.
 pub(super) struct Control {
@@ -128,14 +130,13 @@ impl Control {
             }
             Request::StatePut { key, meta_json } => self.state_put(key, meta_json, body),
             Request::StateCommit { engine: (name, version, format) } => {
-                let db = database()?;
-                db.replace_all(
-                    &EngineInfo { name, version, format },
-                    std::mem::take(&mut self.put).into_iter().map(Ok),
-                    &[],
-                )?;
+                let (info, entries) = (EngineInfo { name, version, format }, std::mem::take(&mut self.put));
                 self.put_bytes = 0;
-                db.close()?;
+                let folder = Path::new(KERNEL);
+                match self.machine.init.load(Ordering::Acquire) {
+                    0 => store_state(&folder.join(STATE), &info, entries)?,
+                    _ => exchange_state(folder, &info, entries)?,
+                }
                 Ok((Reply::Done, Vec::new()))
             }
             Request::Files(request) => {
@@ -183,7 +184,32 @@ fn not_mounted() -> Error {
 
 /// The kernel's engine state; no worker may have it open.
 fn database() -> Result<EngineDb> {
-    Ok(EngineDb::open(&Path::new(KERNEL).join("engine.db"), Durability::Power)?)
+    Ok(EngineDb::open(&Path::new(KERNEL).join(STATE), Durability::Power)?)
+}
+
+fn store_state(path: &Path, info: &EngineInfo, entries: Vec<StateEntry>) -> Result<()> {
+    let db = EngineDb::open(path, Durability::Power)?;
+    db.replace_all(info, entries.into_iter().map(Ok), &[])?;
+    Ok(db.close()?)
+}
+
+/// Puts a database with these entries in the place of the one that a warm worker has open. The worker opens it when it is
+/// bound.
+fn exchange_state(folder: &Path, info: &EngineInfo, entries: Vec<StateEntry>) -> Result<()> {
+    let (arrived, current) = (folder.join("arrived.db"), folder.join(STATE));
+    // The log of another file would be applied to this one.
+    let discard_log = |path: &Path| match std::fs::remove_file(path.with_extension("db-wal")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&error)),
+        _ => Ok(()),
+    };
+    match std::fs::remove_file(&arrived) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&error)),
+        _ => discard_log(&arrived)?,
+    }
+    store_state(&arrived, info, entries)?;
+    discard_log(&current)?;
+    std::fs::rename(&arrived, &current).map_err(|error| failed(&error))?;
+    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| failed(&error))
 }
 
 fn page<T: Clone>(all: &[T], from: usize, bytes_of: impl Fn(&T) -> usize) -> (Vec<T>, bool) {
@@ -263,6 +289,33 @@ mod tests {
         machine::write(&mut third, &Request::List { from: 0 }, &[])?;
         let (reply, _) = machine::read::<Reply>(&mut third)?;
         assert!(matches!(reply, Reply::Failed(_)), "it is not mounted");
+        Ok(())
+    }
+
+    #[test]
+    fn exchanged_state_has_its_own_log() -> Result<()> {
+        let folder = tempfile::tempdir().map_err(|error| failed(&error))?;
+        let info = |version: &str| EngineInfo { name: "python".into(), version: version.into(), format: 1 };
+        // As the warm worker has it: what it wrote is in the log only.
+        let path = folder.path().join(STATE);
+        let open = EngineDb::open(&path, Durability::Process)?;
+        open.set_info(&info("of the warm worker"))?;
+        assert!(path.with_extension("db-wal").exists());
+        let entry = StateEntry { key: "x".into(), meta_json: "{}".into(), body: b"41".to_vec() };
+        exchange_state(folder.path(), &info("of the kernel"), vec![entry])?;
+        let read = || {
+            let db = EngineDb::open(&path, Durability::Process)?;
+            let found = (db.info()?.map(|info| info.version), db.heads()?.len());
+            db.close()?;
+            Ok::<_, Error>(found)
+        };
+        let expected = (Some("of the kernel".to_owned()), 1);
+        assert_eq!(read()?, expected);
+        // The former connection ends later.
+        open.discard();
+        assert_eq!(read()?, expected);
+        let left: Vec<_> = std::fs::read_dir(folder.path()).into_iter().flatten().flatten().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
         Ok(())
     }
 

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A warm worker has a folder like a kernel's. A new kernel adopts it, so no workspace needs to be
-//! mounted and no database opened.
+//! mounted and no database opened. In a virtual machine an existing kernel does so, too: its files and
+//! its database were brought into the folder before.
 //!
 //! A failure ends the worker: a half-bound one is unusable.
 
@@ -105,7 +106,7 @@ impl Worker {
     }
 
     fn take_kernel(&mut self, binding: KernelBinding) -> Result<()> {
-        let KernelBinding { kernel, epoch, name, folder, protected, mounts, origin, ephemeral: _, copy: _ } = binding;
+        let KernelBinding { kernel, epoch, name, folder, brings_state, protected, mounts, origin, .. } = binding;
         let mut mounted = Vec::with_capacity(mounts.len());
         for mount in mounts {
             mounted.push((mount.inside, self.source(mount.source)?, mount.writable));
@@ -118,16 +119,23 @@ impl Worker {
         let hostname = name.as_str().to_owned();
         let entry = KernelEntry { folder, hostname, protected };
         if let Some(folder) = self.enclosure.enter_kernel(entry, mounted)? {
-            let db = EngineDb::open(&folder.join("engine.db"), self.settings.durability)?;
-            let db = db.bounded(self.settings.stored_bytes);
-            let kernels = State::new(db, self.settings.state_bytes);
-            std::mem::replace(&mut self.state, kernels).abandon();
             self.settings.spool_folder = folder;
-            self.state_to_load = true;
+            self.open_kernels_state()?;
+        } else if brings_state {
+            self.open_kernels_state()?;
         }
         self.identity.become_kernels(kernel, epoch);
         let frame = json!({ "op": "bind", "env": engines::kernel_environment(Some((&name, origin))) });
         self.ask(frame.to_string().as_bytes(), By::Bind)
+    }
+
+    /// Opens the database of an existing kernel, whose entries are loaded once the engine is bound.
+    fn open_kernels_state(&mut self) -> Result<()> {
+        let db = EngineDb::open(&self.settings.spool_folder.join("engine.db"), self.settings.durability)?;
+        let kernels = State::new(db.bounded(self.settings.stored_bytes), self.settings.state_bytes);
+        std::mem::replace(&mut self.state, kernels).abandon();
+        self.state_to_load = true;
+        Ok(())
     }
 
     /// Makes the suspended worker of a copied machine another kernel's. Its processes continue, the engine seeds its
