@@ -11,3 +11,4 @@ mod grammar;
 mod repl;
 mod signals;
 mod top;
+mod tour;

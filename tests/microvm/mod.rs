@@ -106,12 +106,12 @@ fn link(from: &Path, to: &Path) {
 }
 
 /// One of a few places of hosts with machines. Each machine takes a processor: more of them make every wait longer.
-struct Place;
+pub struct Place;
 
 static PLACES: (Mutex<usize>, Condvar) = (Mutex::new(2), Condvar::new());
 
 impl Place {
-    fn take() -> Place {
+    pub fn take() -> Place {
         let (free, freed) = &PLACES;
         let free = free.lock().unwrap_or_else(PoisonError::into_inner);
         *freed.wait_while(free, |free| *free == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
