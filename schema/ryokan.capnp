@@ -1258,4 +1258,6 @@ struct ImageInfo {
   pinned @6 :Bool;
   kernels @7 :List(Text);     # that run it, or would at their next start
   trouble @8 :Text;           # why it cannot be used; else empty
+  engineVersions @9 :List(Text);
+  # Of `engines`, in their order; empty for one that is part of the worker. An earlier daemon sends none.
 }

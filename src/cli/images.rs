@@ -8,6 +8,8 @@ use clap::{Args, Subcommand};
 use super::context::Context;
 use super::failure::Failure;
 use super::render;
+use super::spec::engines;
+use crate::core::engine::EngineName;
 use crate::core::error::Error;
 use crate::sys::random;
 
@@ -32,6 +34,9 @@ pub enum ImagesCommand {
         /// Another ryokan-worker: that of the daemon which will use the image
         #[arg(long, value_name = "FILE")]
         worker: Option<PathBuf>,
+        /// Its engines; every image has kaish and bash
+        #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "python,bash,node", value_parser = engines())]
+        engines: Vec<EngineName>,
     },
     /// Protect an image from removal
     Pin {
@@ -66,9 +71,9 @@ pub async fn images(context: &Context, args: ImagesArgs) -> Result<(), Failure> 
             let (all, _) = host.images().await?;
             context.show(|| serde_json::json!(all), || render::images(&all, context.terminal.paint))
         }
-        ImagesCommand::Build { worker } => {
+        ImagesCommand::Build { worker, engines } => {
             let (before, folder) = host.images().await?;
-            let built = build(worker.as_deref(), &folder).await?;
+            let built = build(worker.as_deref(), &engines, &folder).await?;
             let note = match before.iter().any(|image| image.is_current && image.version != built) {
                 true => format!("ryokan images rotate {} makes it current\n", &built[..built.len().min(12)]),
                 false => String::new(),
@@ -91,7 +96,7 @@ pub async fn images(context: &Context, args: ImagesArgs) -> Result<(), Failure> 
 }
 
 /// Runs the script, whose messages go to this terminal. Returns the image's version.
-async fn build(worker: Option<&Path>, folder: &Path) -> Result<String, Failure> {
+async fn build(worker: Option<&Path>, engines: &[EngineName], folder: &Path) -> Result<String, Failure> {
     let failed = |error: std::io::Error| Failure::from(Error::unavailable(format!("build an image: {error}")));
     let worker = match worker {
         Some(worker) => std::path::absolute(worker).map_err(failed)?,
@@ -104,6 +109,7 @@ async fn build(worker: Option<&Path>, folder: &Path) -> Result<String, Failure> 
     std::fs::write(&script, SCRIPT).map_err(failed)?;
     let mut command = tokio::process::Command::new("bash");
     command.arg(&script).arg("--worker").arg(worker).arg("--out").arg(folder);
+    command.arg("--engines").arg(engines.iter().map(|engine| engine.name()).collect::<Vec<_>>().join(","));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
     let done = command.spawn().map_err(failed)?.wait_with_output().await.map_err(failed)?;
     let path = PathBuf::from(String::from_utf8_lossy(&done.stdout).trim());

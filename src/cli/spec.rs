@@ -161,7 +161,7 @@ fn directory(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// The names of engines, also for completions.
-fn engines() -> impl TypedValueParser<Value = EngineName> {
+pub(super) fn engines() -> impl TypedValueParser<Value = EngineName> {
     PossibleValuesParser::new(EngineName::ALL.map(EngineName::name))
         .try_map(|name| name.parse::<EngineName>().map_err(|error| error.to_string()))
 }

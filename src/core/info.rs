@@ -280,6 +280,8 @@ pub struct ImageInfo {
     pub version: String,
     /// Names of its engines.
     pub engines: Vec<String>,
+    /// The versions of these engines, in their order; empty for the worker's own, and where none is known.
+    pub engine_versions: Vec<String>,
     /// What it is made of.
     pub summary: String,
     /// Its size, bytes.

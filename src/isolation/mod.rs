@@ -378,7 +378,13 @@ pub trait Images {
     /// As [`Self::resolve`], and those of writing.
     fn pin(&self, version: &str, is_pinned: bool) -> Result<String>;
 
-    /// Makes an image current, the newest by default, once workers of that shape start from it. Returns its version.
+    /// The version of the newest image that can be used, of those that begin with these digits.
+    ///
+    /// # Errors
+    /// `unsupported` with what is wrong with them.
+    fn usable(&self, version: &str) -> Result<String>;
+
+    /// Makes an image current once workers of that shape start from it. Returns its version.
     ///
     /// # Errors
     /// `unsupported` if it cannot be used, `unavailable` with the reason why no worker starts.

@@ -41,6 +41,18 @@ pub struct EngineSettings {
     pub preload: Vec<String>,
 }
 
+impl EngineSettings {
+    /// Sets an engine's interpreter, in a kernel with that memory.
+    pub fn set_interpreter(&mut self, engine: EngineName, interpreter: String, memory_bytes: u64) {
+        self.interpreter = vec![interpreter];
+        if engine == EngineName::Node {
+            // Node would size its heap by the system's memory, and be killed at the kernel's limit.
+            let heap_mib = (memory_bytes >> 20) / 4 * 3;
+            self.interpreter.push(format!("--max-old-space-size={heap_mib}"));
+        }
+    }
+}
+
 /// What a worker is started with; the secret travels beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LaunchDocument<P> {

@@ -109,6 +109,8 @@ pub enum Request {
     WarmUp {
         /// An interpreter.
         program: String,
+        /// Its arguments.
+        arguments: Vec<String>,
     },
     /// Mounts the machine's disk, once.
     Mount,

@@ -106,6 +106,38 @@ fn rotated_image_serves_next_start() {
     }
 }
 
+/// Removes Node.js from an image's description.
+fn without_node(image: &Path) {
+    let file = image.join("image.json");
+    let mut about: Value = serde_json::from_slice(&fs::read(&file).expect("it is there")).expect("JSON");
+    about["engines"].as_object_mut().expect("an object").remove("node").expect("it had it");
+    fs::write(file, about.to_string()).expect("written");
+}
+
+#[test]
+fn missing_engine_names_build() {
+    let (mut host, first) = Machines::with_own_images(User::Own);
+    let listed = host.image(&first);
+    assert_eq!(listed["engines"], serde_json::json!(["kaish", "python", "bash", "node"]));
+    let version = listed["engine_versions"][3].as_str().expect("a version");
+    assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{listed}");
+    assert!(host.ok(&["images"]).contains(&format!("node {version}")));
+    let (folder, second) = (host.data().join("images").join(&first), "f".repeat(40));
+    without_node(&host.copy_image(&folder, &second, User::Own));
+    let output = host.cli(&["new", "web", "--isolation", "microvm", "--engine", "node", "--image", "fff"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains(&format!("image {second} has no node")), "{said}");
+    assert!(said.contains("ryokan images build --engines python,bash,node"), "{said}");
+    // A default engine that the current image lacks does not keep it current.
+    host.configure("[defaults]\nengine = \"node\"\n");
+    host.restart();
+    without_node(&folder);
+    let why = host.refused(&["images", "rotate"]);
+    assert!(why.contains(&format!("image {second} has no node")), "the newest one is checked: {why}");
+    assert!(host.machines().is_empty());
+}
+
 #[test]
 fn command_builds_image() {
     let (host, first) = Machines::with_own_images(User::Own);

@@ -57,17 +57,6 @@ fn machine_kernel_lives() {
 }
 
 #[test]
-fn machine_runs_bash() {
-    let host = Machines::start(crate::support::User::Own);
-    host.ok(&["new", "sh", "--isolation", "microvm", "--engine", "bash"]);
-    assert_eq!(host.run("sh", "x=1; echo $((x + 1)) $(ls /workspace | wc -l) $(id -u)"), "2 0 1000");
-    let shown = host.ok(&["show", "sh", "--json"]);
-    assert!(shown.contains("\"isolation\": \"microvm\"") || shown.contains("\"isolation\":\"microvm\""), "{shown}");
-    let doctor = host.cli(&["doctor"]);
-    assert!(String::from_utf8_lossy(&doctor.stdout).contains("microvm"), "{doctor:?}");
-}
-
-#[test]
 fn machine_port_is_reached() {
     let host = Machines::start(crate::support::User::Own);
     host.ok(&["new", "web", "--isolation", "microvm", "--engine", "python"]);

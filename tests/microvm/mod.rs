@@ -1,6 +1,7 @@
 //! Kernels in virtual machines: real QEMU with software emulation, and one image built for all tests.
 
 mod crashes;
+mod engines;
 mod files;
 mod fork;
 mod hostile;

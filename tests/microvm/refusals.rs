@@ -26,7 +26,6 @@ fn host_paths_are_refused() {
     assert!(refused(&host, &with(&["--allow-path", "/opt:ro"])).contains("disk of its own"));
     assert!(refused(&host, &with(&["--net", "host"])).contains("no network"));
     assert!(refused(&host, &with(&["--cpus", "0.5"])).contains("whole processors"));
-    assert!(refused(&host, &with(&["--engine", "node"])).contains("has no node"));
     assert!(refused(&host, &with(&["--image", "0123"])).contains("no image 0123"));
     assert!(host.machines().is_empty());
 }

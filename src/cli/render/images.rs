@@ -5,6 +5,13 @@ use crate::cli::paint::Paint;
 use crate::core::info::ImageInfo;
 use crate::core::quantity::format_size;
 
+/// The names of an image's engines, with their versions.
+fn engines(image: &ImageInfo) -> String {
+    let versions = image.engine_versions.iter().map(String::as_str).chain(std::iter::repeat(""));
+    let engines = image.engines.iter().zip(versions);
+    engines.map(|(name, version)| format!("{name} {version}").trim_end().to_owned()).collect::<Vec<_>>().join(", ")
+}
+
 /// A table of images.
 pub fn images(images: &[ImageInfo], paint: Paint) -> String {
     let mut table = Table::new(&["VERSION", "BUILT", "SIZE", "ENGINES", "STATE", "KERNELS"]);
@@ -16,7 +23,7 @@ pub fn images(images: &[ImageInfo], paint: Paint) -> String {
             plain(&image.version.chars().take(12).collect::<String>()),
             ago(image.built_at_ms, now_ms()),
             format_size(image.bytes),
-            plain(&image.engines.join(", ")),
+            plain(&engines(image)),
             state.join(", "),
             plain(&image.kernels.join(", ")),
         ]);

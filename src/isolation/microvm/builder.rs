@@ -33,6 +33,7 @@ use super::template::{self, Kind, MEMORY, STATE, Template, seal};
 use super::template_folder::UNFINISHED;
 use super::vmm::{Vmm, Vmms};
 use crate::core::durability::Durability;
+use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::limits;
@@ -137,6 +138,9 @@ impl Builder {
         let disk = options.read(true).open(place.join("disk")).map_err(failed)?;
         disk.set_len(kind.disk_bytes).map_err(failed)?;
         let program = image.engines.get(&kind.engine).cloned().unwrap_or_default();
+        let has_program = !program.is_empty();
+        let option = if kind.engine == EngineName::Node { "-e" } else { "-c" };
+        let warm_up = Request::WarmUp { program, arguments: vec![option.to_owned(), String::new()] };
         let begin = Begin::Record { image, memory: &memory, state: &state };
         self.with_machine(begin, kind, disk, async |sockets: &Sockets, _| {
             Monitor::boot(sockets, kind, Durability::Process).await?;
@@ -145,9 +149,9 @@ impl Builder {
             blocking(move || {
                 let mut client = Client::new(control);
                 client.open_booting(within)?;
-                match program.is_empty() {
-                    true => Ok(()),
-                    false => client.call(&Request::WarmUp { program }, &[], limits::VM_BOOT).map(drop),
+                match has_program {
+                    true => client.call(&warm_up, &[], limits::VM_BOOT).map(drop),
+                    false => Ok(()),
                 }
             })
             .await?;

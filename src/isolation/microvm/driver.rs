@@ -157,7 +157,7 @@ impl MicrovmDriver {
         let socket = PathBuf::from("/run/ryokan/worker.sock");
         let mut document = LaunchDocument::new(new.identity, new.name.clone(), engine, plan, socket);
         if let Some(interpreter) = image.engines.get(&engine).filter(|interpreter| !interpreter.is_empty()) {
-            document.engine_settings.interpreter = vec![interpreter.clone()];
+            document.engine_settings.set_interpreter(engine, interpreter.clone(), new.shape.limits.memory_bytes);
         }
         // The end of the machine is a loss of power to its guest.
         document.power_safe = true;
@@ -217,9 +217,7 @@ impl IsolationDriver for MicrovmDriver {
         }
         self.vmms.check()?;
         let image = self.images.find(&spec.image)?;
-        if !image.engines.contains_key(&spec.engine) {
-            return unsupported(&format!("image {} has no {}", image.version, spec.engine), "engine");
-        }
+        image.check_engine(spec.engine)?;
         let (engine, limits, net) = (spec.engine, spec.limits, spec.net);
         // Machines of an image serve only kernels of that image.
         Ok(Shape { isolation: Isolation::Microvm, engine, limits, net, uid, variant: image.version })

@@ -25,7 +25,10 @@ pub(super) struct Image {
     pub dir: PathBuf,
     /// The digest of its content: `base_image_version`.
     pub version: String,
+    /// The path of each engine's interpreter; empty for one that is part of the worker.
     pub engines: BTreeMap<EngineName, String>,
+    /// The interpreters' versions, as far as the description names them.
+    pub engine_versions: BTreeMap<EngineName, String>,
     pub summary: String,
     /// Whether its kernel loads the drivers of vsock.
     pub has_vsock: bool,
@@ -40,7 +43,9 @@ struct Description {
     debian: String,
     kernel: String,
     engines: BTreeMap<EngineName, String>,
-    /// Absent in images of earlier builds.
+    /// Absent in images of earlier builds, as is the next one.
+    #[serde(default)]
+    versions: BTreeMap<EngineName, String>,
     #[serde(default)]
     vsock: bool,
     files: BTreeMap<String, Part>,
@@ -73,8 +78,31 @@ impl Image {
             }
         }
         let summary = format!("Debian {}, Linux {}", about.debian, about.kernel);
-        let has_vsock = about.vsock;
-        Ok(Image { dir: dir.to_owned(), version: about.version, engines: about.engines, summary, has_vsock })
+        Ok(Image {
+            dir: dir.to_owned(),
+            version: about.version,
+            engines: about.engines,
+            engine_versions: about.versions,
+            summary,
+            has_vsock: about.vsock,
+        })
+    }
+
+    /// Checks that it has an engine.
+    ///
+    /// # Errors
+    /// `unsupported` with the command that builds an image which has it.
+    pub(super) fn check_engine(&self, engine: EngineName) -> Result<()> {
+        if self.engines.contains_key(&engine) {
+            return Ok(());
+        }
+        let chosen = self.engines.keys().copied().chain([engine]).filter(|engine| *engine != EngineName::Kaish);
+        let chosen: Vec<&str> = chosen.map(EngineName::name).collect();
+        let hint = format!(
+            "build an image with {engine}: ryokan images build --engines {}; then make it current: ryokan images rotate",
+            chosen.join(",")
+        );
+        Err(Error::unsupported(format!("image {} has no {engine}", self.version)).reason("engine").hint(hint))
     }
 
     /// Opens one of its files.
@@ -165,6 +193,19 @@ pub(super) mod tests {
             "files": { "vmlinux": { "bytes": 1 }, "initrd.cpio": { "bytes": 1 }, "rootfs.erofs": { "bytes": 1 } },
         });
         std::fs::write(dir.join("image.json"), text.to_string()).expect("a description");
+    }
+
+    #[test]
+    fn engines_of_image() {
+        let folder = tempfile::tempdir().expect("a folder");
+        write_image(folder.path(), "abc", "abc", BUILD);
+        let image = find(folder.path(), "").expect("found");
+        assert_eq!(image.check_engine(EngineName::Bash), Ok(()));
+        assert!(image.engine_versions.is_empty(), "an older description names none");
+        let refused = image.check_engine(EngineName::Node).expect_err("refused");
+        assert_eq!((refused.code, refused.reason.as_str()), (crate::core::error::ErrorCode::Unsupported, "engine"));
+        assert!(refused.message.contains("image abc has no node"), "{refused:?}");
+        assert!(refused.hint.contains("ryokan images build --engines bash,node;"), "{refused:?}");
     }
 
     #[test]

@@ -144,17 +144,23 @@ impl Images for HostImages {
         let (folder, kept) = (self.folder.clone(), self.kept.borrow().clone());
         let listing = tokio::task::spawn_blocking(move || {
             let info = |found: Found| {
-                let (engines, summary, trouble) = match found.image {
+                let (mut engines, mut engine_versions) = (Vec::new(), Vec::new());
+                let (summary, trouble) = match found.image {
                     Ok(image) => {
-                        (image.engines.keys().map(|e| e.name().to_owned()).collect(), image.summary, String::new())
+                        for engine in image.engines.keys() {
+                            engines.push(engine.name().to_owned());
+                            engine_versions.push(image.engine_versions.get(engine).cloned().unwrap_or_default());
+                        }
+                        (image.summary, String::new())
                     }
-                    Err(why) => (Vec::new(), String::new(), why),
+                    Err(why) => (String::new(), why),
                 };
                 ImageInfo {
                     is_current: found.name == kept.current,
                     is_pinned: kept.pinned.contains(&found.name),
                     version: found.name,
                     engines,
+                    engine_versions,
                     summary,
                     bytes: found.bytes,
                     built_at_ms: found.built_at_ms,
@@ -177,11 +183,13 @@ impl Images for HostImages {
         Ok(name)
     }
 
+    fn usable(&self, version: &str) -> Result<String> {
+        image::find(&self.folder, version).map(|image| image.version)
+    }
+
     async fn rotate(&self, version: &str, shape: &Shape) -> Result<String> {
         let image = image::find(&self.folder, version)?;
-        if !image.engines.contains_key(&shape.engine) {
-            return Err(Error::unsupported(format!("image {} has no {}", image.version, shape.engine)).reason("engine"));
-        }
+        image.check_engine(shape.engine)?;
         let disk = disk_bytes(shape.limits.workspace_bytes);
         let kind = Kind::new(&image, shape, self.vmms.choose(&image).await?, disk);
         let version = image.version.clone();

@@ -161,12 +161,7 @@ impl ProcessDriver {
                     document.engine_settings.preload.clone_from(&self.settings.python_preload);
                 }
             }
-            document.engine_settings.interpreter = vec![interpreter];
-            if engine == EngineName::Node {
-                // Node would size its heap by the host's memory, and be killed at the kernel's limit.
-                let heap_mib = (new.shape.limits.memory_bytes >> 20) / 4 * 3;
-                document.engine_settings.interpreter.push(format!("--max-old-space-size={heap_mib}"));
-            }
+            document.engine_settings.set_interpreter(engine, interpreter, new.shape.limits.memory_bytes);
         }
         document.rollback_bytes = match engine {
             EngineName::Python => self.settings.snapshot_bytes,

@@ -23,6 +23,7 @@ fn read_image(reader: wire::image_info::Reader<'_>) -> Result<ImageInfo> {
     Ok(ImageInfo {
         version: read_name(reader.get_version(), "version of an image")?,
         engines: read_text_list(reader.get_engines(), "engines", limits::VALUE_ITEMS)?,
+        engine_versions: read_text_list(reader.get_engine_versions(), "versions of engines", limits::VALUE_ITEMS)?,
         summary: read_text(reader.get_summary(), "summary")?,
         bytes: reader.get_bytes(),
         built_at_ms: reader.get_built_at_ms(),
@@ -37,6 +38,8 @@ fn read_image(reader: wire::image_info::Reader<'_>) -> Result<ImageInfo> {
 pub fn write_image(mut builder: wire::image_info::Builder<'_>, image: &ImageInfo) {
     builder.set_version(image.version.as_str());
     write_text_list(builder.reborrow().init_engines(image.engines.len() as u32), &image.engines);
+    let versions = builder.reborrow().init_engine_versions(image.engine_versions.len() as u32);
+    write_text_list(versions, &image.engine_versions);
     builder.set_summary(image.summary.as_str());
     builder.set_bytes(image.bytes);
     builder.set_built_at_ms(image.built_at_ms);

@@ -48,10 +48,10 @@ impl Supervisor {
         let images = self.host_images()?;
         let mut spec = self.host.config.defaults.spec();
         spec.isolation = Isolation::Microvm;
-        spec.image = version.to_owned();
-        // The shape of any image; `rotate` checks that this one has the engine.
+        // Not the current one, which may lack the engine that this one has.
+        spec.image = images.usable(version)?;
         let shape = self.workers.shape(&spec, nix::unistd::geteuid().as_raw())?;
-        let version = images.rotate(version, &shape).await?;
+        let version = images.rotate(&spec.image, &shape).await?;
         self.host.events.publish("", "image_current", serde_json::json!({ "version": version }));
         Ok(version)
     }

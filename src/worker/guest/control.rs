@@ -96,7 +96,7 @@ impl Control {
                 let (boot_id, now_ns) = seed(&entropy, now_ns, renew).map_err(|error| failed(&error))?;
                 Ok((Reply::Seeded { boot_id, now_ns, level: machine::LEVEL }, Vec::new()))
             }
-            Request::WarmUp { program } => done(warm_up(&program)),
+            Request::WarmUp { program, arguments } => done(warm_up(&program, &arguments)),
             Request::Mount => done(self.mount()),
             Request::Start => match self.machine.init.load(Ordering::Acquire) {
                 0 => Ok((Reply::Started(start::start(&self.machine, &body)?), Vec::new())),
@@ -241,9 +241,9 @@ fn seed(entropy: &[u8; 32], now_ns: i64, renew: bool) -> io::Result<(String, i64
 }
 
 /// Starts an interpreter and waits for its end, which closes its output: the loop that reaps takes its status.
-fn warm_up(program: &str) -> io::Result<()> {
+fn warm_up(program: &str, arguments: &[String]) -> io::Result<()> {
     let mut command = Command::new(program);
-    command.args(["-c", ""]).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.args(arguments).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
     match child.stdout.take() {
         Some(mut output) => io::copy(&mut output, &mut io::sink()).map(drop),
