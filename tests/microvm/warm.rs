@@ -167,7 +167,8 @@ fn killed_bind_keeps_state() {
     host.ok(&NEW_LAB);
     host.run("lab", "x = 41; open('f', 'w').write('kept')");
     for fault in ["machine.warm.seed=kill", "machine.warm.bound=kill", "machine.warm.bound=eio"] {
-        host.ok(&["stop", "lab", "first"]);
+        host.ok(&["stop", "lab"]);
+        host.ok(&["stop", "first"]);
         host.kill();
         host.env(fault::VARIABLE, fault);
         host.launch();
