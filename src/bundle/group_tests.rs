@@ -47,6 +47,8 @@ impl GroupWorld {
             untracked: 0,
             pack: None,
             dependencies: Vec::new(),
+            submodules: Vec::new(),
+            worktrees: Vec::new(),
         };
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
         let database = DatabasePart::Whole { image, bytes: 10, revision, mode: 0o600 };

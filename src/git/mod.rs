@@ -10,8 +10,10 @@ mod history;
 mod overwritten;
 mod repository;
 mod settings;
+mod submodules;
 
 pub use command::Git;
 pub use compare::Commit;
 pub use history::Room;
 pub use repository::{Repository, State};
+pub use submodules::{Submodule, scratch_of};

@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use super::command::{Call, Git};
 use super::overwritten::Change;
 use super::settings::unsafe_setting;
+use super::submodules::Submodule;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::refs::{CommitId, DEPENDENCY_LOCKS, DependencyLock, Head};
 use crate::core::limits;
@@ -21,6 +22,10 @@ use crate::sys::fault;
 pub struct Repository {
     git: Rc<Git>,
     path: PathBuf,
+    /// Where git keeps objects, index and configuration: of a submodule, below that of the outer repository.
+    git_dir: PathBuf,
+    /// How many repositories it is inside of.
+    pub(super) depth: usize,
     /// The index of all files at the last reading of the state, which the next one continues.
     cached: Rc<RefCell<Option<CachedIndex>>>,
 }
@@ -49,6 +54,8 @@ pub struct State {
     pub changed: u64,
     /// Files among them that the index does not have.
     pub untracked: u64,
+    /// Submodules with their own state.
+    pub submodules: Vec<Submodule>,
 }
 
 pub(super) fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
@@ -84,9 +91,7 @@ impl Repository {
         let shown = path.display();
         let inside = path.join(".git");
         match fs::symlink_metadata(&inside) {
-            Ok(meta) if meta.is_dir() => {
-                Ok(Repository { git: Rc::clone(git), path: path.to_owned(), cached: Rc::default() })
-            }
+            Ok(meta) if meta.is_dir() => Ok(Repository::at(Rc::clone(git), (path.to_owned(), inside), 0)),
             Ok(_) => Err(Error::unsupported(format!("{shown} is a linked work tree or a submodule"))
                 .reason("linked_repository")
                 .hint("give the work tree that has the .git directory")),
@@ -99,6 +104,11 @@ impl Repository {
                 .reason("no_repository")
                 .hint("give the directory that has .git")),
         }
+    }
+
+    /// A repository with its places.
+    pub(super) fn at(git: Rc<Git>, (path, git_dir): (PathBuf, PathBuf), depth: usize) -> Repository {
+        Repository { git, path, git_dir, depth, cached: Rc::default() }
     }
 
     /// The directory.
@@ -116,8 +126,9 @@ impl Repository {
             return Err(Error::unsupported(format!("{shown} shares the .git directory of another repository"))
                 .reason("linked_repository"));
         }
-        for name in [".git/config", ".git/config.worktree"] {
-            let file = self.path.join(name);
+        for name in ["config", "config.worktree"] {
+            let file = self.git_dir.join(name);
+            let name = file.to_str().ok_or_else(|| Error::invalid("the path is not UTF-8"))?;
             match fs::metadata(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(failed(&file)(error)),
@@ -139,7 +150,7 @@ impl Repository {
         Ok(())
     }
 
-    pub(super) fn git(&self) -> &Git {
+    pub(super) fn git(&self) -> &Rc<Git> {
         &self.git
     }
 
@@ -149,7 +160,7 @@ impl Repository {
     }
 
     pub(super) fn git_dir(&self) -> PathBuf {
-        self.path.join(".git")
+        self.git_dir.clone()
     }
 
     pub(super) async fn ok(&self, args: &[&str], env: &[(&str, &Path)], input: &[u8]) -> Result<Vec<u8>> {
@@ -201,7 +212,7 @@ impl Repository {
     /// repository's index, files and references stay untouched.
     ///
     /// # Errors
-    /// `refused` during a merge, `unsupported` with submodules, and errors of git.
+    /// `refused` during a merge, `unsupported` with a submodule whose .git is elsewhere, and errors of git.
     pub async fn state(&self, scratch: &Path, keep: bool) -> Result<State> {
         let (index, objects, own) = (scratch.join("index"), scratch.join("objects"), self.git_dir().join("objects"));
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
@@ -224,19 +235,24 @@ impl Repository {
             Some(_) | None => self.index_tree(&head, &index, &env).await?,
         };
         let begun = SystemTime::now();
-        self.ok(self.add(), &env, b"").await?;
+        let submodules = self.submodules(scratch, keep, &env).await?;
+        // Git must not look into them: it would run what is configured there.
+        let apart: Vec<String> = submodules.iter().map(|one| format!(":(exclude,top,literal){}", one.path)).collect();
+        let mut add = self.add().to_vec();
+        add.extend(apart.iter().map(String::as_str));
+        self.ok(&add, &env, b"").await?;
         self.add_tracked_parts(&env).await?;
-        self.refuse_links(&env).await?;
+        self.add_links(&submodules, &env).await?;
         let work_tree = id(&self.ok(&["write-tree"], &env, b"").await?)?;
         // A file that changed in the second in which it was read, or later, is read again.
         let written = File::options().write(true).open(&index);
         written.and_then(|file| file.set_modified(begun)).map_err(failed(&index))?;
         let changed = self.compared(head.commit.as_str(), work_tree.as_str(), &env).await?.0;
         let untracked = self.compared(index_tree.as_str(), work_tree.as_str(), &env).await?.1;
-        if let (Some(stamp), false) = (stamp, keep) {
+        if let (Some(stamp), false, true) = (stamp, keep, submodules.is_empty()) {
             self.cached.replace(Some(CachedIndex { at: index, stamp, index_tree: index_tree.clone() }));
         }
-        Ok(State { head, index_tree, work_tree, changed, untracked })
+        Ok(State { head, index_tree, work_tree, changed, untracked, submodules })
     }
 
     /// The command that adds the working tree to an index, without what is no work of the user.
@@ -292,8 +308,6 @@ impl Repository {
             Ok(_) => return Err(Error::refused("the index is too large").reason("git_index")),
             Err(_) => drop(self.ok(&["read-tree", head.commit.as_str()], env, b"").await?),
         }
-        // Before git looks into them: it would run what is configured there.
-        self.refuse_links(env).await?;
         let index_tree = self.ok(&["write-tree"], env, b"").await.map_err(|error| {
             Error::refused(format!("the index of {} cannot be captured: {}", self.path.display(), error.message))
                 .reason("git_index")
@@ -323,20 +337,6 @@ impl Repository {
             }
         }
         Ok(found)
-    }
-
-    /// Refuses an index with repositories inside this one.
-    async fn refuse_links(&self, env: &[(&str, &Path)]) -> Result<()> {
-        let listed = self.ok(&["ls-files", "--stage", "-z"], env, b"").await?;
-        match listed.split(|byte| *byte == 0).find(|entry| entry.starts_with(b"160000 ")) {
-            Some(link) => {
-                let name = String::from_utf8_lossy(link.rsplit(|byte| *byte == b'\t').next().unwrap_or_default());
-                Err(Error::unsupported(format!("{} has a repository inside it: {name}", self.path.display()))
-                    .reason("nested_repository")
-                    .hint("ignore it in .gitignore, and add it to the group as a member of its own"))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Numbers of different and of added files between two trees.

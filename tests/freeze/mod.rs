@@ -16,6 +16,7 @@ mod repositories;
 mod restore;
 mod server_recovery;
 mod sources;
+mod submodules;
 mod unfinished;
 
 use std::path::{Path, PathBuf};

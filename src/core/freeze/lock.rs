@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::locked_submodules::{self, LockedSubmodule};
 use super::refs::{DependencyLock, McpLock, RepositoryLock};
 use super::{Captured, DatabasePart, KernelRevision, Part};
 
@@ -130,6 +131,12 @@ pub struct LockedRepository {
     /// Files among them that git does not track.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untracked: Option<u64>,
+    /// Directories of linked work trees, which are not captured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worktrees: Vec<String>,
+    /// Submodules, those inside of others too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub submodule: Vec<LockedSubmodule>,
 }
 
 /// A database.
@@ -228,6 +235,8 @@ impl Lock {
                     files: part.work_tree.to_string(),
                     changed: Some(part.changed),
                     untracked: Some(part.untracked),
+                    worktrees: part.worktrees.clone(),
+                    submodule: locked_submodules::of(part),
                 });
             }
             Captured::Database { path, part } => {
@@ -320,6 +329,12 @@ impl Lock {
                     reported.push(format!("repository {} is on another branch", then.name))
                 }
                 Some(_) => {}
+            }
+            if let Some(now) = now {
+                locked_submodules::differences(&then.name, &now.submodule, &then.submodule, &mut reported);
+                if now.worktrees != then.worktrees {
+                    reported.push(format!("repository {} has other linked work trees", then.name));
+                }
             }
         }
         for then in &before.database {
@@ -420,6 +435,8 @@ fn inside(kernel: &str, lock: &RepositoryLock) -> LockedRepository {
         files: lock.files.to_string(),
         changed: None,
         untracked: None,
+        worktrees: Vec::new(),
+        submodule: Vec::new(),
     }
 }
 

@@ -11,11 +11,13 @@ pub mod drain;
 pub mod gate;
 mod intent;
 pub mod lock;
+mod locked_submodules;
 pub mod portable;
 pub mod postgres;
 pub mod refs;
 pub mod restore;
 pub mod server;
+pub mod submodule;
 
 #[cfg(test)]
 mod capture_tests;
@@ -29,6 +31,7 @@ use serde::{Deserialize, Serialize};
 pub use self::intent::{Intent, NewRepository};
 use self::refs::{CommitId, DependencyLock, Head, McpLock, RepositoryLock};
 use self::server::ServerPart;
+use self::submodule::SubmodulePart;
 use super::checkpoint::{CheckpointType, Manifest};
 use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
 use super::limits;
@@ -247,6 +250,12 @@ pub struct RepositoryPart {
     /// Its lock files of package managers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<DependencyLock>,
+    /// Its submodules.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub submodules: Vec<SubmodulePart>,
+    /// Directories of its linked work trees, which are not captured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worktrees: Vec<String>,
 }
 
 /// What a kernel's code and files are based on.
@@ -469,7 +478,7 @@ impl FreezeManifest {
         let of = |part: &Part| -> Vec<Digest> {
             match &part.captured {
                 Captured::Kernel { .. } => Vec::new(),
-                Captured::Repository { part, .. } => part.pack.into_iter().collect(),
+                Captured::Repository { part, .. } => part.packs(),
                 Captured::Database { part, .. } => match part {
                     DatabasePart::Whole { image, .. } => vec![*image],
                     DatabasePart::Absent => Vec::new(),

@@ -109,6 +109,9 @@ pub fn check_portable(freeze: &Freeze, manifest: &FreezeManifest) -> Result<(), 
                 return Err(format!("the mode of member {name} is out of range"));
             }
             Captured::Database { part: DatabasePart::Absent | DatabasePart::Damaged { .. }, .. } => return absent(),
+            Captured::Repository { part, .. } if !part.submodules.is_empty() => {
+                return Err(format!("member {name} has submodules, whose history stays on the host"));
+            }
             Captured::Directory { part, .. } if part.tree.is_none() => return absent(),
             Captured::Postgres { part, .. } if part.image.is_none() => return absent(),
             Captured::Server { part, .. } if part.tree.is_none() => return absent(),

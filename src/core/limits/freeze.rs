@@ -60,6 +60,12 @@ pub const IGNORED_NAMED: usize = 5;
 pub const GIT_CONFIG_BYTES: u64 = 1 << 20;
 /// Memory of a git command that reads a pack from elsewhere, bytes: objects that are differences are held as a whole.
 pub const GIT_FOREIGN_MEMORY: u64 = 2 << 30;
+/// A file of git that names a directory, bytes.
+pub const GIT_LINK_BYTES: u64 = 4096;
+/// Submodules of one repository, and linked work trees that a lock names.
+pub const GIT_SUBMODULES: usize = 64;
+/// Submodules inside each other.
+pub const GIT_SUBMODULE_DEPTH: usize = 8;
 /// An index of git, bytes.
 pub const GIT_INDEX_BYTES: u64 = 256 << 20;
 /// Wait for the lock of a database in a group.

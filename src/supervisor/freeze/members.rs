@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::access;
-use super::objects;
 use super::sources::{self, DataSource, pending};
+use super::{objects, submodules};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::{Driver, MemberCost};
@@ -47,13 +47,6 @@ enum LiveKind {
     Kernel { kernel: Rc<Kernel>, held: Option<Box<HeldKernel>>, checkpoint: Option<CheckpointId> },
     Repository { path: PathBuf, repository: Repository, state: Option<State> },
     Data(Box<dyn DataSource>),
-}
-
-impl From<&RepositoryPart> for State {
-    fn from(part: &RepositoryPart) -> State {
-        let RepositoryPart { head, index_tree, work_tree, changed, untracked, .. } = part.clone();
-        State { head, index_tree, work_tree, changed, untracked }
-    }
 }
 
 /// The members of a group, kernels first: nothing runs in them while the others are captured. Of a restore of some, only
@@ -242,8 +235,7 @@ impl Live {
                 let state = state.clone().ok_or_else(|| Error::internal("the repository was not locked"))?;
                 let revision = format!("{state:?}");
                 let dependencies = repository.dependencies(&self.scratch).await?;
-                let State { head, index_tree, work_tree, changed, untracked } = state;
-                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack: None, dependencies };
+                let part = RepositoryPart { dependencies, worktrees: repository.worktrees(), ..(&state).into() };
                 self.captured = Some(Captured::Repository { path: path.display().to_string(), part });
                 Ok(revision)
             }
@@ -282,9 +274,7 @@ impl Live {
             }
             (LiveKind::Repository { repository, state, .. }, Some(Captured::Repository { part, .. })) => {
                 let state = state.as_ref().ok_or_else(|| Error::internal("the repository was not locked"))?;
-                if let Some(file) = repository.pack(&self.scratch, state).await? {
-                    part.pack = Some(objects::put(&self.host, file).await?.0);
-                }
+                submodules::store(&self.host, repository, &self.scratch, state, part).await?;
             }
             (LiveKind::Data(source), Some(captured)) => source.store(captured).await?,
             _ => return Err(Error::internal(format!("member {} was not captured", self.name))),
@@ -373,12 +363,7 @@ impl Live {
                 held::validate(&self.host, kernel, *checkpoint).await
             }
             (LiveKind::Repository { repository, .. }, Captured::Repository { part, .. }) => {
-                let pack = self.scratch.join("restored-pack");
-                if let Some(digest) = part.pack {
-                    objects::get(&self.host, digest, &pack).await?;
-                }
-                let apart = self.scratch.join("verify");
-                repository.verify(&apart, &part.into(), part.pack.is_some().then_some(&*pack)).await
+                submodules::validate(&self.host, repository, &self.scratch, part).await
             }
             (LiveKind::Data(source), target) if self.member.target.kind() == target.kind() => {
                 source.verify(target).await
@@ -392,10 +377,9 @@ impl Live {
         match &mut self.kind {
             LiveKind::Kernel { .. } => Ok(None),
             LiveKind::Repository { path, repository, .. } => {
-                let State { head, index_tree, work_tree, changed, untracked } =
-                    repository.state(&self.scratch, false).await?;
+                let state = repository.state(&self.scratch, false).await?;
                 let dependencies = repository.dependencies(&self.scratch).await?;
-                let part = RepositoryPart { head, index_tree, work_tree, changed, untracked, pack: None, dependencies };
+                let part = RepositoryPart { dependencies, worktrees: repository.worktrees(), ..(&state).into() };
                 Ok(Some(Captured::Repository { path: path.display().to_string(), part }))
             }
             LiveKind::Data(source) => source.present().await,
@@ -412,10 +396,7 @@ impl Live {
                 LiveKind::Repository { repository, .. },
                 Captured::Repository { part: target, .. },
                 Some(Captured::Repository { part: present, .. }),
-            ) => {
-                let states = (&State::from(present), &State::from(target));
-                repository.check_ignored(&self.scratch, &self.scratch.join("verify"), states).await
-            }
+            ) => submodules::check_losses(repository, &self.scratch, present, target).await,
             _ => Ok(()),
         }
     }
@@ -433,8 +414,8 @@ impl Live {
         fault::point("freeze.member.prepare").map_err(injected)?;
         let target = self.target()?.clone();
         match (&mut self.kind, &target) {
-            (LiveKind::Repository { repository, .. }, Captured::Repository { part, .. }) if part.pack.is_some() => {
-                repository.prepare(&self.scratch.join("restored-pack")).await
+            (LiveKind::Repository { repository, .. }, Captured::Repository { part, .. }) => {
+                submodules::prepare(repository, &self.scratch, part).await
             }
             (LiveKind::Data(source), target) => source.prepare(target).await,
             _ => Ok(()),
@@ -459,9 +440,8 @@ impl Live {
                     return Err(Error::conflict(format!("{} was changed during the restore", path.display()))
                         .reason("repository_changed"));
                 }
-                let states = (&State::from(&safety), &State::from(&part));
-                repository.check_ignored(&self.scratch, &self.scratch.join("verify"), states).await?;
-                repository.switch(&self.scratch, &State::from(&part), attach).await
+                submodules::check_losses(repository, &self.scratch, &safety, &part).await?;
+                submodules::switch(repository, &self.scratch, &part, attach).await
             }
             (LiveKind::Data(source), target, safety) => source.switch(&target, &safety).await,
             _ => Err(self.other_kind()),
@@ -478,19 +458,14 @@ impl Live {
             }
             (LiveKind::Repository { path, repository, .. }, Captured::Repository { part, .. }) => {
                 let before = State::from(&part);
-                repository.release_index(&self.scratch);
-                if let Some(digest) = part.pack {
-                    let pack = self.scratch.join("safety-pack");
-                    objects::get(&self.host, digest, &pack).await?;
-                    repository.prepare(&pack).await?;
-                }
+                submodules::recover(&self.host, repository, &self.scratch, &part).await?;
                 // Kept as objects of the repository: work of another program since the restore is not lost.
                 let present = repository.state(&self.scratch, true).await?;
                 if present != before {
                     let detail = serde_json::json!({ "path": path, "tree": present.work_tree.as_str() });
                     self.host.events.publish("", "repository_reverted", detail);
                 }
-                repository.switch(&self.scratch, &before, true).await
+                submodules::switch(repository, &self.scratch, &part, true).await
             }
             (LiveKind::Data(source), safety) => source.revert(&safety, self.target.as_ref()).await,
             _ => Err(self.other_kind()),

@@ -23,6 +23,7 @@ mod recover;
 mod run_freeze;
 mod run_restore;
 mod sources;
+mod submodules;
 
 pub use compare::diff;
 pub use export::export;

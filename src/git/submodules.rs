@@ -1,0 +1,147 @@
+//! Submodules: repositories inside a repository, which records a commit of each.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::repository::{Repository, State, failed};
+use crate::core::error::{Error, Result};
+use crate::core::freeze::refs::CommitId;
+use crate::core::limits;
+
+/// One submodule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Submodule {
+    /// Its directory within the repository.
+    pub path: String,
+    /// The commit that is checked out; without a state, the one that the repository's index records.
+    pub commit: CommitId,
+    /// Its own state; `None`: not initialised.
+    pub state: Option<State>,
+}
+
+/// The files of an operation for a submodule, below those of its repository.
+pub fn scratch_of(scratch: &Path, path: &str) -> PathBuf {
+    scratch.join("modules").join(&blake3::hash(path.as_bytes()).to_hex()[..16])
+}
+
+impl Repository {
+    /// The submodule in a directory; `None`: not initialised.
+    ///
+    /// # Errors
+    /// `unsupported` (`nested_repository`) if its .git is not within that of this repository, and file errors.
+    pub fn submodule(&self, path: &str) -> Result<Option<Repository>> {
+        let at = self.path().join(path);
+        let inside = at.join(".git");
+        let meta = match fs::symlink_metadata(&inside) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+            found => found.map_err(failed(&inside))?,
+        };
+        let real = at.canonicalize().map_err(failed(&at))?;
+        if real != self.path().canonicalize().map_err(failed(self.path()))?.join(path) {
+            return Err(elsewhere(&at));
+        }
+        let git_dir = if meta.is_dir() {
+            inside
+        } else if meta.is_file() && meta.len() <= limits::GIT_LINK_BYTES {
+            let text = fs::read_to_string(&inside).map_err(failed(&inside))?;
+            let named = text.strip_prefix("gitdir: ").ok_or_else(|| elsewhere(&at))?.trim_end_matches('\n');
+            let real = at.join(named).canonicalize().map_err(failed(&inside))?;
+            let modules = self.git_dir().join("modules");
+            let own = modules.canonicalize().is_ok_and(|own| real != own && real.starts_with(own));
+            if !own {
+                return Err(elsewhere(&at));
+            }
+            real
+        } else {
+            return Err(elsewhere(&at));
+        };
+        let owner = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.uid()).map_err(failed(path));
+        if owner(&git_dir)? != owner(&self.git_dir())? {
+            return Err(Error::refused(format!("{} belongs to another user", at.display())).reason("other_owner"));
+        }
+        Ok(Some(Repository::at(Rc::clone(self.git()), (at, git_dir), self.depth + 1)))
+    }
+
+    /// The directories of linked work trees that this repository records.
+    pub fn worktrees(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.git_dir().join("worktrees")) else { return Vec::new() };
+        let mut found: Vec<String> = entries
+            .flatten()
+            .take(limits::GIT_SUBMODULES)
+            .filter_map(|entry| {
+                let file = entry.path().join("gitdir");
+                let meta = fs::symlink_metadata(&file).ok()?;
+                let text = (meta.is_file() && meta.len() <= limits::GIT_LINK_BYTES).then(|| fs::read_to_string(&file));
+                let text = text?.ok()?;
+                Some(text.trim_end().trim_end_matches("/.git").to_owned())
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// The submodules of an index with their states. One whose directory is gone is left to `git add`.
+    pub(super) async fn submodules(&self, scratch: &Path, keep: bool, env: &[(&str, &Path)]) -> Result<Vec<Submodule>> {
+        let (mut found, links) = (Vec::new(), self.links(env).await?);
+        if links.len() > limits::GIT_SUBMODULES || (!links.is_empty() && self.depth >= limits::GIT_SUBMODULE_DEPTH) {
+            let shown = self.path().display();
+            return Err(Error::refused(format!("{shown} has too many submodules")).reason("submodules"));
+        }
+        for (path, commit) in links {
+            if !fs::symlink_metadata(self.path().join(&path)).is_ok_and(|meta| meta.is_dir()) {
+                continue;
+            }
+            found.push(match self.submodule(&path)? {
+                None => Submodule { path, commit, state: None },
+                Some(repository) => {
+                    repository.check_settings().await?;
+                    let scratch = scratch_of(scratch, &path);
+                    let state = Box::pin(repository.state(&scratch, keep)).await?;
+                    Submodule { path, commit: state.head.commit.clone(), state: Some(state) }
+                }
+            });
+        }
+        Ok(found)
+    }
+
+    /// Records the commits of submodules in an index, and refuses other repositories in it.
+    pub(super) async fn add_links(&self, submodules: &[Submodule], env: &[(&str, &Path)]) -> Result<()> {
+        for one in submodules {
+            let entry = format!("160000,{},{}", one.commit, one.path);
+            self.ok(&["update-index", "--add", "--cacheinfo", &entry], env, b"").await?;
+        }
+        let links = self.links(env).await?;
+        match links.iter().find(|(path, _)| submodules.iter().all(|one| one.path != *path)) {
+            Some((name, _)) => {
+                Err(Error::unsupported(format!("{} has a repository inside it: {name}", self.path().display()))
+                    .reason("nested_repository")
+                    .hint("ignore it in .gitignore, and add it to the group as a member of its own"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The repositories that an index records: directory and commit.
+    async fn links(&self, env: &[(&str, &Path)]) -> Result<Vec<(String, CommitId)>> {
+        let listed = self.ok(&["ls-files", "--stage", "-z"], env, b"").await?;
+        let mut found = Vec::new();
+        for entry in listed.split(|byte| *byte == 0).filter(|entry| entry.starts_with(b"160000 ")) {
+            let shown = String::from_utf8_lossy(entry).into_owned();
+            let unread = || Error::unsupported(format!("a submodule cannot be read: {shown}")).reason("submodules");
+            let (facts, path) =
+                std::str::from_utf8(entry).ok().and_then(|text| text.split_once('\t')).ok_or_else(unread)?;
+            let commit = facts.split(' ').nth(1).unwrap_or_default().parse().map_err(|_| unread())?;
+            found.push((path.to_owned(), commit));
+        }
+        Ok(found)
+    }
+}
+
+fn elsewhere(path: &Path) -> Error {
+    Error::unsupported(format!("the .git of {} is not within that of the outer repository", path.display()))
+        .reason("nested_repository")
+        .hint("move it there: git submodule absorbgitdirs")
+}

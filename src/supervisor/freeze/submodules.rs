@@ -1,0 +1,169 @@
+//! Steps of a repository member together with its submodules, outer repositories first.
+
+use std::path::{Path, PathBuf};
+
+use super::objects;
+use crate::core::error::{Error, Result};
+use crate::core::freeze::RepositoryPart;
+use crate::core::freeze::submodule::SubmodulePart;
+use crate::git::{Repository, State, Submodule, scratch_of};
+use crate::supervisor::host::Host;
+
+impl From<&RepositoryPart> for State {
+    fn from(part: &RepositoryPart) -> State {
+        let RepositoryPart { head, index_tree, work_tree, changed, untracked, submodules, .. } = part.clone();
+        let inner = |one: SubmodulePart| Submodule {
+            path: one.path,
+            commit: one.commit,
+            state: one.part.as_ref().map(State::from),
+        };
+        let submodules = submodules.into_iter().map(inner).collect();
+        State { head, index_tree, work_tree, changed, untracked, submodules }
+    }
+}
+
+impl From<&State> for RepositoryPart {
+    fn from(state: &State) -> RepositoryPart {
+        let State { head, index_tree, work_tree, changed, untracked, submodules } = state.clone();
+        let inner = |one: Submodule| SubmodulePart {
+            path: one.path,
+            commit: one.commit,
+            part: one.state.as_ref().map(RepositoryPart::from),
+        };
+        let submodules = submodules.into_iter().map(inner).collect();
+        let (pack, dependencies, worktrees) = (None, Vec::new(), Vec::new());
+        RepositoryPart { head, index_tree, work_tree, changed, untracked, pack, dependencies, submodules, worktrees }
+    }
+}
+
+/// A repository or a submodule of it, the folder of its files, and what was captured of it.
+type Step<'a> = (Repository, PathBuf, &'a RepositoryPart);
+
+/// The repository and its initialised submodules.
+fn steps<'a>(repository: &Repository, scratch: &Path, part: &'a RepositoryPart) -> Result<Vec<Step<'a>>> {
+    let mut found = vec![(repository.clone(), scratch.to_owned(), part)];
+    for one in &part.submodules {
+        let Some(part) = &one.part else { continue };
+        let inner = repository.submodule(&one.path)?.ok_or_else(|| missing(repository, one))?;
+        found.extend(steps(&inner, &scratch_of(scratch, &one.path), part)?);
+    }
+    Ok(found)
+}
+
+fn missing(repository: &Repository, one: &SubmodulePart) -> Error {
+    let (outer, path, commit) = (repository.path().display(), &one.path, &one.commit);
+    Error::refused(format!("submodule {path} of {outer} is not there, and its commit {commit} is to be restored"))
+        .reason("submodule_missing")
+        .hint(format!(
+            "check out a commit that has it, initialise it (`git submodule update --init {path}`), then try again"
+        ))
+}
+
+/// Stores the objects that commits do not have.
+pub(super) async fn store(
+    host: &Host,
+    repository: &Repository,
+    scratch: &Path,
+    state: &State,
+    part: &mut RepositoryPart,
+) -> Result<()> {
+    if let Some(file) = repository.pack(scratch, state).await? {
+        part.pack = Some(objects::put(host, file).await?.0);
+    }
+    for (one, inner) in state.submodules.iter().zip(&mut part.submodules) {
+        let (Some(state), Some(inner)) = (&one.state, &mut inner.part) else { continue };
+        let found = repository.submodule(&one.path)?.ok_or_else(|| {
+            Error::conflict(format!("{} was removed during the freeze", one.path)).reason("repository_changed")
+        })?;
+        Box::pin(store(host, &found, &scratch_of(scratch, &one.path), state, inner)).await?;
+    }
+    Ok(())
+}
+
+/// Reads everything that a restore needs.
+///
+/// # Errors
+/// `refused` (`submodule_missing`), `notFound` without a commit, `corrupt`.
+pub(super) async fn validate(
+    host: &Host,
+    repository: &Repository,
+    scratch: &Path,
+    part: &RepositoryPart,
+) -> Result<()> {
+    for (repository, scratch, part) in steps(repository, scratch, part)? {
+        repository.check_settings().await?;
+        let apart = scratch.join("verify");
+        std::fs::create_dir_all(&apart).map_err(|error| Error::unavailable(format!("{}: {error}", apart.display())))?;
+        let pack = scratch.join("restored-pack");
+        if let Some(digest) = part.pack {
+            objects::get(host, digest, &pack).await?;
+        }
+        repository.verify(&apart, &part.into(), part.pack.is_some().then_some(&*pack)).await?;
+    }
+    Ok(())
+}
+
+/// Refuses a restore that would destroy files which no freeze holds, or leave a submodule outside of its repository.
+///
+/// # Errors
+/// `refused` (`ignored_files`, `submodule_added`).
+pub(super) async fn check_losses(
+    repository: &Repository,
+    scratch: &Path,
+    present: &RepositoryPart,
+    target: &RepositoryPart,
+) -> Result<()> {
+    let states = (&State::from(present), &State::from(target));
+    repository.check_ignored(scratch, &scratch.join("verify"), states).await?;
+    for now in &present.submodules {
+        let Some(inner) = &now.part else { continue };
+        match target.submodules.iter().find(|then| then.path == now.path) {
+            Some(SubmodulePart { part: Some(target), .. }) => {
+                let found = repository.submodule(&now.path)?.ok_or_else(|| missing(repository, now))?;
+                Box::pin(check_losses(&found, &scratch_of(scratch, &now.path), inner, target)).await?;
+            }
+            // Its work stays as it is.
+            Some(SubmodulePart { part: None, .. }) => {}
+            None => {
+                let (outer, path) = (repository.path().display(), &now.path);
+                return Err(Error::refused(format!("{outer} had no submodule {path} then"))
+                    .reason("submodule_added")
+                    .hint(format!("remove its files first, which git keeps: git submodule deinit {path}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds the objects of a validated target; nothing refers to them yet.
+pub(super) async fn prepare(repository: &Repository, scratch: &Path, part: &RepositoryPart) -> Result<()> {
+    for (repository, scratch, part) in steps(repository, scratch, part)? {
+        if part.pack.is_some() {
+            repository.prepare(&scratch.join("restored-pack")).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Changes the repository and its submodules, whose objects are present.
+pub(super) async fn switch(repository: &Repository, scratch: &Path, part: &RepositoryPart, attach: bool) -> Result<()> {
+    for (repository, scratch, part) in steps(repository, scratch, part)? {
+        repository.switch(&scratch, &State::from(part), attach).await?;
+    }
+    Ok(())
+}
+
+/// Brings the objects of the state before a restore back, and removes locks of a killed daemon.
+pub(super) async fn recover(host: &Host, repository: &Repository, scratch: &Path, part: &RepositoryPart) -> Result<()> {
+    for (repository, scratch, part) in steps(repository, scratch, part)? {
+        repository.check_settings().await?;
+        repository.release_index(&scratch);
+        if let Some(digest) = part.pack {
+            let pack = scratch.join("safety-pack");
+            std::fs::create_dir_all(&scratch).map_err(|error| Error::unavailable(error.to_string()))?;
+            objects::get(host, digest, &pack).await?;
+            repository.prepare(&pack).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Repositories with submodules and linked work trees.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::Shop;
+use crate::support::{User, users};
+
+/// A shop whose repository has the submodules `lib`, with `inner` inside it, and `spare`, which is not initialised.
+struct Nested {
+    shop: Shop,
+}
+
+impl Nested {
+    fn new(user: User) -> Nested {
+        let nested = Nested { shop: Shop::new(user) };
+        let home = nested.shop.host.path("home");
+        for name in ["up-inner", "up-lib", "up-spare"] {
+            let made = Command::new("git").args(["init", "-q", "-b", "main"]).arg(home.join(name)).status().unwrap();
+            assert!(made.success());
+            std::fs::write(home.join(name).join("f"), "one").unwrap();
+            if name == "up-lib" {
+                nested.git_in("../up-lib", &["submodule", "add", "-q", "../up-inner", "inner"]);
+            }
+            nested.git_in(&format!("../{name}"), &["add", "-A"]);
+            nested.git_in(&format!("../{name}"), &["commit", "-q", "-m", "first"]);
+        }
+        nested.git_in(".", &["submodule", "add", "-q", "../up-lib", "lib"]);
+        nested.git_in(".", &["submodule", "add", "-q", "../up-spare", "spare"]);
+        nested.git_in(".", &["submodule", "update", "-q", "--init", "--recursive"]);
+        nested.git_in(".", &["submodule", "deinit", "-q", "-f", "spare"]);
+        nested.git_in(".", &["commit", "-q", "-a", "-m", "submodules"]);
+        nested
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.shop.code().join(path)
+    }
+
+    fn git_in(&self, path: &str, args: &[&str]) -> String {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(self.at(path)).args(["-c", "safe.directory=*", "-c", "protocol.file.allow=always"]);
+        command.args(["-c", "user.name=t", "-c", "user.email=t@t"]).args(args);
+        command.env("GIT_ALLOW_PROTOCOL", "file").env("GIT_CONFIG_COUNT", "1");
+        command.env("GIT_CONFIG_KEY_0", "safe.directory").env("GIT_CONFIG_VALUE_0", "*");
+        let output = command.env("HOME", self.shop.host.path("home")).output().unwrap();
+        assert!(output.status.success(), "{path} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        self.shop.give();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Commits, staged and other work of all repositories, without what git keeps for itself.
+    fn state(&self) -> Vec<String> {
+        let one = |path| {
+            let head = self.git_in(path, &["rev-parse", "HEAD"]);
+            let status = self.git_in(path, &["--no-optional-locks", "status", "--porcelain", "--branch"]);
+            let files = ["f", "new"].map(|name| std::fs::read_to_string(self.at(path).join(name)).unwrap_or_default());
+            format!("{path} {head} {status} {files:?} {}", self.git_in(path, &["stash", "list"]))
+        };
+        [".", "lib", "lib/inner"].map(one).to_vec()
+    }
+
+    fn commit_in(&self, path: &str, text: &str) -> String {
+        self.shop.write(&format!("{path}/f"), text);
+        self.git_in(path, &["commit", "-q", "-a", "-m", text]);
+        self.git_in(path, &["rev-parse", "HEAD"])
+    }
+
+    fn refused(&self, args: &[&str], part: &str) {
+        let output = self.shop.host.cli(args);
+        let reported = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && reported.contains(part), "{part}: {reported}");
+    }
+}
+
+#[test]
+fn submodules_are_restored() {
+    let nested = Nested::new(users()[0]);
+    let host = &nested.shop.host;
+    let inner = nested.commit_in("lib/inner", "two");
+    nested.shop.write("lib/f", "changed");
+    nested.shop.write("lib/new", "untracked");
+    nested.shop.write("lib/inner/new", "staged");
+    nested.git_in("lib/inner", &["add", "new"]);
+    let index = |path: &str| std::fs::read(nested.shop.code().join(path)).unwrap();
+    let (before, indexes) = (nested.state(), [index(".git/index"), index(".git/modules/lib/index")]);
+    host.ok(&["freeze", "shop", "-m", "good"]);
+    assert_eq!([index(".git/index"), index(".git/modules/lib/index")], indexes);
+    assert_eq!(nested.state(), before);
+    let lock: toml::Table = host.ok(&["lock", "shop"]).parse().expect("TOML");
+    let locked: Vec<_> = lock["repository"][0]["submodule"].as_array().unwrap().iter().collect();
+    let facts: Vec<_> =
+        locked.iter().map(|one| (one["path"].as_str().unwrap(), one["state"].as_str().unwrap())).collect();
+    assert_eq!(facts, [("lib", "changed"), ("lib/inner", "changed"), ("spare", "uninitialised")]);
+    assert_eq!(locked[1]["commit"].as_str(), Some(inner.as_str()));
+    assert!(host.ok(&["lock", "shop", "--check"]).contains("as at"));
+
+    nested.git_in("lib/inner", &["reset", "-q", "--hard", "HEAD~1"]);
+    std::fs::remove_file(nested.at("lib/new")).unwrap();
+    let lib = nested.commit_in("lib", "three");
+    let wrecked = nested.state();
+    let checked = host.cli(&["lock", "shop", "--check"]);
+    let reported = String::from_utf8_lossy(&checked.stdout).into_owned();
+    let expected = [format!("submodule lib of code is at {}", &lib[..10]), "submodule lib/inner of code".into()];
+    assert!(checked.status.code() == Some(1) && expected.iter().all(|one| reported.contains(one)), "{reported}");
+    host.ok(&["--yes", "restore", "shop", "good"]);
+    let detached =
+        |state: Vec<String>| state.iter().map(|one| one.replace("main", "HEAD (no branch)")).collect::<Vec<_>>();
+    assert_eq!(detached(nested.state()), detached(before));
+    assert!(host.ok(&["lock", "shop", "--check", "good"]).contains("as at"));
+    host.ok(&["--yes", "undo", "shop"]);
+    assert_eq!(detached(nested.state()), detached(wrecked));
+}
+
+#[test]
+fn missing_submodule_refuses_restore() {
+    let nested = Nested::new(users()[0]);
+    let host = &nested.shop.host;
+    host.ok(&["freeze", "shop", "-m", "good"]);
+    let restore = ["--yes", "restore", "shop", "good"];
+    nested.shop.write("app.py", "later");
+    nested.git_in(".", &["submodule", "deinit", "-q", "-f", "lib"]);
+    nested.refused(&restore, "submodule lib of");
+    assert_eq!(nested.shop.read("app.py").as_deref(), Some("later"), "nothing was touched");
+    nested.git_in(".", &["submodule", "update", "-q", "--init", "--recursive", "lib"]);
+    // One that the freeze does not know would stay behind.
+    nested.git_in(".", &["submodule", "add", "-q", "../up-inner", "more"]);
+    nested.refused(&restore, "had no submodule more");
+    assert_eq!(nested.shop.read("more/f").as_deref(), Some("one"), "nothing was touched");
+    nested.git_in(".", &["rm", "-q", "-f", "more"]);
+    host.ok(&restore);
+    assert_eq!(nested.shop.read("app.py").as_deref(), Some("one"));
+    // Its history stays here.
+    let file = host.path("file");
+    nested.refused(&["export", "shop", file.to_str().unwrap()], "has submodules");
+}
+
+#[test]
+fn submodule_programs_do_not_run() {
+    let nested = Nested::new(users()[0]);
+    let ran = nested.shop.host.path("home").join("ran");
+    let command = format!("touch {}", ran.display());
+    std::fs::write(nested.at("lib/.gitattributes"), "* filter=x\n").unwrap();
+    let config = nested.at(".git/modules/lib/config");
+    let plain = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("{plain}[filter \"x\"]\n\tclean = {command}\n")).unwrap();
+    nested.shop.give();
+    nested.refused(&["freeze", "shop"], "may run programs: filter.x.clean");
+    std::fs::write(&config, plain).unwrap();
+    // A submodule may not lead to another repository.
+    let link = std::fs::read_to_string(nested.at("lib/.git")).unwrap();
+    std::fs::write(nested.at("lib/.git"), "gitdir: ../../up-lib/.git\n").unwrap();
+    nested.shop.give();
+    nested.refused(&["freeze", "shop"], "is not within that of the outer repository");
+    std::fs::write(nested.at("lib/.git"), link).unwrap();
+    nested.shop.give();
+    nested.shop.host.ok(&["freeze", "shop"]);
+    assert!(!ran.exists());
+}
+
+#[test]
+fn linked_worktrees_are_named() {
+    let shop = Shop::new(users()[0]);
+    let side = shop.host.path("home").join("side");
+    shop.git(&["worktree", "add", "-q", side.to_str().unwrap()]);
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    let lock: toml::Table = shop.host.ok(&["lock", "shop"]).parse().expect("TOML");
+    let named = lock["repository"][0]["worktrees"].as_array().unwrap();
+    assert_eq!(named.iter().map(|one| one.as_str()).collect::<Vec<_>>(), [side.to_str()]);
+    std::fs::write(side.join("app.py"), "side").unwrap();
+    shop.git(&["worktree", "remove", "--force", side.to_str().unwrap()]);
+    let checked = shop.host.cli(&["lock", "shop", "--check"]);
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("other linked work trees"));
+}
