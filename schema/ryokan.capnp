@@ -138,6 +138,7 @@ struct KernelUpdate {
   idleTimeoutMs @6 :UInt64;   # the largest value: never
   paths @7 :List(MountInfo);  # added, or given a new `writable`; `source` empty or equal to `path`
   removePaths @8 :List(Text);
+  venv @9 :Text;              # as in `KernelSpec`; "none": the host's Python. From the next start
 }
 
 struct DiskUsage {
@@ -721,6 +722,8 @@ struct KernelSpec {
   fromDir @14 :Text;          # copy this host directory into the new workspace
   ephemeral @15 :Bool;        # removed when the connection that created it ends, or at the daemon's next start
   retention @16 :Retention;   # of its checkpoints
+  venv @17 :Text;             # Python's virtual environment, as the kernel sees it: in its workspace, in one of `paths`,
+                              # or added to those read-only. Without an engine: python
 }
 
 struct Retention {

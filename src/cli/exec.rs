@@ -277,11 +277,9 @@ fn missing_module(name: &str, engine: EngineName, err: &str) -> Option<String> {
     let plain = !module.is_empty() && module.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     plain.then(|| {
         format!(
-            "hint: the kernel's interpreter is the host's (import sys; sys.executable) with packages below /usr and \
-             /opt\n  into the workspace: ryokan update {name} --net host && ryokan stop {name} && ryokan spawn {name} -- \
+            "hint: the kernel has the packages of its interpreter (import sys; sys.executable)\n  into the workspace: ryokan update {name} --net host && ryokan stop {name} && ryokan spawn {name} -- \
              python3 -m pip install --target lib {module}; then: import sys; sys.path.insert(0, '/workspace/lib')\n  a \
-             virtual environment: ryokan update {name} --allow-path VENV:ro; then: import site; \
-             site.addsitedir('VENV/lib/pythonX.Y/site-packages')"
+             virtual environment: ryokan update {name} --venv DIR && ryokan stop {name}"
         )
     })
 }
@@ -426,7 +424,7 @@ mod tests {
         let hint = |engine, err: &str| missing_module("k", engine, err);
         let of = |module: &str| format!("ModuleNotFoundError: No module named '{module}'");
         assert!(hint(EngineName::Python, &of("yaml.nodes")).is_some_and(|hint| hint.contains("--target lib yaml;")));
-        assert!(hint(EngineName::Python, &of("yaml")).is_some_and(|hint| hint.contains("--allow-path VENV:ro")));
+        assert!(hint(EngineName::Python, &of("yaml")).is_some_and(|hint| hint.contains("--venv DIR")));
         assert_eq!(hint(EngineName::Python, &of("a; rm -rf x")), None);
         assert_eq!(hint(EngineName::Python, "ValueError: no"), None);
         assert_eq!(hint(EngineName::Bash, &of("yaml")), None);

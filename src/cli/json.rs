@@ -42,6 +42,7 @@ pub fn kernel(info: &KernelInfo) -> Json {
         "image": spec.image,
         "net": spec.net.name(),
         "paths": spec.paths.iter().map(path).collect::<Vec<_>>(),
+        "venv": spec.venv.as_ref().map(|venv| venv.to_string_lossy()),
         "labels": pairs(&spec.labels),
         "degraded": spec.degraded,
         "limits": {

@@ -20,6 +20,7 @@ use crate::rpc::client::KernelClient;
   ryokan new data --engine python --memory 2G --cpus 2 --idle-timeout 1h
   ryokan new site --from-dir ./site --label project=site
   ryokan new shell --share demo --engine bash
+  ryokan new lab --venv ~/project/.venv
   ryokan new build --allow-path ~/src/app:rw --allow-path /opt/sdk:ro --net host")]
 pub struct NewArgs {
     /// Name of the new kernel

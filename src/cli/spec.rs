@@ -12,6 +12,7 @@ use crate::core::name::KernelName;
 use crate::core::quantity::{parse_cpu_milli, parse_duration, parse_size};
 use crate::core::spec::{AllowedPath, Isolation, Net};
 use crate::core::spec_update::SpecUpdate;
+use crate::core::venv::is_in_workspace;
 use crate::rpc::convert::spec::SpecRequest;
 
 /// Options of a kernel's limits.
@@ -52,6 +53,9 @@ pub struct UpdateFields {
     /// Withdraw a host path; repeatable
     #[arg(long, value_name = "P")]
     pub remove_path: Vec<PathBuf>,
+    /// Virtual environment whose Python runs it, or none
+    #[arg(long, value_name = "DIR|none")]
+    pub venv: Option<PathBuf>,
 }
 
 impl UpdateFields {
@@ -75,6 +79,11 @@ impl UpdateFields {
                 .iter()
                 .map(|path| paths::for_daemon(path).map(Into::into))
                 .collect::<Result<_, _>>()?,
+            venv: match &self.venv {
+                Some(none) if none == Path::new("none") => Some(None),
+                Some(dir) => Some(Some(venv(dir)?)),
+                None => None,
+            },
         })
     }
 }
@@ -94,6 +103,9 @@ pub struct SpecArgs {
     /// Allow a host path, visible under the same path; repeatable
     #[arg(long = "allow-path", value_name = "P:ro|rw", value_parser = parse_allowed)]
     pub allow_path: Vec<AllowedPath>,
+    /// Virtual environment whose Python runs it, read-only
+    #[arg(long, value_name = "DIR")]
+    pub venv: Option<PathBuf>,
     /// Network: none or host
     #[arg(long, value_name = "NET", value_parser = parse_net)]
     pub net: Option<Net>,
@@ -128,6 +140,7 @@ impl SpecArgs {
             isolation: self.isolation,
             image: self.image.clone(),
             paths: self.allow_path.iter().map(absolute).collect::<Result<_, _>>()?,
+            venv: self.venv.as_deref().map(venv).transpose()?,
             net: self.net,
             memory_bytes: self.limits.memory,
             cpu_milli: self.limits.cpus,
@@ -147,6 +160,14 @@ impl SpecArgs {
 
 pub(super) fn absolute(allowed: &AllowedPath) -> Result<AllowedPath, Failure> {
     Ok(AllowedPath::new(paths::for_daemon(&allowed.path)?, allowed.writable))
+}
+
+/// The path of a virtual environment, as the kernel sees it. `/workspace` is always the kernel's.
+fn venv(dir: &Path) -> Result<PathBuf, Failure> {
+    match is_in_workspace(dir) {
+        true => Ok(dir.to_owned()),
+        false => Ok(paths::for_daemon(dir)?.into()),
+    }
 }
 
 fn directory(path: &Path) -> Result<PathBuf, Failure> {

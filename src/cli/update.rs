@@ -14,8 +14,9 @@ use crate::core::spec_update::SpecUpdate;
   ryokan update demo --memory 2G --cpus 2
   ryokan update demo --net host
   ryokan update demo --allow-path ~/data:rw --remove-path ~/old
+  ryokan update demo --venv ~/project/.venv
 
-Paths and the idle timeout change at once. Limits and network change with the next start: ryokan stop demo, then any use. Neither restore nor fork brings an earlier network, limit or path back.")]
+Paths and the idle timeout change at once. Limits, network and virtual environment change with the next start: ryokan stop demo, then any use. Neither restore nor fork brings an earlier one back.")]
 pub struct UpdateArgs {
     /// Name or id of the kernel
     pub name: String,

@@ -128,6 +128,7 @@ fn visit(manifest: &mut Manifest, mut keep: impl FnMut(HostResource) -> bool) {
         let at = path.path.to_string_lossy();
         keep(host_path(ResourceKind::Path, &at, &at, path.writable))
     });
+    spec.drop_unseen_venv();
     manifest.mounts.retain(|given| {
         let mount = &given.mount;
         keep(host_path(ResourceKind::Mount, &mount.path, &mount.source, mount.writable))

@@ -37,5 +37,6 @@ pub mod state;
 pub mod upkeep;
 pub mod usage;
 pub mod value;
+pub mod venv;
 pub mod vmm;
 pub mod workflow;

@@ -148,6 +148,9 @@ pub struct KernelSpec {
     /// May change after creation, like mounts.
     #[serde(default)]
     pub retention: Retention,
+    /// The virtual environment whose Python is the interpreter, as the kernel sees it; `None`: the configured one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub venv: Option<PathBuf>,
 }
 
 /// Why a specification is invalid.
@@ -189,6 +192,12 @@ pub enum SpecError {
         limits::IDENTIFIER_BYTES
     )]
     Label,
+    /// A virtual environment for an engine that is not Python.
+    #[error("a virtual environment is for the python engine, not for {0}")]
+    VenvEngine(EngineName),
+    /// The kernel would not see its virtual environment.
+    #[error("none of the kernel's paths holds its virtual environment {0:?}")]
+    VenvUnseen(PathBuf),
     /// The retention is invalid.
     #[error(transparent)]
     Retention(#[from] RetentionError),
@@ -210,6 +219,7 @@ impl KernelSpec {
             degraded: Vec::new(),
             ephemeral: false,
             retention: Retention::default(),
+            venv: None,
         }
     }
 
@@ -251,6 +261,7 @@ impl KernelSpec {
         if self.labels.len() > limits::LABELS || !self.labels.iter().all(label_fits) {
             return Err(SpecError::Label);
         }
+        self.check_venv()?;
         Ok(self.retention.check()?)
     }
 }

@@ -26,6 +26,8 @@ pub struct SpecUpdate {
     pub paths: Vec<AllowedPath>,
     /// Host paths to remove.
     pub remove_paths: Vec<PathBuf>,
+    /// The virtual environment; the inner `None`: the configured interpreter.
+    pub venv: Option<Option<PathBuf>>,
 }
 
 impl SpecUpdate {
@@ -52,6 +54,10 @@ impl SpecUpdate {
         limits.pids = self.pids.unwrap_or(limits.pids);
         limits.open_files = self.open_files.unwrap_or(limits.open_files);
         limits.workspace_bytes = self.workspace_bytes.unwrap_or(limits.workspace_bytes);
+        if let Some(venv) = &self.venv {
+            new.venv.clone_from(venv);
+            new.allow_venv();
+        }
         new.net = self.net.unwrap_or(new.net);
         new.idle_timeout_ms = self.idle_timeout_ms.unwrap_or(new.idle_timeout_ms);
         Ok(new)
@@ -72,6 +78,10 @@ pub fn changes(before: &KernelSpec, after: &KernelSpec) -> Vec<String> {
     }
     for new in after.paths.iter().filter(|path| !in_spec(before, path)) {
         lines.push(format!("path {}:{}", new.path.display(), access(new)));
+    }
+    if before.venv != after.venv {
+        let shown = |spec: &KernelSpec| spec.venv.as_ref().map_or("none".into(), |venv| venv.display().to_string());
+        lines.push(format!("venv {} -> {}", shown(before), shown(after)));
     }
     lines
 }

@@ -53,6 +53,8 @@ pub struct Shape {
     pub uid: u32,
     /// Driver-specific properties that cannot change after launch.
     pub variant: String,
+    /// The virtual environment whose interpreter it runs. No warm worker has one: it is seen with the kernel's paths.
+    pub venv: Option<PathBuf>,
 }
 
 /// The locations of a kernel's files on this host.

@@ -39,6 +39,9 @@ pub struct EngineSettings {
     /// Modules that Python loads in a warm worker.
     #[serde(default)]
     pub preload: Vec<String>,
+    /// The virtual environment of the interpreter, for the variables of programs.
+    #[serde(default)]
+    pub venv: Option<PathBuf>,
 }
 
 impl EngineSettings {

@@ -70,6 +70,17 @@ pub(super) fn folder<'n>(root: BorrowedFd<'_>, names: impl IntoIterator<Item = &
     open(at.as_ref().map_or(root, AsFd::as_fd), &path)
 }
 
+/// Whether a workspace has a regular file at this path below it, without links.
+pub fn has_file(workspace: &std::path::Path, below: &std::path::Path) -> bool {
+    let look = || -> io::Result<bool> {
+        let root = std::fs::File::open(workspace)?;
+        let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(HERE | ResolveFlag::RESOLVE_BENEATH);
+        let found = openat2(root.as_fd(), below, how)?;
+        Ok(std::fs::File::from(found).metadata()?.is_file())
+    };
+    look().unwrap_or(false)
+}
+
 /// Opens a child folder. `EXDEV`: it is a mount point.
 pub(super) fn child(dir: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
     openat2(dir, name, OpenHow::new().flags(FOLDER | OFlag::O_RDONLY).resolve(HERE))

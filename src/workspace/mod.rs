@@ -56,6 +56,7 @@ pub mod tree;
 mod watch;
 
 pub use access::Workspace;
+pub use beneath::has_file;
 pub use branch::{Branched, Donor, Snapshot, branch};
 pub use capture_stats::{CaptureStats, FullScanReason, Unwatched};
 pub use checkout::checkout;

@@ -18,7 +18,7 @@ fn documented_commands_parse() {
         "run 1+1",
         "run -f a.py --engine python --isolation process",
         "run -",
-        "new n --engine kaish --isolation microvm --image base@1 --allow-path /a:ro --allow-path /b:rw --net none",
+        "new n --engine kaish --isolation microvm --image base@1 --allow-path /a:ro --allow-path /b:rw --venv v --net none",
         "new n --memory 512M --cpus 1 --pids 256 --idle-timeout 5m --from-dir . --label a=b --allow-degraded landlock",
         "exec n 1+1 --timeout 5s --json",
         "exec n -f a.py",

@@ -6,6 +6,7 @@
 pub mod contract;
 pub mod dialect;
 mod unsaved_state;
+pub(crate) mod venv;
 
 use std::time::Duration;
 

@@ -149,6 +149,8 @@ fn what_stays_is_named() {
         here.ok(&["new", name]);
     }
     here.ok(&["new", "path", "--allow-path", &path]);
+    let venv = crate::engines::venv::made_in(&here.path("home"));
+    here.ok(&["new", "venv", "--venv", venv.to_str().expect("a path")]);
     here.ok(&["new", "network", "--net", "host"]);
     here.ok(&["mount", "mount", "/given", given.to_str().expect("a path")]);
     here.with(async |client| {
@@ -162,6 +164,7 @@ fn what_stays_is_named() {
         ("mount", format!("mount /given of {}", given.display())),
         ("process", "sleep 3334".to_owned()),
         ("path", format!("host path {}", given.display())),
+        ("venv", format!("virtual environment {}", venv.display())),
         ("network", "network host".to_owned()),
     ];
     for (name, missing) in cases {
@@ -174,6 +177,7 @@ fn what_stays_is_named() {
         assert!(named.contains(&missing), "{name}: {named}");
         let shown = show(&there, name);
         assert_eq!((&shown["net"], shown["paths"].as_array().map(Vec::len)), (&"none".into(), Some(0)), "{shown}");
+        assert!(shown["venv"].is_null(), "{shown}");
     }
     there.with(async |client| {
         let (k, _) = client.open_kernel("server").await.expect("there");

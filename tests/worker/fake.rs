@@ -212,6 +212,7 @@ impl Fake {
                 durability: Durability::Process,
                 unbound: false,
                 preload: Vec::new(),
+                venv: None,
             },
             enclosure: Box::new(enclosure),
             engine,

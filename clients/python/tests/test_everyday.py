@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import subprocess
 import threading
 import time
 from datetime import datetime, timezone
@@ -254,6 +255,17 @@ class EverydayTest(DaemonTest):
         self.assertTrue(kernel.files.exists("beside"))
         for one in [side, child, kernel]:
             one.remove()
+
+    def test_virtual_environment(self):
+        venv = self.root / "home/venv"
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", str(venv)], check=True)
+        kernel = self.host.create("venv", venv=str(venv))
+        info = kernel.info()
+        self.assertEqual((info.engine, info.venv, info.paths), ("python", str(venv), [ryokan.Mount(str(venv))]))
+        self.assertEqual(kernel.run_code("import sys; sys.prefix").value, str(venv))
+        done = self.host.update("venv", venv="none")
+        self.assertEqual((done.at_next_start, kernel.info().venv), ([f"venv {venv} -> none"], ""))
+        kernel.remove()
 
     def test_suspend_and_archive(self):
         kernel = self.host.create("rests", engine="bash")

@@ -105,6 +105,7 @@ pub fn kernel(info: &KernelInfo, rights: Rights, now_ms: i64, paint: Paint) -> S
     field("id", info.id.to_string());
     field("state", format!("{}{}", info.state, with_reason(&info.state_reason)));
     field("engine", spec.engine.to_string());
+    field("venv", spec.venv.as_ref().map_or(String::new(), |venv| venv.display().to_string()));
     field("isolation", format!("{}{}", spec.isolation.name(), with_reason(&spec.image)));
     field("network", spec.net.name().into());
     for (i, allowed) in spec.paths.iter().enumerate() {

@@ -62,7 +62,9 @@ impl MoveOptions {
     /// The specification on the other host.
     pub fn spec_there(&self, spec: KernelSpec) -> KernelSpec {
         match self.isolation {
-            Some(isolation) if isolation != spec.isolation => KernelSpec { isolation, image: String::new(), ..spec },
+            Some(isolation) if isolation != spec.isolation => {
+                KernelSpec { isolation, image: String::new(), venv: None, ..spec }
+            }
             Some(_) | None => spec,
         }
     }

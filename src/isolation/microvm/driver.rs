@@ -203,6 +203,12 @@ impl IsolationDriver for MicrovmDriver {
         let unsupported = |what: &str, reason: &str| {
             Err(Error::unsupported(what.to_owned()).reason(reason).hint("use --isolation process"))
         };
+        if spec.venv.is_some() {
+            return unsupported(
+                "a virtual machine has the Python of its image, and no virtual environment of the host",
+                "venv",
+            );
+        }
         if !spec.paths.is_empty() {
             return Err(no_mounts());
         }
@@ -220,7 +226,7 @@ impl IsolationDriver for MicrovmDriver {
         image.check_engine(spec.engine)?;
         let (engine, limits, net) = (spec.engine, spec.limits, spec.net);
         // Machines of an image serve only kernels of that image.
-        Ok(Shape { isolation: Isolation::Microvm, engine, limits, net, uid, variant: image.version })
+        Ok(Shape { isolation: Isolation::Microvm, engine, limits, net, uid, variant: image.version, venv: None })
     }
 
     async fn launch(&self, new: NewWorker<'_>, record: &Recorder<'_>) -> Result<Launched> {

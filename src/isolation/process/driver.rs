@@ -154,7 +154,16 @@ impl ProcessDriver {
         let engine = new.shape.engine;
         let mut document = LaunchDocument::new(new.identity, new.name.clone(), engine, plan, socket);
         let paths = document.plan.mounts.iter().map(|mount| mount.inside.as_path());
-        if let Some(interpreter) = self.interpreters.find(engine, paths)? {
+        let found = self.interpreters.find(engine, paths);
+        if let Some(venv) = &new.shape.venv {
+            // The daemon compiles with its own Python only, never with one that a user chose: another version of Python
+            // compiles the sources.
+            if let Ok(Some(interpreter)) = found {
+                document.engine_settings.python_compiled = self.compiled_driver(&interpreter).await;
+            }
+            document.engine_settings.interpreter = vec![super::venv::interpreter(venv).display().to_string()];
+            document.engine_settings.venv = Some(venv.clone());
+        } else if let Some(interpreter) = found? {
             if engine == EngineName::Python {
                 document.engine_settings.python_compiled = self.compiled_driver(&interpreter).await;
                 if new.is_warm {
@@ -198,7 +207,11 @@ impl IsolationDriver for ProcessDriver {
         if !spec.image.is_empty() {
             return Err(Error::unsupported("images belong to the microvm isolation").reason("image"));
         }
-        self.interpreters.find(spec.engine, spec.paths.iter().map(|allowed| &*allowed.path))?;
+        let paths = spec.paths.iter().map(|allowed| &*allowed.path);
+        match &spec.venv {
+            Some(venv) => self.interpreters.check_venv(venv, paths, uid)?,
+            None => drop(self.interpreters.find(spec.engine, paths)?),
+        }
         let is_whole = spec.limits.cpu_milli.is_multiple_of(1000) || spec.degraded.iter().any(|layer| layer == "cpu");
         if !is_whole && !crate::sandbox::divides_processors(self.settings.cgroup_base.as_deref()) {
             let asked = f64::from(spec.limits.cpu_milli) / 1000.0;
@@ -214,7 +227,7 @@ impl IsolationDriver for ProcessDriver {
         let variant = serde_json::to_string(&Variant { degraded, run_as });
         let variant = variant.map_err(|error| Error::internal(error.to_string()))?;
         let (engine, limits, net) = (spec.engine, spec.limits, spec.net);
-        Ok(Shape { isolation: Isolation::Process, engine, limits, net, uid, variant })
+        Ok(Shape { isolation: Isolation::Process, engine, limits, net, uid, variant, venv: spec.venv.clone() })
     }
 
     async fn launch(&self, new: NewWorker<'_>, record: &Recorder<'_>) -> Result<Launched> {
@@ -251,7 +264,10 @@ impl IsolationDriver for ProcessDriver {
             }
             Err(error) => {
                 self.shared.clean_up(worker, &socket).await;
-                Err(error)
+                Err(match &new.shape.venv {
+                    Some(venv) => super::venv::explained(venv, &new.name, error),
+                    None => error,
+                })
             }
         }
     }

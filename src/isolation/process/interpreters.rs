@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
+use crate::core::venv::is_in_workspace;
 use crate::sandbox::{Unfound, find_program};
 
 /// Finds interpreters. Caches those visible to every kernel, since a search follows links.
@@ -49,5 +50,20 @@ impl Interpreters {
             Error::unsupported(format!("{what} interpreter {command} for {engine}")).reason(engine.name()).hint(hint)
         })?;
         Ok(Some(found.display().to_string()))
+    }
+
+    /// Checks that a kernel of this user with these additional paths can run the Python of a virtual environment.
+    ///
+    /// One in the workspace is checked where it is chosen, and with each start; so is another user's, whose files the
+    /// daemon must not reveal.
+    ///
+    /// # Errors
+    /// `notFound`, `invalidArgument`, `unsupported`.
+    pub(super) fn check_venv<'a>(&self, venv: &Path, paths: impl Iterator<Item = &'a Path>, uid: u32) -> Result<()> {
+        if is_in_workspace(venv) || uid != nix::unistd::geteuid().as_raw() {
+            return Ok(());
+        }
+        let seen: Vec<_> = self.system_paths.iter().cloned().chain(paths.map(Path::to_owned)).collect();
+        super::venv::check(venv, &seen)
     }
 }

@@ -9,5 +9,6 @@ mod interpreters;
 pub mod launch;
 pub mod program;
 mod spawning;
+mod venv;
 
 pub use driver::{ProcessDriver, ProcessSettings};

@@ -54,6 +54,8 @@ pub struct SpecRequest {
     pub keep_checkpoints: Option<Option<u32>>,
     /// Maximum age of automatic checkpoints, milliseconds; the inner `None`: unlimited.
     pub keep_checkpoints_for_ms: Option<Option<u64>>,
+    /// The virtual environment; without an engine it makes the kernel one of Python.
+    pub venv: Option<PathBuf>,
 }
 
 impl SpecRequest {
@@ -78,6 +80,7 @@ impl SpecRequest {
             ephemeral: false,
             keep_checkpoints: None,
             keep_checkpoints_for_ms: None,
+            venv: None,
         }
     }
 
@@ -88,7 +91,7 @@ impl SpecRequest {
     pub fn fill(&self, defaults: &KernelSpec) -> KernelSpec {
         KernelSpec {
             name: self.name.clone(),
-            engine: self.engine.unwrap_or(defaults.engine),
+            engine: self.engine.unwrap_or(if self.venv.is_some() { EngineName::Python } else { defaults.engine }),
             isolation: self.isolation.unwrap_or(defaults.isolation),
             image: self.image.clone().unwrap_or_else(|| defaults.image.clone()),
             paths: self.paths.clone(),
@@ -108,6 +111,7 @@ impl SpecRequest {
                 newest: self.keep_checkpoints.unwrap_or(defaults.retention.newest),
                 keep_for_ms: self.keep_checkpoints_for_ms.unwrap_or(defaults.retention.keep_for_ms),
             },
+            venv: self.venv.clone(),
         }
     }
 
@@ -132,6 +136,7 @@ impl SpecRequest {
             ephemeral: spec.ephemeral,
             keep_checkpoints: Some(spec.retention.newest),
             keep_checkpoints_for_ms: Some(spec.retention.keep_for_ms),
+            venv: spec.venv.clone(),
         }
     }
 }
@@ -170,6 +175,7 @@ pub fn read_spec_request(reader: wire::kernel_spec::Reader<'_>) -> Result<SpecRe
         ephemeral: reader.get_ephemeral(),
         keep_checkpoints,
         keep_checkpoints_for_ms,
+        venv: optional(read_name(reader.get_venv(), "venv")?).map(PathBuf::from),
     })
 }
 
@@ -221,6 +227,7 @@ pub fn write_spec_request(mut builder: wire::kernel_spec::Builder<'_>, request: 
     builder.set_ephemeral(request.ephemeral);
     let retention = (request.keep_checkpoints, request.keep_checkpoints_for_ms);
     write_asked_retention(builder.reborrow().init_retention(), retention);
+    builder.set_venv(request.venv.as_deref().map_or(Ok(""), utf8)?);
     Ok(())
 }
 
@@ -241,6 +248,7 @@ pub fn read_spec_update(reader: wire::kernel_update::Reader<'_>) -> Result<SpecU
         idle_timeout_ms: read_idle(reader.get_idle_timeout_ms()),
         paths: read_paths(reader.get_paths())?,
         remove_paths: removed.into_iter().map(PathBuf::from).collect(),
+        venv: optional(read_name(reader.get_venv(), "venv")?).map(|venv| (venv != NO_VENV).then(|| venv.into())),
     })
 }
 
@@ -257,6 +265,8 @@ pub fn write_spec_update(mut builder: wire::kernel_update::Builder<'_>, update: 
     builder.set_workspace_bytes(update.workspace_bytes.unwrap_or(0));
     builder.set_idle_timeout_ms(idle_on_wire(update.idle_timeout_ms));
     write_paths(builder.reborrow().init_paths(count(update.paths.len())), &update.paths)?;
+    let venv = update.venv.as_ref().map(|venv| venv.as_deref().map_or(Ok(NO_VENV), utf8));
+    builder.set_venv(venv.transpose()?.unwrap_or_default());
     let removed = update.remove_paths.iter().map(|path| utf8(path)).collect::<Result<Vec<_>>>()?;
     write_text_list(builder.init_remove_paths(count(removed.len())), &removed);
     Ok(())
@@ -279,6 +289,9 @@ pub fn read_spec(reader: wire::kernel_spec::Reader<'_>) -> Result<KernelSpec> {
 pub fn write_spec(builder: wire::kernel_spec::Builder<'_>, spec: &KernelSpec) -> Result<()> {
     write_spec_request(builder, &SpecRequest::exactly(spec))
 }
+
+/// No virtual environment, on the wire: an empty text means no change there.
+const NO_VENV: &str = "none";
 
 /// No idle timeout, on the wire: 0 means the default there.
 const NEVER: u64 = u64::MAX;
@@ -401,8 +414,10 @@ mod tests {
             idle_timeout_ms: Some(0),
             paths: vec![AllowedPath::new("/data", true)],
             remove_paths: vec!["/src".into()],
+            venv: Some(Some("/venv".into())),
         };
-        for update in [SpecUpdate::default(), full] {
+        let without = SpecUpdate { venv: Some(None), ..SpecUpdate::default() };
+        for update in [SpecUpdate::default(), full, without] {
             check_round_trip::<wire::kernel_update::Owned, _>(&update, write_spec_update, read_spec_update)
                 .expect("it comes back");
         }

@@ -202,7 +202,8 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
     );
     let numbers = (1..u64::MAX, 1..u32::MAX, 1..u32::MAX, 1..u32::MAX, 1..u64::MAX, 0..u64::MAX);
     let retention = (prop::option::of(1..u32::MAX), prop::option::of(1..u64::MAX));
-    let degraded = (prop::collection::vec("[a-z]{1,8}", 0..3), any::<bool>(), retention);
+    let venv = prop::option::of("/[a-z/]{1,9}");
+    let degraded = (prop::collection::vec("[a-z]{1,8}", 0..3), any::<bool>(), retention, venv);
     (names, kinds, numbers, any_paths(), pairs(), degraded).prop_map(|(names, kinds, n, paths, labels, rest)| {
         KernelSpec {
             name: names.0,
@@ -223,6 +224,7 @@ pub fn any_spec() -> impl Strategy<Value = KernelSpec> {
             degraded: rest.0,
             ephemeral: rest.1,
             retention: Retention { newest: rest.2.0, keep_for_ms: rest.2.1 },
+            venv: rest.3.map(Into::into),
         }
     })
 }

@@ -10,6 +10,7 @@ pub(crate) mod prepared_copies;
 pub(crate) mod reserve;
 pub(crate) mod signing;
 pub mod upkeep;
+pub(crate) mod venv;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

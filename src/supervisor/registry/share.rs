@@ -75,7 +75,8 @@ async fn make(supervisor: &Supervisor, kernel: &Rc<Kernel>, wanted: Threading, a
     kernel.admit(actor, 0).await?;
     let reserved = supervisor.reserve(actor.uid, wanted.name)?;
     let engine = wanted.engine.unwrap_or(kernel.spec().engine);
-    let spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
+    let mut spec = KernelSpec { name: reserved.name().clone(), engine, ..kernel.spec_now() };
+    spec.venv = spec.venv.filter(|_| engine == EngineName::Python);
     let (mounts, _) = kernel.records.grants().await?;
     let validated = supervisor.validate_spec(spec, &mounts, Vec::new(), actor)?;
     let name = &owner.spec().name;

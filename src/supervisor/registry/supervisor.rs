@@ -18,6 +18,7 @@ use crate::core::kernel::transition::Transitions;
 use crate::core::limits;
 use crate::core::name::KernelName;
 use crate::core::spec::{Isolation, KernelSpec, Net};
+use crate::core::venv::is_in_workspace;
 use crate::isolation::Drivers;
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
@@ -26,6 +27,7 @@ use crate::supervisor::host::audit::bounded;
 use crate::supervisor::host::environment::Environment;
 use crate::supervisor::host::events::Events;
 use crate::supervisor::host::metrics::Stage;
+use crate::supervisor::host::venv::{has_venv, no_venv};
 use crate::supervisor::kernel::command::{Actor, StopMode};
 use crate::supervisor::kernel::journal::{Loaded, Records, StateRecord};
 use crate::supervisor::kernel::services::KernelServices;
@@ -187,6 +189,7 @@ impl Supervisor {
 
     /// Checks a requested specification; returns it with its paths resolved.
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
+        spec.allow_venv();
         self.workers.check_spec(&spec, actor.uid)?;
         admission::check_host_limits(&spec.limits, &self.host.config.defaults.limits())?;
         for allowed in &mut spec.paths {
@@ -203,13 +206,18 @@ impl Supervisor {
         actor: &Actor,
     ) -> Result<Rc<Kernel>> {
         let host = &self.host;
+        let own_venv = spec.venv.clone().filter(|venv| is_in_workspace(venv));
         let Some(from) = from_dir else {
+            if let Some(venv) = own_venv {
+                return Err(no_venv(&spec.name, &venv));
+            }
             // The kernel adopts the folder of a warm worker, if one is ready.
             let shape = self.workers.shape(&spec, actor.uid)?;
-            let can_come_later = !crate::supervisor::workers::start::hides_system_path(
-                host,
-                spec.paths.iter().map(|allowed| &*allowed.path),
-            );
+            let can_come_later = shape.venv.is_none()
+                && !crate::supervisor::workers::start::hides_system_path(
+                    host,
+                    spec.paths.iter().map(|allowed| &*allowed.path),
+                );
             let reserved = can_come_later.then(|| ReservedWorker::make(&self.workers, shape, FIRST_EPOCH)).flatten();
             let Some(reserved) = reserved else {
                 let id = KernelId::from_bytes(host.random());
@@ -231,6 +239,10 @@ impl Supervisor {
         if let Err(error) = driver.fill_workspace(&files.workspace, &from, actor.uid, most).await {
             host.catalog.remove_kernel_files(id).await?;
             return Err(error);
+        }
+        if let Some(venv) = own_venv.filter(|venv| !has_venv(&files.workspace, venv)) {
+            host.catalog.remove_kernel_files(id).await?;
+            return Err(no_venv(&spec.name, &venv));
         }
         self.show(id, None, spec, key, actor).await
     }

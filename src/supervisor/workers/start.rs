@@ -43,7 +43,10 @@ pub(crate) async fn start(
     let (one, admission) = (ResourceUse::one(shape.limits.memory_bytes), &workers.admission);
     let quota = admission.share(kernel.uid, one)?;
     let driver = workers.driver(shape.isolation)?;
-    let takes_warm = driver.is_pooled() && driver.takes_warm(&workers.host.home(kernel.id, kernel.workspace_of));
+    // A warm worker's interpreter runs already.
+    let takes_warm = shape.venv.is_none()
+        && driver.is_pooled()
+        && driver.takes_warm(&workers.host.home(kernel.id, kernel.workspace_of));
     let uses_pool = takes_warm && !hides_system_path(&workers.host, mounts.iter().map(|mount| &*mount.inside));
     let (mut may_wait_for_warm, mut next) = (uses_pool, None);
     if uses_pool {

@@ -9,6 +9,8 @@ mod paths;
 pub mod python;
 mod sources;
 
+use std::path::Path;
+
 use crate::core::engine::EngineName;
 #[cfg(not(feature = "kaish"))]
 use crate::core::error::Error;
@@ -39,7 +41,7 @@ pub fn program(
     compiled: &[u8],
     kernel: Option<(&KernelName, (OriginKind, u32))>,
 ) -> Result<EngineProgram> {
-    let env = environment(kernel);
+    let env = environment(settings.venv.as_deref(), kernel);
     match engine {
         EngineName::Kaish => kaish_program(env),
         EngineName::Python => python::program(settings, compiled, env),
@@ -48,14 +50,17 @@ pub fn program(
     }
 }
 
-fn environment(kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
-    common_environment().into_iter().chain(kernel_environment(kernel)).collect()
+fn environment(venv: Option<&Path>, kernel: Option<(&KernelName, (OriginKind, u32))>) -> Vec<(String, String)> {
+    common_environment(venv).into_iter().chain(kernel_environment(kernel)).collect()
 }
 
-/// Environment variables of every program inside.
-pub fn common_environment() -> [(String, String); 5] {
-    [("HOME", "/workspace"), ("PATH", PATH), ("LANG", "C.UTF-8"), ("TMPDIR", "/tmp"), ("USER", "guest")]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+/// Environment variables of every program inside, in a kernel with this virtual environment.
+pub fn common_environment(venv: Option<&Path>) -> Vec<(String, String)> {
+    let path = venv.map_or_else(|| PATH.to_owned(), |venv| format!("{}/bin:{PATH}", venv.display()));
+    let common = [("HOME", "/workspace"), ("PATH", &*path), ("LANG", "C.UTF-8"), ("TMPDIR", "/tmp"), ("USER", "guest")];
+    let common = common.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let active = venv.map(|venv| ("VIRTUAL_ENV".to_owned(), venv.display().to_string()));
+    common.into_iter().chain(active).collect()
 }
 
 /// Environment variables that identify the kernel; empty for an engine without one.

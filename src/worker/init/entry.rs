@@ -123,6 +123,7 @@ fn serve(
         sync_files: document.sync_files,
         unbound,
         preload: document.engine_settings.preload.clone(),
+        venv: document.engine_settings.venv.clone(),
     };
     let parts = Parts {
         settings,

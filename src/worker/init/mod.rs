@@ -106,6 +106,8 @@ pub struct Settings {
     pub unbound: bool,
     /// Modules that the engine preloads meanwhile.
     pub preload: Vec<String>,
+    /// The virtual environment of the kernel's programs.
+    pub venv: Option<PathBuf>,
 }
 
 /// State of the worker.

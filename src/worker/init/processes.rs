@@ -216,7 +216,7 @@ impl Worker {
         // Before the program runs: what fails here leaves nothing behind.
         let files = if self.settings.sync_files { Some(self.enclosure.open_workspace()?) } else { None };
         let ProcessStart { exec, argv, env, cwd, has_stdin, timeout_ms, terminal } = start;
-        let env = engines::common_environment().into_iter().chain(env).collect();
+        let env = engines::common_environment(self.settings.venv.as_deref()).into_iter().chain(env).collect();
         let process = self.enclosure.spawn_process(ProcessProgram { argv, env, cwd, terminal }, read_end)?;
         let SandboxedProcess { tree, pidfd, starting, exit, streams } = process;
         let watched = || -> std::io::Result<_> {

@@ -162,6 +162,7 @@ def _limits(options: Mapping[str, Any]) -> dict[str, Any]:
         "workspaceBytes": options.get("workspace_bytes") or 0,
         "idleTimeoutMs": _NEVER if idle == math.inf else milliseconds(idle, "idle_timeout"),
         "net": options.get("net") or "",
+        "venv": options.get("venv") or "",
     }
 
 
@@ -294,6 +295,7 @@ def kernel_info(reader: Any) -> types.KernelInfo:
         capture=reader.capture,
         at_next_start=_texts(reader.atNextStart),
         disk=_disk_figures(reader.disk),
+        venv=spec.venv,
     )
 
 

@@ -82,6 +82,8 @@ class KernelOptions(TypedDict, total=False):
     """`process` or `microvm`."""
     image: str | None
     """An image, for isolations that have them."""
+    venv: str | None
+    """A virtual environment whose Python runs it; read-only unless `paths` has it."""
     key: str
     """Idempotency key: the same key within 24 hours returns the same kernel."""
 
@@ -107,6 +109,8 @@ class KernelChange(TypedDict, total=False):
     """Paths of the host to add, or to give another `writable`."""
     remove_paths: Sequence[str]
     """Paths to remove."""
+    venv: str | None
+    """The virtual environment from the next start; `none`: the host's Python."""
 
 
 class ForkOptions(TypedDict, total=False):
@@ -304,6 +308,8 @@ class KernelInfo:
     """Changes of its specification that the present worker does not have."""
     disk: DiskFigures | None = None
     """None: not measured yet. The daemon measures in the background after clients ask for it."""
+    venv: str = ""
+    """The virtual environment whose Python runs it; empty: the configured interpreter."""
 
     @property
     def sandbox_id(self) -> str:

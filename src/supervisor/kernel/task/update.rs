@@ -14,7 +14,9 @@ use crate::core::info::{GivenMount, MountInfo};
 use crate::core::limits;
 use crate::core::spec::{AllowedPath, Isolation, KernelSpec, Net};
 use crate::core::spec_update::{SpecUpdate, changes};
+use crate::core::venv::is_in_workspace;
 use crate::supervisor::host::audit::bounded;
+use crate::supervisor::host::venv::{has_venv, no_venv};
 use crate::supervisor::kernel::command::Change;
 use crate::supervisor::workers::admission::check_host_limits;
 
@@ -115,6 +117,12 @@ impl Task {
         }
         let driver = self.workers.driver(new.isolation)?;
         let home = self.host.home(kernel.id, kernel.thread_of);
+        if let Some(venv) = new.venv.as_ref().filter(|_| new.venv != before.venv).filter(|venv| is_in_workspace(venv)) {
+            let workspace = home.shared_workspace.clone().unwrap_or_else(|| home.dir.join(&home.own_workspace));
+            if !has_venv(&workspace, venv) {
+                return Err(no_venv(&new.name, venv));
+            }
+        }
         if !self.life.has_worker() && driver.keeps_memory(&home)? {
             return Err(Error::conflict(format!("the memory of {} is saved for a machine like the last", new.name))
                 .reason("saved_memory")

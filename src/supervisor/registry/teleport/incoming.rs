@@ -27,7 +27,7 @@ use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
 use crate::core::origin::{Origin, OriginKind};
 use crate::core::snapshot::{Continuing, KindRequest, choose_for_move};
-use crate::core::spec::{KernelSpec, Net};
+use crate::core::spec::KernelSpec;
 use crate::store::StoreHandle;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
@@ -226,7 +226,7 @@ impl TargetSide {
         let mut replaced = Vec::new();
         for manifest in manifests {
             let spec = &manifest.spec;
-            let is_free = spec.paths.is_empty() && spec.net == Net::None && spec.degraded.is_empty();
+            let is_free = host_resources(spec).is_empty();
             if is_free && manifest.mounts.is_empty() && manifest.mcp.is_empty() {
                 continue;
             }

@@ -38,6 +38,7 @@ use crate::core::handover::Side;
 use crate::core::ids::{Epoch, HandoverId, HostId, KernelId};
 use crate::core::info::HandoverInfo;
 use crate::core::spec::{KernelSpec, Net};
+use crate::core::venv::is_in_workspace;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::Actor;
@@ -144,12 +145,15 @@ fn host_resources(spec: &KernelSpec) -> Vec<String> {
     let paths = spec.paths.iter().map(|path| format!("host path {}", path.path.display()));
     let net = (spec.net != Net::None).then(|| format!("network {}", spec.net.name()));
     let layers = spec.degraded.iter().map(|layer| format!("permission to run without {layer}"));
-    paths.chain(net).chain(layers).collect()
+    let venv = spec.venv.iter().filter(|venv| !is_in_workspace(venv));
+    let venv = venv.map(|venv| format!("virtual environment {}", venv.display()));
+    paths.chain(venv).chain(net).chain(layers).collect()
 }
 
 /// A specification without what it names of its host.
 fn without_host(spec: &KernelSpec) -> KernelSpec {
-    KernelSpec { paths: Vec::new(), net: Net::None, degraded: Vec::new(), ephemeral: false, ..spec.clone() }
+    let venv = spec.venv.clone().filter(|venv| is_in_workspace(venv));
+    KernelSpec { paths: Vec::new(), net: Net::None, degraded: Vec::new(), ephemeral: false, venv, ..spec.clone() }
 }
 
 impl Supervisor {

@@ -86,7 +86,7 @@ def current():
     except OSError:  # the directory was removed
         pass
     if sys.path != _start["path"]:
-        found["sys/path"] = ([path for path in sys.path if type(path) is str], "paths")
+        found["sys/path"] = ([[path for path in sys.path if type(path) is str], _start["path"]], "paths")
     if os.environ._data != _start_data():
         env, was = dict(os.environ), _start["env"]
         for name in env.keys() | was.keys():
@@ -109,6 +109,24 @@ def _start_data():
     return _start["data"]
 
 
+def _path(saved):
+    """The saved path; that of another interpreter or virtual environment with the present one's own entries."""
+    if not (len(saved) == 2 and type(saved[0]) is list):  # an earlier release saved the path alone
+        return saved
+    path, start = saved
+    if start == _start["path"]:
+        return path
+    own = [entry for entry in path if entry in start]
+    merged = []
+    for entry in path:
+        if entry not in start:
+            merged.append(entry)
+        elif entry == own[0]:
+            merged += _start["path"]
+            own[0] = None
+    return merged
+
+
 def is_setting(key):
     return key in ("cwd", "sys/path", "opt/future") or key.startswith(("env/", "random/"))
 
@@ -118,7 +136,7 @@ def apply(key, value):
     if key == "cwd":
         os.chdir(value)
     elif key == "sys/path":
-        sys.path[:] = value
+        sys.path[:] = _path(value)
     elif key == "opt/future":
         run.future_flags = int(value)
     elif key == "random/python":
