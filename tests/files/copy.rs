@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::each_user;
-use crate::support::Host;
+use crate::support::{Host, Terminal};
 
 /// A directory of the host's user.
 fn folder(host: &Host, name: &str) -> PathBuf {
@@ -122,6 +122,75 @@ fn streams_and_conflicts() {
         assert!(stderr.contains(words), "{args:?}: {stderr}");
     }
     assert_eq!(fs::read(&input).expect("read"), b"a\0b");
+}
+
+/// A sparse file that no copy finishes before the test has seen its progress.
+const LARGE: u64 = 8 << 30;
+
+/// Ctrl-C within a large copy of either direction: no part is left, neither under the final name nor another.
+#[test]
+fn interrupted_copy_leaves_nothing() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash", "--workspace", "20G"]);
+    let (source, target) = (folder(&host, "source"), folder(&host, "target"));
+    fs::write(source.join("a"), "whole").expect("written");
+    fs::File::create(source.join("large")).and_then(|file| file.set_len(LARGE)).expect("made");
+    host.ok(&["exec", "k", &format!("truncate -s {LARGE} large")]);
+    let interrupted = |args: &[&str], progress: &str| {
+        let mut copy = Terminal::start(&host, args);
+        copy.wait_for(&format!("{progress} 16"));
+        copy.press("\x03");
+        copy.wait_for("interrupted: 0 whole files copied");
+        copy.ended_with(130);
+    };
+    interrupted(&["cp", text(&source.join("large")), "k:copy"], "sent");
+    // The daemon removes the part when the connection has ended.
+    host.ok(&["exec", "k", "until [ \"$(ls -A)\" = large ]; do sleep 0.05; done"]);
+    interrupted(&["cp", "k:large", text(&target)], "received");
+    assert_eq!(fs::read_dir(&target).expect("listed").count(), 0);
+    // An older file of that name stays as it was.
+    fs::write(target.join("large"), "before").expect("written");
+    interrupted(&["cp", "k:large", text(&target)], "received");
+    assert_eq!(listing(&target, false).lines().count(), 2);
+    assert_eq!(fs::read(target.join("large")).expect("read"), b"before");
+}
+
+/// A copy from a terminal's input ends at Ctrl-C while it waits for a line.
+#[test]
+fn interrupted_input_leaves_nothing() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    let mut copy = Terminal::start(&host, &["cp", "-", "k:typed"]);
+    copy.press("a line\r");
+    copy.wait_for("a line");
+    copy.press("\x03");
+    copy.ended_with(130);
+    assert_eq!(host.ok(&["exec", "k", "ls -A"]), "");
+}
+
+#[test]
+fn copy_shows_progress() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    let source = folder(&host, "source");
+    fs::File::create(source.join("large")).and_then(|file| file.set_len(40 << 20)).expect("made");
+    let source = source.join("large");
+    for (args, what) in [([text(&source), "k:large"], "sent"), (["k:large", text(&source)], "received")] {
+        let mut copy = Terminal::start(&host, &[&["cp"][..], &args].concat());
+        for line in ["16", "32", "40 MiB"] {
+            copy.wait_for(&format!("{what} {line}"));
+        }
+        copy.wait_for("copied 1 file (40 MiB)");
+        copy.ended();
+    }
+    // A small one needs none, and neither does a script.
+    fs::write(&source, "small").expect("written");
+    let mut copy = Terminal::start(&host, &["cp", text(&source), "k:small"]);
+    copy.wait_for("copied 1 file");
+    copy.ended();
+    assert!(!copy.shown().contains("sent"));
+    let quiet = host.cli(&["cp", "k:large", text(&source)]);
+    assert!(quiet.status.success() && quiet.stderr.is_empty(), "{quiet:?}");
 }
 
 /// A kernel replaces a link, which an earlier copy brought to the host, by a directory.

@@ -110,6 +110,7 @@ impl Copied {
 pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
     let (source, destination) = (Place::parse(&args.source), Place::parse(&args.destination));
     let to_stdout = destination == Place::Stream;
+    let is_stream = to_stdout || source == Place::Stream;
     let inwards = matches!(destination, Place::Kernel { .. });
     let ((Place::Kernel { name, path }, other) | (other, Place::Kernel { name, path })) = (source, destination) else {
         return Err(no_kernel());
@@ -131,8 +132,8 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
         Place::Stream | Place::Host(_) => None,
     };
     let mut copied = Copied::new(context, if inwards { "sent" } else { "received" });
-    // On standard output, signals keep their default.
-    let mut signals = if to_stdout { None } else { Some(Signals::catch()?) };
+    // On standard streams, signals keep their default: a read that waits for input could not end at one.
+    let mut signals = if is_stream { None } else { Some(Signals::catch()?) };
     let copying = async {
         match (other, inwards) {
             (Place::Kernel { path: to, .. }, _) => match &target {
@@ -147,14 +148,22 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
             (_, false) => download::stream(&files, &path, &mut copied).await,
         }
     };
-    match &mut signals {
-        None => copying.await?,
+    let done = match &mut signals {
+        None => Ok(copying.await),
         Some(signals) => tokio::select! {
-            done = copying => done?,
-            code = signals.any() => return Err(Failure::Quiet(code)),
+            done = copying => Ok(done),
+            code = signals.any() => Err(code),
         },
-    }
+    };
     copied.end();
+    match done {
+        Ok(done) => done?,
+        Err(code) => {
+            let whole = render::counted(copied.files, "whole file");
+            context.say(&format!("interrupted: {whole} copied; nothing of the next one is left"));
+            return Err(Failure::Quiet(code));
+        }
+    }
     if to_stdout {
         return Ok(());
     }
