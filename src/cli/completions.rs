@@ -1,6 +1,7 @@
 //! Shell completions: commands and options from the grammar.
 //!
-//! For bash, fish and zsh also names of kernels and of their checkpoints, which a running daemon provides.
+//! For bash, fish and zsh also names of kernels, of their checkpoints, of groups and of images, which a running daemon
+//! provides.
 
 use clap::Args;
 use clap_complete::Shell;
@@ -36,8 +37,22 @@ pub fn completions(context: &Context, given: CompletionsArgs) -> Result<(), Fail
 }
 
 /// Help texts of the arguments that are kernels.
-const KERNEL_ARGUMENTS: [&str; 3] =
-    ["Name or id of the kernel", "Names or ids of the kernels", "Only events of this kernel"];
+const KERNEL_ARGUMENTS: [&str; 4] = [
+    "Name or id of the kernel",
+    "Names or ids of the kernels",
+    "Only events of this kernel",
+    "Name of a kernel or a group",
+];
+
+/// Help texts of the arguments that are groups.
+const GROUP_ARGUMENTS: [&str; 1] = ["Name of the group"];
+
+/// Help texts of the arguments that are images.
+const IMAGE_ARGUMENTS: [&str; 2] =
+    ["Its version, or the first digits", "Its version, or the first digits; the newest by default"];
+
+/// Options that are images.
+const IMAGE_OPTION: &str = "image";
 
 /// Value names of arguments that are checkpoints.
 const CHECKPOINT_VALUES: [&str; 3] = ["REF", "A", "B"];
@@ -64,25 +79,26 @@ fn checkpoint_options() -> Vec<(String, Vec<String>)> {
     found.filter(|(_, options)| !options.is_empty()).collect()
 }
 
-/// Commands whose first argument is a kernel, each as its path of subcommands.
-fn kernel_commands() -> Vec<Vec<String>> {
-    fn collect(command: &clap::Command, path: &[String], found: &mut Vec<Vec<String>>) {
+/// Commands whose first argument has one of these help texts, each as its path of subcommands.
+fn commands_with(helps: &[&str]) -> Vec<Vec<String>> {
+    fn collect(command: &clap::Command, helps: &[&str], path: &[String], found: &mut Vec<Vec<String>>) {
         for below in command.get_subcommands() {
             let path = [path, &[below.get_name().to_owned()]].concat();
             let first = below.get_positionals().next().and_then(clap::Arg::get_help).map(ToString::to_string);
-            if first.is_some_and(|help| KERNEL_ARGUMENTS.contains(&help.as_str())) {
+            if first.is_some_and(|help| helps.contains(&help.as_str())) {
                 found.push(path.clone());
             }
-            collect(below, &path, found);
+            collect(below, helps, &path, found);
         }
     }
     let mut found = Vec::new();
-    collect(&args::command(), &[], &mut found);
+    collect(&args::command(), helps, &[], &mut found);
     found
 }
 
 fn with_kernels_in_bash(script: &str) -> String {
-    let mut names: Vec<String> = kernel_commands().into_iter().filter_map(|mut path| path.pop()).collect();
+    let mut names: Vec<String> =
+        commands_with(&KERNEL_ARGUMENTS).into_iter().filter_map(|mut path| path.pop()).collect();
     names.sort();
     names.dedup();
     let function = format!(
@@ -100,6 +116,17 @@ _ryokan_with_kernels() {{
     _ryokan "$@"
     local cur="${{COMP_WORDS[COMP_CWORD]}}" last="${{COMP_WORDS[COMP_CWORD-1]}}"
     [[ $cur == -* ]] && return
+    # The command so far, without the present word.
+    case "${{COMP_WORDS[*]:1:COMP_CWORD-1}}" in
+        {})
+            _ryokan_lines group show
+            return
+            ;;
+        {})
+            _ryokan_lines images list
+            return
+            ;;
+    esac
     case "$last" in
         {})
             _ryokan_lines ls
@@ -114,10 +141,21 @@ _ryokan_with_kernels() {{
     esac
 }}
 "#,
+        whole_commands(&GROUP_ARGUMENTS).join("|"),
+        whole_commands(&IMAGE_ARGUMENTS)
+            .into_iter()
+            .chain([format!("*\" --{IMAGE_OPTION}\"")])
+            .collect::<Vec<_>>()
+            .join("|"),
         names.join("|"),
         checkpoint_patterns().join("|")
     );
     script.replace("complete -F _ryokan ", "complete -F _ryokan_with_kernels ") + &function
+}
+
+/// Commands whose first argument has one of these help texts, as bash's patterns.
+fn whole_commands(helps: &[&str]) -> Vec<String> {
+    commands_with(helps).into_iter().map(|path| format!("\"{}\"", path.join(" "))).collect()
 }
 
 /// Patterns of bash for a command, the place of the present word, and the word before it.
@@ -131,14 +169,23 @@ fn checkpoint_patterns() -> Vec<String> {
 
 fn with_kernels_in_fish(script: &str) -> String {
     let mut script = script.to_owned();
-    for path in kernel_commands() {
-        let mut seen = format!("__fish_ryokan_using_subcommand {}", path[0]);
-        for below in &path[1..] {
-            seen.push_str(&format!("; and __fish_seen_subcommand_from {below}"));
+    let lists = [
+        (&KERNEL_ARGUMENTS[..], "ls", "Kernel"),
+        (&GROUP_ARGUMENTS, "group show", "Group"),
+        (&IMAGE_ARGUMENTS, "images list", "Image"),
+    ];
+    for (helps, list, what) in lists {
+        for path in commands_with(helps) {
+            let mut seen = format!("__fish_ryokan_using_subcommand {}", path[0]);
+            for below in &path[1..] {
+                seen.push_str(&format!("; and __fish_seen_subcommand_from {below}"));
+            }
+            let names = format!("(ryokan --no-autostart {list} --quiet 2>/dev/null)");
+            script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{names}\" -d '{what}'\n"));
         }
-        let kernels = "(ryokan --no-autostart ls --quiet 2>/dev/null)";
-        script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{kernels}\" -d 'Kernel'\n"));
     }
+    let images = "(ryokan --no-autostart images list --quiet 2>/dev/null)";
+    script.push_str(&format!("complete -c ryokan -l {IMAGE_OPTION} -x -a \"{images}\"\n"));
     let checkpoints = "(ryokan --no-autostart log (commandline -opc)[3] --quiet 2>/dev/null)";
     for command in checkpoint_commands() {
         let seen = format!("__fish_ryokan_using_subcommand {command}; and test (count (commandline -opc)) -eq 3");
@@ -160,6 +207,18 @@ fn with_kernels_in_zsh(script: &str) -> String {
     compadd -a kernels
 }
 
+_ryokan_groups() {
+    local -a groups
+    groups=(${(f)"$(ryokan --no-autostart group show --quiet 2>/dev/null)"})
+    compadd -a groups
+}
+
+_ryokan_images() {
+    local -a images
+    images=(${(f)"$(ryokan --no-autostart images list --quiet 2>/dev/null)"})
+    compadd -a images
+}
+
 _ryokan_checkpoints() {
     local -a checkpoints
     checkpoints=(${(f)"$(ryokan --no-autostart log ${line[1]:-$words[2]} --quiet 2>/dev/null)"})
@@ -167,9 +226,18 @@ _ryokan_checkpoints() {
 }
 
 if [ "$funcstack[1]""#;
-    let named = KERNEL_ARGUMENTS.iter().fold(script.to_owned(), |script, help| {
-        script.replace(&format!("{help}:_default"), &format!("{help}:_ryokan_kernels"))
+    let lists = [
+        (&KERNEL_ARGUMENTS[..], "_ryokan_kernels"),
+        (&GROUP_ARGUMENTS, "_ryokan_groups"),
+        (&IMAGE_ARGUMENTS, "_ryokan_images"),
+    ];
+    let helps = lists.into_iter().flat_map(|(helps, list)| helps.iter().map(move |help| (help, list)));
+    let named = helps.fold(script.to_owned(), |script, (help, list)| {
+        script.replace(&format!("{help}:_default"), &format!("{help}:{list}"))
     });
+    let named = named
+        .replace(":IMG:_default", ":IMG:_ryokan_images")
+        .replace(":IMG[@VERSION]:_default", ":IMG[@VERSION]:_ryokan_images");
     let named = named.replace(":REF:_default", ":REF:_ryokan_checkpoints");
     let all = args::command();
     let positionals = all.get_subcommands().flat_map(|command| command.get_positionals().skip(1));

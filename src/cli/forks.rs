@@ -7,7 +7,7 @@ use clap::Args;
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
-use super::spec::{UpdateFields, parse_isolation};
+use super::spec::{UpdateFields, isolations};
 use super::{json, render};
 use crate::core::fork::Forking;
 use crate::core::spec::Isolation;
@@ -40,7 +40,7 @@ pub struct ForkArgs {
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
     /// Isolation of the new kernel: process or microvm, whatever that of NAME
-    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
+    #[arg(long, value_name = "ISOLATION", value_parser = isolations(), hide_possible_values = true)]
     pub isolation: Option<Isolation>,
     /// Image of the new kernel
     #[arg(long, value_name = "IMG")]

@@ -28,7 +28,7 @@ pub struct GroupArgs {
 pub enum GroupCommand {
     /// Create a group
     New {
-        /// Name of the group
+        /// Name of the new group
         name: String,
     },
     /// Add a kernel, a git repository or a data source
@@ -48,6 +48,9 @@ pub enum GroupCommand {
     Show {
         /// Name of the group
         name: Option<String>,
+        /// Print names only
+        #[arg(short, long, conflicts_with = "name")]
+        quiet: bool,
     },
 }
 
@@ -143,11 +146,14 @@ pub async fn group(context: &Context, args: GroupArgs) -> Result<(), Failure> {
             }
             context.show(|| serde_json::json!({ "removed": name }), || format!("removed group {name}\n"))
         }
-        GroupCommand::Show { name: None } => {
+        GroupCommand::Show { name: None, quiet } => {
             let all = context.host().await?.groups().await?;
+            if quiet && !context.options.json {
+                return context.print(&all.iter().map(|group| format!("{}\n", group.name)).collect::<String>());
+            }
             context.show(|| json::list(&all), || render::groups(&all, context.terminal.paint))
         }
-        GroupCommand::Show { name: Some(name) } => {
+        GroupCommand::Show { name: Some(name), .. } => {
             let group = context.host().await?.group(&name).await?;
             context.show(|| json::of(&group), || render::group(&group, context.terminal.paint))
         }

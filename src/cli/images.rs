@@ -28,7 +28,11 @@ pub struct ImagesArgs {
 #[derive(Debug, Subcommand)]
 pub enum ImagesCommand {
     /// List images (default)
-    List,
+    List {
+        /// Print versions only
+        #[arg(short, long)]
+        quiet: bool,
+    },
     /// Build an image from Debian packages, for the ryokan-worker beside this program
     Build {
         /// Another ryokan-worker: that of the daemon which will use the image
@@ -66,9 +70,13 @@ pub async fn images(context: &Context, args: ImagesArgs) -> Result<(), Failure> 
     let shown = |what: &str, version: &str| {
         context.show(|| serde_json::json!({ "version": version, "done": what }), || format!("{version} is {what}\n"))
     };
-    match args.action.unwrap_or(ImagesCommand::List) {
-        ImagesCommand::List => {
+    match args.action.unwrap_or(ImagesCommand::List { quiet: false }) {
+        ImagesCommand::List { quiet } => {
             let (all, _) = host.images().await?;
+            if quiet && !context.options.json {
+                let short = |version: &str| render::plain(&version.chars().take(12).collect::<String>());
+                return context.print(&all.iter().map(|image| short(&image.version) + "\n").collect::<String>());
+            }
             context.show(|| serde_json::json!(all), || render::images(&all, context.terminal.paint))
         }
         ImagesCommand::Build { worker, engines } => {

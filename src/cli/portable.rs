@@ -8,7 +8,7 @@ use super::blobs::{self, Progress, Target};
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
-use super::spec::{parse_allowed, parse_net};
+use super::spec::{nets, parse_allowed};
 use super::{groups, json, render};
 use crate::core::error::{Error, ErrorCode};
 use crate::core::freeze::portable::{GroupArrival, ImportedGroup, PackedGroup};
@@ -59,7 +59,7 @@ pub struct ImportArgs {
     #[arg(long, value_name = "SERVER")]
     pub mcp: Vec<String>,
     /// Network, if the file requests it: none or host
-    #[arg(long, value_name = "NET", value_parser = parse_net)]
+    #[arg(long, value_name = "NET", value_parser = nets(), hide_possible_values = true)]
     pub net: Option<Net>,
     /// Waive a requested sandbox layer that this host lacks; repeatable
     #[arg(long, value_name = "LAYER")]

@@ -42,7 +42,7 @@ pub struct LimitArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct UpdateFields {
     /// Network: none or host
-    #[arg(long, value_name = "NET", value_parser = parse_net)]
+    #[arg(long, value_name = "NET", value_parser = nets(), hide_possible_values = true)]
     pub net: Option<Net>,
     /// Limits
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub struct SpecArgs {
     #[arg(long, value_parser = engines(), hide_possible_values = true)]
     pub engine: Option<EngineName>,
     /// Isolation: process or microvm
-    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation)]
+    #[arg(long, value_name = "ISOLATION", value_parser = isolations(), hide_possible_values = true)]
     pub isolation: Option<Isolation>,
     /// Image, optionally with its version
     #[arg(long, value_name = "IMG[@VERSION]")]
@@ -107,7 +107,7 @@ pub struct SpecArgs {
     #[arg(long, value_name = "DIR")]
     pub venv: Option<PathBuf>,
     /// Network: none or host
-    #[arg(long, value_name = "NET", value_parser = parse_net)]
+    #[arg(long, value_name = "NET", value_parser = nets(), hide_possible_values = true)]
     pub net: Option<Net>,
     /// Limits
     #[command(flatten)]
@@ -185,6 +185,17 @@ fn directory(path: &Path) -> Result<PathBuf, Failure> {
 pub(super) fn engines() -> impl TypedValueParser<Value = EngineName> {
     PossibleValuesParser::new(EngineName::ALL.map(EngineName::name))
         .try_map(|name| name.parse::<EngineName>().map_err(|error| error.to_string()))
+}
+
+/// The names of isolations, also for completions.
+pub fn isolations() -> impl TypedValueParser<Value = Isolation> {
+    PossibleValuesParser::new([Isolation::Process, Isolation::Microvm].map(Isolation::name))
+        .try_map(|name| parse_isolation(&name))
+}
+
+/// The names of networks, also for completions.
+pub fn nets() -> impl TypedValueParser<Value = Net> {
+    PossibleValuesParser::new([Net::None, Net::Host].map(Net::name)).try_map(|name| parse_net(&name))
 }
 
 /// Parses the name of an isolation.

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::context::Context;
 use super::failure::Failure;
-use super::spec::parse_isolation;
+use super::spec::isolations;
 use super::{json, render};
 use crate::core::error::Error;
 use crate::core::handover::MoveOptions;
@@ -44,7 +44,7 @@ pub struct TeleportArgs {
     #[arg(long, value_name = "RATE", value_parser = parse_rate, default_value = "0", hide_default_value = true)]
     pub limit_rate: u64,
     /// Isolation on the other host: process or microvm; without it, as here
-    #[arg(long, value_name = "ISOLATION", value_parser = parse_isolation, conflicts_with_all = ["status", "abort", "resolve"])]
+    #[arg(long, value_name = "ISOLATION", value_parser = isolations(), hide_possible_values = true, conflicts_with_all = ["status", "abort", "resolve"])]
     pub isolation: Option<Isolation>,
     /// Leave older checkpoints behind, except pinned ones, those with a summary, of a freeze, and that of an undo;
     /// they end with the record of the departed kernel: when it comes back, or when the record is removed

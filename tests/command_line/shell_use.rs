@@ -134,4 +134,18 @@ fn checkpoints_are_completed() {
     let freezes = complete("restore shop ''");
     assert!(freezes.contains("plain") && !freezes.contains("before") && !ran.exists(), "{freezes}");
     assert!(!complete("fork k ''").contains(names[0]), "a new name");
+    for words in ["freeze ''", "group rm ''", "group show sh", "group add ''"] {
+        assert_eq!(complete(words), "shop", "{words}");
+    }
+    assert_eq!(complete("lock ''"), "k");
+    // This host has no image; the subcommand's name is also that of one with kernels.
+    assert_eq!((complete("images rm ''"), complete("rm ''")), (String::new(), "k".into()));
+    for (words, wanted) in [
+        ("new n --engine ''", "kaish python bash node"),
+        ("new n --isolation ''", "process microvm"),
+        ("fork k n --isolation m", "microvm"),
+        ("update k --net ''", "none host"),
+    ] {
+        assert_eq!(complete(words), wanted, "{words}");
+    }
 }
