@@ -80,3 +80,22 @@ fn machine_port_is_reached() {
         assert!(stream.read().await.expect("read").is_empty(), "the server closed it");
     });
 }
+
+#[test]
+fn machine_has_its_specified_size() {
+    let host = Machines::start(crate::support::User::Own);
+    let size = ["--cpus", "2", "--memory", "768M", "--workspace", "3G"];
+    host.ok(&[&["new", "wide", "--isolation", "microvm", "--engine", "bash"][..], &size].concat());
+    let code = "nproc; awk '/^MemTotal/ { print $2 }' /proc/meminfo; df --output=size -B1M /workspace | tail -n 1";
+    let seen: Vec<u64> =
+        host.run("wide", code).split_whitespace().map(|word| word.parse().expect("a number")).collect();
+    // The guest's own memory and 2 GiB for state come on top of it; the file system takes a part.
+    let [cpus, memory_kib, disk_mib] = seen[..] else { panic!("three numbers, not {seen:?}") };
+    assert_eq!(cpus, 2, "{}", host.log());
+    assert!((700 << 10..1200 << 10).contains(&memory_kib), "{memory_kib} KiB");
+    assert!((4500..5200).contains(&disk_mib), "{disk_mib} MiB");
+    // Two processes at once, each for a moment: both processors run.
+    let busy =
+        "for i in 1 2; do (end=$((SECONDS + 2)); while [ $SECONDS -lt $end ]; do :; done) & done; wait; echo done";
+    assert_eq!(host.run("wide", busy), "done");
+}
