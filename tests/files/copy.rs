@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::each_user;
-use crate::support::{Host, Terminal};
+use crate::support::{Host, Terminal, until};
 
 /// A directory of the host's user.
 fn folder(host: &Host, name: &str) -> PathBuf {
@@ -162,7 +162,12 @@ fn interrupted_input_leaves_nothing() {
     host.ok(&["new", "k", "--engine", "bash"]);
     let mut copy = Terminal::start(&host, &["cp", "-", "k:typed"]);
     copy.press("a line\r");
-    copy.wait_for("a line");
+    // Not before it is the terminal's: an earlier Ctrl-C would reach no process.
+    until("another read of its input", || {
+        let threads = fs::read_dir(format!("/proc/{}/task", copy.pid())).into_iter().flatten().flatten();
+        let calls = threads.filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok());
+        calls.into_iter().any(|call| call.starts_with(&format!("{} 0x0 ", libc::SYS_read)))
+    });
     copy.press("\x03");
     copy.ended_with(130);
     assert_eq!(host.ok(&["exec", "k", "ls -A"]), "");
