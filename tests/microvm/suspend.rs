@@ -41,6 +41,7 @@ fn suspended_machine_keeps_memory() {
         let host = Machines::start(user);
         let machine = kernel(&host);
         host.ok(&["spawn", "lab", "-d", "--", "sh", "-c", "while :; do date >> ticks; sleep 0.1; done"]);
+        until("the program's first line", || host.cli(&["cp", "lab:ticks", "-"]).stdout.contains(&b'\n'));
         assert_eq!(host.ok(&["suspend", "lab"]), "lab is suspended\n");
         assert!(is_paused(machine), "{user:?}");
         assert_eq!(state(&host), "suspended", "a listing does not ask the guest");
