@@ -52,11 +52,6 @@ impl Terminal {
         Terminal { keys, shown, text: String::new(), child }
     }
 
-    /// The process on the terminal.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Types text.
     pub fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
