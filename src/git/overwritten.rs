@@ -27,6 +27,11 @@ impl Change {
             match status {
                 b"A" => change.added.push(path),
                 b"D" => drop(change.removed.insert(path)),
+                // A file in the place of a repository, or the reverse: git removes the whole directory of the latter.
+                b"T" => {
+                    change.removed.insert(path.clone());
+                    change.added.push(path);
+                }
                 _ => {}
             }
         }

@@ -129,7 +129,7 @@ impl Repository {
         for name in ["config", "config.worktree"] {
             let file = self.git_dir.join(name);
             let name = file.to_str().ok_or_else(|| Error::invalid("the path is not UTF-8"))?;
-            match fs::metadata(&file) {
+            match fs::symlink_metadata(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(failed(&file)(error)),
                 Ok(meta) if meta.is_file() && meta.len() <= limits::GIT_CONFIG_BYTES => {}

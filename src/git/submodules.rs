@@ -22,6 +22,20 @@ pub struct Submodule {
     pub state: Option<State>,
 }
 
+impl State {
+    /// The trees of all files of its submodules, those inside of others too, by path.
+    pub fn inner_trees(&self, outer: &str) -> Vec<(String, String)> {
+        let mut found = Vec::new();
+        for one in &self.submodules {
+            let Some(state) = &one.state else { continue };
+            let path = format!("{outer}{}", one.path);
+            found.push((path.clone(), state.work_tree.to_string()));
+            found.extend(state.inner_trees(&format!("{path}/")));
+        }
+        found
+    }
+}
+
 /// The files of an operation for a submodule, below those of its repository.
 pub fn scratch_of(scratch: &Path, path: &str) -> PathBuf {
     scratch.join("modules").join(&blake3::hash(path.as_bytes()).to_hex()[..16])
@@ -43,15 +57,13 @@ impl Repository {
         if real != self.path().canonicalize().map_err(failed(self.path()))?.join(path) {
             return Err(elsewhere(&at));
         }
-        let git_dir = if meta.is_dir() {
-            inside
-        } else if meta.is_file() && meta.len() <= limits::GIT_LINK_BYTES {
+        let git_dir = if meta.is_file() && meta.len() <= limits::GIT_LINK_BYTES {
             let text = fs::read_to_string(&inside).map_err(failed(&inside))?;
             let named = text.strip_prefix("gitdir: ").ok_or_else(|| elsewhere(&at))?.trim_end_matches('\n');
             let real = at.join(named).canonicalize().map_err(failed(&inside))?;
-            let modules = self.git_dir().join("modules");
-            let own = modules.canonicalize().is_ok_and(|own| real != own && real.starts_with(own));
-            if !own {
+            // A link in the place of `modules` may lead to where a kernel writes.
+            let modules = self.git_dir().canonicalize().map_err(failed(&self.git_dir()))?.join("modules");
+            if real == modules || !real.starts_with(&modules) {
                 return Err(elsewhere(&at));
             }
             real
@@ -114,7 +126,9 @@ impl Repository {
             self.ok(&["update-index", "--add", "--cacheinfo", &entry], env, b"").await?;
         }
         let links = self.links(env).await?;
-        match links.iter().find(|(path, _)| submodules.iter().all(|one| one.path != *path)) {
+        // Outside of a sparse checkout there is no directory.
+        let is_there = |path: &str| fs::symlink_metadata(self.path().join(path)).is_ok();
+        match links.iter().find(|(path, _)| is_there(path) && submodules.iter().all(|one| one.path != *path)) {
             Some((name, _)) => {
                 Err(Error::unsupported(format!("{} has a repository inside it: {name}", self.path().display()))
                     .reason("nested_repository")
@@ -133,6 +147,13 @@ impl Repository {
             let unread = || Error::unsupported(format!("a submodule cannot be read: {shown}")).reason("submodules");
             let (facts, path) =
                 std::str::from_utf8(entry).ok().and_then(|text| text.split_once('\t')).ok_or_else(unread)?;
+            // An index that a kernel wrote may name any path.
+            let is_inside = Path::new(path)
+                .components()
+                .all(|part| matches!(part, std::path::Component::Normal(name) if !name.eq_ignore_ascii_case(".git")));
+            if !is_inside {
+                return Err(unread());
+            }
             let commit = facts.split(' ').nth(1).unwrap_or_default().parse().map_err(|_| unread())?;
             found.push((path.to_owned(), commit));
         }

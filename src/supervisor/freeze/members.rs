@@ -462,7 +462,8 @@ impl Live {
                 // Kept as objects of the repository: work of another program since the restore is not lost.
                 let present = repository.state(&self.scratch, true).await?;
                 if present != before {
-                    let detail = serde_json::json!({ "path": path, "tree": present.work_tree.as_str() });
+                    let (tree, inner) = (present.work_tree.as_str(), present.inner_trees(""));
+                    let detail = serde_json::json!({ "path": path, "tree": tree, "submodules": inner });
                     self.host.events.publish("", "repository_reverted", detail);
                 }
                 submodules::switch(repository, &self.scratch, &part, true).await
