@@ -277,7 +277,8 @@ fn missing_module(name: &str, engine: EngineName, err: &str) -> Option<String> {
     let plain = !module.is_empty() && module.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     plain.then(|| {
         format!(
-            "hint: the kernel has the packages of its interpreter (import sys; sys.executable)\n  into the workspace: ryokan update {name} --net host && ryokan stop {name} && ryokan spawn {name} -- \
+            "hint: the kernel has the packages of its interpreter (import sys; sys.executable)\n  \
+             into the workspace: ryokan update {name} --net host && ryokan stop {name} && ryokan spawn {name} -- \
              python3 -m pip install --target lib {module}; then: import sys; sys.path.insert(0, '/workspace/lib')\n  a \
              virtual environment: ryokan update {name} --venv DIR && ryokan stop {name}"
         )

@@ -38,10 +38,11 @@ pub struct NewArgs {
 }
 
 /// Options that do not apply to `--share`: the kernel takes them from the workspace's owner.
-const NOT_SHARED: [&str; 15] = [
+const NOT_SHARED: [&str; 16] = [
     "isolation",
     "image",
     "allow_path",
+    "venv",
     "net",
     "memory",
     "cpus",

@@ -22,9 +22,13 @@ impl KernelSpec {
         }
     }
 
-    /// Removes a virtual environment that the kernel does not see.
+    /// Removes a virtual environment that neither the workspace nor a path of the specification holds.
     pub fn drop_unseen_venv(&mut self) {
-        self.venv = self.venv.take().filter(|venv| self.sees(venv));
+        let paths = &self.paths;
+        let is_held = |venv: &std::path::PathBuf| {
+            is_in_workspace(venv) || paths.iter().any(|allowed| venv.starts_with(&allowed.path))
+        };
+        self.venv = self.venv.take().filter(is_held);
     }
 
     fn sees(&self, venv: &Path) -> bool {
@@ -92,9 +96,12 @@ mod tests {
 
     #[test]
     fn unseen_venv_is_dropped() {
-        for (venv, paths, stays) in
-            [("/home/venv", &[][..], false), ("/home/venv", &["/home"], true), ("/workspace/v", &[], true)]
-        {
+        for (venv, paths, stays) in [
+            ("/home/venv", &[][..], false),
+            ("/home/venv", &["/home"], true),
+            ("/workspace/v", &[], true),
+            ("/opt/v", &[], false),
+        ] {
             let mut spec = with(venv, paths);
             spec.drop_unseen_venv();
             assert_eq!(spec.venv.is_some(), stays, "{venv} {paths:?}");

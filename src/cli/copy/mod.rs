@@ -160,7 +160,7 @@ pub async fn copy(context: &Context, args: CopyArgs) -> Result<(), Failure> {
         Ok(done) => done?,
         Err(code) => {
             let whole = render::counted(copied.files, "whole file");
-            context.say(&format!("interrupted: {whole} copied; nothing of the next one is left"));
+            context.say(&format!("interrupted: {whole} copied; the next one is whole or unchanged"));
             return Err(Failure::Quiet(code));
         }
     }

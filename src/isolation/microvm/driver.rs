@@ -204,10 +204,11 @@ impl IsolationDriver for MicrovmDriver {
             Err(Error::unsupported(what.to_owned()).reason(reason).hint("use --isolation process"))
         };
         if spec.venv.is_some() {
-            return unsupported(
-                "a virtual machine has the Python of its image, and no virtual environment of the host",
-                "venv",
-            );
+            return Err(Error::unsupported(
+                "a virtual machine has the Python of its image, and no virtual environment",
+            )
+            .reason("venv")
+            .hint("leave out --venv, or fork with --venv none; or use --isolation process"));
         }
         if !spec.paths.is_empty() {
             return Err(no_mounts());

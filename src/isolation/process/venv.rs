@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::core::engine::EngineName;
@@ -24,7 +25,7 @@ pub(super) fn interpreter(venv: &Path) -> PathBuf {
 /// hidden, too old or of another version.
 pub(super) fn check(venv: &Path, seen: &[PathBuf]) -> Result<()> {
     let shown = venv.display();
-    let anew = format!("make it on this host: python3 -m venv --clear {shown}");
+    let anew = format!("make it anew, which deletes all content of the folder: python3 -m venv --clear {shown}");
     let unsupported = |why: String| Error::unsupported(format!("virtual environment {shown}: {why}")).reason("venv");
     if !venv.is_dir() {
         return Err(Error::not_found(format!("there is no virtual environment {shown} on this host"))
@@ -60,7 +61,9 @@ pub(super) fn check(venv: &Path, seen: &[PathBuf]) -> Result<()> {
     // The base interpreter's name has its version, if a link to it was exchanged by an upgrade of the host.
     let real = python.canonicalize().unwrap_or_default();
     let name = real.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("python"));
-    let minor = |text: &str| text.split('.').take(2).map(str::to_owned).collect::<Vec<_>>();
+    // Without suffixes of builds, as in python3.13t and python3.11-dbg.
+    let digits = |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>();
+    let minor = |text: &str| text.split('.').take(2).map(digits).collect::<Vec<_>>();
     match name.filter(|name| name.contains('.')) {
         Some(now) if minor(now) != minor(&version) => {
             Err(unsupported(format!("it is of Python {version}, and its interpreter is now Python {now}")).hint(anew))
@@ -80,7 +83,9 @@ pub(super) fn explained(venv: &Path, kernel: &KernelName, error: Error) -> Error
 
 fn read_settings(path: &Path) -> Option<String> {
     let mut text = String::new();
-    let file = File::open(path).ok().filter(|file| file.metadata().is_ok_and(|meta| meta.is_file()))?;
+    // Code of a kernel may have replaced the file: opening a pipe, or reading some files of /proc, would block the daemon.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).ok();
+    let file = file.filter(|file| file.metadata().is_ok_and(|meta| meta.is_file()))?;
     file.take(SETTINGS_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
@@ -113,6 +118,15 @@ mod tests {
 
     fn checked(venv: &Path) -> std::result::Result<(), (ErrorCode, String)> {
         check(venv, &[venv.to_owned()]).map_err(|error| (error.code, format!("{} {}", error.message, error.hint)))
+    }
+
+    #[test]
+    fn pipe_blocks_nothing() {
+        let (_folder, venv) = made("");
+        let settings = venv.join("pyvenv.cfg");
+        fs::remove_file(&settings).expect("removed");
+        nix::unistd::mkfifo(&settings, nix::sys::stat::Mode::S_IRWXU).expect("made");
+        assert!(checked(&venv).is_err_and(|(code, _)| code == ErrorCode::InvalidArgument));
     }
 
     #[test]

@@ -362,10 +362,14 @@ impl Move {
         let servers = mcp.iter().map(|(name, _)| format!("MCP server {name}"));
         let jobs = self.kernel.background_work();
         let jobs = jobs.iter().map(|job| format!("process {}: {}", job.id, job.command));
-        let resources: Vec<String> = mounts.chain(servers).chain(jobs).collect();
+        let own = self.kernel.spec_now();
+        let spec = self.options.spec_there(own.clone());
+        // A virtual machine has none, the kernel's own neither.
+        let venv = own.venv.filter(|_| spec.venv.is_none());
+        let venv = venv.map(|venv| format!("virtual environment {}", venv.display()));
+        let resources: Vec<String> = mounts.chain(servers).chain(jobs).chain(venv).collect();
         let is_offered = self.choice.borrow().kind == SnapshotKind::Teleport;
         let machine = if is_offered { Some(memory::offered(&self.host, &self.kernel).await?) } else { None };
-        let spec = self.options.spec_there(self.kernel.spec_now());
         let mut named = host_resources(&spec);
         named.extend(resources.iter().cloned());
         if !named.is_empty() && !allow_missing {
