@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::Repository;
+use super::overwritten::DIFF_TREE;
 use super::repository::{alternates, id};
 use crate::core::error::Result;
 use crate::core::freeze::refs::CommitId;
@@ -35,7 +36,7 @@ impl Repository {
     pub async fn changed_files(&self, scratch: &Path, from: &CommitId, to: &CommitId) -> Result<Vec<(char, String)>> {
         let (objects, own) = self.apart(scratch)?;
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
-        let args = ["diff-tree", "-r", "--no-renames", "--name-status", "-z", from.as_str(), to.as_str()];
+        let args = [&DIFF_TREE[..], &[from.as_str(), to.as_str()]].concat();
         let reported = self.ok(&args, &env, b"").await?;
         let (mut fields, mut found) = (reported.split(|byte| *byte == 0), Vec::new());
         while let (Some(status), Some(path)) = (fields.next(), fields.next()) {

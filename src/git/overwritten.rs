@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 
 use crate::core::limits;
 
+/// Compares two trees. The repository's own `.gitmodules` hides no submodule.
+pub(super) const DIFF_TREE: [&str; 6] =
+    ["diff-tree", "-r", "--no-renames", "--ignore-submodules=none", "--name-status", "-z"];
+
 /// The paths that a change of trees adds, and those that it removes.
 #[derive(Debug, Default)]
 pub(super) struct Change {
@@ -18,7 +22,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Reads the output of `git diff-tree --name-status -z`.
+    /// Reads the output of [`DIFF_TREE`].
     pub fn read(reported: &[u8]) -> Change {
         let mut change = Change::default();
         let mut fields = reported.split(|byte| *byte == 0);
@@ -104,5 +108,16 @@ mod tests {
         let found = change.destroyed(root);
         let expected: Vec<PathBuf> = ["secret", "both/cache", "out/deep/cache"].map(PathBuf::from).to_vec();
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn exchanged_repository_is_looked_into() {
+        let dir = tempfile::tempdir().expect("a folder");
+        fs::create_dir(dir.path().join("sub")).expect("made");
+        fs::write(dir.path().join("link"), "").expect("written");
+        let change = Change::read(b"T\0sub\0T\0link\0");
+        assert!(change.destroyed(dir.path()).is_empty(), "nothing is in the directory");
+        fs::write(dir.path().join("sub/precious"), "").expect("written");
+        assert_eq!(change.destroyed(dir.path()), [PathBuf::from("sub/precious")]);
     }
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use super::command::{Call, Git};
-use super::overwritten::Change;
+use super::overwritten::{Change, DIFF_TREE};
 use super::settings::unsafe_setting;
 use super::submodules::Submodule;
 use crate::core::error::{Error, Result};
@@ -341,7 +341,7 @@ impl Repository {
 
     /// Numbers of different and of added files between two trees.
     async fn compared(&self, from: &str, to: &str, env: &[(&str, &Path)]) -> Result<(u64, u64)> {
-        let reported = self.ok(&["diff-tree", "-r", "--no-renames", "--name-status", "-z", from, to], env, b"").await?;
+        let reported = self.ok(&[&DIFF_TREE[..], &[from, to]].concat(), env, b"").await?;
         let fields: Vec<&[u8]> = reported.split(|byte| *byte == 0).collect();
         let status = fields.iter().step_by(2).filter(|field| !field.is_empty());
         Ok((status.clone().count() as u64, status.filter(|field| ***field == *b"A").count() as u64))
@@ -356,8 +356,8 @@ impl Repository {
         let objects = scratch.join("objects");
         let others = alternates(&[&self.git_dir().join("objects"), &apart.join("objects")]);
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)];
-        let args = ["diff-tree", "-r", "--no-renames", "--name-status", "-z", from.work_tree.as_str()];
-        let reported = self.ok(&[&args[..], &[to.work_tree.as_str()]].concat(), &env, b"").await?;
+        let args = [&DIFF_TREE[..], &[from.work_tree.as_str(), to.work_tree.as_str()]].concat();
+        let reported = self.ok(&args, &env, b"").await?;
         let (change, root) = (Change::read(&reported), self.path.clone());
         let looked = tokio::task::spawn_blocking(move || change.destroyed(&root)).await;
         let found = looked.map_err(|error| Error::internal(error.to_string()))?;

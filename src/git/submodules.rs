@@ -82,7 +82,6 @@ impl Repository {
         let Ok(entries) = fs::read_dir(self.git_dir().join("worktrees")) else { return Vec::new() };
         let mut found: Vec<String> = entries
             .flatten()
-            .take(limits::GIT_SUBMODULES)
             .filter_map(|entry| {
                 let file = entry.path().join("gitdir");
                 let meta = fs::symlink_metadata(&file).ok()?;
@@ -91,7 +90,9 @@ impl Repository {
                 Some(text.trim_end().trim_end_matches("/.git").to_owned())
             })
             .collect();
+        // Sorted before it is cut, so that the same ones are named each time.
         found.sort();
+        found.truncate(limits::GIT_SUBMODULES);
         found
     }
 

@@ -104,6 +104,8 @@ fn submodules_are_restored() {
     let reported = String::from_utf8_lossy(&checked.stdout).into_owned();
     let expected = [format!("submodule lib of code is at {}", &lib[..10]), "submodule lib/inner of code".into()];
     assert!(checked.status.code() == Some(1) && expected.iter().all(|one| reported.contains(one)), "{reported}");
+    let differs = host.ok(&["diff", "shop", "good"]);
+    assert!(differs.contains("lib/inner") && differs.contains(&inner[..10]), "{differs}");
     host.ok(&["--yes", "restore", "shop", "good"]);
     assert_eq!(nested.state(), before);
     // Commits are checked out without their branches.
@@ -173,4 +175,56 @@ fn linked_worktrees_are_named() {
     shop.git(&["worktree", "remove", "--force", side.to_str().unwrap()]);
     let checked = shop.host.cli(&["lock", "shop", "--check"]);
     assert!(String::from_utf8_lossy(&checked.stdout).contains("other linked work trees"));
+}
+
+/// Work inside of a submodule alone is a difference.
+#[test]
+fn submodule_work_is_compared() {
+    let nested = Nested::new(users()[0]);
+    let host = &nested.shop.host;
+    host.ok(&["freeze", "shop", "-m", "good"]);
+    nested.shop.write("lib/inner/f", "changed");
+    let differs = host.ok(&["diff", "shop", "good"]);
+    assert!(differs.contains("lib/inner") && differs.contains("changed, index"), "{differs}");
+}
+
+/// A file in the place of a submodule that is not initialised would remove what someone put there.
+#[test]
+fn uninitialised_directory_is_kept() {
+    let nested = Nested::new(users()[0]);
+    let host = &nested.shop.host;
+    nested.git_in(".", &["rm", "-q", "spare"]);
+    nested.shop.write("spare", "a file");
+    nested.git_in(".", &["add", "-A"]);
+    nested.git_in(".", &["commit", "-q", "-m", "a file"]);
+    host.ok(&["freeze", "shop", "-m", "file"]);
+    nested.git_in(".", &["checkout", "-q", "HEAD~1"]);
+    nested.shop.write("spare/precious", "unpacked here");
+    nested.refused(&["--yes", "restore", "shop", "file"], "spare/precious");
+    assert_eq!(nested.shop.read("spare/precious").as_deref(), Some("unpacked here"));
+}
+
+/// What a kernel left in the repository leads git nowhere else.
+#[test]
+fn planted_places_are_refused() {
+    let nested = Nested::new(users()[0]);
+    let host = &nested.shop.host;
+    let freeze = ["freeze", "shop"];
+    let (modules, elsewhere) = (nested.at(".git/modules"), host.path("home").join("elsewhere"));
+    std::fs::rename(&modules, &elsewhere).expect("moved");
+    std::os::unix::fs::symlink(&elsewhere, &modules).expect("linked");
+    nested.refused(&freeze, "not within that of the outer repository");
+    std::fs::remove_file(&modules).expect("removed");
+    std::fs::rename(&elsewhere, &modules).expect("back");
+    // Git itself adds no absolute path: the first byte of a plain one becomes a slash.
+    let other = host.path("home").join("up-lib");
+    let plain = format!(".{}", &other.to_str().expect("a path")[1..]);
+    let commit = nested.git_in("../up-lib", &["rev-parse", "HEAD"]);
+    nested.git_in(".", &["update-index", "--add", "--cacheinfo", &format!("160000,{commit},{plain}")]);
+    let index = nested.at(".git/index");
+    let mut bytes = std::fs::read(&index).expect("read");
+    let at = bytes.windows(plain.len()).position(|part| part == plain.as_bytes()).expect("it is there");
+    bytes[at] = b'/';
+    std::fs::write(&index, bytes).expect("written");
+    nested.refused(&freeze, "a submodule cannot be read");
 }

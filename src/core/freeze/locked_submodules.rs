@@ -25,7 +25,7 @@ pub struct LockedSubmodule {
 }
 
 /// The submodules of a repository, outer ones first.
-pub(super) fn of(part: &RepositoryPart) -> Vec<LockedSubmodule> {
+pub fn of(part: &RepositoryPart) -> Vec<LockedSubmodule> {
     let mut found = Vec::new();
     for one in &part.submodules {
         let (path, commit) = (one.path.clone(), one.commit.to_string());

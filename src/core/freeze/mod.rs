@@ -11,7 +11,7 @@ pub mod drain;
 pub mod gate;
 mod intent;
 pub mod lock;
-mod locked_submodules;
+pub mod locked_submodules;
 pub mod portable;
 pub mod postgres;
 pub mod refs;

@@ -13,6 +13,7 @@ use crate::core::diff::{Area, Deed};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::capture::Reply;
 use crate::core::freeze::difference::{GroupDiff, Subject};
+use crate::core::freeze::locked_submodules::{self, LockedSubmodule};
 use crate::core::freeze::postgres::Rows;
 use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
 use crate::core::freeze::server::ServerPart;
@@ -323,6 +324,7 @@ impl Pair<'_> {
             }
         }
         of.change_each("dependencies", &locked(&before.dependencies), &locked(&after.dependencies));
+        of.change_each("submodule", &submodules(before), &submodules(&after));
         self.files(&live, before, &after, of).await
     }
 
@@ -342,7 +344,12 @@ impl Pair<'_> {
         }
         let dirty = repository.changed_files(&self.scratch, &after.head.commit, &after.work_tree).await?;
         let dirty: BTreeSet<String> = dirty.into_iter().map(|(_, path)| path).collect();
+        let links: BTreeSet<&String> = before.submodules.iter().chain(&after.submodules).map(|one| &one.path).collect();
         for (letter, path) in repository.changed_files(&self.scratch, &before.work_tree, &after.work_tree).await? {
+            // Compared as submodules.
+            if links.contains(&path) {
+                continue;
+            }
             let deed = match letter {
                 'A' => Deed::Added,
                 'D' => Deed::Removed,
@@ -416,6 +423,19 @@ fn replaced(of: &mut Subject<'_>, name: &str, now: &Now<'_>) -> Result<()> {
     };
     of.add("member", Deed::Changed, name, "", &format!("another {kind}"));
     Ok(())
+}
+
+/// Commit and content of each submodule, those inside of others too.
+fn submodules(part: &RepositoryPart) -> BTreeMap<String, String> {
+    let short = |id: &str| id.get(..10).unwrap_or(id).to_owned();
+    let one = |one: LockedSubmodule| {
+        let content = match one.state.as_str() {
+            "changed" => format!(", index {}, files {}", short(&one.index), short(&one.files)),
+            _ => String::new(),
+        };
+        (one.path, format!("{}, {}{content}", short(&one.commit), one.state))
+    };
+    locked_submodules::of(part).into_iter().map(one).collect()
 }
 
 fn locked(all: &[DependencyLock]) -> BTreeMap<String, String> {
