@@ -185,7 +185,12 @@ fn with_kernels_in_fish(script: &str) -> String {
         }
     }
     let images = "(ryokan --no-autostart images list --quiet 2>/dev/null)";
-    script.push_str(&format!("complete -c ryokan -l {IMAGE_OPTION} -x -a \"{images}\"\n"));
+    let all = args::command();
+    let has_image = |command: &&clap::Command| command.get_opts().any(|arg| arg.get_long() == Some(IMAGE_OPTION));
+    for command in all.get_subcommands().filter(has_image) {
+        let seen = format!("__fish_ryokan_using_subcommand {}", command.get_name());
+        script.push_str(&format!("complete -c ryokan -n \"{seen}\" -l {IMAGE_OPTION} -x -a \"{images}\"\n"));
+    }
     let checkpoints = "(ryokan --no-autostart log (commandline -opc)[3] --quiet 2>/dev/null)";
     for command in checkpoint_commands() {
         let seen = format!("__fish_ryokan_using_subcommand {command}; and test (count (commandline -opc)) -eq 3");

@@ -338,6 +338,7 @@ fn kernel_name_completion() {
         ("zsh", "(N before the newest; quote it):_ryokan_checkpoints'"),
         ("zsh", "[Fork from this checkpoint, not from the present]:REF:_ryokan_checkpoints'"),
         ("fish", "-n \"__fish_ryokan_using_subcommand fork\" -l from -x -a \"(ryokan --no-autostart log "),
+        ("fish", "-n \"__fish_ryokan_using_subcommand new\" -l image -x -a \"(ryokan --no-autostart images list "),
         ("fish", "-n \"__fish_ryokan_using_subcommand exec\" -a \"(ryokan --no-autostart ls --quiet 2>/dev/null)\""),
     ] {
         assert!(run(&fake, &["completions", shell]).1.contains(asks), "{shell}");
