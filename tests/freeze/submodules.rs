@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::Shop;
+use super::crash_safety::armed;
 use crate::support::{User, users};
 
 /// A shop whose repository has the submodules `lib`, with `inner` inside it, and `spare`, which is not initialised.
@@ -39,10 +40,12 @@ impl Nested {
 
     fn git_in(&self, path: &str, args: &[&str]) -> String {
         let mut command = Command::new("git");
-        command.arg("-C").arg(self.at(path)).args(["-c", "safe.directory=*", "-c", "protocol.file.allow=always"]);
+        command.arg("-C").arg(self.at(path)).args(["-c", "protocol.file.allow=always"]);
         command.args(["-c", "user.name=t", "-c", "user.email=t@t"]).args(args);
-        command.env("GIT_ALLOW_PROTOCOL", "file").env("GIT_CONFIG_COUNT", "1");
-        command.env("GIT_CONFIG_KEY_0", "safe.directory").env("GIT_CONFIG_VALUE_0", "*");
+        // A clone's other side gets no options of the command line.
+        let trusting = self.shop.host.path("trusting.gitconfig");
+        std::fs::write(&trusting, "[safe]\n\tdirectory = *\n").unwrap();
+        command.env("GIT_ALLOW_PROTOCOL", "file").env("GIT_CONFIG_GLOBAL", trusting);
         let output = command.env("HOME", self.shop.host.path("home")).output().unwrap();
         assert!(output.status.success(), "{path} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
         self.shop.give();
@@ -75,7 +78,11 @@ impl Nested {
 
 #[test]
 fn submodules_are_restored() {
-    let nested = Nested::new(users()[0]);
+    users().into_iter().for_each(restored);
+}
+
+fn restored(user: User) {
+    let nested = Nested::new(user);
     let host = &nested.shop.host;
     let inner = nested.commit_in("lib/inner", "two");
     nested.shop.write("lib/f", "changed");
@@ -118,7 +125,7 @@ fn submodules_are_restored() {
 
 #[test]
 fn missing_submodule_refuses_restore() {
-    let nested = Nested::new(users()[0]);
+    let nested = Nested::new(*users().last().unwrap());
     let host = &nested.shop.host;
     host.ok(&["freeze", "shop", "-m", "good"]);
     let restore = ["--yes", "restore", "shop", "good"];
@@ -135,13 +142,13 @@ fn missing_submodule_refuses_restore() {
     host.ok(&restore);
     assert_eq!(nested.shop.read("app.py").as_deref(), Some("one"));
     // Its history stays here.
-    let file = host.path("file");
+    let file = host.path("home").join("file");
     nested.refused(&["export", "shop", file.to_str().unwrap()], "has submodules");
 }
 
 #[test]
 fn submodule_programs_do_not_run() {
-    let nested = Nested::new(users()[0]);
+    let nested = Nested::new(*users().last().unwrap());
     let ran = nested.shop.host.path("home").join("ran");
     let command = format!("touch {}", ran.display());
     std::fs::write(nested.at("lib/.gitattributes"), "* filter=x\n").unwrap();
@@ -164,7 +171,7 @@ fn submodule_programs_do_not_run() {
 
 #[test]
 fn linked_worktrees_are_named() {
-    let shop = Shop::new(users()[0]);
+    let shop = Shop::new(*users().last().unwrap());
     let side = shop.host.path("home").join("side");
     shop.git(&["worktree", "add", "-q", side.to_str().unwrap()]);
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
@@ -177,10 +184,33 @@ fn linked_worktrees_are_named() {
     assert!(String::from_utf8_lossy(&checked.stdout).contains("other linked work trees"));
 }
 
+#[test]
+fn killed_switch_of_submodule_is_undone() {
+    let mut nested = Nested::new(*users().last().unwrap());
+    nested.shop.write("lib/f", "changed");
+    nested.commit_in("lib/inner", "two");
+    let good = nested.state();
+    nested.shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    nested.shop.write("lib/inner/f", "wrecked");
+    nested.commit_in("lib", "three");
+    nested.git_in(".", &["commit", "-q", "-a", "-m", "later"]);
+    let wrecked = nested.state();
+    let restore = ["--yes", "restore", "shop", "good"];
+    // In the submodule, and in the one inside it.
+    let steps = ["files.switch:2", "index.switch:2", "head.switch:2", "files.switch:3", "head.switch:3"];
+    for step in steps {
+        assert!(!armed(&mut nested.shop, &format!("repository.{step}=kill"), &restore), "{step}");
+        nested.shop.give();
+        assert_eq!(nested.state(), wrecked, "{step}\n{}", nested.shop.host.log());
+    }
+    nested.shop.host.ok(&restore);
+    assert_eq!(nested.state(), good);
+}
+
 /// Work inside of a submodule alone is a difference.
 #[test]
 fn submodule_work_is_compared() {
-    let nested = Nested::new(users()[0]);
+    let nested = Nested::new(*users().last().unwrap());
     let host = &nested.shop.host;
     host.ok(&["freeze", "shop", "-m", "good"]);
     nested.shop.write("lib/inner/f", "changed");
@@ -191,7 +221,7 @@ fn submodule_work_is_compared() {
 /// A file in the place of a submodule that is not initialised would remove what someone put there.
 #[test]
 fn uninitialised_directory_is_kept() {
-    let nested = Nested::new(users()[0]);
+    let nested = Nested::new(*users().last().unwrap());
     let host = &nested.shop.host;
     nested.git_in(".", &["rm", "-q", "spare"]);
     nested.shop.write("spare", "a file");
@@ -207,7 +237,7 @@ fn uninitialised_directory_is_kept() {
 /// What a kernel left in the repository leads git nowhere else.
 #[test]
 fn planted_places_are_refused() {
-    let nested = Nested::new(users()[0]);
+    let nested = Nested::new(*users().last().unwrap());
     let host = &nested.shop.host;
     let freeze = ["freeze", "shop"];
     let (modules, elsewhere) = (nested.at(".git/modules"), host.path("home").join("elsewhere"));
