@@ -2,9 +2,11 @@
 //! that code that does not read blocks nothing else. Runs in init.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{pipe2, write};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -17,6 +19,9 @@ use crate::sys::watched::{Watched, watch};
 
 /// Chunks waiting for the pipe; a further one makes its sender wait.
 const PIECES_QUEUED: usize = 4;
+
+/// Between two attempts on a full terminal that was closed once and is open again.
+const REOPENED_RETRY: Duration = Duration::from_millis(10);
 
 /// A chunk of standard input.
 struct Piece {
@@ -95,9 +100,56 @@ async fn write_piece(pipe: &AsyncFd<Watched>, data: &[u8]) -> io::Result<()> {
     let mut rest = data;
     while !rest.is_empty() {
         let mut guard = pipe.writable().await?;
-        if let Ok(written) = guard.try_io(|fd| write(fd.get_ref(), rest).map_err(io::Error::from)) {
-            rest = &rest[written?..];
+        match guard.try_io(|fd| write(fd.get_ref(), rest).map_err(io::Error::from)) {
+            Ok(written) => rest = &rest[written?..],
+            // "Closed" never clears: `writable` would return at once for ever, and no other task would run.
+            Err(_) if guard.ready().is_write_closed() => {
+                if is_hung_up(pipe)? {
+                    return Err(io::ErrorKind::BrokenPipe.into());
+                }
+                tokio::time::sleep(REOPENED_RETRY).await;
+            }
+            Err(_) => {}
         }
     }
     Ok(())
+}
+
+/// Whether no program has the other end of a terminal open at this moment.
+fn is_hung_up(terminal: &AsyncFd<Watched>) -> io::Result<bool> {
+    let mut polled = [PollFd::new(terminal.as_fd(), PollFlags::POLLOUT)];
+    poll(&mut polled, PollTimeout::ZERO)?;
+    Ok(polled[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn ended_terminal_blocks_no_task() {
+        let pair = nix::pty::openpty(None, None).unwrap();
+        let (ended, waiting) = mpsc::channel();
+        // A thread of its own: the runtime of a writer that never yields cannot be left.
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let tasks = tokio::task::LocalSet::new();
+            let refused = tasks.block_on(&runtime, async {
+                let stdin = Stdin::to(pair.master, vec![b'x'; 1 << 20], false).unwrap();
+                // The terminal is full before it closes.
+                tokio::task::yield_now().await;
+                drop(pair.slave);
+                let (answer, refusal) = tokio::sync::oneshot::channel();
+                stdin.take(b"more".to_vec(), false, answer);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                refusal.await
+            });
+            ended.send(matches!(refused, Err(_) | Ok(Err(_))))
+        });
+        let refused = waiting.recv_timeout(Duration::from_secs(20)).expect("the writer blocks other tasks");
+        assert!(refused, "input was accepted by a closed terminal");
+    }
 }
