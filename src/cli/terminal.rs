@@ -11,6 +11,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::drive::{Driven, Signals, feed_stdin};
+use super::exit;
 use super::failure::Failure;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{OutputEvent, TerminalSize};
@@ -101,6 +102,7 @@ pub async fn attach(
     let mut resized = signal(SignalKind::window_change()).map_err(Failure::of_output)?;
     let raw = Raw::take().map_err(|error| Error::unsupported(format!("could not use the terminal: {error}")))?;
     let known = Cell::new(begun);
+    let closed = Cell::new(false);
     let fit = async || {
         let now = size().unwrap_or(begun);
         // It may not have started yet; its first output repeats this.
@@ -118,7 +120,10 @@ pub async fn attach(
                     out.write_all(&bytes).await?;
                     out.flush().await
                 };
-                written.await.map_err(|error| Error::internal(format!("could not write the output: {error}")))?;
+                written.await.map_err(|error| {
+                    closed.set(error.raw_os_error() == Some(libc::EIO));
+                    Error::internal(format!("could not write the output: {error}"))
+                })?;
                 fit().await;
             }
             Ok(())
@@ -132,6 +137,10 @@ pub async fn attach(
     loop {
         tokio::select! {
             delivered = &mut deliver => {
+                if closed.get() {
+                    // A write can fail before SIGHUP arrives, and under `nohup` the signal never does.
+                    return Ok(Driven::Terminated(exit::HUNG_UP));
+                }
                 return Ok(Driven::Ended { result: Box::new(delivered?), wrote_stderr: true });
             }
             () = &mut feed => {}
