@@ -26,6 +26,9 @@ pub const UNPRIVILEGED: u32 = 1500;
 /// Configuration of a daemon without warm workers.
 pub const NO_POOL: &str = "[pool]\npool_size = 0\nmin_idle = 0\n";
 
+/// After this time a command line has hung: the slowest ones boot a machine under software emulation.
+const HUNG: Duration = Duration::from_secs(400);
+
 /// Code of a shell that waits for the file `go` in its workspace.
 pub const WAITS: &str = "/bin/sh -c 'until test -e go; do sleep 0.05; done'";
 
@@ -309,9 +312,21 @@ impl Host {
         self.launch();
     }
 
-    /// Runs the command line, without autostart of a daemon.
+    /// Runs the command line, without autostart of a daemon. A hung one is killed and named.
     pub fn cli(&self, args: &[&str]) -> Output {
-        self.command("ryokan").arg("--no-autostart").args(args).stdin(Stdio::null()).output().unwrap()
+        let mut command = self.command("ryokan");
+        command.arg("--no-autostart").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let running = command.spawn().unwrap();
+        let pid = nix::unistd::Pid::from_raw(running.id().cast_signed());
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || ended.send(running.wait_with_output()));
+            end.recv_timeout(HUNG).unwrap_or_else(|_| {
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+                panic!("ryokan {args:?} hung; daemon:\n{}", self.log())
+            })
+        })
+        .unwrap()
     }
 
     /// Runs the command line, which must succeed; returns its standard output.
@@ -332,7 +347,7 @@ impl Host {
     pub fn with<T>(&self, work: impl AsyncFnOnce(HostClient) -> T) -> T {
         run_local(async {
             let client = HostClient::connect(&self.socket(), "test").await.expect("the daemon answers");
-            work(client).await
+            tokio::time::timeout(3 * HUNG, work(client)).await.expect("the client hung")
         })
         .unwrap()
     }
