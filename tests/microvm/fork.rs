@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use ryokan::sys::fault;
 
-use super::{COUNTER, Machines, words};
-use crate::support::{Host, User, until, users};
+use super::{COUNTER, Machines, users, words};
+use crate::support::{Host, User, until};
 
 /// In memory only: a generator, an open file, a lambda, a thread that counts, a process.
 const MEMORY: &str = "

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{Machines, give, image, images};
-use crate::support::{User, until, users};
+use super::{Machines, give, image, images, users};
+use crate::support::{User, until};
 
 impl Machines {
     /// A host whose images are its own: one, which is the tests'.

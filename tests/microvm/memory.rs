@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use ryokan::sys::fault;
 
-use super::{COUNTER, Machines};
-use crate::support::{Host, User, until, users};
+use super::{COUNTER, Machines, users};
+use crate::support::{Host, User, until};
 
 /// In memory only: an open file, and a thread that counts.
 const MEMORY: &str = "

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use crate::support::{Host, UNPRIVILEGED, User};
+use crate::support::{self, Host, UNPRIVILEGED, User};
 
 /// A kernel in a virtual machine with Python, of which each host has a template.
 const NEW_LAB: [&str; 6] = ["new", "lab", "--isolation", "microvm", "--engine", "python"];
@@ -36,6 +36,17 @@ def work():
         time.sleep(0.05)
 threading.Thread(target=work, daemon=True).start()
 ";
+
+/// The unprivileged user; with `RYOKAN_TEST_ALL` (`scripts/check --all`) also root.
+///
+/// A boot under software emulation takes seconds of a processor, and the user's case has all the layers of root's.
+fn users() -> Vec<User> {
+    let mut users = support::users();
+    if std::env::var_os("RYOKAN_TEST_ALL").is_none() {
+        users.drain(..users.len() - 1);
+    }
+    users
+}
 
 /// A folder that stays from one run of this checkout's tests to the next, below one that other users can enter.
 fn kept(name: &str) -> PathBuf {

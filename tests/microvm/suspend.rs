@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 
-use super::{COUNTER, Machines, ask};
-use crate::support::{Host, User, until, users};
+use super::{COUNTER, Machines, ask, users};
+use crate::support::{Host, User, until};
 
 /// A generator is in memory only; the number is saved, too.
 const MEMORY: &str = "g = (n for n in range(100)); next(g); saved = 42; open('f', 'w').write('kept')";

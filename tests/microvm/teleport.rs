@@ -1,7 +1,7 @@
 //! Kernels in virtual machines move to another host, and into another isolation.
 
-use super::{COUNTER, Machines, pair};
-use crate::support::{Host, User, until, users};
+use super::{COUNTER, Machines, pair, users};
+use crate::support::{Host, User, until};
 use crate::teleport::{arm, moved, one_is_left, show, state, teleport};
 
 const SEE: &str = "print(x, open('f').read())";

@@ -4,8 +4,8 @@ use std::fs;
 
 use ryokan::sys::fault;
 
-use super::{Machines, NEW_LAB, ask, image, status, words};
-use crate::support::{Host, User, until, users};
+use super::{Machines, NEW_LAB, ask, image, status, users, words};
+use crate::support::{Host, User, until};
 
 pub(super) const POOL: &str = "[pool]\npool_size = 1\nmin_idle = 1\n";
 const WHO: &str = "import os, random, uuid, time; print(os.urandom(16).hex(), random.random(), uuid.uuid4(), hash('x'), open('/proc/sys/kernel/random/boot_id').read().strip(), os.uname().nodename, int(time.time()))";
@@ -104,7 +104,7 @@ fn two_machines_are_warm() {
 
 #[test]
 fn monitor_is_confined() {
-    for user in users() {
+    for user in crate::support::users() {
         let host = Machines::configured(user, POOL);
         let pid = host.warm_up();
         assert_eq!((status(pid, "Seccomp"), status(pid, "NoNewPrivs")), ("2".into(), "1".into()));
