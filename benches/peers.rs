@@ -89,6 +89,47 @@ pub fn bubblewrap(program: &Path, arguments: &[&str]) -> anyhow::Result<Duration
     time_of(command.arg(program).args(arguments))
 }
 
+/// A sandbox by unshare(1) that stays, into which nsenter(1) starts programs.
+pub struct StandingSandbox {
+    unshare: Child,
+    inside: u32,
+}
+
+impl StandingSandbox {
+    /// # Errors
+    /// If the programs of util-linux are missing, or unprivileged user namespaces.
+    pub fn start() -> anyhow::Result<StandingSandbox> {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts"]);
+        command.args(["--fork", "--kill-child", "sleep", "infinity"]).stdin(Stdio::null());
+        let unshare = ryokan::sys::process::unblocked(&mut command).spawn().context("unshare")?;
+        let mut sandbox = StandingSandbox { unshare, inside: 0 };
+        for _ in 0..200 {
+            // The second process of the tree.
+            if let Some(inside) = process::tree(sandbox.unshare.id()).into_iter().find(|p| *p != sandbox.unshare.id()) {
+                sandbox.inside = inside;
+                return Ok(sandbox);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        anyhow::bail!("unshare started nothing")
+    }
+
+    /// Starts a program in it, and waits for its end.
+    pub fn enter(&self, program: &Path) -> anyhow::Result<Duration> {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.inside.to_string(), "--user", "--mount", "--pid", "--net", "--ipc", "--uts"]);
+        time_of(command.arg("--preserve-credentials").arg(program))
+    }
+}
+
+impl Drop for StandingSandbox {
+    fn drop(&mut self) {
+        let _ = self.unshare.kill();
+        let _ = self.unshare.wait();
+    }
+}
+
 /// Runs code in a fresh kaish of this process and ends it, as kaish's own command line does,
 /// without ryokan.
 pub fn run_kaish(code: &str) -> anyhow::Result<i32> {

@@ -12,7 +12,7 @@ use ryokan::core::limits;
 use ryokan::rpc::client::{FilesClient, KernelClient};
 
 use crate::daemon::{create, run};
-use crate::peers::bubblewrap;
+use crate::peers::{StandingSandbox, bubblewrap};
 use crate::report::{Report, Samples};
 use crate::{Daemon, World, go_on};
 
@@ -116,7 +116,8 @@ async fn listings(
 }
 
 async fn programs(kernel: &KernelClient, world: &World, report: &mut Report) -> anyhow::Result<()> {
-    let (mut own, mut peer) = (Samples::default(), Samples::default());
+    let [mut own, mut peer, mut entered] = <[Samples; 3]>::default();
+    let standing = StandingSandbox::start().ok();
     let program = Program { argv: vec!["/bin/true".into()], cwd: String::new(), detached: false, terminal: None };
     let request = ExecRequest { what: Work::Process(program), ..ExecRequest::default() };
     for _ in 0..world.times(300, 30) {
@@ -129,10 +130,16 @@ async fn programs(kernel: &KernelClient, world: &World, report: &mut Report) -> 
         if let Ok(took) = bubblewrap(Path::new("/bin/true"), &[]) {
             peer.add(took);
         }
+        if let Some(Ok(took)) = standing.as_ref().map(|standing| standing.enter(Path::new("/bin/true"))) {
+            entered.add(took);
+        }
     }
     report.times("program by argv in a running kernel", &own, None);
     if peer.count() > 0 {
         report.times("  beside: bwrap with a new sandbox for each", &peer, None);
+    }
+    if entered.count() > 0 {
+        report.times("  beside: nsenter into a standing sandbox", &entered, None);
     }
     Ok(())
 }
