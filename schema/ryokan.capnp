@@ -77,7 +77,7 @@ interface Host {
   # their own.
 
   teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64,
-      isolation :Text, since :Text)
+      isolation :Text, since :Text, key :Text, expectedVersion :UInt64 = 0)
       -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
@@ -92,6 +92,8 @@ interface Host {
   # a summary or of a freeze, and the one that undo goes back to. They end with the record of the
   # departed kernel. A branch from one of them begins anew. Empty: all move.
   # `unsupported` (`partial_history`) if the other host's release takes only all of them.
+  # Idempotent: the same `key` within 24 hours returns the report of the first move, also after the
+  # kernel came back; a move that failed is tried again.
   abortTeleport @15 (kernel :Text) -> ();
   # Ends a move before its commit; `conflict` after it.
   handovers @16 () -> (handovers :List(Handover));
@@ -422,6 +424,7 @@ struct ProcessInfo {
   argv @1 :List(Text);
   startedAtMs @2 :Int64;
   detached @3 :Bool;
+  terminal @4 :Bool;          # whether it runs on a terminal
 }
 
 interface Files {
@@ -865,6 +868,7 @@ struct Restoration {
   whyNotMemory @6 :Text;      # empty: restored with its memory, or the engine keeps no copies
   decisionsChanged @7 :UInt32; # marked superseded, or no longer marked
   artifactsChanged @8 :UInt32; # that got a new version
+  ended @9 :List(Job);        # jobs of the engine, and processes beside it, that the restore ended
 }
 
 struct Patch {

@@ -50,6 +50,9 @@ pub struct TeleportArgs {
     /// they end with the record of the departed kernel: when it comes back, or when the record is removed
     #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["status", "abort", "resolve"])]
     pub since: Option<String>,
+    /// Idempotency key, valid for 24 hours: a repeated command returns the report of the first move
+    #[arg(long, value_name = "KEY", default_value = "", conflicts_with_all = ["status", "abort", "resolve"])]
+    pub key: String,
     /// List moves in progress, unacknowledged moves and received kernels
     #[arg(long, conflicts_with_all = ["to", "abort", "resolve"])]
     pub status: bool,
@@ -119,7 +122,8 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
     };
     let to = args.to.unwrap_or_default();
     let (allow_missing, kind, limit_rate) = (args.allow_missing, args.kind.request(), args.limit_rate);
-    let options = MoveOptions { allow_missing, kind, limit_rate, isolation: args.isolation, since: args.since };
+    let (isolation, since, key) = (args.isolation, args.since, args.key);
+    let options = MoveOptions { allow_missing, kind, limit_rate, isolation, since, key, expected_version: 0 };
     let moved = host.teleport(&name, &to, options, progress).await;
     if shown {
         let _ = write!(std::io::stderr(), "\r{:WIDTH$}\r", "");

@@ -67,6 +67,8 @@ pub struct ProcessInfo {
     pub started_at_ms: i64,
     /// Whether it continues without its client.
     pub detached: bool,
+    /// Whether it runs on a terminal.
+    pub terminal: bool,
 }
 
 /// A running background job.
@@ -369,7 +371,7 @@ pub struct HandoverInfo {
 }
 
 /// A completed move of a kernel to another host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TeleportReport {
     /// The handover.
     pub handover: HandoverId,

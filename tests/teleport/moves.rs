@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use ryokan::core::handover::MoveOptions;
+
 use super::*;
 use crate::support::{until, users};
 
@@ -236,4 +238,49 @@ fn move_is_cancelled() {
     waiting.wait().unwrap();
     until("the move ends", || handovers(&here).is_empty());
     assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
+#[test]
+fn repeated_key_moves_once() {
+    let (mut here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    set_up(&here, "other");
+    let key = ["--key", "k1"];
+    // A failed move is not remembered.
+    let failed = here.cli(&["teleport", "demo", "--to", "exec:false", "--key", "k1"]);
+    assert!(!failed.status.success() && is_live(&here, "demo"));
+    let first = moved(&here, "demo", &there, &key);
+    assert_eq!(moved(&here, "demo", &there, &key), first);
+    let used = teleport(&here, "other", &there, &key);
+    assert!(String::from_utf8_lossy(&used.stderr).contains("another move"), "{used:?}");
+    // The kernel comes back: the first request is done all the same.
+    moved(&there, "demo", &here, &[]);
+    here.restart();
+    assert_eq!(moved(&here, "demo", &there, &key), first);
+    assert!(is_live(&here, "demo"));
+    let without = teleport(&there, "demo", &here, &[]);
+    assert!(String::from_utf8_lossy(&without.stderr).contains("moved to host"), "{without:?}");
+    // The daemon dies after the departure, before its report.
+    arm(&mut here, "kernel.files.clear=kill");
+    assert!(!teleport(&here, "demo", &there, &["--key", "k2"]).status.success());
+    assert!(here.ends_soon());
+    arm(&mut here, "");
+    let again = moved(&here, "demo", &there, &["--key", "k2"]);
+    assert_ne!(again["handover"], first["handover"]);
+    one_is_left(&here, &there, "killed after the departure");
+    assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
+#[test]
+fn move_checks_expected_version() {
+    let (here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    let version = show(&here, "demo")["version"].as_u64().expect("a number");
+    for (expected_version, succeeds) in [(version + 1, false), (version, true)] {
+        let options = MoveOptions { expected_version, ..MoveOptions::default() };
+        let target = to(&there);
+        let done = here.with(async move |client| client.teleport("demo", &target, options, |_, _, _| {}).await);
+        assert_eq!(done.is_ok(), succeeds, "{done:?}");
+        assert!(succeeds || done.is_err_and(|error| error.reason == "version"));
+    }
 }

@@ -56,6 +56,10 @@ pub struct MoveOptions {
     pub isolation: Option<Isolation>,
     /// The oldest checkpoint that moves, beside pinned ones; `None`: all move.
     pub since: Option<String>,
+    /// Idempotency key; empty: none.
+    pub key: String,
+    /// The kernel's version; 0: any.
+    pub expected_version: u64,
 }
 
 impl MoveOptions {

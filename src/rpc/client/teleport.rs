@@ -78,6 +78,8 @@ impl HostClient {
         params.set_limit_rate(options.limit_rate);
         params.set_isolation(options.isolation.map_or("", Isolation::name));
         params.set_since(options.since.as_deref().unwrap_or_default());
+        params.set_key(&options.key);
+        params.set_expected_version(options.expected_version);
         params.set_sink(new_client(Sink(progress)));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_report(fields(fields(response.get())?.get_report())?))

@@ -50,7 +50,9 @@ impl HostServer {
         let (allow_missing, limit_rate) = (params.get_allow_missing(), params.get_limit_rate());
         let since = read_text(params.get_since(), "since").map_err(to_capnp)?;
         let since = (!since.is_empty()).then_some(since);
-        let options = MoveOptions { allow_missing, kind, limit_rate, isolation, since };
+        let (key, expected_version) =
+            (read_text(params.get_key(), "key").map_err(to_capnp)?, params.get_expected_version());
+        let options = MoveOptions { allow_missing, kind, limit_rate, isolation, since, key, expected_version };
         let sink = params.get_sink()?;
         let is_reporting = Rc::new(Cell::new(false));
         let progress = Box::new(move |phase: &'static str, sent| report(&sink, &is_reporting, phase, sent));

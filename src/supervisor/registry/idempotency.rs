@@ -61,12 +61,20 @@ impl Supervisor {
     /// # Errors
     /// The catalog's.
     pub(crate) async fn recall(&self, scope: String, key: &str) -> Result<(Option<Rc<Kernel>>, KeyLock)> {
+        let (known, key_lock) = self.recall_text(scope, key).await?;
+        let id = known.and_then(|id| id.parse::<KernelId>().ok());
+        Ok((id.and_then(|id| self.get(id)), key_lock))
+    }
+
+    /// Waits for exclusive use of a key, and returns what is remembered of it.
+    ///
+    /// # Errors
+    /// The catalog's.
+    pub(crate) async fn recall_text(&self, scope: String, key: &str) -> Result<(Option<String>, KeyLock)> {
         let host = self.host();
         let key_lock = self.registry.keys.lock(scope, key).await;
         let (scope, key) = key_lock.parts();
-        let known = host.catalog.recall_key(scope, key, host.now_ms()).await?;
-        let id = known.and_then(|id| id.parse::<KernelId>().ok());
-        Ok((id.and_then(|id| self.get(id)), key_lock))
+        Ok((host.catalog.recall_key(scope, key, host.now_ms()).await?, key_lock))
     }
 }
 

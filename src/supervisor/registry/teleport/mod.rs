@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! outgoing.rs   one move: offer, copy, freeze, seal, departure, commit
+//! keyed.rs      idempotency keys
 //! precopy.rs    rounds of copying before the pause
 //! preview.rs    files of an arriving kernel, written before the pause
 //! steps.rs      the time of each step of a pause
@@ -16,6 +17,7 @@
 mod evidence;
 mod history;
 mod incoming;
+mod keyed;
 mod memory;
 mod outgoing;
 mod precopy;

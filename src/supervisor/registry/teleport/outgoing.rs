@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::keyed::{self, MoveKey, Recalled};
 use super::steps::Steps;
 use super::{Outgoing, host_resources, memory, next_epoch, older_checkpoints, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
@@ -66,6 +67,9 @@ pub(super) struct Move {
     frozen_at: Cell<Option<Instant>>,
     pause: Cell<Duration>,
     steps: Steps,
+    /// Remembers the move for a repeated request.
+    key: Option<MoveKey>,
+    begun: Instant,
 }
 
 /// Moves a kernel to the host at the other end of `to`. Dropping the call before the commit cancels the move.
@@ -103,7 +107,14 @@ pub async fn teleport(
     }
     let cancel = CancellationToken::new();
     let _guard = cancel.clone().drop_guard();
-    check(kernel, actor).await?;
+    let key = match options.key.as_str() {
+        "" => None,
+        key => match keyed::recall(supervisor, kernel, to, key, actor).await? {
+            Recalled::Moved(report) => return Ok(*report),
+            Recalled::New(key) => Some(key),
+        },
+    };
+    check(kernel, actor, options.expected_version).await?;
     supervisor.refuse_member(kernel).await?;
     let since = match &options.since {
         Some(reference) => checkpoint::find(kernel, reference).await?.number,
@@ -141,6 +152,8 @@ pub async fn teleport(
         frozen_at: Cell::new(None),
         pause: Cell::new(Duration::ZERO),
         steps: Steps::since(Instant::now()),
+        key,
+        begun: Instant::now(),
     });
     // In its own task: once it is committed, the move does not depend on the client.
     let running = tokio::task::spawn_local(async move { moving.run(transport, transition).await });
@@ -148,9 +161,9 @@ pub async fn teleport(
 }
 
 /// Checks that the kernel may be moved at all.
-async fn check(kernel: &Rc<Kernel>, actor: &Actor) -> Result<()> {
+async fn check(kernel: &Rc<Kernel>, actor: &Actor, expected_version: u64) -> Result<()> {
     let name = &kernel.spec().name;
-    kernel.admit(actor, 0).await?;
+    kernel.admit(actor, expected_version).await?;
     kernel.check_available()?;
     if kernel.thread_of.is_some() || !kernel.threads().is_empty() {
         return Err(Error::refused(format!("kernel {name} shares its workspace with another kernel"))
@@ -265,7 +278,6 @@ impl Move {
         transport: &Transport,
         transition: &Rc<ExclusiveTransition>,
     ) -> Result<TeleportReport> {
-        let begun = Instant::now();
         let mut session =
             self.unless_cancelled(Session::open(transport.connect(&settings(&self.host))?, self.host.id())).await?;
         let target = session.host();
@@ -287,6 +299,7 @@ impl Move {
         let copied = session.sent.sent_bytes;
         let session = Rc::new(Mutex::new(session));
         let (own, held, transition) = (Rc::clone(self), Rc::clone(&session), Rc::clone(transition));
+        let there = accept.missing.clone();
         let change = Change { actor: self.actor.clone(), expected_version: 0 };
         // The worker is not held longer than the queue allows; cancellation is checked inside.
         let (decided, decision) = oneshot::channel();
@@ -296,7 +309,7 @@ impl Move {
                 own.steps.begin(pause.begun);
                 own.steps.ended_at("capture", pause.captured);
                 own.steps.ended("store");
-                let done = own.depart(&held, &transition, target, last, decided).await;
+                let done = own.depart(&held, &transition, target, last, &there, decided).await;
                 if done.is_err() && transition.is_recorded() && !own.kernel.has_departed(own.row.id) {
                     // Before the code inside resumes.
                     transition.clear(&own.host).await?;
@@ -328,23 +341,35 @@ impl Move {
         let (kernel, steps) = (&self.kernel.spec().name, self.steps.text());
         let rest_bytes = session.sent.sent_bytes - copied;
         tracing::info!(%kernel, handover = %self.row.id, rounds, rest_bytes, steps, "a kernel moved; milliseconds of its pause");
-        let Sent { objects, bytes, sent_objects, sent_bytes, wire_bytes, .. } = session.sent;
-        Ok(TeleportReport {
+        let report = self.report(target, &session.sent, accept.missing, acknowledged.is_ok());
+        if let Some(key) = &self.key
+            && let Err(error) = key.remember(&self.host, report.clone(), true).await
+        {
+            tracing::warn!(handover = %self.row.id, %error, "the key of a move is remembered without its whole report");
+        }
+        Ok(report)
+    }
+
+    /// The report so far.
+    fn report(&self, host: HostId, sent: &Sent, there: Vec<String>, acknowledged: bool) -> TeleportReport {
+        let Sent { objects, bytes, sent_objects, sent_bytes, wire_bytes, .. } = *sent;
+        let Choice { kind, why } = self.choice.borrow().clone();
+        TeleportReport {
             handover: self.row.id,
-            host: target,
+            host,
             epoch: self.outgoing.epoch,
             objects,
             bytes,
             sent_objects,
             sent_bytes,
             pause_ms: ms(self.pause.get()),
-            missing: self.missing(accept.missing),
-            acknowledged: acknowledged.is_ok(),
+            missing: self.missing(there),
+            acknowledged,
             kind,
-            kind_reason: self.choice.borrow().why.clone(),
-            elapsed_ms: ms(begun.elapsed()),
+            kind_reason: why,
+            elapsed_ms: ms(self.begun.elapsed()),
             wire_bytes,
-        })
+        }
     }
 
     /// Offers the kernel, after the aborts of its earlier moves to the same target; returns what it moves without.
@@ -478,6 +503,7 @@ impl Move {
         transition: &Rc<ExclusiveTransition>,
         target: HostId,
         last: Checkpoint,
+        there: &[String],
         decided: oneshot::Sender<()>,
     ) -> Result<()> {
         let epoch = self.outgoing.epoch;
@@ -485,6 +511,10 @@ impl Move {
         transition.record(intent, self.actor.to_string(), self.host.now_ms()).await?;
         self.steps.ended("record");
         self.unless_cancelled(async { self.seal(&mut *session.lock().await, &last).await }).await?;
+        if let Some(key) = &self.key {
+            let report = self.report(target, &session.lock().await.sent, there.to_vec(), false);
+            key.remember(&self.host, report, false).await?;
+        }
         if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
             return Err(Error::internal("a departure out of order"));
         }
