@@ -129,6 +129,11 @@ fn missing_engine_names_build() {
     assert_eq!(output.status.code(), Some(5), "{said}");
     assert!(said.contains(&format!("image {second} has no node")), "{said}");
     assert!(said.contains("ryokan images build --engines python,bash,node"), "{said}");
+    // Nor does it become current while a kernel would need the engine.
+    host.ok(&["new", "web", "--isolation", "microvm", "--engine", "node"]);
+    let why = host.refused(&["images", "rotate", "fff"]);
+    assert!(why.contains("lacks the engines of web (node)"), "{why}");
+    host.ok(&["rm", "web", "--yes"]);
     // A default engine that the current image lacks does not keep it current.
     host.configure("[defaults]\nengine = \"node\"\n");
     host.restart();

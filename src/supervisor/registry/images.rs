@@ -43,17 +43,43 @@ impl Supervisor {
     /// Kernels that name no image run it from their next start on. Returns its version.
     ///
     /// # Errors
-    /// `unsupported` if it cannot be used; `unavailable` if no machine starts: the former one stays current.
+    /// `unsupported` if it cannot be used; `conflict` if it lacks the engine of a kernel that would run it; `unavailable` if no machine starts: the former one stays current.
     pub async fn rotate_image(&self, version: &str) -> Result<String> {
         let images = self.host_images()?;
         let mut spec = self.host.config.defaults.spec();
         spec.isolation = Isolation::Microvm;
         // Not the current one, which may lack the engine that this one has.
         spec.image = images.usable(version)?;
+        self.check_engines_of(&spec.image).await?;
         let shape = self.workers.shape(&spec, nix::unistd::geteuid().as_raw())?;
         let version = images.rotate(&spec.image, &shape).await?;
         self.host.events.publish("", "image_current", serde_json::json!({ "version": version }));
         Ok(version)
+    }
+
+    /// Refuses to make an image current without which kernels would not start.
+    async fn check_engines_of(&self, version: &str) -> Result<()> {
+        let images = self.host_images()?.list().await?;
+        let Some(image) = images.into_iter().find(|image| image.version == version) else { return Ok(()) };
+        let mut lacking: Vec<String> = self
+            .kernels()
+            .into_iter()
+            .filter(|kernel| {
+                let spec = kernel.spec();
+                spec.isolation == Isolation::Microvm
+                    && spec.image.is_empty()
+                    && !matches!(kernel.view().state, State::Departed { .. })
+                    && !image.engines.iter().any(|engine| engine == spec.engine.name())
+            })
+            .map(|kernel| format!("{} ({})", kernel.event_name(), kernel.spec().engine))
+            .collect();
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        lacking.sort();
+        Err(Error::conflict(format!("image {version} lacks the engines of {}", lacking.join(", ")))
+            .reason("engine")
+            .hint("build an image with these engines: `ryokan images build --engines`; or remove these kernels"))
     }
 
     /// Removes an image. Returns its version.
