@@ -68,7 +68,9 @@ fn replaced_engine_ends_processes() {
             run(&k, "x = 2").await;
             let process = k.spawn(&program(&["sleep", "4444"])).await.expect("accepted");
             eventually("it runs", || async { count("sleep 4444") == 1 }).await;
-            k.restore_checkpoint("one", 0).await.expect("restored");
+            let restored = k.restore_checkpoint("one", 0).await.expect("restored");
+            let ended: Vec<(String, String)> = restored.ended.into_iter().map(|job| (job.id, job.command)).collect();
+            assert_eq!(ended, [(format!("process {}", process.execution.exec()), "sleep 4444".to_owned())]);
             let end = process.execution.result().await.expect("a result").end;
             assert!(matches!(end.status, ExecStatus::Interrupted | ExecStatus::Lost), "{end:?}");
             assert_eq!(count("sleep 4444"), 0);

@@ -173,6 +173,15 @@ pub fn restoration(name: &str, done: &Restoration, paint: Paint) -> String {
             text.push_str(&format!("\n  and {} more", done.missed.len() - NAMED));
         }
     }
+    if !done.ended.is_empty() {
+        text.push_str(&format!("\n{}", paint.note("ended:")));
+        for job in done.ended.iter().take(NAMED) {
+            text.push_str(&format!("\n  {}  {}", plain(&job.id), paint.dim(&first_line(&job.command, REASON))));
+        }
+        if done.ended.len() > NAMED {
+            text.push_str(&format!("\n  and {} more", done.ended.len() - NAMED));
+        }
+    }
     text.push_str(&format!("\n{}\n", paint.dim(&format!("to undo: ryokan undo {}", plain(name)))));
     text
 }
@@ -310,8 +319,10 @@ mod tests {
             engine: RestoredFrom::Memory,
             decisions_changed: 0,
             artifacts_changed: 0,
+            ended: vec![Job { id: "process 7".into(), command: "sleep 9".into() }],
         };
         let text = restoration("k", &done, Paint::OFF);
+        assert!(text.contains("\nended:\n  process 7  sleep 9\n"), "{text}");
         assert!(text.contains("3 files and directories changed (a created"), "{text}");
         assert!(text.contains("not restored:\n  var/v0  reason 0") && text.contains("var/v7"), "{text}");
         assert!(text.contains("\n  and 2 more\n") && !text.contains("var/v8"), "{text}");

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 use super::ids::{CheckpointId, Digest};
+use super::info::Job;
 use super::limits;
 use super::missed::MissedEntry;
 use super::snapshot::{KindRequest, SnapshotKind};
@@ -230,6 +231,9 @@ pub struct Restoration {
     pub decisions_changed: u32,
     /// Number of artifacts with a new version.
     pub artifacts_changed: u32,
+    /// Background work that the restore ended: jobs of the engine, and processes beside it.
+    #[serde(default)]
+    pub ended: Vec<Job>,
 }
 
 /// The source from which a restore rebuilt the engine.

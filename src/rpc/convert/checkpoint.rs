@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use capnp::struct_list;
 
-use super::listing::{read_missed, write_missed};
+use super::listing::{read_jobs, read_missed, write_jobs, write_missed};
 use super::text::{bounded, count, malformed, read_data, read_text, read_text_list, unknown, write_text_list};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, RestoredFrom, Span};
 use crate::core::diff::{Area, Deed, Difference, Patch};
@@ -159,6 +159,7 @@ pub fn read_restoration(reader: wire::restoration::Reader<'_>) -> Result<Restora
         },
         decisions_changed: reader.get_decisions_changed(),
         artifacts_changed: reader.get_artifacts_changed(),
+        ended: read_jobs(reader.get_ended())?,
     })
 }
 
@@ -175,6 +176,7 @@ pub fn write_restoration(mut builder: wire::restoration::Builder<'_>, done: &Res
     }
     builder.set_decisions_changed(done.decisions_changed);
     builder.set_artifacts_changed(done.artifacts_changed);
+    write_jobs(builder.init_ended(count(done.ended.len())), &done.ended);
 }
 
 /// Reads a difference.

@@ -349,6 +349,7 @@ async fn perform(
         return Err(error);
     }
     // They would write to files of another time. The safety checkpoint names them.
+    let ended = kernel.background_work();
     kernel.end_processes().await?;
     let restoring = Restoring { safety, actor: actor.to_string(), options };
     let applied = apply(host, kernel, Some(link), transition, &target, present.as_ref(), restoring).await?;
@@ -371,5 +372,15 @@ async fn perform(
         }
     };
     let Finished { decisions_changed, artifacts_changed, .. } = finished;
-    Ok(Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed })
+    Ok(Restoration {
+        checkpoint,
+        safety,
+        version,
+        missed,
+        files_changed,
+        engine,
+        decisions_changed,
+        artifacts_changed,
+        ended,
+    })
 }

@@ -37,7 +37,19 @@ impl Applied {
         let Applied { finished, engine, missed, files_changed, engine_us: _ } = self;
         let Finished { sequence, decisions_changed, artifacts_changed } = finished;
         let version = version_after(sequence);
-        Restoration { checkpoint, safety, version, missed, files_changed, engine, decisions_changed, artifacts_changed }
+        // No worker ran.
+        let ended = Vec::new();
+        Restoration {
+            checkpoint,
+            safety,
+            version,
+            missed,
+            files_changed,
+            engine,
+            decisions_changed,
+            artifacts_changed,
+            ended,
+        }
     }
 }
 

@@ -236,7 +236,8 @@ def host_info(reader: Any) -> types.HostInfo:
 
 @_reads
 def process(reader: Any) -> types.Process:
-    return types.Process(reader.execId, _texts(reader.argv), time(reader.startedAtMs), reader.detached)
+    started = time(reader.startedAtMs)
+    return types.Process(reader.execId, _texts(reader.argv), started, reader.detached, reader.terminal)
 
 
 @_reads
@@ -479,6 +480,7 @@ def restoration(reader: Any) -> types.Restoration:
         files_changed=reader.filesChanged,
         from_memory=reader.fromMemory,
         why_not_memory=reader.whyNotMemory,
+        ended=[job(item) for item in reader.ended],
     )
 
 

@@ -191,6 +191,8 @@ class Process:
     started_at: datetime | None
     detached: bool
     """Whether it continues without the client that started it."""
+    terminal: bool = False
+    """Whether it runs on a terminal."""
 
     @property
     def pid(self) -> int:
@@ -508,6 +510,8 @@ class Restoration:
     files_changed: int
     from_memory: bool
     why_not_memory: str
+    ended: list[Job]
+    """Jobs of the engine, and programs beside it, that the restore ended."""
 
 
 @dataclass(frozen=True)
