@@ -28,7 +28,7 @@ use super::mounts::{MountArgs, UnmountArgs};
 use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
-use super::processes::{InterruptArgs, KillArgs, ShellArgs, SpawnArgs};
+use super::processes::{InterruptArgs, KillArgs, PsArgs, ShellArgs, SpawnArgs};
 use super::repl::ReplArgs;
 use super::suspend::{ResumeArgs, SuspendArgs};
 use super::take::TakeArgs;
@@ -116,7 +116,7 @@ pub enum Command {
     /// Reach a port of a kernel without network from this host
     Forward(ForwardArgs),
     /// List a kernel's processes
-    Ps(NameArgs),
+    Ps(PsArgs),
     /// Interrupt the execution that runs, or one by number
     Interrupt(InterruptArgs),
     /// End a process with everything that it started, or send it a signal

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | first Ctrl-C | interrupted; its end is awaited |
 //! | second Ctrl-C | its worker is killed if it does not stop; the command line exits and says how to attach |
+//! | Ctrl-C, a reader that exits, while attached to a process | continues |
 //! | SIGTERM, SIGHUP (not under `nohup`) | continues; a process ends |
 //! | the reader of the output exits | interrupted, as in a shell's pipe |
 //!
@@ -39,6 +40,19 @@ pub enum Driven {
     ReaderGone,
     /// SIGTERM or SIGHUP, as an exit code: the execution continues.
     Terminated(u8),
+    /// Attached to a process that continues; the exit code.
+    Left(u8),
+}
+
+/// What runs, which decides what Ctrl-C means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runs {
+    /// Code of the engine: it is interrupted.
+    Code,
+    /// A program that ends with this command: it gets SIGINT.
+    Program,
+    /// A program that was there before: it continues.
+    Attached,
 }
 
 /// How output and input are connected.
@@ -50,8 +64,8 @@ pub struct Streams {
     pub offset: u64,
     /// Whether standard input is passed to the code.
     pub feed_stdin: bool,
-    /// Whether it is a process: the first Ctrl-C sends its program SIGINT.
-    pub process: bool,
+    /// What runs.
+    pub runs: Runs,
     /// Message on stderr after the first Ctrl-C.
     pub explain: Option<&'static str>,
 }
@@ -128,6 +142,9 @@ pub async fn drive(
                 if code != exit::INTERRUPTED {
                     return Ok(Driven::Terminated(code));
                 }
+                if streams.runs == Runs::Attached {
+                    return Ok(Driven::Left(code));
+                }
                 interrupts += 1;
                 if interrupts > 1 {
                     return Ok(Driven::Detached(execution.exec()));
@@ -135,7 +152,7 @@ pub async fn drive(
                 if let Some(explanation) = streams.explain {
                     say(explanation);
                 }
-                interrupt(kernel, execution.exec(), streams.process);
+                interrupt(kernel, execution.exec(), streams.runs);
             }
         }
     };
@@ -146,6 +163,7 @@ pub async fn drive(
             tracing::info!(%exec, status, code, ?ran, ?took, "execution ended");
             Ok(Driven::Ended { result: Box::new(result), wrote_stderr: wrote_stderr.get() })
         }
+        Err(_) if reader_gone.get() && streams.runs == Runs::Attached => Ok(Driven::Left(exit::READER_GONE)),
         Err(_) if reader_gone.get() => {
             // An execution that has just ended needs no interruption.
             let _ = kernel.interrupt_execution(execution.exec()).await;
@@ -156,12 +174,12 @@ pub async fn drive(
 }
 
 /// Interrupts without waiting, because output must be read meanwhile.
-fn interrupt(kernel: &KernelClient, exec: ExecId, process: bool) {
+fn interrupt(kernel: &KernelClient, exec: ExecId, runs: Runs) {
     let kernel = kernel.clone();
     tokio::task::spawn_local(async move {
-        let interrupted = match process {
-            true => kernel.signal_process(exec, nix::sys::signal::Signal::SIGINT as i32).await,
-            false => kernel.interrupt_execution(exec).await,
+        let interrupted = match runs {
+            Runs::Program => kernel.signal_process(exec, nix::sys::signal::Signal::SIGINT as i32).await,
+            Runs::Code | Runs::Attached => kernel.interrupt_execution(exec).await,
         };
         if let Err(error) = interrupted {
             say(&format!("could not interrupt execution {exec}: {error}"));

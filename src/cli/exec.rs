@@ -7,12 +7,12 @@ use clap::Args;
 
 use super::code::CodeArgs;
 use super::context::Context;
-use super::drive::{Driven, Signals, Streams, UNWRITTEN, drive};
+use super::drive::{Driven, Runs, Signals, Streams, UNWRITTEN, drive};
 use super::exit;
 use super::failure::Failure;
 use super::paint::Paint;
 use super::spec::{SpecArgs, parse_millis, parse_pair};
-use super::{displays, failure, json, render, waiting};
+use super::{displays, failure, json, render, terminal, waiting};
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, ExecResult, ExecStatus, Work};
@@ -53,7 +53,7 @@ pub struct HowArgs {
   ryokan exec demo --json '1 + 1'
   ryokan exec demo --attach 7
 
-Ctrl-C interrupts the execution; a second Ctrl-C exits without waiting for its end.")]
+Ctrl-C interrupts the execution; a second Ctrl-C exits without waiting for its end. Programs beside the engine: ryokan spawn. With --attach to one of them, Ctrl-C leaves it running; on its terminal, Ctrl-P Ctrl-Q does, and every other key goes to the program.")]
 pub struct ExecArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -66,7 +66,7 @@ pub struct ExecArgs {
     /// Idempotency key, valid for 24 hours
     #[arg(long, value_name = "KEY")]
     pub key: Option<String>,
-    /// Attach to an existing execution, by its number
+    /// Attach to an existing execution or process, by its number
     #[arg(long, value_name = "EXECUTION", conflicts_with_all = ["code", "file", "timeout", "stdin", "env", "key"])]
     pub attach: Option<u64>,
     /// Show the output from this byte on, counted over both streams
@@ -125,27 +125,40 @@ pub async fn exec(context: &Context, args: ExecArgs) -> Result<(), Failure> {
     let source = if args.attach.is_none() { Some(args.code.read()?) } else { None };
     let mut signals = Signals::catch()?;
     let (kernel, info) = context.kernel(&args.name).await?;
-    let execution = match source {
-        Some(source) => {
-            let request = args.how.request(Work::Code(source.code));
-            let asked = kernel.run(&ExecRequest { key: args.key.unwrap_or_default(), ..request }).await;
-            asked.map_err(|error| {
-                with_reattach_hint(error, &format!("check whether it started: ryokan journal {} --tail 1", args.name))
-            })?
-        }
-        None => kernel.execution(ExecId(args.attach.unwrap_or_default())).await?,
-    };
-    let shown = Shown {
+    let shown = |runs| Shown {
         context,
         kernel: &kernel,
         name: &args.name,
         engine: info.spec.engine,
         ephemeral: false,
-        process: false,
+        runs,
         offset: args.offset,
         save_display: args.how.save_display.as_deref(),
     };
-    shown.execution(&execution, args.how.stdin, &mut signals).await
+    let mut runs = Runs::Code;
+    let execution = match source {
+        Some(source) => {
+            let request = args.how.request(Work::Code(source.code));
+            let asked = kernel.run(&ExecRequest { key: args.key.clone().unwrap_or_default(), ..request }).await;
+            asked.map_err(|error| {
+                with_reattach_hint(error, &format!("check whether it started: ryokan journal {} --tail 1", args.name))
+            })?
+        }
+        None => {
+            let exec = ExecId(args.attach.unwrap_or_default());
+            let execution = kernel.execution(exec).await?;
+            if let Some(process) = kernel.processes().await?.into_iter().find(|process| process.exec == exec) {
+                if process.terminal && !context.options.json && terminal::is_usable(context) {
+                    let from = terminal::From { size: None, offset: args.offset, detaches: true };
+                    let driven = terminal::attach(&kernel, &execution, from, &mut signals).await;
+                    return shown(Runs::Attached).driven(exec, driven).await;
+                }
+                runs = Runs::Attached;
+            }
+            execution
+        }
+    };
+    shown(runs).execution(&execution, args.how.stdin, &mut signals).await
 }
 
 /// An execution whose output is shown.
@@ -160,8 +173,8 @@ pub struct Shown<'a> {
     pub engine: EngineName,
     /// Whether the kernel is removed when the command line exits.
     pub ephemeral: bool,
-    /// Whether it is a process, which ends with this command.
-    pub process: bool,
+    /// What runs.
+    pub runs: Runs,
     /// The byte of the output at which showing begins.
     pub offset: u64,
     /// Folder for the rich forms.
@@ -177,18 +190,15 @@ impl Shown<'_> {
         signals: &mut Signals,
     ) -> Result<(), Failure> {
         let explanation = match self.ephemeral {
-            _ if self.process => "sent SIGINT; press Ctrl-C again to end the program and all that it started",
+            _ if self.runs == Runs::Program => {
+                "sent SIGINT; press Ctrl-C again to end the program and all that it started"
+            }
             true => "interrupting; press Ctrl-C again to remove the kernel at once",
             false => "interrupting; press Ctrl-C again to exit without waiting for its end",
         };
         let explain = self.context.terminal.stderr.then_some(explanation);
-        let streams = Streams {
-            show: !self.context.options.json,
-            offset: self.offset,
-            feed_stdin,
-            process: self.process,
-            explain,
-        };
+        let streams =
+            Streams { show: !self.context.options.json, offset: self.offset, feed_stdin, runs: self.runs, explain };
         let exec = execution.exec();
         let driven = drive(self.kernel, execution, streams, signals);
         let driven = waiting::with_notice(self.context, Some(self.name), Some(exec), driven).await;
@@ -210,7 +220,9 @@ impl Shown<'_> {
                 }
                 ended
             }
-            Driven::Detached(_) if self.ephemeral || self.process => Err(Failure::Quiet(exit::INTERRUPTED)),
+            Driven::Detached(_) if self.ephemeral || self.runs == Runs::Program => {
+                Err(Failure::Quiet(exit::INTERRUPTED))
+            }
             Driven::Detached(exec) => {
                 let name = self.name;
                 self.context.say(&format!(
@@ -221,6 +233,13 @@ impl Shown<'_> {
             }
             Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),
             Driven::Terminated(code) => Err(Failure::Quiet(code)),
+            Driven::Left(code) => {
+                let name = self.name;
+                self.context.say(&format!(
+                    "process {exec} continues; attach to it: ryokan exec {name} --attach {exec}; end it: ryokan kill {name} {exec}"
+                ));
+                if code == exit::OK { Ok(()) } else { Err(Failure::Quiet(code)) }
+            }
         }
     }
 
@@ -386,7 +405,7 @@ async fn create_and_show(
     let name = spec.name.as_str();
     let engine = info.spec.engine;
     let shown =
-        Shown { context, kernel: &kernel, name, engine, ephemeral: true, process: false, offset: 0, save_display };
+        Shown { context, kernel: &kernel, name, engine, ephemeral: true, runs: Runs::Code, offset: 0, save_display };
     shown.execution(&execution, request.stdin_open, signals).await
 }
 

@@ -238,6 +238,7 @@ pub fn processes(processes: &[ProcessInfo]) -> Json {
             "argv": process.argv,
             "started_at_ms": process.started_at_ms,
             "detached": process.detached,
+            "terminal": process.terminal,
         })
     };
     processes.iter().map(process).collect()
@@ -327,6 +328,7 @@ pub fn restoration(done: &Restoration) -> Json {
         "why_not_memory": why_not_memory,
         "decisions_changed": done.decisions_changed,
         "artifacts_changed": done.artifacts_changed,
+        "ended": done.ended,
     })
 }
 

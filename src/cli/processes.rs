@@ -2,9 +2,8 @@
 
 use clap::Args;
 
-use super::args::NameArgs;
 use super::context::Context;
-use super::drive::Signals;
+use super::drive::{Runs, Signals};
 use super::exec::Shown;
 use super::failure::Failure;
 use super::spec::{parse_millis, parse_pair};
@@ -23,9 +22,10 @@ use crate::core::spec::WORKSPACE;
   tar c src | ryokan spawn demo --stdin -- tar x
   ryokan spawn demo -d -- python3 -m http.server
   ryokan spawn demo -t -- vim notes.txt
+  ryokan spawn demo -t -d -- bash
   ryokan exec demo --attach 7
 
-The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output.")]
+The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output. A detached program continues without this command: attach to it with exec --attach, also on its terminal, and leave it with Ctrl-C or, on its terminal, Ctrl-P Ctrl-Q.")]
 pub struct SpawnArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -45,7 +45,7 @@ pub struct SpawnArgs {
     #[arg(long, conflicts_with = "detach")]
     pub stdin: bool,
     /// Run it on this terminal: shells, editors, full-screen programs
-    #[arg(short, long, conflicts_with_all = ["stdin", "detach"])]
+    #[arg(short, long, conflicts_with = "stdin")]
     pub tty: bool,
     /// Print the process's number and exit; it continues until it, its worker or its daemon ends
     #[arg(short, long)]
@@ -65,6 +65,16 @@ pub struct ShellArgs {
     /// Working directory
     #[arg(long, value_name = "DIR", default_value = WORKSPACE)]
     pub cwd: String,
+}
+
+/// `ryokan ps`
+#[derive(Debug, Args)]
+pub struct PsArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Print numbers only
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// `ryokan kill`
@@ -90,11 +100,15 @@ fn parse_signal(text: &str) -> Result<i32, String> {
 
 /// Runs a program beside the engine.
 pub async fn spawn(context: &Context, args: SpawnArgs) -> Result<(), Failure> {
-    if args.tty && context.options.json {
+    if args.tty && !args.detach && context.options.json {
         return Err(Failure::usage("a program on a terminal has no result as JSON", "leave out --json or -t"));
     }
-    let terminal = if args.tty { Some(terminal::size()?) } else { None };
-    if args.tty && !context.terminal.stdout {
+    let terminal = match (args.tty, args.detach) {
+        (false, _) => None,
+        (true, false) => Some(terminal::size()?),
+        (true, true) => Some(terminal::size().unwrap_or(terminal::USUAL_SIZE)),
+    };
+    if args.tty && !args.detach && !context.terminal.stdout {
         return Err(Error::unsupported("standard output is no terminal").hint("leave out -t").into());
     }
     let program = Program { argv: args.argv, cwd: args.cwd, detached: args.detach, terminal };
@@ -118,14 +132,15 @@ pub async fn spawn(context: &Context, args: SpawnArgs) -> Result<(), Failure> {
         name: &args.name,
         engine: info.spec.engine,
         ephemeral: false,
-        process: true,
+        runs: Runs::Program,
         offset: 0,
         save_display: None,
     };
     let Some(size) = terminal else {
         return shown.execution(&process.execution, args.stdin, &mut signals).await;
     };
-    let driven = terminal::attach(&kernel, &process.execution, size, &mut signals).await;
+    let from = terminal::From { size: Some(size), offset: 0, detaches: false };
+    let driven = terminal::attach(&kernel, &process.execution, from, &mut signals).await;
     shown.driven(process.execution.exec(), driven).await
 }
 
@@ -178,9 +193,12 @@ pub async fn interrupt(context: &Context, args: InterruptArgs) -> Result<(), Fai
 }
 
 /// Lists the running processes.
-pub async fn ps(context: &Context, args: NameArgs) -> Result<(), Failure> {
+pub async fn ps(context: &Context, args: PsArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
     let processes = kernel.processes().await?;
+    if args.quiet && !context.options.json {
+        return context.print(&processes.iter().map(|process| format!("{}\n", process.exec)).collect::<String>());
+    }
     context.show(
         || json::processes(&processes),
         || render::processes(&processes, render::now_ms(), context.terminal.paint),

@@ -71,7 +71,7 @@ pub async fn tools(context: &Context, args: ToolsArgs) -> Result<(), Failure> {
                 name: &args.name,
                 engine: info.spec.engine,
                 ephemeral: false,
-                process: false,
+                runs: super::drive::Runs::Code,
                 offset: 0,
                 save_display: None,
             };

@@ -1,5 +1,6 @@
 //! Processes beside the engine: byte-exact streams, one end for each, nothing left behind, and no way out of the sandbox.
 
+mod attach;
 mod escapes;
 mod exits;
 mod lifecycle;

@@ -14,7 +14,7 @@ use self::commands::{Next, command};
 use self::editor::Editor;
 use self::program::{Program, read_program};
 use super::context::Context;
-use super::drive::{Driven, Signals, Streams, drive};
+use super::drive::{Driven, Runs, Signals, Streams, drive};
 use super::exec::{end_text, interrupt_note};
 use super::failure::Failure;
 use super::{displays, exit, failure, paths, render};
@@ -95,7 +95,7 @@ impl Session<'_> {
     async fn execute(&mut self, code: &str, signals: &mut Signals) -> Result<(), Failure> {
         let execution = self.kernel.run(&ExecRequest::code(code)).await?;
         let explain = self.interactive.then_some("interrupting; press Ctrl-C again to return to the prompt");
-        let streams = Streams { show: true, offset: 0, feed_stdin: false, process: false, explain };
+        let streams = Streams { show: true, offset: 0, feed_stdin: false, runs: Runs::Code, explain };
         match drive(&self.kernel, &execution, streams, signals).await? {
             Driven::Ended { result, wrote_stderr } => {
                 self.last = exit::of_execution(result.end.code);
@@ -119,7 +119,7 @@ impl Session<'_> {
                 Ok(())
             }
             Driven::ReaderGone => Err(Failure::Quiet(exit::READER_GONE)),
-            Driven::Terminated(code) => Err(Failure::Quiet(code)),
+            Driven::Terminated(code) | Driven::Left(code) => Err(Failure::Quiet(code)),
         }
     }
 

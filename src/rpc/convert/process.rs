@@ -74,6 +74,7 @@ pub fn read_processes(
             argv: read_text_list(reader.get_argv(), "arguments", limits::PROCESS_ARGUMENTS)?,
             started_at_ms: reader.get_started_at_ms(),
             detached: reader.get_detached(),
+            terminal: reader.get_terminal(),
         })
     };
     list.iter().map(info).collect()
@@ -87,6 +88,7 @@ pub fn write_processes(mut builder: struct_list::Builder<'_, wire::process_info:
         write_text_list(info.reborrow().init_argv(count(process.argv.len())), &process.argv);
         info.set_started_at_ms(process.started_at_ms);
         info.set_detached(process.detached);
+        info.set_terminal(process.terminal);
     }
 }
 

@@ -43,6 +43,7 @@ impl Kernel {
             argv: process.program.argv.clone(),
             started_at_ms: process.started_at_ms,
             detached: process.program.detached,
+            terminal: process.program.terminal.is_some(),
         };
         self.processes.borrow().iter().map(info).collect()
     }
