@@ -1,7 +1,7 @@
 //! Shell completions: commands and options from the grammar.
 //!
-//! For bash, fish and zsh also names of kernels, of their checkpoints, of groups and of images, which a running daemon
-//! provides.
+//! For bash, fish and zsh also names of kernels, of their checkpoints and variables, numbers of their processes, names
+//! of groups and of images, which a running daemon provides.
 
 use clap::Args;
 use clap_complete::Shell;
@@ -53,6 +53,9 @@ const IMAGE_ARGUMENTS: [&str; 2] =
 
 /// Options that are images.
 const IMAGE_OPTION: &str = "image";
+
+/// Commands whose second argument is a process of the kernel.
+const PROCESS_COMMANDS: [&str; 2] = ["interrupt", "kill"];
 
 /// Value names of arguments that are checkpoints.
 const CHECKPOINT_VALUES: [&str; 3] = ["REF", "A", "B"];
@@ -138,6 +141,12 @@ _ryokan_with_kernels() {{
         {})
             _ryokan_lines log "${{COMP_WORDS[2]}}"
             ;;
+        "vars 4 get"|"vars 4 set")
+            _ryokan_lines vars "${{COMP_WORDS[2]}}"
+            ;;
+        {}|"exec "*" --attach")
+            _ryokan_lines ps "${{COMP_WORDS[2]}}"
+            ;;
     esac
 }}
 "#,
@@ -148,7 +157,8 @@ _ryokan_with_kernels() {{
             .collect::<Vec<_>>()
             .join("|"),
         names.join("|"),
-        checkpoint_patterns().join("|")
+        checkpoint_patterns().join("|"),
+        PROCESS_COMMANDS.map(|command| format!("\"{command} 3 \"*")).join("|")
     );
     script.replace("complete -F _ryokan ", "complete -F _ryokan_with_kernels ") + &function
 }
@@ -196,6 +206,16 @@ fn with_kernels_in_fish(script: &str) -> String {
         let seen = format!("__fish_ryokan_using_subcommand {command}; and test (count (commandline -opc)) -eq 3");
         script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{checkpoints}\" -d 'Checkpoint'\n"));
     }
+    let of_kernel = |list: &str| format!("(ryokan --no-autostart {list} (commandline -opc)[3] --quiet 2>/dev/null)");
+    for command in PROCESS_COMMANDS {
+        let seen = format!("__fish_ryokan_using_subcommand {command}; and test (count (commandline -opc)) -eq 3");
+        script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{}\" -d 'Process'\n", of_kernel("ps")));
+    }
+    let seen = "__fish_ryokan_using_subcommand exec";
+    script.push_str(&format!("complete -c ryokan -n \"{seen}\" -l attach -x -a \"{}\"\n", of_kernel("ps")));
+    let seen = "__fish_ryokan_using_subcommand vars; and __fish_seen_subcommand_from get set; \
+                and test (count (commandline -opc)) -eq 4";
+    script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{}\" -d 'Variable'\n", of_kernel("vars")));
     for (command, options) in checkpoint_options() {
         for option in options {
             let (seen, long) = (format!("__fish_ryokan_using_subcommand {command}"), &option[2..]);
@@ -230,6 +250,19 @@ _ryokan_checkpoints() {
     compadd -a checkpoints
 }
 
+# The third word of the line is the kernel, also in a subcommand, whose words are fewer.
+_ryokan_variables() {
+    local -a variables
+    variables=(${(f)"$(ryokan --no-autostart vars ${(Q)${(z)BUFFER}[3]} --quiet 2>/dev/null)"})
+    compadd -a variables
+}
+
+_ryokan_processes() {
+    local -a processes
+    processes=(${(f)"$(ryokan --no-autostart ps ${(Q)${(z)BUFFER}[3]} --quiet 2>/dev/null)"})
+    compadd -a processes
+}
+
 if [ "$funcstack[1]""#;
     let lists = [
         (&KERNEL_ARGUMENTS[..], "_ryokan_kernels"),
@@ -243,6 +276,10 @@ if [ "$funcstack[1]""#;
     let named = named
         .replace(":IMG:_default", ":IMG:_ryokan_images")
         .replace(":IMG[@VERSION]:_default", ":IMG[@VERSION]:_ryokan_images");
+    let named = named.replace("Name of the variable:_default", "Name of the variable:_ryokan_variables");
+    let named = ["Number of the process:_default", "Number of the execution or process:_default", ":EXECUTION:_default"]
+        .into_iter()
+        .fold(named, |script, found| script.replace(found, &found.replace("_default", "_ryokan_processes")));
     let named = named.replace(":REF:_default", ":REF:_ryokan_checkpoints");
     let all = args::command();
     let positionals = all.get_subcommands().flat_map(|command| command.get_positionals().skip(1));

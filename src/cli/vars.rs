@@ -21,6 +21,9 @@ use crate::core::value::Value;
 pub struct VarsArgs {
     /// Name or id of the kernel
     pub name: String,
+    /// Print names only
+    #[arg(short, long)]
+    pub quiet: bool,
     /// The action; without one, the variables are listed.
     #[command(subcommand)]
     pub action: Option<VarAction>,
@@ -47,15 +50,18 @@ pub enum VarAction {
 /// Lists variables, or prints or sets one.
 pub async fn vars(context: &Context, args: VarsArgs) -> Result<(), Failure> {
     match args.action {
-        None => list(context, &args.name).await,
+        None => list(context, &args.name, args.quiet).await,
         Some(VarAction::Get { var }) => get(context, &args.name, &var).await,
         Some(VarAction::Set { var, value }) => set(context, &args.name, &var, &value).await,
     }
 }
 
-async fn list(context: &Context, name: &str) -> Result<(), Failure> {
+async fn list(context: &Context, name: &str, quiet: bool) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(name).await?;
     let vars = kernel.vars().await?;
+    if quiet && !context.options.json {
+        return context.print(&vars.iter().map(|var| format!("{}\n", render::plain(&var.name))).collect::<String>());
+    }
     context.show(|| json::list(&vars), || render::vars(&vars, context.terminal.paint))
 }
 

@@ -124,6 +124,14 @@ fn checkpoints_are_completed() {
         assert_eq!(complete(words), names.join(" "), "{words}");
     }
     assert_eq!(complete("restore k first"), "first-one");
+    host.ok(&["exec", "k", "abc=1; abd=2; x=3"]);
+    for words in ["vars k get a", "vars k set a"] {
+        assert_eq!(complete(words), "abc abd", "{words}");
+    }
+    let process = host.ok(&["spawn", "k", "-d", "--", "sleep", "1000"]);
+    for words in ["kill k ''", "interrupt k ''", "exec k --attach ''"] {
+        assert_eq!(complete(words), process.trim(), "{words}");
+    }
     assert_eq!(complete("restore none ''"), "");
     // Messages of others are data: nothing in them runs.
     host.ok(&["group", "new", "shop"]);
