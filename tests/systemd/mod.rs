@@ -156,6 +156,29 @@ fn unit_options_keep_sandbox_layers() {
     }
 }
 
+/// The installed profile is loaded without a report of errors, so its syntax is checked here.
+#[test]
+fn apparmor_profile_parses() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/apparmor/ryokan-worker");
+    let profile = fs::read_to_string(path).expect("it is there");
+    assert!(profile.contains("\n  userns,\n"), "it grants nothing");
+    let parses = |profile: &str| {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(file.path(), profile).expect("written");
+        let mut parser = Command::new("/usr/sbin/apparmor_parser");
+        let ran = parser.args(["--skip-kernel-load", "--skip-cache"]).arg(file.path()).output();
+        ran.expect("apparmor_parser is missing: scripts/check installs it (Debian: apparmor)")
+    };
+    // A parser before release 4 knows neither.
+    let older: Vec<&str> =
+        profile.lines().filter(|line| !line.starts_with("abi ") && line.trim() != "userns,").collect();
+    let (whole, rest) = (parses(&profile), parses(&older.join("\n")));
+    let knows_userns = Path::new("/etc/apparmor.d/abi/4.0").exists();
+    assert!(rest.status.success(), "{rest:?}");
+    assert!(whole.status.success() || !knows_userns, "{whole:?}");
+    assert!(!parses(&older.join("\n").replace('{', "(")).status.success(), "the parser accepts everything");
+}
+
 fn seconds(text: &str) -> u64 {
     let (number, factor) = match (text.strip_suffix("min"), text.strip_suffix('s')) {
         (Some(minutes), _) => (minutes, 60),
