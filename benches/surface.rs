@@ -116,7 +116,7 @@ async fn listings(
 }
 
 async fn programs(kernel: &KernelClient, world: &World, report: &mut Report) -> anyhow::Result<()> {
-    let [mut own, mut peer, mut entered] = <[Samples; 3]>::default();
+    let [mut own, mut code, mut peer, mut entered] = <[Samples; 4]>::default();
     let standing = StandingSandbox::start().ok();
     let program = Program { argv: vec!["/bin/true".into()], cwd: String::new(), detached: false, terminal: None };
     let request = ExecRequest { what: Work::Process(program), ..ExecRequest::default() };
@@ -127,6 +127,9 @@ async fn programs(kernel: &KernelClient, world: &World, report: &mut Report) -> 
         let result = process.execution.result().await?;
         own.add(begun.elapsed());
         anyhow::ensure!(result.end.code == 0, "{}", result.end.err);
+        let begun = Instant::now();
+        run(kernel, "/bin/true").await?;
+        code.add(begun.elapsed());
         if let Ok(took) = bubblewrap(Path::new("/bin/true"), &[]) {
             peer.add(took);
         }
@@ -135,6 +138,7 @@ async fn programs(kernel: &KernelClient, world: &World, report: &mut Report) -> 
         }
     }
     report.times("program by argv in a running kernel", &own, None);
+    report.times("  beside: the engine, bash, runs the program", &code, None);
     if peer.count() > 0 {
         report.times("  beside: bwrap with a new sandbox for each", &peer, None);
     }
