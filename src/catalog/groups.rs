@@ -4,6 +4,7 @@ use rusqlite::{OptionalExtension as _, Row, params};
 
 use super::error::CatalogError;
 use super::handle::{CatalogHandle, Notes, Written};
+use super::handovers;
 use super::row::{bytes, json, signed, to_json, unsigned, wrong};
 use super::sqlite::{Db, Result};
 use super::thread::Pending;
@@ -352,6 +353,9 @@ pub(super) fn insert_member(db: &Db, group: GroupId, member: &Member) -> Result<
     }
     let target = to_json(db.path(), "a member", &member.target)?;
     let kernel = match &member.target {
+        Target::Kernel { id } if handovers::is_moving(db, *id)? => {
+            return Err(CatalogError::Conflict("the kernel has an unfinished handover".into()));
+        }
         Target::Kernel { id } => Some(*id.as_bytes()),
         Target::Repository { .. }
         | Target::Database { .. }

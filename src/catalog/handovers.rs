@@ -34,7 +34,7 @@ impl CatalogHandle {
     /// Records a handover.
     ///
     /// # Errors
-    /// `Limit`; `Sqlite` if the id is recorded.
+    /// `Conflict` if a group has the kernel that leaves, `Limit`; `Sqlite` if the id is recorded.
     pub fn put_handover(&self, handover: HandoverRow) -> Pending<()> {
         self.write("catalog.handover.put", move |db| put(db, &handover))
     }
@@ -110,6 +110,11 @@ fn put(db: &Db, handover: &HandoverRow) -> Result<()> {
         }
     }
     let HandoverRow { id, side, kernel, uid, live, record, at_ms } = handover;
+    // The supervisor has looked, but a group may have got it since.
+    let is_member = "SELECT EXISTS (SELECT 1 FROM group_members WHERE kernel = ?)";
+    if *side == Side::Out && exists(db, is_member, *kernel)? {
+        return Err(super::CatalogError::Conflict("the kernel is a member of a group".into()));
+    }
     db.sql("record handover", |c| {
         c.prepare_cached(
             "INSERT INTO handovers (id, side, kernel, uid, live, record, at_ms) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -117,6 +122,15 @@ fn put(db: &Db, handover: &HandoverRow) -> Result<()> {
         .execute(params![id.as_bytes(), i64::from(*side == Side::In), kernel.as_bytes(), uid, live, record, at_ms])
         .map(drop)
     })
+}
+
+/// Whether a kernel is moving to or from this host.
+pub(super) fn is_moving(db: &Db, kernel: KernelId) -> Result<bool> {
+    exists(db, "SELECT EXISTS (SELECT 1 FROM handovers WHERE kernel = ? AND live = 0)", kernel)
+}
+
+fn exists(db: &Db, query: &str, kernel: KernelId) -> Result<bool> {
+    db.sql("look for kernel", |c| c.prepare_cached(query)?.query_row([kernel.as_bytes()], |row| row.get(0)))
 }
 
 fn list(db: &Db) -> Result<Vec<HandoverRow>> {

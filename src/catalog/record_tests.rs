@@ -4,7 +4,9 @@ use super::crash_tests::{config, kernel};
 use super::state::{Begun, Direction, EntryKind, ExecBegin, NewCheckpoint, NewEntry, WORK_CHANGED};
 use super::*;
 use crate::core::checkpoint::{CheckpointType, Span};
-use crate::core::ids::{CheckpointId, Digest, KernelId};
+use crate::core::freeze::{Member, Target};
+use crate::core::handover::Side;
+use crate::core::ids::{CheckpointId, Digest, GroupId, HandoverId, KernelId};
 use crate::core::info::JournalView;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
@@ -261,5 +263,36 @@ fn journal_pages_are_byte_bounded() {
             let bytes: usize = page.iter().map(|entry| entry.text.len()).sum();
             assert!(!page.is_empty() && bytes <= limits::JOURNAL_PAGE_BYTES + long.len(), "{view:?}: {bytes}");
         }
+    });
+}
+
+/// Whichever of the two comes first.
+#[test]
+fn members_do_not_move() {
+    let dir = crate::sys::fault::tests::crash_dir();
+    let catalog = Catalog::open(&config(dir.path())).expect("opened");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time");
+    runtime.block_on(async {
+        let (handle, group) = (catalog.handle(), GroupId::from_bytes([3; 16]));
+        handle.insert_kernel(kernel(ID, "k"), None, Notes::default()).await.expect("known");
+        handle.create_group(group, 1000, "shop".into(), 1, Notes::default()).await.expect("made");
+        let member = || Member { name: "k".into(), target: Target::Kernel { id: ID } };
+        let handover = |side, live| {
+            let (id, record) = (HandoverId::from_bytes([4; 16]), String::from("{}"));
+            HandoverRow { id, side, kernel: ID, uid: 1000, live, record, at_ms: 1 }
+        };
+        let is_conflict = |refused: Result<(), CatalogError>| matches!(refused, Err(CatalogError::Conflict(_)));
+        for side in [Side::Out, Side::In] {
+            handle.put_handover(handover(side, false)).await.expect("recorded");
+            let added = handle.add_member(group, member(), Notes::default()).await.map(drop);
+            assert!(is_conflict(added), "{side:?}");
+            handle.forget_handover(HandoverId::from_bytes([4; 16])).await.expect("removed");
+        }
+        // The record of an arrival stays.
+        handle.put_handover(handover(Side::In, true)).await.expect("recorded");
+        handle.add_member(group, member(), Notes::default()).await.expect("added");
+        handle.forget_handover(HandoverId::from_bytes([4; 16])).await.expect("removed");
+        assert!(is_conflict(handle.put_handover(handover(Side::Out, false)).await));
+        assert_eq!(handle.handovers().await.expect("readable"), []);
     });
 }

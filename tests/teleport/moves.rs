@@ -284,3 +284,35 @@ fn move_checks_expected_version() {
         assert!(succeeds || done.is_err_and(|error| error.reason == "version"));
     }
 }
+
+/// Such a group could never be frozen.
+#[test]
+fn groups_refuse_departed_kernels() {
+    let (here, there) = pair(User::Own);
+    set_up(&here, "demo");
+    here.ok(&["group", "new", "shop"]);
+    let refused = |code: i32, words: &[&str]| {
+        let output = here.cli(&["group", "add", "shop", "--kernel", "demo"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        let shown: Value = serde_json::from_str(&here.ok(&["group", "show", "shop", "--json"])).expect("JSON");
+        assert_eq!(shown["members"], serde_json::json!([]));
+    };
+    let mut command = here.command("ryokan");
+    let mut waiting = command.args(["--no-autostart", "teleport", "demo", "--to", "exec:sleep 600"]).spawn().unwrap();
+    until("the move begins", || !handovers(&here).is_empty());
+    refused(
+        4,
+        &["kernel demo has an unfinished handover", "cannot be a member", "teleport --status", "teleport demo --abort"],
+    );
+    here.ok(&["teleport", "demo", "--abort"]);
+    assert!(!waiting.wait().unwrap().success());
+    until("the move ends", || handovers(&here).is_empty());
+    moved(&here, "demo", &there, &[]);
+    refused(4, &["kernel demo moved to host", "cannot be a member", "on that host", "ryokan rm demo"]);
+    // What arrived is a kernel like others.
+    there.ok(&["group", "new", "shop"]);
+    there.ok(&["group", "add", "shop", "--kernel", "demo"]);
+    there.ok(&["freeze", "shop"]);
+}

@@ -86,7 +86,7 @@ pub async fn add(
     let (target, own_name) = match kind {
         "kernel" => {
             let kernel = supervisor.find(actor.uid, target)?;
-            may_be_member(&kernel)?;
+            may_be_member(supervisor, &kernel).await?;
             (Target::Kernel { id: kernel.id }, kernel.spec().name.to_string())
         }
         "command" => {
@@ -204,8 +204,19 @@ pub(super) fn check_single(host: &Host, groups: &[Group], target: &Target) -> Re
     Ok(())
 }
 
-fn may_be_member(kernel: &Kernel) -> Result<()> {
-    let name = &kernel.spec().name;
+async fn may_be_member(supervisor: &Supervisor, kernel: &Kernel) -> Result<()> {
+    let name = kernel.spec().name.clone();
+    kernel.check_here().map_err(|error| {
+        let hint = format!("make the group on that host; `ryokan rm {name}` deletes what is left here");
+        Error { message: format!("{}, and cannot be a member here", error.message), ..error }.hint(hint)
+    })?;
+    supervisor.refuse_in_handover(kernel).await.map_err(|error| match error.reason.as_str() {
+        "handover" => {
+            let hint = format!("{}; `ryokan teleport {name} --abort` cancels it", error.hint);
+            Error { message: format!("{}, and cannot be a member before its end", error.message), ..error }.hint(hint)
+        }
+        _ => error,
+    })?;
     if kernel.thread_of.is_some() {
         return Err(Error::refused(format!("{name} works in the workspace of {}", kernel.files().spec().name))
             .reason("thread")

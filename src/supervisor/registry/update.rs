@@ -27,7 +27,7 @@ impl Supervisor {
     ///
     /// # Errors
     /// `conflict`.
-    pub(super) async fn refuse_in_handover(&self, kernel: &Kernel) -> Result<()> {
+    pub(crate) async fn refuse_in_handover(&self, kernel: &Kernel) -> Result<()> {
         let handovers = self.host.catalog.handovers().await?;
         match handovers.iter().any(|row| row.kernel == kernel.id && !row.live) {
             true => Err(Error::conflict(format!("kernel {} has an unfinished handover", kernel.spec().name))
