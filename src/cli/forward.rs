@@ -24,6 +24,7 @@ use super::{exit, paths, render};
 use crate::core::error::{Error, ErrorCode};
 use crate::core::limits;
 use crate::rpc::client::PortClient;
+use crate::sys::loopback;
 
 /// Pause after a failed accept: an immediate retry would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -36,7 +37,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
   curl --unix-socket \"$XDG_RUNTIME_DIR/ryokan/ports/demo-8000.sock\" http://localhost/
   ryokan forward demo 8000 --listen 127.0.0.1:8080
 
-The listener is a Unix socket that only you can use. Every local user and every program on this host can connect to a loopback port, so it must be asked for by name; port 0 takes a free one. The program inside listens on 127.0.0.1, ::1 or all addresses. Each connection is made when it is used: one that is refused inside is closed here, with a line on stderr. Ends with Ctrl-C, and with the kernel's worker.")]
+The listener is a Unix socket that only you can use. A loopback port must be asked for by name; port 0 takes a free one. It serves your programs and those of root, in a browser also the pages that it shows; connections of other users, and those whose program has closed them already, are closed at once, with a line on stderr. The program inside listens on 127.0.0.1, ::1 or all addresses. Each connection is made when it is used: one that is refused inside is closed here, with a line on stderr. Ends with Ctrl-C, and with the kernel's worker.")]
 pub struct ForwardArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -98,11 +99,20 @@ impl Drop for OwnSocket {
 trait Local: AsyncRead + AsyncWrite + Unpin {
     /// Closes it in a way that its other end takes for an error.
     fn reset(self: Box<Self>) {}
+
+    /// Its ends, if any user can connect: here and there.
+    fn ends(&self) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
+        Ok(None)
+    }
 }
 
 impl Local for tokio::net::UnixStream {}
 
 impl Local for tokio::net::TcpStream {
+    fn ends(&self) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
+        Ok(Some((self.local_addr()?, self.peer_addr()?)))
+    }
+
     fn reset(self: Box<Self>) {
         // Without it the close is a normal end.
         let _ = self.set_zero_linger();
@@ -198,7 +208,7 @@ pub async fn forward(context: &Context, args: ForwardArgs) -> Result<(), Failure
     let listener = Listener::bind(&listen)?;
     let address = listener.address();
     if matches!(listen, Listen::Loopback(_)) {
-        let text = format!("every user of this host can connect to {address}");
+        let text = format!("{address} serves all programs of this user and of root");
         context.say(warning(&text, context.terminal.paint_stderr).trim_end());
     }
     context.show(
@@ -238,7 +248,11 @@ async fn serve(listener: &Listener, port: &PortClient, number: u16) -> std::conv
         open.set(open.get() + 1);
         let (open, port) = (Rc::clone(&open), port.clone());
         tokio::task::spawn_local(async move {
-            match port.connect().await {
+            let opened = match admit(&*local).await {
+                Ok(()) => port.connect().await,
+                Err(error) => Err(error),
+            };
+            match opened {
                 // An end in the middle is for the two programs to notice.
                 Ok(stream) => drop(stream.splice(local).await),
                 Err(error) => {
@@ -248,6 +262,19 @@ async fn serve(listener: &Listener, port: &PortClient, number: u16) -> std::conv
             }
             open.set(open.get() - 1);
         });
+    }
+}
+
+/// Refuses a connection of another user than this one and root.
+async fn admit(connection: &dyn Local) -> Result<(), Error> {
+    let internal = |error: io::Error| Error::internal(format!("its user could not be found: {error}"));
+    let Some((here, there)) = connection.ends().map_err(internal)? else { return Ok(()) };
+    // The table is long on a host with many connections.
+    let found = tokio::task::spawn_blocking(move || loopback::peer_uid(here, there));
+    match found.await.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(internal)? {
+        Some(uid) if uid == 0 || uid == nix::unistd::geteuid().as_raw() => Ok(()),
+        Some(uid) => Err(Error::refused(format!("it is of user {uid}"))),
+        None => Err(Error::refused("its program has closed it already")),
     }
 }
 

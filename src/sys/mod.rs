@@ -16,6 +16,7 @@ pub mod inode;
 #[cfg(target_arch = "x86_64")]
 pub mod kvm;
 pub mod landlock;
+pub mod loopback;
 pub mod monitor;
 pub mod mount;
 pub mod namespace;

@@ -2,7 +2,7 @@
 //! loopback behind them.
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -284,11 +284,62 @@ fn forward_listens_for_its_user_only() {
         host.ok(&["stop", "k"]);
         let (code, text) = loopback.end();
         assert_eq!(code, Some(1), "{text}");
-        assert!(text.contains("every user of this host") && text.contains("worker of kernel k has ended"), "{text}");
+        assert!(
+            text.contains("serves all programs of this user and of root")
+                && text.contains("worker of kernel k has ended"),
+            "{text}"
+        );
         for wrong in [["k", "0"], ["k", "65536"]] {
             assert_eq!(host.cli(&["forward", wrong[0], wrong[1]]).status.code(), Some(2));
         }
         assert_eq!(host.cli(&["forward", "k", "1", "--listen", "0.0.0.0:80"]).status.code(), Some(2));
+    });
+}
+
+/// Connects as another user and sends a text; prints what comes back.
+const STRANGER: &str = "
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+host, port = sys.argv[1].rsplit(':', 1)
+c = socket.create_connection((host.strip('[]'), int(port)))
+try:
+    c.sendall(b'over a socket')
+    c.shutdown(socket.SHUT_WR)
+    print(c.recv(100))
+except OSError:
+    print(b'')
+";
+
+#[test]
+fn loopback_port_refuses_other_users() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("ignored: only root can connect as another user");
+        return;
+    }
+    each_user(|host| {
+        ready(&host);
+        for listen in ["127.0.0.1:0", "[::1]:0"] {
+            if std::net::TcpListener::bind(listen).is_err() {
+                eprintln!("ignored: no {listen} here");
+                continue;
+            }
+            let forward = Forward::start(&host, &["k", "8000", "--listen", listen]);
+            let own = std::fs::metadata(format!("/proc/{}", forward.child.id())).expect("it runs").uid();
+            let connects = |uid: u32| {
+                let mut program = std::process::Command::new("python3");
+                let output = program.args(["-c", STRANGER, &forward.address, &uid.to_string()]).output();
+                String::from_utf8(output.expect("it runs").stdout).expect("text").trim().to_owned()
+            };
+            assert_eq!(connects(own), "b'over a socket'", "{listen}");
+            assert_eq!(connects(0), "b'over a socket'", "{listen}");
+            assert_eq!(connects(65_533), "b''", "{listen}");
+            assert_eq!(connects(own), "b'over a socket'", "{listen}");
+            let pid = nix::unistd::Pid::from_raw(forward.child.id().cast_signed());
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("interrupted");
+            let (code, text) = forward.end();
+            assert_eq!(code, Some(0), "{text}");
+            assert!(text.contains("a connection to port 8000 failed: it is of user 65533"), "{text}");
+        }
     });
 }
 

@@ -5,9 +5,12 @@ import contextlib
 import os
 import socket
 import stat
+import subprocess
+import sys
 
 import ryokan
 from ryokan import aio, errors
+from ryokan._loopback import peer_uid
 
 from support import DaemonTest
 
@@ -28,6 +31,24 @@ up = threading.Event()
 threading.Thread(target=serve, args=(7000, up), daemon=True).start()
 assert up.wait(60)
 """
+
+# Connects as another user; prints what comes back.
+STRANGER = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+host, port = sys.argv[1].split(":")
+with socket.create_connection((host, int(port))) as client:
+    try:
+        client.sendall(b"ping")
+        print(client.recv(4))
+    except OSError:
+        print(b"")
+"""
+
+
+def connect_as(address, uid):
+    command = [sys.executable, "-I", "-c", STRANGER, address, str(uid)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180).stdout.strip()
 
 
 class ForwardTest(DaemonTest):
@@ -74,6 +95,31 @@ class ForwardTest(DaemonTest):
         idle = self.host.create("idle", engine="bash")
         with self.assertRaises(errors.ConflictError):
             idle.forward(7000)
+
+    def test_loopback_refuses_other_users(self):
+        # Only root can connect as another user.
+        uids, wanted = ((0, 65533), ["b'ping'", "b''"]) if os.geteuid() == 0 else ((os.geteuid(),), ["b'ping'"])
+
+        async def use():
+            async with aio.Host.connect() as host:
+                kernel = await host.get("echo")
+                async with kernel.forward(7000, listen="127.0.0.1:0") as forward:
+                    return [await asyncio.to_thread(connect_as, forward.address, uid) for uid in uids]
+
+        self.assertEqual(asyncio.run(use()), wanted)
+        with self.kernel.forward(7000, listen="127.0.0.1:0") as forward:
+            self.assertEqual([connect_as(forward.address, uid) for uid in uids], wanted)
+        for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with socket.socket(family) as listener:
+                listener.bind((host, 0))
+                listener.listen()
+                client = socket.create_connection(listener.getsockname()[:2])
+                served, peer = listener.accept()
+                ends = served.getsockname(), peer
+                self.assertEqual(peer_uid(*ends), os.geteuid())
+                client.close()
+                self.assertIsNone(peer_uid(*ends), "its program has closed it")
+                served.close()
 
     def test_forward_ends_with_worker(self):
         async def use():

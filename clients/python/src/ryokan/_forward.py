@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ._connection import Capability, Connection
+from ._loopback import peer_uid
 from .errors import InvalidArgumentError, RyokanError
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ class Forward:
         assert task is not None
         self._connections.add(task)
         try:
-            await self._splice(reader, writer)
+            if await _is_admitted(writer):
+                await self._splice(reader, writer)
+            else:
+                writer.transport.abort()
         except (RyokanError, OSError, asyncio.CancelledError):
             # An end in the middle is for the two programs to notice.
             writer.transport.abort()
@@ -131,6 +135,15 @@ class Forward:
         self._watch.cancel()
         self._end()
         await asyncio.wait([self._watch])
+
+
+async def _is_admitted(writer: asyncio.StreamWriter) -> bool:
+    """Whether a connection is of this user or of root, and its program has not closed it."""
+    if writer.get_extra_info("socket").family == socket.AF_UNIX:
+        return True
+    ends = [writer.get_extra_info(name) for name in ("sockname", "peername")]
+    # The table is long on a host with many connections.
+    return await asyncio.to_thread(peer_uid, *ends) in (0, os.geteuid())
 
 
 def _loopback(listen: str) -> tuple[str, int]:

@@ -426,8 +426,8 @@ class Kernel:
         """Opens a TCP port of a kernel without network on a local socket, while its worker lives.
 
         `await kernel.forward(8000)`, or `async with kernel.forward(8000) as forward`. `listen` is
-        `unix:PATH` or a loopback address such as `127.0.0.1:0`, to which every user of this host can
-        connect; by default a Unix socket in a new directory of this user.
+        `unix:PATH` or a loopback address such as `127.0.0.1:0`, which serves programs of this user and
+        of root only; by default a Unix socket in a new directory of this user.
 
         Raises:
             ConflictError: the kernel has no worker.
