@@ -79,6 +79,11 @@ pub struct PsArgs {
 
 /// `ryokan kill`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ryokan kill demo 7
+  ryokan kill demo 7 -s TERM
+
+A signal is a name, with or without SIG, or a number.")]
 pub struct KillArgs {
     /// Name or id of the kernel
     pub name: String,
@@ -95,7 +100,10 @@ fn parse_signal(text: &str) -> Result<i32, String> {
     let name = text.to_ascii_uppercase();
     let named = || [name.clone(), format!("SIG{name}")].iter().find_map(|name| name.parse::<Signal>().ok());
     let signal = text.parse().map_or_else(|_| named(), known);
-    signal.map(|signal| signal as i32).ok_or_else(|| format!("{text:?} is no signal"))
+    signal.map(|signal| signal as i32).ok_or_else(|| {
+        let names: Vec<&str> = Signal::iterator().map(|signal| &signal.as_str()["SIG".len()..]).collect();
+        format!("it is no signal: give a name, with or without SIG, or a number (names: {})", names.join(", "))
+    })
 }
 
 /// Runs a program beside the engine.
@@ -231,8 +239,9 @@ mod tests {
         for (text, number) in [("TERM", 15), ("sigterm", 15), ("9", 9), ("HUP", 1)] {
             assert_eq!(parse_signal(text), Ok(number), "{text}");
         }
-        for text in ["", "0", "99", "-1", "TERMS"] {
-            assert!(parse_signal(text).is_err(), "{text}");
+        for text in ["", "0", "99", "-1", "TERMS", "SIG", "SIGSIGTERM"] {
+            let said = parse_signal(text).expect_err(text);
+            assert!(said.contains("names: HUP, INT, ") && said.contains(" TERM, "), "{said}");
         }
     }
 }
