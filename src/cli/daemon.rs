@@ -12,7 +12,9 @@ use nix::unistd::Pid;
 use tokio::io::Interest;
 
 use super::context::{CLIENT, Context};
+use super::drive::Signals;
 use super::failure::Failure;
+use super::journal::until_signal;
 use super::{exit, paths, render};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::KernelFilter;
@@ -187,7 +189,10 @@ async fn log(context: &Context, follow: bool, lines: usize) -> Result<(), Failur
             }
         }
     };
-    print_file(context, &file, follow, lines).await
+    match follow {
+        true => until_signal(&mut Signals::catch()?, print_file(context, &file, follow, lines)).await,
+        false => print_file(context, &file, follow, lines).await,
+    }
 }
 
 /// Becomes `journalctl`.

@@ -1,5 +1,10 @@
 //! `ryokan daemon`.
 
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::support::{Host, users};
@@ -27,4 +32,27 @@ fn daemon_command_shows_and_stops() {
         host.launch();
         assert_eq!(host.ok(&["exec", "k", "echo $kept"]), "1\n");
     }
+}
+
+#[test]
+fn followed_log_ends_with_ctrl_c() {
+    let host = Host::start();
+    let follows = |host: &Host, signal: Signal| {
+        let mut command = host.command("ryokan");
+        command.args(["daemon", "log", "-f"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it runs");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        lines.read_line(&mut line).expect("a line");
+        assert!(line.ends_with('\n'), "{line}");
+        let pid = Pid::from_raw(child.id().cast_signed());
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        assert_eq!(children, "", "it has no child that could stay");
+        kill(pid, signal).expect("sent");
+        let mut text = String::new();
+        child.stderr.take().expect("piped").read_to_string(&mut text).expect("read");
+        (child.wait().expect("ended").code(), text)
+    };
+    assert_eq!(follows(&host, Signal::SIGINT), (Some(0), String::new()));
+    assert_eq!(follows(&host, Signal::SIGTERM), (Some(143), String::new()));
 }
