@@ -146,6 +146,7 @@ struct KernelUpdate {
 struct DiskUsage {
   kernels @0 :List(KernelDisk);
   host @1 :List(DiskPart);    # of the data folder; add up to it. Empty for a single kernel
+  store @2 :List(DiskPart);   # what `objects` in `host` are kept for; add up to them. Empty for a single kernel
 }
 struct DiskPart {
   what @0 :Text;
@@ -161,6 +162,7 @@ struct KernelDisk {
   freedBytes @5 :UInt64;      # of these, what only this kernel needs: freed with it, by the next `gc`
   each @6 :List(CheckpointDisk); # newest first; only in the answer for one kernel
   incomplete @7 :Text;        # why files or objects are missing in the figures; empty: none is
+  kept @8 :List(DiskPart);    # what it needs `storedBytes` for; add up to them. An object counts once
 }
 struct CheckpointDisk {
   id @0 :Text;
@@ -168,6 +170,7 @@ struct CheckpointDisk {
   storedBytes @2 :UInt64;
   freedBytes @3 :UInt64;      # of these, what no other checkpoint, kernel or record needs
   machineBytes @4 :UInt64;    # of a virtual machine's memory, state and disk; 0: of kind `checkpoint`
+  why @5 :Text;               # why it is kept
 }
 
 interface Kernel {

@@ -12,7 +12,7 @@ use super::{json, render};
   ryokan du
   ryokan du demo
 
-Sizes are those on the disk. CHECKPOINTS is what a kernel's checkpoints, blobs and kept output take in the store, where equal data is kept once; FREED is the part that only this kernel needs. Removing a checkpoint or a kernel releases its data, ryokan gc then gives the room back. With a name: the same for each checkpoint, alone.")]
+Sizes are those on the disk. CHECKPOINTS is what a kernel's checkpoints, blobs and kept output take in the store, where equal data is kept once; FREED is the part that only this kernel needs. OBJECTS FOR says what the store keeps them for, each once, with the first reason; KEPT why retention keeps a checkpoint. Removing a checkpoint or a kernel releases its data, ryokan gc then gives the room back. With a name: the same for each checkpoint, alone.")]
 pub struct UsageArgs {
     /// Name or id of a kernel; without it all kernels and the data folder
     pub name: Option<String>,

@@ -46,6 +46,8 @@ pub struct DiskUsage {
     pub kernels: Vec<KernelDisk>,
     /// The parts of the data folder, which add up to it; none for a single kernel.
     pub host: Vec<DiskPart>,
+    /// What the store's objects are kept for; adds up to them. None for a single kernel.
+    pub store: Vec<DiskPart>,
 }
 
 /// A part of a folder.
@@ -74,6 +76,8 @@ pub struct KernelDisk {
     pub stored_bytes: u64,
     /// Of these, what no other kernel needs.
     pub freed_bytes: u64,
+    /// What it needs them for; adds up to [`Self::stored_bytes`].
+    pub kept: Vec<DiskPart>,
     /// Its checkpoints, newest first, if asked for.
     pub each: Vec<CheckpointDisk>,
     /// Why files or objects are missing in the figures; empty: none is.
@@ -93,6 +97,8 @@ pub struct CheckpointDisk {
     pub freed_bytes: u64,
     /// Size of its virtual machine, bytes; 0: it is of kind checkpoint.
     pub machine_bytes: u64,
+    /// Why it is kept.
+    pub why: String,
 }
 
 impl KernelDisk {

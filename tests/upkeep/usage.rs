@@ -66,11 +66,54 @@ fn figures_add_up_to_folders() {
             let shown = host.ok(&["du"]);
             assert!(shown.contains("unreferenced") && shown.contains("two"), "{shown}");
             assert!(host.ok(&["du", "one"]).contains("taken"));
+            assert_eq!(sum(&usage.store), part(&usage.host, "objects"), "{:?}", usage.store);
+            for kernel in &usage.kernels {
+                assert_eq!(sum(&kernel.kept), kernel.stored_bytes, "{kernel:?}");
+            }
             let json: serde_json::Value = serde_json::from_str(&host.ok(&["du", "one", "--json"])).expect("JSON");
             assert_eq!(json["each"].as_array().map(Vec::len), Some(json["checkpoints"].as_u64().unwrap_or(0) as usize));
             assert_eq!(host.cli(&["du", "none"]).status.code(), Some(3));
         });
     }
+}
+
+#[test]
+fn figures_name_reasons() {
+    let host = host(User::Own);
+    host.with(async |client| {
+        let one = kernel(&client, "one", EngineName::Bash).await;
+        fill(&one, "data", 3).await;
+        manual(&one, "taken").await;
+        out(&one, "head -c 2M /dev/urandom | base64").await;
+        host.ok(&["group", "new", "shop"]);
+        host.ok(&["group", "add", "shop", "--kernel", "one"]);
+        host.ok(&["freeze", "shop"]);
+        std::fs::write(host.path("blob"), vec![7_u8; 5000]).expect("written");
+        host.ok(&["blob", "put", "one", host.path("blob").to_str().expect("UTF-8")]);
+        for args in [&["du", "--json"][..], &["du", "one", "--json"]] {
+            let shown: serde_json::Value = serde_json::from_str(&host.ok(args)).expect("JSON");
+            let parts = if args.len() == 2 { &shown["store"] } else { &shown["kept"] };
+            let of = |what: &str| {
+                let part = parts.as_array().expect("a list").iter().find(|part| part["what"] == what);
+                let part = part.unwrap_or_else(|| panic!("no {what}: {shown}"));
+                assert!(part["why"].as_str().is_some_and(|why| !why.is_empty()), "{part}");
+                part["bytes"].as_u64().expect("a number")
+            };
+            assert!((3 << 20..4 << 20).contains(&of("checkpoints")), "{shown}");
+            assert!((1 << 20..4 << 20).contains(&of("output")) && of("blobs") > 0, "{shown}");
+            // Only the freeze itself: its kernel's part is a checkpoint.
+            assert!(args.len() == 3 || of("freezes") > 0, "{shown}");
+        }
+        let shown: serde_json::Value = serde_json::from_str(&host.ok(&["du", "one", "--json"])).expect("JSON");
+        let why: Vec<&str> =
+            shown["each"].as_array().expect("a list").iter().filter_map(|one| one["why"].as_str()).collect();
+        assert_eq!(why, ["freeze 1 of shop", "manual"]);
+        let (all, text) = (host.ok(&["du"]), host.ok(&["du", "one"]));
+        for wanted in ["OBJECTS FOR", "output of executions", "kept until their kernel"] {
+            assert!(all.contains(wanted) && text.contains(wanted), "{wanted}: {all}{text}");
+        }
+        assert!(all.contains("states of groups") && text.contains("freeze 1 of shop"), "{all}{text}");
+    });
 }
 
 #[test]

@@ -147,7 +147,11 @@ class ForwardTest(DaemonTest):
         self.assertIn("room", [disk.name for disk in usage.kernels])
         self.assertGreater(sum(part.bytes for part in usage.host), 1 << 20)
         (disk,) = self.host.du("room").kernels
-        self.assertEqual([one.name for one in disk.each], ["one"])
+        self.assertEqual([(one.name, one.why) for one in disk.each], [("one", "manual")])
+        self.assertEqual(sum(part.bytes for part in disk.kept), disk.stored_bytes)
+        self.assertEqual(
+            sum(part.bytes for part in usage.store), next(part.bytes for part in usage.host if part.what == "objects")
+        )
         self.assertGreaterEqual(disk.freed_bytes, 1 << 20)
         with self.assertRaises(errors.NotFoundError):
             self.host.du("absent")

@@ -27,7 +27,9 @@ pub fn disk_usage(usage: &DiskUsage, paint: Paint) -> String {
     let mut text = table.text("no kernels", paint);
     if !usage.host.is_empty() {
         text.push('\n');
-        text.push_str(&parts(&usage.host, paint));
+        text.push_str(&parts("PART", &usage.host, paint));
+        text.push('\n');
+        text.push_str(&parts("OBJECTS FOR", &usage.store, paint));
     }
     text + &incomplete(usage, paint)
 }
@@ -36,13 +38,15 @@ pub fn disk_usage(usage: &DiskUsage, paint: Paint) -> String {
 pub fn kernel_disk(usage: &DiskUsage, paint: Paint) -> String {
     let mut text = String::new();
     for kernel in &usage.kernels {
-        text.push_str(&parts(&kernel.parts, paint));
-        let mut table = Table::new(&["CHECKPOINT", "KIND", "STORED", "FREED", "NAME"]);
+        text.push_str(&parts("PART", &kernel.parts, paint));
+        text.push('\n');
+        text.push_str(&parts("OBJECTS FOR", &kernel.kept, paint));
+        let mut table = Table::new(&["CHECKPOINT", "KIND", "STORED", "FREED", "KEPT", "NAME"]);
         for one in &kernel.each {
             let short: String = one.id.to_string().chars().take(10).collect();
             let kind = if one.machine_bytes > 0 { SnapshotKind::Teleport } else { SnapshotKind::Checkpoint };
             let [stored, freed] = [one.stored_bytes, one.freed_bytes].map(format_size);
-            table.row(&[short, kind.name().to_owned(), stored, freed, one.name.clone()]);
+            table.row(&[short, kind.name().to_owned(), stored, freed, one.why.clone(), one.name.clone()]);
         }
         text.push('\n');
         text.push_str(&table.text("no checkpoints", paint));
@@ -52,8 +56,8 @@ pub fn kernel_disk(usage: &DiskUsage, paint: Paint) -> String {
     text + &incomplete(usage, paint)
 }
 
-fn parts(parts: &[DiskPart], paint: Paint) -> String {
-    let mut table = Table::new(&["PART", "SIZE", ""]);
+fn parts(head: &str, parts: &[DiskPart], paint: Paint) -> String {
+    let mut table = Table::new(&[head, "SIZE", ""]);
     for part in parts.iter().filter(|part| part.bytes > 0) {
         table.row(&[part.what.as_str(), &format_size(part.bytes), &part.why]);
     }

@@ -61,6 +61,7 @@ pub fn read_disk_usage(reader: wire::disk_usage::Reader<'_>) -> Result<DiskUsage
     Ok(DiskUsage {
         kernels: kernels.iter().map(read_kernel).collect::<Result<_>>()?,
         host: read_parts(reader.get_host())?,
+        store: read_parts(reader.get_store())?,
     })
 }
 
@@ -74,6 +75,7 @@ fn read_kernel(reader: wire::kernel_disk::Reader<'_>) -> Result<KernelDisk> {
             stored_bytes: one.get_stored_bytes(),
             freed_bytes: one.get_freed_bytes(),
             machine_bytes: one.get_machine_bytes(),
+            why: read_text(one.get_why(), "why")?,
         })
     };
     Ok(KernelDisk {
@@ -83,6 +85,7 @@ fn read_kernel(reader: wire::kernel_disk::Reader<'_>) -> Result<KernelDisk> {
         checkpoints: reader.get_checkpoints(),
         stored_bytes: reader.get_stored_bytes(),
         freed_bytes: reader.get_freed_bytes(),
+        kept: read_parts(reader.get_kept())?,
         each: each.iter().map(checkpoint).collect::<Result<_>>()?,
         incomplete: read_text(reader.get_incomplete(), "incomplete")?,
     })
@@ -91,6 +94,7 @@ fn read_kernel(reader: wire::kernel_disk::Reader<'_>) -> Result<KernelDisk> {
 /// Writes figures of disk usage.
 pub fn write_disk_usage(mut builder: wire::disk_usage::Builder<'_>, usage: &DiskUsage) {
     write_parts(builder.reborrow().init_host(usage.host.len() as u32), &usage.host);
+    write_parts(builder.reborrow().init_store(usage.store.len() as u32), &usage.store);
     let mut kernels = builder.init_kernels(usage.kernels.len() as u32);
     for (i, kernel) in usage.kernels.iter().enumerate() {
         let mut one = kernels.reborrow().get(i as u32);
@@ -101,6 +105,7 @@ pub fn write_disk_usage(mut builder: wire::disk_usage::Builder<'_>, usage: &Disk
         one.set_freed_bytes(kernel.freed_bytes);
         one.set_incomplete(kernel.incomplete.as_str());
         write_parts(one.reborrow().init_parts(kernel.parts.len() as u32), &kernel.parts);
+        write_parts(one.reborrow().init_kept(kernel.kept.len() as u32), &kernel.kept);
         let mut each = one.init_each(kernel.each.len() as u32);
         for (j, checkpoint) in kernel.each.iter().enumerate() {
             let mut one = each.reborrow().get(j as u32);
@@ -109,6 +114,7 @@ pub fn write_disk_usage(mut builder: wire::disk_usage::Builder<'_>, usage: &Disk
             one.set_stored_bytes(checkpoint.stored_bytes);
             one.set_freed_bytes(checkpoint.freed_bytes);
             one.set_machine_bytes(checkpoint.machine_bytes);
+            one.set_why(checkpoint.why.as_str());
         }
     }
 }

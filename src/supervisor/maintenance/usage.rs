@@ -54,6 +54,38 @@ const HOST_PARTS: &[(&str, &[&str], &str)] = &[
     ("other", &[""], "copies for the next forks, locks, exchanged files"),
 ];
 
+/// What objects of the store are kept for. One that several references need counts with the first of these.
+const REASONS: [(&str, &str); 5] = [
+    ("checkpoints", "files and state at each; `ryokan retention` limits them, `checkpoint --delete` removes one"),
+    ("freezes", "states of groups; kept until the group is removed"),
+    ("blobs", "blobs and artifacts; kept until their kernel is removed"),
+    ("output", "output of executions, in the journal; kept until the kernel is removed"),
+    ("present files", "files as last captured, with which the next checkpoint begins"),
+];
+
+/// The place of a reference in [`REASONS`].
+fn reason(named: Named) -> usize {
+    match named {
+        Named::Row(RootKind::Checkpoint { .. }) => 0,
+        Named::Freeze { .. } => 1,
+        Named::Row(RootKind::Blob) => 2,
+        Named::Row(RootKind::Output { .. }) => 3,
+        Named::Files => 4,
+    }
+}
+
+fn reasons(bytes: &ByReason) -> Vec<DiskPart> {
+    let part = |((what, why), bytes): (&(&str, &str), &u64)| DiskPart {
+        what: (*what).into(),
+        bytes: *bytes,
+        why: (*why).into(),
+    };
+    REASONS.iter().zip(bytes).map(part).filter(|part| part.bytes > 0).collect()
+}
+
+/// Bytes for each of [`REASONS`].
+type ByReason = [u64; REASONS.len()];
+
 /// What the folders of kernels are for.
 const KERNELS_WHY: &str = "folders of the kernels, and of workers that wait for one";
 
@@ -123,7 +155,8 @@ pub async fn disk_usage(supervisor: &Supervisor, uid: u32, is_operator: bool, na
         }
     }
     if is_operator && one.is_none() {
-        usage.host = of_host(host.environment.data.clone(), objects.needed).await?;
+        usage.host = of_host(host.environment.data.clone(), objects.needed.iter().sum()).await?;
+        usage.store = reasons(&objects.needed);
     }
     Ok(usage)
 }
@@ -176,10 +209,15 @@ async fn of_kernel(
     });
     let mut each = Vec::new();
     if !objects.each.is_empty() {
-        for checkpoint in kernel.records.all_checkpoints().await? {
+        for (checkpoint, fate) in kernel.fates(host.now_ms()).await? {
+            let freeze = match checkpoint.pinned {
+                true => host.catalog.freeze_of_checkpoint(kernel.id, checkpoint.id).await?,
+                false => None,
+            };
+            let why = freeze.map_or_else(|| fate.to_string(), |(group, number)| format!("freeze {number} of {group}"));
             let (stored_bytes, freed_bytes) = objects.each.get(&checkpoint.number).copied().unwrap_or_default();
             let Checkpoint { id, name, machine_bytes, .. } = checkpoint;
-            each.push(CheckpointDisk { id, name, stored_bytes, freed_bytes, machine_bytes });
+            each.push(CheckpointDisk { id, name, stored_bytes, freed_bytes, machine_bytes, why });
         }
     }
     let measured = KernelDisk {
@@ -187,8 +225,9 @@ async fn of_kernel(
         name: kernel.spec().name.to_string(),
         parts,
         checkpoints: u32::try_from(kernel.view().checkpoints).unwrap_or(u32::MAX),
-        stored_bytes: found.stored,
+        stored_bytes: found.stored.iter().sum(),
         freed_bytes: found.freed,
+        kept: reasons(&found.stored),
         each,
         incomplete: found.incomplete,
     };
@@ -283,6 +322,7 @@ pub(super) async fn by_kernel(roots: Vec<Root>) -> Result<NeededBy> {
         for (kernel, named, digest) in roots {
             all.entry(kernel).or_default().push((named, digest));
         }
+        all.values_mut().for_each(|roots| roots.sort_by_key(|(named, _)| reason(*named)));
         Ok(all.into_iter().collect())
     })
     .await
@@ -291,7 +331,7 @@ pub(super) async fn by_kernel(roots: Vec<Root>) -> Result<NeededBy> {
 /// What one kernel needs of the store.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Needs {
-    stored: u64,
+    stored: ByReason,
     pub freed: u64,
     incomplete: String,
 }
@@ -299,7 +339,7 @@ pub(super) struct Needs {
 /// What all roots need of the store.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
-    needed: u64,
+    needed: ByReason,
     pub kernels: HashMap<KernelId, Needs>,
     /// Stored and freed bytes of each checkpoint of the kernel that was asked for, by number.
     each: HashMap<u64, (u64, u64)>,
@@ -309,6 +349,8 @@ pub(super) struct Objects {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     bytes: u64,
+    /// The first of the reasons why it is kept.
+    reason: usize,
     /// The only one that needs it; `None`: several do.
     by: Option<u32>,
     /// The last one that counted it.
@@ -360,16 +402,19 @@ impl Entries<'_> {
         Entries { places: HashMap::new(), bounds }
     }
 
-    /// Counts what `who` needs; returns its bytes, and why some are missing.
-    fn count(&mut self, store: &Store, who: u32, roots: &[(Named, Digest)]) -> Result<(u64, String)> {
-        let (mut seen, mut stored, mut incomplete) = (Seen::default(), 0, String::new());
+    /// Counts what `who` needs by `roots`, in the order of the reasons; returns its bytes, and why some are missing.
+    fn count(&mut self, store: &Store, who: u32, roots: &[(Named, Digest)]) -> Result<(ByReason, String)> {
+        let (mut seen, mut stored, mut incomplete) = (Seen::default(), ByReason::default(), String::new());
         for (named, digest) in roots {
+            let at = reason(*named);
             if self.bounds.stopped.load(Ordering::Relaxed) {
                 return Err(Error::unavailable("the measurement was ended"));
             }
             let mut unreadable = None;
             let mut take = |object| match store.stored_parts(object) {
-                Ok(parts) => parts.into_iter().for_each(|(place, bytes)| stored += self.add(place, bytes, who)),
+                Ok(parts) => {
+                    parts.into_iter().for_each(|(place, bytes)| stored[at] += self.add(place, (bytes, at), who));
+                }
                 Err(error) => unreadable = Some(error.to_string()),
             };
             let walked = walk(store, *named, *digest, &mut seen, &mut take);
@@ -385,8 +430,9 @@ impl Entries<'_> {
     }
 
     /// Adds an entry; returns its bytes unless `who` has counted it.
-    fn add(&mut self, place: (u32, u32), bytes: u64, who: u32) -> u64 {
-        let entry = self.places.entry(place).or_insert(Entry { bytes, by: Some(who), last: u32::MAX });
+    fn add(&mut self, place: (u32, u32), (bytes, reason): (u64, usize), who: u32) -> u64 {
+        let entry = self.places.entry(place).or_insert(Entry { bytes, reason, by: Some(who), last: u32::MAX });
+        entry.reason = entry.reason.min(reason);
         if entry.by != Some(who) {
             entry.by = None;
         }
@@ -410,7 +456,7 @@ fn measure(
         objects.kernels.insert(*kernel, Needs { stored, freed: 0, incomplete });
     }
     for entry in entries.places.values() {
-        objects.needed += entry.bytes;
+        objects.needed[entry.reason] += entry.bytes;
         let only = entry.by.and_then(|who| kernels.get(who as usize));
         if let Some(needs) = only.and_then(|(kernel, _)| objects.kernels.get_mut(kernel)) {
             needs.freed += entry.bytes;
@@ -449,7 +495,7 @@ fn of_checkpoints(
     let mut each = HashMap::new();
     for (who, root) in checkpoints.iter().enumerate() {
         let (stored, _) = entries.count(store, who as u32, std::slice::from_ref(root))?;
-        each.insert(numbers[who], (stored, 0));
+        each.insert(numbers[who], (stored.iter().sum(), 0));
     }
     entries.count(store, checkpoints.len() as u32, &rest)?;
     for (place, entry) in &entries.places {

@@ -351,7 +351,7 @@ def _disk_parts(readers: Iterable[Any]) -> list[types.DiskPart]:
 
 
 def _kernel_disk(reader: Any) -> types.KernelDisk:
-    each = [types.CheckpointDisk(one.id, one.name, one.storedBytes, one.freedBytes) for one in reader.each]
+    each = [types.CheckpointDisk(one.id, one.name, one.storedBytes, one.freedBytes, one.why) for one in reader.each]
     return types.KernelDisk(
         id=reader.id,
         name=reader.name,
@@ -359,6 +359,7 @@ def _kernel_disk(reader: Any) -> types.KernelDisk:
         checkpoints=reader.checkpoints,
         stored_bytes=reader.storedBytes,
         freed_bytes=reader.freedBytes,
+        kept=_disk_parts(reader.kept),
         each=each,
         incomplete=reader.incomplete,
     )
@@ -366,7 +367,8 @@ def _kernel_disk(reader: Any) -> types.KernelDisk:
 
 @_reads
 def disk_usage(reader: Any) -> types.DiskUsage:
-    return types.DiskUsage([_kernel_disk(kernel) for kernel in reader.kernels], _disk_parts(reader.host))
+    kernels = [_kernel_disk(kernel) for kernel in reader.kernels]
+    return types.DiskUsage(kernels, _disk_parts(reader.host), _disk_parts(reader.store))
 
 
 @_reads

@@ -612,6 +612,8 @@ class CheckpointDisk:
     stored_bytes: int
     freed_bytes: int
     """Of these, what no other checkpoint, kernel or record needs."""
+    why: str
+    """Why it is kept."""
 
 
 @dataclass(frozen=True)
@@ -627,6 +629,8 @@ class KernelDisk:
     """Of the store's objects that its checkpoints, blobs and kept output need."""
     freed_bytes: int
     """Of these, what only this kernel needs."""
+    kept: Sequence[DiskPart]
+    """What it needs `stored_bytes` for; they add up to them."""
     each: Sequence[CheckpointDisk]
     """Newest first; only of a kernel that `du` names."""
     incomplete: str
@@ -640,3 +644,5 @@ class DiskUsage:
     kernels: Sequence[KernelDisk]
     host: Sequence[DiskPart]
     """Of the data folder; they add up to it. Empty for a single kernel."""
+    store: Sequence[DiskPart]
+    """What the `objects` of `host` are kept for; they add up to them. Empty for a single kernel."""
