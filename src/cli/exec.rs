@@ -10,6 +10,7 @@ use super::context::Context;
 use super::drive::{Driven, Runs, Signals, Streams, UNWRITTEN, drive};
 use super::exit;
 use super::failure::Failure;
+use super::missing_module::missing_module;
 use super::paint::Paint;
 use super::spec::{SpecArgs, parse_millis, parse_pair};
 use super::{displays, failure, json, render, terminal, waiting};
@@ -277,7 +278,8 @@ impl Shown<'_> {
             if let Some(text) = text {
                 self.context.say(text.trim_end());
             }
-            if let Some(hint) = missing_module(self.name, self.engine, &result.end.err) {
+            let name = (!self.ephemeral).then_some(self.name);
+            if let Some(hint) = missing_module(name, self.engine, &result.end.err) {
                 self.context.say(&hint);
             }
         }
@@ -286,22 +288,6 @@ impl Shown<'_> {
             code => Err(Failure::Quiet(code)),
         }
     }
-}
-
-/// How to install a Python module that was not found.
-fn missing_module(name: &str, engine: EngineName, err: &str) -> Option<String> {
-    let module = err.strip_prefix("ModuleNotFoundError: No module named '").filter(|_| engine == EngineName::Python)?;
-    let module = module.split(['\'', '.']).next()?;
-    // It is shown as a command.
-    let plain = !module.is_empty() && module.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    plain.then(|| {
-        format!(
-            "hint: the kernel has the packages of its interpreter (import sys; sys.executable)\n  \
-             into the workspace: ryokan update {name} --net host && ryokan stop {name} && ryokan spawn {name} -- \
-             python3 -m pip install --target lib {module}; then: import sys; sys.path.insert(0, '/workspace/lib')\n  a \
-             virtual environment: ryokan update {name} --venv DIR && ryokan stop {name}"
-        )
-    })
 }
 
 /// Adds how to attach again: the execution continues after a lost connection or failed output.
@@ -433,20 +419,4 @@ fn random_name() -> Result<KernelName> {
     getrandom::fill(&mut bytes).map_err(|e| Error::internal(format!("no randomness: {e}")))?;
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("run-{digits}").parse().map_err(|e| Error::internal(format!("{e}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn missing_module_has_hint() {
-        let hint = |engine, err: &str| missing_module("k", engine, err);
-        let of = |module: &str| format!("ModuleNotFoundError: No module named '{module}'");
-        assert!(hint(EngineName::Python, &of("yaml.nodes")).is_some_and(|hint| hint.contains("--target lib yaml;")));
-        assert!(hint(EngineName::Python, &of("yaml")).is_some_and(|hint| hint.contains("--venv DIR")));
-        assert_eq!(hint(EngineName::Python, &of("a; rm -rf x")), None);
-        assert_eq!(hint(EngineName::Python, "ValueError: no"), None);
-        assert_eq!(hint(EngineName::Bash, &of("yaml")), None);
-    }
 }

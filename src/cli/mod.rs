@@ -34,6 +34,7 @@ mod kernels;
 mod manual;
 mod mcp;
 mod mcp_serve;
+mod missing_module;
 mod mounts;
 mod pager;
 pub mod paint;

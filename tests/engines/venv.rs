@@ -66,6 +66,20 @@ fn venv_follows_kernel() {
 }
 
 #[test]
+fn missing_module_names_venv() {
+    let host = Host::start();
+    host.ok(&["new", "lab", "--engine", "python"]);
+    let (code, said) = refused(&host, &["exec", "lab", "import only_here"]);
+    assert!(code == Some(1) && said.contains("ryokan update lab --venv DIR"), "{said}");
+    let (code, said) = refused(&host, &["run", "--engine", "python", "import only_here"]);
+    assert!(code == Some(1) && said.contains("ryokan run --venv DIR") && !said.contains("ryokan update"), "{said}");
+    let venv = made_in(&host.given(User::Own));
+    let run =
+        ["run", "--engine", "python", "--venv", venv.to_str().unwrap(), "import only_here; print(only_here.answer)"];
+    assert_eq!(host.ok(&run), "42\n");
+}
+
+#[test]
 fn venv_in_workspace() {
     let host = Host::start();
     host.ok(&["new", "lab", "--engine", "python"]);

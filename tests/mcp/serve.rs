@@ -89,6 +89,9 @@ fn client_works_in_kernel() {
             // A failure of the code, of an argument and of a name is text for the model.
             let failed = client.fails("execute", json!({ "kernel": "demo", "code": "1 / 0" })).await;
             assert!(failed.contains("ZeroDivisionError") && failed.contains("exit code 1"), "{failed}");
+            let missing = json!({ "kernel": "demo", "code": "import absent_module" });
+            let hint = client.fails("execute", missing).await;
+            assert!(hint.contains("hint: ") && hint.contains("ryokan update demo --venv DIR"), "{hint}");
             let slow = json!({ "kernel": "demo", "code": "import time; time.sleep(60)", "timeout_seconds": 0.2 });
             assert!(client.fails("execute", slow).await.contains("timeout"));
             assert!(client.fails("execute", json!({ "kernel": "demo" })).await.contains("code is missing"));

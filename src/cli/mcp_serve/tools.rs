@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::access::Access;
 use super::parameters::{Arguments, Kind, Parameter, optional, schema, text};
+use crate::cli::missing_module::missing_module;
 use crate::cli::paint::Paint;
 use crate::cli::{render, spec};
 use crate::core::checkpoint::{CheckpointRequest, CheckpointType};
@@ -253,7 +254,11 @@ async fn execute(access: &Access, arguments: &Arguments, cancelled: &Cancellatio
         }
     };
     let value = render::value_of(&result, info.spec.engine);
-    let mut content = vec![ContentBlock::text(shorten(outcome(&result, value), access.most_bytes))];
+    let mut text = shorten(outcome(&result, value), access.most_bytes);
+    if let Some(hint) = missing_module(Some(info.spec.name.as_str()), info.spec.engine, &result.end.err) {
+        text.push_str(&format!("{hint}\n"));
+    }
+    let mut content = vec![ContentBlock::text(text)];
     content.extend(result.displays.iter().filter_map(image));
     match result.end.status {
         ExecStatus::Done => Ok(CallToolResult::success(content)),

@@ -17,6 +17,7 @@ use super::context::Context;
 use super::drive::{Driven, Runs, Signals, Streams, drive};
 use super::exec::{end_text, interrupt_note};
 use super::failure::Failure;
+use super::missing_module::missing_module;
 use super::{displays, exit, failure, paths, render};
 use crate::core::error::{Error, ErrorCode};
 use crate::core::exec::ExecRequest;
@@ -109,6 +110,9 @@ impl Session<'_> {
                 displays::tell(self.context, &result.displays);
                 if let Some(text) = end_text(&self.name, &result, wrote_stderr, self.context.terminal.paint_stderr) {
                     self.context.say(text.trim_end());
+                }
+                if let Some(hint) = missing_module(Some(&self.name), self.info.spec.engine, &result.end.err) {
+                    self.context.say(&hint);
                 }
                 Ok(())
             }
