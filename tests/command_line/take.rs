@@ -58,11 +58,18 @@ fn changes_on_both_sides_are_refused() {
 #[test]
 fn diff_compares_two_kernels() {
     let host = forked();
+    host.ok(&["exec", "k", "only=1; both=1"]);
+    host.ok(&["exec", "try-2", "both=2; f() { echo f; }"]);
     let changes = host.ok(&["diff", "k", "--with", "try-2"]);
-    for wanted in ["src/a", "new/deep/f", "- old/file", "env/y"] {
-        assert!(changes.contains(wanted) || wanted == "env/y", "{wanted}: {changes}");
+    let state = ["~ var/both", "+ var/y", "- var/only", "+ fn/f"];
+    for wanted in ["~ src/a", "+ new/deep/f", "- old/file"].into_iter().chain(state) {
+        assert!(changes.contains(wanted), "{wanted}: {changes}");
     }
-    assert!(changes.contains('y') && !changes.contains("journal"), "{changes}");
+    assert!(!changes.contains("journal"), "{changes}");
+    let json = host.ok(&["diff", "k", "--with", "try-2", "--json"]);
+    let found = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    let areas: std::collections::BTreeSet<String> = found.map(|one| one["area"].to_string()).collect();
+    assert!(areas.contains("\"state\"") && areas.contains("\"file\""), "{areas:?}");
     let text = host.ok(&["diff", "k", "--with", "try-2", "-p", "--", "src"]);
     assert!(text.contains("-1\n+2"), "{text}");
     let same = host.ok(&["diff", "k", "--with", "try-1"]);
