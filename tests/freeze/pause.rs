@@ -3,11 +3,14 @@
 use std::fs;
 use std::process::{Child, Stdio};
 
+use futures::future::{Either, select};
+use ryokan::core::error::ErrorCode;
+use ryokan::core::files::WhileHeld;
 use ryokan::sys::fault;
 
 use super::Shop;
 use super::crash_safety::{killed, points};
-use crate::support::{User, WAITS, out, until, users};
+use crate::support::{User, WAITS, eventually, out, until, users};
 
 /// A freeze of a group that waits before it stores member `n`, counted from 1, kernels first.
 pub struct Held {
@@ -123,6 +126,36 @@ fn work_goes_on_while_storing() {
         shop.host.ok(&["--yes", "undo", "shop"]);
         assert_eq!(shop.state(), later);
     }
+}
+
+/// File operations wait for the end of the pause, or say that it is a freeze.
+#[test]
+fn file_calls_name_freezes() {
+    let mut shop = Shop::new(User::Own);
+    let mut held = Held::begin(&mut shop, "shop", 1);
+    shop.host.with(async |client| {
+        let (kernel, _) = client.open_kernel("agent").await.expect("there");
+        let hasty = kernel.files_with(WhileHeld::Refuse).await.expect("its files");
+        eventually("the freeze has the kernel", || async {
+            let refused = hasty.write(b"late", b"x").await;
+            refused.is_err_and(|error| error.code == ErrorCode::Busy && error.reason == "freezing")
+        })
+        .await;
+        let refused = hasty.stat(b".", true).await.expect_err("a read, too");
+        assert_eq!((refused.message.as_str(), refused.reason.as_str()), ("kernel agent is being frozen", "freezing"));
+        let cp = shop.host.cli(&["cp", "--no-wait", "agent:f", "-"]);
+        let said = String::from_utf8_lossy(&cp.stderr).into_owned();
+        assert!(cp.status.code() == Some(4) && said.contains("kernel agent is being frozen"), "{said}");
+        assert!(held.is_under_way());
+        let files = kernel.files().await.expect("its files");
+        let (waiting, asked) = (Box::pin(files.write(b"late", b"later")), Box::pin(hasty.stat(b".", true)));
+        // The daemon answers in order: it has the call that waits.
+        let Either::Right((asked, waiting)) = select(waiting, asked).await else { panic!("it did not wait") };
+        assert_eq!(asked.expect_err("it is frozen").reason, "freezing");
+        assert!(held.end());
+        waiting.await.expect("it waits");
+        assert_eq!(files.read(b"late").await.expect("read"), b"later");
+    });
 }
 
 /// What was done between the pause and the failure stays.
