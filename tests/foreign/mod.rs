@@ -64,12 +64,13 @@ fn python_package_passes_tests() {
     assert!(ran.status.success() && !said.contains("skipped"), "{}{said}", String::from_utf8_lossy(&ran.stdout));
 }
 
-/// A Python program of this repository, with the directories of a host.
-fn script(host: &Host, path: &str) -> Command {
+/// A Python program of this repository, with the directories of a host and the Python package.
+pub(crate) fn script(host: &Host, path: &str) -> Command {
     let ryokan = host.command("ryokan");
     let mut command = Command::new(python());
     command.args(["-W", "error"]).arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).arg(ryokan.get_program());
     command.env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/python/src"));
     command.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(host.path("home"));
     command
 }
@@ -112,7 +113,6 @@ fn jupyter_notebooks_run() {
 /// The Python examples of `docs/examples`, as they are.
 #[test]
 fn python_examples_run() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (example, prints) in [
         ("agent_loop.py", "1 kept \n2 undone \n3 kept total 37.40\n[19.9, 5.0, 12.5] True\n"),
         ("notebook.py", "['[]']\n['[1, 3, 4]']\n"),
@@ -123,7 +123,7 @@ fn python_examples_run() {
         host.ok(&["jupyter", "install", "--kernel", "analysis", "--prefix", &prefix]);
         let mut command = script(&host, &format!("docs/examples/{example}"));
         command.env("PATH", format!("{}:/usr/local/bin:/usr/bin:/bin", host.path("bin").display()));
-        command.env("PYTHONPATH", root.join("clients/python/src")).env("IPYTHONDIR", host.path("home"));
+        command.env("IPYTHONDIR", host.path("home"));
         command.env("JUPYTER_PATH", host.path("home").join("share/jupyter")).env("JUPYTER_DATA_DIR", jupyter);
         let ran = command.env("JUPYTER_RUNTIME_DIR", host.path("run").join("jupyter")).output().unwrap();
         let said = String::from_utf8_lossy(&ran.stderr).into_owned();

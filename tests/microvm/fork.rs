@@ -180,6 +180,18 @@ fn killed_fork_leaves_nothing() {
 }
 
 #[test]
+fn python_package_copies_machines() {
+    let host = Machines::start(User::Own);
+    kernel(&host);
+    let ran = crate::foreign::script(&host, "tests/foreign/machines.py").output().expect("it runs");
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{said}\n{}", host.log());
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "copied and compared\n", "{said}");
+    assert_eq!(host.machines().len(), 4, "each fork is a copy that runs");
+    assert_eq!(host.run("lab", "print(next(numbers))"), "1", "{}", host.log());
+}
+
+#[test]
 fn unseeded_copy_is_ended() {
     let mut host = Machines::start(User::Own);
     let machine = kernel(&host);

@@ -218,6 +218,22 @@ class EverydayTest(DaemonTest):
         self.assertIn(b"-one\n+two\n", patch.text)
         with ryokan.Host.connect() as elsewhere, self.assertRaisesRegex(errors.InvalidArgumentError, "one connection"):
             base.diff("", other=elsewhere.get("child"))
+        # Variables, too; and the same through the other face.
+        for one, value in ((base, 1), (child, 2)):
+            one.run_code(f"x = {value}; only_{one.name} = 1")
+        found = {(one.area, one.change, one.name) for one in base.diff("", other=child)}
+        wanted = {("state", "changed", "var/x"), ("state", "added", "var/only_child"), ("file", "changed", "text")}
+        self.assertLessEqual({*wanted, ("state", "removed", "var/only_base")}, found)
+
+        async def compare():
+            async with aio.Host.connect() as host:
+                one, other = [await host.get(name) for name in ("base", "child")]
+                differences = await one.diff("", other=other)
+                (patch,) = await one.diff_text("", paths=["text"], other=other)
+                return {(one.area, one.change, one.name) for one in differences}, patch.text
+
+        again, text = asyncio.run(compare())
+        self.assertEqual((again, text), (found, patch.text))
         # Parts of a large file arrive as one difference.
         base.checkpoint("small")
         base.files.write("large", "".join(f"{n:07}\n" for n in range(1 << 18)))
