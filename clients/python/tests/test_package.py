@@ -48,6 +48,27 @@ class PackageTest(unittest.TestCase):
         cargo = (REPOSITORY / "Cargo.toml").read_text()
         self.assertEqual(re.findall(r'^version = "(.*)"', cargo, re.MULTILINE), [ryokan.__version__])
 
+    @unittest.skipUnless(importlib.util.find_spec("uv"), "needs uv and hatchling")
+    def test_uv_builds_same_distributions(self):
+        schema = (REPOSITORY / "schema/ryokan.capnp").read_bytes()
+        with tempfile.TemporaryDirectory() as directory:
+            # The source distribution, and from it the wheel, with the backend of this environment.
+            options = ["--offline", "--no-cache", "--no-config", "--no-build-isolation"]
+            run("uv", "build", *options, "--python", sys.executable, "--out-dir", directory, str(PACKAGE))
+            (wheel,) = Path(directory).glob("*.whl")
+            (sdist,) = Path(directory).glob("*.tar.gz")
+            self.assertEqual({sdist.name, wheel.name}, {path.name for path in Path(directory).glob("ryokan-*")})
+            with zipfile.ZipFile(wheel) as opened:
+                self.assertEqual(opened.read("ryokan/ryokan.capnp"), schema)
+                built_by_uv = sorted(opened.namelist())
+            with tarfile.open(sdist) as opened:
+                opened.extractall(directory, filter="data")
+            unpacked = Path(directory) / sdist.name.removesuffix(".tar.gz")
+            self.assertEqual((unpacked / "src/ryokan/ryokan.capnp").read_bytes(), schema)
+            if importlib.util.find_spec("build"):
+                with zipfile.ZipFile(build(Path(directory) / "by-build", "wheel", unpacked)) as opened:
+                    self.assertEqual(built_by_uv, sorted(opened.namelist()))
+
     @unittest.skipUnless(importlib.util.find_spec("build"), "needs build and hatchling")
     def test_distributions_have_schema(self):
         schema = (REPOSITORY / "schema/ryokan.capnp").read_bytes()
