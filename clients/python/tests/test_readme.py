@@ -131,7 +131,7 @@ class ReadmeTest(DaemonTest):
 
     def test_package_examples(self):
         # All but the one of asyncio in both faces.
-        self.assertEqual(self.run_examples(PACKAGE / "README.md", "ryokan", ["ryokan", "ryokan.aio"]), 2 * 13 + 1)
+        self.assertEqual(self.run_examples(PACKAGE / "README.md", "ryokan", ["ryokan", "ryokan.aio"]), 2 * 14 + 1)
 
     def test_repository_example(self):
         document = PACKAGE.parents[1] / "README.md"

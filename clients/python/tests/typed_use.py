@@ -18,6 +18,14 @@ def synchronous(host: ryokan.Host) -> None:
     assert_type(kernel.files.read("f", "bytes", offset=1, length=2), bytes)
     assert_type(kernel.files.read("f", "stream"), Iterator[bytes])
     kernel.files.read("f", "binary")  # type: ignore[call-overload]
+    with open("f", "rb") as file, open("f") as text:
+        kernel.files.write("f", file)
+        kernel.files.write("f", text)
+    kernel.files.write("f", [b"a", b"b"])
+    kernel.files.write("f", kernel.files.read("f", "stream"))
+    kernel.files.write("f", 3)  # type: ignore[arg-type]
+    kernel.files.write("f", [3])  # type: ignore[list-item]
+    assert_type(kernel.files.upload("f").skipped, list[str])
     kernel.files.write_files([{"path": "f"}])  # type: ignore[typeddict-item]
     assert_type(kernel.commands.run(["true"]), types.Result)
     assert_type(kernel.commands.run("true", background=True, stdin=True), ryokan.CommandHandle)
@@ -51,6 +59,8 @@ async def asynchronous(host: aio.Host) -> None:
     assert_type(kernel, aio.Kernel)
     assert_type(await kernel.files.read("f"), str)
     assert_type(await kernel.files.read("f", "stream"), AsyncIterator[bytes])
+    await kernel.files.write("f", await kernel.files.read("f", "stream"))
+    await kernel.files.write("f", kernel.files.read("f"))  # type: ignore[arg-type]
     assert_type(await kernel.commands.run("true"), types.Result)
     handle = await kernel.commands.run("true", background=True)
     assert_type(handle, aio.CommandHandle)

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Literal, overload
 
-from . import _connection, _wire, types
+from . import _connection, _copies, _wire, types
 from ._connection import Capability, Connection
+from ._source import CHUNK, AsyncContent, async_pieces
 from ._watch import Watch
 from .errors import InvalidArgumentError, NotFoundError
 
@@ -19,11 +20,28 @@ Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 WORKSPACE = "/workspace"
 READ_BYTES = 100 << 20
 """Default limit of `read`: code inside decides how large a file is."""
-_CHUNK = 1 << 20
 
 
 def encoded(path: Path) -> bytes:
     return os.fsencode(path)
+
+
+class Writing:
+    """A file that is not there yet."""
+
+    def __init__(self, connection: Connection, writer: Capability) -> None:
+        self._connection, self._writer = connection, writer
+
+    async def write(self, piece: bytes) -> None:
+        await self._connection.call(self._writer, "write", piece, deadline=None)
+
+    async def finish(self) -> types.FileInfo:
+        """The file appears."""
+        return _wire.file_info((await self._connection.call(self._writer, "finish", deadline=None)).info)
+
+    def end(self) -> None:
+        """Without `finish`, nothing was written. An exception would keep this object for long."""
+        self._connection.run_in_loop(self._connection.link.capabilities.pop, self._writer.key, None)
 
 
 class Files:
@@ -131,7 +149,7 @@ class Files:
     async def _pieces(self, reader: Capability, offset: int, length: int | None) -> AsyncIterator[bytes]:
         end = None if length is None else offset + length
         while end is None or offset < end:
-            most = _CHUNK if end is None else min(_CHUNK, end - offset)
+            most = CHUNK if end is None else min(CHUNK, end - offset)
             part = await self._connection.call(reader, "read", offset, most)
             data, last = bytes(part.data), part.end
             offset += len(data)
@@ -141,23 +159,56 @@ class Files:
                 return
 
     async def write(
-        self, path: Path, data: str | bytes, *, mode: int | None = None, expected_version: int = 0
+        self, path: Path, data: AsyncContent, *, mode: int | None = None, expected_version: int = 0
     ) -> types.FileInfo:
         """Creates or replaces a file, and the directories on the way; it appears complete.
 
-        `mode`: permission bits; None: those of the replaced file, or the usual ones.
+        Args:
+            path: the file.
+            data: a text or bytes; or a file object or an iterator of bytes, which may be asynchronous and
+                of any size. If it raises an exception, nothing changes.
+            mode: permission bits; None: those of the replaced file, or the usual ones.
+            expected_version: the kernel's version known to the caller; 0: any.
         """
-        content = data.encode() if isinstance(data, str) else bytes(data)
-        attributes = {} if mode is None else {"mode": mode}
+        writing = await self._create(path, {} if mode is None else {"mode": mode}, expected_version)
+        try:
+            async for piece in async_pieces(data):
+                await writing.write(piece)
+            return await writing.finish()
+        finally:
+            writing.end()
+
+    async def _create(self, path: Path, attributes: dict[str, Any], expected_version: int = 0) -> Writing:
         opened = await self._call("write", encoded(path), attributes, True, expected_version)
-        writer = Capability(self._connection, opened.file)
-        for start in range(0, len(content), _CHUNK):
-            await self._connection.call(writer, "write", content[start : start + _CHUNK], deadline=None)
-        return _wire.file_info((await self._connection.call(writer, "finish", deadline=None)).info)
+        return Writing(self._connection, Capability(self._connection, opened.file))
 
     async def write_files(self, files: Sequence[types.WriteEntry]) -> builtins.list[types.FileInfo]:
         """Writes files one after the other: each `{"path": …, "data": …}` as `write` does."""
         return [await self.write(file["path"], file["data"]) for file in files]
+
+    async def upload(self, local: Path, remote: Path = WORKSPACE) -> types.Copied:
+        """Copies a file or directory of this host, with all in it; modes and times are kept.
+
+        Links in a directory stay links. A destination that is a directory receives the source under its
+        own name; files are replaced, each at once.
+
+        Raises:
+            FileNotFoundError, PermissionError: what is read here.
+            ConflictError: a file and a directory have the same path.
+        """
+        return await _copies.upload(self, os.fsencode(local), encoded(remote))
+
+    async def download(self, remote: Path, local: Path) -> types.Copied:
+        """Copies a file or directory to this host; otherwise as `upload`.
+
+        Nothing is written outside of the destination: links in it are not followed. The files get no
+        special permission bits.
+
+        Raises:
+            FileNotFoundError, PermissionError: what is written here.
+            ConflictError: a file and a directory have the same path.
+        """
+        return await _copies.download(self, encoded(remote), os.fsencode(local))
 
     async def list(self, path: Path = WORKSPACE) -> builtins.list[types.FileInfo]:
         """The entries of a directory, in order of name."""

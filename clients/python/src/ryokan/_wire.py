@@ -334,6 +334,7 @@ def file_info(reader: Any) -> types.FileInfo:
         mode=reader.mode,
         modified=time(reader.modifiedNs // 1_000_000),
         target=os.fsdecode(bytes(reader.target)),
+        modified_ns=reader.modifiedNs,
     )
 
 

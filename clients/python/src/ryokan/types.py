@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
+from ._source import Content
 from ._types_groups import AuditLine as AuditLine
 from ._types_groups import AuditProof as AuditProof
 from ._types_groups import Freeze as Freeze
@@ -168,7 +169,7 @@ class WriteEntry(TypedDict):
     """A file for `write_files`."""
 
     path: str
-    data: str | bytes
+    data: Content
 
 
 @dataclass(frozen=True)
@@ -394,6 +395,19 @@ class FileInfo:
     modified: datetime | None
     target: str
     """Of a symbolic link."""
+    modified_ns: int = 0
+    """As `modified`, exactly: nanoseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What `Files.upload` or `Files.download` copied."""
+
+    files: int
+    """Files and symbolic links."""
+    bytes: int
+    skipped: list[str]
+    """Paths of pipes, sockets and devices."""
 
 
 FileEventKind = Literal["created", "written", "closed", "changed", "removed", "overflow", "ended"]

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from .. import aio, types
 from .._files import READ_BYTES, WORKSPACE, Path
 from .._portal import Portal
+from .._source import Content, pieces
 from .watch import Watch
 
 T = TypeVar("T")
@@ -98,18 +99,54 @@ class Files:
         while piece := self._run(next_piece()):
             yield piece
 
-    def write(
-        self, path: Path, data: str | bytes, *, mode: int | None = None, expected_version: int = 0
-    ) -> types.FileInfo:
+    def write(self, path: Path, data: Content, *, mode: int | None = None, expected_version: int = 0) -> types.FileInfo:
         """Creates or replaces a file, and the directories on the way; it appears complete.
 
-        `mode`: permission bits; None: those of the replaced file, or the usual ones.
+        Args:
+            path: the file.
+            data: a text or bytes; or a file object or an iterator of bytes, of any size, which this thread
+                reads. If it raises an exception, nothing changes.
+            mode: permission bits; None: those of the replaced file, or the usual ones.
+            expected_version: the kernel's version known to the caller; 0: any.
         """
-        return self._run(self._files.write(path, data, mode=mode, expected_version=expected_version))
+        if isinstance(data, str | bytes | bytearray | memoryview):
+            return self._run(self._files.write(path, data, mode=mode, expected_version=expected_version))
+        # Here and not in the connection's thread: the source may use this package, too.
+        writing = self._run(self._files._create(path, {} if mode is None else {"mode": mode}, expected_version))
+        try:
+            for piece in pieces(data):
+                self._run(writing.write(piece))
+            return self._run(writing.finish())
+        finally:
+            writing.end()
 
     def write_files(self, files: Sequence[types.WriteEntry]) -> builtins.list[types.FileInfo]:
         """Writes files one after the other: each `{"path": …, "data": …}` as `write` does."""
-        return self._run(self._files.write_files(files))
+        return [self.write(file["path"], file["data"]) for file in files]
+
+    def upload(self, local: Path, remote: Path = WORKSPACE) -> types.Copied:
+        """Copies a file or directory of this host, with all in it; modes and times are kept.
+
+        Links in a directory stay links. A destination that is a directory receives the source under its
+        own name; files are replaced, each at once.
+
+        Raises:
+            FileNotFoundError, PermissionError: what is read here.
+            ConflictError: a file and a directory have the same path.
+        """
+        return self._run(self._files.upload(local, remote))
+
+    def download(self, remote: Path, local: Path) -> types.Copied:
+        """Copies a file or directory to this host; otherwise as `upload`.
+
+        Nothing is written outside of the destination: links in it are not followed. The files get no
+        special permission bits.
+
+        Raises:
+            FileNotFoundError, PermissionError: what is written here.
+            ConflictError: a file and a directory have the same path.
+        """
+        return self._run(self._files.download(remote, local))
 
     def list(self, path: Path = WORKSPACE) -> builtins.list[types.FileInfo]:
         """The entries of a directory, in order of name."""
