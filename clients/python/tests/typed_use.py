@@ -37,6 +37,7 @@ def synchronous(host: ryokan.Host) -> None:
     assert_type([event.detail for event in host.events()], list[dict[str, Any]])
     with kernel.files.watch("d") as watch:
         assert_type([event.path for event in watch], list[str])
+    assert_type(kernel.files.watch_dir("d").get_new_events()[0].type, ryokan.FilesystemEventType)
     assert_type(kernel.files.no_wait.read("f"), str)
     assert_type(host.groups.freeze("g", wait=1).cost, types.FreezeCost | None)
     host.groups.freeze("g", wait="1")  # type: ignore[arg-type]
@@ -48,6 +49,7 @@ def synchronous(host: ryokan.Host) -> None:
     with ryokan.Sandbox.create() as sandbox, ryokan.PublishedKernel.open("s") as window:
         assert_type(sandbox, ryokan.Sandbox)
         assert_type(window, ryokan.PublishedKernel)
+        assert_type(sandbox.get_host(1), str)
         assert_type(sandbox.kill(), bool)
         assert_type(ryokan.Sandbox.kill("id"), bool)
         ryokan.Sandbox.kill()  # type: ignore[call-arg]

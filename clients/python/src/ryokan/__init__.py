@@ -19,17 +19,21 @@ from ._sync import (
     PublishedKernel,
     Sandbox,
     Watch,
+    WatchHandle,
 )
 from ._version import __version__
-from .errors import ExecutionError, RyokanError
-from .types import Mount, PtySize, Result
+from .errors import CommandExitException, ExecutionError, RyokanError
+from .types import FilesystemEvent, FilesystemEventType, Mount, PtySize, Result
 
 __all__ = [
+    "CommandExitException",
     "CommandHandle",
     "Commands",
     "Events",
     "ExecutionError",
     "Files",
+    "FilesystemEvent",
+    "FilesystemEventType",
     "Forward",
     "Groups",
     "Host",
@@ -43,6 +47,7 @@ __all__ = [
     "RyokanError",
     "Sandbox",
     "Watch",
+    "WatchHandle",
     "__version__",
     "aio",
     "errors",

@@ -12,6 +12,7 @@ from . import _connection, _copies, _wire, types
 from ._connection import Capability, Connection
 from ._source import CHUNK, AsyncContent, async_pieces
 from ._watch import Watch
+from ._watch_dir import EventTaker, ExitTaker, WatchHandle
 from .errors import InvalidArgumentError, NotFoundError
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -270,3 +271,22 @@ class Files:
         for too many watches.
         """
         return Watch(self._connection, self._files, encoded(path), recursive)
+
+    async def watch_dir(
+        self,
+        path: Path,
+        on_event: EventTaker | None = None,
+        on_exit: ExitTaker | None = None,
+        *,
+        recursive: bool = False,
+    ) -> WatchHandle:
+        """As `watch`, under E2B's name: in the background.
+
+        Args:
+            path: the directory.
+            on_event: receives each event; without it, `get_new_events` of the handle returns them.
+            on_exit: receives the error with which the watch ended.
+            recursive: also what happens below it.
+        """
+        handle = WatchHandle(self.watch(path, recursive=recursive), on_event, on_exit)
+        return await handle._begin(self._connection)

@@ -126,6 +126,11 @@ class Forward:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the port is closed."""
+        return self._watch.done()
+
     async def closed(self) -> None:
         """Returns when the port is closed, also by the end of the kernel's worker."""
         await asyncio.wait([self._watch])

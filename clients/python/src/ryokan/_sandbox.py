@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from . import types
 from ._connection import Connection
+from ._forward import Forward
 from ._host import Host
 from ._kernel import Kernel
 from ._opening import Opening
@@ -37,13 +39,20 @@ class Sandbox(Kernel):
         super().__init__(connection, capability, info)
         self._host = host
         self.sandbox_id = info.id
+        self._forwards: dict[int, Forward] = {}
+        self._opening = asyncio.Lock()
 
     @classmethod
-    def create(cls, name: str | None = None, **options: Unpack[types.KernelOptions]) -> Opening[Self]:
+    def create(
+        cls, name: str | None = None, *, timeout: float | None = None, **options: Unpack[types.KernelOptions]
+    ) -> Opening[Self]:
         """Creates a kernel on the daemon of this user; the engine is `python` unless named.
 
-        `await Sandbox.create()`, or `async with Sandbox.create() as sandbox`, which kills it.
+        `await Sandbox.create()`, or `async with Sandbox.create() as sandbox`, which kills it. `timeout` is
+        E2B's name of `idle_timeout`.
         """
+        if timeout is not None:
+            options["idle_timeout"] = timeout
         options.setdefault("engine", "python")
         return Opening(lambda: cls._open(lambda host: host.create(name, **options)), cls._end)
 
@@ -93,6 +102,24 @@ class Sandbox(Kernel):
             return False
         return True
 
+    async def set_timeout(self, timeout: float) -> None:
+        """Lets it stop after so many seconds without use. Unlike a sandbox of E2B it keeps its state."""
+        await self._host.update(self.id, idle_timeout=timeout)
+
+    async def get_host(self, port: int) -> str:
+        """The address of one of its TCP ports, `127.0.0.1:PORT`, for every user of this host.
+
+        `forward` opens it, and closes it with this connection or the kernel's worker: ask for it again.
+        """
+        if (await self.info()).net == "host":
+            return f"127.0.0.1:{port}"
+        async with self._opening:
+            forward = self._forwards.get(port)
+            if forward is None or forward.ended:
+                await self.start()
+                forward = self._forwards[port] = await self.forward(port, listen="127.0.0.1:0")
+            return forward.address
+
     async def create_snapshot(self, name: str = "") -> types.Checkpoint:
         """The same as `checkpoint`; `fork(name, ref=snapshot.snapshot_id)` starts another sandbox from it."""
         return await self.checkpoint(name)
@@ -103,6 +130,9 @@ class Sandbox(Kernel):
 
     async def close(self) -> None:
         """Ends the connection; the kernel stays."""
+        forwards, self._forwards = self._forwards, {}
+        for forward in forwards.values():
+            await forward.close()
         await self._host.close()
 
     async def _end(self) -> bool:

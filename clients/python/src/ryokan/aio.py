@@ -13,13 +13,16 @@ from ._host import CLIENT, Host
 from ._kernel import Kernel, Lease, PublishedKernel
 from ._sandbox import Sandbox
 from ._watch import Watch
+from ._watch_dir import EventTaker, ExitTaker, WatchHandle
 
 __all__ = [
     "CLIENT",
     "CommandHandle",
     "Commands",
     "DataTaker",
+    "EventTaker",
     "Events",
+    "ExitTaker",
     "Files",
     "Forward",
     "Groups",
@@ -31,4 +34,5 @@ __all__ = [
     "Sandbox",
     "Taker",
     "Watch",
+    "WatchHandle",
 ]

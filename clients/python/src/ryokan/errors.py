@@ -119,6 +119,30 @@ class ExecutionError(Exception):
         detail = f": {lines[-1]}" if lines else ""
         return f"execution {result.execution_id} {result.status} with code {result.exit_code}{detail}"
 
+    @property
+    def stdout(self) -> str:
+        """Standard output as text."""
+        return self.result.stdout
+
+    @property
+    def stderr(self) -> str:
+        """Standard error as text."""
+        return self.result.stderr
+
+    @property
+    def exit_code(self) -> int:
+        """The program's exit code."""
+        return self.result.exit_code
+
+    @property
+    def error(self) -> str:
+        """Why it did not end well; may be empty."""
+        return self.result.error
+
+
+CommandExitException = ExecutionError
+"""The same, under E2B's name."""
+
 
 BY_CODE: dict[str, type[RyokanError]] = {
     cls.code: cls

@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 from ._source import Content
+from ._types_e2b import FilesystemEvent as FilesystemEvent
+from ._types_e2b import FilesystemEventType as FilesystemEventType
 from ._types_groups import AuditLine as AuditLine
 from ._types_groups import AuditProof as AuditProof
 from ._types_groups import Freeze as Freeze

@@ -11,7 +11,7 @@ from .groups import Groups
 from .host import Host
 from .kernel import Kernel, Lease, PublishedKernel
 from .sandbox import Sandbox
-from .watch import Watch
+from .watch import Watch, WatchHandle
 
 __all__ = [
     "CommandHandle",
@@ -27,4 +27,5 @@ __all__ = [
     "PublishedKernel",
     "Sandbox",
     "Watch",
+    "WatchHandle",
 ]

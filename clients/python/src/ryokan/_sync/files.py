@@ -11,7 +11,7 @@ from .. import aio, types
 from .._files import READ_BYTES, WORKSPACE, Path
 from .._portal import Portal
 from .._source import Content, pieces
-from .watch import Watch
+from .watch import Watch, WatchHandle
 
 T = TypeVar("T")
 
@@ -198,3 +198,7 @@ class Files:
         watches.
         """
         return Watch(self._files.watch(path, recursive=recursive), self._portal)
+
+    def watch_dir(self, path: Path, *, recursive: bool = False) -> WatchHandle:
+        """As `watch`, under E2B's name: in the background; `get_new_events` of the handle returns the events."""
+        return WatchHandle(self._run(self._files.watch_dir(path, recursive=recursive)), self._portal)

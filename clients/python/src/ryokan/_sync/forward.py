@@ -25,6 +25,11 @@ class Forward:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the port is closed."""
+        return self._forward.ended
+
     def closed(self) -> None:
         """Returns when the port is closed, also by the end of the kernel's worker."""
         self._portal.run(self._forward.closed())

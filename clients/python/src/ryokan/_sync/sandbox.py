@@ -39,10 +39,15 @@ class Sandbox(Kernel):
         self.sandbox_id = sandbox.sandbox_id
 
     @classmethod
-    def create(cls, name: str | None = None, **options: Unpack[types.KernelOptions]) -> Self:
-        """Creates a kernel on the daemon of this user; the engine is `python` unless named."""
+    def create(
+        cls, name: str | None = None, *, timeout: float | None = None, **options: Unpack[types.KernelOptions]
+    ) -> Self:
+        """Creates a kernel on the daemon of this user; the engine is `python` unless named.
+
+        `timeout` is E2B's name of `idle_timeout`.
+        """
         runner = portal()
-        return cls(runner.run(aio.Sandbox.create(name, **options).open()), runner, True)
+        return cls(runner.run(aio.Sandbox.create(name, timeout=timeout, **options).open()), runner, True)
 
     @classmethod
     def connect(cls, sandbox_id: str) -> Self:
@@ -80,6 +85,17 @@ class Sandbox(Kernel):
         Unlike a paused sandbox of E2B it keeps files and variables only, if this host stops.
         """
         return self._run(self._sandbox.pause())
+
+    def set_timeout(self, timeout: float) -> None:
+        """Lets it stop after so many seconds without use. Unlike a sandbox of E2B it keeps its state."""
+        self._run(self._sandbox.set_timeout(timeout))
+
+    def get_host(self, port: int) -> str:
+        """The address of one of its TCP ports, `127.0.0.1:PORT`, for every user of this host.
+
+        `forward` opens it, and closes it with this connection or the kernel's worker: ask for it again.
+        """
+        return self._run(self._sandbox.get_host(port))
 
     def create_snapshot(self, name: str = "") -> types.Checkpoint:
         """The same as `checkpoint`; `fork(name, ref=snapshot.snapshot_id)` starts another sandbox from it."""

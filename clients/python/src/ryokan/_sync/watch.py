@@ -42,3 +42,23 @@ class Watch:
     def close(self) -> None:
         """Ends the watch, also from another thread while an event is awaited."""
         self._portal.run(self._watch.close())
+
+
+class WatchHandle:
+    """A watch in the background, until `stop` or the end of the connection."""
+
+    def __init__(self, handle: aio.WatchHandle, runner: Portal) -> None:
+        self._handle, self._portal = handle, runner
+
+    def get_new_events(self) -> list[types.FilesystemEvent]:
+        """The events since the last call.
+
+        Raises:
+            ConflictError: the watch has ended; reason `overflow` if events are missing, or `ended` if the
+                directory was removed or replaced.
+        """
+        return self._portal.run(self._handle.get_new_events())
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._portal.run(self._handle.stop())
