@@ -39,6 +39,8 @@ def synchronous(host: ryokan.Host) -> None:
         assert_type([event.path for event in watch], list[str])
     assert_type(kernel.files.watch_dir("d").get_new_events()[0].type, ryokan.FilesystemEventType)
     assert_type(kernel.files.no_wait.read("f"), str)
+    assert_type(kernel.teleport("ssh://h", on_progress=print).missing, list[str])
+    assert_type([one.state for one in host.handovers()], list[str])
     assert_type(host.groups.freeze("g", wait=1).cost, types.FreezeCost | None)
     host.groups.freeze("g", wait="1")  # type: ignore[arg-type]
     assert_type([line.action for line in host.audit("k")], list[str])

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import capnp
 
-from . import _daemon
+from . import _daemon, types
 from ._wire import NESTING, schema
 from .errors import DeadlineError, InvalidArgumentError, RyokanError, UnavailableError, from_exception
 
@@ -293,6 +293,13 @@ class FileEvents(_Sink, schema.FileEventSink.Server):  # type: ignore[misc]
 
     async def next(self, event: Any, **_: Any) -> None:
         await self.take(event)
+
+
+class TeleportProgress(_Sink, schema.TeleportSink.Server):  # type: ignore[misc]
+    """How far a move is; `take` is a coroutine function."""
+
+    async def progress(self, phase: str, sentBytes: int, reusedBytes: int, **_: Any) -> None:
+        await self.take(types.TeleportProgress(phase, sentBytes, reusedBytes))
 
 
 class AuditLines(_Sink, schema.AuditSink.Server):  # type: ignore[misc]

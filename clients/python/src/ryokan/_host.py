@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import _bundles, _connection, _daemon, _wire, _wire_groups, types
+from . import _bundles, _connection, _daemon, _wire, _wire_groups, _wire_moves, types
 from ._connection import HELLO, Capability, Connection
 from ._events import Events
 from ._groups import Groups
@@ -158,6 +158,11 @@ class Host:
         request = _wire.fork_to_wire(name, options) | {"change": _wire.change_to_wire(options)}
         answer = await self._connection.call(self._cap, "forkKernel", kernel, request, deadline=None)
         return forked(self._connection, answer)
+
+    async def handovers(self) -> builtins.list[types.Handover]:
+        """Moves in progress, those without an acknowledgement, and received kernels."""
+        answer = await self._connection.call(self._cap, "handovers")
+        return [_wire_moves.handover(one) for one in answer.handovers]
 
     async def import_(
         self,

@@ -9,13 +9,14 @@ from datetime import datetime
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
-from . import _bundles, _connection, _files, _wire, types
+from . import _bundles, _connection, _files, _moves, _wire, types
 from ._commands import Commands, Pty
 from ._connection import Capability, Connection
 from ._events import Events
 from ._execution import Following, Output, Taker, request
 from ._files import Files
 from ._forward import Forward, forward
+from ._moves import ProgressTaker
 from ._opening import Opening
 from ._wire import schema
 from .errors import RyokanError
@@ -346,6 +347,50 @@ class Kernel:
             FileExistsError: the file exists.
         """
         return await _bundles.export(self._connection, self._cap, path, refs)
+
+    async def teleport(
+        self,
+        to: str,
+        *,
+        allow_missing: bool = False,
+        kind: str = "",
+        limit_rate: int = 0,
+        isolation: str = "",
+        since: str = "",
+        on_progress: ProgressTaker | None = None,
+    ) -> types.TeleportReport:
+        """Moves the kernel to another host; returns when it lives there. This object is of no use then.
+
+        Before the commit, a failure, a cancelled call or an exception of the callback leaves the kernel here.
+
+        Args:
+            to: `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams lead
+                to the other daemon. The daemon of this user runs it.
+            allow_missing: move without paths of the host, network, MCP servers and processes; otherwise
+                they refuse the move.
+            kind: `checkpoint`, `teleport` with a virtual machine's memory, or `auto`.
+            limit_rate: bytes a second while the kernel runs; 0: no limit.
+            isolation: of the kernel on the other host, `process` or `microvm`; empty: as here.
+            since: a checkpoint; older ones stay behind and end with this host's record. Empty: all move.
+            on_progress: receives how far the move is.
+
+        Raises:
+            RefusedError: what it cannot move without, or this object lacks the right `teleport`.
+            UnsupportedError: the other host cannot take it.
+        """
+        _moves.permitted(await self.info())
+        options = (allow_missing, kind, limit_rate, isolation, since)
+        return await _moves.teleport(self._connection, self.id, to, options, on_progress)
+
+    async def abort_teleport(self) -> None:
+        """Ends a move of this kernel, also of another client.
+
+        Raises:
+            ConflictError: it is committed.
+            NotFoundError: the kernel does not move.
+        """
+        _moves.permitted(await self.info())
+        await self._connection.call(_moves.host(self._connection), "abortTeleport", self.id)
 
     async def journal(self, since: int = 0, limit: int = 0) -> list[types.JournalEntry]:
         """The history after sequence number `since`, oldest first; `limit` 0: all."""

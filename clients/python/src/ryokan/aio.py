@@ -11,6 +11,7 @@ from ._forward import Forward
 from ._groups import Groups
 from ._host import CLIENT, Host
 from ._kernel import Kernel, Lease, PublishedKernel
+from ._moves import ProgressTaker
 from ._sandbox import Sandbox
 from ._watch import Watch
 from ._watch_dir import EventTaker, ExitTaker, WatchHandle
@@ -29,6 +30,7 @@ __all__ = [
     "Host",
     "Kernel",
     "Lease",
+    "ProgressTaker",
     "Pty",
     "PublishedKernel",
     "Sandbox",

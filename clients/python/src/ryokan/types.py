@@ -20,6 +20,9 @@ from ._types_groups import GroupDifference as GroupDifference
 from ._types_groups import GroupMember as GroupMember
 from ._types_groups import GroupRestoration as GroupRestoration
 from ._types_groups import MemberCost as MemberCost
+from ._types_moves import Handover as Handover
+from ._types_moves import TeleportProgress as TeleportProgress
+from ._types_moves import TeleportReport as TeleportReport
 from .errors import ExecutionError
 
 K = TypeVar("K")

@@ -134,6 +134,10 @@ class Host:
         """
         return [Kernel(child, self._portal) for child in self._run(self._host.fork(kernel, name, **options))]
 
+    def handovers(self) -> builtins.list[types.Handover]:
+        """Moves in progress, those without an acknowledgement, and received kernels."""
+        return self._run(self._host.handovers())
+
     def import_(
         self,
         path: str | Path,

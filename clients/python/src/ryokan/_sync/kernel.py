@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import aio, types
 from .._files import Path as FilePath
 from .._portal import Portal, portal
-from .callbacks import Taker, with_callbacks
+from .callbacks import ProgressTaker, Taker, with_callbacks
 from .commands import Commands, Pty
 from .events import Events
 from .files import Files
@@ -304,6 +304,59 @@ class Kernel:
             FileExistsError: the file exists.
         """
         return self._run(self._kernel.export(path, refs=refs))
+
+    def teleport(
+        self,
+        to: str,
+        *,
+        allow_missing: bool = False,
+        kind: str = "",
+        limit_rate: int = 0,
+        isolation: str = "",
+        since: str = "",
+        on_progress: ProgressTaker | None = None,
+    ) -> types.TeleportReport:
+        """Moves the kernel to another host; returns when it lives there. This object is of no use then.
+
+        Before the commit, a failure, Ctrl-C or an exception of the callback leaves the kernel here.
+
+        Args:
+            to: `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams lead
+                to the other daemon. The daemon of this user runs it.
+            allow_missing: move without paths of the host, network, MCP servers and processes; otherwise
+                they refuse the move.
+            kind: `checkpoint`, `teleport` with a virtual machine's memory, or `auto`.
+            limit_rate: bytes a second while the kernel runs; 0: no limit.
+            isolation: of the kernel on the other host, `process` or `microvm`; empty: as here.
+            since: a checkpoint; older ones stay behind and end with this host's record. Empty: all move.
+            on_progress: receives how far the move is, in this thread.
+
+        Raises:
+            RefusedError: what it cannot move without, or this object lacks the right `teleport`.
+            UnsupportedError: the other host cannot take it.
+        """
+
+        def work(taker: aio.ProgressTaker | None) -> Coroutine[Any, Any, types.TeleportReport]:
+            return self._kernel.teleport(
+                to,
+                allow_missing=allow_missing,
+                kind=kind,
+                limit_rate=limit_rate,
+                isolation=isolation,
+                since=since,
+                on_progress=taker,
+            )
+
+        return with_callbacks(self._portal, work, on_progress)
+
+    def abort_teleport(self) -> None:
+        """Ends a move of this kernel, also of another client.
+
+        Raises:
+            ConflictError: it is committed.
+            NotFoundError: the kernel does not move.
+        """
+        self._run(self._kernel.abort_teleport())
 
     def journal(self, since: int = 0, limit: int = 0) -> list[types.JournalEntry]:
         """The history after sequence number `since`, oldest first; `limit` 0: all."""
