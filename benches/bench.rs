@@ -13,6 +13,7 @@
 //!  ├ rollback.rs  restores of a Python kernel, from memory and from saved state
 //!  ├ teleport.rs  moves between two daemons, beside rsync
 //!  ├ surface.rs   files, listings, programs and whole commands, beside plain files and bwrap
+//!  ├ python_client.rs the Python package beside the Rust client
 //!  ├ trace.rs     time of one execution by step
 //!  ├ daemon.rs    the daemon under test     peers.rs   bubblewrap, runc, ipykernel
 //!  └ process.rs   /proc                     report.rs  the table
@@ -28,6 +29,7 @@ mod microvm;
 mod peers;
 mod pool;
 mod process;
+mod python_client;
 mod report;
 mod rollback;
 mod scale;
@@ -78,6 +80,9 @@ struct Args {
     /// An interpreter with ipykernel and jupyter_client; without it those peers are left out
     #[arg(long)]
     ipykernel: Option<PathBuf>,
+    /// An interpreter with pycapnp, for `python-client`
+    #[arg(long, value_name = "PYTHON")]
+    python_client: Option<PathBuf>,
     /// Another build of the daemon, with its worker beside it
     #[arg(long, value_name = "RYOKAND", default_value = env!("CARGO_BIN_EXE_ryokand"))]
     daemon: PathBuf,
@@ -101,6 +106,7 @@ struct World {
     daemon: PathBuf,
     python: PathBuf,
     ipykernel: Option<PathBuf>,
+    python_client: Option<PathBuf>,
 }
 
 impl World {
@@ -124,6 +130,7 @@ const BENCHES: &[(&str, Bench)] = &[
     ("vars", latency::vars),
     ("files", surface::files),
     ("cli", surface::cli),
+    ("python-client", python_client::python_client),
     ("stream", stream::throughput),
     ("slow-client", stream::slow_client),
     ("worker-memory", scale::worker_memory),
@@ -212,6 +219,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         daemon: args.daemon.clone(),
         python: args.python.clone(),
         ipykernel: args.ipykernel.clone(),
+        python_client: args.python_client.clone(),
     };
     if let Some(folder) = &args.trace {
         return trace::trace(&world, folder).map(|()| true);

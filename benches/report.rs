@@ -209,6 +209,10 @@ fn conditions(world: &World) -> Vec<String> {
         let code = "import ipykernel, jupyter_client as j, sys; print(f'ipykernel {ipykernel.__version__}, jupyter_client {j.__version__}, python', sys.version.split()[0])";
         lines.push(process::version_of(python, &["-c", code]));
     }
+    if let Some(python) = &world.python_client {
+        let code = "import capnp, sys; print(f'Python client: pycapnp {capnp.__version__}, python', sys.version.split()[0])";
+        lines.push(process::version_of(python, &["-c", code]));
+    }
     lines.push(process::version_of("bwrap".as_ref(), &["--version"]));
     if world.quick {
         lines.push("--quick: few repetitions, coarse figures".into());
