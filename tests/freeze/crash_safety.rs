@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use ryokan::sys::fault;
 
 use super::{Shop, amounts};
-use crate::faults::fault_points::ELSEWHERE;
 use crate::support::{Host, until, users};
 
 const FREEZE: [&str; 5] = [
@@ -17,45 +16,6 @@ const FREEZE: [&str; 5] = [
 ];
 const COMMANDS: [&str; 4] = ["catalog.group.create", "catalog.group.add", "catalog.group.drop", "catalog.group.remove"];
 const RECOVERY: [&str; 3] = ["freeze.member.revert", "catalog.group.clear", "freeze.kept.dir"];
-/// Each by a test of its own.
-const OTHERS: [&str; 31] = [
-    // In `portable`.
-    "catalog.group.adopt",
-    "catalog.group.arrive",
-    "freeze.import.kernel",
-    "freeze.import.place",
-    "freeze.import.seal",
-    "freeze.import.sync",
-    "repository.history.checkout",
-    // In `provenance`.
-    "host.key.write",
-    "catalog.host.key",
-    "catalog.trust.add",
-    "catalog.trust.remove",
-    "database.files.replace",
-    "freeze.groups.dir",
-    "state.checkpoints.withdraw",
-    // In `sources`.
-    "freeze.quiesced.clear",
-    "freeze.quiesced.dir",
-    "freeze.quiesced.record",
-    "source.command.restore",
-    "source.directory.discard",
-    "source.directory.switch",
-    "source.directory.switched",
-    // In `postgres`.
-    "source.postgres.switch",
-    "source.postgres.switched",
-    // In `postgres_server`.
-    "source.server.checkout",
-    "source.server.discard",
-    "source.server.keep",
-    "source.server.snapshot",
-    "source.server.start",
-    "source.server.stop",
-    "source.server.switch",
-    "source.server.switched",
-];
 const RESTORE: [&str; 7] = [
     "freeze.member.prepare",
     "freeze.member.switch",
@@ -205,14 +165,6 @@ fn foreign_writes_are_kept() {
     shop.host.launch();
     assert!(!shop.data().exists());
     assert_eq!(kept(&shop).iter().map(|path| amounts(path)).collect::<Vec<_>>(), [Ok((600, 400)), Ok((600, 400))]);
-}
-
-#[test]
-fn every_label_is_armed() {
-    let armed = [&FREEZE[..], &COMMANDS, &RECOVERY, &OTHERS, &RESTORE].concat();
-    for (label, place) in ELSEWHERE {
-        assert!(*place != "tests/freeze" || armed.contains(label), "{label} is armed nowhere");
-    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod full_disk;
 mod gate;
 mod hostile_imports;
 mod pause;
+mod labels;
 mod planted_links;
 mod portable;
 mod postgres;
