@@ -171,7 +171,7 @@ impl Estate {
     }
 
     fn freeze(&self, message: &str) -> anyhow::Result<FreezeCost> {
-        let taken = self.daemon.with(async |host| Ok(host.freeze("all", message, Drain::default()).await?))?;
+        let taken = self.daemon.with(async |host| Ok(host.freeze("all", message, Drain::default(), None).await?))?;
         taken.cost.context("the daemon reports no cost")
     }
 

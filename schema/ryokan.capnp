@@ -1119,9 +1119,11 @@ interface Groups {
   # that are not in their places.
   list @3 () -> (groups :List(Group));
   show @4 (group :Text) -> (group :Group);
-  freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64) -> (freeze :Freeze);
+  freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64, onFailure :OnFailure)
+      -> (freeze :Freeze);
   # Captures every member within one pause: all or nothing. A kernel's running execution is awaited for
   # `waitMs` (0: one minute; at most an hour), or interrupted, and named in the cost of its member.
+  # `conflict` with reason `group_paused` after a failure with `pause`, until `resume`.
   freezes @6 (group :Text, limit :UInt32) -> (freezes :List(Freeze));
   # Newest first; `limit` 0: all.
   restore @7 (group :Text, ref :Text, members :List(Text)) -> (restoration :GroupRestoration);
@@ -1140,6 +1142,16 @@ interface Groups {
   # A freeze as a file, for `Host.importKernel`: the lock, every part, the checkpoints of the kernels
   # and the history of each repository. `ref` empty: the newest that a client took; `notFound` without
   # one. Holds no configuration, remotes or credentials.
+  configure @13 (group :Text, onFailure :OnFailure) -> ();
+  # What a freeze does that fails, unless it says so itself. `group` changes nothing.
+  resume @14 (group :Text) -> ();
+  # Lets the kernels of a paused group go on. Nothing to do is no error.
+}
+
+enum OnFailure {
+  group @0;                   # as the group is configured; a new one: `resume`
+  resume @1;                  # everything goes on
+  pause @2;                   # the kernels stay suspended and start nothing; other members go on
 }
 
 struct Group {
@@ -1148,6 +1160,8 @@ struct Group {
   freezes @2 :UInt64;
   createdAtMs @3 :Int64;
   unfinished @4 :Bool;        # a restore was interrupted and awaits recovery
+  onFailure @5 :OnFailure;    # never `group`
+  paused @6 :Text;            # why its kernels are paused; empty: they are not
 }
 
 struct GroupMember {

@@ -3,6 +3,7 @@
 use rusqlite::{OptionalExtension as _, Row, params};
 
 use super::error::CatalogError;
+use super::group_pauses::read_on_failure;
 use super::handle::{CatalogHandle, Notes, Written};
 use super::handovers;
 use super::row::{bytes, json, signed, to_json, unsigned, wrong};
@@ -104,7 +105,7 @@ impl CatalogHandle {
             let mut groups = db.sql("list groups", |c| {
                 c.prepare_cached(
                     "SELECT id, uid, name, created_at_ms, head, undo, intent IS NOT NULL,
-                     (SELECT count(*) FROM freezes WHERE group_id = groups.id)
+                     (SELECT count(*) FROM freezes WHERE group_id = groups.id), on_failure, paused
                      FROM groups WHERE ?1 IS NULL OR uid = ?1 ORDER BY uid, name",
                 )?
                 .query_map([uid], read_group)?
@@ -467,6 +468,8 @@ fn read_group(row: &Row<'_>) -> rusqlite::Result<Group> {
         undo: optional(row, 5)?,
         unfinished: row.get(6)?,
         freezes: unsigned(row, 7)?,
+        on_failure: read_on_failure(row, 8)?,
+        paused: row.get(9)?,
     })
 }
 

@@ -4,6 +4,7 @@ use rusqlite::Connection;
 
 use super::sqlite::{Db, Kind};
 use super::*;
+use crate::core::freeze::on_failure::OnFailure;
 use crate::core::ids::{CheckpointId, Epoch, WorkerId};
 use crate::core::kernel::transition::{Record, Transition};
 use crate::core::workflow::Options;
@@ -57,6 +58,19 @@ fn earlier_workers_are_not_adopted() {
     assert_eq!((*id, *epoch), (WorkerId::from_bytes([0; 16]), Epoch(0)));
     // The process is still known, so it can be ended.
     assert_eq!(record, r#"{"socket":"/run/w.sock","process":{"pid":77,"start_ticks":9000000000},"run_as":null}"#);
+}
+
+#[test]
+fn earlier_groups_resume() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let fill = "INSERT INTO groups (id, uid, name, created_at_ms) VALUES (zeroblob(16), 7, 'shop', 1)";
+    let path = earlier(dir.path(), Kind::Catalog, 7, fill);
+    let db = Db::open(Kind::Catalog, &path, Durability::Process).expect("opened");
+    let read = |row: &rusqlite::Row<'_>| Ok((group_pauses::read_on_failure(row, 0)?, row.get(1)?));
+    let found: (OnFailure, Option<String>) = db
+        .sql("read", |c| c.query_row("SELECT on_failure, paused FROM groups WHERE name = 'shop'", [], read))
+        .expect("one group");
+    assert_eq!(found, (OnFailure::Resume, None));
 }
 
 #[test]

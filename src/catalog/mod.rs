@@ -15,6 +15,7 @@ mod error;
 mod events;
 mod files;
 mod group_imports;
+mod group_pauses;
 mod groups;
 mod handle;
 mod handovers;

@@ -64,6 +64,7 @@ impl Kind {
                 include_str!("../../schema/catalog/0005_handovers.sql"),
                 include_str!("../../schema/catalog/0006_groups.sql"),
                 include_str!("../../schema/catalog/0007_signatures.sql"),
+                include_str!("../../schema/catalog/0008_paused_groups.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),

@@ -133,7 +133,7 @@ pub enum Command {
     Stop(StopArgs),
     /// Pause a kernel and keep its memory while the host is up
     Suspend(SuspendArgs),
-    /// Resume a suspended kernel
+    /// Resume a suspended kernel, or the kernels of a group that a failed freeze paused
     Resume(ResumeArgs),
     /// Change a kernel's network, limits and host paths
     Update(UpdateArgs),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 
 use super::context::Context;
@@ -11,6 +12,7 @@ use super::{exit, json, render};
 use crate::core::error::Error;
 use crate::core::freeze::GroupRestored;
 use crate::core::freeze::drain::Drain;
+use crate::core::freeze::on_failure::OnFailure;
 
 /// The reason of the daemon's error if a name is a group's and not a kernel's.
 const IS_GROUP: &str = "group";
@@ -43,6 +45,14 @@ pub enum GroupCommand {
         /// repositories of an import that are not in their places stay beside them
         #[arg(long, conflicts_with = "member")]
         abandon: bool,
+    },
+    /// Change a group
+    Set {
+        /// Name of the group
+        name: String,
+        /// What a failed freeze does with its kernels, unless the freeze says so itself: `resume` or `pause`
+        #[arg(long, value_name = "WHAT", value_parser = on_failure())]
+        on_failure: OnFailure,
     },
     /// Show a group, or list all
     Show {
@@ -107,6 +117,13 @@ pub struct FreezeArgs {
     /// How long to wait for running code, at most an hour
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
     pub wait: Duration,
+    /// What a failure does with the kernels: `resume`, or `pause` until `ryokan resume GROUP`; the group's by default
+    #[arg(long, value_name = "WHAT", value_parser = on_failure())]
+    pub on_failure: Option<OnFailure>,
+}
+
+fn on_failure() -> impl TypedValueParser<Value = OnFailure> {
+    PossibleValuesParser::new(OnFailure::ALL.map(OnFailure::name)).try_map(|text| text.parse::<OnFailure>())
 }
 
 /// `ryokan lock`
@@ -145,6 +162,14 @@ pub async fn group(context: &Context, args: GroupArgs) -> Result<(), Failure> {
                 context.say(&format!("an imported repository stays in {}", render::plain(&left)));
             }
             context.show(|| serde_json::json!({ "removed": name }), || format!("removed group {name}\n"))
+        }
+        GroupCommand::Set { name, on_failure } => {
+            context.host().await?.configure_group(&name, on_failure).await?;
+            let shown = on_failure.name();
+            context.show(
+                || serde_json::json!({ "name": name, "on_failure": shown }),
+                || format!("a failed freeze of {name}: {shown}\n"),
+            )
         }
         GroupCommand::Show { name: None, quiet } => {
             let all = context.host().await?.groups().await?;
@@ -187,11 +212,8 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
 
 /// Freezes a group.
 pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
-    let taken = context
-        .host()
-        .await?
-        .freeze(&args.group, &args.message, Drain { interrupt: args.interrupt, wait: args.wait })
-        .await?;
+    let drain = Drain { interrupt: args.interrupt, wait: args.wait };
+    let taken = context.host().await?.freeze(&args.group, &args.message, drain, args.on_failure).await?;
     let paint = context.terminal.paint;
     let cost = || taken.cost.as_ref().map(|cost| render::freeze_cost(cost, paint)).unwrap_or_default();
     context.show(|| json::of(&taken), || format!("{}{}", render::freeze_line(&taken, paint), cost()))
@@ -212,6 +234,12 @@ pub async fn lock(context: &Context, args: LockArgs) -> Result<(), Failure> {
     };
     context.show(|| serde_json::json!({ "differences": reported }), text)?;
     if reported.is_empty() { Ok(()) } else { Err(Failure::Quiet(exit::FAILED)) }
+}
+
+/// Lets the kernels of a paused group go on.
+pub async fn resume(context: &Context, name: &str) -> Result<(), Failure> {
+    context.host().await?.resume_group(name).await?;
+    context.show(|| serde_json::json!({ "name": name }), || format!("the kernels of {name} go on\n"))
 }
 
 /// Lists the freezes of a group, newest first.

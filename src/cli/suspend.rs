@@ -5,7 +5,7 @@ use futures::StreamExt as _;
 
 use super::context::Context;
 use super::failure::Failure;
-use super::{failure, json};
+use super::{failure, groups, json};
 use crate::core::error::Result;
 use crate::core::info::{KernelFilter, KernelInfo};
 use crate::rpc::client::KernelClient;
@@ -33,8 +33,9 @@ pub struct SuspendArgs {
 
 /// `ryokan resume`
 #[derive(Debug, Args)]
+#[command(after_help = "A group is one that a failed freeze paused.")]
 pub struct ResumeArgs {
-    /// Name or id of the kernel
+    /// Name of a kernel or a group
     #[arg(required_unless_present = "all")]
     pub name: Option<String>,
     /// Resume every suspended kernel
@@ -50,7 +51,11 @@ pub async fn suspend(context: &Context, args: SuspendArgs) -> std::result::Resul
 
 /// Resumes kernels.
 pub async fn resume(context: &Context, args: ResumeArgs) -> std::result::Result<(), Failure> {
-    change(context, args.name.as_deref(), &["suspended"], async |kernel: &KernelClient| kernel.resume().await).await
+    let each = async |kernel: &KernelClient| kernel.resume().await;
+    match (change(context, args.name.as_deref(), &["suspended"], each).await, &args.name) {
+        (Err(failure), Some(name)) if groups::is_group(&failure) => groups::resume(context, name).await,
+        (done, _) => done,
+    }
 }
 
 /// Changes one kernel, or every kernel in these states. Tries every kernel, and fails with the first error.

@@ -66,6 +66,20 @@ class GroupsTest(DaemonTest):
         with self.assertRaises(errors.InvalidArgumentError):
             groups.freeze("shop", wait=0)
 
+        groups.configure("shop", on_failure="pause")
+        self.assertEqual(groups.show("shop").on_failure, "pause")
+        self.folder.rename(self.folder.with_name("away"))
+        with self.assertRaises(errors.RyokanError):
+            groups.freeze("shop")
+        self.assertIn("code", groups.show("shop").paused)
+        with self.assertRaises(errors.ConflictError):
+            kernel.run_code("x=1")
+        self.folder.with_name("away").rename(self.folder)
+        groups.resume("shop")
+        self.assertEqual(groups.show("shop").paused, "")
+        kernel.run_code("x=1")
+        groups.freeze("shop", on_failure="resume")
+
         async def work():
             async with aio.Host.connect() as host:
                 (group,) = await host.groups.list()

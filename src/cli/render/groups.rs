@@ -6,6 +6,7 @@ use crate::cli::paint::Paint;
 use crate::core::diff::Deed;
 use crate::core::freeze::cost::FreezeCost;
 use crate::core::freeze::difference::GroupDifference;
+use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::portable::ImportedGroup;
 use crate::core::freeze::{FreezeInfo, GroupInfo};
 use crate::core::signature::Signer;
@@ -28,6 +29,13 @@ pub fn group(group: &GroupInfo, paint: Paint) -> String {
     let mut text = format!("{}  {}\n", paint.head(&plain(&group.name)), counted(group.freezes, "freeze"));
     if group.unfinished {
         text.push_str(&format!("{}\n", paint.bad("a restore was interrupted: the next operation goes back first")));
+    }
+    if group.on_failure == OnFailure::Pause {
+        text.push_str("a failed freeze pauses its kernels\n");
+    }
+    if !group.paused.is_empty() {
+        text.push_str(&format!("{} {}\n", paint.bad("paused:"), plain(&group.paused)));
+        text.push_str(&format!("let its kernels go on: ryokan resume {}\n", plain(&group.name)));
     }
     text.push_str(&table.text("no members; add one: ryokan group add", paint));
     text

@@ -5,6 +5,9 @@
 //!      └───────────────┴──────────────┴───────────────┴ failure ─▶ resume each ─┐    │         │         │
 //!                                                                withdraw: failed ◀──┴─────────┴─────────┘
 //! ```
+//! A freeze whose failure pauses the group records that first: arm ─▶ suspend each. Each failure then pauses every
+//! member, also those that were resumed, and is withdrawn.
+//!
 //! A snapshot pins one moment of its member: what it holds does not change when the member resumes. So the pause does
 //! not grow with what is only stored.
 //!
@@ -14,9 +17,13 @@
 //!
 //! Owns the order; never knows kernels, repositories, databases or time.
 
+use super::on_failure::OnFailure;
+
 /// What the driver must do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
+    /// Record that a new daemon must pause the group.
+    Arm,
     /// Stop admission of work in this member.
     Suspend(usize),
     /// Report this member's revision.
@@ -31,10 +38,12 @@ pub enum Action {
     Store(usize),
     /// Make the freeze visible.
     Seal,
-    /// Remove what was made for the freeze.
+    /// Remove what was made for the freeze, and what was recorded of it.
     Withdraw,
     /// Admit work in this member again.
     Resume(usize),
+    /// Keep this member from work until the group is resumed.
+    Pause(usize),
     /// Nothing is left to do.
     End,
 }
@@ -87,21 +96,27 @@ pub struct Capture {
     suspended: usize,
     /// Whether a snapshot may exist.
     is_pinned: bool,
+    /// What a failure leads to.
+    on_failure: OnFailure,
     failure: Option<(Option<usize>, String)>,
 }
 
 impl Capture {
     /// A freeze of this number of members that suspends them itself.
-    pub fn new(members: usize) -> Capture {
-        let next = if members == 0 { Action::End } else { Action::Suspend(0) };
+    pub fn new(members: usize, on_failure: OnFailure) -> Capture {
+        let next = match (members, on_failure) {
+            (0, _) => Action::End,
+            (_, OnFailure::Pause) => Action::Arm,
+            (_, OnFailure::Resume) => Action::Suspend(0),
+        };
         let failure = (members == 0).then(|| (None, String::from("there is nothing to freeze")));
-        Capture { members, next, locked: Vec::new(), suspended: 0, is_pinned: false, failure }
+        Capture { members, next, locked: Vec::new(), suspended: 0, is_pinned: false, on_failure, failure }
     }
 
     /// A freeze of members that are suspended already and stay so.
     pub fn of_suspended(members: usize) -> Capture {
         let next = if members == 0 { Action::End } else { Action::Lock(0) };
-        Capture { next, ..Capture::new(members) }
+        Capture { next, ..Capture::new(members, OnFailure::Resume) }
     }
 
     /// The next action.
@@ -118,10 +133,16 @@ impl Capture {
         }
     }
 
+    /// The first failure so far, and the member concerned.
+    pub fn failure(&self) -> Option<(Option<usize>, &str)> {
+        self.failure.as_ref().map(|(member, why)| (*member, why.as_str()))
+    }
+
     /// Takes the reply to the next action.
     pub fn reply(&mut self, reply: Reply) {
         let why = match (self.next, reply) {
             (Action::End, _) => return,
+            (Action::Arm, Reply::Done) => return self.next = Action::Suspend(0),
             (Action::Suspend(at), reply) => {
                 // Also after a failure: it may be suspended although its reply was lost.
                 self.suspended = at + 1;
@@ -146,7 +167,7 @@ impl Capture {
             }
             (Action::Snapshot(_) | Action::Confirm(_), Reply::At(_)) => String::from("it changed during the freeze"),
             // What was pinned holds, or the freeze has failed, whatever this member does.
-            (Action::Resume(at), _) => return self.next = self.resume_from(at + 1),
+            (Action::Resume(at) | Action::Pause(at), _) => return self.next = self.resume_from(at + 1),
             (Action::Intent, Reply::Done) => return self.next = Action::Store(0),
             (Action::Store(at), Reply::Done) => return self.next = self.after(at, Action::Store, Action::Seal),
             (Action::Seal, Reply::Done) | (Action::Withdraw, _) => return self.next = Action::End,
@@ -156,11 +177,17 @@ impl Capture {
             Action::Suspend(at) | Action::Lock(at) | Action::Snapshot(at) | Action::Confirm(at) | Action::Store(at) => {
                 Some(at)
             }
-            Action::Resume(_) | Action::Intent | Action::Seal | Action::Withdraw | Action::End => None,
+            Action::Arm
+            | Action::Resume(_)
+            | Action::Pause(_)
+            | Action::Intent
+            | Action::Seal
+            | Action::Withdraw
+            | Action::End => None,
         };
         self.failure = Some((member, why));
-        self.next = match self.next {
-            Action::Intent | Action::Store(_) | Action::Seal => Action::Withdraw,
+        self.next = match (self.next, self.on_failure) {
+            (Action::Intent | Action::Store(_) | Action::Seal, OnFailure::Resume) => Action::Withdraw,
             _ => self.resume_from(0),
         };
     }
@@ -170,12 +197,15 @@ impl Capture {
     }
 
     fn resume_from(&self, at: usize) -> Action {
-        match &self.failure {
+        match (&self.failure, self.on_failure) {
+            (Some(_), OnFailure::Pause) if at < self.members => Action::Pause(at),
             _ if at < self.suspended => Action::Resume(at),
-            None => Action::Intent,
-            Some(_) if self.is_pinned => Action::Withdraw,
+            (None, _) => Action::Intent,
+            // It is recorded even if its reply was lost.
+            (Some(_), OnFailure::Pause) => Action::Withdraw,
+            (Some(_), OnFailure::Resume) if self.is_pinned => Action::Withdraw,
             // Nothing was made yet.
-            Some(_) => Action::End,
+            (Some(_), OnFailure::Resume) => Action::End,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Every failure at every step of a freeze.
 
 use super::capture::{Action, Capture, Outcome, Reply};
+use super::on_failure::OnFailure;
 
 const MEMBERS: usize = 3;
 
@@ -12,11 +13,15 @@ struct World {
     stored: [bool; MEMBERS],
     intent: bool,
     visible: bool,
+    /// Without the seal, a new daemon pauses the group.
+    armed: bool,
+    paused: [bool; MEMBERS],
 }
 
 impl World {
     fn perform(&mut self, action: Action) -> Reply {
         match action {
+            Action::Arm => self.armed = true,
             Action::Suspend(at) => self.suspended[at] = true,
             Action::Lock(at) | Action::Confirm(at) => return Reply::At(format!("r{at}")),
             Action::Snapshot(at) => {
@@ -25,9 +30,13 @@ impl World {
             }
             Action::Intent => self.intent = true,
             Action::Store(at) => self.stored[at] = true,
-            Action::Seal => (self.visible, self.intent) = (true, false),
-            Action::Withdraw => *self = World { suspended: self.suspended, ..World::default() },
+            Action::Seal => (self.visible, self.intent, self.armed) = (true, false, false),
+            Action::Withdraw => {
+                let World { suspended, paused, .. } = *self;
+                *self = World { suspended, paused, ..World::default() };
+            }
             Action::Resume(at) => self.suspended[at] = false,
+            Action::Pause(at) => (self.suspended[at], self.paused[at]) = (false, true),
             Action::End => {}
         }
         Reply::Done
@@ -36,7 +45,11 @@ impl World {
 
 /// Runs a freeze; the action number `at` gets `fault` in place of its reply. `acts`: whether it is carried out anyway.
 fn run(at: usize, fault: Option<&Reply>, acts: bool) -> (Vec<Action>, World, Outcome) {
-    let (mut machine, mut world, mut actions) = (Capture::new(MEMBERS), World::default(), Vec::new());
+    run_with(OnFailure::Resume, at, fault, acts)
+}
+
+fn run_with(on_failure: OnFailure, at: usize, fault: Option<&Reply>, acts: bool) -> (Vec<Action>, World, Outcome) {
+    let (mut machine, mut world, mut actions) = (Capture::new(MEMBERS, on_failure), World::default(), Vec::new());
     while machine.next() != Action::End {
         assert!(actions.len() < 100, "it does not end: {actions:?}");
         let action = machine.next();
@@ -68,9 +81,9 @@ fn freeze_seals_after_every_member() {
     }
 }
 
-#[test]
-fn every_failure_leaves_nothing() {
-    let whole = run(0, None, true).0;
+/// Runs a freeze with each wrong reply to each of its actions.
+fn with_each_failure(on_failure: OnFailure, mut check: impl FnMut(&str, Action, Vec<Action>, World)) {
+    let whole = run_with(on_failure, 0, None, true).0;
     let lies = [Reply::Failed("no".into()), Reply::Late, Reply::At("other".into()), Reply::Done];
     let mut failures = 0;
     for (at, action) in whole.iter().enumerate() {
@@ -78,26 +91,48 @@ fn every_failure_leaves_nothing() {
             let is_right = match action {
                 Action::Lock(_) => matches!(fault, Reply::At(_)),
                 Action::Snapshot(_) | Action::Confirm(_) => false,
-                Action::Suspend(_) | Action::Intent | Action::Store(_) | Action::Seal => *fault == Reply::Done,
+                Action::Arm | Action::Suspend(_) | Action::Intent | Action::Store(_) | Action::Seal => {
+                    *fault == Reply::Done
+                }
                 // What was pinned holds.
                 Action::Resume(_) => true,
-                Action::Withdraw | Action::End => unreachable!("not in a run without failures"),
+                Action::Pause(_) | Action::Withdraw | Action::End => unreachable!("not in a run without failures"),
             };
             for acts in [true, false] {
                 // A seal whose reply is lost is undone by its owner's transaction; the model has no such seal.
                 if is_right || (*action == Action::Seal && acts) {
                     continue;
                 }
-                let (actions, world, outcome) = run(at, Some(fault), acts);
+                let (actions, world, outcome) = run_with(on_failure, at, Some(fault), acts);
                 let what = format!("{fault:?} at {action:?}, carried out: {acts}: {actions:?}");
                 assert!(matches!(outcome, Outcome::Failed { .. }), "{what}");
-                assert_eq!(world, World::default(), "{what}");
                 assert!(!actions.contains(&Action::Seal) || *action == Action::Seal, "{what}");
+                check(&what, *action, actions, world);
                 failures += 1;
             }
         }
     }
     assert!(failures > 60, "{failures}");
+}
+
+#[test]
+fn every_failure_leaves_nothing() {
+    with_each_failure(OnFailure::Resume, |what, _, _, world| assert_eq!(world, World::default(), "{what}"));
+}
+
+/// Nothing is left, and every member is paused before the record of the freeze goes.
+#[test]
+fn every_failure_pauses() {
+    let paused = World { paused: [true; MEMBERS], ..World::default() };
+    with_each_failure(OnFailure::Pause, |what, failed, actions, world| {
+        assert_eq!(world, paused, "{what}");
+        assert_eq!((actions[0], actions.last()), (Action::Arm, Some(&Action::Withdraw)), "{what}");
+        let is_late = matches!(failed, Action::Intent | Action::Store(_) | Action::Seal);
+        assert_eq!(actions.contains(&Action::Resume(0)), is_late, "{what}");
+    });
+    let (actions, world, outcome) = run_with(OnFailure::Pause, 0, None, true);
+    assert!(outcome == Outcome::Sealed && world.visible && !world.armed && world.paused == [false; MEMBERS]);
+    assert_eq!(actions[..2], [Action::Arm, Action::Suspend(0)]);
 }
 
 /// A different revision in the lock is found by the snapshot.
@@ -144,5 +179,5 @@ fn failure_resumes_first() {
 
 #[test]
 fn empty_freeze_fails() {
-    assert!(matches!(Capture::new(0).outcome(), Some(Outcome::Failed { .. })));
+    assert!(matches!(Capture::new(0, OnFailure::Pause).outcome(), Some(Outcome::Failed { .. })));
 }

@@ -14,6 +14,9 @@ pub enum Intent {
         id: FreezeId,
         /// Its checkpoints.
         checkpoints: Vec<(KernelId, CheckpointId)>,
+        /// Without its row, the kernels of the group stay paused.
+        #[serde(default)]
+        pauses: bool,
     },
     /// A restore that changes members. It is reverted to the freeze before it.
     Restore {

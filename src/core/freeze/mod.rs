@@ -9,9 +9,11 @@ pub mod cost;
 pub mod difference;
 pub mod drain;
 pub mod gate;
+mod info;
 mod intent;
 pub mod lock;
 pub mod locked_submodules;
+pub mod on_failure;
 pub mod portable;
 pub mod postgres;
 pub mod refs;
@@ -28,7 +30,9 @@ mod simulation_tests;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::info::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 pub use self::intent::{Intent, NewRepository};
+use self::on_failure::OnFailure;
 use self::refs::{CommitId, DependencyLock, Head, McpLock, RepositoryLock};
 use self::server::ServerPart;
 use self::submodule::SubmodulePart;
@@ -126,6 +130,10 @@ pub struct Group {
     pub undo: Option<FreezeId>,
     /// Whether a freeze or a restore was begun and has not ended.
     pub unfinished: bool,
+    /// What a failed freeze does with its kernels.
+    pub on_failure: OnFailure,
+    /// Why its kernels are paused; `None`: they are not.
+    pub paused: Option<String>,
 }
 
 /// A freeze as it is recorded and shown.
@@ -520,69 +528,4 @@ impl FreezeManifest {
         };
         self.parts.iter().filter_map(of).collect()
     }
-}
-
-/// A group as clients see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct GroupInfo {
-    /// Its name.
-    pub name: String,
-    /// Its members.
-    pub members: Vec<MemberInfo>,
-    /// Number of freezes.
-    pub freezes: u64,
-    /// Milliseconds since 1970.
-    pub created_at_ms: i64,
-    /// Whether a restore was interrupted and awaits recovery.
-    pub unfinished: bool,
-}
-
-/// A member as clients see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct MemberInfo {
-    /// Its name within the group.
-    pub name: String,
-    /// `kernel`, `repository`, `database`, `directory`, `command`, `postgres` or `server`.
-    pub kind: String,
-    /// A kernel's name, a path, the name of a configured source, or a connection.
-    pub target: String,
-}
-
-/// A freeze as clients see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FreezeInfo {
-    /// Its identity.
-    pub id: String,
-    /// Number of the freeze within its group.
-    pub number: u64,
-    /// The client's message.
-    pub message: String,
-    /// Why it was taken.
-    #[serde(rename = "type")]
-    pub kind: CheckpointType,
-    /// The client that took it.
-    pub creator: String,
-    /// Milliseconds since 1970.
-    pub at_ms: i64,
-    /// When it was last restored; 0: never.
-    pub restored_at_ms: i64,
-    /// Whether it is the freeze taken or restored last.
-    pub is_head: bool,
-    /// Its lock, as text.
-    pub lock: String,
-    /// What it cost, if it was just taken.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cost: Option<cost::FreezeCost>,
-}
-
-/// A group's restore as clients see it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct GroupRestored {
-    /// The restored freeze.
-    pub freeze: FreezeInfo,
-    /// The freeze taken just before.
-    pub safety: String,
-    /// What could not be checked.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
 }

@@ -8,6 +8,7 @@
 use super::SchemaRevision;
 use super::capture::{self, Capture, Reply};
 use super::gate::{self, Pairing};
+use super::on_failure::OnFailure;
 use super::restore::{self, Restore};
 
 /// The kernel, the code (a commit) and the data (the commit that its schema was made by).
@@ -28,6 +29,8 @@ enum Mistake {
     SealFirst,
     /// A new daemon leaves the checkpoints of an unsealed freeze.
     NoWithdrawal,
+    /// A new daemon does not pause the group of an unsealed freeze.
+    NoPause,
     /// The gate admits everything.
     NoGate,
     /// The intent names a member only after it was switched.
@@ -66,7 +69,7 @@ struct Frozen {
 
 #[derive(Debug, Clone)]
 enum Intent {
-    Freeze { checkpoint: u64 },
+    Freeze { checkpoint: u64, pauses: bool },
     Restore { members: Vec<usize>, safety: Content, reached: usize },
 }
 
@@ -87,6 +90,10 @@ struct World {
     checkpoints: Vec<u64>,
     pairings: Vec<Pairing>,
     intent: Option<Intent>,
+    /// Whether the catalog says that the kernel is paused.
+    paused: bool,
+    /// The freeze without whose seal it must be.
+    armed: Option<u64>,
     next: u64,
 }
 
@@ -113,6 +120,8 @@ impl World {
             checkpoints: Vec::new(),
             pairings: Vec::new(),
             intent: None,
+            paused: false,
+            armed: None,
             next: 1,
         }
     }
@@ -168,7 +177,8 @@ impl World {
     }
 
     fn freeze(&mut self) -> Result<(), Ended> {
-        let mut machine = Capture::new(MEMBERS);
+        let on_failure = if self.random.one_in(2) { OnFailure::Pause } else { OnFailure::Resume };
+        let mut machine = Capture::new(MEMBERS, on_failure);
         let checkpoint = self.number();
         let mut taken = Frozen {
             reported: [0; MEMBERS],
@@ -188,7 +198,7 @@ impl World {
                     self.captured(action, &mut taken)
                 }
                 false => {
-                    let lasting = matches!(action, capture::Action::Resume(_));
+                    let lasting = matches!(action, capture::Action::Resume(_) | capture::Action::Pause(_));
                     self.faulty(lasting, |world| Ok(world.captured(action, &mut taken)))?
                 }
             };
@@ -199,9 +209,16 @@ impl World {
 
     fn captured(&mut self, action: capture::Action, taken: &mut Frozen) -> Reply {
         use capture::Action;
+        let pauses = self.armed == Some(taken.checkpoint);
         match action {
+            Action::Arm => {
+                self.armed = Some(taken.checkpoint);
+                self.intent = Some(Intent::Freeze { checkpoint: taken.checkpoint, pauses: true });
+            }
             Action::Suspend(at) => self.suspended[at] = true,
             Action::Resume(at) => self.suspended[at] = false,
+            // Data goes on.
+            Action::Pause(at) => self.suspended[at] = at == KERNEL,
             Action::Lock(at) => return Reply::At(self.now[at].to_string()),
             Action::Snapshot(at) => {
                 // Not one step: the content may be a later one than the revision.
@@ -215,7 +232,7 @@ impl World {
                 return Reply::At(if honest { self.now[at] } else { taken.reported[at] }.to_string());
             }
             Action::Intent => {
-                self.intent = Some(Intent::Freeze { checkpoint: taken.checkpoint });
+                self.intent = Some(Intent::Freeze { checkpoint: taken.checkpoint, pauses });
                 if self.mistake == Mistake::SealFirst {
                     self.seal(taken);
                 }
@@ -230,6 +247,7 @@ impl World {
             Action::Withdraw => {
                 self.checkpoints.retain(|one| *one != taken.checkpoint);
                 self.intent = None;
+                self.paused |= self.suspended[KERNEL];
             }
             Action::End => {}
         }
@@ -364,15 +382,18 @@ impl World {
     /// A new daemon ends what the former one, or a failed restore, left. It may end itself.
     fn recover(&mut self, is_new: bool) -> Result<(), Ended> {
         if is_new {
-            self.suspended = [false; MEMBERS];
+            self.suspended = [self.paused, false, false];
         }
         match self.intent.clone() {
-            Some(Intent::Freeze { checkpoint }) => {
+            Some(Intent::Freeze { checkpoint, pauses }) => {
                 self.ends()?;
                 if self.mistake != Mistake::NoWithdrawal {
                     self.checkpoints.retain(|one| *one != checkpoint);
                 }
                 self.intent = None;
+                if pauses && self.mistake != Mistake::NoPause {
+                    (self.paused, self.suspended[KERNEL]) = (true, true);
+                }
                 Ok(())
             }
             Some(Intent::Restore { members, safety, reached }) => {
@@ -382,6 +403,20 @@ impl World {
             }
             None => Ok(()),
         }
+    }
+
+    /// Checks that a freeze left the kernel as configured; a client resumes it then.
+    fn resume(&mut self) -> Result<(), String> {
+        if let Some(armed) = self.armed.take() {
+            let is_sealed = self.freezes.iter().any(|one| one.checkpoint == armed);
+            if is_sealed == self.paused || is_sealed == self.suspended[KERNEL] {
+                return Err(format!("sealed: {is_sealed}, paused: {}", self.paused));
+            }
+        }
+        if std::mem::take(&mut self.paused) {
+            self.suspended[KERNEL] = false;
+        }
+        Ok(())
     }
 
     /// What must hold whenever work is admitted.
@@ -442,6 +477,7 @@ fn run(seed: u64, mistake: Mistake) -> Result<(usize, usize), String> {
             }
             done = world.recover(done.is_err());
         }
+        world.resume().map_err(|why| format!("seed {seed}, round {round}: {why}"))?;
         if world.suspended != [false; MEMBERS] {
             return Err(format!("seed {seed}, round {round}: a member stays suspended"));
         }
@@ -466,6 +502,7 @@ fn every_mistake_is_found() {
         Mistake::NoConfirmation,
         Mistake::SealFirst,
         Mistake::NoWithdrawal,
+        Mistake::NoPause,
         Mistake::NoGate,
         Mistake::ReachedLate,
         Mistake::CommitFirst,

@@ -5,9 +5,10 @@ use super::host::HostClient;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::difference::GroupDiff;
 use crate::core::freeze::drain::Drain;
+use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
 use crate::core::limits;
-use crate::rpc::convert::groups::{read_freeze, read_group, read_group_difference, read_member};
+use crate::rpc::convert::groups::{on_failure_to_wire, read_freeze, read_group, read_group_difference, read_member};
 use crate::rpc::convert::{read_text, read_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
@@ -76,15 +77,43 @@ impl HostClient {
         answer(read_group(fields(fields(response.get())?.get_group())?))
     }
 
-    /// Freezes a group.
+    /// Sets what a failed freeze does with the kernels of a group.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub async fn configure_group(&self, group: &str, on_failure: OnFailure) -> Result<()> {
+        let mut request = self.groups_cap().await?.configure_request();
+        request.get().set_group(group);
+        request.get().set_on_failure(on_failure_to_wire(Some(on_failure)));
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
+    /// Lets the kernels of a paused group go on.
+    ///
+    /// # Errors
+    /// `notFound`.
+    pub async fn resume_group(&self, group: &str) -> Result<()> {
+        let mut request = self.groups_cap().await?.resume_request();
+        request.get().set_group(group);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
+    /// Freezes a group; `on_failure` absent: as the group is configured.
     ///
     /// # Errors
     /// Errors of members; nothing is visible then.
-    pub async fn freeze(&self, group: &str, message: &str, drain: Drain) -> Result<FreezeInfo> {
+    pub async fn freeze(
+        &self,
+        group: &str,
+        message: &str,
+        drain: Drain,
+        on_failure: Option<OnFailure>,
+    ) -> Result<FreezeInfo> {
         let mut request = self.groups_cap().await?.freeze_request();
         request.get().set_group(group);
         request.get().set_message(message);
         request.get().set_interrupt(drain.interrupt);
+        request.get().set_on_failure(on_failure_to_wire(on_failure));
         request.get().set_wait_ms(u64::try_from(drain.wait.as_millis()).unwrap_or(u64::MAX).max(1));
         let response = self.link.wait(request.send().promise).await?;
         answer(read_freeze(fields(fields(response.get())?.get_freeze())?))

@@ -7,6 +7,7 @@ use super::{read_name, read_text, read_text_list, write_text_list};
 use crate::core::error::Result;
 use crate::core::freeze::cost::{FreezeCost, MemberCost};
 use crate::core::freeze::difference::GroupDifference;
+use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::portable::PackedGroup;
 use crate::core::freeze::{FreezeInfo, GroupInfo, MemberInfo};
 use crate::core::limits;
@@ -44,7 +45,28 @@ pub fn read_group(reader: wire::group::Reader<'_>) -> Result<GroupInfo> {
         freezes: reader.get_freezes(),
         created_at_ms: reader.get_created_at_ms(),
         unfinished: reader.get_unfinished(),
+        on_failure: on_failure_from_wire(reader.get_on_failure().map_err(|n| unknown("on_failure", n))?)
+            .unwrap_or_default(),
+        paused: read_text(reader.get_paused(), "reason of a pause")?,
     })
+}
+
+/// What a failed freeze does; `None`: as the group is configured.
+pub fn on_failure_from_wire(value: wire::OnFailure) -> Option<OnFailure> {
+    match value {
+        wire::OnFailure::Group => None,
+        wire::OnFailure::Resume => Some(OnFailure::Resume),
+        wire::OnFailure::Pause => Some(OnFailure::Pause),
+    }
+}
+
+/// As [`on_failure_from_wire`], the other way.
+pub fn on_failure_to_wire(value: Option<OnFailure>) -> wire::OnFailure {
+    match value {
+        None => wire::OnFailure::Group,
+        Some(OnFailure::Resume) => wire::OnFailure::Resume,
+        Some(OnFailure::Pause) => wire::OnFailure::Pause,
+    }
 }
 
 /// Writes a group.
@@ -53,6 +75,8 @@ pub fn write_group(mut builder: wire::group::Builder<'_>, group: &GroupInfo) {
     builder.set_freezes(group.freezes);
     builder.set_created_at_ms(group.created_at_ms);
     builder.set_unfinished(group.unfinished);
+    builder.set_on_failure(on_failure_to_wire(Some(group.on_failure)));
+    builder.set_paused(group.paused.as_str());
     let mut members = builder.init_members(count(group.members.len()));
     for (at, member) in group.members.iter().enumerate() {
         write_member(members.reborrow().get(count(at)), member);

@@ -12,7 +12,9 @@ use crate::core::freeze::drain::Drain;
 use crate::core::freeze::{Freeze, FreezeInfo, Group, GroupInfo, Member, MemberInfo, Target};
 use crate::core::ids::FreezeId;
 use crate::core::limits;
-use crate::rpc::convert::groups::{write_freeze, write_group, write_group_difference, write_member};
+use crate::rpc::convert::groups::{
+    on_failure_from_wire, write_freeze, write_group, write_group_difference, write_member,
+};
 use crate::rpc::convert::{read_name, read_text, read_text_list, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::{group_restoration, groups};
 use crate::supervisor::freeze;
@@ -67,6 +69,8 @@ pub(super) fn group_info(supervisor: &Supervisor, uid: u32, group: &Group) -> Gr
         freezes: group.freezes,
         created_at_ms: group.created_at_ms,
         unfinished: group.unfinished,
+        on_failure: group.on_failure,
+        paused: group.paused.clone().unwrap_or_default(),
     }
 }
 
@@ -158,7 +162,8 @@ impl groups::Server for GroupsServer {
             }
         };
         let drain = Drain { interrupt: params.get_interrupt(), wait };
-        let taken = freeze::freeze(self.supervisor(), &group, (&message, drain), &self.actor).await;
+        let on_failure = on_failure_from_wire(params.get_on_failure()?);
+        let taken = freeze::freeze(self.supervisor(), &group, (&message, drain, on_failure), &self.actor).await;
         let (taken, cost) = taken.map_err(to_capnp)?;
         let mut info = freeze_info(self.supervisor(), &group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
         info.cost = Some(cost);
@@ -237,6 +242,24 @@ impl groups::Server for GroupsServer {
         let reported = freeze::check(self.supervisor(), &name, &reference, &self.actor).await.map_err(to_capnp)?;
         write_text_list(results.get().init_differences(reported.len() as u32), &reported);
         Ok(())
+    }
+
+    async fn configure(
+        self: Rc<Self>,
+        params: groups::ConfigureParams,
+        _: groups::ConfigureResults,
+    ) -> capnp::Result<()> {
+        let params = params.get()?;
+        let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
+        match on_failure_from_wire(params.get_on_failure()?) {
+            Some(chosen) => freeze::configure(self.supervisor(), &group, chosen, &self.actor).await.map_err(to_capnp),
+            None => freeze::find(self.supervisor(), self.actor.uid, &group).await.map(drop).map_err(to_capnp),
+        }
+    }
+
+    async fn resume(self: Rc<Self>, params: groups::ResumeParams, _: groups::ResumeResults) -> capnp::Result<()> {
+        let group = read_name(params.get()?.get_group(), "group").map_err(to_capnp)?;
+        freeze::resume(self.supervisor(), &group, &self.actor).await.map_err(to_capnp)
     }
 
     async fn export(

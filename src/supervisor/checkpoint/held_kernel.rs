@@ -24,6 +24,7 @@ use crate::core::error::{Error, Result};
 use crate::core::freeze::drain::Drain;
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::kernel::transition::Kind;
+use crate::core::limits;
 use crate::core::snapshot::SnapshotKind;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
@@ -130,6 +131,18 @@ impl HeldKernel {
         }
     }
 
+    /// Suspends everything inside, which does not run in between if it is frozen. The kernel stays held.
+    ///
+    /// # Errors
+    /// Errors of the worker, which runs on then.
+    pub async fn pause(&mut self) -> Result<()> {
+        let paused = pause_worker(&self.link).await;
+        // A stopped machine would not answer.
+        let thawed = self.thaw().await;
+        paused.and(thawed)?;
+        park(&self.kernel, &self.link).await
+    }
+
     /// Restores a checkpoint. The kernel is held as [`Kind::Restore`].
     ///
     /// # Errors
@@ -155,6 +168,46 @@ impl HeldKernel {
         let HeldKernel { host, kernel, link, transition, .. } = self;
         restore::restore_held(host, kernel, link, transition, checkpoint, None, actor).await
     }
+}
+
+/// Suspends a kernel whose group is paused, at its next safe point.
+///
+/// # Errors
+/// `deadline` if running code does not end, and errors of the worker.
+pub(crate) async fn pause(kernel: &Rc<Kernel>) -> Result<()> {
+    let own = Rc::clone(kernel);
+    queue_ticket::take(Ticket::new(kernel), Trace::Recovery, limits::FREEZE_WAIT, move |link| async move {
+        // The group may have been resumed meanwhile.
+        if !own.is_group_paused() {
+            return Ok(());
+        }
+        pause_worker(&link).await?;
+        park(&own, &link).await
+    })
+    .await
+}
+
+async fn pause_worker(link: &WorkerLink) -> Result<()> {
+    let paused = tokio::time::timeout(limits::WORKER_STOP, link.suspend()).await;
+    let paused = paused.unwrap_or_else(|_| Err(Error::deadline("the worker did not answer")));
+    if paused.is_err() {
+        // The worker may be paused although its reply was lost.
+        let _ = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
+    }
+    paused
+}
+
+/// Records that a paused worker is suspended; its machine stops.
+async fn park(kernel: &Rc<Kernel>, link: &WorkerLink) -> Result<()> {
+    let parked = match kernel.park_worker().await {
+        Ok(()) => kernel.suspended().await,
+        failed => failed,
+    };
+    if parked.is_err() {
+        kernel.unpark_worker().await;
+        let _ = tokio::time::timeout(limits::WORKER_STOP, link.resume()).await;
+    }
+    parked
 }
 
 /// Stores changed files while the kernel runs on, so that a capture has less to read.

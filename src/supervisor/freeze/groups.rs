@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::objects::blocking;
 use super::sources::{self, pending};
-use super::{access, import_end, recover};
+use super::{access, import_end, pauses, recover};
 use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
@@ -26,7 +26,7 @@ pub(super) fn checked_name(name: &str) -> Result<KernelName> {
     })
 }
 
-fn notes(host: &Host, actor: &Actor, action: &str, detail: String) -> Notes {
+pub(super) fn notes(host: &Host, actor: &Actor, action: &str, detail: String) -> Notes {
     let line = host.line(actor, action, None);
     Notes { events: Vec::new(), audit: vec![NewAudit { owner: Some(actor.uid), detail: bounded(detail), ..line }] }
 }
@@ -72,7 +72,7 @@ pub async fn create(supervisor: &Supervisor, name: &str, actor: &Actor) -> Resul
 /// Adds a member; an empty `name` is derived from the target.
 ///
 /// # Errors
-/// `notFound`, `alreadyExists`, `refused` (rules for host paths), `unsupported`, `invalidArgument`.
+/// `notFound`, `alreadyExists`, `refused` (rules for host paths), `unsupported`, `invalidArgument`, `conflict` (paused).
 pub async fn add(
     supervisor: &Supervisor,
     group: &str,
@@ -83,6 +83,7 @@ pub async fn add(
     let host = supervisor.host();
     let _turn = super::turn(host).await?;
     let group = find(supervisor, actor.uid, group).await?;
+    pauses::refuse(&group)?;
     let (target, own_name) = match kind {
         "kernel" => {
             let kernel = supervisor.find(actor.uid, target)?;
@@ -246,8 +247,8 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
             true => {
                 let removed = group.members.iter().filter(|one| one.name == member);
                 import_end::forget_histories(supervisor, &group, removed.clone()).await;
-                forget(host, removed);
-                Ok(())
+                forget(host, removed.clone());
+                pauses::refresh(supervisor, removed, actor).await
             }
             false => Err(Error::not_found(format!("group {} has no member {member:?}", group.name))),
         };
@@ -255,7 +256,8 @@ pub async fn remove(supervisor: &Supervisor, group: &str, member: &str, actor: &
     if !group.unfinished {
         pending::resume(host, |id| id == group.id).await?;
     }
-    remove_whole(supervisor, &group, false, notes(host, actor, "group.remove", group.name.clone())).await
+    remove_whole(supervisor, &group, false, notes(host, actor, "group.remove", group.name.clone())).await?;
+    pauses::refresh(supervisor, group.members.iter(), actor).await
 }
 
 /// Removes what is remembered of members that are removed.
@@ -312,6 +314,7 @@ pub async fn abandon(supervisor: &Supervisor, group: &str, actor: &Actor) -> Res
     let _ = std::fs::remove_dir_all(super::scratch(host, group.id));
     drop(host.parked.borrow_mut().remove(&group.id));
     recover::set_waiting(supervisor, &group, |_| true, false);
+    pauses::refresh(supervisor, group.members.iter(), actor).await?;
     host.events.publish("", "group_abandoned", serde_json::json!({ "group": group.name }));
     Ok(left)
 }

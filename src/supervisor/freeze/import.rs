@@ -20,6 +20,7 @@ use crate::catalog::{NewFreeze, Notes, host_database};
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
+use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::portable::{FreezeOrigin, GroupArrival};
 use crate::core::freeze::{
     Captured, DatabasePart, Freeze, FreezeManifest, Group, Intent, Member, NewRepository, Part, RepositoryPart, Target,
@@ -125,6 +126,8 @@ async fn perform(
         head: None,
         undo: None,
         unfinished: false,
+        on_failure: OnFailure::default(),
+        paused: None,
     };
     let placed = member_places::all(supervisor, &mut group, &contents.manifest, &arrival).await;
     let placed = match placed.and_then(|placed| has_room(host, &contents, &placed).map(|()| placed)) {

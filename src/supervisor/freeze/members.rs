@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::access;
 use super::sources::{self, DataSource, pending};
+use super::{access, pauses};
 use super::{objects, submodules};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
@@ -310,10 +310,13 @@ impl Live {
         matches!(&self.kind, LiveKind::Kernel { held: Some(_), .. })
     }
 
-    /// Lets a kernel start executions again.
+    /// Lets a kernel start executions again; one of a paused group is suspended again.
     pub fn release(&mut self) {
-        if let LiveKind::Kernel { held, .. } = &mut self.kind {
+        if let LiveKind::Kernel { kernel, held, .. } = &mut self.kind {
             *held = None;
+            if kernel.is_group_paused() {
+                pauses::with_threads(kernel);
+            }
         }
     }
 
@@ -345,6 +348,23 @@ impl Live {
                 }
             }
             LiveKind::Repository { .. } => Ok(()),
+        }
+    }
+
+    /// Keeps a kernel from work until its group is resumed; admits writers of data.
+    pub async fn pause(&mut self) -> Result<()> {
+        let LiveKind::Kernel { kernel, held, .. } = &mut self.kind else { return self.resume().await };
+        kernel.set_group_paused(true);
+        match held {
+            Some(held) => {
+                let paused = held.pause().await;
+                kernel.threads().iter().for_each(pauses::when_idle);
+                paused
+            }
+            None => {
+                pauses::with_threads(kernel);
+                Ok(())
+            }
         }
     }
 

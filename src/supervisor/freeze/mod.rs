@@ -3,6 +3,7 @@
 //! ```text
 //! groups ─▶ run_freeze, run_restore (drive core::freeze's machines) ─▶ members ─▶ held kernels, git, sources
 //! export, import ─▶ bundle, kernels of the registry, git: a freeze in a file
+//!           pauses: what a failed freeze leaves paused, until a client resumes it
 //!           recover: at start, and before the next operation of an unfinished group
 //! ```
 //! One operation runs at a time. Each runs in a task of its own, to its end, even if its client disconnects.
@@ -18,6 +19,7 @@ mod locks;
 mod member_places;
 mod members;
 mod objects;
+mod pauses;
 mod provenance;
 mod recover;
 mod run_freeze;
@@ -30,6 +32,7 @@ pub use export::export;
 pub use groups::{abandon, add, create, exists, find, list, remove};
 pub use import::{Arrived, ArrivingGroup, arriving, import};
 pub use locks::{check, lock, lock_of};
+pub use pauses::{configure, resume};
 pub use provenance::provenance;
 pub use recover::recover;
 pub use run_freeze::freeze;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::run_restore::Run;
 use super::sources::{self, KEPT, pending};
-use super::{access, manifest, scratch};
+use super::{access, manifest, pauses, scratch};
 use super::{import_end, members};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::restore::{Action, Outcome, Restore};
@@ -28,11 +28,15 @@ pub async fn recover(supervisor: &Supervisor) {
     let reverts =
         |id: GroupId| intents.iter().any(|(of, intent)| *of == id && matches!(intent, Intent::Restore { .. }));
     let _ = pending::resume(host, |id| !reverts(id)).await;
+    groups.iter().filter(|group| group.paused.is_some()).for_each(|group| pauses::close_admission(supervisor, group));
     for (id, intent) in intents {
         let group = groups.iter().find(|group| group.id == id);
         if let (Some(group), Intent::Restore { members, .. }) = (group, &intent) {
             // Until the end, nothing runs in kernels that may be between two states.
             set_waiting(supervisor, group, |name| members.iter().any(|member| member == name), true);
+        }
+        if let (Some(group), Intent::Freeze { pauses: true, .. }) = (group, &intent) {
+            pauses::close_admission(supervisor, group);
         }
         if let Intent::Import { kernels, .. } = &intent {
             kernels.iter().filter_map(|id| supervisor.get(*id)).for_each(|kernel| kernel.set_awaits_group(true));
@@ -48,6 +52,7 @@ pub async fn recover(supervisor: &Supervisor) {
         }
     }
     sweep(host, &groups).await;
+    groups.iter().filter(|group| group.paused.is_some()).for_each(|group| pauses::close(supervisor, group));
 }
 
 /// Keeps code from running in kernels of a group, or admits it again.
@@ -107,13 +112,21 @@ async fn end(supervisor: &Supervisor, id: GroupId, intent: Intent) -> Result<()>
     let host = supervisor.host();
     match intent {
         // Its row would have ended the intent.
-        Intent::Freeze { checkpoints, .. } => {
+        Intent::Freeze { checkpoints, pauses, .. } => {
             for (kernel, checkpoint) in checkpoints {
                 if let Some(kernel) = supervisor.get(kernel) {
                     held::withdraw(&kernel, checkpoint).await?;
                 }
             }
-            Ok(host.catalog.clear_intent(id).await?)
+            if !pauses {
+                return Ok(host.catalog.clear_intent(id).await?);
+            }
+            let group = host.catalog.groups(None).await?.into_iter().find(|group| group.id == id);
+            let group = group.ok_or_else(|| Error::corrupt(format!("group {id} is gone")))?;
+            let why = "the daemon ended during a freeze";
+            pauses::record(host, &group, why, &host.own_actor()).await?;
+            pauses::close(supervisor, &group);
+            Ok(())
         }
         Intent::Import { kernels, repositories, completed } => {
             import_end::withdraw(supervisor, id, (&kernels, &repositories, &completed)).await

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::members::{self, Live};
-use super::{recover, turn};
+use super::{pauses, recover, turn};
 use crate::catalog::{NewFreeze, Notes};
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
@@ -16,8 +16,9 @@ use crate::core::freeze::capture::{Action, Capture, Outcome, Reply};
 use crate::core::freeze::cost::FreezeCost;
 use crate::core::freeze::drain::Drain;
 use crate::core::freeze::gate::Pairing;
+use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::{Captured, DatabasePart, FORMAT, Freeze, FreezeManifest, Group, Intent, Part};
-use crate::core::ids::FreezeId;
+use crate::core::ids::{CheckpointId, FreezeId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::core::limits;
 use crate::core::signature::Subject;
@@ -35,7 +36,7 @@ use crate::supervisor::registry::Supervisor;
 pub async fn freeze(
     supervisor: &Supervisor,
     group: &str,
-    (message, drain): (&str, Drain),
+    (message, drain, on_failure): (&str, Drain, Option<OnFailure>),
     actor: &Actor,
 ) -> Result<(Freeze, FreezeCost)> {
     if message.len() > limits::FREEZE_MESSAGE_BYTES || message.chars().any(char::is_control) {
@@ -50,10 +51,22 @@ pub async fn freeze(
         recover::unfinished(&this, &group).await?;
         // An import that had not ended is withdrawn, and the group with it.
         let group = super::find(&this, actor.uid, &group.name).await?;
-        let mut live = members::open(&this, &group, |_| true).await?;
+        pauses::refuse(&group)?;
         let host = this.host();
+        let on_failure = on_failure.unwrap_or(group.on_failure);
+        let mut live = match (members::open(&this, &group, |_| true).await, on_failure) {
+            (Ok(live), _) => live,
+            (Err(error), OnFailure::Resume) => return Err(error),
+            (Err(error), OnFailure::Pause) => {
+                pauses::close_admission(&this, &group);
+                pauses::record(host, &group, &error.message, &actor).await?;
+                pauses::close(&this, &group);
+                let message = format!("group {} was not frozen: {}", group.name, error.message);
+                return Err(paused(Error { message, ..error }, &group.name));
+            }
+        };
         let (kind, suspend, changed) = (CheckpointType::Manual, Some(drain), Vec::new());
-        let taking = Taking { kind, message: &message, actor: &actor, suspend, changed };
+        let taking = Taking { kind, message: &message, actor: &actor, suspend, on_failure, changed };
         let done = take(host, &group, &mut live, &taking).await;
         if let Err(error) = &done {
             host.audit_refusal(&actor, "group.freeze", None, error).await;
@@ -70,6 +83,8 @@ pub(super) struct Taking<'a> {
     pub actor: &'a Actor,
     /// How the members are suspended, and then resumed; `None`: they are suspended already.
     pub suspend: Option<Drain>,
+    /// What a failure does with kernels that were suspended for it.
+    pub on_failure: OnFailure,
     /// The members that a restore is about to change.
     pub changed: Vec<String>,
 }
@@ -87,8 +102,10 @@ pub(super) async fn take(
     let started = Instant::now();
     // Before anything pauses.
     let key = host.signing_key().await?;
-    let mut machine =
-        if taking.suspend.is_some() { Capture::new(live.len()) } else { Capture::of_suspended(live.len()) };
+    let mut machine = match taking.suspend {
+        Some(_) => Capture::new(live.len(), taking.on_failure),
+        None => Capture::of_suspended(live.len()),
+    };
     // The objects are kept until the row names them.
     let _kept = host.store.run_beside(|store| Ok(store.guard())).await?;
     if taking.suspend.is_some() {
@@ -98,7 +115,8 @@ pub(super) async fn take(
     }
     let id = FreezeId::from_bytes(host.random());
     let (begun, cost) = (Instant::now(), FreezeCost::default());
-    let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed: None, failed: None };
+    let (sealed, failed, why) = (None, None, String::new());
+    let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed, failed, why };
     loop {
         let action = machine.next();
         if action == Action::End {
@@ -106,19 +124,29 @@ pub(super) async fn take(
         }
         let reply = run.perform(action, live).await;
         machine.reply(reply);
+        if let Some((member, why)) = machine.failure() {
+            let name = member.and_then(|at| live.get(at)).map(|live| format!("member {}: ", live.name));
+            run.why = format!("{}{why}", name.unwrap_or_default());
+        }
     }
     match (machine.outcome(), run.sealed) {
         (Some(Outcome::Sealed), Some(freeze)) => Ok((freeze, run.cost)),
-        (Some(Outcome::Failed { member, why }), _) => {
-            let name = member.and_then(|at| live.get(at)).map(|live| format!("member {}: ", live.name));
-            let message = format!("group {} was not frozen: {}{why}", group.name, name.unwrap_or_default());
-            Err(match run.failed {
+        (Some(Outcome::Failed { .. }), _) => {
+            let message = format!("group {} was not frozen: {}", group.name, run.why);
+            let error = match run.failed {
                 Some(error) => Error { message, ..error },
                 None => Error::new(ErrorCode::Conflict, message).reason("member_changed").hint("try again"),
-            })
+            };
+            Err(if taking.on_failure == OnFailure::Pause { paused(error, &group.name) } else { error })
         }
         _ => Err(Error::internal("the freeze has no outcome")),
     }
+}
+
+/// Says that the kernels of the group are paused.
+fn paused(error: Error, group: &str) -> Error {
+    let message = format!("{}; its kernels are paused", error.message);
+    Error { message, ..error }.hint(format!("`ryokan resume {group}` lets them go on"))
 }
 
 struct Run<'a> {
@@ -134,6 +162,8 @@ struct Run<'a> {
     sealed: Option<Freeze>,
     /// The first failure.
     failed: Option<Error>,
+    /// What failed, with the member.
+    why: String,
 }
 
 impl Run<'_> {
@@ -141,13 +171,22 @@ impl Run<'_> {
         let done = |done: Result<()>| done.map(|()| Reply::Done);
         let result = match action {
             Action::End => Ok(Reply::Done),
+            Action::Arm => {
+                let intent = self.intent(Vec::new());
+                done(self.host.catalog.begin_intent(self.group.id, intent).await.map_err(Error::from))
+            }
+            Action::Pause(n) => done(live[n].pause().await),
             Action::Suspend(n) | Action::Lock(n) | Action::Snapshot(n) | Action::Confirm(n) | Action::Resume(n) => {
                 self.pause(action, &mut live[n]).await
             }
             Action::Intent => {
-                let checkpoints = live.iter().filter_map(Live::checkpoint).collect();
-                let intent = Intent::Freeze { id: self.id, checkpoints };
-                done(self.host.catalog.begin_intent(self.group.id, intent).await.map_err(Error::from))
+                let (host, group) = (self.host, self.group.id);
+                let intent = self.intent(live.iter().filter_map(Live::checkpoint).collect());
+                let recorded = match self.taking.on_failure {
+                    OnFailure::Resume => host.catalog.begin_intent(group, intent).await,
+                    OnFailure::Pause => host.catalog.update_intent(group, intent).await,
+                };
+                done(recorded.map_err(Error::from))
             }
             Action::Store(n) => done(self.store(&mut live[n]).await),
             Action::Seal => done(self.seal(live).await),
@@ -265,11 +304,18 @@ impl Run<'_> {
         Ok(())
     }
 
+    fn intent(&self, checkpoints: Vec<(KernelId, CheckpointId)>) -> Intent {
+        Intent::Freeze { id: self.id, checkpoints, pauses: self.taking.on_failure == OnFailure::Pause }
+    }
+
     async fn withdraw(&self, live: &[Live]) -> Result<()> {
         for one in live {
             one.withdraw().await?;
         }
-        Ok(self.host.catalog.clear_intent(self.group.id).await?)
+        match self.taking.on_failure {
+            OnFailure::Resume => Ok(self.host.catalog.clear_intent(self.group.id).await?),
+            OnFailure::Pause => pauses::record(self.host, self.group, &self.why, self.taking.actor).await,
+        }
     }
 }
 

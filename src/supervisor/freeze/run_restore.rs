@@ -11,6 +11,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::Reply;
 use crate::core::freeze::drain::Drain;
 use crate::core::freeze::gate::Pairing;
+use crate::core::freeze::on_failure::OnFailure;
 use crate::core::freeze::restore::{Action, Outcome, Restore};
 use crate::core::freeze::{Captured, Freeze, Group, Intent, Member, Part};
 use crate::core::kernel::transition::Kind;
@@ -306,7 +307,8 @@ impl<'a> Run<'a> {
     async fn take_safety(&mut self) -> Result<()> {
         let message = format!("before restore of {}", self.freeze.number);
         let (kind, changed) = (CheckpointType::System, self.changed());
-        let taking = Taking { kind, message: &message, actor: self.actor, suspend: None, changed };
+        let on_failure = OnFailure::Resume;
+        let taking = Taking { kind, message: &message, actor: self.actor, suspend: None, on_failure, changed };
         self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.0);
         Ok(())
     }

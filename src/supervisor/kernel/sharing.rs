@@ -31,6 +31,8 @@ pub struct Sharing {
     still: Cell<usize>,
     /// Whether a restore of the kernel's group is unfinished: the files may be those of either state.
     awaits_group: Cell<bool>,
+    /// Whether a failed freeze of the kernel's group has paused it.
+    group_paused: Cell<bool>,
     /// An import that created it is withdrawn.
     withdrawn: Cell<bool>,
     /// Tracks the files since their first capture.
@@ -57,6 +59,7 @@ impl Sharing {
             making: Cell::new(0),
             still: Cell::new(0),
             awaits_group: Cell::new(false),
+            group_paused: Cell::new(false),
             withdrawn: Cell::new(false),
             workspace: RefCell::new(None),
             turn: Arc::new(Semaphore::new(1)),
@@ -180,18 +183,42 @@ impl Kernel {
         self.files().sessions.withdrawn.get()
     }
 
-    /// Whether no code may run here until the kernel's group was brought back.
+    /// Whether no code may run here until the kernel's group was brought back, or resumed.
     pub(crate) fn awaits_group(&self) -> bool {
-        self.files().sessions.awaits_group.get()
+        self.files().sessions.awaits_group.get() || self.is_group_paused()
     }
 
-    /// Refuses work in a kernel whose group awaits recovery.
+    /// Keeps work from the kernel until a client resumes its group.
+    pub(crate) fn set_group_paused(&self, paused: bool) {
+        self.files().sessions.group_paused.set(paused);
+        self.wake_sharers();
+    }
+
+    /// Whether a failed freeze of the kernel's group has paused it.
+    pub(crate) fn is_group_paused(&self) -> bool {
+        self.files().sessions.group_paused.get()
+    }
+
+    /// Refuses work in a kernel whose group is paused.
     ///
     /// # Errors
-    /// `conflict` with reason `group_unfinished`.
-    pub(crate) fn refuse_unfinished_group(&self) -> Result<()> {
-        if !self.awaits_group() {
+    /// `conflict` with reason `group_paused`.
+    pub(crate) fn refuse_paused_group(&self) -> Result<()> {
+        if !self.is_group_paused() {
             return Ok(());
+        }
+        Err(Error::conflict(format!("a freeze of the group of kernel {} failed", self.files().spec().name))
+            .reason("group_paused")
+            .hint("`ryokan group show` names the group and the reason; `ryokan resume GROUP` lets it go on"))
+    }
+
+    /// Refuses work in a kernel whose group awaits recovery, or is paused.
+    ///
+    /// # Errors
+    /// `conflict` with reason `group_unfinished` or `group_paused`.
+    pub(crate) fn refuse_unfinished_group(&self) -> Result<()> {
+        if !self.files().sessions.awaits_group.get() {
+            return self.refuse_paused_group();
         }
         let message = format!("an operation of the group of kernel {} has not ended", self.files().spec().name);
         Err(Error::conflict(message)

@@ -63,7 +63,13 @@ class Groups:
         return _wire_groups.group((await self._call("show", group)).group)
 
     async def freeze(
-        self, group: str, message: str = "", *, interrupt: bool = False, wait: float | None = None
+        self,
+        group: str,
+        message: str = "",
+        *,
+        interrupt: bool = False,
+        wait: float | None = None,
+        on_failure: str = "group",
     ) -> types.Freeze:
         """Captures every member within one pause, all or nothing.
 
@@ -72,10 +78,19 @@ class Groups:
             message: what the state is, for `restore`.
             interrupt: interrupt running executions instead of waiting for them.
             wait: seconds to wait for them, at most an hour; None: a minute.
+            on_failure: `resume`, `pause` (the kernels start nothing until `resume`), or `group`: as `configure` said.
         """
         wait_ms = _wire.milliseconds(wait, "wait")
-        answer = await self._call("freeze", group, message, interrupt, wait_ms)
+        answer = await self._call("freeze", group, message, interrupt, wait_ms, on_failure)
         return _wire_groups.freeze(answer.freeze, True)
+
+    async def configure(self, group: str, *, on_failure: str) -> None:
+        """Sets what a freeze does with the kernels if it fails: `resume` or `pause`."""
+        await self._call("configure", group, on_failure)
+
+    async def resume(self, group: str) -> None:
+        """Lets the kernels of a group go on that a failed freeze paused."""
+        await self._call("resume", group)
 
     async def log(self, group: str, limit: int = 0) -> builtins.list[types.Freeze]:
         """The freezes of a group, newest first; `limit` 0: all."""

@@ -27,6 +27,10 @@ class Group:
     created_at: datetime | None
     unfinished: bool
     """Whether a restore was interrupted and awaits recovery."""
+    on_failure: str = "resume"
+    """What a failed freeze does with its kernels: `resume` or `pause`."""
+    paused: str = ""
+    """Why its kernels are paused; empty: they are not."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,15 @@ def member(reader: Any) -> types.GroupMember:
 @_reads
 def group(reader: Any) -> types.Group:
     members = [member(one) for one in reader.members]
-    return types.Group(reader.name, members, reader.freezes, time(reader.createdAtMs), reader.unfinished)
+    return types.Group(
+        name=reader.name,
+        members=members,
+        freezes=reader.freezes,
+        created_at=time(reader.createdAtMs),
+        unfinished=reader.unfinished,
+        on_failure=str(reader.onFailure),
+        paused=reader.paused,
+    )
 
 
 def _cost(reader: Any) -> types.FreezeCost:

@@ -129,6 +129,11 @@ impl Task {
             }
             Trace::None | Trace::Recovery => {}
         }
+        match &trace {
+            // What a group itself does with its kernels goes on.
+            Trace::Transition(_) | Trace::Recovery => {}
+            Trace::None | Trace::InitialState(_) | Trace::Journalled(..) => self.kernel.refuse_paused_group()?,
+        }
         self.settle().await?;
         match &trace {
             Trace::Recovery => self.room_for_worker()?,
@@ -160,6 +165,13 @@ impl Task {
     pub(crate) async fn next_work(&mut self) -> Option<Event> {
         match self.life.state {
             State::Ready => self.hand_over().await,
+            // Executions wait until the group is resumed.
+            State::Suspended
+                if self.kernel.is_group_paused()
+                    && self.work.queue.iter().all(|item| matches!(item, Item::Execution(_))) =>
+            {
+                None
+            }
             State::Stopped { .. } | State::Created | State::Suspended if !self.work.queue.is_empty() => {
                 Some(Event::Used)
             }

@@ -60,7 +60,13 @@ class Groups:
         return self._run(self._groups.show(group))
 
     def freeze(
-        self, group: str, message: str = "", *, interrupt: bool = False, wait: float | None = None
+        self,
+        group: str,
+        message: str = "",
+        *,
+        interrupt: bool = False,
+        wait: float | None = None,
+        on_failure: str = "group",
     ) -> types.Freeze:
         """Captures every member within one pause, all or nothing.
 
@@ -69,8 +75,18 @@ class Groups:
             message: what the state is, for `restore`.
             interrupt: interrupt running executions instead of waiting for them.
             wait: seconds to wait for them, at most an hour; None: a minute.
+            on_failure: `resume`, `pause` (the kernels start nothing until `resume`), or `group`: as `configure` said.
         """
-        return self._run(self._groups.freeze(group, message, interrupt=interrupt, wait=wait))
+        frozen = self._groups.freeze(group, message, interrupt=interrupt, wait=wait, on_failure=on_failure)
+        return self._run(frozen)
+
+    def configure(self, group: str, *, on_failure: str) -> None:
+        """Sets what a freeze does with the kernels if it fails: `resume` or `pause`."""
+        self._run(self._groups.configure(group, on_failure=on_failure))
+
+    def resume(self, group: str) -> None:
+        """Lets the kernels of a group go on that a failed freeze paused."""
+        self._run(self._groups.resume(group))
 
     def log(self, group: str, limit: int = 0) -> builtins.list[types.Freeze]:
         """The freezes of a group, newest first; `limit` 0: all."""
