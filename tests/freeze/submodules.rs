@@ -258,3 +258,47 @@ fn planted_places_are_refused() {
     std::fs::write(&index, bytes).expect("written");
     nested.refused(&freeze, "a submodule cannot be read");
 }
+
+/// What a kernel has in its workspace: read from the captured tree, and git does not run.
+#[test]
+fn workspace_lock_names_linked_repositories() {
+    let shop = Shop::new(*users().last().unwrap());
+    let commit = |digit: char| digit.to_string().repeat(40);
+    let script = format!(
+        "mkdir -p a/.git/refs/heads a/.git/modules/lib/refs/heads a/.git/worktrees/side a/lib side gone out
+         echo 'ref: refs/heads/main' > a/.git/HEAD; echo {main} > a/.git/refs/heads/main
+         echo {side} > a/.git/refs/heads/side
+         echo 'gitdir: ../.git/modules/lib' > a/lib/.git; echo {lib} > a/.git/modules/lib/HEAD
+         echo 'gitdir: /workspace/a/.git/worktrees/side' > side/.git
+         echo 'ref: refs/heads/side' > a/.git/worktrees/side/HEAD; echo ../.. > a/.git/worktrees/side/commondir
+         echo staged > a/.git/worktrees/side/index
+         echo 'gitdir: ../nowhere' > gone/.git; echo 'gitdir: ../../../../etc' > out/.git
+         ln -s /etc a/.git/modules/link; mkdir linked; echo 'gitdir: ../a/.git/modules/link' > linked/.git",
+        main = commit('a'),
+        side = commit('b'),
+        lib = commit('c'),
+    );
+    shop.host.ok(&["spawn", "agent", "--", "sh", "-ec", &script]);
+    shop.host.ok(&["checkpoint", "agent", "-m", "linked"]);
+    shop.host.ok(&["freeze", "shop"]);
+    let freeze: serde_json::Value = serde_json::from_str(&shop.host.ok(&["log", "shop", "--json"])).expect("JSON");
+    for text in [shop.host.ok(&["lock", "agent"]), freeze["lock"].as_str().expect("a lock").to_owned()] {
+        let lock: toml::Table = text.parse().expect("TOML");
+        let facts = |path: &str| {
+            let of = |one: &&toml::Value| one["path"].as_str() == Some(path);
+            let one = lock["repository"].as_array().expect("an array").iter().find(of).expect("it is listed");
+            ["commit", "branch", "kind", "of"].map(|key| one.get(key).map_or("", |value| value.as_str().expect("text")))
+        };
+        let (main, side, lib) = (commit('a'), commit('b'), commit('c'));
+        assert_eq!(facts("a"), [&*main, "main", "", ""]);
+        assert_eq!(facts("a/lib"), [&*lib, "", "submodule", "a"]);
+        assert_eq!(facts("side"), [&*side, "side", "worktree", "a"]);
+        for path in ["gone", "out", "linked"] {
+            assert_eq!(facts(path), ["", "", "elsewhere", ""], "{path}");
+        }
+    }
+    shop.host.ok(&["spawn", "agent", "--", "sh", "-c", &format!("echo {} > a/.git/refs/heads/side", commit('d'))]);
+    let checked = shop.host.cli(&["lock", "agent", "--check", "linked"]);
+    let reported = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(checked.status.code() == Some(1) && reported.contains("is at dddddddddd"), "{reported}");
+}

@@ -134,6 +134,12 @@ pub struct LockedRepository {
     /// Directories of linked work trees, which are not captured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub worktrees: Vec<String>,
+    /// Of a repository in a workspace whose `.git` is a file: `submodule`, `worktree` or `elsewhere`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// The directory of the repository that holds its `.git`; absent: none in the workspace.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub of: String,
     /// Submodules, those inside of others too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub submodule: Vec<LockedSubmodule>,
@@ -236,6 +242,8 @@ impl Lock {
                     changed: Some(part.changed),
                     untracked: Some(part.untracked),
                     worktrees: part.worktrees.clone(),
+                    kind: String::new(),
+                    of: String::new(),
                     submodule: locked_submodules::of(part),
                 });
             }
@@ -436,6 +444,8 @@ fn inside(kernel: &str, lock: &RepositoryLock) -> LockedRepository {
         changed: None,
         untracked: None,
         worktrees: Vec::new(),
+        kind: lock.linked.as_ref().map(|linked| linked.kind.name().to_owned()).unwrap_or_default(),
+        of: lock.linked.as_ref().map(|linked| linked.of.clone()).unwrap_or_default(),
         submodule: Vec::new(),
     }
 }

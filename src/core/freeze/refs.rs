@@ -99,6 +99,60 @@ pub struct RepositoryLock {
     pub index: Option<Digest>,
     /// The directory with everything in it: committed, uncommitted and untracked files.
     pub files: Digest,
+    /// Where its `.git` file leads; `None`: it has a `.git` directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linked: Option<Linked>,
+}
+
+/// A repository whose `.git` is a file that names a directory of another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Linked {
+    /// What it is.
+    pub kind: LinkedKind,
+    /// The other repository's directory within the workspace; empty: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub of: String,
+}
+
+/// What a repository is to the one that holds its `.git` directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkedKind {
+    /// A submodule: it has its own history.
+    Submodule,
+    /// A linked work tree: it shares history and branches.
+    Worktree,
+    /// Its `.git` leads out of the workspace, or nowhere.
+    Elsewhere,
+}
+
+impl LinkedKind {
+    /// By name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LinkedKind::Submodule => "submodule",
+            LinkedKind::Worktree => "worktree",
+            LinkedKind::Elsewhere => "elsewhere",
+        }
+    }
+}
+
+/// Where a path in a file of git leads, from the directory `from` of a workspace; `None`: out of the workspace. Names only:
+/// no link is followed.
+pub fn resolve(from: &str, named: &str) -> Option<String> {
+    let (from, named) = match named.strip_prefix('/') {
+        Some(_) => ("", named.strip_prefix("/workspace")?.strip_prefix('/')?),
+        None => (from, named),
+    };
+    let mut parts: Vec<&str> = Vec::new();
+    for part in from.split('/').chain(named.split('/')) {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
 }
 
 /// Files in which package managers record the versions of dependencies.
@@ -261,6 +315,21 @@ mod tests {
     }
 
     #[test]
+    fn git_files_stay_inside() {
+        for (from, named, leads) in [
+            ("a/lib", "../.git/modules/lib", Some("a/.git/modules/lib")),
+            (".", ".git/modules/lib", Some(".git/modules/lib")),
+            ("a", "/workspace/b/.git/worktrees/a", Some("b/.git/worktrees/a")),
+            ("a", "../../b", None),
+            ("a", "/etc", None),
+            ("a", "/workspaces/b", None),
+            ("a", "/workspace/../etc", None),
+        ] {
+            assert_eq!(resolve(from, named).as_deref(), leads, "{named} from {from}");
+        }
+    }
+
+    #[test]
     fn change_ids_are_no_anchors() {
         let change = "kxryzmorwvpqtslnuyzmkxryzmorwvpq";
         assert_eq!(change.parse::<CommitId>(), Err(NotACommit::ChangeId(change.into())));
@@ -273,7 +342,8 @@ mod tests {
     fn lock_entry_survives_storage() {
         let files = Digest::from_bytes([1; 32]);
         for head in [None, Some(Head { commit: A.parse().expect("a commit"), branch: None })] {
-            let entry = RepositoryLock { path: "a".into(), head, note: String::new(), index: None, files };
+            let entry =
+                RepositoryLock { path: "a".into(), head, note: String::new(), index: None, files, linked: None };
             let text = serde_json::to_string(&entry).expect("JSON");
             assert_eq!(serde_json::from_str::<RepositoryLock>(&text).expect("read back"), entry, "{text}");
         }

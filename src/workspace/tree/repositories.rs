@@ -3,13 +3,15 @@
 //! Reads objects of the store only, never the live files: nothing can be executed, and no link can be followed.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::TreeId;
 use super::entry::{Content, Entry, Node};
 use super::lookup::{Text, text};
 use super::read::{self, Entries};
-use crate::core::freeze::refs::{self, DEPENDENCY_LOCKS, DependencyLock, RepositoryLock, Revisions};
+use crate::core::freeze::refs::{
+    self, DEPENDENCY_LOCKS, DependencyLock, Linked, LinkedKind, RepositoryLock, Revisions,
+};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::workspace::error::WorkspaceError;
@@ -33,7 +35,7 @@ pub fn revisions(objects: &dyn Objects, tree: TreeId, barren: &mut Barren) -> Re
     if barren.0.len() > REMEMBERED {
         barren.0.clear();
     }
-    let mut search = Search { objects, barren, found: Revisions::default(), folders: 0 };
+    let mut search = Search { objects, barren, root: digest, found: Revisions::default(), folders: 0 };
     search.folder(digest, PathBuf::new(), limits::REPOSITORY_DEPTH)?;
     Ok(search.found)
 }
@@ -41,6 +43,8 @@ pub fn revisions(objects: &dyn Objects, tree: TreeId, barren: &mut Barren) -> Re
 struct Search<'a> {
     objects: &'a dyn Objects,
     barren: &'a mut Barren,
+    /// The workspace.
+    root: Digest,
     found: Revisions,
     folders: usize,
 }
@@ -59,6 +63,11 @@ impl Search<'_> {
         while let Some(entry) = entries.take()? {
             let inner = match entry.node {
                 Node::Folder { digest } => digest,
+                Node::File { .. } if &*entry.name == b".git" => {
+                    is_barren = false;
+                    self.linked(digest, &entry.node, &path)?;
+                    continue;
+                }
                 Node::File { content, .. } => {
                     is_barren &= !self.dependency(&path, &entry.name, content);
                     continue;
@@ -83,7 +92,7 @@ impl Search<'_> {
     }
 
     /// Lists a file if it is a lock file; returns whether it is one.
-    fn dependency(&mut self, folder: &std::path::Path, name: &[u8], content: Content) -> bool {
+    fn dependency(&mut self, folder: &Path, name: &[u8], content: Content) -> bool {
         let Some(name) = DEPENDENCY_LOCKS.iter().find(|known| known.as_bytes() == name) else { return false };
         let is_installed = folder.components().any(|part| part.as_os_str() == "node_modules");
         if !is_installed && self.found.dependencies.len() < limits::LOCKED_DEPENDENCIES {
@@ -93,9 +102,64 @@ impl Search<'_> {
         true
     }
 
-    fn repository(&mut self, files: Digest, git: Digest, path: &std::path::Path) -> Result<(), WorkspaceError> {
+    fn repository(&mut self, files: Digest, git: Digest, path: &Path) -> Result<(), WorkspaceError> {
+        self.add(files, (git, None), path, None)
+    }
+
+    /// Lists a submodule or a linked work tree, whose `.git` is a file. What the file names is untrusted.
+    fn linked(&mut self, files: Digest, file: &Node, path: &Path) -> Result<(), WorkspaceError> {
+        if self.found.repositories.len() >= limits::LOCKED_REPOSITORIES {
+            return Ok(());
+        }
+        let here = path.to_string_lossy().into_owned();
+        let named = self.line(file, "gitdir: ")?.and_then(|named| refs::resolve(&here, &named));
+        let git = match &named {
+            Some(named) => self.folder_at(named)?,
+            None => None,
+        };
+        let (Some(named), Some(git)) = (named, git) else {
+            self.found.repositories.push(RepositoryLock {
+                path: if here.is_empty() { ".".into() } else { here },
+                head: None,
+                note: "its .git is not in the workspace".into(),
+                index: None,
+                files,
+                linked: Some(Linked { kind: LinkedKind::Elsewhere, of: String::new() }),
+            });
+            return Ok(());
+        };
+        let directory = |before: &str| if before.is_empty() { ".".to_owned() } else { before.to_owned() };
+        let common = match self.file(git, "commondir")? {
+            Some(entry) => self.line(&entry.node, "")?.and_then(|common| refs::resolve(&named, &common)),
+            None => None,
+        };
+        let (kind, of, shared) = match &common {
+            Some(common) => {
+                let of = if common == ".git" { Some("") } else { common.strip_suffix("/.git") };
+                (LinkedKind::Worktree, of.map(directory), self.folder_at(common)?)
+            }
+            None => {
+                let of = named.split_once(".git/modules/").map(|(before, _)| directory(before.trim_end_matches('/')));
+                (LinkedKind::Submodule, of, None)
+            }
+        };
+        self.add(files, (git, shared), path, Some(Linked { kind, of: of.unwrap_or_default() }))
+    }
+
+    /// Lists a repository. Of a linked work tree, `shared` has what the own directory lacks.
+    fn add(
+        &mut self,
+        files: Digest,
+        (git, shared): (Digest, Option<Digest>),
+        path: &Path,
+        linked: Option<Linked>,
+    ) -> Result<(), WorkspaceError> {
         let found = refs::head(|name, most| {
-            let Some(entry) = self.file(git, name)? else { return Ok::<_, WorkspaceError>(None) };
+            let entry = match (self.file(git, name)?, shared) {
+                (None, Some(shared)) if name != "HEAD" => self.file(shared, name)?,
+                (own, _) => own,
+            };
+            let Some(entry) = entry else { return Ok::<_, WorkspaceError>(None) };
             let Node::File { .. } = entry.node else { return Ok(None) };
             Ok(match text(self.objects, &entry.node, most)? {
                 Text::Bytes(bytes) => Some(bytes),
@@ -111,8 +175,24 @@ impl Search<'_> {
             Ok(head) => (Some(head), String::new()),
             Err(why) => (None, why.to_owned()),
         };
-        self.found.repositories.push(RepositoryLock { path, head, note, index, files });
+        self.found.repositories.push(RepositoryLock { path, head, note, index, files, linked });
         Ok(())
+    }
+
+    /// The only line of a small file, after `before`.
+    fn line(&self, file: &Node, before: &str) -> Result<Option<String>, WorkspaceError> {
+        let Node::File { .. } = file else { return Ok(None) };
+        let Text::Bytes(bytes) = text(self.objects, file, limits::GIT_LINK_BYTES)? else { return Ok(None) };
+        let text = std::str::from_utf8(&bytes).ok().and_then(|text| text.strip_prefix(before));
+        Ok(text.map(|text| text.trim_end_matches('\n')).filter(|text| !text.contains('\n')).map(str::to_owned))
+    }
+
+    /// The folder of a path of plain names in the workspace.
+    fn folder_at(&self, path: &str) -> Result<Option<Digest>, WorkspaceError> {
+        Ok(match self.file(self.root, path)?.map(|entry| entry.node) {
+            Some(Node::Folder { digest }) => Some(digest),
+            _ => None,
+        })
     }
 
     /// The entry of a path beneath a folder, of plain names only.
