@@ -49,6 +49,7 @@ impl GroupWorld {
             dependencies: Vec::new(),
             submodules: Vec::new(),
             worktrees: Vec::new(),
+            linked_to: None,
         };
         let revision = SchemaRevision { user_version: 1, schema: "x".into() };
         let database = DatabasePart::Whole { image, bytes: 10, revision, mode: 0o600 };

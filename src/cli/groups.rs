@@ -80,7 +80,7 @@ pub struct AddArgs {
     /// A kernel, by name or id
     #[arg(long, value_name = "KERNEL", group = "what")]
     pub kernel: Option<String>,
-    /// The work tree of a git repository of yours
+    /// The work tree of a git repository of yours, also a linked one
     #[arg(long, value_name = "PATH", group = "what")]
     pub repository: Option<PathBuf>,
     /// An SQLite database

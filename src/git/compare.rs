@@ -69,6 +69,6 @@ impl Repository {
     fn apart(&self, scratch: &Path) -> Result<(std::path::PathBuf, std::path::PathBuf)> {
         let objects = scratch.join("objects");
         std::fs::create_dir_all(&objects).map_err(super::repository::failed(&objects))?;
-        Ok((objects, alternates(&[&self.git_dir().join("objects")])))
+        Ok((objects, alternates(&[&self.objects()])))
     }
 }

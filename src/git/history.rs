@@ -73,7 +73,7 @@ impl Repository {
     /// `notFound` without the commit, `unsupported` if the repository has a part of its history only.
     pub async fn pack_history(&self, commit: &CommitId, to: &Path) -> Result<()> {
         self.check_commit(commit).await?;
-        if std::fs::symlink_metadata(self.git_dir().join("shallow")).is_ok() {
+        if std::fs::symlink_metadata(self.common_dir().join("shallow")).is_ok() {
             return Err(Error::unsupported(format!("{} has a part of its history only", self.path().display()))
                 .reason("shallow_repository")
                 .hint("fetch the rest: git fetch --unshallow"));
@@ -145,6 +145,7 @@ impl Repository {
     /// # Errors
     /// Errors of git.
     pub async fn keep_history(&self, pack: &Path, commit: &CommitId, reference: &str) -> Result<()> {
+        self.refuse_linked()?;
         if !self.has_commit(commit).await? {
             self.index_foreign(pack, None, u64::MAX).await?;
         }
@@ -156,6 +157,9 @@ impl Repository {
     /// # Errors
     /// Errors of git.
     pub async fn drop_history(&self, reference: &str) -> Result<()> {
+        if self.shared_dir().is_some() {
+            return Ok(());
+        }
         self.ok(&["update-ref", "-d", reference], &[], b"").await.map(drop)
     }
 
@@ -207,7 +211,7 @@ impl Repository {
 
     /// The objects in a folder, and the repository's own as further ones.
     fn object_folders(&self, apart: Option<&Path>) -> (Option<PathBuf>, PathBuf) {
-        (apart.map(|apart| apart.join("objects")), alternates(&[&self.git_dir().join("objects")]))
+        (apart.map(|apart| apart.join("objects")), alternates(&[&self.objects()]))
     }
 
     /// Checks that the files of a commit or tree need no more than `room`: small objects can reference each other many

@@ -11,6 +11,7 @@ mod overwritten;
 mod repository;
 mod settings;
 mod submodules;
+mod worktrees;
 
 pub use command::Git;
 pub use compare::Commit;

@@ -12,6 +12,7 @@ use super::command::{Call, Git};
 use super::overwritten::{Change, DIFF_TREE};
 use super::settings::unsafe_setting;
 use super::submodules::Submodule;
+use super::worktrees;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::refs::{CommitId, DEPENDENCY_LOCKS, DependencyLock, Head};
 use crate::core::limits;
@@ -22,8 +23,10 @@ use crate::sys::fault;
 pub struct Repository {
     git: Rc<Git>,
     path: PathBuf,
-    /// Where git keeps objects, index and configuration: of a submodule, below that of the outer repository.
+    /// Where git keeps the commit and the index: of a submodule, below that of the outer repository.
     git_dir: PathBuf,
+    /// Where it keeps objects and configuration: of a linked work tree, that of its repository.
+    common_dir: PathBuf,
     /// How many repositories it is inside of.
     pub(super) depth: usize,
     /// The index of all files at the last reading of the state, which the next one continues.
@@ -83,18 +86,18 @@ fn has_jj(path: &Path) -> bool {
 }
 
 impl Repository {
-    /// A repository, by its work tree.
+    /// A repository, by its work tree, which may be a linked one.
     ///
     /// # Errors
-    /// `notFound`, `unsupported` for a linked work tree or a submodule.
+    /// `notFound`, `unsupported` for a submodule, and for a `.git` file that leads elsewhere.
     pub fn open(git: &Rc<Git>, path: &Path) -> Result<Repository> {
         let shown = path.display();
         let inside = path.join(".git");
         match fs::symlink_metadata(&inside) {
-            Ok(meta) if meta.is_dir() => Ok(Repository::at(Rc::clone(git), (path.to_owned(), inside), 0)),
-            Ok(_) => Err(Error::unsupported(format!("{shown} is a linked work tree or a submodule"))
-                .reason("linked_repository")
-                .hint("give the work tree that has the .git directory")),
+            Ok(meta) if meta.is_dir() => {
+                Ok(Repository::at(Rc::clone(git), path.to_owned(), (inside.clone(), inside), 0))
+            }
+            Ok(_) => Ok(Repository::at(Rc::clone(git), path.to_owned(), worktrees::places(path)?, 0)),
             Err(_) if has_jj(path) => {
                 Err(Error::unsupported(format!("{shown} is a jj repository without a .git of its own"))
                     .reason("jj")
@@ -107,8 +110,13 @@ impl Repository {
     }
 
     /// A repository with its places.
-    pub(super) fn at(git: Rc<Git>, (path, git_dir): (PathBuf, PathBuf), depth: usize) -> Repository {
-        Repository { git, path, git_dir, depth, cached: Rc::default() }
+    pub(super) fn at(
+        git: Rc<Git>,
+        path: PathBuf,
+        (git_dir, common_dir): (PathBuf, PathBuf),
+        depth: usize,
+    ) -> Repository {
+        Repository { git, path, git_dir, common_dir, depth, cached: Rc::default() }
     }
 
     /// The directory.
@@ -122,12 +130,13 @@ impl Repository {
     /// `refused` (`repository_settings`) if it might, `unsupported` if it is elsewhere.
     pub async fn check_settings(&self) -> Result<()> {
         let shown = self.path.display();
-        if fs::symlink_metadata(self.git_dir().join("commondir")).is_ok() {
+        if self.shared_dir().is_none() && fs::symlink_metadata(self.git_dir.join("commondir")).is_ok() {
             return Err(Error::unsupported(format!("{shown} shares the .git directory of another repository"))
                 .reason("linked_repository"));
         }
-        for name in ["config", "config.worktree"] {
-            let file = self.git_dir.join(name);
+        let shared = ["config", "config.worktree"].map(|name| self.common_dir.join(name));
+        let own = self.shared_dir().map(|_| self.git_dir.join("config.worktree"));
+        for file in shared.into_iter().chain(own) {
             let name = file.to_str().ok_or_else(|| Error::invalid("the path is not UTF-8"))?;
             match fs::symlink_metadata(&file) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -159,8 +168,17 @@ impl Repository {
         Call { repository: Some(&self.path), ..Call::default() }
     }
 
-    pub(super) fn git_dir(&self) -> PathBuf {
-        self.git_dir.clone()
+    pub(super) fn git_dir(&self) -> &Path {
+        &self.git_dir
+    }
+
+    pub(super) fn common_dir(&self) -> &Path {
+        &self.common_dir
+    }
+
+    /// Git's objects.
+    pub(super) fn objects(&self) -> PathBuf {
+        self.common_dir.join("objects")
     }
 
     pub(super) async fn ok(&self, args: &[&str], env: &[(&str, &Path)], input: &[u8]) -> Result<Vec<u8>> {
@@ -214,7 +232,7 @@ impl Repository {
     /// # Errors
     /// `refused` during a merge, `unsupported` with a submodule whose .git is elsewhere, and errors of git.
     pub async fn state(&self, scratch: &Path, keep: bool) -> Result<State> {
-        let (index, objects, own) = (scratch.join("index"), scratch.join("objects"), self.git_dir().join("objects"));
+        let (index, objects, own) = (scratch.join("index"), scratch.join("objects"), self.objects());
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
         // A git that was killed leaves its lock.
         let _ = fs::remove_file(scratch.join("index.lock"));
@@ -354,7 +372,7 @@ impl Repository {
     /// `refused` (`ignored_files`) names some of them; errors of git.
     pub async fn check_ignored(&self, scratch: &Path, apart: &Path, (from, to): (&State, &State)) -> Result<()> {
         let objects = scratch.join("objects");
-        let others = alternates(&[&self.git_dir().join("objects"), &apart.join("objects")]);
+        let others = alternates(&[&self.objects(), &apart.join("objects")]);
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)];
         let args = [&DIFF_TREE[..], &[from.work_tree.as_str(), to.work_tree.as_str()]].concat();
         let reported = self.ok(&args, &env, b"").await?;
@@ -380,7 +398,7 @@ impl Repository {
     /// Errors of git.
     pub async fn pack(&self, scratch: &Path, state: &State) -> Result<Option<PathBuf>> {
         let (objects, to) = (scratch.join("objects"), scratch.join("pack"));
-        let own = alternates(&[&self.git_dir().join("objects")]);
+        let own = alternates(&[&self.objects()]);
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
         let tree = id(&self.ok(&["rev-parse", &format!("{}^{{tree}}", state.head.commit)], &[], b"").await?)?;
         if state.work_tree == tree && state.index_tree == tree {
@@ -422,7 +440,7 @@ impl Repository {
     /// # Errors
     /// `notFound` without the commit, `corrupt` if objects are missing.
     pub async fn verify(&self, scratch: &Path, state: &State, pack: Option<&Path>) -> Result<()> {
-        let (objects, own) = (scratch.join("objects"), alternates(&[&self.git_dir().join("objects")]));
+        let (objects, own) = (scratch.join("objects"), alternates(&[&self.objects()]));
         fs::create_dir_all(&objects).map_err(failed(&objects))?;
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
         self.check_commit_among(&state.head.commit, &env).await?;
@@ -459,7 +477,7 @@ impl Repository {
 
     /// Changes files, index and commit to those of a state, whose objects are present. `scratch` holds the index of the
     /// last [`Self::state`]: files changed since then fail the switch. `attach`: return to the branch if it is still at
-    /// the commit. May be repeated after another [`Self::state`].
+    /// the commit, and no other work tree is on it. May be repeated after another [`Self::state`].
     ///
     /// # Errors
     /// Errors of git and of files; the repository may be between two states then.
@@ -483,7 +501,7 @@ impl Repository {
             let args = ["rev-parse", "-q", "--verify", &name];
             let (code, at) =
                 self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
-            if code == 0 && id(&at)? == to.head.commit {
+            if code == 0 && id(&at)? == to.head.commit && !self.is_elsewhere(&name) {
                 return self.ok(&["symbolic-ref", "-m", "ryokan", "HEAD", &name], &[], b"").await.map(drop);
             }
         }

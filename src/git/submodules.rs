@@ -62,7 +62,7 @@ impl Repository {
             let named = text.strip_prefix("gitdir: ").ok_or_else(|| elsewhere(&at))?.trim_end_matches('\n');
             let real = at.join(named).canonicalize().map_err(failed(&inside))?;
             // A link in the place of `modules` may lead to where a kernel writes.
-            let modules = self.git_dir().canonicalize().map_err(failed(&self.git_dir()))?.join("modules");
+            let modules = self.git_dir().canonicalize().map_err(failed(self.git_dir()))?.join("modules");
             if real == modules || !real.starts_with(&modules) {
                 return Err(elsewhere(&at));
             }
@@ -71,29 +71,10 @@ impl Repository {
             return Err(elsewhere(&at));
         };
         let owner = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.uid()).map_err(failed(path));
-        if owner(&git_dir)? != owner(&self.git_dir())? {
+        if owner(&git_dir)? != owner(self.git_dir())? {
             return Err(Error::refused(format!("{} belongs to another user", at.display())).reason("other_owner"));
         }
-        Ok(Some(Repository::at(Rc::clone(self.git()), (at, git_dir), self.depth + 1)))
-    }
-
-    /// The directories of linked work trees that this repository records.
-    pub fn worktrees(&self) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(self.git_dir().join("worktrees")) else { return Vec::new() };
-        let mut found: Vec<String> = entries
-            .flatten()
-            .filter_map(|entry| {
-                let file = entry.path().join("gitdir");
-                let meta = fs::symlink_metadata(&file).ok()?;
-                let text = (meta.is_file() && meta.len() <= limits::GIT_LINK_BYTES).then(|| fs::read_to_string(&file));
-                let text = text?.ok()?;
-                Some(text.trim_end().trim_end_matches("/.git").to_owned())
-            })
-            .collect();
-        // Sorted before it is cut, so that the same ones are named each time.
-        found.sort();
-        found.truncate(limits::GIT_SUBMODULES);
-        found
+        Ok(Some(Repository::at(Rc::clone(self.git()), at, (git_dir.clone(), git_dir), self.depth + 1)))
     }
 
     /// The submodules of an index with their states. One whose directory is gone is left to `git add`.

@@ -20,6 +20,7 @@ mod server_recovery;
 mod sources;
 mod submodules;
 mod unfinished;
+mod worktrees;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

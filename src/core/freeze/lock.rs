@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::locked_submodules::{self, LockedSubmodule};
-use super::refs::{DependencyLock, McpLock, RepositoryLock};
+use super::refs::{DependencyLock, LinkedKind, McpLock, RepositoryLock};
 use super::{Captured, DatabasePart, KernelRevision, Part};
 
 /// Format of the text that this release writes.
@@ -134,10 +134,10 @@ pub struct LockedRepository {
     /// Directories of linked work trees, which are not captured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub worktrees: Vec<String>,
-    /// Of a repository in a workspace whose `.git` is a file: `submodule`, `worktree` or `elsewhere`.
+    /// Of a repository whose `.git` is a file: `worktree`, or in a workspace also `submodule` or `elsewhere`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// The directory of the repository that holds its `.git`; absent: none in the workspace.
+    /// The directory that a linked work tree shares; in a workspace, of the repository that holds its `.git`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub of: String,
     /// Submodules, those inside of others too.
@@ -242,8 +242,8 @@ impl Lock {
                     changed: Some(part.changed),
                     untracked: Some(part.untracked),
                     worktrees: part.worktrees.clone(),
-                    kind: String::new(),
-                    of: String::new(),
+                    kind: part.linked_to.as_ref().map(|_| LinkedKind::Worktree.name().to_owned()).unwrap_or_default(),
+                    of: part.linked_to.clone().unwrap_or_default(),
                     submodule: locked_submodules::of(part),
                 });
             }

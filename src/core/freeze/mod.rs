@@ -264,6 +264,9 @@ pub struct RepositoryPart {
     /// Directories of its linked work trees, which are not captured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub worktrees: Vec<String>,
+    /// The directory that it shares with its repository, if it is a linked work tree itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linked_to: Option<String>,
 }
 
 /// What a kernel's code and files are based on.

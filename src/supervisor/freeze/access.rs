@@ -109,15 +109,29 @@ pub(super) fn recheck(host: &Host, uid: u32, path: &Path) -> Result<()> {
 /// `refused`, `notFound`, and database errors.
 pub(super) async fn trusted_repository(supervisor: &Supervisor, uid: u32, repository: &Repository) -> Result<()> {
     let path = repository.path();
-    let owner = host_database::owner(&path.join(".git"))?;
-    if owner != uid {
-        return Err(Error::refused(format!("{} belongs to user {owner}", path.display())).reason("other_owner").hint(
-            "git reads a repository's configuration, which may run programs: only your own repositories are used",
-        ));
-    }
+    owned(&path.join(".git"), uid)?;
     unwritten(supervisor, path).await?;
+    // A linked work tree uses settings and objects of the repository.
+    if let Some(shared) = repository.shared_dir() {
+        let host = supervisor.host();
+        recheck(host, uid, shared)?;
+        apart_from_servers(host, shared)?;
+        owned(shared, uid)?;
+        owned(&shared.join("worktrees"), uid)?;
+        unwritten(supervisor, shared).await?;
+    }
     // What a kernel wrote before its mount was removed is still there.
     repository.check_settings().await
+}
+
+fn owned(path: &Path, uid: u32) -> Result<()> {
+    let owner = host_database::owner(path)?;
+    match owner == uid {
+        true => Ok(()),
+        false => Err(Error::refused(format!("{} belongs to user {owner}", path.display())).reason("other_owner").hint(
+            "git reads a repository's configuration, which may run programs: only your own repositories are used",
+        )),
+    }
 }
 
 /// Checks that no kernel can write in a directory, which need not exist, or exchange it.

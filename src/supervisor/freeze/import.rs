@@ -392,7 +392,9 @@ impl Arriving<'_> {
                 let (kernel, kernel_name, manifest) = (id, name, Some(manifest));
                 Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision }
             }
-            Captured::Repository { part, .. } => Captured::Repository { path: place, part },
+            Captured::Repository { part, .. } => {
+                Captured::Repository { path: place, part: RepositoryPart { linked_to: None, ..part } }
+            }
             Captured::Database { mut part, .. } => {
                 // No database is a program.
                 if let DatabasePart::Whole { mode, .. } = &mut part {

@@ -120,6 +120,8 @@ async fn place_one(
             } else {
                 let repository = Repository::open(&access::git(host).await?, &path)?;
                 access::trusted_repository(supervisor, uid, &repository).await?;
+                // A reference to the history will be kept there.
+                repository.refuse_linked()?;
             }
             Target::Repository { path: path.display().to_string() }
         }

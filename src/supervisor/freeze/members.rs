@@ -11,7 +11,7 @@ use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::{Driver, MemberCost};
 use crate::core::freeze::drain::Drain;
-use crate::core::freeze::{Captured, Group, KernelRevision, Member, RepositoryPart, Target};
+use crate::core::freeze::{Captured, Group, KernelRevision, Member, Target};
 use crate::core::ids::{CheckpointId, GroupId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::git::{Repository, State};
@@ -234,8 +234,7 @@ impl Live {
             LiveKind::Repository { path, repository, state } => {
                 let state = state.clone().ok_or_else(|| Error::internal("the repository was not locked"))?;
                 let revision = format!("{state:?}");
-                let dependencies = repository.dependencies(&self.scratch).await?;
-                let part = RepositoryPart { dependencies, worktrees: repository.worktrees(), ..(&state).into() };
+                let part = submodules::named(repository, &self.scratch, &state).await?;
                 self.captured = Some(Captured::Repository { path: path.display().to_string(), part });
                 Ok(revision)
             }
@@ -398,8 +397,7 @@ impl Live {
             LiveKind::Kernel { .. } => Ok(None),
             LiveKind::Repository { path, repository, .. } => {
                 let state = repository.state(&self.scratch, false).await?;
-                let dependencies = repository.dependencies(&self.scratch).await?;
-                let part = RepositoryPart { dependencies, worktrees: repository.worktrees(), ..(&state).into() };
+                let part = submodules::named(repository, &self.scratch, &state).await?;
                 Ok(Some(Captured::Repository { path: path.display().to_string(), part }))
             }
             LiveKind::Data(source) => source.present().await,

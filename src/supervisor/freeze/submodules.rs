@@ -31,8 +31,19 @@ impl From<&State> for RepositoryPart {
             part: one.state.as_ref().map(RepositoryPart::from),
         };
         let submodules = submodules.into_iter().map(inner).collect();
-        let (pack, dependencies, worktrees) = (None, Vec::new(), Vec::new());
-        RepositoryPart { head, index_tree, work_tree, changed, untracked, pack, dependencies, submodules, worktrees }
+        let (pack, dependencies, worktrees, linked_to) = (None, Vec::new(), Vec::new(), None);
+        RepositoryPart {
+            head,
+            index_tree,
+            work_tree,
+            changed,
+            untracked,
+            pack,
+            dependencies,
+            submodules,
+            worktrees,
+            linked_to,
+        }
     }
 }
 
@@ -57,6 +68,13 @@ fn missing(repository: &Repository, one: &SubmodulePart) -> Error {
         .hint(format!(
             "check out a commit that has it, initialise it (`git submodule update --init {path}`), then try again"
         ))
+}
+
+/// What a freeze names of a repository whose state was just read.
+pub(super) async fn named(repository: &Repository, scratch: &Path, state: &State) -> Result<RepositoryPart> {
+    let dependencies = repository.dependencies(scratch).await?;
+    let linked_to = repository.shared_dir().map(|shared| shared.display().to_string());
+    Ok(RepositoryPart { dependencies, worktrees: repository.worktrees(), linked_to, ..state.into() })
 }
 
 /// Stores the objects that commits do not have.
