@@ -66,7 +66,7 @@ pub(super) fn check_group_head(head: &GroupHead) -> Result<(), BundleError> {
     if head.ryokan.len() > limits::IDENTIFIER_BYTES {
         return Err(wrong("a name that is too long"));
     }
-    if head.kernels.len() > limits::GROUP_MEMBERS || head.histories.len() > limits::GROUP_MEMBERS {
+    if head.kernels.len() > limits::GROUP_MEMBERS || head.histories.len() > limits::GROUP_HISTORIES {
         return Err(wrong("more members than a group has"));
     }
     if head.kernels.iter().map(|kernel| kernel.checkpoints.len()).any(|count| count != 1) {
@@ -94,11 +94,18 @@ pub(super) fn whole_group(
     let mut sizes = Vec::new();
     for part in &manifest.parts {
         let name = &part.name;
-        let history = head.histories.iter().filter(|history| history.member == *name).count();
-        match (&part.captured, history) {
-            (Captured::Repository { .. }, 1) => {}
-            (Captured::Repository { .. }, _) => return Err(wrong(format!("no single history of member {name}"))),
-            (_, 0) => {}
+        let histories = head.histories.iter().filter(|history| history.member == *name);
+        let mut of: Vec<&str> = histories.map(|history| &*history.submodule).collect();
+        of.sort_unstable();
+        match &part.captured {
+            Captured::Repository { part, .. } => {
+                let mut wanted: Vec<String> = part.with_submodules().into_iter().map(|(path, _)| path).collect();
+                wanted.sort_unstable();
+                if of != wanted {
+                    return Err(wrong(format!("no single history of member {name} and each of its submodules")));
+                }
+            }
+            _ if of.is_empty() => {}
             _ => return Err(wrong(format!("a history of member {name}, which has none"))),
         }
         sizes.push((name.clone(), part_bytes(held, name, &part.captured)?));
@@ -143,13 +150,10 @@ fn part_bytes(held: &Held<'_>, name: &str, captured: &Captured) -> Result<u64, B
     };
     match captured {
         Captured::Kernel { .. } => Ok(0),
-        Captured::Repository { part, .. } => match part.pack {
-            Some(pack) => {
-                held.needs(pack)?;
-                Ok(held.store.size(pack)?)
-            }
-            None => Ok(0),
-        },
+        Captured::Repository { part, .. } => part.packs().into_iter().try_fold(0, |bytes: u64, pack| {
+            held.needs(pack)?;
+            Ok(bytes.saturating_add(held.store.size(pack)?))
+        }),
         Captured::Database { part, .. } => match part {
             DatabasePart::Whole { image, bytes, .. } => held.needs_sized(*image, *bytes).map(|()| *bytes),
             DatabasePart::Absent | DatabasePart::Damaged { .. } => Ok(0),

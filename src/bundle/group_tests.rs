@@ -97,7 +97,7 @@ impl GroupWorld {
                     signed: None,
                 },
                 kernels: vec![kernel],
-                histories: vec![History { member: "code".into(), pack }],
+                histories: vec![History { member: "code".into(), submodule: String::new(), pack }],
             },
             world,
             manifest,
@@ -192,6 +192,7 @@ fn inconsistent_group_is_refused() {
     assert!(refused(&|made| made.head.histories.clear()).contains("history"));
     assert!(refused(&|made| made.head.histories.push(made.head.histories[0].clone())).contains("history"));
     assert!(refused(&|made| made.head.histories[0].member = "data".into()).contains("history"));
+    assert!(refused(&|made| made.head.histories[0].submodule = "lib".into()).contains("history"));
     assert!(refused(&|made| made.head.kernels.clear()).contains("other kernels"));
     assert!(refused(&|made| made.head.kernels[0].checkpoints.clear()).contains("one checkpoint"));
     let many = limits::GROUP_MEMBERS + 1;

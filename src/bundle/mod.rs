@@ -79,7 +79,7 @@ pub struct GroupHead {
     pub freeze: Freeze,
     /// The head of each kernel in the freeze, with the checkpoint that the freeze holds.
     pub kernels: Vec<Head>,
-    /// The history of each repository in the freeze.
+    /// The history of each repository in the freeze, and of each initialised submodule.
     pub histories: Vec<History>,
 }
 
@@ -88,6 +88,9 @@ pub struct GroupHead {
 pub struct History {
     /// The member.
     pub member: String,
+    /// The submodule, by its directory within the member's; empty: the member itself.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub submodule: String,
     /// The pack.
     pub pack: Digest,
 }

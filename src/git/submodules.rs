@@ -121,7 +121,7 @@ impl Repository {
     }
 
     /// The repositories that an index records: directory and commit.
-    async fn links(&self, env: &[(&str, &Path)]) -> Result<Vec<(String, CommitId)>> {
+    pub(super) async fn links(&self, env: &[(&str, &Path)]) -> Result<Vec<(String, CommitId)>> {
         let listed = self.ok(&["ls-files", "--stage", "-z"], env, b"").await?;
         let mut found = Vec::new();
         for entry in listed.split(|byte| *byte == 0).filter(|entry| entry.starts_with(b"160000 ")) {

@@ -11,6 +11,7 @@ mod pause;
 mod paused;
 mod planted_links;
 mod portable;
+mod portable_submodules;
 mod postgres;
 mod postgres_server;
 mod provenance;

@@ -89,7 +89,7 @@ pub fn check_portable(freeze: &Freeze, manifest: &FreezeManifest) -> Result<(), 
     if manifest.parts.is_empty() || manifest.parts.len() > limits::GROUP_MEMBERS {
         return Err(format!("{} members", manifest.parts.len()));
     }
-    let (mut names, mut kernels) = (HashSet::new(), HashSet::new());
+    let (mut names, mut kernels, mut histories) = (HashSet::new(), HashSet::new(), 0);
     for part in &manifest.parts {
         let name = &part.name;
         if !is_name(name) || !names.insert(name) {
@@ -109,8 +109,9 @@ pub fn check_portable(freeze: &Freeze, manifest: &FreezeManifest) -> Result<(), 
                 return Err(format!("the mode of member {name} is out of range"));
             }
             Captured::Database { part: DatabasePart::Absent | DatabasePart::Damaged { .. }, .. } => return absent(),
-            Captured::Repository { part, .. } if !part.submodules.is_empty() => {
-                return Err(format!("member {name} has submodules, whose history stays on the host"));
+            Captured::Repository { part, .. } => {
+                part.check_submodules(0).map_err(|why| format!("member {name}: {why}"))?;
+                histories += part.with_submodules().len();
             }
             Captured::Directory { part, .. } if part.tree.is_none() => return absent(),
             Captured::Postgres { part, .. } if part.image.is_none() => return absent(),
@@ -119,11 +120,13 @@ pub fn check_portable(freeze: &Freeze, manifest: &FreezeManifest) -> Result<(), 
             | Captured::Directory { .. }
             | Captured::Postgres { .. }
             | Captured::Server { .. }
-            | Captured::Repository { .. }
             | Captured::Command { .. } => {}
         }
     }
-    Ok(())
+    match histories > limits::GROUP_HISTORIES {
+        true => Err(format!("{histories} repositories and submodules")),
+        false => Ok(()),
+    }
 }
 
 /// Where the content of a member was when it was captured: a kernel's name, a path, a configured name or a connection.

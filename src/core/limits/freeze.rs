@@ -6,6 +6,8 @@ use std::time::Duration;
 pub const GROUPS: u64 = 256;
 /// Members of one group.
 pub const GROUP_MEMBERS: usize = 32;
+/// Repositories and submodules of one exported group.
+pub const GROUP_HISTORIES: usize = 256;
 /// Message of a freeze, bytes.
 pub const FREEZE_MESSAGE_BYTES: usize = 255;
 /// How long a freeze may wait for running code of its kernels.

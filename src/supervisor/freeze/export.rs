@@ -3,9 +3,11 @@
 //! The file holds the freeze as it was sealed, the checkpoints of its kernels, and the history of each repository: the
 //! freeze itself names only commits. Configuration, hooks, remotes and credentials of repositories stay here.
 
+use std::path::{Path, PathBuf};
+
 use super::objects;
 use super::sources::tree_is_whole;
-use super::{access, find_freeze, manifest, provenance, recover, scratch, turn};
+use super::{access, find_freeze, manifest, provenance, recover, scratch, submodules, turn};
 use crate::bundle::{self, GroupHead, Head, History};
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
@@ -133,7 +135,7 @@ async fn histories(
     supervisor: &Supervisor,
     group: &Group,
     manifest: &FreezeManifest,
-    folder: &std::path::Path,
+    folder: &Path,
 ) -> Result<Vec<History>> {
     let host = supervisor.host();
     let mut packed = Vec::new();
@@ -143,28 +145,35 @@ async fn histories(
             Target::Repository { path } if member.name == part.name => Some(path),
             _ => None,
         });
-        let path = now.unwrap_or(path);
-        let pack = history(supervisor, group, path.as_ref(), &captured.head.commit, folder).await;
-        let pack = pack.map_err(|error| {
+        let path = Path::new(now.unwrap_or(path));
+        let packing = async {
+            access::recheck(host, group.uid, path)?;
+            let repository = Repository::open(&access::git(host).await?, path)?;
+            access::trusted_repository(supervisor, group.uid, &repository).await?;
+            let mut made = Vec::new();
+            // In the same order.
+            let names = captured.with_submodules().into_iter().map(|(name, _)| name);
+            for (submodule, (repository, _, part)) in names.zip(submodules::steps(&repository, folder, captured)?) {
+                repository.check_settings().await?;
+                let pack = history(host, &repository, &part.head.commit, folder).await?;
+                made.push((submodule, objects::put(host, pack).await?.0));
+            }
+            Ok(made)
+        };
+        let made = packing.await.map_err(|error: Error| {
             let message = format!("member {}: {}", part.name, error.message);
             Error { message, ..error }
         })?;
-        packed.push(History { member: part.name.clone(), pack: objects::put(host, pack).await?.0 });
+        let of = |(submodule, pack)| History { member: part.name.clone(), submodule, pack };
+        packed.extend(made.into_iter().map(of));
     }
     Ok(packed)
 }
 
-async fn history(
-    supervisor: &Supervisor,
-    group: &Group,
-    path: &std::path::Path,
-    commit: &CommitId,
-    folder: &std::path::Path,
-) -> Result<std::path::PathBuf> {
-    let host = supervisor.host();
-    access::recheck(host, group.uid, path)?;
-    let repository = Repository::open(&access::git(host).await?, path)?;
-    access::trusted_repository(supervisor, group.uid, &repository).await?;
+async fn history(host: &Host, repository: &Repository, commit: &CommitId, folder: &Path) -> Result<PathBuf> {
+    // Of the submodule before.
+    let _ = std::fs::remove_dir_all(folder);
+    let path = repository.path();
     let failed = |error: std::io::Error| Error::unavailable(format!("{}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
     let pack = folder.join("history");

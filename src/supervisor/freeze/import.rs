@@ -11,7 +11,7 @@
 use std::path::{Path, PathBuf};
 
 use super::groups::checked_name;
-use super::import_end::{new_repositories, place, reference, repository_of, withdraw};
+use super::import_end::{new_repositories, place, repository_of, withdraw};
 use super::member_places::{self, Placed};
 use super::run_freeze::pairings;
 use super::{access, objects, scratch, turn};
@@ -28,7 +28,6 @@ use crate::core::freeze::{
 use crate::core::host_resource::HostResource;
 use crate::core::ids::{Digest, FreezeId, GroupId, KernelId};
 use crate::core::signature::{Signer, Subject};
-use crate::git::{Repository, Room, State};
 use crate::supervisor::host::actor::Actor;
 use crate::supervisor::host::audit::bounded;
 use crate::supervisor::host::{Host, resolve_missing};
@@ -228,14 +227,14 @@ fn has_room(host: &Host, contents: &GroupContents, placed: &[Placed]) -> Result<
 }
 
 /// An import under way.
-struct Arriving<'a> {
-    supervisor: &'a Supervisor,
-    group: Group,
-    contents: GroupContents,
+pub(super) struct Arriving<'a> {
+    pub supervisor: &'a Supervisor,
+    pub group: Group,
+    pub contents: GroupContents,
     actor: &'a Actor,
     sealer: Signer,
     signer: Signer,
-    repositories: &'a [NewRepository],
+    pub repositories: &'a [NewRepository],
 }
 
 impl Arriving<'_> {
@@ -271,7 +270,7 @@ impl Arriving<'_> {
     }
 
     /// Where the files of a member's import are.
-    fn folder(&self, one: &Placed) -> Result<PathBuf> {
+    pub(super) fn folder(&self, one: &Placed) -> Result<PathBuf> {
         let folder = scratch(self.supervisor.host(), self.group.id).join(&one.member.name);
         std::fs::create_dir_all(&folder).map_err(|error| Error::unavailable(error.to_string()))?;
         Ok(folder)
@@ -310,18 +309,7 @@ impl Arriving<'_> {
         }
     }
 
-    /// Adds the history to a repository that was there. Objects that nothing refers to stay if the import fails after it.
-    async fn complete(&self, one: &Placed, part: &RepositoryPart) -> Result<()> {
-        let host = self.supervisor.host();
-        let path = PathBuf::from(repository_of(&one.member).unwrap_or_default());
-        let repository = Repository::open(&access::git(host).await?, &path)?;
-        access::trusted_repository(self.supervisor, self.group.uid, &repository).await?;
-        let pack = self.folder(one)?.join("history");
-        let kept = reference(self.group.id);
-        self.in_time(repository.keep_history(&pack, &part.head.commit, &kept)).await
-    }
-
-    async fn in_time(&self, step: impl Future<Output = Result<()>>) -> Result<()> {
+    pub(super) async fn in_time(&self, step: impl Future<Output = Result<()>>) -> Result<()> {
         let most = self.supervisor.host().config.limits.freeze_store;
         match tokio::time::timeout(most, step).await {
             Ok(done) => done,
@@ -331,49 +319,6 @@ impl Arriving<'_> {
 
     fn kernels(&self) -> impl Iterator<Item = std::rc::Rc<crate::supervisor::kernel::Kernel>> {
         self.group.members.iter().filter_map(kernel_of).filter_map(|id| self.supervisor.get(id))
-    }
-
-    /// Makes a new repository beside its place, or reads what an existing one lacks, and checks that the captured work
-    /// fits.
-    async fn repository(&self, one: &Placed, part: &RepositoryPart) -> Result<()> {
-        let (host, folder) = (self.supervisor.host(), self.folder(one)?);
-        let path = PathBuf::from(repository_of(&one.member).unwrap_or_default());
-        // Again: a mount may have been granted since.
-        access::unwritten(self.supervisor, &path).await?;
-        let (git, history) = (access::git(host).await?, folder.join("history"));
-        let packed = self.contents.head.histories.iter().find(|history| history.member == one.member.name);
-        let packed = packed.ok_or_else(|| Error::corrupt("the file lacks its history"))?;
-        objects::get(host, packed.pack, &history).await?;
-        let (pack, apart) = (folder.join("pack"), folder.join("verify"));
-        if let Some(digest) = part.pack {
-            objects::get(host, digest, &pack).await?;
-        }
-        let room = Room::at(if path.exists() { &path } else { path.parent().unwrap_or(&path) });
-        // Until it is whole, it is apart: there on the device of the store.
-        let most = room.bytes.min(Room::at(&folder).bytes);
-        let new = self.repositories.iter().find(|new| Path::new(&new.place) == path);
-        let step = async {
-            let repository = match new {
-                Some(new) => {
-                    access::private_ancestors(&path)?;
-                    let made = Repository::create(&git, Path::new(&new.beside), &history, &part.head, room).await?;
-                    access::trusted_repository(self.supervisor, self.group.uid, &made).await?;
-                    made
-                }
-                None => {
-                    let there = Repository::open(&git, &path)?;
-                    access::trusted_repository(self.supervisor, self.group.uid, &there).await?;
-                    there.read_history(&history, &part.head.commit, &apart, most).await?;
-                    there
-                }
-            };
-            if part.pack.is_some() {
-                repository.read_foreign(&pack, &apart, most).await?;
-            }
-            repository.verify(&apart, &State::from(part), None).await?;
-            repository.check_size(&part.work_tree, Some(&apart), room).await
-        };
-        self.in_time(step).await
     }
 
     /// What the freeze of this host has of a member. A kernel is created.

@@ -164,6 +164,9 @@ async fn forget_history(supervisor: &Supervisor, uid: u32, group: GroupId, path:
         access::recheck(host, uid, path)?;
         let repository = Repository::open(&access::git(host).await?, path)?;
         access::trusted_repository(supervisor, uid, &repository).await?;
+        for inner in repository.inner().await? {
+            inner.drop_history(&reference(group)).await?;
+        }
         repository.drop_history(&reference(group)).await
     };
     if let Err(error) = forgetting.await {

@@ -15,6 +15,7 @@ mod gate;
 mod groups;
 mod import;
 mod import_end;
+mod import_repositories;
 mod locks;
 mod member_places;
 mod members;

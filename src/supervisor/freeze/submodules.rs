@@ -48,17 +48,25 @@ impl From<&State> for RepositoryPart {
 }
 
 /// A repository or a submodule of it, the folder of its files, and what was captured of it.
-type Step<'a> = (Repository, PathBuf, &'a RepositoryPart);
+pub(super) type Step<'a> = (Repository, PathBuf, &'a RepositoryPart);
 
 /// The repository and its initialised submodules.
-fn steps<'a>(repository: &Repository, scratch: &Path, part: &'a RepositoryPart) -> Result<Vec<Step<'a>>> {
+pub(super) fn steps<'a>(repository: &Repository, scratch: &Path, part: &'a RepositoryPart) -> Result<Vec<Step<'a>>> {
     let mut found = vec![(repository.clone(), scratch.to_owned(), part)];
     for one in &part.submodules {
         let Some(part) = &one.part else { continue };
-        let inner = repository.submodule(&one.path)?.ok_or_else(|| missing(repository, one))?;
+        let inner = initialised(repository, one)?;
         found.extend(steps(&inner, &scratch_of(scratch, &one.path), part)?);
     }
     Ok(found)
+}
+
+/// A submodule that a freeze has.
+///
+/// # Errors
+/// `refused` (`submodule_missing`) if it is not initialised now.
+pub(super) fn initialised(repository: &Repository, one: &SubmodulePart) -> Result<Repository> {
+    repository.submodule(&one.path)?.ok_or_else(|| missing(repository, one))
 }
 
 fn missing(repository: &Repository, one: &SubmodulePart) -> Error {
