@@ -85,6 +85,7 @@ impl World {
             audit: None,
             repositories: Vec::new(),
             dependencies: Vec::new(),
+            databases: Vec::new(),
             machine: None,
         };
         let sealed = store.put(&manifest.encode().expect("encodes")).expect("stored");

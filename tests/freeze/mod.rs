@@ -5,6 +5,7 @@ mod failures;
 mod filesystems;
 mod full_disk;
 mod gate;
+mod gate_workspaces;
 mod hostile_imports;
 mod labels;
 mod pause;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::audit::AuditHead;
 use crate::core::engine::EngineName;
 use crate::core::freeze::refs::{DependencyLock, RepositoryLock};
+use crate::core::freeze::workspace_database::WorkspaceDatabase;
 use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
@@ -77,6 +78,9 @@ pub struct Manifest {
     /// The lock files of package managers in the workspace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<DependencyLock>,
+    /// The SQLite databases in the workspace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub databases: Vec<WorkspaceDatabase>,
     /// The virtual machine at the same moment; only in kind teleport.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<MachinePart>,
@@ -384,6 +388,7 @@ mod tests {
             audit: Some(AuditHead::EMPTY),
             repositories: Vec::new(),
             dependencies: Vec::new(),
+            databases: Vec::new(),
             machine: None,
         }
     }

@@ -2,6 +2,9 @@
 //!
 //! Each freeze records which schema revision lived with which commit. Data with a recorded revision may live with code at
 //! one of these commits or at a descendant of one. A revision that was never recorded is not judged.
+//!
+//! Git does not run in the workspace of a kernel, so there the order of the freezes decides: code is older than data if
+//! all freezes that recorded its commit are before the first one that recorded the data's revision.
 
 use super::SchemaRevision;
 use super::refs::CommitId;
@@ -17,6 +20,32 @@ pub struct Pairing {
     pub repository: String,
     /// Its commit.
     pub commit: CommitId,
+}
+
+impl Pairing {
+    /// The name of a repository or a database in the workspace of a member.
+    pub fn inside(member: &str, path: &str) -> String {
+        format!("{member}:{path}")
+    }
+
+    /// Whether the repository is in the workspace of a member.
+    pub fn is_inside(&self) -> bool {
+        // No name of a member has a colon.
+        self.repository.contains(':')
+    }
+
+    fn is_of(&self, other: &Pairing) -> bool {
+        (&self.database, &self.repository) == (&other.database, &other.repository)
+    }
+}
+
+/// The newest commit that the data of a pair was recorded with, if the code of the pair was recorded only before.
+fn outgrown<'a>(pair: &Pairing, recorded: &'a [Pairing]) -> Option<&'a CommitId> {
+    let of = || recorded.iter().enumerate().filter(move |(_, seen)| seen.is_of(pair));
+    let (first, _) = of().find(|(_, seen)| seen.revision == pair.revision)?;
+    let (_, needs) = of().rfind(|(_, seen)| seen.revision == pair.revision)?;
+    let (last, _) = of().rfind(|(_, seen)| seen.commit == pair.commit)?;
+    (last < first).then_some(&needs.commit)
 }
 
 /// Data under code that is older.
@@ -43,15 +72,24 @@ pub fn check(
     recorded: &[Pairing],
     mut is_ancestor: impl FnMut(&str, &CommitId, &CommitId) -> bool,
 ) -> Result<(), Box<Refusal>> {
+    let refusal = |pair: &Pairing, needs: &CommitId| {
+        let Pairing { database, revision, repository, commit } = pair.clone();
+        Box::new(Refusal { database, revision, repository, commit, needs: needs.clone() })
+    };
     for pair in would_be {
+        if pair.is_inside() {
+            match outgrown(pair, recorded) {
+                Some(needs) => return Err(refusal(pair, needs)),
+                None => continue,
+            }
+        }
         let seen = recorded.iter().filter(|seen| {
             (&seen.database, &seen.revision, &seen.repository) == (&pair.database, &pair.revision, &pair.repository)
         });
         let seen: Vec<&CommitId> = seen.map(|seen| &seen.commit).collect();
         let Some(needs) = seen.last() else { continue };
         if !seen.iter().any(|commit| is_ancestor(&pair.repository, commit, &pair.commit)) {
-            let Pairing { database, revision, repository, commit } = pair.clone();
-            return Err(Box::new(Refusal { database, revision, repository, commit, needs: (*needs).clone() }));
+            return Err(refusal(pair, needs));
         }
     }
     Ok(())
@@ -90,6 +128,29 @@ mod tests {
         }
         let refused = check(&[pair(2, 12)], &recorded, line).expect_err("too old");
         assert_eq!((refused.commit, refused.needs), (commit_id(12), commit_id(20)));
+    }
+
+    /// In a workspace the freezes say what is older.
+    #[test]
+    fn order_decides_in_workspaces() {
+        let inside = |version, commit| Pairing { repository: Pairing::inside("agent", "lib"), ..pair(version, commit) };
+        let recorded = [inside(1, 10), inside(1, 30), inside(2, 20), inside(2, 40), inside(1, 50)];
+        let never = |_: &str, _: &CommitId, _: &CommitId| panic!("git does not run there");
+        for (version, commit, fits) in [
+            (2, 10, false),
+            (2, 30, false),
+            (2, 20, true),
+            (2, 50, true),
+            (1, 40, true),
+            // Never recorded.
+            (2, 60, true),
+            (3, 10, true),
+        ] {
+            let done = check(&[inside(version, commit)], &recorded, never);
+            assert_eq!(done.is_ok(), fits, "{version} at {commit}: {done:?}");
+        }
+        let refused = check(&[inside(2, 10)], &recorded, never).expect_err("too old");
+        assert_eq!((refused.needs, refused.repository), (commit_id(40), "agent:lib".into()));
     }
 
     #[test]

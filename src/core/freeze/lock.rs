@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::locked_submodules::{self, LockedSubmodule};
 use super::refs::{DependencyLock, LinkedKind, McpLock, RepositoryLock};
+use super::workspace_database::WorkspaceDatabase;
 use super::{Captured, DatabasePart, KernelRevision, Part};
 
 /// Format of the text that this release writes.
@@ -205,13 +206,20 @@ impl Lock {
         repositories: &[RepositoryLock],
         revision: &KernelRevision,
     ) {
-        let KernelRevision { engine, version, ryokan, image, files, dependencies, mcp } = revision.clone();
+        let KernelRevision { engine, version, ryokan, image, files, dependencies, databases, mcp } = revision.clone();
         let locked = |McpLock { name: server, digest }| LockedMcp { name: name.to_owned(), server, digest };
         self.mcp.extend(mcp.into_iter().map(locked));
         let files = files.map(|files| files.to_string()).unwrap_or_default();
         self.kernel.push(LockedKernel { name: name.to_owned(), checkpoint, engine, version, ryokan, image, files });
         self.repository.extend(repositories.iter().map(|one| inside(name, one)));
         self.add_dependencies(name, dependencies);
+        self.database.extend(databases.into_iter().map(|WorkspaceDatabase { path, user_version }| LockedDatabase {
+            name: name.to_owned(),
+            path,
+            state: "whole".into(),
+            user_version: Some(user_version),
+            schema: String::new(),
+        }));
     }
 
     fn add_dependencies(&mut self, name: &str, found: Vec<DependencyLock>) {
@@ -346,7 +354,10 @@ impl Lock {
             }
         }
         for then in &before.database {
-            let Some(now) = self.database.iter().find(|now| now.name == then.name) else {
+            // A kernel may have several.
+            let is_same =
+                |now: &&LockedDatabase| now.name == then.name && (!then.schema.is_empty() || now.path == then.path);
+            let Some(now) = self.database.iter().find(is_same) else {
                 reported.push(format!("database {} is gone", then.name));
                 continue;
             };

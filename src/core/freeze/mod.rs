@@ -20,6 +20,7 @@ pub mod refs;
 pub mod restore;
 pub mod server;
 pub mod submodule;
+pub mod workspace_database;
 
 #[cfg(test)]
 mod capture_tests;
@@ -36,6 +37,7 @@ use self::on_failure::OnFailure;
 use self::refs::{CommitId, DependencyLock, Head, McpLock, RepositoryLock};
 use self::server::ServerPart;
 use self::submodule::SubmodulePart;
+use self::workspace_database::WorkspaceDatabase;
 use super::checkpoint::{CheckpointType, Manifest};
 use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
 use super::limits;
@@ -172,7 +174,10 @@ pub struct SchemaRevision {
 impl std::fmt::Display for SchemaRevision {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let start: String = self.schema.chars().take(10).collect();
-        write!(f, "{} ({start})", self.user_version)
+        match start.is_empty() {
+            true => write!(f, "{}", self.user_version),
+            false => write!(f, "{} ({start})", self.user_version),
+        }
     }
 }
 
@@ -287,6 +292,9 @@ pub struct KernelRevision {
     /// The lock files of package managers in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<DependencyLock>,
+    /// The SQLite databases in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub databases: Vec<WorkspaceDatabase>,
     /// Its MCP servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mcp: Vec<McpLock>,
@@ -301,6 +309,7 @@ impl From<&Manifest> for KernelRevision {
             version: manifest.engine_version.clone(),
             files: Some(manifest.workspace.tree),
             dependencies: manifest.dependencies.clone(),
+            databases: manifest.databases.clone(),
             mcp: manifest.mcp.iter().map(|one| McpLock::new(&one.name, &one.transport)).collect(),
         }
     }

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::workspace_database::WorkspaceDatabase;
 use crate::core::ids::Digest;
 use crate::core::info::McpTransport;
 use crate::core::limits;
@@ -206,6 +207,8 @@ pub struct Revisions {
     pub repositories: Vec<RepositoryLock>,
     /// Its lock files.
     pub dependencies: Vec<DependencyLock>,
+    /// Its SQLite databases.
+    pub databases: Vec<WorkspaceDatabase>,
 }
 
 /// Finds the present commit. `read` returns a file of the repository's `.git` directory, at most that many bytes, or

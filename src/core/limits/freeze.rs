@@ -72,6 +72,12 @@ pub const GIT_SUBMODULE_DEPTH: usize = 8;
 pub const GIT_INDEX_BYTES: u64 = 256 << 20;
 /// Wait for the lock of a database in a group.
 pub const DATABASE_LOCK_WAIT: Duration = Duration::from_secs(5);
+/// SQLite databases that the lock of one checkpoint lists.
+pub const LOCKED_DATABASES: usize = 16;
+/// A write-ahead log that is read for the lock, bytes.
+pub const LOCKED_LOG_BYTES: u64 = 16 << 20;
+/// Pairs of a schema revision and a commit that one freeze records.
+pub const FREEZE_PAIRINGS: usize = 4096;
 /// Git repositories that the lock of one checkpoint lists.
 pub const LOCKED_REPOSITORIES: usize = 64;
 /// Lock files of package managers that the lock of one kernel or repository lists.

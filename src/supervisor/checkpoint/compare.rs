@@ -151,7 +151,8 @@ pub(crate) async fn revisions_now(host: &Rc<Host>, kernel: &Rc<Kernel>) -> Resul
     });
     let found = found.await?.map_err(Error::from)?;
     let now = environment_now(host, kernel).await?;
-    let revision = KernelRevision { files: Some(tree), dependencies: found.dependencies.clone(), ..now };
+    let (dependencies, databases) = (found.dependencies.clone(), found.databases.clone());
+    let revision = KernelRevision { files: Some(tree), dependencies, databases, ..now };
     Ok((found, revision))
 }
 

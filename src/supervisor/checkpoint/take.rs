@@ -125,6 +125,7 @@ pub(super) async fn seal(
         manifest.missed.extend(copy.why_not.iter().cloned());
         manifest.repositories.clone_from(&found.repositories);
         manifest.dependencies.clone_from(&found.dependencies);
+        manifest.databases.clone_from(&found.databases);
         let sealed = objects.settle(host, Some(encode(&manifest)?)).await?;
         let sealed = sealed.ok_or_else(|| Error::internal("the manifest was not stored"))?;
         let new = NewCheckpoint {
@@ -254,6 +255,7 @@ async fn manifest(
         audit: Some(host.catalog.audit_head().await?),
         repositories: Vec::new(),
         dependencies: Vec::new(),
+        databases: Vec::new(),
         machine: None,
     };
     Ok((manifest, seen))

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::access;
 use super::members::Live;
-use super::run_freeze::pairings;
+use super::pairings::pairings;
 use super::run_restore::Run;
 use crate::config::Rebuild;
 use crate::core::audit::NewAudit;
@@ -164,6 +164,28 @@ impl Run<'_> {
         }
         self.notes.extend(now.environment().differences(&before.environment()));
         Ok(())
+    }
+
+    /// Judges what would live together with the kernels that are not restored, as the safety freeze has them.
+    ///
+    /// # Errors
+    /// `refused` (`data_newer`).
+    pub async fn judge_kept(&self) -> Result<()> {
+        let part = |live: &Live| -> Result<Part> {
+            Ok(Part { name: live.name.clone(), captured: live.captured()?.clone(), driver: String::new() })
+        };
+        let now = self.live.iter().map(part).collect::<Result<Vec<Part>>>()?;
+        let kept = self.live[self.restored..].iter().filter(|live| live.kernel().is_some());
+        let kept = kept.map(part).collect::<Result<Vec<Part>>>()?;
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let would_be = [self.would_be.clone(), kept].concat();
+        let recorded = [self.recorded.clone(), pairings(&now)].concat();
+        match (judge(&pairings(&would_be), &recorded, self.live.iter()).await, &self.rebuilding) {
+            (Err(Judged::Newer(refusal)), Some(planned)) if refusal.repository == planned.repository => Ok(()),
+            (judged, _) => Ok(judged?),
+        }
     }
 
     async fn judge(&self) -> std::result::Result<(), Judged> {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use super::groups::checked_name;
 use super::import_end::{new_repositories, place, repository_of, withdraw};
 use super::member_places::{self, Placed};
-use super::run_freeze::pairings;
+use super::pairings::pairings;
 use super::{access, objects, scratch, turn};
 use crate::bundle::GroupContents;
 use crate::catalog::{NewFreeze, Notes, host_database};

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::gate::judge;
 use super::members::{self, Live};
-use super::run_freeze::pairings;
+use super::pairings::pairings;
 use super::{find_freeze, manifest, turn};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::lock::Lock;
@@ -46,6 +46,7 @@ async fn of_group_now(host: &Rc<Host>, group: &Group, live: &mut [Live]) -> Resu
         if let Some(kernel) = one.kernel() {
             let (found, revision) = revisions_now(host, kernel).await?;
             lock.add_kernel(&one.name, String::new(), &found.repositories, &revision);
+            parts.push(one.present_kernel(found.repositories, revision));
         }
         if let Some(part) = one.present_part().await? {
             lock.add(&part);

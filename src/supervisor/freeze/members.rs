@@ -11,7 +11,8 @@ use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::{Driver, MemberCost};
 use crate::core::freeze::drain::Drain;
-use crate::core::freeze::{Captured, Group, KernelRevision, Member, Target};
+use crate::core::freeze::refs::RepositoryLock;
+use crate::core::freeze::{Captured, Group, KernelRevision, Member, Part, Target};
 use crate::core::ids::{CheckpointId, GroupId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::git::{Repository, State};
@@ -402,6 +403,18 @@ impl Live {
             }
             LiveKind::Data(source) => source.present().await,
         }
+    }
+
+    /// The part of a kernel with what its workspace has now.
+    pub fn present_kernel(&self, repositories: Vec<RepositoryLock>, revision: KernelRevision) -> Part {
+        let (kernel, kernel_name) = match &self.kind {
+            LiveKind::Kernel { kernel, .. } => (kernel.id, kernel.spec().name.to_string()),
+            LiveKind::Repository { .. } | LiveKind::Data(_) => (KernelId::from_bytes([0; 16]), String::new()),
+        };
+        // Nothing holds it.
+        let (checkpoint, manifest) = (CheckpointId::from_bytes([0; 16]), None);
+        let captured = Captured::Kernel { kernel, kernel_name, checkpoint, manifest, repositories, revision };
+        Part { name: self.name.clone(), captured, driver: String::new() }
     }
 
     /// Refuses a restore that would destroy what no freeze holds. `present`: the present state.

@@ -20,6 +20,7 @@ mod locks;
 mod member_places;
 mod members;
 mod objects;
+mod pairings;
 mod pauses;
 mod provenance;
 mod recover;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::members::{self, Live};
+use super::pairings::pairings;
 use super::{pauses, recover, turn};
 use crate::catalog::{NewFreeze, Notes};
 use crate::core::audit::NewAudit;
@@ -15,9 +16,8 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::capture::{Action, Capture, Outcome, Reply};
 use crate::core::freeze::cost::FreezeCost;
 use crate::core::freeze::drain::Drain;
-use crate::core::freeze::gate::Pairing;
 use crate::core::freeze::on_failure::OnFailure;
-use crate::core::freeze::{Captured, DatabasePart, FORMAT, Freeze, FreezeManifest, Group, Intent, Part};
+use crate::core::freeze::{FORMAT, Freeze, FreezeManifest, Group, Intent, Part};
 use crate::core::ids::{CheckpointId, FreezeId, KernelId};
 use crate::core::kernel::transition::Kind;
 use crate::core::limits;
@@ -337,36 +337,4 @@ pub(super) async fn in_time(
         Ok(done) => done,
         Err(_) => Err(Error::deadline(format!("it did not answer within {most:?}")).reason("member_late")),
     }
-}
-
-/// Which schema revision is with which commit.
-pub(super) fn pairings(parts: &[Part]) -> Vec<Pairing> {
-    let databases = parts.iter().filter_map(|part| match &part.captured {
-        Captured::Database { part: DatabasePart::Whole { revision, .. }, .. } => Some((&part.name, revision)),
-        Captured::Postgres { part: captured, .. } => captured.revision.as_ref().map(|revision| (&part.name, revision)),
-        Captured::Server { part: captured, .. } => captured.revision.as_ref().map(|revision| (&part.name, revision)),
-        _ => None,
-    });
-    let commits: Vec<_> = parts
-        .iter()
-        .filter_map(|part| match &part.captured {
-            Captured::Repository { part: captured, .. } => Some((&part.name, &captured.head.commit)),
-            Captured::Kernel { .. }
-            | Captured::Database { .. }
-            | Captured::Directory { .. }
-            | Captured::Command { .. }
-            | Captured::Postgres { .. }
-            | Captured::Server { .. } => None,
-        })
-        .collect();
-    let with_each = |(database, revision): (&String, &crate::core::freeze::SchemaRevision)| {
-        let pair = |(repository, commit): &(&String, &crate::core::freeze::refs::CommitId)| Pairing {
-            database: database.clone(),
-            revision: revision.clone(),
-            repository: (*repository).clone(),
-            commit: (*commit).clone(),
-        };
-        commits.iter().map(pair).collect::<Vec<_>>()
-    };
-    databases.flat_map(with_each).collect()
 }

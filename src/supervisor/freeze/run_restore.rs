@@ -310,7 +310,8 @@ impl<'a> Run<'a> {
         let on_failure = OnFailure::Resume;
         let taking = Taking { kind, message: &message, actor: self.actor, suspend: None, on_failure, changed };
         self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.0);
-        Ok(())
+        // Now it is known what the workspaces of kernels have that are not restored.
+        self.judge_kept().await
     }
 
     /// Decides the order of suspensions: kernels first. One may have to end its work, and sources that are quiesced keep

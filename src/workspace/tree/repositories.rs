@@ -12,6 +12,7 @@ use super::read::{self, Entries};
 use crate::core::freeze::refs::{
     self, DEPENDENCY_LOCKS, DependencyLock, Linked, LinkedKind, RepositoryLock, Revisions,
 };
+use crate::core::freeze::workspace_database::{NAMES, WorkspaceDatabase, logged_version, user_version};
 use crate::core::ids::Digest;
 use crate::core::limits;
 use crate::workspace::error::WorkspaceError;
@@ -68,7 +69,9 @@ impl Search<'_> {
                     self.linked(digest, &entry.node, &path)?;
                     continue;
                 }
-                Node::File { content, .. } => {
+                node @ Node::File { .. } => {
+                    is_barren &= !self.database(digest, &path, &entry.name, &node)?;
+                    let Node::File { content, .. } = node else { continue };
                     is_barren &= !self.dependency(&path, &entry.name, content);
                     continue;
                 }
@@ -89,6 +92,43 @@ impl Search<'_> {
             self.barren.0.insert((digest, depth));
         }
         Ok(is_barren)
+    }
+
+    /// Lists a file if it is an SQLite database; returns whether it is one.
+    fn database(&mut self, folder: Digest, path: &Path, name: &[u8], node: &Node) -> Result<bool, WorkspaceError> {
+        let Ok(name) = std::str::from_utf8(name) else { return Ok(false) };
+        if !NAMES.iter().any(|end| name.ends_with(end)) {
+            return Ok(false);
+        }
+        let Some(version) = user_version(&self.start(node)?) else { return Ok(false) };
+        let version = match self.file(folder, &format!("{name}-wal"))? {
+            None => Some(version),
+            // A log that is too large may say anything.
+            Some(log) => match text(self.objects, &log.node, limits::LOCKED_LOG_BYTES)? {
+                Text::Bytes(bytes) => Some(logged_version(&bytes).unwrap_or(version)),
+                Text::Larger | Text::None => None,
+            },
+        };
+        if let Some(user_version) = version
+            && self.found.databases.len() < limits::LOCKED_DATABASES
+        {
+            let path = path.join(name).to_string_lossy().into_owned();
+            self.found.databases.push(WorkspaceDatabase { path, user_version });
+        }
+        Ok(true)
+    }
+
+    /// The first bytes of a file.
+    fn start(&self, node: &Node) -> Result<Vec<u8>, WorkspaceError> {
+        let Node::File { size, content, .. } = node else { return Ok(Vec::new()) };
+        Ok(match content {
+            Content::Inline(bytes) => bytes.to_vec(),
+            Content::Whole(digest) => self.objects.get(*digest, *size)?,
+            Content::Map(digest) => match read::map(self.objects, *digest)?.pieces.first() {
+                Some(piece) if piece.offset == 0 => self.objects.get(piece.digest, piece.length)?,
+                _ => Vec::new(),
+            },
+        })
     }
 
     /// Lists a file if it is a lock file; returns whether it is one.
