@@ -61,9 +61,9 @@ impl World {
         let (kernel, id) = (KernelId::from_bytes([1; 16]), CheckpointId::from_bytes([2; 16]));
         let manifest = Manifest {
             format: FORMAT,
-            kind: Manifest::kind_name(None),
+            kind: Manifest::kind_with(None),
             ryokan: "0".into(),
-            arch: "x".into(),
+            arch: "x".parse().expect("a name"),
             base_image_version: String::new(),
             engine_version: String::new(),
             host: HostId::from_bytes([3; 16]),

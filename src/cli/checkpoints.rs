@@ -15,7 +15,7 @@ use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Res
 use crate::core::diff::{Area, Deed, Patch};
 use crate::core::error::Error;
 use crate::core::info::{KernelFilter, KernelInfo};
-use crate::core::snapshot::{KindRequest, SnapshotKind};
+use crate::core::snapshot::{KindError, KindRequest, PortableKind};
 use crate::core::workflow::Options;
 use crate::rpc::client::KernelClient;
 
@@ -92,12 +92,15 @@ pub enum Kind {
 
 impl Kind {
     /// What it asks for.
-    pub fn request(self) -> KindRequest {
+    ///
+    /// # Errors
+    /// `unsupported` for kind suspend, which is no checkpoint.
+    pub fn request(self) -> Result<KindRequest, Error> {
         match self {
-            Kind::Auto => KindRequest::Auto,
-            Kind::Suspend => KindRequest::Only(SnapshotKind::Suspend),
-            Kind::Teleport => KindRequest::Only(SnapshotKind::Teleport),
-            Kind::Checkpoint => KindRequest::Only(SnapshotKind::Checkpoint),
+            Kind::Auto => Ok(KindRequest::Auto),
+            Kind::Suspend => Err(KindError::SuspendIsNoCheckpoint.into()),
+            Kind::Teleport => Ok(KindRequest::Only(PortableKind::Teleport)),
+            Kind::Checkpoint => Ok(KindRequest::Only(PortableKind::Checkpoint)),
         }
     }
 }
@@ -168,7 +171,7 @@ pub async fn checkpoint(context: &Context, args: CheckpointArgs) -> Result<(), F
         wait: args.wait,
         summary: args.summary,
         compact: args.compact,
-        snapshot: args.kind.request(),
+        snapshot: args.kind.request()?,
         ..CheckpointRequest::new(if args.conflict { CheckpointType::Conflict } else { CheckpointType::Manual }, "")
     };
     request.check()?;
@@ -371,7 +374,7 @@ pub async fn restore(context: &Context, args: RestoreArgs) -> Result<(), Failure
     // By id: `latest` may change meaning before the confirmation.
     let (supersede_decisions, with_artifacts) = (args.supersede_decisions, args.with_artifacts);
     let options = Options { supersede_decisions, with_artifacts, ..Options::default() };
-    let kind = args.kind.map(Kind::request);
+    let kind = args.kind.map(Kind::request).transpose()?;
     let done = kernel.restore_as(&found.id.to_string(), options, kind, 0).await?;
     show_restoration(context, &args.name, &done)
 }

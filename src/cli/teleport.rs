@@ -17,7 +17,7 @@ use crate::core::ids::HandoverId;
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
 use crate::core::quantity::{QuantityError, format_size, parse_size};
-use crate::core::snapshot::{KindRequest, SnapshotKind};
+use crate::core::snapshot::{KindRequest, PortableKind};
 use crate::core::spec::Isolation;
 
 /// Time between two lines of progress.
@@ -85,8 +85,8 @@ impl MoveKind {
     fn request(self) -> KindRequest {
         match self {
             MoveKind::Auto => KindRequest::Auto,
-            MoveKind::Checkpoint => KindRequest::Only(SnapshotKind::Checkpoint),
-            MoveKind::Teleport => KindRequest::Only(SnapshotKind::Teleport),
+            MoveKind::Checkpoint => KindRequest::Only(PortableKind::Checkpoint),
+            MoveKind::Teleport => KindRequest::Only(PortableKind::Teleport),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::engine::EngineName;
 use super::ids::{Epoch, ExecId, HandoverId, HostId, KernelId};
 use super::name::KernelName;
 use super::origin::Origin;
-use super::snapshot::SnapshotKind;
+use super::snapshot::PortableKind;
 use super::spec::KernelSpec;
 use super::usage::DiskFigures;
 
@@ -394,7 +394,7 @@ pub struct TeleportReport {
     /// Whether the other host has acknowledged the commit.
     pub acknowledged: bool,
     /// The kind of snapshot, and why.
-    pub kind: SnapshotKind,
+    pub kind: PortableKind,
     /// Why this kind.
     pub kind_reason: String,
     /// Time of the whole move, milliseconds.

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use crate::core::error::{Error, Result};
 use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
-use crate::core::snapshot::{Snapshot, SnapshotKind, Teleport};
+use crate::core::snapshot::{PortableKind, Snapshot, Teleport};
 use crate::core::spec::KernelSpec;
 
 /// The protocol's version; both ends must have the same.
@@ -50,7 +50,7 @@ pub struct Offer {
     pub bytes: u64,
     /// Kind of the snapshot in which it moves.
     #[serde(default = "checkpoint")]
-    pub kind: SnapshotKind,
+    pub kind: PortableKind,
     /// The machine that is to continue, with what it needs at most; only in kind teleport.
     #[serde(default)]
     pub machine: Option<Snapshot<Teleport>>,
@@ -62,8 +62,8 @@ pub struct Offer {
     pub report_ms: u64,
 }
 
-fn checkpoint() -> SnapshotKind {
-    SnapshotKind::Checkpoint
+fn checkpoint() -> PortableKind {
+    PortableKind::Checkpoint
 }
 
 /// The answer to an accepted offer.
@@ -79,7 +79,7 @@ pub struct Accept {
     pub takes_partial_history: bool,
     /// The kind in which the kernel is to come.
     #[serde(default = "checkpoint")]
-    pub kind: SnapshotKind,
+    pub kind: PortableKind,
     /// Why it is not the offered kind, for people.
     #[serde(default)]
     pub why: String,

@@ -130,6 +130,10 @@ fn unacceptable_offers_name_their_rule() {
         let (code, reason) = (format!(r#""code":"{code}""#), format!(r#""reason":"{reason}""#));
         assert!(said.contains(&code) && said.contains(&reason), "{said}");
     }
+    let text = String::from_utf8(offer(&spec, "k", 1).split_off(5)).unwrap();
+    let stays = text.replacen('{', r#"{"kind":"suspend","#, 1);
+    let said = answer(&target, &[hello(), frame(1, stays.as_bytes())].concat());
+    assert!(said.contains("\"refused\"") && said.contains("valid only on the host that took it"), "{said}");
     let accepted = answer(&target, &[hello(), offer(&spec, "k", i64::MAX as u64 - 1)].concat());
     assert!(accepted.contains("\"accept\""), "{accepted}");
 }

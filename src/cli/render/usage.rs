@@ -4,7 +4,7 @@ use super::plain;
 use super::table::Table;
 use crate::cli::paint::Paint;
 use crate::core::quantity::format_size;
-use crate::core::snapshot::SnapshotKind;
+use crate::core::snapshot::PortableKind;
 use crate::core::usage::{DiskPart, DiskUsage};
 
 /// All kernels, and the parts of the data folder.
@@ -44,7 +44,7 @@ pub fn kernel_disk(usage: &DiskUsage, paint: Paint) -> String {
         let mut table = Table::new(&["CHECKPOINT", "KIND", "STORED", "FREED", "KEPT", "NAME"]);
         for one in &kernel.each {
             let short: String = one.id.to_string().chars().take(10).collect();
-            let kind = if one.machine_bytes > 0 { SnapshotKind::Teleport } else { SnapshotKind::Checkpoint };
+            let kind = if one.machine_bytes > 0 { PortableKind::Teleport } else { PortableKind::Checkpoint };
             let [stored, freed] = [one.stored_bytes, one.freed_bytes].map(format_size);
             table.row(&[short, kind.name().to_owned(), stored, freed, one.why.clone(), one.name.clone()]);
         }

@@ -13,7 +13,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
-use crate::core::snapshot::{Checkpoint, Machine, Snapshot, SnapshotKind, Teleport};
+use crate::core::snapshot::{Architecture, Checkpoint, Machine, PortableKind, Snapshot, Teleport};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 
@@ -26,11 +26,11 @@ pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
     /// Kind of the snapshot: `checkpoint`, or `teleport` with a [`MachinePart`].
-    pub kind: String,
+    pub kind: PortableKind,
     /// The release that wrote it.
     pub ryokan: String,
-    /// The machine's architecture; irrelevant for this kind.
-    pub arch: String,
+    /// Name of the host's architecture; irrelevant for kind checkpoint.
+    pub arch: Architecture,
     /// Version of the image below the workspace; empty: none.
     pub base_image_version: String,
     /// Version of the engine's interpreter; empty: not known.
@@ -199,8 +199,8 @@ pub enum ManifestError {
     #[error("it is a snapshot of kind {0:?}, not a checkpoint")]
     Kind(String),
     /// The kind and the parts differ.
-    #[error("it is of kind {0:?}, and its parts are not")]
-    Parts(String),
+    #[error("it is of kind {}, and its parts are not", .0.name())]
+    Parts(PortableKind),
     /// An object is too large.
     #[error("{what} of {bytes} bytes is larger than {most}")]
     TooLarge {
@@ -213,21 +213,16 @@ pub enum ManifestError {
     },
 }
 
-/// The kind without a machine.
-const KIND: &str = SnapshotKind::Checkpoint.name();
-/// The kind with a machine.
-const MACHINE_KIND: &str = SnapshotKind::Teleport.name();
-
 impl Manifest {
-    /// Returns the kind's name with such a machine, for the construction of a manifest.
-    pub fn kind_name(machine: Option<&MachinePart>) -> String {
-        if machine.is_some() { MACHINE_KIND.to_owned() } else { KIND.to_owned() }
+    /// Returns the kind with such a machine, for the construction of a manifest.
+    pub fn kind_with(machine: Option<&MachinePart>) -> PortableKind {
+        if machine.is_some() { PortableKind::Teleport } else { PortableKind::Checkpoint }
     }
 
     /// Leaves the machine out: the rest is a snapshot of kind checkpoint.
     pub fn leave_out_machine(&mut self) {
         self.machine = None;
-        self.kind = Manifest::kind_name(None);
+        self.kind = Manifest::kind_with(None);
     }
 
     /// Returns the machine as a snapshot of its kind, if there is one.
@@ -295,14 +290,14 @@ impl Manifest {
         if head.format != FORMAT {
             return Err(ManifestError::UnknownFormat(head.format));
         }
-        if head.kind != KIND && head.kind != MACHINE_KIND {
+        if PortableKind::from_name(&head.kind).is_none() {
             return Err(ManifestError::Kind(head.kind));
         }
         if let Some(work) = head.work.filter(|work| work.format != PART_FORMAT) {
             return Err(ManifestError::UnknownWorkFormat(work.format));
         }
         let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| ManifestError::Malformed(e.to_string()))?;
-        match manifest.kind == Manifest::kind_name(manifest.machine.as_ref()) {
+        match manifest.kind == Manifest::kind_with(manifest.machine.as_ref()) {
             true => Ok(manifest),
             false => Err(ManifestError::Parts(manifest.kind)),
         }
@@ -364,9 +359,9 @@ mod tests {
     fn manifest() -> Manifest {
         Manifest {
             format: FORMAT,
-            kind: Manifest::kind_name(None),
+            kind: Manifest::kind_with(None),
             ryokan: "0.1.0".into(),
-            arch: "x86_64".into(),
+            arch: "x86_64".parse().expect("a name"),
             base_image_version: String::new(),
             engine_version: "3.12.1".into(),
             host: HostId::from_bytes([1; 16]),
@@ -411,7 +406,7 @@ mod tests {
             memory: image(8),
             disk: image(9),
         });
-        Manifest { kind: Manifest::kind_name(machine.as_ref()), machine, ..manifest() }
+        Manifest { kind: Manifest::kind_with(machine.as_ref()), machine, ..manifest() }
     }
 
     #[test]
@@ -423,11 +418,11 @@ mod tests {
             serde_json::to_vec(&serde_json::json!({ "format": format, "kind": kind, "later": true })).expect("JSON")
         };
         for format in [0, FORMAT - 1, FORMAT + 1] {
-            let refused = Manifest::decode(&with(format, KIND));
+            let refused = Manifest::decode(&with(format, "checkpoint"));
             assert!(matches!(refused, Err(ManifestError::UnknownFormat(found)) if found == format));
         }
         assert!(matches!(Manifest::decode(&with(FORMAT, "suspend")), Err(ManifestError::Kind(_))));
-        assert!(matches!(Manifest::decode(&with(FORMAT, KIND)), Err(ManifestError::Malformed(_))));
+        assert!(matches!(Manifest::decode(&with(FORMAT, "checkpoint")), Err(ManifestError::Malformed(_))));
         assert!(matches!(Manifest::decode(b"{"), Err(ManifestError::Malformed(_))));
         let mut json = serde_json::to_value(&whole).expect("JSON");
         json.as_object_mut().expect("an object").remove("work");
@@ -449,9 +444,28 @@ mod tests {
         let mut rest = whole.clone();
         rest.leave_out_machine();
         assert_eq!(rest, manifest());
-        for wrong in [Manifest { kind: KIND.into(), ..whole }, Manifest { kind: MACHINE_KIND.into(), ..manifest() }] {
+        let (with, without) = (PortableKind::Teleport, PortableKind::Checkpoint);
+        for wrong in [Manifest { kind: without, ..whole }, Manifest { kind: with, ..manifest() }] {
             let bytes = wrong.encode().expect("encodes");
             assert!(matches!(Manifest::decode(&bytes), Err(ManifestError::Parts(_))));
+        }
+    }
+
+    /// Of the machine below, kind checkpoint names the architecture only.
+    #[test]
+    fn manifest_names_no_machine() {
+        let mut manifest = with_machine();
+        manifest.leave_out_machine();
+        let json = serde_json::to_value(&manifest).expect("JSON");
+        assert_eq!((&json["kind"], &json["arch"], json.get("machine")), (&"checkpoint".into(), &"x86_64".into(), None));
+        for foreign in ["x86_64 avx2", "", "X86"] {
+            let bytes = serde_json::to_vec(&{
+                let mut json = json.clone();
+                json["arch"] = foreign.into();
+                json
+            });
+            let refused = Manifest::decode(&bytes.expect("JSON"));
+            assert!(matches!(refused, Err(ManifestError::Malformed(_))), "{foreign}");
         }
     }
 

@@ -15,7 +15,7 @@ use super::ids::{CheckpointId, Digest};
 use super::info::Job;
 use super::limits;
 use super::missed::MissedEntry;
-use super::snapshot::{KindRequest, SnapshotKind};
+use super::snapshot::{KindRequest, PortableKind};
 
 pub use manifest::{
     FORMAT, ImagePart, MachinePart, Manifest, ManifestError, McpPart, Names, StatePart, StateParts, ToolPart,
@@ -122,8 +122,8 @@ impl Checkpoint {
     }
 
     /// Returns the kind of its snapshot.
-    pub fn snapshot_kind(&self) -> SnapshotKind {
-        if self.machine_bytes > 0 { SnapshotKind::Teleport } else { SnapshotKind::Checkpoint }
+    pub fn snapshot_kind(&self) -> PortableKind {
+        if self.machine_bytes > 0 { PortableKind::Teleport } else { PortableKind::Checkpoint }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::core::limits;
-use crate::core::snapshot::SnapshotKind;
+use crate::core::snapshot::PortableKind;
 
 /// The rounds so far. Each one sends what was written during the one before it.
 #[derive(Debug, Clone, Copy)]
@@ -16,10 +16,10 @@ pub struct Rounds {
 
 impl Rounds {
     /// No round yet, of a move of that kind.
-    pub fn begin(kind: SnapshotKind) -> Rounds {
+    pub fn begin(kind: PortableKind) -> Rounds {
         let most = match kind {
-            SnapshotKind::Checkpoint | SnapshotKind::Suspend => limits::HANDOVER_ROUNDS,
-            SnapshotKind::Teleport => limits::HANDOVER_MACHINE_ROUNDS,
+            PortableKind::Checkpoint => limits::HANDOVER_ROUNDS,
+            PortableKind::Teleport => limits::HANDOVER_MACHINE_ROUNDS,
         };
         Rounds { count: 0, last_bytes: 0, most }
     }
@@ -45,7 +45,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const MIB: u64 = 1 << 20;
 
-    fn rounds(kind: SnapshotKind, sent: &[u64]) -> u32 {
+    fn rounds(kind: PortableKind, sent: &[u64]) -> u32 {
         let mut rounds = Rounds::begin(kind);
         for bytes in sent {
             if !rounds.ended(bytes * MIB, LONG) {
@@ -66,10 +66,10 @@ mod tests {
             (&[500, 100, 51, 9], 3),
             (&[4096, 2048, 1024, 512, 256, 128], limits::HANDOVER_ROUNDS),
         ] {
-            assert_eq!(rounds(SnapshotKind::Checkpoint, sent), count, "{sent:?}");
-            assert_eq!(rounds(SnapshotKind::Teleport, sent), count.min(limits::HANDOVER_MACHINE_ROUNDS), "{sent:?}");
+            assert_eq!(rounds(PortableKind::Checkpoint, sent), count, "{sent:?}");
+            assert_eq!(rounds(PortableKind::Teleport, sent), count.min(limits::HANDOVER_MACHINE_ROUNDS), "{sent:?}");
         }
-        let mut rounds = Rounds::begin(SnapshotKind::Checkpoint);
+        let mut rounds = Rounds::begin(PortableKind::Checkpoint);
         assert!(!rounds.ended(500 * MIB, limits::HANDOVER_ROUND_SHORT / 2), "little was written meanwhile");
     }
 }

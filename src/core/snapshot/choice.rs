@@ -1,6 +1,6 @@
 //! Chooses the kind of a checkpoint, a restore and a move, or refuses a requested one with its rule.
 
-use super::{KindError, KindRequest, SnapshotKind};
+use super::{KindError, KindRequest, PortableKind};
 use crate::core::engine::EngineName;
 use crate::core::error::Error;
 use crate::core::spec::{Isolation, KernelSpec};
@@ -9,7 +9,7 @@ use crate::core::spec::{Isolation, KernelSpec};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     /// The kind.
-    pub kind: SnapshotKind,
+    pub kind: PortableKind,
     /// The reason, for people.
     pub why: String,
 }
@@ -63,14 +63,13 @@ pub fn choose_for_move(request: KindRequest, kernel: Continuing, there: Isolatio
     match request {
         KindRequest::Auto => Ok(match memory {
             Ok(()) => Choice {
-                kind: SnapshotKind::Teleport,
+                kind: PortableKind::Teleport,
                 why: "the other host can continue the virtual machine's memory".into(),
             },
-            Err(rule) => Choice { kind: SnapshotKind::Checkpoint, why: rule.to_string() },
+            Err(rule) => Choice { kind: PortableKind::Checkpoint, why: rule.to_string() },
         }),
-        KindRequest::Only(kind @ SnapshotKind::Checkpoint) => Ok(Choice { kind, why: AS_REQUESTED.into() }),
-        KindRequest::Only(kind @ SnapshotKind::Teleport) => memory.map(|()| Choice { kind, why: AS_REQUESTED.into() }),
-        KindRequest::Only(SnapshotKind::Suspend) => Err(KindError::OtherHost),
+        KindRequest::Only(kind @ PortableKind::Checkpoint) => Ok(Choice { kind, why: AS_REQUESTED.into() }),
+        KindRequest::Only(kind @ PortableKind::Teleport) => memory.map(|()| Choice { kind, why: AS_REQUESTED.into() }),
     }
 }
 
@@ -78,11 +77,10 @@ pub fn choose_for_move(request: KindRequest, kernel: Continuing, there: Isolatio
 ///
 /// # Errors
 /// The rule that the requested kind breaks.
-pub fn choose_for_checkpoint(request: KindRequest, kernel: Continuing) -> Result<SnapshotKind, KindError> {
+pub fn choose_for_checkpoint(request: KindRequest, kernel: Continuing) -> Result<PortableKind, KindError> {
     match request {
-        KindRequest::Auto | KindRequest::Only(SnapshotKind::Checkpoint) => Ok(SnapshotKind::Checkpoint),
-        KindRequest::Only(SnapshotKind::Suspend) => Err(KindError::SuspendIsNoCheckpoint),
-        KindRequest::Only(SnapshotKind::Teleport) => kernel.check().map(|()| SnapshotKind::Teleport),
+        KindRequest::Auto | KindRequest::Only(PortableKind::Checkpoint) => Ok(PortableKind::Checkpoint),
+        KindRequest::Only(PortableKind::Teleport) => kernel.check().map(|()| PortableKind::Teleport),
     }
 }
 
@@ -92,16 +90,15 @@ pub fn choose_for_checkpoint(request: KindRequest, kernel: Continuing) -> Result
 /// # Errors
 /// The rule that the requested kind breaks.
 pub fn choose_for_restore(request: Option<KindRequest>, arrival: Option<Result<(), Error>>) -> Result<Choice, Error> {
-    let files = |why: String| Choice { kind: SnapshotKind::Checkpoint, why };
-    let memory = |why: &str| Choice { kind: SnapshotKind::Teleport, why: why.into() };
+    let files = |why: String| Choice { kind: PortableKind::Checkpoint, why };
+    let memory = |why: &str| Choice { kind: PortableKind::Teleport, why: why.into() };
     match (request, arrival) {
-        (Some(KindRequest::Only(SnapshotKind::Suspend)), _) => Err(KindError::SuspendIsNoCheckpoint.into()),
-        (Some(KindRequest::Only(SnapshotKind::Teleport)), None) => Err(KindError::NoMemory.into()),
-        (Some(KindRequest::Only(SnapshotKind::Checkpoint)), _) => Ok(files(AS_REQUESTED.into())),
+        (Some(KindRequest::Only(PortableKind::Teleport)), None) => Err(KindError::NoMemory.into()),
+        (Some(KindRequest::Only(PortableKind::Checkpoint)), _) => Ok(files(AS_REQUESTED.into())),
         (None | Some(KindRequest::Auto), None) => Ok(files("the checkpoint holds no memory".into())),
         (Some(KindRequest::Auto), Some(Ok(()))) => Ok(memory("this host can continue the virtual machine's memory")),
         (Some(KindRequest::Auto), Some(Err(rule))) => Ok(files(rule.message)),
-        (Some(KindRequest::Only(SnapshotKind::Teleport)), Some(arrival)) => arrival.map(|()| memory(AS_REQUESTED)),
+        (Some(KindRequest::Only(PortableKind::Teleport)), Some(arrival)) => arrival.map(|()| memory(AS_REQUESTED)),
         (None, Some(arrival)) => arrival.map(|()| memory("it is the checkpoint's kind")),
     }
 }
@@ -133,35 +130,30 @@ mod tests {
         for (kernel, there, rule) in others {
             let moved = |request| choose_for_move(request, kernel, there);
             let auto = moved(KindRequest::Auto).expect("chosen");
-            assert_eq!((auto.kind, auto.why), (SnapshotKind::Checkpoint, rule.to_string()));
-            assert_eq!(moved(KindRequest::Only(SnapshotKind::Teleport)), Err(rule.clone()));
-            assert!(moved(KindRequest::Only(SnapshotKind::Checkpoint)).is_ok());
+            assert_eq!((auto.kind, auto.why), (PortableKind::Checkpoint, rule.to_string()));
+            assert_eq!(moved(KindRequest::Only(PortableKind::Teleport)), Err(rule.clone()));
+            assert!(moved(KindRequest::Only(PortableKind::Checkpoint)).is_ok());
             if kernel.isolation == there {
-                let taken = choose_for_checkpoint(KindRequest::Only(SnapshotKind::Teleport), kernel);
+                let taken = choose_for_checkpoint(KindRequest::Only(PortableKind::Teleport), kernel);
                 assert_eq!(taken, Err(rule.clone()));
             }
             let refused = Error::from(rule);
             assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unsupported, "snapshot_kind"));
             assert!(refused.hint.contains("--kind checkpoint"));
         }
-        for request in [KindRequest::Auto, KindRequest::Only(SnapshotKind::Teleport)] {
+        for request in [KindRequest::Auto, KindRequest::Only(PortableKind::Teleport)] {
             let moved = choose_for_move(request, machine, Isolation::Microvm);
-            assert_eq!(moved.map(|choice| choice.kind), Ok(SnapshotKind::Teleport));
+            assert_eq!(moved.map(|choice| choice.kind), Ok(PortableKind::Teleport));
         }
-        let suspended = choose_for_move(KindRequest::Only(SnapshotKind::Suspend), machine, Isolation::Microvm);
-        assert_eq!(suspended, Err(KindError::OtherHost));
-        assert_eq!(choose_for_checkpoint(KindRequest::Auto, machine), Ok(SnapshotKind::Checkpoint));
-        for kind in SnapshotKind::ALL {
-            assert_eq!(KindRequest::from_name(kind.name()), Some(KindRequest::Only(kind)));
-            let taken = choose_for_checkpoint(KindRequest::Only(kind), machine);
-            assert_eq!(taken.is_ok(), kind != SnapshotKind::Suspend);
+        assert_eq!(choose_for_checkpoint(KindRequest::Auto, machine), Ok(PortableKind::Checkpoint));
+        for kind in PortableKind::ALL {
+            assert_eq!(choose_for_checkpoint(KindRequest::Only(kind), machine), Ok(kind));
         }
-        assert_eq!((KindRequest::from_name("auto"), KindRequest::from_name("x")), (Some(KindRequest::Auto), None));
     }
 
     #[test]
     fn restore_says_its_kind() {
-        use SnapshotKind::{Checkpoint, Suspend, Teleport};
+        use PortableKind::{Checkpoint, Teleport};
 
         let only = |kind| Some(KindRequest::Only(kind));
         let rule = || Error::from(KindError::NoMachine);
@@ -176,6 +168,5 @@ mod tests {
         assert_eq!(chosen(only(Checkpoint), Some(Err(rule()))), files(AS_REQUESTED));
         assert_eq!(chosen(only(Teleport), None).map_err(|error| error.reason), Err("no_memory".into()));
         assert_eq!(chosen(only(Teleport), Some(Err(rule()))).map_err(|error| error.reason), Err("no_machine".into()));
-        assert!(chosen(only(Suspend), Some(Ok(()))).is_err());
     }
 }

@@ -10,8 +10,8 @@
 //! to `isolation/microvm/saved.rs`. A snapshot of kind teleport is a checkpoint with further parts, so it is valid as kind
 //! checkpoint, too: `supervisor/checkpoint/machine.rs`.
 //!
-//! Inside, each kind is a type with only the operations that are valid for it. Where a kind is data, as in a request or a
-//! message, [`choose_for_move`] and [`choose_for_checkpoint`] refuse an invalid one with its rule.
+//! Inside, each kind is a type with only the operations that are valid for it, and a kind that leaves its host is a
+//! [`PortableKind`]. Where a kind is data, as in a request or a message, it is refused with its rule when it is read.
 //!
 //! A suspended kernel cannot be moved; this does not compile:
 //!
@@ -32,6 +32,7 @@
 //! ```
 
 mod choice;
+mod portable;
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +43,7 @@ use super::limits;
 use super::spec::Isolation;
 
 pub use choice::{Choice, Continuing, choose_for_checkpoint, choose_for_move, choose_for_restore};
+pub use portable::{Architecture, KindRequest, PortableKind};
 
 /// A kind as data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,34 +73,6 @@ impl SnapshotKind {
     /// The kind with this name.
     pub fn from_name(name: &str) -> Option<SnapshotKind> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
-/// The kind that a client asks for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum KindRequest {
-    /// The most complete kind that is possible.
-    #[default]
-    Auto,
-    /// This kind.
-    Only(SnapshotKind),
-}
-
-impl KindRequest {
-    /// The name; `auto` for [`KindRequest::Auto`].
-    pub const fn name(self) -> &'static str {
-        match self {
-            KindRequest::Auto => "auto",
-            KindRequest::Only(kind) => kind.name(),
-        }
-    }
-
-    /// The request with this name; an empty one is `auto`.
-    pub fn from_name(name: &str) -> Option<KindRequest> {
-        match name {
-            "" | "auto" => Some(KindRequest::Auto),
-            _ => SnapshotKind::from_name(name).map(KindRequest::Only),
-        }
     }
 }
 
@@ -150,7 +124,7 @@ pub struct Checkpoint {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot<Content> {
     /// The host's architecture.
-    pub architecture: String,
+    pub architecture: Architecture,
     /// Version of the image below the workspace; empty: none.
     pub base_image_version: String,
     /// The host.
@@ -163,7 +137,7 @@ pub struct Snapshot<Content> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     /// Its architecture.
-    pub architecture: String,
+    pub architecture: Architecture,
     /// Version of its image; empty: none.
     pub base_image_version: String,
     /// Its id.
@@ -183,6 +157,12 @@ pub enum KindError {
         /// Of the host.
         host: String,
     },
+    /// It is more or less than a name.
+    #[error("an architecture is a name of 1 to 16 of a-z, 0-9 and _")]
+    NoArchitecture,
+    /// The kind is that of another release.
+    #[error("this build knows no snapshots of kind {0:?}")]
+    Unknown(String),
     /// The image differs.
     #[error("the snapshot needs image {snapshot:?} exactly, this host has {host:?}")]
     BaseImageMismatch {
@@ -278,6 +258,7 @@ impl From<KindError> for Error {
             KindError::ArchitectureMismatch { .. } => {
                 (ErrorCode::Refused, "architecture_mismatch", "use --kind checkpoint, which is valid anywhere")
             }
+            KindError::NoArchitecture => (ErrorCode::InvalidArgument, "architecture", ""),
             KindError::BaseImageMismatch { .. } => {
                 (ErrorCode::Refused, "base_image_mismatch", "install that image, or use --kind checkpoint")
             }
@@ -309,7 +290,7 @@ impl From<KindError> for Error {
             KindError::SuspendIsNoCheckpoint => {
                 (ErrorCode::Unsupported, "snapshot_kind", "use `ryokan suspend`, or --kind checkpoint")
             }
-            KindError::NotReseeded(_) | KindError::Ephemeral => (
+            KindError::NotReseeded(_) | KindError::Ephemeral | KindError::Unknown(_) => (
                 ErrorCode::Unsupported,
                 "snapshot_kind",
                 "use --kind checkpoint, which holds engine state and workspace",
@@ -326,20 +307,11 @@ fn within(kind: SnapshotKind, bytes: u64, most: u64) -> Result<(), KindError> {
     if bytes > most { Err(KindError::SizeTooLarge { kind, bytes, most }) } else { Ok(()) }
 }
 
-/// The same name for each architecture.
-fn architecture(name: &str) -> &str {
-    match name {
-        "arm64" => "aarch64",
-        "amd64" => "x86_64",
-        other => other,
-    }
-}
-
 impl<Content> Snapshot<Content> {
     /// Whether processor, image and machine are those of the snapshot.
     fn check_machine(&self, was: Option<&Machine>, site: &Site) -> Result<(), KindError> {
-        if architecture(&self.architecture) != architecture(&site.architecture) {
-            let (snapshot, host) = (self.architecture.clone(), site.architecture.clone());
+        if self.architecture != site.architecture {
+            let (snapshot, host) = (self.architecture.to_string(), site.architecture.to_string());
             return Err(KindError::ArchitectureMismatch { snapshot, host });
         }
         if self.base_image_version != site.base_image_version {
@@ -456,12 +428,14 @@ mod tests {
 
     fn site(architecture: &str, image: &str, host: u8) -> Site {
         let host = HostId::from_bytes([host; 16]);
-        Site { architecture: architecture.into(), base_image_version: image.into(), host, machine: Some(machine()) }
+        let architecture = architecture.parse().expect("a name");
+        Site { architecture, base_image_version: image.into(), host, machine: Some(machine()) }
     }
 
     fn snapshot<Content>(content: Content) -> Snapshot<Content> {
         let host = HostId::from_bytes([1; 16]);
-        Snapshot { architecture: "x86_64".into(), base_image_version: "1.2.3".into(), host, content }
+        let architecture = "x86_64".parse().expect("a name");
+        Snapshot { architecture, base_image_version: "1.2.3".into(), host, content }
     }
 
     fn teleport(memory_bytes: u64, disk_bytes: u64) -> Snapshot<Teleport> {
@@ -474,7 +448,7 @@ mod tests {
 
     #[test]
     fn architecture_validation() {
-        for (name, fits) in [("x86_64", true), ("amd64", true), ("aarch64", false), ("arm64", false), ("", false)] {
+        for (name, fits) in [("x86_64", true), ("amd64", true), ("aarch64", false), ("arm64", false), ("vax", false)] {
             let arrived = teleport(1, 1).check_arrival(&site(name, "1.2.3", 2), MOST);
             let resumed = suspend(1).check_resume(&site(name, "1.2.3", 1));
             for found in [arrived, resumed] {

@@ -31,7 +31,7 @@ use crate::core::ids::{HostId, WorkerId};
 use crate::core::info::Ability;
 use crate::core::limits;
 use crate::core::pool::RefreshRules;
-use crate::core::snapshot::{Site, Snapshot, Teleport};
+use crate::core::snapshot::{Architecture, Site, Snapshot, Teleport};
 use crate::core::spec::{Isolation, KernelSpec, Net};
 use crate::core::vmm::WantedVmm;
 use crate::isolation::cgroups::{Cgroups, remove_cgroup};
@@ -376,7 +376,7 @@ impl IsolationDriver for MicrovmDriver {
     async fn site(&self, spec: &KernelSpec, uid: u32, image: &str) -> Result<Site> {
         let kind = self.kind_here(spec, uid, image).await?;
         Ok(Site {
-            architecture: std::env::consts::ARCH.to_owned(),
+            architecture: Architecture::here(),
             base_image_version: kind.image.clone(),
             host: self.settings.host,
             machine: Some(kind.machine()),
@@ -393,7 +393,7 @@ impl IsolationDriver for MicrovmDriver {
         let Some(machine) = blocking(move || installed::open(&dir, uid)).await? else { return Ok(None) };
         let (kind, host) = (machine.kind(), self.settings.host);
         let now = self.kind_here(spec, uid, &kind.image).await?;
-        let architecture = std::env::consts::ARCH.to_owned();
+        let architecture = Architecture::here();
         let snapshot = Snapshot {
             architecture: architecture.clone(),
             base_image_version: kind.image.clone(),

@@ -26,7 +26,7 @@ use super::template::{Kind, Part, dig_holes, part};
 use crate::core::error::{DISK_FULL, Error, Result};
 use crate::core::ids::{Epoch, HostId, KernelId, WorkerId};
 use crate::core::limits;
-use crate::core::snapshot::{Site, Snapshot, Suspend};
+use crate::core::snapshot::{Architecture, KindError, Site, Snapshot, Suspend};
 use crate::link::handshake::WorkerIdentity;
 use crate::sys::fs;
 
@@ -225,7 +225,7 @@ pub(super) fn seal(
         epoch: worker.epoch,
         secret: worker.secret,
     };
-    saved.snapshot().check_size(limits::SNAPSHOT_SUSPEND_BYTES)?;
+    saved.snapshot()?.check_size(limits::SNAPSHOT_SUSPEND_BYTES)?;
     let text = serde_json::to_vec_pretty(&saved).map_err(|error| cannot(&error))?;
     std::fs::rename(dir.join(NEW), dir.join(STATE)).map_err(|error| failed(&error))?;
     fs::replace(&dir.join(DESCRIPTION), &text, 0o600, "machine.suspend.seal").map_err(|error| match error.is_full() {
@@ -313,9 +313,11 @@ impl Saved {
     }
 
     /// The machine's memory as a snapshot.
-    fn snapshot(&self) -> Snapshot<Suspend> {
-        Snapshot {
-            architecture: self.arch.clone(),
+    fn snapshot(&self) -> Result<Snapshot<Suspend>> {
+        let foreign =
+            |_| KindError::ArchitectureMismatch { snapshot: self.arch.clone(), host: Architecture::here().to_string() };
+        Ok(Snapshot {
+            architecture: self.arch.parse().map_err(foreign)?,
             base_image_version: self.kind.image.clone(),
             host: self.host,
             content: Suspend {
@@ -325,7 +327,7 @@ impl Saved {
                 }),
                 machine: Some(self.kind.machine()),
             },
-        }
+        })
     }
 
     /// Checks that a machine of that kind with that disk can continue here, and opens its state. Changes nothing. Blocks.
@@ -333,8 +335,8 @@ impl Saved {
     /// # Errors
     /// One for each property that differs; `corrupt`.
     pub(super) fn open(&self, dir: &Path, disk: &Path, host: HostId, now: &Kind) -> Result<SavedFiles> {
-        self.snapshot().check_resume(&Site {
-            architecture: std::env::consts::ARCH.to_owned(),
+        self.snapshot()?.check_resume(&Site {
+            architecture: Architecture::here(),
             base_image_version: now.image.clone(),
             host,
             machine: Some(now.machine()),

@@ -44,14 +44,9 @@ pub fn read_request(reader: wire::checkpoint_request::Reader<'_>) -> Result<Chec
 /// Reads a requested kind of snapshot.
 ///
 /// # Errors
-/// `unsupported` for an unknown kind.
+/// `unsupported` for kind suspend, and for an unknown one.
 pub fn read_kind(reader: capnp::Result<capnp::text::Reader<'_>>) -> Result<KindRequest> {
-    let kind = read_text(reader, "kind of a snapshot")?;
-    KindRequest::from_name(&kind).ok_or_else(|| {
-        Error::unsupported(format!("this build knows no snapshots of kind {kind:?}"))
-            .reason("snapshot_kind")
-            .hint("kind checkpoint holds engine state and workspace")
-    })
+    Ok(KindRequest::for_checkpoint(&read_text(reader, "kind of a snapshot")?)?)
 }
 
 fn read_spans(reader: capnp::Result<struct_list::Reader<'_, wire::span::Owned>>) -> Result<Vec<Span>> {

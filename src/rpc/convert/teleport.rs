@@ -5,7 +5,7 @@ use crate::core::error::{Error, Result};
 use crate::core::ids::{Epoch, ParseIdError};
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
-use crate::core::snapshot::SnapshotKind;
+use crate::core::snapshot::PortableKind;
 use crate::rpc::schema::ryokan_capnp::{handover, teleport_report};
 
 fn id<T: std::str::FromStr<Err = ParseIdError>>(text: &str) -> Result<T> {
@@ -46,7 +46,7 @@ pub fn read_report(from: teleport_report::Reader<'_>) -> Result<TeleportReport> 
         pause_ms: from.get_pause_ms(),
         missing: read_text_list(from.get_missing(), "missing", limits::VALUE_ITEMS)?,
         acknowledged: from.get_acknowledged(),
-        kind: SnapshotKind::from_name(&read_text(from.get_kind(), "kind")?)
+        kind: PortableKind::from_name(&read_text(from.get_kind(), "kind")?)
             .ok_or_else(|| Error::invalid("an unknown kind of snapshot"))?,
         kind_reason: read_text(from.get_kind_reason(), "kindReason")?,
         elapsed_ms: from.get_elapsed_ms(),

@@ -44,8 +44,7 @@ impl HostServer {
             found => found.map_err(to_capnp)?,
         };
         let kind = read_text(params.get_kind(), "kind").map_err(to_capnp)?;
-        let kind = KindRequest::from_name(&kind);
-        let kind = kind.ok_or_else(|| to_capnp(Error::invalid("an unknown kind of snapshot")))?;
+        let kind = KindRequest::for_move(&kind).map_err(|rule| to_capnp(rule.into()))?;
         let isolation = read_optional_isolation(params.get_isolation()).map_err(to_capnp)?;
         let (allow_missing, limit_rate) = (params.get_allow_missing(), params.get_limit_rate());
         let since = read_text(params.get_since(), "since").map_err(to_capnp)?;

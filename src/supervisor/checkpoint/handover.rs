@@ -9,7 +9,7 @@ use super::take::seal;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::error::Result;
 use crate::core::limits;
-use crate::core::snapshot::SnapshotKind;
+use crate::core::snapshot::PortableKind;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
 use crate::supervisor::kernel::command::{Change, Trace};
@@ -32,7 +32,7 @@ pub(crate) struct Pause {
 pub(crate) async fn while_frozen<T, F>(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
-    (change, kind): (Change, SnapshotKind),
+    (change, kind): (Change, PortableKind),
     work: impl FnOnce(Checkpoint, Pause) -> F + 'static,
 ) -> Result<T>
 where

@@ -25,7 +25,7 @@ use crate::core::freeze::drain::Drain;
 use crate::core::ids::{CheckpointId, ExecId};
 use crate::core::kernel::transition::Kind;
 use crate::core::limits;
-use crate::core::snapshot::SnapshotKind;
+use crate::core::snapshot::PortableKind;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -98,7 +98,7 @@ impl HeldKernel {
     pub async fn capture(&mut self, kind: CheckpointType) -> Result<CheckpointId> {
         let keep = Some(Keep { kind, spare: None });
         let (gathering, still) =
-            gather_quiesced(&self.host, &self.kernel, Some(&self.link), keep, SnapshotKind::Checkpoint).await?;
+            gather_quiesced(&self.host, &self.kernel, Some(&self.link), keep, PortableKind::Checkpoint).await?;
         self.frozen = Some(still);
         let id = gathering.id()?;
         self.gathering = Some(gathering);

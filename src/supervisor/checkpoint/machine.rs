@@ -18,7 +18,7 @@ use crate::core::ids::KernelId;
 use crate::core::limits;
 use crate::core::quantity::format_size;
 use crate::core::snapshot::{
-    Choice, Continuing, KindError, KindRequest, Snapshot, SnapshotKind, Teleport, choose_for_checkpoint,
+    Choice, Continuing, KindError, KindRequest, PortableKind, Snapshot, Teleport, choose_for_checkpoint,
     choose_for_restore,
 };
 use crate::core::spec::KernelSpec;
@@ -33,10 +33,10 @@ use crate::workspace::SharedBatch;
 ///
 /// # Errors
 /// The rule that the kind breaks; `refused` for a machine that is too large, `busy` without room for it.
-pub(super) fn check_kind(host: &Host, kernel: &Kernel, request: KindRequest) -> Result<SnapshotKind> {
+pub(super) fn check_kind(host: &Host, kernel: &Kernel, request: KindRequest) -> Result<PortableKind> {
     let spec = kernel.spec_now();
     let kind = choose_for_checkpoint(request, Continuing::of(&spec))?;
-    if kind == SnapshotKind::Teleport {
+    if kind == PortableKind::Teleport {
         has_room(host, kernel, &spec)?;
     }
     Ok(kind)
@@ -123,7 +123,7 @@ pub(super) async fn choose(
     manifest: &Manifest,
     request: Option<KindRequest>,
 ) -> Result<Choice> {
-    let is_asked = request != Some(KindRequest::Only(SnapshotKind::Checkpoint));
+    let is_asked = request != Some(KindRequest::Only(PortableKind::Checkpoint));
     let arrival = match &manifest.machine {
         Some(_) if is_asked => Some(can_continue(host, kernel, manifest).await),
         Some(_) => Some(Ok(())),

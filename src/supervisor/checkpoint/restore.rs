@@ -21,7 +21,7 @@ use crate::core::info::GivenMount;
 use crate::core::kernel::State;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
-use crate::core::snapshot::{KindRequest, SnapshotKind};
+use crate::core::snapshot::{KindRequest, PortableKind};
 use crate::core::workflow::Options;
 use crate::isolation::Reach;
 use crate::link::host::WorkerLink;
@@ -117,7 +117,7 @@ async fn attempt(
         check_artifacts(host, &target).await?;
     }
     let choice = machine::choose(host, kernel, &target.manifest, kind).await?;
-    options.with_memory = choice.kind == SnapshotKind::Teleport;
+    options.with_memory = choice.kind == PortableKind::Teleport;
     let why_not_memory = target.manifest.machine.as_ref().filter(|_| !options.with_memory).map(|_| choice.why);
     if options.with_memory {
         verify::whole(&host.store, &target.manifest, &target.parts).await?;

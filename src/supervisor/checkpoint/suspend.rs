@@ -11,7 +11,7 @@ use super::queue_ticket::{self, Ticket};
 use crate::core::error::{Error, Result};
 use crate::core::kernel::{State, StopReason};
 use crate::core::limits;
-use crate::core::snapshot::{Snapshot, Suspend};
+use crate::core::snapshot::{Architecture, Snapshot, Suspend};
 use crate::core::spec::Isolation;
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
@@ -84,7 +84,7 @@ async fn check_memory(host: &Host, kernel: &Kernel, link: &WorkerLink) -> Result
     let late = |_| Err(Error::deadline("the worker did not answer"));
     let usage = tokio::time::timeout(limits::WORKER_STOP, link.usage()).await.unwrap_or_else(late)?;
     let snapshot = Snapshot {
-        architecture: std::env::consts::ARCH.to_owned(),
+        architecture: Architecture::here(),
         base_image_version: String::new(),
         host: host.id(),
         content: Suspend { memory_bytes: usage.memory_bytes, machine: None },

@@ -16,7 +16,7 @@ use crate::core::ids::{CheckpointId, Digest};
 use crate::core::info::ToolInfo;
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
-use crate::core::snapshot::SnapshotKind;
+use crate::core::snapshot::{Architecture, PortableKind};
 use crate::core::workflow::{Outcome, WorkflowPart};
 use crate::link::host::WorkerLink;
 use crate::supervisor::host::Host;
@@ -82,7 +82,7 @@ pub(super) async fn capture(
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
-    capture_kind(host, kernel, link, (taking, SnapshotKind::Checkpoint), actor, with).await
+    capture_kind(host, kernel, link, (taking, PortableKind::Checkpoint), actor, with).await
 }
 
 /// As [`capture`], of that kind.
@@ -90,13 +90,13 @@ pub(super) async fn capture_kind(
     host: &Rc<Host>,
     kernel: &Rc<Kernel>,
     link: &Rc<WorkerLink>,
-    (taking, kind): (&CheckpointRequest, SnapshotKind),
+    (taking, kind): (&CheckpointRequest, PortableKind),
     actor: &Actor,
     with: Option<Together>,
 ) -> Result<(Checkpoint, Option<Outcome>)> {
     let gathered = match kind {
-        SnapshotKind::Teleport => gather_machine(host, kernel, link).await?,
-        SnapshotKind::Suspend | SnapshotKind::Checkpoint => {
+        PortableKind::Teleport => gather_machine(host, kernel, link).await?,
+        PortableKind::Checkpoint => {
             gather(host, kernel, Some(link), Some(Keep { kind: taking.kind, spare: None })).await?
         }
     };
@@ -120,7 +120,7 @@ pub(super) async fn seal(
     let mut tries = 0;
     let (sealed, Added { checkpoint, outcome, sequence }) = loop {
         let (mut manifest, work_seen) = manifest(host, kernel, id, state, &files, with.as_ref()).await?;
-        manifest.kind = Manifest::kind_name(machine.as_ref());
+        manifest.kind = Manifest::kind_with(machine.as_ref());
         manifest.machine.clone_from(&machine);
         manifest.missed.extend(copy.why_not.iter().cloned());
         manifest.repositories.clone_from(&found.repositories);
@@ -231,9 +231,9 @@ async fn manifest(
     let (driver, dir) = (host.drivers.of(kernel.spec().isolation)?, host.home(kernel.id, None).dir);
     let manifest = Manifest {
         format: FORMAT,
-        kind: Manifest::kind_name(None),
+        kind: Manifest::kind_with(None),
         ryokan: env!("CARGO_PKG_VERSION").into(),
-        arch: std::env::consts::ARCH.into(),
+        arch: Architecture::here(),
         base_image_version: driver.image_version(&kernel.spec(), &dir),
         engine_version: kernel.view().engine_version,
         host: host.id(),

@@ -19,7 +19,7 @@ use crate::core::ids::{Digest, KernelId};
 use crate::core::limits;
 use crate::core::origin::{ForkPoint, Origin, OriginKind};
 use crate::core::signature::{Signer, Subject};
-use crate::core::snapshot::Site;
+use crate::core::snapshot::{Architecture, Site};
 use crate::store::Store;
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
@@ -513,7 +513,7 @@ pub(super) fn holds_state(host: &Host, manifest: &Manifest, wanted: u64) -> Resu
             .reason("state_size")
             .hint("export it again with a larger memory limit, or from a checkpoint with less in it"));
     }
-    let (architecture, host) = (std::env::consts::ARCH.to_owned(), host.id());
+    let (architecture, host) = (Architecture::here(), host.id());
     let here = Site { architecture, base_image_version: String::new(), host, machine: None };
     Ok(manifest.snapshot(wanted).check_arrival(&here)?)
 }

@@ -2,7 +2,7 @@
 
 use crate::core::error::{Error, Result};
 use crate::core::ids::KernelId;
-use crate::core::snapshot::{KindError, Snapshot, SnapshotKind, Teleport};
+use crate::core::snapshot::{Architecture, KindError, PortableKind, Snapshot, Teleport};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -45,7 +45,7 @@ pub(super) async fn offered(host: &Host, kernel: &Kernel) -> Result<Snapshot<Tel
     };
     let room = driver.machine_room(&spec, &dir);
     Ok(Snapshot {
-        architecture: std::env::consts::ARCH.to_owned(),
+        architecture: Architecture::here(),
         base_image_version: image,
         host: host.id(),
         content: Teleport { memory_bytes: room.memory_bytes, disk_bytes: room.disk_bytes, machine },
@@ -56,8 +56,8 @@ pub(super) async fn offered(host: &Host, kernel: &Kernel) -> Result<Snapshot<Tel
 ///
 /// # Errors
 /// The rule against the machine, unless the kernel may come without it.
-pub(super) async fn kind_of(host: &Host, uid: u32, offer: &Offer) -> Result<(SnapshotKind, String)> {
-    if offer.kind != SnapshotKind::Teleport {
+pub(super) async fn kind_of(host: &Host, uid: u32, offer: &Offer) -> Result<(PortableKind, String)> {
+    if offer.kind != PortableKind::Teleport {
         return Ok((offer.kind, String::new()));
     }
     let machine = offer
@@ -67,7 +67,7 @@ pub(super) async fn kind_of(host: &Host, uid: u32, offer: &Offer) -> Result<(Sna
     let spec = without_host(&offer.spec);
     match checkpoint::machine::check_snapshot(host, &spec, uid, machine).await {
         Ok(()) => Ok((offer.kind, String::new())),
-        Err(rule) if offer.or_checkpoint => Ok((SnapshotKind::Checkpoint, rule.message)),
+        Err(rule) if offer.or_checkpoint => Ok((PortableKind::Checkpoint, rule.message)),
         Err(rule) => Err(rule),
     }
 }

@@ -22,7 +22,7 @@ use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
 use crate::core::quantity::format_size;
-use crate::core::snapshot::{Choice, Continuing, KindRequest, SnapshotKind, choose_for_move};
+use crate::core::snapshot::{Choice, Continuing, KindRequest, PortableKind, choose_for_move};
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
@@ -97,11 +97,11 @@ pub async fn teleport(
             .reason("transport")
             .hint("ask that user, or use export and import"));
     }
-    if choice.kind == SnapshotKind::Teleport
+    if choice.kind == PortableKind::Teleport
         && let Err(error) = memory::check(host, kernel)
     {
         match options.kind {
-            KindRequest::Auto => choice = Choice { kind: SnapshotKind::Checkpoint, why: error.message },
+            KindRequest::Auto => choice = Choice { kind: PortableKind::Checkpoint, why: error.message },
             KindRequest::Only(_) => return Err(error),
         }
     }
@@ -393,7 +393,7 @@ impl Move {
         let venv = own.venv.filter(|_| spec.venv.is_none());
         let venv = venv.map(|venv| format!("virtual environment {}", venv.display()));
         let resources: Vec<String> = mounts.chain(servers).chain(jobs).chain(venv).collect();
-        let is_offered = self.choice.borrow().kind == SnapshotKind::Teleport;
+        let is_offered = self.choice.borrow().kind == PortableKind::Teleport;
         let machine = if is_offered { Some(memory::offered(&self.host, &self.kernel).await?) } else { None };
         let mut named = host_resources(&spec);
         named.extend(resources.iter().cloned());
@@ -421,11 +421,11 @@ impl Move {
     }
 
     /// The kind in which the target takes the kernel.
-    fn settle_kind(&self, accept: &Accept) -> Result<SnapshotKind> {
+    fn settle_kind(&self, accept: &Accept) -> Result<PortableKind> {
         let offered = self.choice.borrow().kind;
         match accept.kind {
             kind if kind == offered => Ok(kind),
-            kind @ SnapshotKind::Checkpoint if self.options.kind == KindRequest::Auto => {
+            kind @ PortableKind::Checkpoint if self.options.kind == KindRequest::Auto => {
                 let why: String = accept.why.chars().filter(|c| !c.is_control()).take(1000).collect();
                 tracing::info!(kernel = %self.kernel.spec().name, why, "a kernel moves without its memory");
                 *self.choice.borrow_mut() = Choice { kind, why };
