@@ -1,11 +1,15 @@
 //! What a simulated host stores, and what of it a loss of power leaves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use ryokan::core::kernel::transition::{Decision, Transition};
 
 /// A kernel's number.
 pub type Kernel = u8;
 /// A handover's number.
 pub type Handover = u32;
+/// Checkpoints that are kept of a kernel.
+pub const KEPT: u64 = 4;
 
 /// Where a kernel is, as the catalog says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,18 +25,63 @@ pub enum Row {
     In { kernel: Kernel, epoch: u64, live: bool },
 }
 
+/// What a new daemon finishes or withdraws of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Intent {
+    Freeze { id: u32 },
+    Restore { members: Vec<Kernel>, safety: Vec<Image>, reached: usize },
+}
+
 /// `catalog.db`.
 #[derive(Debug, Clone, Default)]
 pub struct Catalog {
     pub kernels: BTreeMap<Kernel, Place>,
     pub rows: BTreeMap<Handover, Row>,
+    /// Granted workers: the kernel and its epoch.
+    pub leases: BTreeMap<u64, (Kernel, u64)>,
+    /// Members of this host's group.
+    pub group: BTreeSet<Kernel>,
+    /// Stored parts of freezes: work and content of a member.
+    pub parts: BTreeMap<(u32, Kernel), (u64, Image)>,
+    /// Visible freezes, with their members.
+    pub freezes: BTreeMap<u32, Vec<Kernel>>,
+    pub intent: Option<Intent>,
+}
+
+/// What a kernel is made of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Files and engine state belong together if both are of the same moment.
+    pub files: u64,
+    pub engine: u64,
+    /// The moments of its newest checkpoints.
+    pub checkpoints: [u64; KEPT as usize],
+    /// Checkpoints that were taken.
+    pub taken: u64,
+}
+
+impl Image {
+    pub fn take_checkpoint(&mut self) {
+        self.checkpoints[(self.taken % KEPT) as usize] = self.files;
+        self.taken += 1;
+    }
+
+    /// The address of this content after that work.
+    pub fn digest(&self, work: u64) -> u64 {
+        let parts = [self.files, self.engine, self.taken, work].into_iter().chain(self.checkpoints);
+        parts.fold(0xCBF2_9CE4_8422_2325, |sum, part| (sum ^ part).wrapping_mul(0x0100_0000_01B3).rotate_left(23))
+    }
 }
 
 /// The content of a kernel's directory: `state.db` and files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Content {
     /// Acknowledged work.
     pub work: u64,
+    pub image: Image,
+    /// The transition's record.
+    pub record: Option<(Transition, Decision)>,
+    pub is_suspended: bool,
     /// The handover whose departure is committed.
     pub departed_by: Option<Handover>,
 }
@@ -54,9 +103,8 @@ pub struct Directory {
 /// A directory as a start would find it.
 #[derive(Debug, Clone, Copy)]
 pub struct Copy {
-    pub work: u64,
+    pub content: Content,
     pub has_files: bool,
-    pub departed_by: Option<Handover>,
 }
 
 /// Every state of a part of the disk since the last sync; the last one is what programs see.
@@ -120,11 +168,11 @@ impl Disk {
         self.directories.keep(any(self.directories.0.len()));
     }
 
-    pub fn create(&mut self, name: Name, work: u64) {
+    pub fn create(&mut self, name: Name, work: u64, image: Image) {
         self.last_content += 1;
         let content = self.last_content;
         self.contents.change(|all| {
-            all.insert(content, Content { work, departed_by: None });
+            all.insert(content, Content { work, image, ..Content::default() });
         });
         self.directories.change(|all| {
             all.insert(name, Directory { content, has_files: true });
@@ -170,7 +218,17 @@ impl Disk {
     }
 
     pub fn copy(&self, name: Name) -> Option<Copy> {
-        self.views().last().and_then(|view| view.copy(name))
+        self.now().copy(name)
+    }
+
+    /// What is in the directory of a kernel; nothing is as a new one.
+    pub fn content(&self, kernel: Kernel) -> Content {
+        self.copy(Name::Kernel(kernel)).map_or_else(Content::default, |copy| copy.content)
+    }
+
+    /// What programs see.
+    pub fn now(&self) -> View<'_> {
+        View { catalog: self.catalog.now(), contents: self.contents.now(), directories: self.directories.now() }
     }
 
     /// The state that programs see last; before it, combinations that a loss of power may leave.
@@ -204,9 +262,8 @@ impl View<'_> {
     pub fn copy(&self, name: Name) -> Option<Copy> {
         let directory = self.directories.get(&name)?;
         // A file that was created and not synced is empty.
-        let content = self.contents.get(&directory.content).copied();
-        let Content { work, departed_by } = content.unwrap_or(Content { work: 0, departed_by: None });
-        Some(Copy { work, departed_by, has_files: directory.has_files })
+        let content = self.contents.get(&directory.content).copied().unwrap_or_default();
+        Some(Copy { content, has_files: directory.has_files })
     }
 
     /// The kernel's directory after a start, which adopts what was activated.
@@ -222,7 +279,7 @@ impl View<'_> {
     pub fn has_departed(&self, kernel: Kernel, by: Handover) -> bool {
         match self.catalog.kernels.get(&kernel) {
             Some(Place::Departed { by: found, .. }) => *found == by,
-            Some(Place::Here { .. }) => self.own(kernel).is_some_and(|copy| copy.departed_by == Some(by)),
+            Some(Place::Here { .. }) => self.own(kernel).is_some_and(|copy| copy.content.departed_by == Some(by)),
             None => false,
         }
     }
@@ -230,7 +287,7 @@ impl View<'_> {
     /// The live copy of a kernel.
     pub fn live(&self, kernel: Kernel) -> Option<Copy> {
         match self.catalog.kernels.get(&kernel) {
-            Some(Place::Here { .. }) => self.own(kernel).filter(|copy| copy.departed_by.is_none()),
+            Some(Place::Here { .. }) => self.own(kernel).filter(|copy| copy.content.departed_by.is_none()),
             Some(Place::Departed { .. }) | None => None,
         }
     }

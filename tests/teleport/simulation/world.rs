@@ -1,52 +1,48 @@
-//! The hosts, the connections between them, the order of events, and what must hold.
+//! The hosts, the order of events, and what clients do.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use ryokan::core::handover::{Source, SourceEvent};
+use ryokan::core::pool::SlotId;
 
 use super::Mistake;
-use super::disk::{Handover, Kernel, Name, Place, Row};
-use super::host::{Effects, Host, Message};
+use super::check::{Broken, Rule, broken};
+use super::disk::{Handover, Image, Kernel, Name, Place};
+use super::host::{Host, Io, Message};
+use super::network::{Recorded, Wire};
+use super::workers::IDLE_MS;
 
-const HOSTS: usize = 3;
-const KERNELS: Kernel = 2;
+pub const HOSTS: usize = 3;
+pub const KERNELS: Kernel = 3;
 /// Events while faults happen.
 const EVENTS: u64 = 900;
 /// Events within which everything ends once faults have ended.
-const CALM: u64 = 4_000;
+const CALM: u64 = 6_000;
+/// Most milliseconds between two events.
+const STEP_MS: usize = 1_500;
 
-/// What happened in a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub worked: u64,
-    pub moved: u64,
-    pub stayed: u64,
-    pub returned: u64,
-    pub crashes: u64,
-    pub power_losses: u64,
-    pub failed_syncs: u64,
-    pub lost: u64,
-    pub repeated: u64,
-    pub late: u64,
+macro_rules! counts {
+    ($($name:ident)*) => {
+        /// What happened in a run.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Counts { $(pub $name: u64),* }
+
+        impl Counts {
+            pub fn add(&mut self, other: &Counts) { $(self.$name += other.$name;)* }
+
+            /// Each with its name.
+            pub fn all(&self) -> Vec<(&'static str, u64)> { vec![$((stringify!($name), self.$name)),*] }
+        }
+    };
 }
 
-impl Counts {
-    pub fn add(&mut self, other: &Counts) {
-        self.worked += other.worked;
-        self.moved += other.moved;
-        self.stayed += other.stayed;
-        self.returned += other.returned;
-        self.crashes += other.crashes;
-        self.power_losses += other.power_losses;
-        self.failed_syncs += other.failed_syncs;
-        self.lost += other.lost;
-        self.repeated += other.repeated;
-        self.late += other.late;
-    }
+counts! {
+    worked moved stayed returned checkpoints restores suspends freezes group_restores granted adopted recycled
+    crashes power_losses failed_syncs lost repeated late corrupted full_disks partitions clock_jumps replays
 }
 
 /// SplitMix64.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -57,25 +53,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, most: usize) -> usize {
+    pub fn below(&mut self, most: usize) -> usize {
         (self.next() % most.max(1) as u64) as usize
     }
 
-    fn one_in(&mut self, many: u64) -> bool {
+    pub fn one_in(&mut self, many: u64) -> bool {
         self.next().is_multiple_of(many)
     }
-}
-
-/// A connection: ordered in each direction. Its ends close independently.
-#[derive(Debug)]
-struct Wire {
-    handover: Handover,
-    from: usize,
-    to: usize,
-    to_target: VecDeque<Message>,
-    to_source: VecDeque<Message>,
-    source_open: bool,
-    target_open: bool,
 }
 
 /// One possible event.
@@ -83,7 +67,22 @@ struct Wire {
 enum Event {
     Work(usize, Kernel),
     Begin(usize, Kernel, usize),
+    Checkpoint(usize, Kernel),
+    Restore(usize, Kernel),
+    Suspend(usize, Kernel, bool),
+    /// A kernel joins or leaves its host's group.
+    Member(usize, Kernel, bool),
+    Freeze(usize),
+    RestoreGroup(usize),
+    Want(usize, Kernel),
+    Plan(usize),
+    Started(usize, SlotId),
+    Idle(usize, Kernel),
+    WorkerDies(usize, Kernel),
+    Reap(usize),
     Act(usize, Handover),
+    Change(usize, Kernel),
+    Group(usize),
     Serve(u32),
     ToTarget(u32),
     ToSource(u32),
@@ -93,54 +92,97 @@ enum Event {
     Repeat(usize, Handover),
     Break(u32),
     Duplicate(u32),
+    Corrupt(u32),
+    Replay(usize),
+    Cut(usize, usize),
+    Heal(usize, usize),
+    Full(usize, bool),
+    ClockJumps(usize),
     Cancel(usize, Handover),
     Kill(usize),
     LosePower(usize),
     Start(usize),
 }
 
-struct World {
-    hosts: Vec<Host>,
-    wires: BTreeMap<u32, Wire>,
-    random: Random,
-    last_wire: u32,
+pub struct World {
+    pub hosts: Vec<Host>,
+    pub wires: BTreeMap<u32, Wire>,
+    pub cuts: BTreeSet<(usize, usize)>,
+    pub recorded: Vec<Recorded>,
+    pub random: Random,
+    pub last_wire: u32,
     last_handover: Handover,
-    acknowledged: BTreeMap<Kernel, u64>,
+    last_freeze: u32,
+    pub acknowledged: BTreeMap<Kernel, u64>,
     /// Acknowledged work that no loss of power takes.
-    durable: BTreeMap<Kernel, u64>,
-    has_faults: bool,
+    pub durable: BTreeMap<Kernel, u64>,
+    /// What was admitted, by kernel and work, and when it was the present state.
+    pub states: BTreeMap<(Kernel, u64), Image>,
+    pub spans: BTreeMap<(Kernel, u64), (u64, u64)>,
+    /// The suspended kernels: host and epoch.
+    pub suspended: BTreeMap<Kernel, (usize, u64)>,
+    /// The members that a group's restore changes: before and after.
+    pub restoring: Vec<Option<Vec<(Kernel, u64, u64)>>>,
+    pub tick: u64,
+    pub now_ms: u64,
+    pub has_faults: bool,
     /// One event in this many is a fault.
-    fault_rate: u64,
-    counts: Counts,
+    pub fault_rate: u64,
+    /// Whether there is more than moves.
+    is_whole: bool,
+    pub counts: Counts,
+}
+
+/// A crash of one host before one event, and no other fault.
+#[derive(Debug, Clone, Copy)]
+pub struct Crash {
+    pub event: u64,
+    pub host: usize,
+    pub loses_power: bool,
 }
 
 /// Runs a seed; returns what happened, or what did not hold.
-pub fn run(seed: u64, mistake: Mistake) -> Result<Counts, String> {
+pub fn run(seed: u64, mistake: Mistake) -> Result<Counts, Broken> {
     let mut world = World::new(seed, mistake);
     for at in 0..EVENTS {
-        world.step().map_err(|error| format!("event {at}: {error}"))?;
+        world.step().map_err(|error| error.at(at))?;
     }
-    world.has_faults = false;
-    for host in world.hosts.iter_mut().filter(|host| !host.is_up) {
-        host.start();
-    }
-    for at in 0..CALM {
-        if !world.step().map_err(|error| format!("calm event {at}: {error}"))? {
-            return world.ended().map(|()| world.counts);
+    world.end()
+}
+
+/// Runs a seed with that crash only, within that many events.
+pub fn run_with_crash(seed: u64, events: u64, crash: Crash) -> Result<Counts, Broken> {
+    let mut world = World::new(seed, Mistake::None);
+    world.fault_rate = u64::MAX;
+    for at in 0..events {
+        if at == crash.event {
+            world.happen(if crash.loses_power { Event::LosePower(crash.host) } else { Event::Kill(crash.host) })?;
+            world.happen(Event::Start(crash.host))?;
         }
+        world.step().map_err(|error| error.at(at))?;
     }
-    let open: Vec<_> = world.hosts.iter().map(|host| (&host.moves, &host.disk.catalog().rows)).collect();
-    Err(format!("moves do not end: {open:?}"))
+    world.end()
+}
+
+impl Broken {
+    fn at(self, event: u64) -> Broken {
+        Broken { what: format!("event {event}: {}", self.what), ..self }
+    }
 }
 
 impl World {
     fn new(seed: u64, mistake: Mistake) -> World {
         let mut hosts: Vec<Host> = (0..HOSTS).map(|_| Host::new(mistake)).collect();
+        let is_whole = !seed.is_multiple_of(3);
         for kernel in 0..KERNELS {
-            let host = &mut hosts[usize::from(kernel) % HOSTS];
-            host.disk.create(Name::Kernel(kernel), 0);
+            // Two of them can be members of one group from the beginning.
+            let host = &mut hosts[usize::from(kernel / 2)];
+            host.disk.create(Name::Kernel(kernel), 0, Image::default());
             host.disk.change_catalog(|catalog| {
                 catalog.kernels.insert(kernel, Place::Here { epoch: 1 });
+                if is_whole && kernel < 2 {
+                    catalog.group.insert(kernel);
+                }
             });
             host.disk.sync();
             host.open.insert(kernel);
@@ -149,25 +191,70 @@ impl World {
         World {
             hosts,
             wires: BTreeMap::new(),
+            cuts: BTreeSet::new(),
+            recorded: Vec::new(),
             fault_rate: 8 + random.below(60) as u64,
             random,
             last_wire: 0,
             last_handover: 0,
+            last_freeze: 0,
             acknowledged: (0..KERNELS).map(|kernel| (kernel, 0)).collect(),
             durable: (0..KERNELS).map(|kernel| (kernel, 0)).collect(),
+            states: BTreeMap::new(),
+            spans: BTreeMap::new(),
+            suspended: BTreeMap::new(),
+            restoring: vec![None; HOSTS],
+            tick: 0,
+            now_ms: 1_000_000_000,
             has_faults: true,
+            is_whole,
             counts: Counts::default(),
         }
     }
 
+    /// Ends the faults, and waits for everything to end.
+    fn end(mut self) -> Result<Counts, Broken> {
+        self.has_faults = false;
+        self.cuts.clear();
+        for at in 0..HOSTS {
+            self.hosts[at].is_full = false;
+            if !self.hosts[at].is_up {
+                self.start(at)?;
+            }
+        }
+        for at in 0..CALM {
+            if !self.step().map_err(|error| error.at(EVENTS + at))? {
+                for host in &self.hosts {
+                    self.counts.granted += host.workers.granted;
+                    self.counts.adopted += host.workers.adopted;
+                    self.counts.recycled += host.workers.recycled;
+                }
+                return self.ended().map(|()| self.counts);
+            }
+        }
+        let open: Vec<_> = self.hosts.iter().map(|host| (&host.moves, &host.disk.catalog().rows)).collect();
+        broken(Rule::Ends, format!("moves do not end: {open:?}"))
+    }
+
     /// One event; `false` if nothing is left to happen.
-    fn step(&mut self) -> Result<bool, String> {
+    fn step(&mut self) -> Result<bool, Broken> {
+        self.tick += 1;
+        self.now_ms += self.random.below(STEP_MS) as u64;
         let mut events = self.progress();
         if self.has_faults {
             let is_idle = events.is_empty();
+            // What matters in a freeze is the work meanwhile.
+            let is_grouping = self.hosts.iter().any(|host| host.operation.is_some());
+            let clients = if is_grouping {
+                2
+            } else if self.is_whole {
+                3
+            } else {
+                6
+            };
             let others = match () {
                 () if self.random.one_in(self.fault_rate) => self.faults(),
-                () if is_idle || self.random.one_in(6) => self.clients(),
+                () if is_idle || self.random.one_in(clients) => self.clients(),
                 () => Vec::new(),
             };
             if !others.is_empty() {
@@ -178,9 +265,10 @@ impl World {
             return Ok(self.has_faults);
         }
         let event = events[self.random.below(events.len())];
-        self.happen(event);
+        let happened = self.happen(event);
         self.close_ends();
-        self.check().map_err(|error| format!("{event:?}: {error}"))?;
+        let checked = happened.and_then(|()| self.check());
+        checked.map_err(|error| Broken { what: format!("{event:?}: {}", error.what), ..error })?;
         Ok(true)
     }
 
@@ -195,8 +283,14 @@ impl World {
                     false => {}
                 }
             }
+            let changes = host.kernels.keys().copied();
+            let changes = changes.filter(|one| host.has_change(*one) && host.view().live(*one).is_some());
+            events.extend(changes.map(|kernel| Event::Change(at, kernel)));
+            if host.operation.is_some() || host.disk.catalog().intent.is_some() {
+                events.push(Event::Group(at));
+            }
         }
-        for (id, wire) in &self.wires {
+        for (id, wire) in self.wires.iter().filter(|(_, wire)| !self.is_cut(wire.from, wire.to)) {
             let target = &self.hosts[wire.to];
             if wire.target_open && target.has_steps(*id) {
                 events.push(Event::Serve(*id));
@@ -216,30 +310,52 @@ impl World {
             }
         }
         if self.has_faults {
-            for (at, _) in self.hosts.iter().enumerate().filter(|(_, host)| !host.is_up) {
-                events.push(Event::Start(at));
-            }
+            let down = self.hosts.iter().enumerate().filter(|(_, host)| !host.is_up);
+            events.extend(down.map(|(at, _)| Event::Start(at)));
         }
         events
     }
 
-    /// What clients do.
-    fn clients(&self) -> Vec<Event> {
-        let mut events = Vec::new();
+    /// What clients do, and what the daemon does by the clock.
+    fn clients(&mut self) -> Vec<Event> {
+        let (mut moves, mut work, mut changes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut pool, mut group) = (Vec::new(), Vec::new());
         for (at, host) in self.hosts.iter().enumerate().filter(|(_, host)| host.is_up) {
-            for kernel in (0..KERNELS).filter(|kernel| host.may_work(*kernel)) {
-                events.push(Event::Work(at, kernel));
-                let may_begin = host
-                    .moves
-                    .iter()
-                    .filter(|(_, moving)| moving.kernel == kernel)
-                    .all(|(id, moving)| moving.machine == Source::Aborting && !host.is_busy(*id));
-                if may_begin {
-                    events.extend((0..HOSTS).filter(|to| *to != at).map(|to| Event::Begin(at, kernel, to)));
+            for kernel in 0..KERNELS {
+                let has_worker = !self.is_whole || host.workers.leases.contains_key(&kernel);
+                if host.may_work(kernel) {
+                    work.push(if has_worker { Event::Work(at, kernel) } else { Event::Want(at, kernel) });
+                    changes.extend([Event::Checkpoint(at, kernel), Event::Restore(at, kernel)]);
                 }
+                if host.is_usable(kernel) {
+                    changes.push(Event::Suspend(at, kernel, !host.disk.content(kernel).is_suspended));
+                    group.push(Event::Member(at, kernel, !host.disk.catalog().group.contains(&kernel)));
+                }
+                if self.may_begin(at, kernel) {
+                    moves.extend((0..HOSTS).filter(|to| *to != at).map(|to| Event::Begin(at, kernel, to)));
+                }
+                if host.is_idle(kernel, self.now_ms) {
+                    pool.push(Event::Idle(at, kernel));
+                }
+                pool.extend(has_worker.then_some(Event::WorkerDies(at, kernel)));
+            }
+            pool.extend([Event::Plan(at), Event::Plan(at), Event::Reap(at)]);
+            pool.extend(host.workers.creating().map(|slot| Event::Started(at, slot)));
+            let catalog = host.disk.catalog();
+            if host.operation.is_none() && catalog.intent.is_none() && !catalog.group.is_empty() {
+                group.extend([Event::Freeze(at), Event::Freeze(at), Event::RestoreGroup(at), Event::RestoreGroup(at)]);
             }
         }
-        events
+        if !self.is_whole {
+            work.append(&mut moves);
+            return work;
+        }
+        if self.hosts.iter().any(|host| host.operation.is_some()) && !self.random.one_in(3) {
+            return work;
+        }
+        let mut kinds = [moves, work.clone(), work, changes, pool.clone(), pool, group];
+        let kind = self.random.below(kinds.len());
+        std::mem::take(&mut kinds[kind])
     }
 
     fn faults(&self) -> Vec<Event> {
@@ -251,70 +367,114 @@ impl World {
         for (id, wire) in &self.wires {
             events.push(Event::Break(*id));
             if matches!(wire.to_target.front(), Some(Message::Commit { .. } | Message::Abort { .. })) {
-                events.push(Event::Duplicate(*id));
+                events.extend([Event::Duplicate(*id); 4]);
+            }
+            if !wire.to_target.is_empty() {
+                events.push(Event::Corrupt(*id));
             }
         }
+        if !self.is_whole {
+            return events;
+        }
+        events.extend((0..HOSTS).map(|at| Event::Full(at, !self.hosts[at].is_full)));
+        events.extend((0..HOSTS).map(Event::ClockJumps));
+        for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+            events.push(if self.is_cut(a, b) { Event::Heal(a, b) } else { Event::Cut(a, b) });
+        }
+        let old = (0..self.recorded.len()).filter(|one| self.is_old(&self.recorded[*one]));
+        events.extend(old.rev().take(3).map(Event::Replay));
         events
     }
 
-    fn tombstones(&self, at: usize) -> usize {
-        let kernels = &self.hosts[at].disk.catalog().kernels;
-        kernels.values().filter(|place| matches!(place, Place::Departed { .. })).count()
-    }
-
-    fn syncs(&mut self) -> bool {
+    pub(super) fn io(&mut self, at: usize) -> Io {
         let fails = self.has_faults && self.random.one_in(self.fault_rate);
         self.counts.failed_syncs += u64::from(fails);
-        !fails
+        Io { syncs: !fails, writes: !self.hosts[at].is_full }
     }
 
-    fn happen(&mut self, event: Event) {
+    fn happen(&mut self, event: Event) -> Result<(), Broken> {
         match event {
-            Event::Work(at, kernel) => {
-                self.hosts[at].disk.change_content(Name::Kernel(kernel), |content| content.work += 1);
-                *self.acknowledged.entry(kernel).or_default() += 1;
-                self.counts.worked += 1;
-            }
+            Event::Work(at, kernel) => return self.work(at, kernel),
             Event::Begin(at, kernel, to) => {
-                let Some(Place::Here { epoch }) = self.hosts[at].disk.catalog().kernels.get(&kernel).copied() else {
-                    return;
-                };
+                let Some(epoch) = self.hosts[at].epoch(kernel) else { return Ok(()) };
                 self.last_handover += 1;
                 self.hosts[at].begin(self.last_handover, kernel, to, epoch + 1);
             }
+            Event::Checkpoint(at, kernel) => {
+                if self.hosts[at].checkpoint(kernel) {
+                    self.counts.checkpoints += 1;
+                    self.acknowledge(at, kernel);
+                }
+            }
+            Event::Restore(at, kernel) => {
+                let pick = self.random.below(64);
+                self.hosts[at].begin_restore(kernel, pick);
+            }
+            Event::Suspend(at, kernel, is_suspended) => {
+                if self.hosts[at].set_suspended(kernel, is_suspended) {
+                    self.suspended.remove(&kernel);
+                    self.counts.suspends += u64::from(is_suspended);
+                    let place = self.hosts[at].epoch(kernel).filter(|_| is_suspended);
+                    self.suspended.extend(place.map(|epoch| (kernel, (at, epoch))));
+                }
+            }
+            Event::Member(at, kernel, joins) => self.hosts[at].change_group(kernel, joins),
+            Event::Freeze(at) => {
+                self.last_freeze += 1;
+                self.hosts[at].begin_freeze(self.last_freeze);
+            }
+            Event::RestoreGroup(at) => {
+                let pick = self.random.below(64);
+                self.hosts[at].begin_group_restore(pick);
+            }
+            Event::Want(at, kernel) => drop(self.hosts[at].want_worker(kernel, self.now_ms)),
+            Event::Plan(at) => self.hosts[at].plan_pool(self.now_ms),
+            Event::Started(at, slot) => {
+                let starts = !self.random.one_in(10);
+                self.hosts[at].started_worker(slot, starts, self.now_ms);
+            }
+            Event::Idle(at, kernel) => {
+                let used_ms = self.hosts[at].workers.of(kernel).map_or(0, |worker| worker.truly_used_ms);
+                self.hosts[at].end_worker(kernel);
+                let idle_ms = self.now_ms - used_ms;
+                if idle_ms < IDLE_MS {
+                    let what = format!("kernel {kernel} on host {at} was stopped after {idle_ms} ms");
+                    return broken(Rule::ClockHolds, what);
+                }
+            }
+            Event::WorkerDies(at, kernel) => self.hosts[at].end_worker(kernel),
+            Event::Reap(at) => self.hosts[at].reap_workers(),
+            Event::Change(at, kernel) => {
+                let io = self.io(at);
+                if self.hosts[at].step_restore(kernel, io) {
+                    self.counts.restores += 1;
+                    self.acknowledge(at, kernel);
+                }
+            }
+            Event::Group(at) => return self.step_group(at),
             Event::Act(at, handover) => {
-                let syncs = self.syncs();
-                let effects = self.hosts[at].act(handover, syncs);
+                let io = self.io(at);
+                let effects = self.hosts[at].act(handover, io);
                 self.apply(at, effects);
             }
             Event::Serve(id) => {
                 let at = self.wires[&id].to;
-                let syncs = self.syncs();
+                let io = self.io(at);
                 let tombstones = self.tombstones(at);
-                let effects = self.hosts[at].serve(id, syncs);
+                let effects = self.hosts[at].serve(id, io);
                 self.counts.returned += u64::from(self.tombstones(at) < tombstones);
                 self.apply(at, effects);
             }
-            Event::ToTarget(id) => self.send_to_target(id, false),
+            Event::ToTarget(id) => self.deliver_to_target(id, false),
             Event::Duplicate(id) => {
                 let wire = &self.wires[&id];
                 let may = wire.target_open
                     && wire.to_target.front().is_some_and(|next| !self.hosts[wire.to].is_serving(id, *next));
                 if may {
-                    self.send_to_target(id, true);
+                    self.deliver_to_target(id, true);
                 }
             }
-            Event::ToSource(id) => {
-                let Some(wire) = self.wires.get_mut(&id) else { return };
-                let Some(message) = wire.to_source.pop_front() else { return };
-                let (at, handover) = (wire.from, wire.handover);
-                match message {
-                    Message::Live => self.counts.moved += 1,
-                    Message::Aborted => self.counts.stayed += 1,
-                    _ => {}
-                }
-                self.hosts[at].answered(handover, message);
-            }
+            Event::ToSource(id) => self.deliver_to_source(id),
             Event::EndOfTarget(id) => {
                 let Wire { from, handover, .. } = self.wires[&id];
                 self.hosts[from].feed(handover, SourceEvent::Failed);
@@ -325,8 +485,8 @@ impl World {
                 self.wires.remove(&id);
             }
             Event::Repeat(at, handover) => {
-                let syncs = self.syncs();
-                if let Some(effects) = self.hosts[at].repeats(handover, syncs) {
+                let io = self.io(at);
+                if let Some(effects) = self.hosts[at].repeats(handover, io) {
                     self.apply(at, effects);
                 }
             }
@@ -339,210 +499,37 @@ impl World {
                 }
             }
             Event::Break(id) => self.break_wire(id),
+            Event::Corrupt(id) => self.corrupt(id),
+            Event::Replay(one) => {
+                let one = self.recorded[one].clone();
+                self.replay(&one);
+            }
+            Event::Cut(a, b) => {
+                self.counts.partitions += 1;
+                self.cuts.insert((a, b));
+            }
+            Event::Heal(a, b) => drop(self.cuts.remove(&(a, b))),
+            Event::Full(at, is_full) => {
+                self.counts.full_disks += u64::from(is_full);
+                self.hosts[at].is_full = is_full;
+            }
+            Event::ClockJumps(at) => {
+                self.counts.clock_jumps += 1;
+                self.hosts[at].clock_offset_ms = self.random.below(7_200_000) as i64 - 3_600_000;
+            }
             Event::Kill(at) => {
                 self.counts.crashes += 1;
-                self.end(at);
+                self.hosts[at].crash();
+                self.close_wires_of(at);
             }
             Event::LosePower(at) => self.lose_power(at),
-            Event::Start(at) => self.hosts[at].start(),
-        }
-    }
-
-    fn send_to_target(&mut self, id: u32, again: bool) {
-        let Some(wire) = self.wires.get_mut(&id) else { return };
-        let Some(message) = wire.to_target.front().copied() else { return };
-        if again {
-            self.counts.repeated += 1;
-        } else {
-            wire.to_target.pop_front();
-        }
-        self.counts.late += u64::from(!wire.source_open);
-        let to = wire.to;
-        let sent = self.hosts[to].receive(id, message);
-        self.apply(to, Effects { sent, ..Effects::default() });
-    }
-
-    fn apply(&mut self, at: usize, effects: Effects) {
-        if effects.synced {
-            self.note_durable(at);
-        }
-        for (id, is_to_target, message) in effects.sent {
-            if let Some(wire) = self.wires.get_mut(&id) {
-                match is_to_target {
-                    true if wire.target_open => wire.to_target.push_back(message),
-                    false if wire.source_open => wire.to_source.push_back(message),
-                    true | false => self.counts.lost += 1,
-                }
-            }
-        }
-        for id in effects.closed {
-            if let Some(wire) = self.wires.get_mut(&id) {
-                match wire.to == at {
-                    true => {
-                        wire.target_open = false;
-                        wire.to_target.clear();
-                        self.hosts[at].lose(id);
-                    }
-                    false => wire.source_open = false,
-                }
-            }
-        }
-        for handover in effects.connect {
-            self.connect(at, handover);
-        }
-    }
-
-    fn connect(&mut self, at: usize, handover: Handover) {
-        let Some((to, machine, kernel, epoch)) =
-            self.hosts[at].moves.get(&handover).map(|it| (it.to, it.machine, it.kernel, it.epoch))
-        else {
-            return;
-        };
-        if !self.hosts[to].is_up || (self.has_faults && self.random.one_in(self.fault_rate)) {
-            self.hosts[at].feed(handover, SourceEvent::Failed);
-            return;
-        }
-        self.last_wire += 1;
-        let id = self.last_wire;
-        let mut to_target = VecDeque::new();
-        if machine == Source::Offering {
-            to_target.push_back(Message::Offer { handover, kernel, epoch });
-        }
-        let to_source = VecDeque::new();
-        let wire = Wire { handover, from: at, to, to_target, to_source, source_open: true, target_open: true };
-        self.wires.insert(id, wire);
-        if let Some(moving) = self.hosts[at].moves.get_mut(&handover) {
-            moving.wire = Some(id);
-        }
-        if machine != Source::Offering {
-            self.hosts[at].feed(handover, SourceEvent::Reconnected);
-        }
-    }
-
-    /// A connection ends; of what is under way, a part still arrives.
-    fn break_wire(&mut self, id: u32) {
-        let Some(wire) = self.wires.get_mut(&id) else { return };
-        let (to_target, to_source) = (wire.to_target.len(), wire.to_source.len());
-        wire.to_target.truncate(self.random.below(to_target + 1));
-        wire.to_source.truncate(self.random.below(to_source + 1));
-        self.counts.lost += (to_target - wire.to_target.len() + to_source - wire.to_source.len()) as u64;
-        match self.random.below(3) {
-            // The source learns it first, the target, or both at once.
-            0 => wire.source_open = false,
-            1 => {
-                wire.target_open = false;
-                let to = wire.to;
-                self.hosts[to].lose(id);
-            }
-            _ => {
-                (wire.source_open, wire.target_open) = (false, false);
-                let to = wire.to;
-                self.hosts[to].lose(id);
-            }
-        }
-        let Wire { from, handover, source_open, .. } = self.wires[&id];
-        if !source_open && self.hosts[from].moves.get(&handover).is_some_and(|moving| moving.wire == Some(id)) {
-            self.hosts[from].feed(handover, SourceEvent::Failed);
-        }
-    }
-
-    fn end(&mut self, at: usize) {
-        self.hosts[at].crash();
-        for wire in self.wires.values_mut() {
-            if wire.from == at {
-                wire.source_open = false;
-            }
-            if wire.to == at {
-                self.counts.lost += wire.to_target.len() as u64;
-                wire.target_open = false;
-                wire.to_target.clear();
-            }
-        }
-    }
-
-    fn lose_power(&mut self, at: usize) {
-        self.counts.power_losses += 1;
-        for kernel in 0..KERNELS {
-            // Work that reached no device yet may be lost, as in one host alone.
-            if self.hosts[at].disk.views().iter().any(|view| view.live(kernel).is_some()) {
-                self.acknowledged.insert(kernel, self.durable[&kernel]);
-            }
-        }
-        self.end(at);
-        let random = &mut self.random;
-        self.hosts[at].disk.lose_power(|count| random.below(count));
-        // What a start reads stays.
-        self.hosts[at].disk.sync();
-    }
-
-    fn note_durable(&mut self, at: usize) {
-        for kernel in 0..KERNELS {
-            let view = *self.hosts[at].disk.views().last().expect("a state");
-            if let Some(copy) = view.own(kernel) {
-                let durable = self.durable.entry(kernel).or_default();
-                *durable = (*durable).max(copy.work).min(self.acknowledged[&kernel]);
-            }
-        }
-    }
-
-    /// Removes connections without ends, and closes the source's end of those that no move uses.
-    fn close_ends(&mut self) {
-        for (id, wire) in &mut self.wires {
-            let used = self.hosts[wire.from].moves.get(&wire.handover).is_some_and(|moving| moving.wire == Some(*id));
-            wire.source_open &= used;
-        }
-        self.wires.retain(|_, wire| wire.source_open || wire.target_open);
-    }
-
-    /// At most one live copy, whatever loses power now; and a copy with all acknowledged work.
-    fn check(&self) -> Result<(), String> {
-        for kernel in 0..KERNELS {
-            let is_live = |host: &Host| host.disk.views().iter().any(|view| view.live(kernel).is_some());
-            let live: Vec<usize> = (0..HOSTS).filter(|at| is_live(&self.hosts[*at])).collect();
-            if live.len() > 1 {
-                return Err(format!("kernel {kernel} lives on hosts {live:?}"));
-            }
-            let acknowledged = self.acknowledged[&kernel];
-            if !self.hosts.iter().any(|host| self.holds(host, kernel, acknowledged)) {
-                return Err(format!("no copy of kernel {kernel} has all acknowledged work ({acknowledged})"));
-            }
+            Event::Start(at) => return self.start(at),
         }
         Ok(())
     }
 
-    /// Whether this host has a copy with that work: the live one, or a prepared one whose source has departed.
-    fn holds(&self, host: &Host, kernel: Kernel, work: u64) -> bool {
-        let views = host.disk.views();
-        let now = views.last().expect("a state");
-        if now.live(kernel).is_some_and(|copy| copy.has_files && copy.work >= work) {
-            return true;
-        }
-        now.catalog.rows.iter().any(|(handover, row)| {
-            let is_prepared = matches!(row, Row::In { kernel: of, live: false, .. } if *of == kernel);
-            let is_committed = self
-                .hosts
-                .iter()
-                .any(|source| source.disk.views().last().is_some_and(|view| view.has_departed(kernel, *handover)));
-            // A renamed directory is found by a repeated activation.
-            let copy = now.copy(Name::Received(*handover)).or_else(|| now.copy(Name::Kernel(kernel)));
-            is_prepared && is_committed && copy.is_some_and(|copy| copy.has_files && copy.work >= work)
-        })
-    }
-
-    /// Without faults every move has ended, and every kernel can be used.
-    fn ended(&self) -> Result<(), String> {
-        for (at, host) in self.hosts.iter().enumerate() {
-            let is_open = |row: &&Row| !matches!(row, Row::In { live: true, .. });
-            if let Some(row) = host.disk.catalog().rows.values().find(is_open) {
-                return Err(format!("host {at} waits for ever: {row:?}"));
-            }
-        }
-        for kernel in 0..KERNELS {
-            let usable = self.hosts.iter().filter(|host| host.may_work(kernel)).count();
-            if usable != 1 {
-                return Err(format!("kernel {kernel} can be used on {usable} hosts"));
-            }
-        }
-        Ok(())
+    fn start(&mut self, at: usize) -> Result<(), Broken> {
+        self.hosts[at].start(self.now_ms);
+        self.note_group_restore(at)
     }
 }
