@@ -77,14 +77,15 @@ interface Host {
   # their own.
 
   teleport @14 (kernel :Text, to :Text, allowMissing :Bool, sink :TeleportSink, kind :Text, limitRate :UInt64,
-      isolation :Text, since :Text, key :Text, expectedVersion :UInt64 = 0)
+      isolation :Text, since :Text, key :Text, expectedVersion :UInt64 = 0, missing :List(Text))
       -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
   # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
   # connected to the other daemon. The daemon runs ssh or the command, so only its own user may name
   # one. Before the commit, a failure or the loss of this call
   # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP
-  # servers and processes; otherwise `refused` names them. `kind`: `auto` (or empty), `checkpoint`,
+  # servers and processes; otherwise `refused` names them. `missing`: the same for these only:
+  # `paths`, `venv`, `network`, `layers`, `mounts`, `mcp`, `processes`. `kind`: `auto` (or empty), `checkpoint`,
   # `teleport`; `unsupported` with reason `snapshot_kind` names the rule of an impossible one.
   # `limitRate`: bytes a second while the kernel runs, 0: no limit. What changed meanwhile is sent at
   # full speed, because the kernel is paused then. `isolation`: that of the kernel on the other host;

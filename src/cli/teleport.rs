@@ -12,7 +12,7 @@ use super::failure::Failure;
 use super::spec::isolations;
 use super::{json, render};
 use crate::core::error::Error;
-use crate::core::handover::MoveOptions;
+use crate::core::handover::{Allowed, MoveOptions};
 use crate::core::ids::HandoverId;
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
@@ -22,6 +22,8 @@ use crate::core::spec::Isolation;
 
 /// Time between two lines of progress.
 const DRAWN_EVERY: Duration = Duration::from_millis(100);
+/// The value of `--allow-missing` without one.
+const ALL: &str = "all";
 /// Columns of a line of progress.
 const WIDTH: usize = 72;
 
@@ -34,9 +36,10 @@ pub struct TeleportArgs {
     /// The other host: ssh://[USER@]HOST[:PORT], or exec:COMMAND that leads to `ryokan pipe` there
     #[arg(long, value_name = "TRANSPORT", required_unless_present_any = ["status", "abort", "resolve"])]
     pub to: Option<String>,
-    /// Move without host paths, network, MCP servers and processes
-    #[arg(long)]
-    pub allow_missing: bool,
+    /// Move without what belongs to this host; with =WHAT, repeatable, only without that: paths, venv, network, layers,
+    /// mounts, mcp, processes
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = ALL)]
+    pub allow_missing: Vec<String>,
     /// Kind of snapshot; auto is the most complete kind that the other host can continue
     #[arg(long, value_enum, default_value_t = MoveKind::Auto, conflicts_with_all = ["status", "abort", "resolve"])]
     pub kind: MoveKind,
@@ -121,7 +124,10 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
         }
     };
     let to = args.to.unwrap_or_default();
-    let (allow_missing, kind, limit_rate) = (args.allow_missing, args.kind.request(), args.limit_rate);
+    let is_all = args.allow_missing.iter().any(|kind| kind == ALL);
+    let kinds = args.allow_missing.iter().map(String::as_str).filter(|kind| *kind != ALL);
+    let allow_missing = Allowed::named(is_all, kinds)?;
+    let (kind, limit_rate) = (args.kind.request(), args.limit_rate);
     let (isolation, since, key) = (args.isolation, args.since, args.key);
     let options = MoveOptions { allow_missing, kind, limit_rate, isolation, since, key, expected_version: 0 };
     let moved = host.teleport(&name, &to, options, progress).await;

@@ -44,6 +44,9 @@ pub struct Offer {
     pub resources: Vec<String>,
     /// Whether it may move without what belongs to the source host.
     pub allow_missing: bool,
+    /// The kinds of what may be missing, if only some may.
+    #[serde(default)]
+    pub allowed: Vec<String>,
     /// Format of its history.
     pub format: i64,
     /// Bytes of its files and its engine state, about; 0: not known.

@@ -138,6 +138,30 @@ fn unacceptable_offers_name_their_rule() {
     assert!(accepted.contains("\"accept\""), "{accepted}");
 }
 
+/// The target takes a kernel only without what its source named.
+#[test]
+fn target_checks_named_things() {
+    let target = Host::start();
+    let mut spec = default_spec();
+    spec["net"] = "host".into();
+    let said = |allow_missing: bool, allowed: &[&str]| {
+        let mut changed: Value = serde_json::from_slice(&offer(&spec, "k", 1)[5..]).unwrap();
+        changed["allow_missing"] = allow_missing.into();
+        changed["allowed"] = serde_json::json!(allowed);
+        answer(&target, &[hello(), frame(1, changed.to_string().as_bytes())].concat())
+    };
+    for (allow_missing, allowed) in [(false, &[] as &[&str]), (false, &["network"]), (true, &["mcp", "paths"])] {
+        let said = said(allow_missing, allowed);
+        assert!(said.contains(r#""reason":"missing""#) && said.contains("network host"), "{allowed:?}: {said}");
+    }
+    let unknown = said(true, &["everything"]);
+    assert!(unknown.contains(r#""reason":"missing_kind""#), "{unknown}");
+    for allowed in [&[] as &[&str], &["network"]] {
+        let accepted = said(true, allowed);
+        assert!(accepted.contains("\"accept\""), "{allowed:?}: {accepted}");
+    }
+}
+
 /// A page is counted once, but would be imported as often as it is named.
 #[test]
 fn repeated_pages_are_refused() {

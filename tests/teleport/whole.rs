@@ -188,6 +188,30 @@ fn what_stays_is_named() {
     assert_eq!(there.ok(&["ps", "process", "--json"]).trim().trim_matches(['[', ']']), "");
 }
 
+/// Only what is named may be missing, and a refusal says how it is named.
+#[test]
+fn only_named_things_are_missing() {
+    let (here, there) = pair(User::Own);
+    let given = here.given(User::Own);
+    here.ok(&["new", "k", "--allow-path", &format!("{}:ro", given.display())]);
+    here.ok(&["mount", "k", "/given", given.to_str().expect("a path")]);
+    let cases = [
+        (&["--allow-missing=mounts"][..], "host path", "--allow-missing=paths moves"),
+        (&["--allow-missing=paths"], "mount /given", "--allow-missing=mounts moves"),
+        (&["--allow-missing=mcp"], "mount /given", "--allow-missing=paths --allow-missing=mounts moves"),
+    ];
+    for (allowed, named, hint) in cases {
+        let refused = teleport(&here, "k", &there, allowed);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(4) && said.contains(named) && said.contains(hint), "{allowed:?}: {said}");
+        assert_eq!((is_live(&here, "k"), state(&there, "k")), (true, None), "{allowed:?}");
+    }
+    let unknown = teleport(&here, "k", &there, &["--allow-missing=everything"]);
+    assert_eq!(unknown.status.code(), Some(2), "{unknown:?}");
+    let report = moved(&here, "k", &there, &["--allow-missing=paths", "--allow-missing=mounts"]);
+    assert_eq!(report["missing"].as_array().map(Vec::len), Some(2), "{report}");
+}
+
 /// The excerpts of other hosts' audit logs about the kernel, in the order of its arrivals.
 fn evidence(host: &Host) -> Vec<Excerpt> {
     let lines = host.ok(&["--json", "audit", show(host, "demo")["id"].as_str().expect("an id")]);

@@ -28,6 +28,7 @@
 //! Owns the decisions; never knows connections, files or databases.
 
 mod excerpt;
+mod missing;
 mod rounds;
 mod source;
 mod target;
@@ -39,6 +40,7 @@ use crate::core::snapshot::KindRequest;
 use crate::core::spec::{Isolation, KernelSpec};
 
 pub use excerpt::{Excerpt, ExcerptError, Link};
+pub use missing::{Allowed, Left, Missing};
 pub use rounds::Rounds;
 pub use source::{Source, SourceAction, SourceEvent};
 pub use target::{Prepared, Target, TargetAction, TargetEvent};
@@ -46,8 +48,8 @@ pub use target::{Prepared, Target, TargetAction, TargetEvent};
 /// What a client asks of a move.
 #[derive(Debug, Clone, Default)]
 pub struct MoveOptions {
-    /// Move without what belongs to this host.
-    pub allow_missing: bool,
+    /// What of this host it may move without.
+    pub allow_missing: Allowed,
     /// The kind of snapshot.
     pub kind: KindRequest,
     /// Bytes a second while the kernel runs; 0: no limit.

@@ -7,13 +7,13 @@ use capnp_rpc::new_client;
 use super::connection::{Link, answer, fields};
 use super::host::HostClient;
 use crate::core::error::Result;
-use crate::core::handover::MoveOptions;
+use crate::core::handover::{Allowed, MoveOptions};
 use crate::core::ids::HandoverId;
 use crate::core::info::{HandoverInfo, TeleportReport};
 use crate::core::limits;
 use crate::core::spec::Isolation;
 use crate::rpc::convert::teleport::{read_handover, read_report};
-use crate::rpc::convert::{read_data, read_text};
+use crate::rpc::convert::{read_data, read_text, write_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
 
 /// Receives the progress of a move: the phase, the bytes sent, and those that the other host had.
@@ -73,7 +73,9 @@ impl HostClient {
         let mut params = request.get();
         params.set_kernel(kernel);
         params.set_to(to);
-        params.set_allow_missing(options.allow_missing);
+        params.set_allow_missing(options.allow_missing == Allowed::All);
+        let kinds: Vec<String> = options.allow_missing.names().into_iter().map(str::to_owned).collect();
+        write_text_list(params.reborrow().init_missing(kinds.len() as u32), &kinds);
         params.set_kind(options.kind.name());
         params.set_limit_rate(options.limit_rate);
         params.set_isolation(options.isolation.map_or("", Isolation::name));

@@ -9,12 +9,12 @@ use tokio::sync::Mutex;
 
 use super::host::HostServer;
 use crate::core::error::Error;
-use crate::core::handover::MoveOptions;
+use crate::core::handover::{Allowed, MoveOptions};
 use crate::core::limits;
 use crate::core::snapshot::KindRequest;
 use crate::rpc::convert::spec::read_optional_isolation;
 use crate::rpc::convert::teleport::{write_handovers, write_report};
-use crate::rpc::convert::{read_data, read_name, read_text, to_capnp};
+use crate::rpc::convert::{read_data, read_name, read_text, read_text_list, to_capnp};
 use crate::rpc::schema::ryokan_capnp::{handover_stream, host, teleport_sink};
 use crate::supervisor::freeze;
 use crate::supervisor::registry::teleport::{self, Sent};
@@ -46,7 +46,10 @@ impl HostServer {
         let kind = read_text(params.get_kind(), "kind").map_err(to_capnp)?;
         let kind = KindRequest::for_move(&kind).map_err(|rule| to_capnp(rule.into()))?;
         let isolation = read_optional_isolation(params.get_isolation()).map_err(to_capnp)?;
-        let (allow_missing, limit_rate) = (params.get_allow_missing(), params.get_limit_rate());
+        let limit_rate = params.get_limit_rate();
+        let kinds = read_text_list(params.get_missing(), "missing", limits::VALUE_ITEMS).map_err(to_capnp)?;
+        let kinds = kinds.iter().map(String::as_str);
+        let allow_missing = Allowed::named(params.get_allow_missing(), kinds).map_err(to_capnp)?;
         let since = read_text(params.get_since(), "since").map_err(to_capnp)?;
         let since = (!since.is_empty()).then_some(since);
         let (key, expected_version) =

@@ -15,13 +15,13 @@ use super::evidence::Evidence;
 use super::history::check_history;
 use super::preview::Preview;
 use super::steps::Steps;
-use super::{Incoming, host_resources, is_epoch, memory, older_checkpoints, read, without_host, write};
+use super::{Incoming, is_epoch, memory, older_checkpoints, read, without_host, write};
 use crate::bundle;
 use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
 use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::error::{Error, Result};
-use crate::core::handover::{Side, Target};
+use crate::core::handover::{Allowed, Missing, Side, Target};
 use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
@@ -57,6 +57,31 @@ pub async fn serve(
         supervisor.host().audit_refusal(&target.actor, "kernel.arrive", None, error).await;
     }
     served
+}
+
+/// What an offered kernel comes without: this host grants none of it by its name.
+///
+/// # Errors
+/// `refused` names what the source does not allow to be missing.
+fn missing(offer: &Offer) -> Result<Vec<String>> {
+    let says = "this host grants an incoming kernel none of";
+    let of_spec = Missing::of_spec(&offer.spec);
+    let names = offer.allowed.iter().map(String::as_str);
+    let allowed = match offer.allow_missing {
+        true => Allowed::named(offer.allowed.is_empty(), names)?,
+        false => Allowed::default(),
+    };
+    allowed.check(&of_spec, says)?;
+    let mut missing: Vec<String> = of_spec.into_iter().map(|left| left.text).collect();
+    // The source has judged these by their kinds.
+    let resources = &offer.resources[..offer.resources.len().min(limits::MOUNTS + limits::MCP_SERVERS)];
+    if !resources.is_empty() && !offer.allow_missing {
+        return Err(Error::refused(format!("{says}: {}", resources.join(", ")))
+            .reason("missing")
+            .hint("--allow-missing moves the kernel without them"));
+    }
+    missing.extend_from_slice(resources);
+    Ok(missing)
 }
 
 /// This host as a target, for the kernels of one user.
@@ -226,7 +251,7 @@ impl TargetSide {
         let mut replaced = Vec::new();
         for manifest in manifests {
             let spec = &manifest.spec;
-            let is_free = host_resources(spec).is_empty();
+            let is_free = Missing::of_spec(spec).is_empty();
             if is_free && manifest.mounts.is_empty() && manifest.mcp.is_empty() {
                 continue;
             }
@@ -458,13 +483,7 @@ impl TargetHost for TargetSide {
         if !is_epoch(&offer.epoch) {
             return Err(Error::refused(format!("epoch {} is out of range", offer.epoch.0)).reason("epoch"));
         }
-        let mut missing = host_resources(&offer.spec);
-        missing.extend(offer.resources.iter().take(limits::MOUNTS + limits::MCP_SERVERS).cloned());
-        if !missing.is_empty() && !offer.allow_missing {
-            return Err(Error::refused(format!("this host grants an incoming kernel none of: {}", missing.join(", ")))
-                .reason("missing")
-                .hint("--allow-missing moves the kernel without them"));
-        }
+        let missing = missing(offer)?;
         if host.disk_is_full() {
             return Err(Host::full());
         }

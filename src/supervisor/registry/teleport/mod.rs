@@ -142,16 +142,6 @@ fn is_epoch(epoch: &Epoch) -> bool {
     i64::try_from(epoch.0).is_ok_and(|number| number < i64::MAX)
 }
 
-/// What a specification names of its host: these rights do not move with the kernel.
-fn host_resources(spec: &KernelSpec) -> Vec<String> {
-    let paths = spec.paths.iter().map(|path| format!("host path {}", path.path.display()));
-    let net = (spec.net != Net::None).then(|| format!("network {}", spec.net.name()));
-    let layers = spec.degraded.iter().map(|layer| format!("permission to run without {layer}"));
-    let venv = spec.venv.iter().filter(|venv| !is_in_workspace(venv));
-    let venv = venv.map(|venv| format!("virtual environment {}", venv.display()));
-    paths.chain(venv).chain(net).chain(layers).collect()
-}
-
 /// A specification without what it names of its host.
 fn without_host(spec: &KernelSpec) -> KernelSpec {
     let venv = spec.venv.clone().filter(|venv| is_in_workspace(venv));

@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::keyed::{self, MoveKey, Recalled};
 use super::steps::Steps;
-use super::{Outgoing, host_resources, memory, next_epoch, older_checkpoints, read, repeat, settings, write};
+use super::{Outgoing, memory, next_epoch, older_checkpoints, read, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
 use crate::catalog::state::{Position, RootKind};
 use crate::catalog::{HandoverRow, StateHandle};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::handover::{MoveOptions, Side, Source, SourceAction, SourceEvent};
+use crate::core::handover::{Allowed, Left, Missing, MoveOptions, Side, Source, SourceAction, SourceEvent};
 use crate::core::ids::{Digest, HandoverId, HostId};
 use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
@@ -374,7 +374,6 @@ impl Move {
 
     /// Offers the kernel, after the aborts of its earlier moves to the same target; returns what it moves without.
     async fn offer(&self, session: &mut Session) -> Result<Accept> {
-        let allow_missing = self.options.allow_missing;
         for row in self.host.catalog.handovers().await? {
             let is_earlier = row.side == Side::Out && row.kernel == self.kernel.id && row.id != self.row.id;
             if is_earlier && read::<Outgoing>(&row)?.to == self.outgoing.to {
@@ -383,32 +382,33 @@ impl Move {
             }
         }
         let (mounts, mcp) = self.kernel.records.grants().await?;
-        let mounts = mounts.iter().map(|given| format!("mount {} of {}", given.mount.path, given.mount.source));
-        let servers = mcp.iter().map(|(name, _)| format!("MCP server {name}"));
+        let mounts = mounts
+            .iter()
+            .map(|given| Left::new(Missing::Mounts, format!("mount {} of {}", given.mount.path, given.mount.source)));
+        let servers = mcp.iter().map(|(name, _)| Left::new(Missing::Mcp, format!("MCP server {name}")));
         let jobs = self.kernel.background_work();
-        let jobs = jobs.iter().map(|job| format!("process {}: {}", job.id, job.command));
+        let jobs = jobs.iter().map(|job| Left::new(Missing::Processes, format!("process {}: {}", job.id, job.command)));
         let own = self.kernel.spec_now();
         let spec = self.options.spec_there(own.clone());
         // A virtual machine has none, the kernel's own neither.
         let venv = own.venv.filter(|_| spec.venv.is_none());
-        let venv = venv.map(|venv| format!("virtual environment {}", venv.display()));
-        let resources: Vec<String> = mounts.chain(servers).chain(jobs).chain(venv).collect();
+        let venv = venv.map(|venv| Left::new(Missing::Venv, format!("virtual environment {}", venv.display())));
+        let resources: Vec<Left> = mounts.chain(servers).chain(jobs).chain(venv).collect();
         let is_offered = self.choice.borrow().kind == PortableKind::Teleport;
         let machine = if is_offered { Some(memory::offered(&self.host, &self.kernel).await?) } else { None };
-        let mut named = host_resources(&spec);
-        named.extend(resources.iter().cloned());
-        if !named.is_empty() && !allow_missing {
-            return Err(Error::refused(format!("kernel {} leaves these behind: {}", spec.name, named.join(", ")))
-                .reason("missing")
-                .hint("--allow-missing moves the kernel without them"));
-        }
+        let mut left = Missing::of_spec(&spec);
+        left.extend(resources.iter().cloned());
+        let allowed = &self.options.allow_missing;
+        allowed.check(&left, &format!("kernel {} leaves these behind", spec.name))?;
         let offer = Offer {
             handover: self.row.id,
             kernel: self.kernel.id,
             epoch: self.outgoing.epoch,
             spec,
-            resources,
-            allow_missing,
+            resources: resources.into_iter().map(|one| one.text).collect(),
+            // All of them are allowed; which kinds are, the target reads below.
+            allow_missing: *allowed != Allowed::default(),
+            allowed: allowed.names().into_iter().map(str::to_owned).collect(),
             format: StateHandle::history_format(),
             bytes: self.known_bytes().await,
             kind: self.choice.borrow().kind,
