@@ -80,7 +80,7 @@ interface Host {
       isolation :Text, since :Text, key :Text, expectedVersion :UInt64 = 0, missing :List(Text))
       -> (report :TeleportReport);
   # Moves a kernel to another host; returns when the kernel lives there. `to` is
-  # `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams are
+  # `ssh://[USER@]HOST[:PORT][/SOCKET]` (the path of the other daemon's socket), or `exec:COMMAND`: a shell command whose standard streams are
   # connected to the other daemon. The daemon runs ssh or the command, so only its own user may name
   # one. Before the commit, a failure or the loss of this call
   # leaves the kernel here. `allowMissing`: the kernel moves without its host paths, network, MCP

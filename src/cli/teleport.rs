@@ -33,7 +33,7 @@ pub struct TeleportArgs {
     /// Name or id of the kernel
     #[arg(required_unless_present_any = ["status", "resolve"])]
     pub name: Option<String>,
-    /// The other host: ssh://[USER@]HOST[:PORT], or exec:COMMAND that leads to `ryokan pipe` there
+    /// The other host: ssh://[USER@]HOST[:PORT][/SOCKET], or exec:COMMAND that leads to `ryokan pipe` there
     #[arg(long, value_name = "TRANSPORT", required_unless_present_any = ["status", "abort", "resolve"])]
     pub to: Option<String>,
     /// Move without what belongs to this host; with =WHAT, repeatable, only without that: paths, venv, network, layers,

@@ -19,9 +19,6 @@ use crate::core::ids::{KernelId, WorkerId};
 use crate::core::limits;
 use crate::core::name::KernelName;
 
-/// Longest path of a socket in `sockaddr_un`, without the final NUL.
-const SOCKET_PATH_BYTES: usize = 107;
-
 /// The scope of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -82,7 +79,7 @@ pub enum PathsError {
     #[error("HOME is not set to an absolute path: set HOME, or both XDG_CONFIG_HOME and XDG_DATA_HOME")]
     NoHome,
     /// Sockets under this directory could not be addressed.
-    #[error("runtime directory {path:?} is too long: a kernel's socket under it would need {need} bytes, {max} are possible; set XDG_RUNTIME_DIR to a shorter path", max = SOCKET_PATH_BYTES)]
+    #[error("runtime directory {path:?} is too long: a kernel's socket under it would need {need} bytes, {max} are possible; set XDG_RUNTIME_DIR to a shorter path", max = limits::SOCKET_PATH_BYTES)]
     TooLong {
         /// The directory.
         path: PathBuf,
@@ -167,7 +164,7 @@ impl Paths {
     fn check_socket_length(&self) -> Result<(), PathsError> {
         let longest = limits::NAME_BYTES + ".sock".len();
         let need = self.kernels_runtime().as_os_str().len() + 1 + longest;
-        if need > SOCKET_PATH_BYTES {
+        if need > limits::SOCKET_PATH_BYTES {
             return Err(PathsError::TooLong { path: self.runtime.clone(), need });
         }
         Ok(())

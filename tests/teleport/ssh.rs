@@ -242,6 +242,30 @@ fn kernel_moves_over_ssh() {
     assert!(!is_live(&here, "demo"));
 }
 
+/// The address names the socket of the daemon there: the one of the command is another host's.
+#[test]
+fn address_names_far_socket() {
+    let sshd = Sshd::start();
+    let (there, other) = (Host::start(), Host::start());
+    let mut here = Host::prepare(User::Own);
+    here.configure(&sshd.configuration(&other));
+    here.launch();
+    set_up(&here, "demo");
+    let url = |path: &str| format!("{}{path}", sshd.url("good"));
+    for path in ["/tmp/a;id", "/tmp/$(id)", "/tmp/../s", "//s", "/a b"] {
+        let refused = here.cli(&["teleport", "demo", "--to", &url(path)]);
+        assert_eq!(refused.status.code(), Some(2), "{path}: {refused:?}");
+    }
+    let absent = here.cli(&["teleport", "demo", "--to", &url("/nonexistent/socket")]);
+    assert!(!absent.status.success() && is_live(&here, "demo"), "{absent:?}");
+    let socket = there.socket().display().to_string();
+    let output = here.cli(&["--json", "teleport", "demo", "--to", &url(&socket)]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{}\n{}", sshd.log(), here.log());
+    assert_eq!((is_live(&there, "demo"), state(&other, "demo")), (true, None));
+    assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
+
 #[test]
 fn missing_ssh_is_unsupported() {
     let mut here = Host::prepare(User::Own);

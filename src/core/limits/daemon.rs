@@ -20,3 +20,5 @@ pub const METRICS_CONNECTIONS: usize = 16;
 pub const METRICS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Machines whose memory is saved at the same time when the daemon stops.
 pub const MEMORIES_SAVED_AT_ONCE: usize = 2;
+/// Longest path of a socket in `sockaddr_un`, without the final NUL.
+pub const SOCKET_PATH_BYTES: usize = 107;

@@ -26,7 +26,7 @@ pub struct Connection {
 }
 
 impl Transport {
-    /// Parses `ssh://[USER@]HOST[:PORT]` or `exec:COMMAND`.
+    /// Parses `ssh://[USER@]HOST[:PORT][/SOCKET]` or `exec:COMMAND`.
     ///
     /// # Errors
     /// `invalidArgument`.
@@ -37,8 +37,9 @@ impl Transport {
         match text.split_once(':') {
             Some(("exec", command)) if !command.trim().is_empty() => Ok(Transport::Exec(command.to_owned())),
             Some(("ssh", place)) => Address::parse(place).map(Transport::Ssh),
-            _ => Err(Error::invalid(format!("{text:?} names no transport"))
-                .hint("a transport is ssh://[USER@]HOST[:PORT], or exec:COMMAND whose far end is `ryokan pipe`")),
+            _ => Err(Error::invalid(format!("{text:?} names no transport")).hint(
+                "a transport is ssh://[USER@]HOST[:PORT][/SOCKET], or exec:COMMAND whose far end is `ryokan pipe`",
+            )),
         }
     }
 

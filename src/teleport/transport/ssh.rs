@@ -8,6 +8,7 @@ use tokio::process::Command;
 
 use super::child::Ended;
 use crate::core::error::{Error, Result};
+use crate::core::limits;
 
 /// Seconds in which a connection must be made; less than the time for a greeting.
 const CONNECT_SECONDS: u32 = 20;
@@ -31,12 +32,14 @@ pub struct Settings {
     pub command: String,
 }
 
-/// A host in the notation `[user@]host[:port]`.
+/// A host in the notation `[user@]host[:port][/socket]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     user: Option<String>,
     host: String,
     port: Option<u16>,
+    /// The absolute path of the daemon's socket there; `None`: that of the command.
+    socket: Option<String>,
 }
 
 impl fmt::Display for Address {
@@ -54,13 +57,28 @@ fn is_name(name: &str, more: &[char]) -> bool {
     !name.is_empty() && !name.starts_with('-') && name.chars().all(is_plain)
 }
 
+/// An absolute path that the shell at the far end reads as one word, whatever its rules are.
+fn is_socket(path: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+    let is_part = |part: &str| !part.is_empty() && part != "." && part != ".." && part.chars().all(is_plain);
+    path.len() <= limits::SOCKET_PATH_BYTES && path.strip_prefix('/').is_some_and(|parts| parts.split('/').all(is_part))
+}
+
 impl Address {
     /// Parses what follows `ssh:`.
     pub(super) fn parse(text: &str) -> Result<Address> {
-        let wrong =
-            |what: &str| Err(Error::invalid(format!("'ssh:{text}': {what}")).hint("write ssh://[USER@]HOST[:PORT]"));
+        let wrong = |what: &str| {
+            Err(Error::invalid(format!("'ssh:{text}': {what}")).hint("write ssh://[USER@]HOST[:PORT][/SOCKET]"))
+        };
         let Some(place) = text.strip_prefix("//") else { return wrong("it names no host") };
-        let place = place.strip_suffix('/').unwrap_or(place);
+        let (place, socket) = match place.find('/') {
+            Some(at) if at + 1 < place.len() => (&place[..at], Some(&place[at..])),
+            Some(at) => (&place[..at], None),
+            None => (place, None),
+        };
+        if socket.is_some_and(|path| !is_socket(path)) {
+            return wrong("this is no path of a socket: letters, digits, '-', '.', '_' and single '/' only");
+        }
         let (user, place) = match place.rsplit_once('@') {
             Some((user, place)) => (Some(user), place),
             None => (None, place),
@@ -82,7 +100,8 @@ impl Address {
             Some(Ok(port @ 1..)) => Some(port),
             Some(_) => return wrong("this is no port"),
         };
-        Ok(Address { user: user.map(str::to_owned), host: host.to_owned(), port })
+        let (user, socket) = (user.map(str::to_owned), socket.map(str::to_owned));
+        Ok(Address { user, host: host.to_owned(), port, socket })
     }
 
     /// The program that connects.
@@ -100,8 +119,16 @@ impl Address {
         if let Some(port) = self.port {
             command.args(["-p", &port.to_string()]);
         }
-        command.args(["--", &self.host, &settings.command]);
+        command.args(["--", &self.host, &self.far_command(settings)]);
         Ok(command)
+    }
+
+    /// The command at the far end, with the socket.
+    fn far_command(&self, settings: &Settings) -> String {
+        match &self.socket {
+            Some(socket) => format!("{} --socket {socket}", settings.command),
+            None => settings.command.clone(),
+        }
     }
 
     /// The error for an ssh that cannot be started.
@@ -133,9 +160,11 @@ impl Address {
             Some(255) => Error::unavailable(format!("ssh cannot connect to {self}: {said}"))
                 .reason("connection")
                 .hint(format!("try `{try_it}`")),
-            Some(126 | 127) => Error::unavailable(format!("{self} cannot run `{}`: {said}", settings.command))
-                .reason("far_command")
-                .hint("install ryokan there, or set [teleport] command to its path on that host"),
+            Some(126 | 127) => {
+                Error::unavailable(format!("{self} cannot run `{}`: {said}", self.far_command(settings)))
+                    .reason("far_command")
+                    .hint("install ryokan there, or set [teleport] command to its path on that host")
+            }
             _ if said.is_empty() => error,
             _ => Error { message: format!("{}; {self} reports: {said}", error.message), ..error },
         }
@@ -167,6 +196,9 @@ mod tests {
         assert_eq!(end("//me@host.example:2222/"), "-l me -p 2222 -- host.example ryokan pipe");
         assert_eq!(end("//[fe80::1%eth0]:22"), "-p 22 -- fe80::1%eth0 ryokan pipe");
         assert_eq!(end("//[::1]"), "-- ::1 ryokan pipe");
+        let socket = "/run/user/1000/ryokan/ryokan.sock";
+        assert_eq!(end(&format!("//me@host:22{socket}")), format!("-l me -p 22 -- host ryokan pipe --socket {socket}"));
+        assert_eq!(end("//[::1]/a-b/c_d.e"), "-- ::1 ryokan pipe --socket /a-b/c_d.e");
         assert!(arguments("//host").contains(&"BatchMode=yes".into()), "it never asks");
     }
 
@@ -187,7 +219,6 @@ mod tests {
             "//[::1",
             "//[::1]22",
             "//ho st",
-            "//host/socket",
             "//$(id)",
             "//host;id",
             "//host?x=1",
@@ -195,6 +226,20 @@ mod tests {
             "//@host",
             "//h\nost",
             "//::1",
+            "//host//socket",
+            "//host/socket/",
+            "//host/../socket",
+            "//host/a/./socket",
+            "//host/a b",
+            "//host/a;id",
+            "//host/$HOME/s",
+            "//host/`id`",
+            "//host/a\nid",
+            "//host/a'b",
+            "//host/~root/s",
+            "//host/a%20b",
+            "//host/s?x=1",
+            &format!("//host/{}", "a".repeat(limits::SOCKET_PATH_BYTES)),
         ] {
             let refused = Address::parse(text).expect_err(text);
             assert_eq!(refused.code, ErrorCode::InvalidArgument, "{text:?}");
