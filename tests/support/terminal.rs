@@ -2,18 +2,25 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use nix::pty::{Winsize, openpty};
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 
 use super::Host;
 
 /// A program on its own terminal.
 pub struct Terminal {
-    keys: File,
+    /// None: the terminal is closed.
+    keys: Option<File>,
+    /// The reader of the screen ends with it.
+    reads: Option<OwnedFd>,
     shown: Receiver<Vec<u8>>,
     /// The screen output since the last look, without escape sequences.
     text: String,
@@ -23,8 +30,14 @@ pub struct Terminal {
 impl Terminal {
     /// Starts the command line on a terminal of 200 columns and 50 lines.
     pub fn start(host: &Host, args: &[&str]) -> Terminal {
-        let size = Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
-        let pty = openpty(&size, None).unwrap();
+        // No program inherits the master: a copy would keep a closed terminal open.
+        let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let slave = ptsname_r(&master).unwrap();
+        let slave = File::options().read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits()).open(slave).unwrap();
+        let keys = File::from(OwnedFd::from(master));
+        ryokan::sys::terminal::resize(&keys, 50, 200).unwrap();
         // As in a terminal window: a session with this controlling terminal, so that Ctrl-C is a
         // signal.
         let mut command = std::process::Command::new("setsid");
@@ -35,26 +48,42 @@ impl Terminal {
         command.arg(ryokan.get_program()).args(ryokan.get_args()).arg("--no-autostart").args(args);
         command.env_clear().env("TERM", "xterm");
         command.envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        let end = || Stdio::from(pty.slave.try_clone().unwrap());
+        let end = || Stdio::from(slave.try_clone().unwrap());
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
-        let keys = File::from(pty.master);
         let mut screen = keys.try_clone().unwrap();
         let (sender, shown) = channel();
+        let (closed, reads) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // On Linux, reading fails once the other end is closed.
-            while let Ok(read) = screen.read(&mut bytes) {
-                if read == 0 || sender.send(bytes[..read].to_vec()).is_err() {
+            loop {
+                let mut fds = [screen.as_fd(), closed.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+                let _ = poll(&mut fds, PollTimeout::NONE);
+                if fds[1].any() != Some(false) {
                     return;
+                }
+                // On Linux, reading fails once the other end is closed.
+                match screen.read(&mut bytes) {
+                    Ok(read) if read > 0 && sender.send(bytes[..read].to_vec()).is_ok() => {}
+                    Ok(_) | Err(_) => return,
                 }
             }
         });
-        Terminal { keys, shown, text: String::new(), child }
+        Terminal { keys: Some(keys), reads: Some(reads), shown, text: String::new(), child }
+    }
+
+    /// Closes the terminal, as the end of its window does.
+    pub fn close(&mut self) {
+        self.keys = None;
+        self.reads = None;
+    }
+
+    fn keys(&self) -> &File {
+        self.keys.as_ref().expect("the terminal is open")
     }
 
     /// Types text.
     pub fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys().write_all(keys.as_bytes()).unwrap();
     }
 
     /// Waits until the screen shows the text; later calls look only at what follows.
@@ -114,12 +143,12 @@ impl Terminal {
 
     /// The terminal's settings: echo, whole lines, signals from keys.
     pub fn settings(&self) -> nix::sys::termios::Termios {
-        nix::sys::termios::tcgetattr(&self.keys).unwrap()
+        nix::sys::termios::tcgetattr(self.keys()).unwrap()
     }
 
     /// Changes the terminal's size.
     pub fn resize(&self, rows: u16, columns: u16) {
-        ryokan::sys::terminal::resize(&self.keys, rows, columns).unwrap();
+        ryokan::sys::terminal::resize(self.keys(), rows, columns).unwrap();
     }
 
     /// The program's process.
