@@ -7,54 +7,61 @@ use ryokan::core::error::{Error, ErrorCode};
 use ryokan::core::files::WhileHeld;
 use ryokan::rpc::client::{FilesClient, KernelClient};
 
-use super::{bash, each_user};
-use crate::support::{eventually, out};
+use super::{bash, each_user, shell};
+use crate::processes::Inside;
+use crate::support::{Host, eventually, out};
 
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> (ErrorCode, String) {
     let error = result.expect_err("the kernel is held");
     (error.code, error.reason)
 }
 
-/// A restore waits for the running execution, and has the kernel from its request on.
+/// A restore waits for the running execution, and has the kernel from its request on. Calls wait, or are refused.
+pub(crate) async fn restores(host: &Host, name: &str, inside: &Inside<'_>, files: &FilesClient) {
+    let kernel = inside.kernel;
+    let hasty = kernel.files_with(WhileHeld::Refuse).await.expect("its files");
+    files.write(b"f", b"before").await.expect("written");
+    host.ok(&["checkpoint", name, "-m", "here"]);
+    hasty.write(b"f", b"between").await.expect("nothing holds the kernel");
+    let exec = kernel.submit(inside.sleep()).await.expect("it runs");
+    let restoring = kernel.restore_checkpoint("here", 0);
+    let operating = async {
+        let restoring = (ErrorCode::Busy, "restoring".to_owned());
+        eventually("the restore has the kernel", || async {
+            hasty.stat(b"f", true).await.is_err_and(|error| (error.code, error.reason) == restoring)
+        })
+        .await;
+        let waiting = (files.write(b"f", b"after"), files.read(b"f"), files.list(b"."));
+        let waiting = async { futures::join!(waiting.0, waiting.1, waiting.2) };
+        let refusing = async {
+            assert_eq!(refused(hasty.read(b"f").await), restoring);
+            assert_eq!(refused(hasty.list(b".").await), restoring);
+            assert_eq!(refused(hasty.write(b"f", b"x").await), restoring);
+            assert_eq!(refused(hasty.make_dir(b"d", 0o755).await), restoring);
+            assert_eq!(refused(hasty.watch(b".", false, async |_| Ok(())).await), restoring);
+            let cp = host.cli(&["cp", "--no-wait", &format!("{name}:f"), "-"]);
+            let said = String::from_utf8_lossy(&cp.stderr).into_owned();
+            let held = format!("kernel {name} is being restored");
+            assert!(cp.status.code() == Some(4) && said.contains(&held), "{said}");
+            kernel.interrupt_execution(exec).await.expect("interrupted");
+        };
+        let ((written, read, listed), ()) = futures::join!(waiting, refusing);
+        written.expect("it waits");
+        let read = read.expect("it waits");
+        assert!(read == b"before" || read == b"after", "{read:?}");
+        assert!(listed.expect("it waits").iter().any(|file| file.name == b"f"));
+    };
+    let (restored, ()) = futures::join!(restoring, operating);
+    restored.expect("restored");
+    assert_eq!(files.read(b"f").await.expect("read"), b"after", "written after the restore");
+}
+
 #[test]
 fn operations_wait_for_restores() {
     each_user(|host| {
         host.with(async |client| {
             let (kernel, files) = bash(&client, "k").await;
-            let hasty = kernel.files_with(WhileHeld::Refuse).await.expect("its files");
-            files.write(b"f", b"before").await.expect("written");
-            host.ok(&["checkpoint", "k", "-m", "here"]);
-            hasty.write(b"f", b"between").await.expect("nothing holds the kernel");
-            let exec = kernel.submit("sleep 600").await.expect("it runs");
-            let restoring = kernel.restore_checkpoint("here", 0);
-            let operating = async {
-                let restoring = (ErrorCode::Busy, "restoring".to_owned());
-                eventually("the restore has the kernel", || async {
-                    hasty.stat(b"f", true).await.is_err_and(|error| (error.code, error.reason) == restoring)
-                })
-                .await;
-                let waiting = (files.write(b"f", b"after"), files.read(b"f"), files.list(b"."));
-                let waiting = async { futures::join!(waiting.0, waiting.1, waiting.2) };
-                let refusing = async {
-                    assert_eq!(refused(hasty.read(b"f").await), restoring);
-                    assert_eq!(refused(hasty.list(b".").await), restoring);
-                    assert_eq!(refused(hasty.write(b"f", b"x").await), restoring);
-                    assert_eq!(refused(hasty.make_dir(b"d", 0o755).await), restoring);
-                    assert_eq!(refused(hasty.watch(b".", false, async |_| Ok(())).await), restoring);
-                    let cp = host.cli(&["cp", "--no-wait", "k:f", "-"]);
-                    let said = String::from_utf8_lossy(&cp.stderr).into_owned();
-                    assert!(cp.status.code() == Some(4) && said.contains("kernel k is being restored"), "{said}");
-                    kernel.interrupt_execution(exec).await.expect("interrupted");
-                };
-                let ((written, read, listed), ()) = futures::join!(waiting, refusing);
-                written.expect("it waits");
-                let read = read.expect("it waits");
-                assert!(read == b"before" || read == b"after", "{read:?}");
-                assert!(listed.expect("it waits").iter().any(|file| file.name == b"f"));
-            };
-            let (restored, ()) = futures::join!(restoring, operating);
-            restored.expect("restored");
-            assert_eq!(files.read(b"f").await.expect("read"), b"after", "written after the restore");
+            restores(&host, "k", &shell(&kernel), &files).await;
         });
     });
 }

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use ryokan::core::engine::EngineName;
-use ryokan::rpc::client::FilesClient;
+use ryokan::core::error::Error;
+use ryokan::rpc::client::{FilesClient, KernelClient};
 
 use super::{bash, each_user, reason, shell};
 use crate::processes::Inside;
@@ -60,6 +61,48 @@ fn links_lead_nowhere_outside() {
     });
 }
 
+/// Code inside swaps a directory and links to `targets`, outside of the workspace, while files in it are read, listed and
+/// written. The engine is Python.
+pub(crate) async fn swaps(kernel: &KernelClient, files: &FilesClient, targets: &[String]) {
+    let swap = format!(
+        "import os, threading\nos.makedirs('a/b/d')\nopen('a/b/d/f', 'w').write('mine')\n\
+         links = dict(enumerate({targets:?}))\nfor i in links: os.symlink(links[i], 'l%d' % i)\n\
+         n, swaps = 0, True\n\
+         def move(a, b):\n global n\n try:\n  os.rename(a, b)\n except OSError:\n  n += 1\n  try:\n   os.rename(b, 'junk%d' % n); os.rename(a, b)\n  except OSError:\n   pass\n\
+         def swap():\n while swaps:\n  for i in links:\n   l = 'l%d' % i; move('a/b/d', 'e'); move(l, 'a/b/d'); move('a/b/d', l); move('e', 'a/b/d')\n\
+         swapper = threading.Thread(target=swap, daemon=True); swapper.start()"
+    );
+    out(kernel, &swap).await;
+    let (until, mut counts, mut refused) = (Instant::now() + Duration::from_secs(4), [0, 0], 0);
+    let known = ["outside", "not_found", "not_directory", "not_empty", "exists"];
+    let latest = until + Duration::from_secs(180);
+    // A slow host may need longer for one of each.
+    while Instant::now() < until || (Instant::now() < latest && (counts.contains(&0) || refused == 0)) {
+        let seen = async {
+            assert_eq!(files.read(b"a/b/d/f").await?, b"mine");
+            // The file outside has another size.
+            for file in files.list(b"a/b/d").await? {
+                assert!(file.name == b"n" || (file.name == b"f" && file.bytes == 4), "{file:?}");
+            }
+            Ok::<_, Error>(())
+        };
+        for (done, kind) in [
+            (seen.await, 0),
+            (files.write(b"a/b/d/f", b"mine").await.map(drop), 1),
+            (files.write(b"a/b/d/n/f", b"x").await.map(drop), 1),
+            (files.remove(b"a/b/d/n", true).await, 1),
+        ] {
+            match done {
+                Ok(()) => counts[kind] += 1,
+                Err(error) if known.contains(&error.reason.as_str()) => refused += 1,
+                Err(error) => assert_eq!(error.code.name(), "busy", "{error}"),
+            }
+        }
+    }
+    assert!(!counts.contains(&0) && refused > 0, "{counts:?} {refused}");
+    out(kernel, "swaps = False; swapper.join()").await;
+}
+
 #[test]
 fn swapped_directories_leak_nothing() {
     each_user(|host| {
@@ -67,41 +110,7 @@ fn swapped_directories_leak_nothing() {
         host.with(async |client| {
             let kernel = kernel(&client, "k", EngineName::Python).await;
             let files = kernel.files().await.expect("its files");
-            let up = "../".repeat(20);
-            let swap = format!(
-                "import os, threading\nos.makedirs('a/b/d')\nopen('a/b/d/f', 'w').write('mine')\nos.symlink('{up}{folder}', 'l')\n\
-                 n = 0\n\
-                 def move(a, b):\n global n\n try:\n  os.rename(a, b)\n except OSError:\n  n += 1\n  try:\n   os.rename(b, 'junk%d' % n); os.rename(a, b)\n  except OSError:\n   pass\n\
-                 def swap():\n while True:\n  move('a/b/d', 'e'); move('l', 'a/b/d'); move('a/b/d', 'l'); move('e', 'a/b/d')\n\
-                 threading.Thread(target=swap, daemon=True).start()"
-            );
-            out(&kernel, &swap).await;
-            let (until, mut read, mut written, mut refused) = (Instant::now() + Duration::from_secs(4), 0, 0, 0);
-            let known = ["outside", "not_found", "not_directory", "not_empty", "exists"];
-            let latest = until + Duration::from_secs(180);
-            // A slow host may need longer for one of each.
-            while Instant::now() < until || (Instant::now() < latest && [read, written, refused].contains(&0)) {
-                match files.read(b"a/b/d/f").await {
-                    Ok(data) => {
-                        assert_eq!(data, b"mine");
-                        read += 1;
-                    }
-                    Err(error) if known.contains(&error.reason.as_str()) => refused += 1,
-                    Err(error) => assert_eq!(error.code.name(), "busy", "{error}"),
-                }
-                for done in [
-                    files.write(b"a/b/d/f", b"mine").await.map(drop),
-                    files.write(b"a/b/d/n/f", b"x").await.map(drop),
-                    files.remove(b"a/b/d/n", true).await,
-                ] {
-                    match done {
-                        Ok(()) => written += 1,
-                        Err(error) if known.contains(&error.reason.as_str()) => refused += 1,
-                        Err(error) => assert_eq!(error.code.name(), "busy", "{error}"),
-                    }
-                }
-            }
-            assert!(read > 0 && written > 0 && refused > 0, "{read} {written} {refused}");
+            swaps(&kernel, &files, &["../".repeat(20) + &folder]).await;
         });
         assert_untouched(&folder);
     });

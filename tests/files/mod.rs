@@ -2,7 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod copy;
-mod during_transitions;
+pub(crate) mod during_transitions;
 pub(crate) mod hostile;
 pub(crate) mod watch;
 

@@ -1,35 +1,35 @@
 //! Ways out of the sandbox that the new path could have opened, each tried by a process.
 
 use ryokan::core::engine::EngineName;
+use ryokan::rpc::client::KernelClient;
 
 use super::{bash, each_user, finish, program, says};
 use crate::sandbox_probes::PRELUDE;
 use crate::support::{kernel, out};
 
+/// A program has each restriction of its kernel's engine, which is Python.
+pub(crate) async fn confined(k: &KernelClient) {
+    let code = "
+import os
+what = ('Cap', 'NoNew', 'Seccomp', 'Uid', 'Gid')
+print([l for l in open('/proc/self/status') if l.startswith(what)])
+print(open('/proc/self/limits').read())
+print([os.readlink('/proc/self/ns/' + n) for n in sorted(os.listdir('/proc/self/ns'))])
+print(os.sched_getaffinity(0), os.readlink('/proc/self/root'), os.getcwd())
+print(sorted(l.split(' ', 4)[4] for l in open('/proc/self/mountinfo')))";
+    let engine = out(k, code).await;
+    let process = finish(k, &program(&["python3", "-c", code])).await;
+    let process = String::from_utf8_lossy(&process.stdout).into_owned();
+    for (engine, process) in engine.lines().zip(process.lines()) {
+        assert_eq!(process, engine, "capabilities, limits, namespaces, processors, root or mounts");
+    }
+    assert_eq!(process.trim(), engine);
+    assert!(engine.contains("CapBnd:\\t0000000000000000") && engine.contains("Seccomp:\\t2"), "{engine}");
+}
+
 #[test]
 fn process_is_confined_as_engine() {
-    each_user(|host| {
-        host.with(async |client| {
-            let k = kernel(&client, "k", EngineName::Python).await;
-            let text = |what: &str| format!("print([l for l in open('/proc/self/{what}') if 'Cap' in l or 'NoNew' in l or 'Seccomp' in l or 'id:' in l.lower() and l.startswith(('Uid', 'Gid'))])");
-            let engine = out(&k, &text("status")).await;
-            let process = finish(&k, &program(&["python3", "-c", &text("status")])).await;
-            assert_eq!(String::from_utf8_lossy(&process.stdout).trim(), engine);
-            assert!(engine.contains("CapBnd:\\t0000000000000000") && engine.contains("Seccomp:\\t2"), "{engine}");
-            let limits = "print(open('/proc/self/limits').read())";
-            let engine = out(&k, limits).await;
-            let process = finish(&k, &program(&["python3", "-c", limits])).await;
-            assert_eq!(String::from_utf8_lossy(&process.stdout).trim(), engine, "resource limits");
-            let spaces = "import os; print([os.readlink('/proc/self/ns/' + n) for n in sorted(os.listdir('/proc/self/ns'))], os.sched_getaffinity(0), os.readlink('/proc/self/root'), os.getcwd())";
-            let engine = out(&k, spaces).await;
-            let process = finish(&k, &program(&["python3", "-c", spaces])).await;
-            assert_eq!(String::from_utf8_lossy(&process.stdout).trim(), engine, "namespaces, processors, root");
-            let mounts = "print(sorted(l.split(' ', 4)[4] for l in open('/proc/self/mountinfo')))";
-            let engine = out(&k, mounts).await;
-            let process = finish(&k, &program(&["python3", "-c", mounts])).await;
-            assert_eq!(String::from_utf8_lossy(&process.stdout).trim(), engine, "mounts");
-        });
-    });
+    each_user(|host| host.with(async |client| confined(&kernel(&client, "k", EngineName::Python).await).await));
 }
 
 #[test]
@@ -49,8 +49,7 @@ fn process_has_only_its_streams() {
 }
 
 /// Neither init, nor the supervisor, nor the engine can be seen, traced or opened; none can be killed.
-#[test]
-fn supervisor_is_out_of_reach() {
+pub(crate) async fn supervisor(kernel: &KernelClient) {
     let code = format!(
         "{PRELUDE}
 own = os.getpid()
@@ -68,18 +67,20 @@ for pid in range(1, own + 50):
 print('parent', parent, name(sys_(62, parent, 9)))
 "
     );
+    let result = finish(kernel, &program(&["python3", "-c", &code])).await;
+    let said = String::from_utf8_lossy(&result.stdout);
+    // The host kernel scopes signals since Linux 6.12. Before, a process can end its own supervisor.
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(matches!(lines.as_slice(), [only] if only.starts_with("parent") && only.ends_with("EPERM")), "{result:?}");
+}
+
+#[test]
+fn supervisor_is_out_of_reach() {
     each_user(|host| {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
             out(&kernel, "kept=1; echo $kept").await;
-            let result = finish(&kernel, &program(&["python3", "-c", &code])).await;
-            let said = String::from_utf8_lossy(&result.stdout);
-            // The host kernel scopes signals since Linux 6.12. Before, a process can end its own supervisor.
-            let lines: Vec<&str> = said.lines().collect();
-            assert!(
-                matches!(lines.as_slice(), [only] if only.starts_with("parent") && only.ends_with("EPERM")),
-                "{result:?}"
-            );
+            supervisor(&kernel).await;
             assert_eq!(out(&kernel, "echo $kept").await, "1");
         });
     });

@@ -7,9 +7,10 @@ use std::time::Duration;
 use ryokan::core::checkpoint::{CheckpointRequest, CheckpointType};
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecStatus};
+use ryokan::rpc::client::KernelClient;
 
-use super::{bash, count, detached, each_user, finish, program, says, script};
-use crate::support::{eventually, kernel, out, run, until};
+use super::{Inside, bash, count, detached, each_user, finish, program, says, script};
+use crate::support::{Host, eventually, kernel, out, run, until};
 
 #[test]
 fn process_runs_beside_execution() {
@@ -17,12 +18,8 @@ fn process_runs_beside_execution() {
         host.with(async |client| {
             for engine in EngineName::ALL {
                 let k = kernel(&client, engine.name(), engine).await;
-                let code = match engine {
-                    EngineName::Python => "import time; time.sleep(600)",
-                    EngineName::Node => "await new Promise(r => setTimeout(r, 600000))",
-                    EngineName::Bash | EngineName::Kaish => "sleep 600",
-                };
-                let running = k.run(&ExecRequest::code(code)).await.expect("accepted");
+                let code = ExecRequest::code(Inside { kernel: &k, engine }.sleep());
+                let running = k.run(&code).await.expect("accepted");
                 eventually("it runs", || async { k.info().await.expect("info").state == "busy" }).await;
                 assert_eq!(says(&k, "echo beside; ls -d /workspace").await, "beside\n/workspace");
                 assert_eq!(k.info().await.expect("info").state, "busy");
@@ -34,25 +31,32 @@ fn process_runs_beside_execution() {
     });
 }
 
+/// A checkpoint names a running program, which goes on; a restore of it says so, and ends the program.
+pub(crate) async fn checkpoint_names(host: &Host, kernel: &KernelClient, name: &str) {
+    let files = kernel.files().await.expect("its files");
+    let process = kernel.spawn(&detached(script("while :; do date >> log; sleep 0.02; done"))).await;
+    let process = process.expect("accepted");
+    eventually("it writes", async || files.stat(b"log", true).await.is_ok()).await;
+    let taken = CheckpointRequest::new(CheckpointType::Manual, "with");
+    let checkpoint = kernel.checkpoint(&taken).await.expect("taken");
+    let shown = host.ok(&["log", name, "--json"]);
+    assert!(shown.contains(&checkpoint.id.to_string()), "{shown}");
+    assert_eq!(kernel.processes().await.expect("listed").len(), 1, "it goes on");
+    let preview = host.ok(&["restore", name, "with", "--preview"]);
+    assert!(preview.contains("date >> log"), "{preview}");
+    let restored = kernel.restore_checkpoint("with", 0).await.expect("restored");
+    assert!(restored.missed.iter().any(|entry| entry.reason.contains("date >> log")), "{:?}", restored.missed);
+    let end = process.execution.result().await.expect("a result").end;
+    assert!(matches!(end.status, ExecStatus::Interrupted | ExecStatus::Lost), "{end:?}");
+    assert_eq!(says(kernel, "echo again").await, "again");
+}
+
 #[test]
 fn checkpoint_names_running_process() {
     each_user(|host| {
         host.with(async |client| {
-            let kernel = bash(&client, "k").await;
-            let process = kernel.spawn(&detached(script("while :; do date >> log; sleep 0.01; done"))).await;
-            let process = process.expect("accepted");
-            eventually("it writes", || async { says(&kernel, "ls").await.contains("log") }).await;
-            let taken = CheckpointRequest::new(CheckpointType::Manual, "with");
-            let checkpoint = kernel.checkpoint(&taken).await.expect("taken");
-            let shown = host.ok(&["log", "k", "--json"]);
-            assert!(shown.contains(&checkpoint.id.to_string()), "{shown}");
-            assert_eq!(kernel.processes().await.expect("listed").len(), 1, "it goes on");
-            let restored = kernel.restore_checkpoint("with", 0).await.expect("restored");
-            assert!(restored.missed.iter().any(|entry| entry.reason.contains("date >> log")), "{:?}", restored.missed);
-            let end = process.execution.result().await.expect("a result").end;
-            assert!(matches!(end.status, ExecStatus::Interrupted | ExecStatus::Lost), "{end:?}");
-            assert_eq!(count("sh -c while :; do date >> log; sleep 0.01; done"), 0);
-            assert_eq!(says(&kernel, "echo again").await, "again");
+            checkpoint_names(&host, &bash(&client, "k").await, "k").await;
+            assert_eq!(count("sh -c while :; do date >> log; sleep 0.02; done"), 0);
         });
     });
 }
@@ -80,52 +84,64 @@ fn replaced_engine_ends_processes() {
     });
 }
 
+/// The programs that `stop` and `archive` end are named. The kernel is archived at the end.
+pub(crate) async fn ends_are_named(host: &Host, kernel: &KernelClient, name: &str) {
+    let files = kernel.files().await.expect("its files");
+    for command in ["stop", "archive"] {
+        let process = kernel.spawn(&detached(script("> up; exec sleep 5555"))).await.expect("accepted");
+        eventually("it runs", async || files.stat(b"up", true).await.is_ok()).await;
+        files.remove(b"up", false).await.expect("removed");
+        let ended = host.cli(&[command, name]);
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        let exec = process.execution.exec();
+        let named = format!("ended: process {exec} (sh -c '> up; exec sleep 5555')");
+        assert!(ended.status.success() && said.contains(&named), "{said}");
+        let end = process.execution.result().await.expect("a result").end;
+        assert_eq!((end.status, end.code != 0), (ExecStatus::Interrupted, true), "{end:?}");
+        let journal = host.ok(&["journal", name]);
+        let entry = journal.lines().find(|line| line.contains(&format!("#{exec} "))).expect("an entry");
+        assert!(entry.contains("interrupted") && entry.contains("sleep 5555"), "{entry}");
+        assert!(kernel.processes().await.expect("listed").is_empty());
+        if command == "stop" {
+            assert_eq!(says(kernel, "echo again").await, "again", "the next one starts a worker");
+            let quiet = host.cli(&["stop", name]);
+            assert!(!String::from_utf8_lossy(&quiet.stderr).contains("ended"), "{quiet:?}");
+        }
+    }
+}
+
 #[test]
 fn stop_ends_and_names_processes() {
     each_user(|host| {
         host.with(async |client| {
-            let kernel = bash(&client, "k").await;
-            for command in ["stop", "archive"] {
-                let process = kernel.spawn(&detached(program(&["sleep", "5555"]))).await.expect("accepted");
-                eventually("it runs", || async { count("sleep 5555") == 1 }).await;
-                let ended = host.cli(&[command, "k"]);
-                let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-                let exec = process.execution.exec();
-                assert!(
-                    ended.status.success() && said.contains(&format!("ended: process {exec} (sleep 5555)")),
-                    "{said}"
-                );
-                let end = process.execution.result().await.expect("a result").end;
-                assert_eq!((end.status, end.code != 0), (ExecStatus::Interrupted, true), "{end:?}");
-                let journal = host.ok(&["journal", "k"]);
-                let entry = journal.lines().find(|line| line.contains(&format!("#{exec} "))).expect("an entry");
-                assert!(entry.contains("interrupted") && entry.contains("sleep 5555"), "{entry}");
-                assert!(kernel.processes().await.expect("listed").is_empty());
-                if command == "stop" {
-                    assert_eq!(says(&kernel, "echo again").await, "again", "the next one starts a worker");
-                    let quiet = host.cli(&["stop", "k"]);
-                    assert!(!String::from_utf8_lossy(&quiet.stderr).contains("ended"), "{quiet:?}");
-                }
-            }
+            ends_are_named(&host, &bash(&client, "k").await, "k").await;
+            assert_eq!(count("sleep 5555"), 0);
         });
     });
+}
+
+/// A killed client ends its program, the script `text`, and no detached one.
+pub(crate) fn killed_client(host: &Host, kernel: &str, text: &str, runs: impl Fn() -> bool) {
+    let mut command = host.command("ryokan");
+    command.args(["--no-autostart", "spawn", kernel, "--", "sh", "-c", text]);
+    let mut client = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("started");
+    until("it runs", &runs);
+    let detached = host.ok(&["spawn", kernel, "-d", "--", "tail", "-f", "/dev/null"]);
+    client.kill().expect("killed");
+    client.wait().expect("ended");
+    until("it ends", || !runs());
+    let recorded = || host.ok(&["journal", kernel]).lines().any(|l| l.contains("interrupted") && l.contains(text));
+    until("its end is recorded", recorded);
+    let listed = host.ok(&["ps", kernel]);
+    assert!(!listed.contains(text) && listed.contains("tail"), "a detached one goes on: {listed}");
+    host.ok(&["kill", kernel, detached.trim()]);
 }
 
 #[test]
 fn killed_client_ends_its_process() {
     each_user(|host| {
         host.ok(&["new", "k", "--engine", "bash"]);
-        let mut command = host.command("ryokan");
-        command.args(["--no-autostart", "spawn", "k", "--", "sh", "-c", "sleep 6666 & echo up; wait"]);
-        let mut client = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("started");
-        until("it runs", || count("sleep 6666") == 1);
-        host.ok(&["spawn", "k", "-d", "--", "tail", "-f", "/dev/null"]);
-        client.kill().expect("killed");
-        client.wait().expect("ended");
-        until("it ends", || count("sleep 6666") == 0);
-        until("its end is recorded", || host.ok(&["journal", "k"]).contains("interrupted"));
-        let listed = host.ok(&["ps", "k"]);
-        assert!(!listed.contains("6666") && listed.contains("tail"), "a detached one goes on: {listed}");
+        killed_client(&host, "k", "sleep 6666 & echo up; wait", || count("sleep 6666") == 1);
     });
 }
 

@@ -1,13 +1,13 @@
 //! Processes beside the engine: byte-exact streams, one end for each, nothing left behind, and no way out of the sandbox.
 
 mod attach;
-mod escapes;
+pub(crate) mod escapes;
 mod exits;
-mod lifecycle;
-mod ports;
-mod streams;
+pub(crate) mod lifecycle;
+pub(crate) mod ports;
+pub(crate) mod streams;
 pub(crate) mod table;
-mod terminal;
+pub(crate) mod terminal;
 
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, ExecResult, Program, Work};
@@ -23,7 +23,7 @@ fn each_user(test: impl Fn(Host)) {
 }
 
 /// A request for a program in the workspace.
-fn program(argv: &[&str]) -> ExecRequest {
+pub(crate) fn program(argv: &[&str]) -> ExecRequest {
     let argv = argv.iter().map(|argument| (*argument).to_owned()).collect();
     ExecRequest {
         what: Work::Process(Program { argv, cwd: "/workspace".into(), ..Program::default() }),
@@ -32,22 +32,22 @@ fn program(argv: &[&str]) -> ExecRequest {
 }
 
 /// A request for a script of `sh`.
-fn script(text: &str) -> ExecRequest {
+pub(crate) fn script(text: &str) -> ExecRequest {
     program(&["sh", "-c", text])
 }
 
-fn detached(request: ExecRequest) -> ExecRequest {
+pub(crate) fn detached(request: ExecRequest) -> ExecRequest {
     let Work::Process(program) = request.what else { panic!("a process") };
     ExecRequest { what: Work::Process(Program { detached: true, ..program }), ..request }
 }
 
 /// Runs a process to its end.
-async fn finish(kernel: &KernelClient, request: &ExecRequest) -> ExecResult {
+pub(crate) async fn finish(kernel: &KernelClient, request: &ExecRequest) -> ExecResult {
     kernel.spawn(request).await.expect("accepted").execution.result().await.expect("a result")
 }
 
 /// Runs a script to its end and returns its trimmed output.
-async fn says(kernel: &KernelClient, text: &str) -> String {
+pub(crate) async fn says(kernel: &KernelClient, text: &str) -> String {
     let result = finish(kernel, &script(text)).await;
     assert_eq!(result.end.code, 0, "{text:?}: {result:?}");
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
@@ -60,6 +60,15 @@ pub(crate) struct Inside<'k> {
 }
 
 impl Inside<'_> {
+    /// Code that runs until it is interrupted.
+    pub(crate) fn sleep(&self) -> &'static str {
+        match self.engine {
+            EngineName::Python => "import time; time.sleep(600)",
+            EngineName::Node => "await new Promise(r => setTimeout(r, 600000))",
+            EngineName::Bash | EngineName::Kaish => "sleep 600",
+        }
+    }
+
     /// Runs a script to its end and returns its trimmed output.
     pub(crate) async fn sh(&self, script: &str) -> String {
         let code = match self.engine {

@@ -13,7 +13,7 @@ use ryokan::core::error::ErrorCode;
 use ryokan::core::limits;
 use ryokan::core::rights::Right;
 use ryokan::core::spec::Net;
-use ryokan::rpc::client::{KernelClient, PortClient};
+use ryokan::rpc::client::{HostClient, KernelClient, PortClient};
 
 use super::{bash, detached, each_user, program, says};
 use crate::support::{Host, eventually, spec, until};
@@ -176,23 +176,31 @@ fn unread_connection_holds_its_sender() {
     });
 }
 
+/// Neither the host's loopback nor that of another kernel answers a port of a kernel that runs.
+pub(crate) async fn own_loopback(client: &HostClient, kernel: &KernelClient) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+    let outside = listener.local_addr().expect("bound").port();
+    let six = std::net::TcpListener::bind("[::1]:0").ok().and_then(|l| Some((l.local_addr().ok()?.port(), l)));
+    let other = bash(client, "other").await;
+    serves(&other, ECHO, 8123).await;
+    let ports = [Some(outside), six.as_ref().map(|(port, _)| *port), Some(8123)];
+    for number in ports.into_iter().flatten() {
+        let port = kernel.open_port(number).await.expect("opened");
+        let refused = port.connect().await.map(drop).expect_err("it is not this kernel's");
+        assert_eq!((refused.code, &*refused.reason), (ErrorCode::NotFound, "port_closed"), "{number}");
+    }
+    other.stop(false).await.expect("stopped");
+}
+
 #[test]
 fn only_own_loopback_is_reached() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let outside = listener.local_addr().expect("bound").port();
-    let six = std::net::TcpListener::bind("[::1]:0").ok().and_then(|l| Some((l.local_addr().ok()?.port(), l)));
     each_user(|host| {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
-            let other = bash(&client, "other").await;
-            serves(&other, ECHO, 8123).await;
             says(&kernel, "true").await;
-            let ports = [Some(outside), six.as_ref().map(|(port, _)| *port), Some(8123)];
-            for number in ports.into_iter().flatten() {
-                let port = kernel.open_port(number).await.expect("opened");
-                let refused = port.connect().await.map(drop).expect_err("it is not this kernel's");
-                assert_eq!((refused.code, &*refused.reason), (ErrorCode::NotFound, "port_closed"), "{number}");
-            }
+            own_loopback(&client, &kernel).await;
             let mut with_network = spec("net", EngineName::Bash);
             with_network.net = Some(Net::Host);
             let (with_network, _) = client.create_kernel(&with_network, "").await.expect("made");
@@ -251,16 +259,39 @@ fn over(path: &Path) -> String {
     exchanges(UnixStream::connect(path).expect("connected"), |s| s.shutdown(std::net::Shutdown::Write).expect("ended"))
 }
 
-fn ready(host: &Host) {
-    host.ok(&["new", "k", "--engine", "bash"]);
-    host.ok(&["spawn", "k", "-d", "--", "python3", "-c", ECHO, "8000"]);
-    until("it listens", || host.ok(&["spawn", "k", "--", "ls"]).contains("ready"));
+/// Starts a server on port 8000 of a kernel.
+fn ready(host: &Host, kernel: &str) {
+    // Of a former server.
+    host.ok(&["spawn", kernel, "--", "rm", "-f", "ready"]);
+    host.ok(&["spawn", kernel, "-d", "--", "python3", "-c", ECHO, "8000"]);
+    until("it listens", || host.cli(&["cp", &format!("{kernel}:ready"), "-"]).status.success());
+}
+
+/// A forwarded port carries connections for its user, and ends with the worker. The kernel is stopped at the end.
+pub(crate) fn forwarding(host: &Host, kernel: &str) {
+    ready(host, kernel);
+    let forward = Forward::start(host, &[kernel, "8000"]);
+    let loopback = Forward::start(host, &[kernel, "8000", "--listen", "127.0.0.1:0"]);
+    let socket = forward.socket();
+    assert_eq!(over(&socket), "over a socket");
+    let stream = std::net::TcpStream::connect(&loopback.address).expect("connected");
+    let text = exchanges(stream, |s| s.shutdown(std::net::Shutdown::Write).expect("ended"));
+    assert_eq!(text, "over a socket");
+    host.ok(&["stop", kernel]);
+    for (forward, warns) in [(forward, false), (loopback, true)] {
+        let (code, text) = forward.end();
+        assert_eq!(code, Some(1), "{text}");
+        assert_eq!(text.contains("serves all programs of this user and of root"), warns, "{text}");
+        assert!(text.contains(&format!("worker of kernel {kernel} has ended")), "{text}");
+    }
+    assert!(!socket.exists());
 }
 
 #[test]
 fn forward_listens_for_its_user_only() {
     each_user(|host| {
-        ready(&host);
+        host.ok(&["new", "k", "--engine", "bash"]);
+        ready(&host, "k");
         let forward = Forward::start(&host, &["k", "8000"]);
         let socket = forward.socket();
         assert_eq!(over(&socket), "over a socket");
@@ -277,18 +308,8 @@ fn forward_listens_for_its_user_only() {
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("interrupted");
         assert_eq!(again.end().0, Some(0));
         assert!(!socket.exists());
-        let loopback = Forward::start(&host, &["k", "8000", "--listen", "127.0.0.1:0"]);
-        let stream = std::net::TcpStream::connect(&loopback.address).expect("connected");
-        let text = exchanges(stream, |s| s.shutdown(std::net::Shutdown::Write).expect("ended"));
-        assert_eq!(text, "over a socket");
         host.ok(&["stop", "k"]);
-        let (code, text) = loopback.end();
-        assert_eq!(code, Some(1), "{text}");
-        assert!(
-            text.contains("serves all programs of this user and of root")
-                && text.contains("worker of kernel k has ended"),
-            "{text}"
-        );
+        forwarding(&host, "k");
         for wrong in [["k", "0"], ["k", "65536"]] {
             assert_eq!(host.cli(&["forward", wrong[0], wrong[1]]).status.code(), Some(2));
         }
@@ -346,7 +367,8 @@ fn loopback_port_refuses_other_users() {
 #[test]
 fn forward_reports_refused_connections() {
     let mut host = Host::start();
-    ready(&host);
+    host.ok(&["new", "k", "--engine", "bash"]);
+    ready(&host, "k");
     let own = host.path("home").join("own.sock");
     let listen = format!("unix:{}", own.display());
     let forward = Forward::start(&host, &["k", "8001", "--listen", &listen]);

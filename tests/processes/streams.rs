@@ -3,9 +3,10 @@
 use std::io::Write as _;
 use std::process::Stdio;
 
+use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, OutputEvent};
 
-use super::{bash, each_user, finish, program, says, script};
+use super::{Inside, bash, each_user, finish, program, says, script};
 use crate::support::run;
 
 #[test]
@@ -63,29 +64,36 @@ fn stdin_reaches_its_end() {
     });
 }
 
+/// A reader that takes nothing holds its process, and nothing else.
+pub(crate) async fn slow_reader(inside: &Inside<'_>) {
+    let kernel = inside.kernel;
+    let request = ExecRequest { output_limit_bytes: 1, ..script("yes") };
+    let process = kernel.spawn(&request).await.expect("accepted");
+    // The reader takes one piece and then nothing.
+    let reading = process.execution.output(0, async |_| {
+        std::future::pending::<()>().await;
+        Ok(())
+    });
+    let others = async {
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        assert_eq!(says(kernel, "echo fine").await, "fine");
+        assert_eq!(inside.sh("seq 200000 | wc -l").await, "200000");
+        kernel.files().await.expect("its files").write(b"beside", b"x").await.expect("written");
+        kernel.interrupt_execution(process.execution.exec()).await.expect("ended");
+        process.execution.result().await.expect("a result")
+    };
+    tokio::select! {
+        _ = reading => panic!("the reader never returns"),
+        result = others => assert_eq!(result.end.code, 137, "{:?}", result.end),
+    }
+}
+
 #[test]
 fn slow_reader_blocks_only_its_process() {
     each_user(|host| {
         host.with(async |client| {
             let kernel = bash(&client, "k").await;
-            let request = ExecRequest { output_limit_bytes: 1, ..script("yes") };
-            let process = kernel.spawn(&request).await.expect("accepted");
-            // The reader takes one piece and then nothing.
-            let reading = process.execution.output(0, async |_| {
-                std::future::pending::<()>().await;
-                Ok(())
-            });
-            let others = async {
-                tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-                assert_eq!(says(&kernel, "echo fine").await, "fine");
-                assert_eq!(run(&kernel, "seq 200000 | wc -l").await.stdout, b"200000\n");
-                kernel.interrupt_execution(process.execution.exec()).await.expect("ended");
-                process.execution.result().await.expect("a result")
-            };
-            tokio::select! {
-                _ = reading => panic!("the reader never returns"),
-                result = others => assert_eq!(result.end.code, 137, "{:?}", result.end),
-            }
+            slow_reader(&Inside { kernel: &kernel, engine: EngineName::Bash }).await;
         });
     });
 }

@@ -46,7 +46,7 @@ pub(super) struct Live {
 
 enum LiveKind {
     Kernel { kernel: Rc<Kernel>, held: Option<Box<HeldKernel>>, checkpoint: Option<CheckpointId> },
-    Repository { path: PathBuf, repository: Repository, state: Option<State> },
+    Repository { path: PathBuf, repository: Repository, state: Option<Box<State>> },
     Data(Box<dyn DataSource>),
 }
 
