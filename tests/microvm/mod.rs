@@ -10,6 +10,7 @@ mod lifecycle;
 mod memory;
 mod refusals;
 mod regressions;
+mod surface;
 mod suspend;
 mod teleport;
 mod templates;
