@@ -12,6 +12,7 @@ mod seed;
 mod simulation;
 mod ssh;
 mod whole;
+mod wire_faults;
 
 use std::process::Output;
 
