@@ -17,6 +17,8 @@ mod write;
 #[cfg(test)]
 mod group_tests;
 #[cfg(test)]
+mod machine_tests;
+#[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
