@@ -131,14 +131,18 @@ mod tests {
 
     #[test]
     fn ended_terminal_blocks_no_task() {
-        let pair = nix::pty::openpty(None, None).unwrap();
+        let pair = nix::pty::openpty(None, None).expect("a terminal");
+        // Otherwise a full terminal drops input rather than refuse it.
+        let mut raw = nix::sys::termios::tcgetattr(&pair.slave).expect("a terminal");
+        nix::sys::termios::cfmakeraw(&mut raw);
+        nix::sys::termios::tcsetattr(&pair.slave, nix::sys::termios::SetArg::TCSANOW, &raw).expect("a terminal");
         let (ended, waiting) = mpsc::channel();
         // A thread of its own: the runtime of a writer that never yields cannot be left.
         thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             let tasks = tokio::task::LocalSet::new();
             let refused = tasks.block_on(&runtime, async {
-                let stdin = Stdin::to(pair.master, vec![b'x'; 1 << 20], false).unwrap();
+                let stdin = Stdin::to(pair.master, vec![b'x'; 1 << 20], false).expect("watched");
                 // The terminal is full before it closes.
                 tokio::task::yield_now().await;
                 drop(pair.slave);
