@@ -39,7 +39,9 @@ class ClientTest(DaemonTest):
                 self.assertEqual(*[isinstance(one, property) for one in found], f"{name}.{method}")
                 called = [one.fget if isinstance(one, property) else one for one in found]
                 given = [inspect.signature(one).parameters for one in called]
-                parameters = [[(p.name, p.kind, p.default) for p in one.values()] for one in given]
+                # E2B's synchronous face takes no callbacks: it asks the handle for events.
+                alone = {"on_event", "on_exit"} if method == "watch_dir" else set()
+                parameters = [[(p.name, p.kind, p.default) for p in one.values() if p.name not in alone] for one in given]
                 self.assertEqual(*parameters, f"{name}.{method}")
                 for face in (sync, both):
                     self.assertTrue(getattr(face, method).__doc__ or method == "kill", f"{face}.{method}")

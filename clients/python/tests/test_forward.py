@@ -37,7 +37,8 @@ STRANGER = """
 import os, socket, sys
 os.setuid(int(sys.argv[2]))
 host, port = sys.argv[1].split(":")
-with socket.create_connection((host, int(port))) as client:
+with socket.socket() as client:
+    client.connect((host, int(port)))
     try:
         client.sendall(b"ping")
         print(client.recv(4))

@@ -67,7 +67,7 @@ class MovesTest(DaemonTest):
         progress = []
         report = kernel.teleport(self.to, kind="checkpoint", since="new", on_progress=progress.append)
         self.assertEqual(report.host, self.there.info.id)
-        self.assertEqual((report.kind, report.missing, report.acknowledged), ("checkpoint", [], True))
+        self.assertEqual((report.kind, report.missing, report.acknowledged), ("checkpoint", ["1 older checkpoint"], True))
         self.assertGreater(report.sent_bytes, 1 << 20)
         self.assertGreater(report.wire_bytes, 1 << 20)
         self.assertGreaterEqual(report.elapsed, report.pause)

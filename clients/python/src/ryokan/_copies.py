@@ -159,7 +159,11 @@ async def _send_directory(files: Files, walk: _Walk, step: _Enter) -> None:
         with os.scandir(folder) as scanned:
             entries = [os.fsencode(entry.name) for entry in scanned]
     # Open to its owner until everything is in it.
-    await files.make_dir(path, mode=attributes["mode"] | 0o700)
+    opened = attributes["mode"] | 0o700
+    await files.make_dir(path, mode=opened)
+    if opened != attributes["mode"]:
+        # One of an earlier copy keeps its mode.
+        await files._call("setAttributes", path, {"mode": opened}, 0)
     for name in entries:
         inner, to = _Spot(folder, name, _below(spot.shown, name)), _below(path, name)
         with _on(inner.shown):

@@ -352,11 +352,12 @@ class Kernel:
         self,
         to: str,
         *,
-        allow_missing: bool = False,
+        allow_missing: bool | Sequence[str] = False,
         kind: str = "",
         limit_rate: int = 0,
         isolation: str = "",
         since: str = "",
+        key: str = "",
         on_progress: ProgressTaker | None = None,
     ) -> types.TeleportReport:
         """Moves the kernel to another host; returns when it lives there. This object is of no use then.
@@ -367,11 +368,13 @@ class Kernel:
             to: `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams lead
                 to the other daemon. The daemon of this user runs it.
             allow_missing: move without paths of the host, network, MCP servers and processes; otherwise
-                they refuse the move.
+                they refuse the move. Or names of what may be missing: `paths`,
+                `venv`, `network`, `layers`, `mounts`, `mcp`, `processes`.
             kind: `checkpoint`, `teleport` with a virtual machine's memory, or `auto`.
             limit_rate: bytes a second while the kernel runs; 0: no limit.
             isolation: of the kernel on the other host, `process` or `microvm`; empty: as here.
             since: a checkpoint; older ones stay behind and end with this host's record. Empty: all move.
+            key: idempotency key, valid for 24 hours: a repeated call returns the report of the first move.
             on_progress: receives how far the move is.
 
         Raises:
@@ -379,7 +382,9 @@ class Kernel:
             UnsupportedError: the other host cannot take it.
         """
         _moves.permitted(await self.info())
-        options = (allow_missing, kind, limit_rate, isolation, since)
+        is_all = allow_missing is True
+        named = [] if isinstance(allow_missing, bool) else list(allow_missing)
+        options = (is_all, kind, limit_rate, isolation, since, key, 0, named)
         return await _moves.teleport(self._connection, self.id, to, options, on_progress)
 
     async def abort_teleport(self) -> None:

@@ -37,7 +37,13 @@ class WatchHandle:
     async def _begin(self, connection: Connection) -> WatchHandle:
         await self._watch._begin()
         self._running = connection.link.in_background(self._follow())
+        self._running.add_done_callback(self._ended)
         return self
+
+    def _ended(self, _: object) -> None:
+        # Not in `_follow`: a connection that ends at once cancels it before its first step.
+        if self._failure is None:
+            self._failure = UnavailableError("the watch ended", AFTER_A_LOSS)
 
     async def _follow(self) -> None:
         try:
@@ -48,10 +54,6 @@ class WatchHandle:
                     raise ConflictError(f"the watch ended: {why}", "list the directory, and watch it anew", reason)
                 if event.kind in _TYPES:
                     await self._take(types.FilesystemEvent(event.path, _TYPES[event.kind]))
-        except asyncio.CancelledError:
-            # By `stop`, which was first, or by the end of the connection.
-            self._failure = self._failure or UnavailableError("the watch ended", AFTER_A_LOSS)
-            raise
         except Exception as error:
             self._failure = error.with_traceback(None)
         await self._watch.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -309,11 +309,12 @@ class Kernel:
         self,
         to: str,
         *,
-        allow_missing: bool = False,
+        allow_missing: bool | Sequence[str] = False,
         kind: str = "",
         limit_rate: int = 0,
         isolation: str = "",
         since: str = "",
+        key: str = "",
         on_progress: ProgressTaker | None = None,
     ) -> types.TeleportReport:
         """Moves the kernel to another host; returns when it lives there. This object is of no use then.
@@ -324,11 +325,13 @@ class Kernel:
             to: `ssh://[USER@]HOST[:PORT]`, or `exec:COMMAND`: a shell command whose standard streams lead
                 to the other daemon. The daemon of this user runs it.
             allow_missing: move without paths of the host, network, MCP servers and processes; otherwise
-                they refuse the move.
+                they refuse the move. Or names of what may be missing: `paths`,
+                `venv`, `network`, `layers`, `mounts`, `mcp`, `processes`.
             kind: `checkpoint`, `teleport` with a virtual machine's memory, or `auto`.
             limit_rate: bytes a second while the kernel runs; 0: no limit.
             isolation: of the kernel on the other host, `process` or `microvm`; empty: as here.
             since: a checkpoint; older ones stay behind and end with this host's record. Empty: all move.
+            key: idempotency key, valid for 24 hours: a repeated call returns the report of the first move.
             on_progress: receives how far the move is, in this thread.
 
         Raises:
@@ -344,6 +347,7 @@ class Kernel:
                 limit_rate=limit_rate,
                 isolation=isolation,
                 since=since,
+                key=key,
                 on_progress=taker,
             )
 
