@@ -1,6 +1,7 @@
 //! A freeze that fails, in a group that is paused then.
 
 use std::path::PathBuf;
+use std::process::Stdio;
 
 use super::Shop;
 use super::crash_safety::{armed, points};
@@ -62,16 +63,21 @@ fn failed_freeze_pauses() {
     refused(&shop, &["resume", "agent"], "a freeze of the group");
     refused(&shop, &["freeze", "shop"], "is paused");
     // The user's own data goes on.
-    std::fs::write(shop.data(), kept).expect("written");
+    std::fs::write(shop.data(), &kept).expect("written");
     shop.wreck_data();
-    shop.host.kill();
-    shop.host.launch();
-    assert_eq!(shown(&shop)["paused"].as_str(), Some(&*reason));
-    refused(&shop, &["exec", "agent", "echo ran"], "a freeze of the group");
-    assert!(is_suspended(&shop));
     assert_eq!(lines(&shop), stopped, "nothing ran inside");
     shop.host.ok(&["resume", "shop"]);
     until("more ticks", || lines(&shop) > stopped);
+    // The pause outlives its daemon.
+    damage(&shop);
+    refused(&shop, &["freeze", "shop"], "its kernels are paused");
+    shop.host.kill();
+    shop.host.launch();
+    assert!(shown(&shop)["paused"].is_string());
+    refused(&shop, &["exec", "agent", "echo ran"], "a freeze of the group");
+    until("the suspension", || is_suspended(&shop));
+    std::fs::write(shop.data(), &kept).expect("written");
+    shop.host.ok(&["resume", "shop"]);
     assert_eq!(shop.kernel_state(), "1 1");
     assert!(shown(&shop)["paused"].is_null() && shop.host.ok(&["audit"]).contains("group.pause"));
     shop.host.ok(&["freeze", "shop"]);
@@ -103,6 +109,7 @@ fn missing_member_pauses() {
 #[test]
 fn paused_group_is_restored() {
     let shop = Shop::new(*users().last().unwrap());
+    shop.work();
     shop.host.ok(&["freeze", "shop", "-m", "good"]);
     let frozen = shop.state();
     shop.wreck();
@@ -117,15 +124,15 @@ fn paused_group_is_restored() {
 }
 
 #[test]
-fn running_code_is_paused_at_its_end() {
+fn running_code_pauses_at_end() {
     let shop = Shop::new(*users().last().unwrap());
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| shop.host.ok(&["exec", "agent", WAITS]));
-        until("running code", || shop.host.ok(&["show", "agent"]).contains("busy"));
-        refused(&shop, &[&PAUSING[..], &["--wait", "1s"]].concat(), "its kernels are paused");
-        std::fs::write(workspace(&shop).join("go"), "").expect("written");
-        running.join().expect("it ends");
-    });
+    let mut command = shop.host.command("ryokan");
+    command.args(["--no-autostart", "exec", "agent", WAITS]);
+    let mut running = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("running code", || shop.host.ok(&["show", "agent"]).contains("busy"));
+    refused(&shop, &[&PAUSING[..], &["--wait", "1s"]].concat(), "its kernels are paused");
+    std::fs::write(workspace(&shop).join("go"), "").expect("written");
+    assert!(running.wait().unwrap().success());
     until("the suspension", || is_suspended(&shop));
     shop.host.ok(&["resume", "shop"]);
     assert_eq!(shop.kernel_state(), "1 1");

@@ -110,7 +110,7 @@ fn killed_import_of_submodule_leaves_nothing() {
 
 /// The history has a link where the freeze has a submodule.
 #[test]
-fn link_in_place_of_submodule_is_refused() {
+fn link_replacing_submodule_is_refused() {
     let user = *users().last().unwrap();
     let nested = Nested::new(user);
     std::os::unix::fs::symlink("../elsewhere", nested.at("later")).unwrap();
