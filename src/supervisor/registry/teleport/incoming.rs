@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::evidence::Evidence;
 use super::history::check_history;
+use super::missing::missing;
 use super::preview::Preview;
 use super::steps::Steps;
 use super::{Incoming, is_epoch, memory, older_checkpoints, read, without_host, write};
@@ -21,7 +22,7 @@ use crate::catalog::state::{Arrival, EntryKind, NewEntry};
 use crate::catalog::{HandoverRow, KernelRow, NewAudit, Notes, StateHandle};
 use crate::core::checkpoint::{Manifest, StateParts};
 use crate::core::error::{Error, Result};
-use crate::core::handover::{Allowed, Missing, Side, Target};
+use crate::core::handover::{Missing, Side, Target};
 use crate::core::ids::{CheckpointId, Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::kernel::{Life, State, StopReason};
 use crate::core::limits;
@@ -57,31 +58,6 @@ pub async fn serve(
         supervisor.host().audit_refusal(&target.actor, "kernel.arrive", None, error).await;
     }
     served
-}
-
-/// What an offered kernel comes without: this host grants none of it by its name.
-///
-/// # Errors
-/// `refused` names what the source does not allow to be missing.
-fn missing(offer: &Offer) -> Result<Vec<String>> {
-    let says = "this host grants an incoming kernel none of";
-    let of_spec = Missing::of_spec(&offer.spec);
-    let names = offer.allowed.iter().map(String::as_str);
-    let allowed = match offer.allow_missing {
-        true => Allowed::named(offer.allowed.is_empty(), names)?,
-        false => Allowed::default(),
-    };
-    allowed.check(&of_spec, says)?;
-    let mut missing: Vec<String> = of_spec.into_iter().map(|left| left.text).collect();
-    // The source has judged these by their kinds.
-    let resources = &offer.resources[..offer.resources.len().min(limits::MOUNTS + limits::MCP_SERVERS)];
-    if !resources.is_empty() && !offer.allow_missing {
-        return Err(Error::refused(format!("{says}: {}", resources.join(", ")))
-            .reason("missing")
-            .hint("--allow-missing moves the kernel without them"));
-    }
-    missing.extend_from_slice(resources);
-    Ok(missing)
 }
 
 /// This host as a target, for the kernels of one user.

@@ -1,6 +1,7 @@
 //! Moves of kernels between hosts: the records on both sides, and what drives `teleport`.
 //!
 //! ```text
+//! missing.rs    what an offered kernel comes without
 //! outgoing.rs   one move: offer, copy, freeze, seal, departure, commit
 //! keyed.rs      idempotency keys
 //! precopy.rs    rounds of copying before the pause
@@ -19,6 +20,7 @@ mod history;
 mod incoming;
 mod keyed;
 mod memory;
+mod missing;
 mod outgoing;
 mod precopy;
 mod preview;
