@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ryokan::core::freeze::capture::{self, Capture, Reply};
+use ryokan::core::freeze::on_failure::OnFailure;
 use ryokan::core::freeze::restore::{self, Restore};
 use ryokan::core::kernel::transition::{Claim, Event, Kind};
 
@@ -86,7 +87,8 @@ impl Host {
 
     pub fn begin_freeze(&mut self, id: u32) {
         let members = self.members();
-        let machine = Machine::Freeze { machine: Capture::new(members.len()), id, pins: BTreeMap::new() };
+        let machine =
+            Machine::Freeze { machine: Capture::new(members.len(), OnFailure::Resume), id, pins: BTreeMap::new() };
         self.operation = Some(Operation { members, claims: BTreeMap::new(), machine });
     }
 
@@ -241,6 +243,8 @@ impl Host {
             }),
             Action::Withdraw => self.withdraw(id),
             Action::End => {}
+            // For groups that a failed freeze leaves paused; these resume.
+            Action::Arm | Action::Pause(_) => return full(),
         }
         Reply::Done
     }

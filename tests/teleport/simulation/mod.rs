@@ -124,7 +124,7 @@ const MISTAKES: [(Mistake, Rule, u64); 36] = [
     (Mistake::CopyOutlivesConnection, Rule::NoLostWork, 2),
     (Mistake::PreparedBeforeRecord, Rule::NoLostWork, 2),
     (Mistake::AdoptBeforeSync, Rule::NoLostWork, 71),
-    (Mistake::StartAdoptsBeforeSync, Rule::NoLostWork, 656),
+    (Mistake::StartAdoptsBeforeSync, Rule::NoLostWork, 9_399),
     (Mistake::LiveBeforeSync, Rule::NoLostWork, 8),
     (Mistake::NoDigests, Rule::NoLostWork, 24),
     (Mistake::FullDiskIsIgnored, Rule::NoLostWork, 40),
@@ -156,7 +156,7 @@ const FIXED: u64 = 150;
 /// Fresh seeds of a run.
 const FRESH: u64 = 50;
 /// Seeds within which each mistake must be found.
-const SEARCHED: u64 = 3_000;
+const SEARCHED: u64 = 10_000;
 /// Seeds, and events of each, in which every event is preceded by a crash once.
 const CRASHED: (u64, u64) = (2, 120);
 
