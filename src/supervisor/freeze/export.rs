@@ -158,9 +158,9 @@ async fn histories(
                 let pack = history(host, &repository, &part.head.commit, folder).await?;
                 made.push((submodule, objects::put(host, pack).await?.0));
             }
-            Ok(made)
+            Ok::<_, Error>(made)
         };
-        let made = packing.await.map_err(|error: Error| {
+        let made = packing.await.map_err(|error| {
             let message = format!("member {}: {}", part.name, error.message);
             Error { message, ..error }
         })?;

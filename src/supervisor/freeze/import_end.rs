@@ -164,10 +164,11 @@ async fn forget_history(supervisor: &Supervisor, uid: u32, group: GroupId, path:
         access::recheck(host, uid, path)?;
         let repository = Repository::open(&access::git(host).await?, path)?;
         access::trusted_repository(supervisor, uid, &repository).await?;
+        repository.drop_history(&reference(group)).await?;
         for inner in repository.inner().await? {
             inner.drop_history(&reference(group)).await?;
         }
-        repository.drop_history(&reference(group)).await
+        Ok::<_, Error>(())
     };
     if let Err(error) = forgetting.await {
         let (path, reference) = (path.display().to_string(), reference(group));

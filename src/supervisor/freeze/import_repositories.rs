@@ -42,7 +42,7 @@ impl Arriving<'_> {
                     Place::There(there)
                 }
             };
-            let device = if path.exists() { &path } else { path.parent().unwrap_or(&path) };
+            let device: &Path = if path.exists() { &path } else { path.parent().unwrap_or(&path) };
             self.bring((&one.member.name, ""), part, place, &folder, device).await
         };
         self.in_time(step).await

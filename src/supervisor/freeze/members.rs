@@ -194,7 +194,7 @@ impl Live {
             LiveKind::Repository { repository, state, .. } => {
                 let found = repository.state(&self.scratch, false).await?;
                 let revision = format!("{found:?}");
-                *state = Some(found);
+                *state = Some(Box::new(found));
                 Ok(revision)
             }
             LiveKind::Data(source) => source.revision(any).await,
