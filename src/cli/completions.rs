@@ -130,6 +130,13 @@ _ryokan_with_kernels() {{
             return
             ;;
     esac
+    # Other commands named get have a kernel next.
+    case "${{COMP_WORDS[1]}} $COMP_CWORD $last" in
+        "vars 4 get"|"vars 4 set")
+            _ryokan_lines vars "${{COMP_WORDS[2]}}"
+            return
+            ;;
+    esac
     case "$last" in
         {})
             _ryokan_lines ls
@@ -140,9 +147,6 @@ _ryokan_with_kernels() {{
     case "${{COMP_WORDS[1]}} $COMP_CWORD $last" in
         {})
             _ryokan_lines log "${{COMP_WORDS[2]}}"
-            ;;
-        "vars 4 get"|"vars 4 set")
-            _ryokan_lines vars "${{COMP_WORDS[2]}}"
             ;;
         {}|"exec "*" --attach")
             _ryokan_lines ps "${{COMP_WORDS[2]}}"
@@ -277,9 +281,10 @@ if [ "$funcstack[1]""#;
         .replace(":IMG:_default", ":IMG:_ryokan_images")
         .replace(":IMG[@VERSION]:_default", ":IMG[@VERSION]:_ryokan_images");
     let named = named.replace("Name of the variable:_default", "Name of the variable:_ryokan_variables");
-    let named = ["Number of the process:_default", "Number of the execution or process:_default", ":EXECUTION:_default"]
-        .into_iter()
-        .fold(named, |script, found| script.replace(found, &found.replace("_default", "_ryokan_processes")));
+    let named =
+        ["Number of the process:_default", "Number of the execution or process:_default", ":EXECUTION:_default"]
+            .into_iter()
+            .fold(named, |script, found| script.replace(found, &found.replace("_default", "_ryokan_processes")));
     let named = named.replace(":REF:_default", ":REF:_ryokan_checkpoints");
     let all = args::command();
     let positionals = all.get_subcommands().flat_map(|command| command.get_positionals().skip(1));
