@@ -210,7 +210,8 @@ fn conditions(world: &World) -> Vec<String> {
         lines.push(process::version_of(python, &["-c", code]));
     }
     if let Some(python) = &world.python_client {
-        let code = "import capnp, sys; print(f'Python client: pycapnp {capnp.__version__}, python', sys.version.split()[0])";
+        let code =
+            "import capnp, sys; print(f'Python client: pycapnp {capnp.__version__}, python', sys.version.split()[0])";
         lines.push(process::version_of(python, &["-c", code]));
     }
     lines.push(process::version_of("bwrap".as_ref(), &["--version"]));

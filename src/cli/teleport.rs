@@ -54,7 +54,7 @@ pub struct TeleportArgs {
     #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["status", "abort", "resolve"])]
     pub since: Option<String>,
     /// Idempotency key, valid for 24 hours: a repeated command returns the report of the first move
-    #[arg(long, value_name = "KEY", default_value = "", conflicts_with_all = ["status", "abort", "resolve"])]
+    #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true, conflicts_with_all = ["status", "abort", "resolve"])]
     pub key: String,
     /// List moves in progress, unacknowledged moves and received kernels
     #[arg(long, conflicts_with_all = ["to", "abort", "resolve"])]

@@ -234,7 +234,7 @@ mod tests {
             (&[p], b"", false),
             (b"x", &[p, b'x'], false),
             (&[q, p, p], &[q, p], false),
-            (&[b'y'], &[p, b'y'], false),
+            (b"y", &[p, b'y'], false),
             (&[b'z', p], b"z", false),
             (&[q, b'a'], b"", true),
         ] {

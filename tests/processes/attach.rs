@@ -14,7 +14,7 @@ fn detached_terminal_is_joined() {
     each_user(|host| {
         host.ok(&["new", "k", "--engine", "bash"]);
         let exec = detached(&host, &["-t", "--", "bash", "--norc"]);
-        assert!(host.ok(&["ps", "k", "--json"]).contains("\"terminal\":true"), "{}", host.ok(&["ps", "k", "--json"]));
+        assert!(host.ok(&["ps", "k", "--json"]).contains("\"terminal\": true"));
         let mut first = Terminal::start(&host, &["exec", "k", "--attach", &exec]);
         first.enter("$ ", "x=5; stty size");
         first.wait_for("50 200");

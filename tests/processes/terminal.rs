@@ -35,7 +35,8 @@ pub(crate) fn job_control(host: &Host, kernel: &str, job: &str) {
     shell.wait_for("Running");
     shell.enter("$ ", "fg");
     shell.wait_for("sleep 1234");
-    shell.press("\x03");
+    // The shell names the job before it gives it the terminal.
+    shell.press_until("\x03", "$ ");
     shell.enter("$ ", "echo code=$?");
     shell.wait_for("code=130");
     shell.resize(33, 44);

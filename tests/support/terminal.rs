@@ -105,6 +105,22 @@ impl Terminal {
         }
     }
 
+    /// Presses a key, again every two seconds, until the screen shows the text: the program may not read keys yet.
+    pub fn press_until(&mut self, key: &str, wanted: &str) {
+        let deadline = Instant::now() + Duration::from_secs(180);
+        while Instant::now() < deadline {
+            self.press(key);
+            let again = Instant::now() + Duration::from_secs(2);
+            while let Ok(bytes) = self.shown.recv_timeout(again.saturating_duration_since(Instant::now())) {
+                self.text.push_str(&String::from_utf8_lossy(&bytes));
+                if plain(&self.text).contains(wanted) {
+                    return;
+                }
+            }
+        }
+        panic!("{wanted:?} did not appear: {:?}", self.text)
+    }
+
     /// Waits until the program has written the text, including escape sequences; discards
     /// everything before.
     pub fn wait_for_raw(&mut self, wanted: &str) {

@@ -46,7 +46,7 @@ pub struct CopyArgs {
 /// Whether operations on files wait.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct WaitArgs {
-    /// Fail, rather than wait, while a checkpoint, restore, archive, move or freeze has the kernel
+    /// Fail, not wait, while a checkpoint, restore, archive, move or freeze has the kernel
     #[arg(long)]
     pub no_wait: bool,
 }

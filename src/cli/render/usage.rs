@@ -56,7 +56,7 @@ pub fn kernel_disk(usage: &DiskUsage, paint: Paint) -> String {
     text + &incomplete(usage, paint)
 }
 
-fn parts(head: &str, parts: &[DiskPart], paint: Paint) -> String {
+fn parts(head: &'static str, parts: &[DiskPart], paint: Paint) -> String {
     let mut table = Table::new(&[head, "SIZE", ""]);
     for part in parts.iter().filter(|part| part.bytes > 0) {
         table.row(&[part.what.as_str(), &format_size(part.bytes), &part.why]);

@@ -4,7 +4,7 @@
 //! one of these commits or at a descendant of one. A revision that was never recorded is not judged.
 //!
 //! Git does not run in the workspace of a kernel, so there the order of the freezes decides: code is older than data if
-//! all freezes that recorded its commit are before the first one that recorded the data's revision.
+//! none recorded both, and the first one with the code's commit is before the first one with the data's revision.
 
 use super::SchemaRevision;
 use super::refs::CommitId;
@@ -39,13 +39,14 @@ impl Pairing {
     }
 }
 
-/// The newest commit that the data of a pair was recorded with, if the code of the pair was recorded only before.
+/// The newest commit that the data of a pair was recorded with, if the code of the pair is known to be older.
 fn outgrown<'a>(pair: &Pairing, recorded: &'a [Pairing]) -> Option<&'a CommitId> {
     let of = || recorded.iter().enumerate().filter(move |(_, seen)| seen.is_of(pair));
-    let (first, _) = of().find(|(_, seen)| seen.revision == pair.revision)?;
+    let (data, _) = of().find(|(_, seen)| seen.revision == pair.revision)?;
     let (_, needs) = of().rfind(|(_, seen)| seen.revision == pair.revision)?;
-    let (last, _) = of().rfind(|(_, seen)| seen.commit == pair.commit)?;
-    (last < first).then_some(&needs.commit)
+    let (code, _) = of().find(|(_, seen)| seen.commit == pair.commit)?;
+    let is_known = of().any(|(_, seen)| (&seen.revision, &seen.commit) == (&pair.revision, &pair.commit));
+    (!is_known && code < data).then_some(&needs.commit)
 }
 
 /// Data under code that is older.
@@ -134,8 +135,8 @@ mod tests {
     #[test]
     fn order_decides_in_workspaces() {
         let inside = |version, commit| Pairing { repository: Pairing::inside("agent", "lib"), ..pair(version, commit) };
-        let recorded = [inside(1, 10), inside(1, 30), inside(2, 20), inside(2, 40), inside(1, 50)];
-        let never = |_: &str, _: &CommitId, _: &CommitId| panic!("git does not run there");
+        let recorded = [inside(1, 10), inside(1, 30), inside(2, 20), inside(2, 40), inside(1, 50), inside(1, 10)];
+        let never = |_: &str, _: &CommitId, _: &CommitId| -> bool { panic!("git does not run there") };
         for (version, commit, fits) in [
             (2, 10, false),
             (2, 30, false),

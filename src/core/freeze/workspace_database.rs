@@ -84,7 +84,7 @@ mod tests {
             log.extend(number.to_be_bytes());
             log.extend(size.to_be_bytes());
             log.extend(*salts);
-            log.extend([0; 8]);
+            log.extend([0u8; 8]);
             log.extend(page(*version, 512));
         }
         log

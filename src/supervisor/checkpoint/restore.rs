@@ -17,7 +17,7 @@ use crate::core::checkpoint::{
 };
 use crate::core::error::{DISK_FULL, Error, ErrorCode, Result};
 use crate::core::ids::{CheckpointId, Digest};
-use crate::core::info::GivenMount;
+use crate::core::info::{GivenMount, Job};
 use crate::core::kernel::State;
 use crate::core::kernel::transition::{Kind, Transition};
 use crate::core::limits;
@@ -349,7 +349,8 @@ async fn perform(
         return Err(error);
     }
     // They would write to files of another time. The safety checkpoint names them.
-    let ended = kernel.background_work();
+    let ended = kernel.background_work().into_iter();
+    let ended = ended.map(|job| Job { id: job.id, command: job.command }).collect();
     kernel.end_processes().await?;
     let restoring = Restoring { safety, actor: actor.to_string(), options };
     let applied = apply(host, kernel, Some(link), transition, &target, present.as_ref(), restoring).await?;

@@ -166,6 +166,14 @@ impl wire::kernel::Server for FakeKernel {
         Ok(())
     }
 
+    async fn processes(
+        self: Rc<Self>,
+        _: wire::kernel::ProcessesParams,
+        _: wire::kernel::ProcessesResults,
+    ) -> capnp::Result<()> {
+        Ok(())
+    }
+
     async fn start(self: Rc<Self>, _: wire::kernel::StartParams, _: wire::kernel::StartResults) -> capnp::Result<()> {
         self.log.add("start");
         Ok(())
