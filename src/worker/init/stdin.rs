@@ -100,10 +100,12 @@ async fn write_piece(pipe: &AsyncFd<Watched>, data: &[u8]) -> io::Result<()> {
     let mut rest = data;
     while !rest.is_empty() {
         let mut guard = pipe.writable().await?;
+        // Before the attempt, which takes it from the guard.
+        let is_closed = guard.ready().is_write_closed();
         match guard.try_io(|fd| write(fd.get_ref(), rest).map_err(io::Error::from)) {
             Ok(written) => rest = &rest[written?..],
             // "Closed" never clears: `writable` would return at once for ever, and no other task would run.
-            Err(_) if guard.ready().is_write_closed() => {
+            Err(_) if is_closed => {
                 if is_hung_up(pipe)? {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
