@@ -11,6 +11,9 @@ use super::Mistake;
 use super::disk::{Image, Intent, Kernel, Name};
 use super::host::{Host, Io};
 
+/// The work and the image that a freeze pinned of each member.
+type Pins = BTreeMap<Kernel, (u64, Image)>;
+
 /// What is done with the group.
 #[derive(Debug)]
 pub struct Operation {
@@ -24,7 +27,7 @@ enum Machine {
     Freeze {
         machine: Capture,
         id: u32,
-        pins: BTreeMap<Kernel, (u64, Image)>,
+        pins: Pins,
     },
     Restore {
         machine: Restore,
@@ -205,7 +208,7 @@ impl Host {
         &mut self,
         action: capture::Action,
         (members, id): (&[Kernel], u32),
-        (claims, pins): (&mut BTreeMap<Kernel, Claim>, &mut BTreeMap<Kernel, (u64, Image)>),
+        (claims, pins): (&mut BTreeMap<Kernel, Claim>, &mut Pins),
         io: Io,
     ) -> Reply {
         use capture::Action;
