@@ -24,7 +24,7 @@ fn detached_terminal_is_joined() {
         first.press("\r");
         first.wait_for("50 200");
         first.press("\x10\x11");
-        first.wait_for(&format!("process {exec} continues"));
+        first.wait_for_raw(&format!("process {exec} continues"));
         first.ended_with(0);
         let mut second = Terminal::start(&host, &["exec", "k", "--attach", &exec]);
         second.enter("$ ", "echo x=$x; exit 3");
