@@ -16,7 +16,7 @@ fn places(host: &Host) -> Vec<String> {
     [place("code", home.join("code")), place("data", home.join("shop.db"))].concat()
 }
 
-/// A freeze with commits of the submodules that nobody else has, and work in each repository.
+/// A freeze with unpublished commits of the submodules, and work in each repository.
 fn frozen(user: User) -> Nested {
     let nested = Nested::new(user);
     nested.commit_in("lib/inner", "two");

@@ -17,7 +17,7 @@ pub enum Rule {
     NoHalfRestore,
     /// Visible freezes are sealed, whole and of one moment; nothing of another one is visible.
     NoUnsealedFreeze,
-    /// A worker serves one kernel, once, at the kernel's present epoch; every worker belongs to somebody.
+    /// A worker serves one kernel, once, at the kernel's present epoch; no worker is orphaned.
     OneKernelAWorker,
     /// A suspended kernel does nothing.
     SuspendHolds,
@@ -196,7 +196,7 @@ impl World {
             let is_slot = workers.slots.iter().any(|slot| slot.id.0 == *id);
             let is_lease = workers.leases.values().any(|lease| lease == id);
             if !is_slot && !is_lease && !workers.leaving.contains(id) {
-                return broken(rule, format!("worker {id} of host {at} belongs to nobody"));
+                return broken(rule, format!("worker {id} of host {at} is orphaned"));
             }
         }
         Ok(())

@@ -95,7 +95,7 @@ pub enum Mistake {
     FreezeAdmitsWork,
     /// A start adopts each worker by what it says that it serves.
     AnyWorkerIsAdopted,
-    /// A start leaves workers that nobody owns.
+    /// A start leaves orphaned workers.
     OrphansStay,
     /// A worker that served is a slot of the pool again.
     DirtyIsPooled,

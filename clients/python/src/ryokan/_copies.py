@@ -185,7 +185,7 @@ async def _send(files: Files, walk: _Walk, spot: _Spot, found: os.stat_result, t
     if not stat.S_ISREG(found.st_mode):
         walk.skip(spot.shown)
         return
-    # It may be another one by now: a link, or a pipe that nobody writes to.
+    # It may be another one by now: a link, or a pipe without a writer.
     with _on(spot.shown), open(spot.open(os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as source:
         found = os.fstat(source.fileno())
         if not stat.S_ISREG(found.st_mode):
