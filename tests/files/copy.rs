@@ -214,6 +214,43 @@ fn copied_link_is_not_followed() {
     assert_eq!(victim.read_dir().expect("listed").count(), 0);
 }
 
+/// Another program swaps names in a folder for links and a pipe while the folder is copied into a kernel.
+#[test]
+fn swapped_names_are_not_followed() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    let (source, aside, secret) = (folder(&host, "source"), folder(&host, "aside"), folder(&host, "secret"));
+    fs::write(secret.join("f"), "of the host").expect("written");
+    fs::create_dir(source.join("d")).expect("made");
+    for name in ["d/f", "e", "p"] {
+        fs::write(source.join(name), "mine").expect("written");
+    }
+    symlink(&secret, aside.join("d")).expect("made");
+    symlink(secret.join("f"), aside.join("e")).expect("made");
+    nix::unistd::mkfifo(&aside.join("p"), nix::sys::stat::Mode::S_IRWXU).expect("made");
+    let swaps = AtomicBool::new(true);
+    let copied = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for name in ["d", "e", "p"].iter().cycle() {
+                let (one, other) = (source.join(name), aside.join(name));
+                renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).expect("swapped");
+                if !swaps.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        let copies = (0..30).map(|i| host.cli(&["cp", text(&source), &format!("k:copy{i}")]));
+        let copied = copies.filter(|copy| copy.status.success()).count();
+        swaps.store(false, Ordering::Relaxed);
+        copied
+    });
+    assert!(copied > 0);
+    assert_eq!(host.ok(&["exec", "k", "grep -rl 'of the host' . || true"]), "");
+}
+
 #[test]
 fn folder_goes_to_other_kernel() {
     each_user(|host| {
