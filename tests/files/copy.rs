@@ -214,6 +214,24 @@ fn copied_link_is_not_followed() {
     assert_eq!(victim.read_dir().expect("listed").count(), 0);
 }
 
+/// A file named as the part of an earlier version: after its process.
+#[test]
+fn foreign_part_is_kept() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    host.ok(&["exec", "k", "echo new > f"]);
+    let target = folder(&host, "target");
+    let ryokan = host.command("ryokan");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo kept > .ryokan-$$; exec \"$0\" --no-autostart cp k:f ."]).arg(ryokan.get_program());
+    shell.env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let copied = shell.current_dir(&target).output().expect("run");
+    assert!(copied.status.success(), "{copied:?}");
+    let names: Vec<_> = fs::read_dir(&target).expect("listed").flatten().map(|entry| entry.path()).collect();
+    let part = names.iter().find(|path| !path.ends_with("f")).expect("not removed");
+    assert_eq!(fs::read_to_string(part).expect("read"), "kept\n");
+}
+
 /// Another program swaps names in a folder for links and a pipe while the folder is copied into a kernel.
 #[test]
 fn swapped_names_are_not_followed() {

@@ -22,6 +22,7 @@ use crate::cli::failure::Failure;
 use crate::core::files::{FileInfo, FileKind};
 use crate::core::limits;
 use crate::rpc::client::FilesClient;
+use crate::sys::random;
 
 /// The permission bits that a file from a kernel may have.
 const MODE_BITS: u32 = 0o777;
@@ -153,14 +154,15 @@ async fn entry(
     if existing.is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFDIR) {
         return Err(wrong_type(&to.shown, "is a directory", "is_directory"));
     }
-    let temporary = Temporary { folder: Rc::clone(&to.folder), name: format!(".ryokan-{}", std::process::id()) };
     let unwritable = |error| failed(&to.shown, error);
-    match info.kind {
+    let name = part_name();
+    let temporary = match info.kind {
         FileKind::File => {
             let mut download = files.open(from).await?;
             let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            let made = openat(&*to.folder, temporary.name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
+            let made = openat(&*to.folder, name.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
             let mut file = File::from(made.map_err(unwritable)?);
+            let temporary = Temporary { folder: Rc::clone(&to.folder), name };
             let info = download.info().clone();
             while let Some(part) = download.next().await? {
                 file.write_all(&part).map_err(|error| Failure::of_file("write", &to.shown, &error))?;
@@ -169,25 +171,33 @@ async fn entry(
             let set = file.set_permissions(Permissions::from_mode(info.mode & MODE_BITS));
             set.map_err(|error| Failure::of_file("write", &to.shown, &error))?;
             futimens(&file, &TimeSpec::UTIME_OMIT, &time(&info)).map_err(unwritable)?;
+            temporary
         }
         FileKind::Symlink => {
-            symlinkat(os(&info.target).as_os_str(), &*to.folder, temporary.name.as_str()).map_err(unwritable)?;
+            symlinkat(os(&info.target).as_os_str(), &*to.folder, name.as_str()).map_err(unwritable)?;
+            let temporary = Temporary { folder: Rc::clone(&to.folder), name };
             let (access, modified) = (TimeSpec::UTIME_OMIT, time(info));
             let how = UtimensatFlags::NoFollowSymlink;
             utimensat(&*to.folder, temporary.name.as_str(), &access, &modified, how).map_err(unwritable)?;
+            temporary
         }
         FileKind::Directory => return Err(wrong_type(&to.shown, "became a directory meanwhile", "is_directory")),
         FileKind::Other => {
             warn(context, &format!("skipped {}: a pipe, a socket or a device", String::from_utf8_lossy(from)));
             return Ok(());
         }
-    }
+    };
     renameat(&*to.folder, temporary.name.as_str(), &*to.folder, to.name.as_os_str()).map_err(unwritable)?;
     copied.files += 1;
     Ok(())
 }
 
-/// An unfinished file, removed if it is not renamed.
+/// The name of an unfinished file, which no other file has.
+fn part_name() -> String {
+    format!(".ryokan-{:016x}", u64::from_ne_bytes(random::bytes()))
+}
+
+/// An unfinished file that this copy made, removed if it is not renamed.
 struct Temporary {
     folder: Rc<OwnedFd>,
     name: String,
