@@ -42,6 +42,14 @@ impl Failure {
         Failure::Error(error.hint("name a file or directory of this host that you may use"))
     }
 
+    /// The error that it shows, for callers other than a person.
+    pub fn into_error(self) -> Error {
+        match self {
+            Failure::Error(error) => error,
+            Failure::Quiet(code) => Error::unavailable(format!("the connection failed with code {code}")),
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -235,7 +235,7 @@ fn foreign_part_is_kept() {
 /// Another program swaps names in a folder for links and a pipe while the folder is copied into a kernel.
 #[test]
 fn swapped_names_are_not_followed() {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
 
     use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
     let host = Host::start();
@@ -249,20 +249,21 @@ fn swapped_names_are_not_followed() {
     symlink(&secret, aside.join("d")).expect("made");
     symlink(secret.join("f"), aside.join("e")).expect("made");
     nix::unistd::mkfifo(&aside.join("p"), nix::sys::stat::Mode::S_IRWXU).expect("made");
-    let swaps = AtomicBool::new(true);
     let copied = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            for name in ["d", "e", "p"].iter().cycle() {
-                let (one, other) = (source.join(name), aside.join(name));
-                renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).expect("swapped");
-                if !swaps.load(Ordering::Relaxed) {
-                    return;
+        let (stop, stopped) = mpsc::channel::<()>();
+        scope.spawn({
+            let (source, aside) = (&source, &aside);
+            move || {
+                let mut names = ["d", "e", "p"].iter().cycle();
+                while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                    let (one, other) = names.next().map(|name| (source.join(name), aside.join(name))).expect("endless");
+                    renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).expect("swapped");
                 }
             }
         });
         let copies = (0..30).map(|i| host.cli(&["cp", text(&source), &format!("k:copy{i}")]));
         let copied = copies.filter(|copy| copy.status.success()).count();
-        swaps.store(false, Ordering::Relaxed);
+        drop(stop);
         copied
     });
     assert!(copied > 0);

@@ -207,6 +207,20 @@ class Notebooks(unittest.TestCase):
         self.assertEqual(status, "error", "a restart clears the variables")
         self.assertEqual(self.say(client, "import os; os.listdir()"), ("ok", "['kept']"))
 
+    def test_restart_gives_new_interpreter(self):
+        manager, client = self.manager("ryokan-python")
+        write = "open('edited.py', 'w').write('value = %s')"
+        code = f"import subprocess, sys, threading, time\nsys.path.insert(0, '')\n{write % 1}\nimport edited\n{write % 22}\n"
+        code += "threading.Thread(target=time.sleep, args=[600], name='left', daemon=True).start()\n"
+        code += "child = subprocess.Popen(['sleep', '600']).pid; sys.left = child; del child"
+        self.assertEqual(self.say(client, code)[0], "ok")
+        manager.restart_kernel()
+        client.wait_for_ready(timeout=180)
+        code = "import os, sys, threading\nsys.path.insert(0, '')\nimport edited\n"
+        code += "sleeps = [pid for pid in os.listdir('/proc') if pid.isdigit() and open(f'/proc/{pid}/comm').read() == 'sleep\\n']\n"
+        code += "print(edited.value, hasattr(sys, 'left'), [t.name for t in threading.enumerate() if t.name == 'left'], sleeps)"
+        self.assertEqual(self.say(client, code), ("ok", "22 False [] []\n"))
+
     def test_cell_outlives_daemon(self):
         _, client = self.manager("ryokan-python")
         code = "import time\nfor n in range(40):\n    print(n, flush=True)\n    time.sleep(0.1)\n'end'"

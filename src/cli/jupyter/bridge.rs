@@ -271,7 +271,7 @@ impl Bridge<'_> {
             };
             let _ = tokio::time::timeout(LAST_CELL, ended).await;
         }
-        if restart { self.session.clear().await } else { self.session.close().await }
+        if restart { self.session.clear(self.is_busy.get()).await } else { self.session.close().await }
     }
 
     /// Runs a cell.

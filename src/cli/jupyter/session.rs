@@ -15,7 +15,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::exec::{ExecRequest, ExecResult, OutputEvent, Work};
 use crate::core::limits;
 use crate::core::name::KernelName;
-use crate::rpc::client::{ExecutionClient, KernelClient};
+use crate::rpc::client::{ExecutionClient, HostClient, KernelClient};
 use crate::rpc::convert::spec::SpecRequest;
 
 /// Pause before a lost daemon is looked for again.
@@ -60,15 +60,16 @@ impl<'a> Session<'a> {
         self.engine.get()
     }
 
+    async fn host(&self) -> Result<HostClient> {
+        self.context.host().await.map_err(Failure::into_error)
+    }
+
     /// The kernel, through the present daemon.
     pub async fn kernel(&self) -> Result<KernelClient> {
         if let Some(kernel) = self.connected.borrow().as_ref() {
             return Ok(kernel.clone());
         }
-        let host = self.context.host().await.map_err(|failure| match failure {
-            Failure::Error(error) => error,
-            Failure::Quiet(_) => Error::unavailable("no daemon"),
-        })?;
+        let host = self.host().await?;
         let (kernel, info) = match host.open_kernel(self.name.as_str()).await {
             Err(error) if error.code == ErrorCode::NotFound => {
                 let mut spec = SpecRequest::new(self.name.clone());
@@ -160,16 +161,21 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Gives the engine the state of a new kernel. Files stay.
-    pub async fn clear(&self) -> Result<()> {
-        let host = self.context.host().await.map_err(|_| Error::unavailable("no daemon"))?;
+    /// Gives the kernel the state of a new one, and ends its worker: the next cell has a new interpreter. Files stay.
+    /// With `is_stuck`, a cell does not end: it ends with the worker.
+    pub async fn clear(&self, is_stuck: bool) -> Result<()> {
+        if is_stuck {
+            self.with(async |kernel| kernel.stop(true).await).await?;
+        }
+        let host = self.host().await?;
         let mut spec = SpecRequest::new(of_hash("cleared", &[self.name(), &std::process::id().to_string()])?);
         (spec.engine, spec.ephemeral) = (Some(self.engine.get()), true);
         let (empty, _) = host.create_kernel(&spec, "").await?;
         let state = empty.save_state().await?.data;
         // It ends with this connection at the latest.
         drop(empty.remove(0).await);
-        self.with(async |kernel| kernel.put_state(&state, 0).await).await.map(drop)
+        self.with(async |kernel| kernel.put_state(&state, 0).await).await?;
+        self.with(async |kernel| kernel.stop(true).await).await
     }
 
     /// Ends the use of the kernel: one without a notebook is removed.

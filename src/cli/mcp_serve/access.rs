@@ -71,7 +71,7 @@ impl Access {
     /// # Errors
     /// `unavailable`.
     pub async fn host(&self) -> Result<HostClient> {
-        self.context.host().await.map_err(error_of)
+        self.context.host().await.map_err(Failure::into_error)
     }
 
     /// Opens a kernel with no more than the server's rights.
@@ -111,13 +111,5 @@ impl Access {
     fn serves(&self, info: &KernelInfo) -> bool {
         let (id, name) = (info.id.to_string(), info.spec.name.as_str());
         !self.is_restricted || self.kernels.borrow().iter().any(|known| *known == id || known == name)
-    }
-}
-
-/// The error that a failure shows.
-fn error_of(failure: Failure) -> Error {
-    match failure {
-        Failure::Error(error) => error,
-        Failure::Quiet(code) => Error::unavailable(format!("the connection failed with code {code}")),
     }
 }
