@@ -1,17 +1,71 @@
 """Daemons that the client starts, that die, that do not answer."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+import unittest
 from pathlib import Path
+from unittest import mock
 
 import ryokan
-from ryokan import aio, errors
+from ryokan import _daemon, aio, errors
 
 from support import DaemonTest, run_python
+
+
+class SocketTest(unittest.TestCase):
+    """The socket without a runtime directory, as in containers."""
+
+    def setUp(self):
+        self.root = Path(tempfile.mkdtemp(prefix="ryk", dir="/tmp"))
+        self.addCleanup(shutil.rmtree, self.root)
+        self.private = self.root / f"ryokan-{os.geteuid()}"
+        for name, value in [("_RUN_USER", self.root / "none"), ("_TMP", self.root)]:
+            patched = mock.patch.object(_daemon, name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+        unset = mock.patch.dict(os.environ)
+        unset.start()
+        self.addCleanup(unset.stop)
+        os.environ.pop("XDG_RUNTIME_DIR", None)
+
+    def test_replaceable_directory_is_refused(self):
+        with self.assertRaisesRegex(errors.UnavailableError, "no directory of root with the sticky bit"):
+            _daemon.default_socket(False)
+
+    @unittest.skipUnless(os.geteuid() == 0, "needs a directory of root")
+    def test_private_directory_is_used(self):
+        self.root.chmod(0o1777)
+        self.assertEqual(_daemon.default_socket(False), self.private / "ryokand.sock")
+        self.private.mkdir(0o700)
+        self.assertEqual(_daemon.default_socket(False), self.private / "ryokand.sock")
+        self.private.chmod(0o755)
+        with self.assertRaisesRegex(errors.UnavailableError, r"is open to others \(mode 0755\)"):
+            _daemon.default_socket(False)
+        os.chown(self.private, 1, 1)
+        with self.assertRaisesRegex(errors.UnavailableError, "belongs to uid 1"):
+            _daemon.default_socket(False)
+
+
+class SameSocketTest(unittest.TestCase):
+    def test_command_line_has_the_same(self):
+        # Paths of this host: both refuse them, or name the same socket.
+        environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
+        code = "from ryokan import _daemon; print(_daemon.default_socket(False))"
+        options = {"env": environment, "capture_output": True, "text": True, "timeout": 180}
+        ours = subprocess.run([sys.executable, "-c", code], **options)
+        status = ["ryokan", "daemon", "status", "--json"]
+        theirs = subprocess.run(status, **options)
+        socket_of = json.loads(theirs.stdout)["socket"] if theirs.stdout else ""
+        self.assertEqual(ours.stdout.strip(), socket_of, theirs.stderr)
 
 
 class StartTest(DaemonTest):

@@ -28,6 +28,9 @@ _SUN_PATH = 108
 _LOG_LINES, _LOG_BYTES = 15, 16 << 10
 _INSTALL = "install `ryokand`, `ryokan` and `ryokan-worker` into one directory in PATH"
 
+_SET_RUNTIME = "set XDG_RUNTIME_DIR to a directory of your own with mode 0700"
+_SYSTEM, _RUN_USER, _TMP = Path("/run/ryokan"), Path("/run/user"), Path("/tmp")
+
 
 def default_socket(system: bool) -> Path:
     """The socket of the user's daemon, or of the host's.
@@ -35,22 +38,44 @@ def default_socket(system: bool) -> Path:
     Raises:
         UnavailableError: without a runtime directory that only this user can write to.
     """
-    if system:
-        runtime, owner = Path("/run/ryokan"), None
-    else:
-        base, owner = _absolute("XDG_RUNTIME_DIR"), os.geteuid()
-        if base is None:
-            base = Path(f"/run/user/{owner}")
-            why = _distrust(base, owner)
-            if why:
-                hint = "set XDG_RUNTIME_DIR to a directory of mode 0700 of your own"
-                raise UnavailableError(f"XDG_RUNTIME_DIR is not set and {base} {why}", hint)
-        elif why := _distrust(base, owner):
-            raise UnavailableError(f"XDG_RUNTIME_DIR {base} {why}", "set it to a directory of your own with mode 0700")
-        runtime = base / "ryokan"
+    owner = None if system else os.geteuid()
+    runtime = _SYSTEM if owner is None else _runtime_of(owner)
     if runtime.exists() and (why := _distrust(runtime, owner)):
         raise UnavailableError(f"runtime directory {runtime} {why}", "remove it, or give it to you with mode 0700")
     return runtime / "ryokand.sock"
+
+
+def _runtime_of(owner: int) -> Path:
+    """The daemon's directory in the user's runtime directory.
+
+    Without one, as in containers, a private directory in `/tmp`: other users can take its name but not
+    replace it.
+    """
+    named = _absolute("XDG_RUNTIME_DIR")
+    if named is not None:
+        if why := _distrust(named, owner):
+            raise UnavailableError(f"XDG_RUNTIME_DIR {named} {why}", "set it to a directory of your own with mode 0700")
+        return named / "ryokan"
+    usual = _RUN_USER / str(owner)
+    if os.path.lexists(usual):
+        if why := _distrust(usual, owner):
+            raise UnavailableError(f"XDG_RUNTIME_DIR is not set and {usual} {why}", _SET_RUNTIME)
+        return usual / "ryokan"
+    private = _TMP / f"ryokan-{owner}"
+    path, why = _TMP, "" if _is_sticky(_TMP) else "is no directory of root with the sticky bit"
+    if not why and os.path.lexists(private):
+        path, why = private, _distrust(private, owner)
+        mode = stat.S_IMODE(private.lstat().st_mode)
+        if not why and mode & 0o077:
+            why = f"is open to others (mode {mode:04o})"
+    if why:
+        raise UnavailableError(f"XDG_RUNTIME_DIR is not set, and the directory in its place {path} {why}", _SET_RUNTIME)
+    return private
+
+
+def _is_sticky(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and bool(found.st_mode & stat.S_ISVTX)
 
 
 def _absolute(variable: str) -> Path | None:
