@@ -107,8 +107,9 @@ class Sandbox(Kernel):
         await self._host.update(self.id, idle_timeout=timeout)
 
     async def get_host(self, port: int) -> str:
-        """The address of one of its TCP ports, `127.0.0.1:PORT`, for every user of this host.
+        """The address of one of its TCP ports, `127.0.0.1:PORT`, for programs of this user and of root.
 
+        With the host's network it is the port itself, which every user of this host reaches.
         `forward` opens it, and closes it with this connection or the kernel's worker: ask for it again.
         """
         if (await self.info()).net == "host":
