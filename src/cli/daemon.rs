@@ -20,7 +20,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::KernelFilter;
 use crate::core::limits;
 use crate::core::quantity::format_size;
-use crate::rpc::client::HostClient;
+use crate::rpc::client::{HostClient, connect_stream};
 use crate::sys;
 
 /// Interval at which a followed log is read.
@@ -63,39 +63,63 @@ pub async fn daemon(context: &Context, args: DaemonArgs) -> Result<(), Failure> 
     }
 }
 
+/// A daemon that answers.
+struct Running {
+    host: HostClient,
+    /// Its process, if it is visible from here.
+    process: Option<u32>,
+}
+
+impl Running {
+    fn visible_process(&self) -> Result<u32> {
+        self.process.ok_or_else(|| {
+            Error::unsupported("the daemon's process is not visible from here")
+                .hint("it is an older version, or runs in a container: use its service manager")
+        })
+    }
+}
+
 /// The daemon, if one answers, and its socket.
-async fn running(context: &Context) -> Result<(Option<HostClient>, PathBuf), Failure> {
+async fn running(context: &Context) -> Result<(Option<Running>, PathBuf), Failure> {
     let (socket, _) = context.socket()?;
-    match HostClient::connect(&socket, CLIENT).await {
-        Ok(host) => Ok((Some(host), socket)),
+    let connecting = async {
+        let stream = connect_stream(&socket, limits::CLIENT_HELLO).await?;
+        let listener = sys::socket::peer(&stream).map_or(0, |peer| peer.pid);
+        let host = HostClient::greet(stream, CLIENT, limits::CLIENT_HELLO).await?;
+        Ok::<_, Error>(Running { process: process_of(listener.cast_unsigned(), host.info().pid), host })
+    };
+    match connecting.await {
+        Ok(running) => Ok((Some(running), socket)),
         Err(error) if error.code == ErrorCode::Unavailable => Ok((None, socket)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The daemon's process. Its word alone is not enough: a signal goes there.
-fn process_of(host: &HostClient) -> Result<u32> {
-    let pid = host.info().pid;
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    match pid > 0 && name.trim_end() == "ryokand" {
-        true => Ok(pid),
-        false => Err(Error::unsupported("the daemon's process is not visible from here")
-            .hint("it is an older version, or runs in a container: use its service manager")),
+/// The daemon's process: the one that listens, or the child of a service manager that listens for it. Its own word is not
+/// enough, because a signal goes there: a daemon in another PID namespace knows another number of itself.
+fn process_of(listener: u32, claimed: u32) -> Option<u32> {
+    match is_daemon(listener) {
+        true => Some(listener),
+        false => (listener > 0 && is_daemon(claimed) && sys::process::parent(claimed) == Some(listener)).then_some(claimed),
     }
 }
 
+fn is_daemon(pid: u32) -> bool {
+    pid > 0 && std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "ryokand")
+}
+
 async fn status(context: &Context) -> Result<(), Failure> {
-    let (host, socket) = running(context).await?;
+    let (running, socket) = running(context).await?;
     let shown = socket.display();
-    let Some(host) = host else {
+    let Some(Running { host, process }) = running else {
         let json = || serde_json::json!({ "running": false, "socket": socket });
         context.show(json, || format!("no daemon answers on {shown}\n"))?;
         return Err(Failure::Quiet(exit::NOT_FOUND));
     };
     let kernels = host.list_kernels(&KernelFilter::default()).await?;
     let workers = kernels.iter().filter(|kernel| matches!(kernel.state.as_str(), "ready" | "busy")).count();
-    let pid = host.info().pid;
-    let (uptime, memory) = (process_of(&host).ok().and_then(uptime), process_of(&host).ok().and_then(memory));
+    let pid = process.unwrap_or(host.info().pid);
+    let (uptime, memory) = (process.and_then(uptime), process.and_then(memory));
     let version = &host.info().version;
     let json = || {
         serde_json::json!({
@@ -134,12 +158,12 @@ fn memory(pid: u32) -> Option<u64> {
 }
 
 async fn stop(context: &Context) -> Result<(), Failure> {
-    let (host, socket) = running(context).await?;
-    let Some(host) = host else {
+    let (running, socket) = running(context).await?;
+    let Some(running) = running else {
         let text = || format!("no daemon answers on {}\n", socket.display());
         return context.show(|| serde_json::json!({ "stopped": false }), text);
     };
-    let pid = process_of(&host)?;
+    let pid = running.visible_process()?;
     let internal = |error: io::Error| match error.kind() {
         io::ErrorKind::PermissionDenied => {
             Error::refused(format!("may not stop process {pid}: it belongs to another user"))
@@ -148,8 +172,10 @@ async fn stop(context: &Context) -> Result<(), Failure> {
     };
     // This process, not a successor with its number.
     let process = sys::pidfd::open(Pid::from_raw(pid.cast_signed())).map_err(internal)?;
-    process_of(&host)?;
-    drop(host);
+    if !is_daemon(pid) {
+        return Err(internal(io::ErrorKind::NotFound.into()).into());
+    }
+    drop(running);
     let ended = sys::watched::watch(process, Interest::READABLE).map_err(internal)?;
     match sys::pidfd::signal(ended.get_ref().as_fd(), Signal::SIGTERM) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
@@ -164,10 +190,10 @@ async fn stop(context: &Context) -> Result<(), Failure> {
 }
 
 async fn log(context: &Context, follow: bool, lines: usize) -> Result<(), Failure> {
-    let (host, _) = running(context).await?;
-    let file = match &host {
-        Some(host) => {
-            let pid = process_of(host)?;
+    let (running, _) = running(context).await?;
+    let file = match &running {
+        Some(running) => {
+            let pid = running.visible_process()?;
             // A daemon of another user, or one whose stderr is the journal, has no readable file there.
             match std::fs::read_link(format!("/proc/{pid}/fd/2")) {
                 Ok(path) if path.is_file() => path,
@@ -248,6 +274,19 @@ mod tests {
         assert_eq!(last_lines("a\nb\x1b[2Jc\nd\n", 2).lines().count(), 2);
         assert!(!last_lines("b\x1b[2Jc", 2).contains('\x1b'));
         assert_eq!(last_lines("", 2), "");
+    }
+
+    #[test]
+    fn only_listening_daemon_is_trusted() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let program = folder.path().join("ryokand");
+        std::fs::copy("/bin/sleep", &program).expect("copied");
+        let mut daemon = std::process::Command::new(&program).arg("600").spawn().expect("started");
+        let (own, pid) = (std::process::id(), daemon.id());
+        let found = [(pid, 1), (own, pid), (0, pid), (1, pid), (own, own)].map(|(peer, says)| process_of(peer, says));
+        daemon.kill().and_then(|()| daemon.wait()).expect("ended");
+        // It listens itself; a service manager listens for it; another PID namespace; another process.
+        assert_eq!(found, [Some(pid), Some(pid), None, None, None]);
     }
 
     #[test]
