@@ -125,6 +125,11 @@ fn rights_and_kernels_are_limited() {
         client.call("fork", json!({ "kernel": "mine", "name": "copy" })).await;
         assert_eq!(client.call("execute", json!({ "kernel": "copy", "code": "echo hi" })).await, "hi\n");
         assert!(!client.call("list_kernels", json!({})).await.contains("other"));
+        // Another kernel that gets the name is not served; the one that had it is.
+        host.ok(&["rename", "mine", "renamed"]);
+        host.ok(&["new", "mine", "--engine", "bash"]);
+        assert!(client.fails("execute", json!({ "kernel": "mine", "code": "echo" })).await.contains("not one that"));
+        assert_eq!(client.call("execute", json!({ "kernel": "renamed", "code": "echo same" })).await, "same\n");
         client.0.cancel().await.expect("it ends");
     });
     run(async {

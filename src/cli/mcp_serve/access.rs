@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
 use crate::core::error::{Error, ErrorCode, Result};
+use crate::core::ids::KernelId;
 use crate::core::info::{KernelFilter, KernelInfo};
 use crate::core::rights::{Right, Rights};
 use crate::rpc::client::{HostClient, KernelClient};
@@ -12,40 +13,33 @@ use crate::rpc::client::{HostClient, KernelClient};
 /// The kernels and rights that a server passes on.
 pub struct Access {
     context: Context,
-    /// Names or ids; empty: every kernel.
-    kernels: RefCell<Vec<String>>,
-    is_restricted: bool,
+    /// Ids: another kernel may get a name later. `None`: every kernel is served.
+    kernels: Option<RefCell<Vec<KernelId>>>,
     rights: Rights,
     /// Most bytes of text in one answer.
     pub most_bytes: usize,
 }
 
 impl Access {
-    /// Access to these kernels with these rights; no kernels: to all.
-    pub fn new(context: Context, kernels: Vec<String>, rights: Rights, most_bytes: u64) -> Access {
-        let is_restricted = !kernels.is_empty();
-        let most_bytes = usize::try_from(most_bytes).unwrap_or(usize::MAX);
-        Access { context, kernels: RefCell::new(kernels), is_restricted, rights, most_bytes }
-    }
-
-    /// Opens each named kernel once.
+    /// Access to the kernels that have these names or ids now, with these rights; no names: to all.
     ///
     /// # Errors
     /// Those of the connection, and `notFound`.
-    pub async fn check(&self) -> Result<()> {
-        let names = self.kernels.borrow().clone();
-        if names.is_empty() {
-            return self.host().await.map(drop);
-        }
+    pub async fn open(context: Context, names: &[String], rights: Rights, most_bytes: u64) -> Result<Access> {
+        let most_bytes = usize::try_from(most_bytes).unwrap_or(usize::MAX);
+        let mut access = Access { context, kernels: None, rights, most_bytes };
+        let host = access.host().await?;
+        let mut kernels = Vec::new();
         for name in names {
-            self.kernel(&name).await?;
+            kernels.push(host.open_kernel(name).await?.1.id);
         }
-        Ok(())
+        access.kernels = (!names.is_empty()).then(|| RefCell::new(kernels));
+        Ok(access)
     }
 
     /// Whether only named kernels and their forks are served.
     pub fn is_restricted(&self) -> bool {
-        self.is_restricted
+        self.kernels.is_some()
     }
 
     /// Whether the server passes a right on.
@@ -103,13 +97,12 @@ impl Access {
 
     /// Also serves a kernel that was forked from a served one.
     pub fn add_fork(&self, info: &KernelInfo) {
-        if self.is_restricted {
-            self.kernels.borrow_mut().push(info.id.to_string());
+        if let Some(kernels) = &self.kernels {
+            kernels.borrow_mut().push(info.id);
         }
     }
 
     fn serves(&self, info: &KernelInfo) -> bool {
-        let (id, name) = (info.id.to_string(), info.spec.name.as_str());
-        !self.is_restricted || self.kernels.borrow().iter().any(|known| *known == id || known == name)
+        self.kernels.as_ref().is_none_or(|kernels| kernels.borrow().contains(&info.id))
     }
 }

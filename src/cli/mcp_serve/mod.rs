@@ -177,10 +177,9 @@ impl ServerHandler for Handler {
 /// Serves until the client closes standard input.
 pub async fn serve(context: &Context, args: ServeArgs) -> Result<(), Failure> {
     let rights = if args.rights.is_empty() { Rights::ALL } else { args.rights.iter().copied().collect() };
-    let is_restricted = !args.kernels.is_empty();
-    let access = Rc::new(Access::new(Context::new(context.options.clone()), args.kernels, rights, args.output_limit));
     // A daemon that does not answer, or a kernel that is not there, is reported before the first call.
-    access.check().await?;
+    let access = Access::open(Context::new(context.options.clone()), &args.kernels, rights, args.output_limit).await?;
+    let (access, is_restricted) = (Rc::new(access), !args.kernels.is_empty());
     let (calls, mut waiting) = mpsc::channel::<Call>(WAITING_CALLS);
     let answering = tokio::task::spawn_local(async move {
         let room = Arc::new(Semaphore::new(CONCURRENT_CALLS));
