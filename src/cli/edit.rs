@@ -14,7 +14,7 @@ use super::drive::Signals;
 use super::failure::Failure;
 use super::render;
 use crate::core::error::{Error, ErrorCode};
-use crate::core::files::{FileError, FileInfo, FileKind};
+use crate::core::files::{FileAttributes, FileError, FileInfo, FileKind};
 use crate::core::limits;
 use crate::core::quantity::format_size;
 use crate::rpc::client::FilesClient;
@@ -28,7 +28,7 @@ const EDITORS: [&str; 2] = ["editor", "vi"];
   ryokan edit demo:app.py
   EDITOR=nano ryokan edit demo:config/settings.toml
 
-Uses $VISUAL, else $EDITOR, else `editor` or `vi`. The file is written back when the editor ends and it has changed, whole or not at all, with its permissions. If code changed the file while the editor was open, it is not overwritten: your text is kept on this host, and its path is printed. A file that does not exist is created.")]
+Uses $VISUAL, else $EDITOR, else `editor` or `vi`. The file is written back when the editor ends and it has changed, whole or not at all, with its permissions. If code changed the file while the editor was open, it is not overwritten: your text is kept on this host, and its path is printed. Only a change in the moment between this check and the write is lost. A file that does not exist is created.")]
 pub struct EditArgs {
     /// NAME:PATH
     #[arg(value_name = "NAME:PATH")]
@@ -112,13 +112,16 @@ async fn read(files: &FilesClient, path: &[u8]) -> Result<(Option<FileInfo>, Vec
     Ok((Some(info), text))
 }
 
-/// Writes the edited text, unless the file is no longer the one that the editor began with.
+/// Writes the edited text, unless the file is no longer the one that the editor began with. The daemon has no write on a
+/// condition: the check comes when only the last call is left.
 async fn write_back(files: &FilesClient, path: &[u8], before: Option<&FileInfo>, edited: &[u8]) -> Result<(), Failure> {
+    let mut upload = files.create(path, FileAttributes::default()).await?;
+    upload.write(edited).await?;
     if present(files, path).await?.as_ref() != before {
         let error = Error::conflict(format!("{} changed while it was edited", String::from_utf8_lossy(path)));
         return Err(error.reason("file_changed").hint("compare the two, then copy yours with cp").into());
     }
-    files.write(path, edited).await?;
+    upload.finish().await?;
     Ok(())
 }
 
