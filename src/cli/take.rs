@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
 
@@ -16,7 +17,7 @@ use super::render;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::diff::{Area, Deed, Difference};
 use crate::core::error::{Error, ErrorCode};
-use crate::core::files::{FILE_MODE_BITS, FileAttributes, FileKind};
+use crate::core::files::{FILE_MODE_BITS, FileAttributes, FileKind, WORKSPACE};
 use crate::core::info::KernelInfo;
 use crate::rpc::client::{FilesClient, KernelClient};
 
@@ -48,23 +49,26 @@ pub struct TakeArgs {
 pub async fn take(context: &Context, args: TakeArgs) -> Result<(), Failure> {
     let [(kernel, info), (fork, fork_info)] = context.two_kernels([&args.name, &args.from]).await?;
     let point = fork_point(&info, &fork_info)?;
+    let (to, from) = (kernel.files().await?, fork.files().await?);
     let mut changes = files(&kernel, &point, Some(&fork)).await?;
+    let is_unchanged = |path: &&OsString| !changes.iter().any(|change| is_beneath(change, path));
+    refuse_unknown(&args.paths.iter().filter(is_unchanged).collect::<Vec<_>>(), [&to, &from]).await?;
     changes.retain(|change| args.paths.is_empty() || args.paths.iter().any(|path| is_beneath(change, path)));
     if let Some(odd) = changes.iter().find(|change| change.name.contains('\u{fffd}')) {
         return Err(Error::unsupported(format!("the name of {} is not UTF-8", odd.name))
             .hint("copy it with cp")
             .into());
     }
-    let (name, from) = (&info.spec.name, &fork_info.spec.name);
+    let (name, fork_name) = (&info.spec.name, &fork_info.spec.name);
     if changes.is_empty() {
-        return context.show(|| json(None, &changes), || format!("{from} changed no such files since its fork\n"));
+        return context.show(|| json(None, &changes), || format!("{fork_name} changed no such files since its fork\n"));
     }
     if !args.force {
         refuse_changed_here(&kernel, &point, &changes, name.as_str()).await?;
     }
-    let safety = CheckpointRequest::new(CheckpointType::Manual, &format!("before take from {from}"));
+    let safety = CheckpointRequest::new(CheckpointType::Manual, &format!("before take from {fork_name}"));
     let safety = kernel.checkpoint(&safety).await?;
-    let done = apply(context, &kernel.files().await?, &fork.files().await?, &changes).await;
+    let done = apply(context, &to, &from, &changes).await;
     let undo = format!("ryokan restore {name} {}", safety.short_id());
     if let Err(failure) = done {
         context.say(&format!("a part may have been taken; to go back: {undo}"));
@@ -75,7 +79,7 @@ pub async fn take(context: &Context, args: TakeArgs) -> Result<(), Failure> {
         || {
             let lines: String =
                 changes.iter().map(|change| render::difference(change, context.terminal.paint)).collect();
-            format!("{lines}took {} of {from}\nto undo: {undo}\n", render::counted(changes.len() as u64, "change"))
+            format!("{lines}took {} of {fork_name}\nto undo: {undo}\n", render::counted(changes.len() as u64, "change"))
         },
     )
 }
@@ -159,12 +163,30 @@ fn paths_of(change: &Difference) -> impl Iterator<Item = &str> {
 }
 
 /// Whether a change is in one of the requested files or directories.
-fn is_beneath(change: &Difference, path: &OsString) -> bool {
-    let path = path.as_bytes();
-    let path = path.strip_prefix(b"/workspace/").or_else(|| path.strip_prefix(b"./")).unwrap_or(path);
-    let path = path.strip_suffix(b"/").unwrap_or(path);
-    let rest = change.name.as_bytes().strip_prefix(path);
-    path == b"." || rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+fn is_beneath(change: &Difference, requested: &OsString) -> bool {
+    let path = Path::new(requested);
+    let path = path.strip_prefix(WORKSPACE).unwrap_or(path);
+    // The workspace itself has no components left.
+    let path: PathBuf = path.components().filter(|part| *part != Component::CurDir).collect();
+    Path::new(&change.name).starts_with(path) && !requested.is_empty()
+}
+
+/// Refuses a path that neither kernel has: a misspelt one.
+async fn refuse_unknown(paths: &[&OsString], of: [&FilesClient; 2]) -> Result<(), Failure> {
+    for path in paths {
+        let mut is_known = false;
+        for files in of {
+            match files.stat(path.as_bytes(), false).await {
+                Err(error) if error.code == ErrorCode::NotFound => {}
+                looked => is_known = looked.map(|_| true)?,
+            }
+        }
+        if !is_known {
+            let error = Error::not_found(format!("neither kernel has {}", render::plain(&path.to_string_lossy())));
+            return Err(error.hint("name files or directories of the workspace").into());
+        }
+    }
+    Ok(())
 }
 
 /// Applies the changes: removals first, so that a file can take a directory's place.
@@ -212,9 +234,20 @@ mod tests {
     #[test]
     fn paths_select_changes() {
         let change = Difference::added(Area::File, "src/a.txt", String::new());
-        for (path, wanted) in
-            [("src", true), ("./src/", true), ("/workspace/src/a.txt", true), ("sr", false), (".", true)]
-        {
+        for (path, wanted) in [
+            ("src", true),
+            ("./src/", true),
+            ("/workspace/src/a.txt", true),
+            ("sr", false),
+            (".", true),
+            ("./", true),
+            ("/workspace", true),
+            ("/workspace/", true),
+            ("/workspaces", false),
+            ("/", false),
+            ("../src", false),
+            ("", false),
+        ] {
             assert_eq!(is_beneath(&change, &OsString::from(path)), wanted, "{path}");
         }
     }

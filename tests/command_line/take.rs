@@ -36,7 +36,11 @@ fn take_selects_paths() {
     let host = forked();
     host.ok(&["take", "k", "--from", "try-2", "new", "./src/"]);
     assert_eq!(host.ok(&["exec", "k", "cat src/a new/deep/f old/file 'a b'"]), "2\nn\ngone\nx\n");
-    assert!(host.ok(&["take", "k", "--from", "try-2", "absent"]).contains("changed no such files"));
+    assert!(host.ok(&["take", "k", "--from", "try-2", "mine"]).contains("changed no such files"));
+    let misspelt = host.cli(&["take", "k", "--from", "try-2", "mine", "absent"]);
+    assert_eq!(misspelt.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&misspelt.stderr).contains("neither kernel has absent"), "{misspelt:?}");
+    assert!(host.ok(&["take", "k", "--from", "try-2", "--force", "./"]).contains("moved"));
     assert!(host.ok(&["take", "k", "--from", "try-1"]).contains("changed no such files"));
 }
 
