@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use clap::Args;
 
 use super::context::Context;
-use super::copy::{Copied, same_path};
+use super::copy::{Copied, WaitArgs, same_path};
 use super::failure::Failure;
 use super::render;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
@@ -43,13 +43,18 @@ pub struct TakeArgs {
     /// Also take files that NAME has changed, too, since the fork
     #[arg(long)]
     pub force: bool,
+    /// Waiting for transitions.
+    #[command(flatten)]
+    pub wait: WaitArgs,
 }
 
 /// Takes over a fork's files.
 pub async fn take(context: &Context, args: TakeArgs) -> Result<(), Failure> {
     let [(kernel, info), (fork, fork_info)] = context.two_kernels([&args.name, &args.from]).await?;
     let point = fork_point(&info, &fork_info)?;
-    let (to, from) = (kernel.files().await?, fork.files().await?);
+    let (to, from) = (kernel.files_with(args.wait.held()).await?, fork.files_with(args.wait.held()).await?);
+    // Without waiting, a held kernel is reported before anything is compared.
+    to.stat(WORKSPACE.as_bytes(), false).await?;
     let mut changes = files(&kernel, &point, Some(&fork)).await?;
     let is_unchanged = |path: &&OsString| !changes.iter().any(|change| is_beneath(change, path));
     refuse_unknown(&args.paths.iter().filter(is_unchanged).collect::<Vec<_>>(), [&to, &from]).await?;

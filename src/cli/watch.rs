@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::Args;
 
 use super::context::Context;
-use super::copy::Place;
+use super::copy::{Place, WaitArgs};
 use super::drive::Signals;
 use super::failure::Failure;
 use super::journal::until_signal;
@@ -27,6 +27,9 @@ pub struct WatchArgs {
     /// Also watch the directories below it
     #[arg(long, short)]
     pub recursive: bool,
+    /// Waiting for transitions.
+    #[command(flatten)]
+    pub wait: WaitArgs,
 }
 
 /// Prints events until a signal.
@@ -36,7 +39,7 @@ pub async fn watch(context: &Context, args: WatchArgs) -> Result<(), Failure> {
         Place::Host(name) => (name.display().to_string(), WORKSPACE.as_bytes().to_vec()),
         Place::Stream => return Err(Failure::usage("no kernel is named", "write it as NAME or NAME:PATH")),
     };
-    let files = context.kernel(&name).await?.0.files().await?;
+    let files = context.kernel(&name).await?.0.files_with(args.wait.held()).await?;
     let mut signals = Signals::catch()?;
     let mut failed = None;
     let show = async |event: FileEvent| {

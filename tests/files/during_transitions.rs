@@ -66,6 +66,31 @@ fn operations_wait_for_restores() {
     });
 }
 
+#[test]
+fn hasty_take_and_watch_are_refused() {
+    let host = Host::start();
+    host.with(async |client| {
+        let (kernel, files) = bash(&client, "k").await;
+        files.write(b"f", b"before").await.expect("written");
+        host.ok(&["fork", "k", "try"]);
+        host.ok(&["exec", "try", "echo after > f"]);
+        let hasty = kernel.files_with(WhileHeld::Refuse).await.expect("its files");
+        let exec = kernel.submit("sleep 600").await.expect("it runs");
+        let operating = async {
+            eventually("the restore has the kernel", || async { hasty.stat(b"f", true).await.is_err() }).await;
+            for args in [&["watch", "k", "--no-wait"][..], &["take", "k", "--from", "try", "--no-wait"]] {
+                let said = host.cli(args);
+                let text = String::from_utf8_lossy(&said.stderr).into_owned();
+                assert!(said.status.code() == Some(4) && text.contains("kernel k is being restored"), "{args:?}: {text}");
+            }
+            kernel.interrupt_execution(exec).await.expect("interrupted");
+        };
+        futures::join!(kernel.restore_checkpoint("latest", 0), operating).0.expect("restored");
+        host.ok(&["take", "k", "--from", "try", "--no-wait"]);
+        assert_eq!(files.read(b"f").await.expect("read"), b"after\n");
+    });
+}
+
 /// An upload that began before a restore ends after it.
 #[test]
 fn uploads_finish_after_restores() {
