@@ -17,7 +17,7 @@ use super::failure::Failure;
 use super::journal::until_signal;
 use super::{exit, paths, render};
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::info::KernelFilter;
+use crate::core::info::{KernelFilter, ProcessInfo};
 use crate::core::limits;
 use crate::core::quantity::format_size;
 use crate::rpc::client::{HostClient, connect_stream};
@@ -41,7 +41,7 @@ pub struct DaemonArgs {
 pub enum DaemonAction {
     /// Show its process, version, uptime and memory; exit code 3 if none answers
     Status,
-    /// Stop it and wait for its end; kernels save their state
+    /// Stop it and wait for its end; kernels save their state, programs beside them end and are named
     Stop,
     /// Print the end of its log: of the file or journal that it writes
     Log {
@@ -175,6 +175,15 @@ async fn stop(context: &Context) -> Result<(), Failure> {
     if !is_daemon(pid) {
         return Err(internal(io::ErrorKind::NotFound.into()).into());
     }
+    let ends = programs(&running.host).await;
+    if !ends.is_empty() {
+        let named = ends.iter().map(|(kernel, process)| format!("{} of {kernel}", render::process(process)));
+        context.say(&format!("ends: {}", named.collect::<Vec<_>>().join(", ")));
+        // A script is not held up.
+        if context.terminal.can_ask {
+            context.confirm("stop the daemon")?;
+        }
+    }
     drop(running);
     let ended = sys::watched::watch(process, Interest::READABLE).map_err(internal)?;
     match sys::pidfd::signal(ended.get_ref().as_fd(), Signal::SIGTERM) {
@@ -186,7 +195,25 @@ async fn stop(context: &Context) -> Result<(), Failure> {
         return Err(Error::deadline(still).hint("see what it waits for: ryokan daemon log").into());
     };
     drop(waited.map_err(internal)?);
-    context.show(|| serde_json::json!({ "stopped": true }), || format!("stopped (process {pid})\n"))
+    let json = || {
+        let ended = ends.iter().map(|(kernel, process)| {
+            serde_json::json!({ "kernel": kernel, "process": process.exec.0, "argv": process.argv })
+        });
+        serde_json::json!({ "stopped": true, "ended": ended.collect::<Vec<_>>() })
+    };
+    context.show(json, || format!("stopped (process {pid})\n"))
+}
+
+/// The programs beside engines, which end with the daemon, and their kernels; those of kernels that this user sees.
+async fn programs(host: &HostClient) -> Vec<(String, ProcessInfo)> {
+    let mut found = Vec::new();
+    for info in host.list_kernels(&KernelFilter::default()).await.unwrap_or_default() {
+        // A kernel that is removed meanwhile has none.
+        let Ok((kernel, _)) = host.open_kernel(&info.id.to_string()).await else { continue };
+        let processes = kernel.processes().await.unwrap_or_default();
+        found.extend(processes.into_iter().map(|process| (info.spec.name.to_string(), process)));
+    }
+    found
 }
 
 async fn log(context: &Context, follow: bool, lines: usize) -> Result<(), Failure> {

@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::support::{Host, users};
+use crate::support::{Host, Terminal, users};
 
 #[test]
 fn daemon_command_shows_and_stops() {
@@ -22,7 +22,16 @@ fn daemon_command_shows_and_stops() {
         assert!(host.ok(&["daemon", "status"]).contains("kernels  1, 1 running"));
         let log = host.ok(&["daemon", "log"]);
         assert!(log.contains("starting") && host.ok(&["daemon", "log", "-n", "1"]).lines().count() == 1, "{log}");
-        assert!(host.ok(&["daemon", "stop"]).contains("stopped (process"));
+        // Programs beside engines end: they are named, and a person is asked.
+        host.ok(&["spawn", "k", "-d", "--", "sleep", "1000"]);
+        let mut terminal = Terminal::start(&host, &["daemon", "stop"]);
+        terminal.wait_for("(sleep 1000) of k");
+        terminal.wait_for("stop the daemon? [y/N]");
+        terminal.press("n\r");
+        terminal.ended_with(1);
+        let stopped = host.cli(&["daemon", "stop"]);
+        assert!(String::from_utf8_lossy(&stopped.stdout).contains("stopped (process"), "{stopped:?}");
+        assert!(String::from_utf8_lossy(&stopped.stderr).contains("(sleep 1000) of k"), "{stopped:?}");
         host.wait();
         assert!(host.workers().is_empty(), "kernels saved their state");
         assert!(host.ok(&["daemon", "stop"]).contains("no daemon answers"));
