@@ -25,6 +25,7 @@ use super::kernels::{LsArgs, NewArgs, RenameArgs, RmArgs, StopArgs};
 use super::manual::ManArgs;
 use super::mcp::McpArgs;
 use super::mounts::{MountArgs, UnmountArgs};
+use super::names::{KernelArg, KernelOrGroupArg};
 use super::paint::ColorChoice;
 use super::pool::PoolArgs;
 use super::portable::{ExportArgs, ImportArgs};
@@ -90,14 +91,14 @@ pub struct Options {
 #[derive(Debug, Args)]
 pub struct NameArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
 }
 
 /// `ryokan undo`
 #[derive(Debug, Args)]
 pub struct UndoArgs {
     /// Name or id of the kernel, or name of the group
-    pub name: String,
+    pub name: KernelOrGroupArg,
 }
 
 /// The commands.

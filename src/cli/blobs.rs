@@ -9,6 +9,7 @@ use super::context::Context;
 use super::drive::Signals;
 use super::failure::Failure;
 use super::json;
+use super::names::KernelArg;
 use crate::core::error::Error;
 use crate::core::ids::Digest;
 use crate::core::limits;
@@ -29,14 +30,14 @@ pub enum BlobAction {
     /// Store a file and print its hash
     Put {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// The file; - is standard input
         file: PathBuf,
     },
     /// Print a blob, or write it to a file
     Get {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// Hash of the blob
         #[arg(value_parser = parse_hash)]
         hash: Digest,

@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
+use super::names::{KernelArg, KernelOrGroupArg};
 use super::{groups, json, preview, render};
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration, Span};
 use crate::core::diff::{Area, Deed, Patch};
@@ -23,7 +24,7 @@ use crate::rpc::client::KernelClient;
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Name of the checkpoint
     #[arg(short, long, value_name = "TEXT", default_value = "")]
     pub message: String,
@@ -109,7 +110,7 @@ impl Kind {
 #[derive(Debug, Args)]
 pub struct LogArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelOrGroupArg,
     /// Draw the ancestry as a graph
     #[arg(long)]
     pub graph: bool,
@@ -125,7 +126,7 @@ pub struct LogArgs {
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelOrGroupArg,
     /// Checkpoint: an id's beginning, a name, latest, or '~N' (N before the newest; quote it)
     #[arg(value_name = "REF")]
     pub reference: String,
@@ -244,7 +245,7 @@ async fn branches(context: &Context, info: &KernelInfo) -> Result<render::Branch
   ryokan diff demo --with try-2")]
 pub struct DiffArgs {
     /// Name or id of the kernel, or name of the group
-    pub name: String,
+    pub name: KernelOrGroupArg,
     /// The older checkpoint or freeze; the newest by default, with --with the present
     #[arg(value_name = "A")]
     pub from: Option<String>,
@@ -253,7 +254,7 @@ pub struct DiffArgs {
     pub to: String,
     /// Compare with this kernel: B is a checkpoint, or the present, of that one
     #[arg(long, value_name = "KERNEL")]
-    pub with: Option<String>,
+    pub with: Option<KernelArg>,
     /// Only counts
     #[arg(long)]
     pub stat: bool,

@@ -100,7 +100,9 @@ async fn running(context: &Context) -> Result<(Option<Running>, PathBuf), Failur
 fn process_of(listener: u32, claimed: u32) -> Option<u32> {
     match is_daemon(listener) {
         true => Some(listener),
-        false => (listener > 0 && is_daemon(claimed) && sys::process::parent(claimed) == Some(listener)).then_some(claimed),
+        false => {
+            (listener > 0 && is_daemon(claimed) && sys::process::parent(claimed) == Some(listener)).then_some(claimed)
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::drive::{Driven, Runs, Signals, Streams, UNWRITTEN, drive};
 use super::exit;
 use super::failure::Failure;
 use super::missing_module::missing_module;
+use super::names::KernelArg;
 use super::paint::Paint;
 use super::spec::{SpecArgs, parse_millis, parse_pair};
 use super::{displays, failure, json, render, terminal, waiting};
@@ -57,7 +58,7 @@ pub struct HowArgs {
 Ctrl-C interrupts the execution; a second Ctrl-C exits without waiting for its end. Programs beside the engine: ryokan spawn. With --attach to one of them, Ctrl-C leaves it running; on its terminal, Ctrl-P Ctrl-Q does, and every other key goes to the program.")]
 pub struct ExecArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// The code.
     #[command(flatten)]
     pub code: CodeArgs,

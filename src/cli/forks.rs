@@ -7,6 +7,7 @@ use clap::Args;
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
+use super::names::KernelArg;
 use super::spec::{UpdateFields, isolations};
 use super::{json, render};
 use crate::core::fork::Forking;
@@ -23,7 +24,7 @@ use crate::core::spec_update::SpecUpdate;
   ryokan fork demo big --memory 4G --remove-path ~/data")]
 pub struct ForkArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Name of the new kernel; with --count, NEW-1, NEW-2 and so on
     #[arg(value_name = "NEW")]
     pub new: String,

@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, UnixListener};
 use super::context::Context;
 use super::drive::Signals;
 use super::failure::{Failure, warning};
+use super::names::KernelArg;
 use super::{exit, paths, render};
 use crate::core::error::{Error, ErrorCode};
 use crate::core::limits;
@@ -40,7 +41,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 The listener is a Unix socket that only you can use. A loopback port must be asked for by name; port 0 takes a free one. It serves your programs and those of root, in a browser also the pages that it shows; connections of other users, and those whose program has closed them already, are closed at once, with a line on stderr. The program inside listens on 127.0.0.1, ::1 or all addresses. Each connection is made when it is used: one that is refused inside is closed here, with a line on stderr. Ends with Ctrl-C, and with the kernel's worker.")]
 pub struct ForwardArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// TCP port inside
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 
 use super::context::Context;
 use super::failure::Failure;
+use super::names::{GroupArg, KernelArg, KernelOrGroupArg};
 use super::{exit, json, render};
 use crate::core::error::Error;
 use crate::core::freeze::GroupRestored;
@@ -38,7 +39,7 @@ pub enum GroupCommand {
     /// Remove a member, or the group with its freezes
     Rm {
         /// Name of the group
-        name: String,
+        name: GroupArg,
         /// Name of the member; without it, the whole group
         member: Option<String>,
         /// Remove the group although a freeze or a restore of it was interrupted; its members stay as they are, and
@@ -49,7 +50,7 @@ pub enum GroupCommand {
     /// Change a group
     Set {
         /// Name of the group
-        name: String,
+        name: GroupArg,
         /// What a failed freeze does with its kernels, unless the freeze says so itself: `resume` or `pause`
         #[arg(long, value_name = "WHAT", value_parser = on_failure())]
         on_failure: OnFailure,
@@ -57,7 +58,7 @@ pub enum GroupCommand {
     /// Show a group, or list all
     Show {
         /// Name of the group
-        name: Option<String>,
+        name: Option<GroupArg>,
         /// Print names only
         #[arg(short, long, conflicts_with = "name")]
         quiet: bool,
@@ -76,10 +77,10 @@ pub enum GroupCommand {
   ryokan group add shop --server main")]
 pub struct AddArgs {
     /// Name of the group
-    pub group: String,
+    pub group: GroupArg,
     /// A kernel, by name or id
     #[arg(long, value_name = "KERNEL", group = "what")]
-    pub kernel: Option<String>,
+    pub kernel: Option<KernelArg>,
     /// The work tree of a git repository of yours, also a linked one
     #[arg(long, value_name = "PATH", group = "what")]
     pub repository: Option<PathBuf>,
@@ -107,7 +108,7 @@ pub struct AddArgs {
 #[derive(Debug, Args)]
 pub struct FreezeArgs {
     /// Name of the group
-    pub group: String,
+    pub group: GroupArg,
     /// Message of the freeze
     #[arg(short, long, value_name = "TEXT", default_value = "")]
     pub message: String,
@@ -130,7 +131,7 @@ fn on_failure() -> impl TypedValueParser<Value = OnFailure> {
 #[derive(Debug, Args)]
 pub struct LockArgs {
     /// Name of a kernel or a group
-    pub name: String,
+    pub name: KernelOrGroupArg,
     /// Compare with a checkpoint or a freeze, the newest by default; exit 1 if something differs
     #[arg(long, value_name = "REF", num_args = 0..=1, default_missing_value = "")]
     pub check: Option<String>,
@@ -193,7 +194,7 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
     let paths = [("repository", &args.repository), ("database", &args.database), ("directory", &args.directory)];
     let path = paths.into_iter().find_map(|(kind, path)| path.as_ref().map(|path| (kind, path)));
     let (kind, target) = match (&args.kernel, path, &args.command) {
-        (Some(kernel), _, _) => ("kernel", kernel.clone()),
+        (Some(kernel), _, _) => ("kernel", kernel.to_string()),
         (_, Some((kind, path)), _) => (kind, absolute(path)?),
         (_, _, Some(source)) => ("command", source.clone()),
         (None, None, None) => match (&args.postgres, &args.server) {

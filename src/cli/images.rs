@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::context::Context;
 use super::failure::Failure;
+use super::names::ImageArg;
 use super::render;
 use super::spec::engines;
 use crate::core::engine::EngineName;
@@ -45,22 +46,22 @@ pub enum ImagesCommand {
     /// Protect an image from removal
     Pin {
         /// Its version, or the first digits
-        version: String,
+        version: ImageArg,
     },
     /// Protect an image no more
     Unpin {
         /// Its version, or the first digits
-        version: String,
+        version: ImageArg,
     },
     /// Make an image current once a machine has started from it; kernels that name no image run it from their next start
     Rotate {
         /// Its version, or the first digits; the newest by default
-        version: Option<String>,
+        version: Option<ImageArg>,
     },
     /// Remove an image that no kernel uses
     Rm {
         /// Its version, or the first digits
-        version: String,
+        version: ImageArg,
     },
 }
 

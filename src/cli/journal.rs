@@ -10,6 +10,7 @@ use serde_json::json;
 use super::context::Context;
 use super::drive::Signals;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::{exit, json, render};
 use crate::core::info::{Event, JournalEntry};
 use crate::core::limits;
@@ -19,7 +20,7 @@ use crate::rpc::client::{JournalSeen, KernelClient};
 #[derive(Debug, Args)]
 pub struct JournalArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Only entries after this sequence number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub since: u64,
@@ -44,7 +45,7 @@ pub struct JournalArgs {
 #[derive(Debug, Args)]
 pub struct MessageArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Role of the author, such as user or assistant
     #[arg(long)]
     pub role: String,
@@ -56,7 +57,7 @@ pub struct MessageArgs {
 #[derive(Debug, Args)]
 pub struct EventsArgs {
     /// Only events of this kernel
-    pub name: Option<String>,
+    pub name: Option<KernelArg>,
     /// Only events after this sequence number
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub since: u64,

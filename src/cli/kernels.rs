@@ -5,6 +5,7 @@ use clap::Args;
 use super::args::NameArgs;
 use super::context::Context;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::spec::{SpecArgs, parse_pair};
 use super::{failure, json, render};
 use crate::core::info::{KernelFilter, KernelInfo, ProcessInfo};
@@ -28,7 +29,7 @@ pub struct NewArgs {
     pub name: KernelName,
     /// Work in the workspace of this kernel, with a state of its own
     #[arg(long, value_name = "KERNEL", conflicts_with_all = NOT_SHARED)]
-    pub share: Option<String>,
+    pub share: Option<KernelArg>,
     /// Its specification.
     #[command(flatten)]
     pub spec: SpecArgs,
@@ -77,7 +78,7 @@ pub struct LsArgs {
 #[derive(Debug, Args)]
 pub struct StopArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Interrupt running code, do not wait for it
     #[arg(long)]
     pub force: bool,
@@ -90,7 +91,7 @@ published sockets keep theirs. Running code sees the new name in RYOKAN_KERNEL a
 pub struct RenameArgs {
     /// Name or id of the kernel
     #[arg(value_name = "OLD")]
-    pub name: String,
+    pub name: KernelArg,
     /// Its new name
     #[arg(value_name = "NEW", value_parser = parse_name)]
     pub to: KernelName,
@@ -101,7 +102,7 @@ pub struct RenameArgs {
 pub struct RmArgs {
     /// Names or ids of the kernels
     #[arg(required = true, value_name = "NAME")]
-    pub names: Vec<String>,
+    pub names: Vec<KernelArg>,
     /// Also remove the kernels that share its workspace (threads)
     #[arg(long)]
     pub with_threads: bool,

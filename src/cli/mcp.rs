@@ -6,6 +6,7 @@ use super::args::NameArgs;
 use super::context::Context;
 use super::failure::Failure;
 use super::mcp_serve::{ServeArgs, serve};
+use super::names::KernelArg;
 use super::spec::parse_pair;
 use super::{json, render};
 use crate::core::info::McpTransport;
@@ -31,7 +32,7 @@ pub enum McpAction {
     /// Remove a server
     Rm {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// Name of the server
         server: String,
     },
@@ -44,7 +45,7 @@ pub enum McpAction {
   ryokan mcp add demo weather --url https://weather.example/mcp --header 'Authorization=Bearer …'")]
 pub struct AddArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Name of the server: the prefix of its tools
     pub server: String,
     /// URL of a streamable HTTP server

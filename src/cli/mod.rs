@@ -36,6 +36,7 @@ mod mcp;
 mod mcp_serve;
 mod missing_module;
 mod mounts;
+mod names;
 mod pager;
 pub mod paint;
 mod paths;

@@ -7,13 +7,14 @@ use clap::Args;
 use super::args::NameArgs;
 use super::context::Context;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::{json, paths, render};
 
 /// `ryokan mount`
 #[derive(Debug, Args)]
 pub struct MountArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Path in the kernel
     pub path: String,
     /// Directory or file of this host
@@ -27,7 +28,7 @@ pub struct MountArgs {
 #[derive(Debug, Args)]
 pub struct UnmountArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Path in the kernel
     pub path: String,
 }

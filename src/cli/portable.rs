@@ -8,6 +8,7 @@ use super::blobs::{self, Progress, Target};
 use super::context::Context;
 use super::failure::Failure;
 use super::kernels::warn_unreadable;
+use super::names::KernelOrGroupArg;
 use super::spec::{nets, parse_allowed};
 use super::{groups, json, render};
 use crate::core::error::{Error, ErrorCode};
@@ -23,7 +24,7 @@ use crate::rpc::client::{BundleReview, ImportedKernel};
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// Name or id of the kernel, or name of a group
-    pub name: String,
+    pub name: KernelOrGroupArg,
     /// The file to write; - is standard output
     #[arg(value_name = "FILE")]
     pub file: PathBuf,

@@ -6,6 +6,7 @@ use super::context::Context;
 use super::drive::{Runs, Signals};
 use super::exec::Shown;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::spec::{parse_millis, parse_pair};
 use super::{json, render, terminal};
 use crate::core::error::Error;
@@ -28,7 +29,7 @@ use crate::core::spec::WORKSPACE;
 The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output. A detached program continues without this command: attach to it with exec --attach, also on its terminal, and leave it with Ctrl-C or, on its terminal, Ctrl-P Ctrl-Q.")]
 pub struct SpawnArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Program and arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub argv: Vec<String>,
@@ -61,7 +62,7 @@ pub struct SpawnArgs {
 The same as spawn -t with bash or, if the kernel has none, sh. The shell is a program beside the kernel's engine: it sees the files, not the variables of the engine. It ends with this terminal. Jobs that it leaves in the background stay in the kernel.")]
 pub struct ShellArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Working directory
     #[arg(long, value_name = "DIR", default_value = WORKSPACE)]
     pub cwd: String,
@@ -71,7 +72,7 @@ pub struct ShellArgs {
 #[derive(Debug, Args)]
 pub struct PsArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Print numbers only
     #[arg(short, long)]
     pub quiet: bool,
@@ -86,7 +87,7 @@ pub struct PsArgs {
 A signal is a name, with or without SIG, or a number.")]
 pub struct KillArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Number of the process
     pub process: u64,
     /// Send this signal to the program instead, such as TERM or 15
@@ -178,7 +179,7 @@ pub async fn shell(context: &Context, args: ShellArgs) -> Result<(), Failure> {
 Without a number: the execution that runs, if any. A queued execution ends without having run. The kernel keeps its state.")]
 pub struct InterruptArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Number of the execution or process
     #[arg(value_name = "EXEC")]
     pub execution: Option<u64>,

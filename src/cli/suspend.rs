@@ -5,6 +5,7 @@ use futures::StreamExt as _;
 
 use super::context::Context;
 use super::failure::Failure;
+use super::names::{KernelArg, KernelOrGroupArg};
 use super::{failure, groups, json};
 use crate::core::error::Result;
 use crate::core::info::{KernelFilter, KernelInfo};
@@ -19,7 +20,7 @@ const AT_ONCE: usize = 16;
 pub struct SuspendArgs {
     /// Name or id of the kernel
     #[arg(required_unless_present = "all")]
-    pub name: Option<String>,
+    pub name: Option<KernelArg>,
     /// Suspend every kernel that has a worker
     #[arg(long, conflicts_with = "name")]
     pub all: bool,
@@ -37,7 +38,7 @@ pub struct SuspendArgs {
 pub struct ResumeArgs {
     /// Name of a kernel or a group
     #[arg(required_unless_present = "all")]
-    pub name: Option<String>,
+    pub name: Option<KernelOrGroupArg>,
     /// Resume every suspended kernel
     #[arg(long, conflicts_with = "name")]
     pub all: bool,

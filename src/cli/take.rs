@@ -13,6 +13,7 @@ use clap::Args;
 use super::context::Context;
 use super::copy::{Copied, WaitArgs, same_path};
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::render;
 use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
 use crate::core::diff::{Area, Deed, Difference};
@@ -33,10 +34,10 @@ const NAMED: usize = 5;
 What the fork has changed, added or removed since it was forked from NAME happens to the files of NAME. A checkpoint is taken first, and named. Files that both changed since are refused without --force. Variables stay as they are.")]
 pub struct TakeArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// The fork
     #[arg(long, value_name = "FORK")]
-    pub from: String,
+    pub from: KernelArg,
     /// Only these files and directories
     #[arg(value_name = "PATH")]
     pub paths: Vec<OsString>,

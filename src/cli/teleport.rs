@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::context::Context;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::spec::isolations;
 use super::{json, render};
 use crate::core::error::Error;
@@ -32,7 +33,7 @@ const WIDTH: usize = 72;
 pub struct TeleportArgs {
     /// Name or id of the kernel
     #[arg(required_unless_present_any = ["status", "resolve"])]
-    pub name: Option<String>,
+    pub name: Option<KernelArg>,
     /// The other host: ssh://[USER@]HOST[:PORT][/SOCKET], or exec:COMMAND that leads to `ryokan pipe` there
     #[arg(long, value_name = "TRANSPORT", required_unless_present_any = ["status", "abort", "resolve"])]
     pub to: Option<String>,
@@ -106,7 +107,8 @@ pub async fn teleport(context: &Context, args: TeleportArgs) -> Result<(), Failu
     let host = context.host().await?;
     if args.status {
         let mut found = host.handovers().await?;
-        found.retain(|one| args.name.as_ref().is_none_or(|name| one.name == *name || one.kernel.to_string() == *name));
+        found
+            .retain(|one| args.name.as_ref().is_none_or(|name| one.name == **name || one.kernel.to_string() == **name));
         return context.show(|| found.iter().map(json::handover).collect(), || table(&found));
     }
     let name = args.name.unwrap_or_default();

@@ -6,6 +6,7 @@ use super::context::Context;
 use super::drive::Signals;
 use super::exec::Shown;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::spec::parse_millis;
 use super::{json, render, vars};
 use crate::core::exec::{ExecRequest, Work};
@@ -19,7 +20,7 @@ use crate::core::value::Value;
   ryokan tools demo call weather__forecast '{\"city\": \"Kyoto\"}'")]
 pub struct ToolsArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// The action; without one, the tools are listed.
     #[command(subcommand)]
     pub action: Option<ToolAction>,

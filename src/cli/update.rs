@@ -4,6 +4,7 @@ use clap::Args;
 
 use super::context::Context;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::spec::UpdateFields;
 use super::{json, render};
 use crate::core::spec_update::SpecUpdate;
@@ -19,7 +20,7 @@ use crate::core::spec_update::SpecUpdate;
 Paths and the idle timeout change at once. Limits, network and virtual environment change with the next start: ryokan stop demo, then any use. Neither restore nor fork brings an earlier one back.")]
 pub struct UpdateArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// What to change
     #[command(flatten)]
     pub changes: UpdateFields,

@@ -7,6 +7,7 @@ use clap::Args;
 use super::context::Context;
 use super::exit;
 use super::failure::Failure;
+use super::names::{KernelArg, KernelOrGroupArg};
 use super::{json, render, spec};
 use crate::core::audit::AuditHead;
 use crate::core::error::Error;
@@ -30,7 +31,7 @@ pub struct VerifyArgs {
     pub provenance: bool,
     /// A group or a kernel; without it, all groups
     #[arg(requires = "provenance", default_value = "")]
-    pub name: String,
+    pub name: KernelOrGroupArg,
     /// One of its freezes or checkpoints
     #[arg(value_name = "REF", requires = "provenance", default_value = "")]
     pub reference: String,
@@ -41,7 +42,7 @@ pub struct VerifyArgs {
 pub struct AuditArgs {
     /// Only this kernel, by name or id; a removed kernel by an id's beginning
     #[arg(conflicts_with = "verify")]
-    pub name: Option<String>,
+    pub name: Option<KernelArg>,
     /// Verify that no line was changed, moved or removed
     #[arg(long)]
     pub verify: bool,
@@ -60,7 +61,7 @@ pub struct AuditArgs {
 #[derive(Debug, Args)]
 pub struct RetentionArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Number of newest checkpoints to keep, or all
     #[arg(long, value_name = "N|all", value_parser = spec::parse_newest)]
     pub newest: Option<u32>,

@@ -4,6 +4,7 @@ use clap::Args;
 
 use super::context::Context;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::{json, render};
 
 /// `ryokan du`
@@ -15,7 +16,7 @@ use super::{json, render};
 Sizes are those on the disk. CHECKPOINTS is what a kernel's checkpoints, blobs and kept output take in the store, where equal data is kept once; FREED is the part that only this kernel needs. OBJECTS FOR says what the store keeps them for, each once, with the first reason; KEPT why retention keeps a checkpoint. Removing a checkpoint or a kernel releases its data, ryokan gc then gives the room back. With a name: the same for each checkpoint, alone.")]
 pub struct UsageArgs {
     /// Name or id of a kernel; without it all kernels and the data folder
-    pub name: Option<String>,
+    pub name: Option<KernelArg>,
 }
 
 /// Shows what takes room on the disk.

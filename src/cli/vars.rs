@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 
 use super::context::Context;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::{json, render};
 use crate::core::limits;
 use crate::core::value::Value;
@@ -20,7 +21,7 @@ use crate::core::value::Value;
   ryokan vars demo set rows - < rows.json")]
 pub struct VarsArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Print names only
     #[arg(short, long)]
     pub quiet: bool,

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::args::NameArgs;
 use super::context::Context;
 use super::failure::Failure;
+use super::names::KernelArg;
 use super::{blobs, json, render};
 use crate::core::limits;
 use crate::core::workflow::{Artifact, Decision, Source};
@@ -65,7 +66,7 @@ pub enum StepAction {
     /// Begin a step
     Begin {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// Description of the step
         text: String,
     },
@@ -79,7 +80,7 @@ pub enum StepAction {
 #[derive(Debug, Args)]
 pub struct HandoffArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Name of the next agent
     pub agent: String,
     /// Note for the next agent
@@ -101,7 +102,7 @@ pub enum DecisionAction {
     /// Record a new decision
     Open {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// The decision in one line
         title: String,
         /// Full text of the decision; - reads standard input
@@ -122,7 +123,7 @@ pub enum DecisionAction {
 #[derive(Debug, Args)]
 pub struct DecisionIdArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Number of the decision
     pub id: u64,
 }
@@ -141,7 +142,7 @@ pub enum ArtifactAction {
     /// Store a new version of an artifact
     Put {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// Name of the artifact
         artifact: String,
         /// The file; - is standard input
@@ -157,7 +158,7 @@ pub enum ArtifactAction {
     /// Print a version of an artifact, or write it to a file
     Get {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// Name of the artifact
         artifact: String,
         /// The version; the newest by default
@@ -170,7 +171,7 @@ pub enum ArtifactAction {
     /// List a kernel's artifacts, or all versions of one
     Ls {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// Name of the artifact
         #[arg(default_value = "")]
         artifact: String,
@@ -178,7 +179,7 @@ pub enum ArtifactAction {
     /// Make the content of an earlier version the newest
     Revert {
         /// Name or id of the kernel
-        name: String,
+        name: KernelArg,
         /// Name of the artifact
         artifact: String,
         /// The version

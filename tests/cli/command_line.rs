@@ -314,7 +314,7 @@ fn kernel_name_completion() {
     let complete = |words: &str| {
         let script = format!(
             "source <(\"$RYOKAN\" completions bash); COMP_WORDS=(\"$RYOKAN\" {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
-             _ryokan_with_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
+             _ryokan_with_names \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
         );
         let mut bash = Command::new("bash");
         bash.args(["-c", &script]).env("RYOKAN", env!("CARGO_BIN_EXE_ryokan")).env("RYOKAN_SOCKET", &fake.socket);
@@ -326,6 +326,16 @@ fn kernel_name_completion() {
         ("exec ''", "demo other"),
         ("exec d", "demo"),
         ("mcp add o", "other"),
+        ("exec --env A=1 ''", "demo other"),
+        ("du o", "other"),
+        ("rm demo o", "other"),
+        ("cp o", "other:"),
+        ("cp ./file d", "demo:"),
+        ("edit d", "demo:"),
+        ("diff demo --with ''", "demo other"),
+        ("take demo --from=o", ""),
+        ("take demo --from = o", "other"),
+        ("new n --share ''", "demo other"),
         ("events ''", "demo other"),
         ("exec --att", "--attach"),
         ("new d", ""),
@@ -334,11 +344,14 @@ fn kernel_name_completion() {
         assert_eq!(complete(words), found, "{words}");
     }
     for (shell, asks) in [
-        ("zsh", "':name -- Name or id of the kernel:_ryokan_kernels'"),
-        ("zsh", "(N before the newest; quote it):_ryokan_checkpoints'"),
-        ("zsh", "[Fork from this checkpoint, not from the present]:REF:_ryokan_checkpoints'"),
-        ("fish", "-n \"__fish_ryokan_using_subcommand fork\" -l from -x -a \"(ryokan --no-autostart log "),
-        ("fish", "-n \"__fish_ryokan_using_subcommand new\" -l image -x -a \"(ryokan --no-autostart images list "),
+        ("zsh", "':name -- Name or id of the kernel:_ryokan_kernel'"),
+        ("zsh", "':name -- Name or id of the kernel, or name of the group:_ryokan_kernel_or_group'"),
+        ("zsh", "(N before the newest; quote it):_ryokan_checkpoint'"),
+        ("zsh", "[Fork from this checkpoint, not from the present]:REF:_ryokan_checkpoint'"),
+        ("zsh", "':var -- Name of the variable:_ryokan_variable'"),
+        ("zsh", "':process -- Number of the process:_ryokan_process'"),
+        ("fish", "-l from -d 'Fork from this checkpoint, not from the present' -r -f -a \"(ryokan --no-autostart log "),
+        ("fish", "-r -f -a \"(ryokan --no-autostart images list "),
         ("fish", "-n \"__fish_ryokan_using_subcommand exec\" -a \"(ryokan --no-autostart ls --quiet 2>/dev/null)\""),
     ] {
         assert!(run(&fake, &["completions", shell]).1.contains(asks), "{shell}");

@@ -112,7 +112,7 @@ fn checkpoints_are_completed() {
     let complete = |words: &str| {
         let script = format!(
             "source <(\"$RYOKAN\" completions bash); COMP_WORDS=(\"$RYOKAN\" {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
-             _ryokan_with_kernels \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
+             _ryokan_with_names \"$RYOKAN\" \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[*]}}\""
         );
         let mut bash = std::process::Command::new("bash");
         bash.args(["-c", &script]).env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -120,7 +120,9 @@ fn checkpoints_are_completed() {
         assert!(done.status.success() && done.stderr.is_empty(), "{words}: {done:?}");
         String::from_utf8(done.stdout).expect("text").trim_end().to_owned()
     };
-    for words in ["restore k ''", "diff k ''", "fork k new --from ''", "checkpoint k --delete ''"] {
+    for words in
+        ["restore k ''", "diff k ''", "diff k first-one ''", "fork k new --from ''", "checkpoint k --delete ''"]
+    {
         assert_eq!(complete(words), names.join(" "), "{words}");
     }
     assert_eq!(complete("restore k first"), "first-one");
@@ -145,7 +147,15 @@ fn checkpoints_are_completed() {
     for words in ["freeze ''", "group rm ''", "group show sh", "group add ''"] {
         assert_eq!(complete(words), "shop", "{words}");
     }
-    assert_eq!(complete("lock ''"), "k");
+    for words in ["lock ''", "undo ''", "diff ''", "export ''", "restore ''"] {
+        assert_eq!(complete(words), "k shop", "{words}");
+    }
+    for words in ["take x --from ''", "diff x --with ''", "new n --share ''", "exec --timeout 5s ''"] {
+        assert_eq!(complete(words), "k", "{words}");
+    }
+    for words in ["cp ''", "cp ./x k", "edit ''", "watch ''"] {
+        assert_eq!(complete(words), "k:", "{words}");
+    }
     // This host has no image; the subcommand's name is also that of one with kernels.
     assert_eq!((complete("images rm ''"), complete("rm ''")), (String::new(), "k".into()));
     for (words, wanted) in [
@@ -156,4 +166,45 @@ fn checkpoints_are_completed() {
     ] {
         assert_eq!(complete(words), wanted, "{words}");
     }
+}
+
+/// The functions of the script for zsh; that the grammar calls them is in the script's text.
+#[test]
+fn zsh_lists_names() {
+    if !std::path::Path::new("/usr/bin/zsh").exists() {
+        println!("skipped: zsh is not installed");
+        return;
+    }
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    host.ok(&["group", "new", "shop"]);
+    host.ok(&["checkpoint", "k", "-m", "first-one"]);
+    host.ok(&["exec", "k", "abc=1"]);
+    let process = host.ok(&["spawn", "k", "-d", "--", "sleep", "1000"]);
+    let ryokan = host.command("ryokan");
+    let programs = std::path::Path::new(ryokan.get_program()).parent().expect("its folder").display().to_string();
+    let lists = |kind: &str, line: &str| {
+        let script = format!(
+            "path=({programs} $path); compdef() {{}}; source <(ryokan completions zsh); _files() {{}}; \
+             compadd() {{ local last=$@[-1]; print -r -- ${{(P)last}} }}; BUFFER='{line}'; _ryokan_{kind}"
+        );
+        let mut zsh = std::process::Command::new("/usr/bin/zsh");
+        zsh.args(["-fc", &script]).env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let done = zsh.output().expect("it runs");
+        assert!(done.status.success() && done.stderr.is_empty(), "{kind}: {done:?}");
+        String::from_utf8(done.stdout).expect("text").trim_end().to_owned()
+    };
+    for (kind, line, wanted) in [
+        ("kernel", "ryokan show ", "k"),
+        ("place", "ryokan cp ", "k"),
+        ("group", "ryokan group show ", "shop"),
+        ("kernel_or_group", "ryokan undo ", "k shop"),
+        ("variable", "ryokan vars k get ", "abc"),
+        ("process", "ryokan --json kill k ", process.trim()),
+    ] {
+        assert_eq!(lists(kind, line), wanted, "{kind}");
+    }
+    let checkpoints = lists("checkpoint", "ryokan restore --yes k ");
+    assert!(checkpoints.ends_with(" first-one") && !checkpoints.contains("shop"), "{checkpoints}");
+    assert_eq!(lists("checkpoint", "ryokan restore none "), "");
 }

@@ -81,7 +81,10 @@ fn hasty_take_and_watch_are_refused() {
             for args in [&["watch", "k", "--no-wait"][..], &["take", "k", "--from", "try", "--no-wait"]] {
                 let said = host.cli(args);
                 let text = String::from_utf8_lossy(&said.stderr).into_owned();
-                assert!(said.status.code() == Some(4) && text.contains("kernel k is being restored"), "{args:?}: {text}");
+                assert!(
+                    said.status.code() == Some(4) && text.contains("kernel k is being restored"),
+                    "{args:?}: {text}"
+                );
             }
             kernel.interrupt_execution(exec).await.expect("interrupted");
         };

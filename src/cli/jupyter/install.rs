@@ -27,7 +27,7 @@ pub fn install(context: &Context, args: &InstallArgs) -> Result<(), Failure> {
     }
     argv.extend(["jupyter", "run", "-f", "{connection_file}", "--engine", engine.name()].map(String::from));
     if let Some(kernel) = kernel {
-        argv.extend(["--kernel".into(), kernel.clone()]);
+        argv.extend(["--kernel".into(), kernel.to_string()]);
     }
     if *html {
         argv.push("--html".into());

@@ -20,6 +20,7 @@ use clap::{Args, Subcommand};
 
 use super::context::Context;
 use super::failure::Failure;
+use crate::cli::names::KernelArg;
 use crate::core::engine::EngineName;
 
 /// `ryokan jupyter`
@@ -87,7 +88,7 @@ pub struct NotebookArgs {
     pub engine: EngineName,
     /// Always use this kernel, and create it if there is none
     #[arg(long, value_name = "NAME")]
-    pub kernel: Option<String>,
+    pub kernel: Option<KernelArg>,
     /// Pass on results that a browser could run
     #[arg(long)]
     pub html: bool,

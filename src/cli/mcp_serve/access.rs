@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
+use crate::cli::names::KernelArg;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::KernelId;
 use crate::core::info::{KernelFilter, KernelInfo};
@@ -25,7 +26,7 @@ impl Access {
     ///
     /// # Errors
     /// Those of the connection, and `notFound`.
-    pub async fn open(context: Context, names: &[String], rights: Rights, most_bytes: u64) -> Result<Access> {
+    pub async fn open(context: Context, names: &[KernelArg], rights: Rights, most_bytes: u64) -> Result<Access> {
         let most_bytes = usize::try_from(most_bytes).unwrap_or(usize::MAX);
         let mut access = Access { context, kernels: None, rights, most_bytes };
         let host = access.host().await?;

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::context::Context;
 use super::failure::Failure;
+use crate::cli::names::KernelArg;
 use crate::core::error::{Error, ErrorCode};
 use crate::core::quantity::parse_size;
 use crate::core::rights::{Right, Rights};
@@ -52,7 +53,7 @@ Examples:
 pub struct ServeArgs {
     /// Serve only this kernel and its forks; repeatable. Without it: all kernels, and new ones
     #[arg(long = "kernel", value_name = "NAME")]
-    pub kernels: Vec<String>,
+    pub kernels: Vec<KernelArg>,
     /// Only these rights: read, execute, write, checkpoint, restore, fork, admin
     #[arg(long, value_name = "RIGHTS", value_delimiter = ',', value_parser = parse_right)]
     pub rights: Vec<Right>,

@@ -19,6 +19,7 @@ use super::exec::{end_text, interrupt_note};
 use super::failure::Failure;
 use super::missing_module::missing_module;
 use super::{displays, exit, failure, paths, render};
+use crate::cli::names::KernelArg;
 use crate::core::error::{Error, ErrorCode};
 use crate::core::exec::ExecRequest;
 use crate::core::info::KernelInfo;
@@ -33,7 +34,7 @@ use crate::rpc::client::KernelClient;
 Ctrl-C clears the line or interrupts the execution, Ctrl-D exits; the kernel continues. :help lists the commands.")]
 pub struct ReplArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
 }
 
 /// A session of the read-eval-print loop.
@@ -58,7 +59,7 @@ pub async fn repl(context: &Context, args: ReplArgs) -> Result<(), Failure> {
         true => Editor::terminal(&paths::state_dir()?.join("history"), info.spec.name.as_str())?,
         false => Editor::lines(),
     };
-    let mut session = Session { context, name: args.name, kernel, info, interactive, last: exit::OK };
+    let mut session = Session { context, name: args.name.to_string(), kernel, info, interactive, last: exit::OK };
     if interactive {
         let (name, engine) = (&session.info.spec.name, session.info.spec.engine);
         context.say(&format!("{name} ({engine}); :help lists the commands, Ctrl-D exits, the kernel continues"));
