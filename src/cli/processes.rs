@@ -13,6 +13,8 @@ use crate::core::error::Error;
 use crate::core::exec::{ExecRequest, Program, Work};
 use crate::core::ids::ExecId;
 use crate::core::kernel::State;
+use crate::core::limits;
+use crate::core::quantity::{format_size, parse_size};
 use crate::core::spec::WORKSPACE;
 
 /// `ryokan spawn`
@@ -26,7 +28,7 @@ use crate::core::spec::WORKSPACE;
   ryokan spawn demo -t -d -- bash
   ryokan exec demo --attach 7
 
-The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output. A detached program continues without this command: attach to it with exec --attach, also on its terminal, and leave it with Ctrl-C or, on its terminal, Ctrl-P Ctrl-Q.")]
+The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output. A detached program continues without this command: attach to it with exec --attach, also on its terminal, and leave it with Ctrl-C or, on its terminal, Ctrl-P Ctrl-Q. A later attach shows the beginning of the output, up to --output-limit, and what is written from then on; what was written between is lost: let a server that logs much log to a file.")]
 pub struct SpawnArgs {
     /// Name or id of the kernel
     pub name: KernelArg,
@@ -51,6 +53,9 @@ pub struct SpawnArgs {
     /// Print the process's number and exit; it continues until it, its worker or its daemon ends
     #[arg(short, long)]
     pub detach: bool,
+    /// Output that is kept for attaching later and for the journal, at most 48M: the first 4M by default
+    #[arg(long, value_name = "SIZE", value_parser = parse_output_limit)]
+    pub output_limit: Option<u64>,
 }
 
 /// `ryokan shell`
@@ -95,6 +100,14 @@ pub struct KillArgs {
     pub signal: Option<i32>,
 }
 
+fn parse_output_limit(text: &str) -> Result<u64, String> {
+    match parse_size(text) {
+        Ok(bytes) if bytes <= limits::OUTPUT_KEPT_MAX_BYTES => Ok(bytes),
+        Ok(_) => Err(format!("at most {} are kept", format_size(limits::OUTPUT_KEPT_MAX_BYTES))),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn parse_signal(text: &str) -> Result<i32, String> {
     use nix::sys::signal::Signal;
     let known = |number: i32| Signal::try_from(number).ok();
@@ -126,6 +139,7 @@ pub async fn spawn(context: &Context, args: SpawnArgs) -> Result<(), Failure> {
         stdin_open: args.stdin || args.tty,
         env: args.tty.then(terminal_type).flatten().into_iter().chain(args.env).collect(),
         timeout_ms: args.timeout.unwrap_or(0),
+        output_limit_bytes: args.output_limit.unwrap_or(0),
         ..ExecRequest::default()
     };
     let mut signals = Signals::catch()?;
@@ -166,8 +180,8 @@ pub async fn shell(context: &Context, args: ShellArgs) -> Result<(), Failure> {
     const FIRST_SHELL: &str = "if command -v bash >/dev/null; then exec bash; else exec sh; fi";
     let argv = ["sh", "-c", FIRST_SHELL].map(String::from).to_vec();
     let ShellArgs { name, cwd } = args;
-    let (env, timeout, stdin, tty, detach) = (Vec::new(), None, false, true, false);
-    spawn(context, SpawnArgs { name, argv, cwd, env, timeout, stdin, tty, detach }).await
+    let (env, timeout, stdin, tty, detach, output_limit) = (Vec::new(), None, false, true, false, None);
+    spawn(context, SpawnArgs { name, argv, cwd, env, timeout, stdin, tty, detach, output_limit }).await
 }
 
 /// `ryokan interrupt`

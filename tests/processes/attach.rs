@@ -56,3 +56,15 @@ fn attached_process_survives_interrupt() {
         until("it has ended", || count("sleep 7777") == 0);
     });
 }
+
+#[test]
+fn output_limit_bounds_kept_output() {
+    let host = Host::start();
+    host.ok(&["new", "k", "--engine", "bash"]);
+    let exec = detached(&host, &["--output-limit", "10", "--", "printf", "0123456789beyond"]);
+    until("it has ended", || host.ok(&["ps", "k", "--quiet"]).is_empty());
+    assert_eq!(host.ok(&["exec", "k", "--attach", &exec]), "0123456789");
+    let refused = host.cli(&["spawn", "k", "--output-limit", "49M", "--", "true"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("at most 48 MiB are kept"), "{refused:?}");
+}
