@@ -134,6 +134,33 @@ class E2bTest(DaemonTest):
 
         self.assertEqual(asyncio.run(use()), (60, math.inf))
 
+    def test_metadata_and_envs(self):
+        with ryokan.Sandbox.create(metadata={"job": "7"}, envs={"SHARED": "one", "OWN": "two"}) as sandbox:
+            self.assertEqual(sandbox.get_info().metadata, {"job": "7"})
+            self.assertIn(sandbox.sandbox_id, [one.sandbox_id for one in ryokan.Sandbox.list(labels={"job": "7"})])
+            code = "import os; os.environ['SHARED'] + os.environ['OWN']"
+            self.assertEqual(sandbox.run_code(code, envs={"OWN": "three"}).value, "onethree")
+            self.assertEqual(sandbox.commands.run("echo $SHARED$OWN", envs={"OWN": "4"}).stdout, "one4\n")
+            terminal = sandbox.pty.create(command="echo $SHARED$TERM")
+            self.assertIn("onexterm", terminal.wait().stdout)
+            with ryokan.Sandbox.connect(sandbox.sandbox_id) as same:
+                self.assertEqual(same.commands.run("echo $SHARED").stdout, "\n")
+
+    def test_results_have_parts(self):
+        code = "class P:\n  def _repr_png_(self): return b'\\x89PNG'\ndisplay(P()); print('said'); 6 * 7"
+        ran = self.sandbox.run_code(code)
+        self.assertEqual((ran.logs.stdout, ran.logs.stderr), (["said\n"], []))
+        shown, plain, main = ran.results
+        self.assertEqual((shown.png, shown.formats(), shown.is_main_result), ("iVBORw==", ["png"], False))
+        self.assertEqual((plain.text[:10], plain.formats()), ("<__main__.", ["text"]))
+        self.assertEqual((main.text, main.is_main_result), ("42", True))
+        self.assertFalse(ran.error)
+        error = self.sandbox.run_code("def f():\n  1 / 0\nf()").error
+        self.assertEqual((error.name, error.value), ("ZeroDivisionError", "division by zero"))
+        self.assertTrue(error.traceback.startswith("Traceback") and "in f" in error.traceback, error.traceback)
+        self.assertEqual(error, "ZeroDivisionError: division by zero")
+        self.assertEqual((ryokan.types.ErrorText("no such: x").name, ryokan.types.ErrorText("KeyError").value), ("", ""))
+
     def test_failed_command_exception(self):
         with self.assertRaises(ryokan.CommandExitException) as caught:
             self.sandbox.commands.run("echo out; echo err >&2; exit 3").check()

@@ -52,6 +52,9 @@ def synchronous(host: ryokan.Host) -> None:
         assert_type(sandbox, ryokan.Sandbox)
         assert_type(window, ryokan.PublishedKernel)
         assert_type(sandbox.get_host(1), str)
+        assert_type(sandbox.run_code("1").error.name, str)
+        assert_type(sandbox.run_code("1").results[0].png, str | None)
+        ryokan.Sandbox.create(envs={"A": 1})  # type: ignore[dict-item]
         assert_type(sandbox.kill(), bool)
         assert_type(ryokan.Sandbox.kill("id"), bool)
         ryokan.Sandbox.kill()  # type: ignore[call-arg]

@@ -171,7 +171,7 @@ class Commands:
         return {
             "argv": argv,
             "cwd": options.get("cwd", ""),
-            "env": _wire.environment(options.get("env"), options.get("envs")),
+            "env": _wire.environment({**self._kernel._env, **(options.get("env") or {})}, options.get("envs")),
             "timeoutMs": _wire.milliseconds(options.get("timeout"), "timeout"),
             "outputLimitBytes": options.get("output_limit", 0),
         }

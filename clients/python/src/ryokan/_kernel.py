@@ -35,6 +35,8 @@ class Kernel:
         self._connection = connection
         self._cap = Capability(connection, capability)
         self._running: set[int] = set()
+        self._env: Mapping[str, str] = {}
+        """Environment of all code and programs that this object runs."""
         self.id, self.name, self.engine = info.id, info.name, info.engine
         self._info = info
         self.files = Files(connection, self._cap)
@@ -81,7 +83,8 @@ class Kernel:
             key: idempotency key: the same key within 24 hours returns the same execution.
             expected_version: the kernel's version known to the caller; 0: any.
         """
-        asked = request(code, timeout, stdin, {**(env or {}), **(envs or {})}, output_limit, key, expected_version)
+        given = {**self._env, **(env or {}), **(envs or {})}
+        asked = request(code, timeout, stdin, given, output_limit, key, expected_version)
         started = self._connection.send(self._cap, "run", asked)
         execution = Capability(self._connection, started.execution)
         # Sent before the first answer: one round trip.
@@ -114,7 +117,7 @@ class Kernel:
 
         The execution is in the journal when this returns.
         """
-        asked = request(code, timeout, stdin, env, output_limit, key, expected_version)
+        asked = request(code, timeout, stdin, {**self._env, **(env or {})}, output_limit, key, expected_version)
         return int((await self._call("run", asked)).execId)
 
     async def wait(

@@ -44,17 +44,37 @@ class Sandbox(Kernel):
 
     @classmethod
     def create(
-        cls, name: str | None = None, *, timeout: float | None = None, **options: Unpack[types.KernelOptions]
+        cls,
+        name: str | None = None,
+        *,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        **options: Unpack[types.KernelOptions],
     ) -> Opening[Self]:
         """Creates a kernel on the daemon of this user; the engine is `python` unless named.
 
-        `await Sandbox.create()`, or `async with Sandbox.create() as sandbox`, which kills it. `timeout` is
-        E2B's name of `idle_timeout`.
+        `await Sandbox.create()`, or `async with Sandbox.create() as sandbox`, which kills it.
+
+        Args:
+            name: the kernel's name; None: a random one.
+            timeout: E2B's name of `idle_timeout`.
+            metadata: E2B's name of `labels`.
+            envs: environment of all code and programs that this object runs; another connection has none.
+            options: see `types.KernelOptions`.
         """
         if timeout is not None:
             options["idle_timeout"] = timeout
+        if metadata:
+            options["labels"] = {**options.get("labels", {}), **metadata}
         options.setdefault("engine", "python")
-        return Opening(lambda: cls._open(lambda host: host.create(name, **options)), cls._end)
+
+        async def opening() -> Self:
+            sandbox = await cls._open(lambda host: host.create(name, **options))
+            sandbox._env = dict(envs or {})
+            return sandbox
+
+        return Opening(opening, cls._end)
 
     @classmethod
     def connect(cls, sandbox_id: str) -> Opening[Self]:

@@ -308,7 +308,7 @@ def result(reader: Any, displays: list[types.Display]) -> types.Result:
         execution_id=reader.execId,
         status=str(reader.status),
         exit_code=reader.code,
-        error=reader.err,
+        error=types.ErrorText(reader.err, bytes(reader.stderr).decode(errors="replace")),
         stdout_bytes=bytes(reader.stdout),
         stderr_bytes=bytes(reader.stderr),
         value=value_from_wire(reader.data) if reader.hasData else None,

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .types import Result
+    from .types import ErrorText, Result
 
 
 class RyokanError(Exception):
@@ -135,7 +135,7 @@ class ExecutionError(Exception):
         return self.result.exit_code
 
     @property
-    def error(self) -> str:
+    def error(self) -> ErrorText:
         """Why it did not end well; may be empty."""
         return self.result.error
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 from ._source import Content
+from ._types_e2b import ErrorText as ErrorText
 from ._types_e2b import FilesystemEvent as FilesystemEvent
 from ._types_e2b import FilesystemEventType as FilesystemEventType
+from ._types_e2b import Logs as Logs
+from ._types_e2b import ShownResult as ShownResult
 from ._types_groups import AuditLine as AuditLine
 from ._types_groups import AuditProof as AuditProof
 from ._types_groups import Freeze as Freeze
@@ -324,6 +328,11 @@ class KernelInfo:
         """The same as `id`, under E2B's name."""
         return self.id
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The same as `labels`, under E2B's name."""
+        return self.labels
+
 
 @dataclass(frozen=True)
 class Display:
@@ -336,6 +345,12 @@ class Display:
     def text(self) -> str:
         """The data as text."""
         return self.data.decode(errors="replace")
+
+    @property
+    def encoded(self) -> str:
+        """The data as text, or in base64 if it is none, as notebooks and E2B have it."""
+        is_text = self.mime.startswith("text/") or self.mime.endswith(("json", "xml", "javascript"))
+        return self.text if is_text else base64.b64encode(self.data).decode()
 
 
 @dataclass(frozen=True)
@@ -350,8 +365,8 @@ class Result:
     status: str
     """`done`, `failed`, `timeout`, `interrupted`, `lost` or `refused`."""
     exit_code: int
-    error: str
-    """Why it did not end well; empty: it did, or the engine said nothing."""
+    error: ErrorText
+    """Why it did not end well, a text; empty: it did, or the engine said nothing."""
     stdout_bytes: bytes
     stderr_bytes: bytes
     value: Any
@@ -380,6 +395,17 @@ class Result:
     def stderr(self) -> str:
         """Standard error as text; invalid UTF-8 is replaced."""
         return self.stderr_bytes.decode(errors="replace")
+
+    @property
+    def logs(self) -> Logs:
+        """Both streams, under E2B's name."""
+        return Logs([self.stdout] if self.stdout else [], [self.stderr] if self.stderr else [])
+
+    @property
+    def results(self) -> list[ShownResult]:
+        """`displays`, each as a result of its own, and the last expression's `text`, under E2B's names."""
+        shown = [ShownResult({display.mime: display.encoded}, False) for display in self.displays]
+        return shown if self.text is None else [*shown, ShownResult({"text/plain": self.text}, True)]
 
     def check(self) -> Result:
         """Returns itself, or raises `ExecutionError` if the code did not end well."""

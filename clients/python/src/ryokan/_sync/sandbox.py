@@ -40,14 +40,26 @@ class Sandbox(Kernel):
 
     @classmethod
     def create(
-        cls, name: str | None = None, *, timeout: float | None = None, **options: Unpack[types.KernelOptions]
+        cls,
+        name: str | None = None,
+        *,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        envs: Mapping[str, str] | None = None,
+        **options: Unpack[types.KernelOptions],
     ) -> Self:
         """Creates a kernel on the daemon of this user; the engine is `python` unless named.
 
-        `timeout` is E2B's name of `idle_timeout`.
+        Args:
+            name: the kernel's name; None: a random one.
+            timeout: E2B's name of `idle_timeout`.
+            metadata: E2B's name of `labels`.
+            envs: environment of all code and programs that this object runs; another connection has none.
+            options: see `types.KernelOptions`.
         """
         runner = portal()
-        return cls(runner.run(aio.Sandbox.create(name, timeout=timeout, **options).open()), runner, True)
+        opening = aio.Sandbox.create(name, timeout=timeout, metadata=metadata, envs=envs, **options)
+        return cls(runner.run(opening.open()), runner, True)
 
     @classmethod
     def connect(cls, sandbox_id: str) -> Self:
