@@ -6,7 +6,7 @@ import math
 import time
 
 import ryokan
-from ryokan import FilesystemEventType, aio, errors
+from ryokan import FilesystemEventType, aio, errors, types
 
 from support import DaemonTest
 
@@ -159,7 +159,7 @@ class E2bTest(DaemonTest):
         self.assertEqual((error.name, error.value), ("ZeroDivisionError", "division by zero"))
         self.assertTrue(error.traceback.startswith("Traceback") and "in f" in error.traceback, error.traceback)
         self.assertEqual(error, "ZeroDivisionError: division by zero")
-        self.assertEqual((ryokan.types.ErrorText("no such: x").name, ryokan.types.ErrorText("KeyError").value), ("", ""))
+        self.assertEqual((types.ErrorText("no such: x").name, types.ErrorText("KeyError").value), ("", ""))
 
     def test_failed_command_exception(self):
         with self.assertRaises(ryokan.CommandExitException) as caught:

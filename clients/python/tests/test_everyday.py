@@ -244,6 +244,39 @@ class EverydayTest(DaemonTest):
 
     # --- the kernel itself
 
+    def test_files_of_fork_are_taken(self):
+        base = self.host.create("main", engine="bash")
+        base.run_code("mkdir -p src old; echo 1 > src/a; echo keep > mine; echo gone > old/file; echo x > 'a b'")
+        one, two = base.fork("try", count=2)
+        work = "echo 2 > src/a; mkdir -p new/deep; echo n > new/deep/f; rm -r old; mv 'a b' moved; "
+        two.run_code(work + "ln -s src/a link; chmod 600 src/a; touch -d 2001-02-03T04:05:06Z new/deep/f new").check()
+        self.assertEqual(base.take(one), types.Taken(None, []))
+        with self.assertRaisesRegex(errors.NotFoundError, "neither kernel has absent"):
+            base.take(two, paths=["src", "absent"])
+        with self.assertRaisesRegex(errors.InvalidArgumentError, "not a fork"):
+            one.take(two)
+        self.assertIn("src/a", [change.name for change in base.take(two, paths=["/workspace/src/"]).changes])
+        self.assertEqual(base.run_code("cat src/a old/file").stdout, "2\ngone\n")
+        base.run_code("echo 3 > mine; echo 4 > old/other")
+        with self.assertRaisesRegex(errors.ConflictError, "old/other") as raised:
+            base.take(two)
+        self.assertEqual(raised.exception.reason, "changed_here")
+        taken = base.take(two, force=True)
+        look = "cat src/a new/deep/f moved; readlink link; ls; stat -c %a:%Y new/deep/f; stat -c %Y new; cat mine"
+        wanted = "2\nn\nx\nsrc/a\nlink\nmine\nmoved\nnew\nsrc\n644:981173106\n981173106\n3\n"
+        self.assertEqual(base.run_code(look).stdout, wanted)
+        base.restore(taken.safety.id)
+        self.assertEqual(base.run_code("cat old/other; ls").stdout, "4\na b\nmine\nold\nsrc\n")
+
+        async def again():
+            async with aio.Host.connect() as host:
+                kernel, fork = [await host.get(name) for name in ("main", "try-2")]
+                return await kernel.take(fork, paths=["moved"])
+
+        self.assertIn("moved", [change.name for change in asyncio.run(again()).changes])
+        for kernel in (one, two, base):
+            kernel.remove()
+
     def test_update_rename_and_forks(self):
         kernel = self.host.create("before", engine="bash", memory_bytes=256 << 20)
         kernel.run_code("x=1")

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
 
-from . import _bundles, _connection, _files, _moves, _wire, types
+from . import _bundles, _connection, _files, _moves, _take, _wire, types
 from ._commands import Commands, Pty
 from ._connection import Capability, Connection
 from ._events import Events
@@ -335,6 +335,23 @@ class Kernel:
         """
         _wire.known(options, types.ForkOptions, "a fork")
         return forked(self._connection, await self._call("fork", _wire.fork_to_wire(name, options), deadline=None))
+
+    async def take(self, fork: Kernel, *, paths: Iterable[_files.Path] = (), force: bool = False) -> types.Taken:
+        """Does to this kernel's files what a fork has done to its own since it was forked from this one.
+
+        A checkpoint is taken first; `restore` of it undoes the whole. Variables stay as they are. If this
+        fails on the way, that checkpoint is the newest, and a part may have been taken.
+
+        Args:
+            fork: a fork of this kernel, of the same connection.
+            paths: only these files and directories; none: all.
+            force: also take files that this kernel has changed, too.
+
+        Raises:
+            ConflictError: both changed a file; nothing was done.
+            NotFoundError: neither kernel has a path, or the fork point was removed.
+        """
+        return await _take.take(self, fork, paths, force)
 
     async def thread(self, name: str, *, engine: str = "", key: str = "") -> Kernel:
         """Creates a kernel with an engine and variables of its own in this kernel's workspace."""

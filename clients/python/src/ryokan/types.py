@@ -517,6 +517,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """What `Kernel.take` took from a fork."""
+
+    safety: Checkpoint | None
+    """The checkpoint before it; None: there was nothing to take."""
+    changes: list[Difference]
+
+
+@dataclass(frozen=True)
 class Patch:
     """The text difference of one file."""
 

@@ -291,6 +291,23 @@ class Kernel:
         """
         return [Kernel(child, self._portal) for child in self._run(self._kernel.fork(name, **options))]
 
+    def take(self, fork: Kernel, *, paths: Iterable[FilePath] = (), force: bool = False) -> types.Taken:
+        """Does to this kernel's files what a fork has done to its own since it was forked from this one.
+
+        A checkpoint is taken first; `restore` of it undoes the whole. Variables stay as they are. If this
+        fails on the way, that checkpoint is the newest, and a part may have been taken.
+
+        Args:
+            fork: a fork of this kernel, of the same connection.
+            paths: only these files and directories; none: all.
+            force: also take files that this kernel has changed, too.
+
+        Raises:
+            ConflictError: both changed a file; nothing was done.
+            NotFoundError: neither kernel has a path, or the fork point was removed.
+        """
+        return self._run(self._kernel.take(fork._kernel, paths=paths, force=force))
+
     def thread(self, name: str, *, engine: str = "", key: str = "") -> Kernel:
         """Creates a kernel with an engine and variables of its own in this kernel's workspace."""
         return Kernel(self._run(self._kernel.thread(name, engine=engine, key=key)), self._portal)
