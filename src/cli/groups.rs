@@ -84,7 +84,7 @@ pub struct AddArgs {
     /// The work tree of a git repository of yours, also a linked one
     #[arg(long, value_name = "PATH", group = "what")]
     pub repository: Option<PathBuf>,
-    /// An SQLite database
+    /// An SQLite database; a repository around it leaves its files alone, and git must not track them
     #[arg(long, value_name = "PATH", group = "what")]
     pub database: Option<PathBuf>,
     /// A directory; a restore exchanges it as a whole

@@ -36,8 +36,8 @@ impl Repository {
     pub async fn changed_files(&self, scratch: &Path, from: &CommitId, to: &CommitId) -> Result<Vec<(char, String)>> {
         let (objects, own) = self.apart(scratch)?;
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*own)];
-        let args = [&DIFF_TREE[..], &[from.as_str(), to.as_str()]].concat();
-        let reported = self.ok(&args, &env, b"").await?;
+        let (args, excluded) = ([&DIFF_TREE[..], &[from.as_str(), to.as_str()]].concat(), self.without_left_out());
+        let reported = self.ok(&Repository::compare(&args, &excluded), &env, b"").await?;
         let (mut fields, mut found) = (reported.split(|byte| *byte == 0), Vec::new());
         while let (Some(status), Some(path)) = (fields.next(), fields.next()) {
             let status = status.first().map_or('M', |letter| char::from(*letter));

@@ -7,6 +7,7 @@
 mod command;
 mod compare;
 mod history;
+mod left_out;
 mod new_submodule;
 mod overwritten;
 mod repository;

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use super::command::{Call, Git};
+use super::left_out::LeftOut;
 use super::overwritten::{Change, DIFF_TREE};
 use super::settings::unsafe_setting;
 use super::submodules::Submodule;
@@ -29,6 +30,8 @@ pub struct Repository {
     common_dir: PathBuf,
     /// How many repositories it is inside of.
     pub(super) depth: usize,
+    /// Files of other members in the work tree.
+    pub(super) left_out: LeftOut,
     /// The index of all files at the last reading of the state, which the next one continues.
     cached: Rc<RefCell<Option<CachedIndex>>>,
 }
@@ -116,7 +119,7 @@ impl Repository {
         (git_dir, common_dir): (PathBuf, PathBuf),
         depth: usize,
     ) -> Repository {
-        Repository { git, path, git_dir, common_dir, depth, cached: Rc::default() }
+        Repository { git, path, git_dir, common_dir, depth, left_out: Rc::from([]), cached: Rc::default() }
     }
 
     /// The directory.
@@ -255,11 +258,13 @@ impl Repository {
         let begun = SystemTime::now();
         let submodules = self.submodules(scratch, keep, &env).await?;
         // Git must not look into them: it would run what is configured there.
-        let apart: Vec<String> = submodules.iter().map(|one| format!(":(exclude,top,literal){}", one.path)).collect();
+        let mut apart = self.without_left_out();
+        apart.extend(submodules.iter().map(|one| format!(":(exclude,top,literal){}", one.path)));
         let mut add = self.add().to_vec();
         add.extend(apart.iter().map(String::as_str));
         self.ok(&add, &env, b"").await?;
         self.add_tracked_parts(&env).await?;
+        self.remove_left_out(&env).await?;
         self.add_links(&submodules, &env).await?;
         let work_tree = id(&self.ok(&["write-tree"], &env, b"").await?)?;
         // A file that changed in the second in which it was read, or later, is read again.
@@ -359,7 +364,8 @@ impl Repository {
 
     /// Numbers of different and of added files between two trees.
     async fn compared(&self, from: &str, to: &str, env: &[(&str, &Path)]) -> Result<(u64, u64)> {
-        let reported = self.ok(&[&DIFF_TREE[..], &[from, to]].concat(), env, b"").await?;
+        let (args, excluded) = ([&DIFF_TREE[..], &[from, to]].concat(), self.without_left_out());
+        let reported = self.ok(&Repository::compare(&args, &excluded), env, b"").await?;
         let fields: Vec<&[u8]> = reported.split(|byte| *byte == 0).collect();
         let status = fields.iter().step_by(2).filter(|field| !field.is_empty());
         Ok((status.clone().count() as u64, status.filter(|field| ***field == *b"A").count() as u64))
@@ -375,7 +381,8 @@ impl Repository {
         let others = alternates(&[&self.objects(), &apart.join("objects")]);
         let env = [("GIT_OBJECT_DIRECTORY", &*objects), ("GIT_ALTERNATE_OBJECT_DIRECTORIES", &*others)];
         let args = [&DIFF_TREE[..], &[from.work_tree.as_str(), to.work_tree.as_str()]].concat();
-        let reported = self.ok(&args, &env, b"").await?;
+        let excluded = self.without_left_out();
+        let reported = self.ok(&Repository::compare(&args, &excluded), &env, b"").await?;
         let (change, root) = (Change::read(&reported), self.path.clone());
         let looked = tokio::task::spawn_blocking(move || change.destroyed(&root)).await;
         let found = looked.map_err(|error| Error::internal(error.to_string()))?;
@@ -485,7 +492,8 @@ impl Repository {
         fault::point("repository.files.switch").map_err(failed(&self.path))?;
         let index = scratch.join("index");
         let _ = fs::remove_file(scratch.join("staged.lock"));
-        self.ok(&["read-tree", "-m", "-u", to.work_tree.as_str()], &[("GIT_INDEX_FILE", &index)], b"").await?;
+        let work_tree = self.tree_without_left_out(scratch, &to.work_tree).await?;
+        self.ok(&["read-tree", "-m", "-u", work_tree.as_str()], &[("GIT_INDEX_FILE", &index)], b"").await?;
         let staged = scratch.join("staged");
         let _ = fs::remove_file(&staged);
         let env = [("GIT_INDEX_FILE", &*staged)];

@@ -74,7 +74,9 @@ impl Repository {
         if owner(&git_dir)? != owner(self.git_dir())? {
             return Err(Error::refused(format!("{} belongs to another user", at.display())).reason("other_owner"));
         }
-        Ok(Some(Repository::at(Rc::clone(self.git()), at, (git_dir.clone(), git_dir), self.depth + 1)))
+        let mut inner = Repository::at(Rc::clone(self.git()), at, (git_dir.clone(), git_dir), self.depth + 1);
+        inner.left_out = self.left_out_below(path);
+        Ok(Some(inner))
     }
 
     /// The submodules of an index with their states. One whose directory is gone is left to `git add`.

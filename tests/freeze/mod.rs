@@ -8,6 +8,7 @@ mod gate;
 mod gate_workspaces;
 mod hostile_imports;
 mod labels;
+mod nested_databases;
 mod pause;
 mod paused;
 mod planted_links;

@@ -29,6 +29,8 @@ mod restore_tests;
 #[cfg(test)]
 mod simulation_tests;
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::info::{FreezeInfo, GroupInfo, GroupRestored, MemberInfo};
@@ -98,6 +100,19 @@ impl Target {
             Target::Command { .. } => "command",
             Target::Postgres { .. } => "postgres",
             Target::Server { .. } => "server",
+        }
+    }
+
+    /// The file of an SQLite database.
+    pub fn database_path(&self) -> Option<&Path> {
+        match self {
+            Target::Database { path } => Some(Path::new(path)),
+            Target::Kernel { .. }
+            | Target::Repository { .. }
+            | Target::Directory { .. }
+            | Target::Command { .. }
+            | Target::Postgres { .. }
+            | Target::Server { .. } => None,
         }
     }
 }

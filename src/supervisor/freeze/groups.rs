@@ -1,7 +1,8 @@
 //! Groups and their members.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use super::members::database_files;
 use super::objects::blocking;
 use super::sources::{self, pending};
 use super::{access, import_end, pauses, recover};
@@ -122,6 +123,10 @@ pub async fn add(
                 "repository" => {
                     let repository = Repository::open(&access::git(host).await?, &real)?;
                     access::trusted_repository(supervisor, actor.uid, &repository).await?;
+                    let databases = group.members.iter().filter_map(|member| member.target.database_path());
+                    for database in databases {
+                        check_untracked(&repository, database).await?;
+                    }
                     Target::Repository { path }
                 }
                 "directory" => {
@@ -130,6 +135,14 @@ pub async fn add(
                     Target::Directory { path }
                 }
                 _ => {
+                    for member in &group.members {
+                        let Target::Repository { path } = &member.target else { continue };
+                        if real.starts_with(path) {
+                            let repository = Repository::open(&access::git(host).await?, Path::new(path))?;
+                            access::trusted_repository(supervisor, actor.uid, &repository).await?;
+                            check_untracked(&repository, &real).await?;
+                        }
+                    }
                     match blocking(move || host_database::present(&real)).await? {
                         Present::Whole => {}
                         Present::Absent => return Err(Error::not_found(format!("there is no {path}"))),
@@ -163,6 +176,16 @@ pub async fn add(
     Ok(member)
 }
 
+/// Refuses a database that git tracks in a repository of the group. A freeze leaves its files out of the repository, but
+/// every command of git that changes the work tree would write them under the programs that have them open.
+async fn check_untracked(repository: &Repository, database: &Path) -> Result<()> {
+    let tracked = repository.tracked(&database_files(database)).await?;
+    let Some(name) = tracked.first() else { return Ok(()) };
+    Err(Error::refused(format!("git tracks {name} in {}", repository.path().display()))
+        .reason("database_tracked")
+        .hint(format!("git would write it while it is open: `git rm --cached {name}`, ignore it, and commit that")))
+}
+
 /// Refuses a directory with another member in it: a restore exchanges the directory as a whole.
 pub(super) fn check_overlap(group: &Group, target: &Target) -> Result<()> {
     let path = |target: &Target| match target {
@@ -184,7 +207,8 @@ pub(super) fn check_overlap(group: &Group, target: &Target) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a source whose restore keeps its former content under a name of its own, if another group has it, too.
+/// Refuses a source whose restore keeps its former content under a name of its own, if another group has it, too; and a
+/// directory around a database of another group.
 pub(super) fn check_single(host: &Host, groups: &[Group], target: &Target) -> Result<()> {
     let data = |server: &str| host.config.postgres.get(server).map(|server| server.data.display().to_string());
     let exchanged = |target: &Target| match target {
@@ -194,6 +218,24 @@ pub(super) fn check_single(host: &Host, groups: &[Group], target: &Target) -> Re
         Target::Server { server } => Some(data(server).unwrap_or_else(|| server.clone())),
         Target::Kernel { .. } | Target::Repository { .. } | Target::Database { .. } | Target::Command { .. } => None,
     };
+    let directory = |target: &Target| match target {
+        Target::Directory { path } => Some(Path::new(path).to_owned()),
+        _ => None,
+    };
+    let is_around = |directory: Option<PathBuf>, database: Option<&Path>| {
+        directory.zip(database).is_some_and(|(directory, database)| database.starts_with(directory))
+    };
+    for group in groups {
+        let is_shared = |old: &Member| {
+            is_around(directory(target), old.target.database_path())
+                || is_around(directory(&old.target), target.database_path())
+        };
+        if let Some(old) = group.members.iter().find(|old| is_shared(old)) {
+            return Err(Error::refused(format!("the member overlaps {} of group {}", old.name, group.name))
+                .reason("member_overlap")
+                .hint("a restore exchanges a directory under the programs that have a database in it open"));
+        }
+    }
     let Some(new) = exchanged(target) else { return Ok(()) };
     for group in groups {
         for old in group.members.iter().filter_map(|member| exchanged(&member.target)) {

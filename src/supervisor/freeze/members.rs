@@ -1,12 +1,13 @@
 //! The members of a group during one operation: how each kind is suspended, captured, restored and resumed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::sources::{self, DataSource, pending};
 use super::{access, pauses};
 use super::{objects, submodules};
+use crate::catalog::host_database::{self, SUFFIXES};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
 use crate::core::freeze::cost::{Driver, MemberCost};
@@ -103,6 +104,7 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
             access::apart_from_servers(host, &path)?;
             let repository = Repository::open(&access::git(host).await?, &path)?;
             access::trusted_repository(supervisor, group.uid, &repository).await?;
+            let repository = repository.leaving_out(&databases(host).await?);
             LiveKind::Repository { path, repository, state: None }
         }
         Target::Database { .. }
@@ -126,6 +128,18 @@ pub(super) async fn open_in(supervisor: &Supervisor, group: &Group, member: &Mem
         interrupted: 0,
         target: None,
     })
+}
+
+/// The files of every database that is a member of a group: a repository around one leaves them out.
+async fn databases(host: &Host) -> Result<Vec<PathBuf>> {
+    let groups = host.catalog.groups(None).await?;
+    let members = groups.iter().flat_map(|group| &group.members);
+    Ok(members.filter_map(|member| member.target.database_path()).flat_map(database_files).collect())
+}
+
+/// The files that SQLite may have for a database.
+pub(super) fn database_files(database: &Path) -> Vec<PathBuf> {
+    SUFFIXES.iter().map(|suffix| host_database::beside(database, suffix)).collect()
 }
 
 fn kernel(supervisor: &Supervisor, id: KernelId) -> Result<Rc<Kernel>> {
