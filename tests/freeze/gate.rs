@@ -150,3 +150,41 @@ fn rebuild_admits_newer_data() {
         assert_eq!((shop.git(&["rev-parse", "HEAD"]), shop.state()), (old.clone(), state.clone()), "{fault}");
     }
 }
+
+/// What is not restored may change until everything is held: then it is judged again, also in a group without kernels.
+#[test]
+fn late_changes_are_judged() {
+    let user = users()[0];
+    let host = Host::prepare(user);
+    let program = host.path("home").join("program");
+    // It runs while the members are suspended, before the safety freeze reads them.
+    let body = "#!/bin/sh\ncd \"$(dirname \"$0\")\" || exit 8\nif [ \"$1 $(cat race)\" = \"freeze yes\" ]; then git -C code checkout -q --detach HEAD~1; fi\n";
+    std::fs::write(&program, body).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let argv = ["freeze", "capture", "thaw", "restore"].map(|verb| format!("{verb} = [{program:?}, {verb:?}]\n"));
+    host.configure(&format!("[sources.queue]\n{}", argv.concat()));
+    let race = host.path("home").join("race");
+    std::fs::write(&race, "no").unwrap();
+    let shop = Shop::of(host, user);
+    shop.host.ok(&["group", "rm", "shop", "agent"]);
+    shop.host.ok(&["group", "add", "shop", "--command", "queue"]);
+    shop.host.ok(&["freeze", "shop", "-m", "old"]);
+    shop.write("app.py", "two");
+    let new = shop.commit("second");
+    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
+    shop.host.ok(&["freeze", "shop", "-m", "new"]);
+    shop.host.ok(&["--yes", "restore", "shop", "old", "--member", "data"]);
+    std::fs::write(&race, "yes").unwrap();
+    let refused = shop.host.cli(&["--yes", "restore", "shop", "new", "--member", "data"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(4) && said.contains("which is older") && said.contains(&new[..10]), "{said}");
+    let version = || -> i64 {
+        let database = rusqlite::Connection::open(shop.data()).unwrap();
+        database.query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(version(), 1);
+    std::fs::write(&race, "no").unwrap();
+    shop.git(&["checkout", "-q", "main"]);
+    shop.host.ok(&["--yes", "restore", "shop", "new", "--member", "data"]);
+    assert_eq!(version(), 2);
+}

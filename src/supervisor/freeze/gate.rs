@@ -166,23 +166,22 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Judges what would live together with the kernels that are not restored, as the safety freeze has them.
+    /// Judges again what would live together: with every member that is not restored as the safety freeze has it, which was
+    /// read while all are held. Another program may have changed them since [`Run::compare`].
     ///
     /// # Errors
     /// `refused` (`data_newer`).
-    pub async fn judge_kept(&self) -> Result<()> {
-        let part = |live: &Live| -> Result<Part> {
-            Ok(Part { name: live.name.clone(), captured: live.captured()?.clone(), driver: String::new() })
-        };
-        let now = self.live.iter().map(part).collect::<Result<Vec<Part>>>()?;
-        let kept = self.live[self.restored..].iter().filter(|live| live.kernel().is_some());
-        let kept = kept.map(part).collect::<Result<Vec<Part>>>()?;
-        if kept.is_empty() {
-            return Ok(());
+    pub async fn judge_kept(&mut self) -> Result<()> {
+        self.would_be = self.parts.clone();
+        for live in &self.live {
+            if !self.parts.iter().any(|part| part.name == live.name) {
+                let captured = live.captured()?.clone();
+                self.would_be.push(Part { name: live.name.clone(), captured, driver: String::new() });
+            }
         }
-        let would_be = [self.would_be.clone(), kept].concat();
-        let recorded = [self.recorded.clone(), pairings(&now)].concat();
-        match (judge(&pairings(&would_be), &recorded, self.live.iter()).await, &self.rebuilding) {
+        // With those of the safety freeze.
+        self.recorded = self.host.catalog.pairings(self.group.id).await?;
+        match (self.judge().await, &self.rebuilding) {
             (Err(Judged::Newer(refusal)), Some(planned)) if refusal.repository == planned.repository => Ok(()),
             (judged, _) => Ok(judged?),
         }

@@ -310,7 +310,7 @@ impl<'a> Run<'a> {
         let on_failure = OnFailure::Resume;
         let taking = Taking { kind, message: &message, actor: self.actor, suspend: None, on_failure, changed };
         self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.0);
-        // Now it is known what the workspaces of kernels have that are not restored.
+        // Now it is known what the members have that are not restored.
         self.judge_kept().await
     }
 
