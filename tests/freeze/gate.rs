@@ -151,6 +151,38 @@ fn rebuild_admits_newer_data() {
     }
 }
 
+/// Older code under newer data by hand is not legal because a restore of something froze it, and an undo goes back to it.
+#[test]
+fn safety_freeze_admits_nothing() {
+    let shop = Shop::new(users()[0]);
+    let old = shop.git(&["rev-parse", "HEAD"]);
+    shop.host.ok(&["freeze", "shop", "-m", "old"]);
+    shop.write("app.py", "two");
+    let new = shop.commit("second");
+    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
+    shop.host.ok(&["freeze", "shop", "-m", "new"]);
+    shop.git(&["checkout", "-q", "--detach", &old]);
+    let refused = |args: &[&str]| {
+        let output = shop.host.cli(args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(4) && said.contains(&new[..10]), "{args:?}: {said}");
+    };
+    for member in ["data", "agent"] {
+        refused(&["--yes", "restore", "shop", "new", "--member", member]);
+    }
+    // The whole group may be restored; its safety freeze holds what was there, and only an undo brings that back.
+    shop.host.ok(&["--yes", "restore", "shop", "new"]);
+    assert_eq!(shop.git(&["rev-parse", "HEAD"]), new);
+    refused(&["--yes", "restore", "shop", "old", "--member", "code"]);
+    shop.host.ok(&["--yes", "undo", "shop"]);
+    assert_eq!(shop.git(&["rev-parse", "HEAD"]), old);
+    refused(&["lock", "shop", "--check"]);
+    refused(&["--yes", "restore", "shop", "new", "--member", "data"]);
+    // A client who freezes it says that it belongs together.
+    shop.host.ok(&["freeze", "shop", "-m", "meant"]);
+    shop.host.ok(&["--yes", "restore", "shop", "new", "--member", "data"]);
+}
+
 /// What is not restored may change until everything is held: then it is judged again, also in a group without kernels.
 #[test]
 fn late_changes_are_judged() {

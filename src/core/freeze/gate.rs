@@ -3,6 +3,11 @@
 //! Each freeze records which schema revision lived with which commit. Data with a recorded revision may live with code at
 //! one of these commits or at a descendant of one. A revision that was never recorded is not judged.
 //!
+//! A freeze that a client takes records whatever is there: the client says that it belongs together. A safety freeze
+//! records only pairs that the gate admits, or a state that came about by hand would be legal ever after because
+//! something else was restored. A restore is not judged by pairs that the restored freeze itself holds, so an undo always
+//! goes back.
+//!
 //! Git does not run in the workspace of a kernel, so there the order of the freezes decides: code is older than data if
 //! none recorded both, and the first one with the code's commit is before the first one with the data's revision.
 
@@ -10,7 +15,7 @@ use super::SchemaRevision;
 use super::refs::CommitId;
 
 /// A schema revision that was seen with a commit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pairing {
     /// The database's name in its group.
     pub database: String,

@@ -66,6 +66,10 @@ pub(super) async fn judge(
         let repository = live.clone().filter(|live| live.name == pair.repository).find_map(Live::repository);
         let Some(repository) = repository else { continue };
         let mut asked = HashSet::new();
+        if recorded.contains(pair) {
+            ancestors.insert((pair.repository.clone(), pair.commit.clone(), pair.commit.clone()));
+            continue;
+        }
         // The newest first: most often it is an ancestor.
         for seen in recorded.iter().rev().filter(of) {
             if asked.insert(&seen.commit) && repository.is_ancestor(&seen.commit, &pair.commit).await? {
@@ -78,6 +82,26 @@ pub(super) async fn judge(
         ancestors.contains(&(repository.to_owned(), a.clone(), b.clone()))
     };
     gate::check(would_be, recorded, is_ancestor).map_err(Judged::Newer)
+}
+
+/// The pairs of the present that may be recorded without a client who says so: those that the gate admits.
+///
+/// # Errors
+/// Errors of git.
+pub(super) async fn admitted(
+    pairs: Vec<Pairing>,
+    recorded: &[Pairing],
+    live: impl Iterator<Item = &Live> + Clone,
+) -> Result<Vec<Pairing>> {
+    let mut found = Vec::new();
+    for pair in pairs {
+        match judge(std::slice::from_ref(&pair), recorded, live.clone()).await {
+            Ok(()) => found.push(pair),
+            Err(Judged::Newer(_)) => {}
+            Err(Judged::Failed(error)) => return Err(error),
+        }
+    }
+    Ok(found)
 }
 
 /// Runs the program of the configuration that brings a repository to a commit, or to one that follows it.
@@ -145,7 +169,9 @@ impl Run<'_> {
             }
         }
         self.live.retain(|live| !left.contains(&live.name));
-        self.recorded = [self.host.catalog.pairings(self.group.id).await?, pairings(&present)].concat();
+        self.recorded = self.host.catalog.pairings(self.group.id).await?;
+        let admitted = admitted(pairings(&present), &self.recorded, self.live.iter()).await?;
+        self.recorded.extend(admitted);
         let (replaced, kept): (Vec<Part>, Vec<Part>) = present.into_iter().partition(|part| restored(&part.name));
         would_be.extend(kept);
         (self.would_be, self.replaced) = (would_be, replaced);
@@ -179,7 +205,7 @@ impl Run<'_> {
                 self.would_be.push(Part { name: live.name.clone(), captured, driver: String::new() });
             }
         }
-        // With those of the safety freeze.
+        // With those that the safety freeze may record.
         self.recorded = self.host.catalog.pairings(self.group.id).await?;
         match (self.judge().await, &self.rebuilding) {
             (Err(Judged::Newer(refusal)), Some(planned)) if refusal.repository == planned.repository => Ok(()),
@@ -188,7 +214,9 @@ impl Run<'_> {
     }
 
     async fn judge(&self) -> std::result::Result<(), Judged> {
-        judge(&pairings(&self.would_be), &self.recorded, self.live.iter()).await
+        let mut would_be = pairings(&self.would_be);
+        would_be.retain(|pair| !self.together.contains(pair));
+        judge(&would_be, &self.recorded, self.live.iter()).await
     }
 
     /// Makes a repository that a configured program can bring to what data needs a member that changes: the first one.

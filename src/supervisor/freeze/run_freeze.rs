@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::gate::admitted;
 use super::members::{self, Live};
 use super::pairings::pairings;
 use super::{pauses, recover, turn};
@@ -268,6 +269,11 @@ impl Run<'_> {
             origin: None,
             parts,
         };
+        let mut pairings = pairings(&manifest.parts);
+        if kind == CheckpointType::System {
+            let recorded = host.catalog.pairings(group.id).await?;
+            pairings = admitted(pairings, &recorded, live.iter()).await?;
+        }
         let bytes = manifest.encode().map_err(|error| Error::refused(error.to_string()).reason("manifest_size"))?;
         let digest = host.store.put(bytes).await?;
         let freeze = Freeze {
@@ -285,7 +291,7 @@ impl Run<'_> {
             freeze,
             group: group.id,
             checkpoints: manifest.checkpoints(),
-            pairings: pairings(&manifest.parts),
+            pairings,
         };
         let line = host.line(actor, "group.freeze", None);
         let detail = bounded(format!("{}: {} ({})", group.name, self.id, kind.name()));

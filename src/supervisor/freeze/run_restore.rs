@@ -1,7 +1,10 @@
 //! Carries out the restore of a group.
 
+use std::collections::HashSet;
+
 use super::gate::{Refusal, left_out};
 use super::members::{self, Live};
+use super::pairings::pairings;
 use super::run_freeze::{Taking, in_time, take};
 use super::{Restored, find_freeze, manifest, provenance, recover, turn};
 use crate::catalog::Notes;
@@ -113,8 +116,9 @@ async fn perform(
         one.target = Some(part.captured.clone());
     }
     let others: Vec<&Member> = group.members.iter().filter(|member| !is_concerned(member)).collect();
+    let together = pairings(&manifest.parts).into_iter().collect();
     let (restored, configuration) = (live.len(), manifest.configuration);
-    let mut run = Run { configuration, parts, live, restored, ..Run::new(host, group, freeze, actor) };
+    let mut run = Run { configuration, parts, live, restored, together, ..Run::new(host, group, freeze, actor) };
     for member in others {
         match members::open_one(supervisor, group, member).await {
             Ok(live) => run.live.push(live),
@@ -152,6 +156,8 @@ pub(super) struct Run<'a> {
     /// What would live together, and what was recorded to do so.
     pub would_be: Vec<Part>,
     pub recorded: Vec<Pairing>,
+    /// What lived together at the freeze that is restored.
+    pub together: HashSet<Pairing>,
     /// Whether these could be read.
     pub compared: Result<()>,
     /// The members in the order of their suspension.
@@ -181,6 +187,7 @@ impl<'a> Run<'a> {
             replaced: Vec::new(),
             would_be: Vec::new(),
             recorded: Vec::new(),
+            together: HashSet::new(),
             compared: Ok(()),
             suspensions: Vec::new(),
             actor,
