@@ -1182,6 +1182,7 @@ struct Freeze {
   isHead @7 :Bool;            # the last taken or restored
   lock @8 :Text;              # docs/lock-format.md
   cost @9 :FreezeCost;        # only in the result of `freeze`
+  notes @10 :List(Text);      # only there: members that do not work again, what is not captured
 }
 
 struct FreezeCost {

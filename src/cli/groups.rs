@@ -215,6 +215,9 @@ async fn add(context: &Context, args: AddArgs) -> Result<(), Failure> {
 pub async fn freeze(context: &Context, args: FreezeArgs) -> Result<(), Failure> {
     let drain = Drain { interrupt: args.interrupt, wait: args.wait };
     let taken = context.host().await?.freeze(&args.group, &args.message, drain, args.on_failure).await?;
+    for note in &taken.notes {
+        context.say(&render::plain(note));
+    }
     let paint = context.terminal.paint;
     let cost = || taken.cost.as_ref().map(|cost| render::freeze_cost(cost, paint)).unwrap_or_default();
     context.show(|| json::of(&taken), || format!("{}{}", render::freeze_line(&taken, paint), cost()))

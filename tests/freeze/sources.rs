@@ -266,11 +266,21 @@ fn thaw_follows_every_freeze() {
     }
     // A thaw that fails is repeated by the next operation.
     plant.arm("fail-thaw");
-    plant.0.host.ok(&FREEZE);
-    assert!(plant.queue("frozen").exists());
+    let done = plant.0.host.cli(&FREEZE);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success() && plant.queue("frozen").exists(), "{said}");
+    for part in ["member queue still does not work", "no thaw today", "the next operation of group plant"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
     plant.0.host.ok(&FREEZE);
     assert_eq!(plant.verbs(), ["freeze", "capture", "thaw", "thaw", "freeze", "capture", "thaw"]);
     assert_eq!(plant.state(), state);
+    // So does the answer of a freeze that failed.
+    plant.arm("fail-capture");
+    plant.arm("fail-thaw");
+    plant.refused(&FREEZE, "member queue still does not work: ");
+    plant.0.host.ok(&["--json", "freeze", "plant"]);
+    plant.verbs();
     // The size of the data is bounded, and what is too large is not stored.
     fs::write(plant.queue("data"), "x".repeat(1 << 20)).unwrap();
     plant.0.host.ok(&FREEZE);

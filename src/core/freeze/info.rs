@@ -62,6 +62,9 @@ pub struct FreezeInfo {
     /// What it cost, if it was just taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<cost::FreezeCost>,
+    /// If it was just taken: members that do not work again, and what is not captured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A group's restore as clients see it.

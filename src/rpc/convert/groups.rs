@@ -129,6 +129,7 @@ pub fn read_freeze(reader: wire::freeze::Reader<'_>) -> Result<FreezeInfo> {
         } else {
             None
         },
+        notes: read_text_list(reader.get_notes(), "notes of a freeze", limits::VALUE_ITEMS)?,
     })
 }
 
@@ -144,7 +145,10 @@ pub fn write_freeze(mut builder: wire::freeze::Builder<'_>, freeze: &FreezeInfo)
     builder.set_is_head(freeze.is_head);
     builder.set_lock(freeze.lock.as_str());
     if let Some(cost) = &freeze.cost {
-        write_cost(builder.init_cost(), cost);
+        write_cost(builder.reborrow().init_cost(), cost);
+    }
+    if !freeze.notes.is_empty() {
+        write_text_list(builder.init_notes(count(freeze.notes.len())), &freeze.notes);
     }
 }
 

@@ -84,8 +84,8 @@ pub(super) async fn freeze_info(
     let lock = freeze::lock_of(supervisor, group, freeze).await?.text();
     let Freeze { id, number, message, kind, creator, at_ms, restored_at_ms, .. } = freeze.clone();
     let (is_head, restored_at_ms) = (head == Some(id), restored_at_ms.unwrap_or(0));
-    let (id, cost) = (id.to_string(), None);
-    Ok(FreezeInfo { id, number, message, kind, creator, at_ms, restored_at_ms, is_head, lock, cost })
+    let (id, cost, notes) = (id.to_string(), None, Vec::new());
+    Ok(FreezeInfo { id, number, message, kind, creator, at_ms, restored_at_ms, is_head, lock, cost, notes })
 }
 
 impl groups::Server for GroupsServer {
@@ -164,9 +164,9 @@ impl groups::Server for GroupsServer {
         let drain = Drain { interrupt: params.get_interrupt(), wait };
         let on_failure = on_failure_from_wire(params.get_on_failure()?);
         let taken = freeze::freeze(self.supervisor(), &group, (&message, drain, on_failure), &self.actor).await;
-        let (taken, cost) = taken.map_err(to_capnp)?;
-        let mut info = freeze_info(self.supervisor(), &group, &taken, Some(taken.id)).await.map_err(to_capnp)?;
-        info.cost = Some(cost);
+        let freeze::Taken { freeze, cost, notes } = taken.map_err(to_capnp)?;
+        let info = freeze_info(self.supervisor(), &group, &freeze, Some(freeze.id)).await.map_err(to_capnp)?;
+        let info = FreezeInfo { cost: Some(cost), notes, ..info };
         write_freeze(results.get().init_freeze(), &info);
         Ok(())
     }

@@ -218,11 +218,11 @@ fn packed_group(group: freeze::ArrivingGroup) -> PackedGroup {
         target: former_place(&part.captured).to_owned(),
     };
     let Freeze { id, number, message, kind, creator, at_ms, .. } = freeze;
-    let (id, restored_at_ms, is_head, cost) = (id.to_string(), 0, false, None);
+    let (id, restored_at_ms, is_head, cost, notes) = (id.to_string(), 0, false, None, Vec::new());
     PackedGroup {
         name,
         members: manifest.parts.iter().map(member).collect(),
-        freeze: FreezeInfo { id, number, message, kind, creator, at_ms, restored_at_ms, is_head, lock, cost },
+        freeze: FreezeInfo { id, number, message, kind, creator, at_ms, restored_at_ms, is_head, lock, cost, notes },
         sealer,
     }
 }

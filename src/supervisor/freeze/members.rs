@@ -365,6 +365,14 @@ impl Live {
         }
     }
 
+    /// What a client must know of a member that does not go on, and what happens next.
+    pub fn not_resumed(&self, error: &Error) -> String {
+        format!(
+            "member {} still does not work: {}; the next operation of group {} and the next start of the daemon try again",
+            self.name, error.message, self.group.2
+        )
+    }
+
     /// Keeps a kernel from work until its group is resumed; admits writers of data.
     pub async fn pause(&mut self) -> Result<()> {
         let LiveKind::Kernel { kernel, held, .. } = &mut self.kind else { return self.resume().await };

@@ -37,7 +37,7 @@ pub use locks::{check, lock, lock_of};
 pub use pauses::{configure, resume};
 pub use provenance::provenance;
 pub use recover::recover;
-pub use run_freeze::freeze;
+pub use run_freeze::{Taken, freeze};
 pub use run_restore::{restore, undo};
 
 use std::path::PathBuf;

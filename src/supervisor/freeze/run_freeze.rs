@@ -29,6 +29,17 @@ use crate::supervisor::host::audit::bounded;
 use crate::supervisor::host::signing::HostKey;
 use crate::supervisor::registry::Supervisor;
 
+/// A freeze that was just taken.
+#[derive(Debug, Clone)]
+pub struct Taken {
+    /// The freeze.
+    pub freeze: Freeze,
+    /// What it cost.
+    pub cost: FreezeCost,
+    /// Members that do not work again, and what is not captured.
+    pub notes: Vec<String>,
+}
+
 /// Freezes a group.
 ///
 /// # Errors
@@ -39,7 +50,7 @@ pub async fn freeze(
     group: &str,
     (message, drain, on_failure): (&str, Drain, Option<OnFailure>),
     actor: &Actor,
-) -> Result<(Freeze, FreezeCost)> {
+) -> Result<Taken> {
     if message.len() > limits::FREEZE_MESSAGE_BYTES || message.chars().any(char::is_control) {
         let most = limits::FREEZE_MESSAGE_BYTES;
         return Err(Error::invalid(format!("a freeze's message is one line of at most {most} bytes")));
@@ -94,12 +105,7 @@ pub(super) struct Taking<'a> {
 ///
 /// # Errors
 /// As [`freeze`].
-pub(super) async fn take(
-    host: &Host,
-    group: &Group,
-    live: &mut [Live],
-    taking: &Taking<'_>,
-) -> Result<(Freeze, FreezeCost)> {
+pub(super) async fn take(host: &Host, group: &Group, live: &mut [Live], taking: &Taking<'_>) -> Result<Taken> {
     let started = Instant::now();
     // Before anything pauses.
     let key = host.signing_key().await?;
@@ -116,8 +122,8 @@ pub(super) async fn take(
     }
     let id = FreezeId::from_bytes(host.random());
     let (begun, cost) = (Instant::now(), FreezeCost::default());
-    let (sealed, failed, why) = (None, None, String::new());
-    let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed, failed, why };
+    let (sealed, failed, why, notes) = (None, None, String::new(), Vec::new());
+    let mut run = Run { host, group, taking, key, id, started, begun, cost, sealed, failed, why, notes };
     loop {
         let action = machine.next();
         if action == Action::End {
@@ -131,9 +137,12 @@ pub(super) async fn take(
         }
     }
     match (machine.outcome(), run.sealed) {
-        (Some(Outcome::Sealed), Some(freeze)) => Ok((freeze, run.cost)),
+        (Some(Outcome::Sealed), Some(freeze)) => Ok(Taken { freeze, cost: run.cost, notes: run.notes }),
         (Some(Outcome::Failed { .. }), _) => {
-            let message = format!("group {} was not frozen: {}", group.name, run.why);
+            let mut message = format!("group {} was not frozen: {}", group.name, run.why);
+            for note in &run.notes {
+                message.push_str(&format!("; {note}"));
+            }
             let error = match run.failed {
                 Some(error) => Error { message, ..error },
                 None => Error::new(ErrorCode::Conflict, message).reason("member_changed").hint("try again"),
@@ -165,6 +174,8 @@ struct Run<'a> {
     failed: Option<Error>,
     /// What failed, with the member.
     why: String,
+    /// What a client must know although the freeze may succeed.
+    notes: Vec<String>,
 }
 
 impl Run<'_> {
@@ -196,7 +207,11 @@ impl Run<'_> {
         result.unwrap_or_else(|error| {
             tracing::warn!(group = %self.group.name, ?action, %error, "a step of a freeze failed");
             let why = error.message.clone();
-            self.failed.get_or_insert(error);
+            if let Action::Resume(n) | Action::Pause(n) = action {
+                self.notes.push(live[n].not_resumed(&error));
+            } else {
+                self.failed.get_or_insert(error);
+            }
             Reply::Failed(why)
         })
     }
@@ -287,12 +302,7 @@ impl Run<'_> {
             manifest: digest,
             signed: Some(self.key.sign(Subject::Freeze, digest)),
         };
-        let new = NewFreeze {
-            freeze,
-            group: group.id,
-            checkpoints: manifest.checkpoints(),
-            pairings,
-        };
+        let new = NewFreeze { freeze, group: group.id, checkpoints: manifest.checkpoints(), pairings };
         let line = host.line(actor, "group.freeze", None);
         let detail = bounded(format!("{}: {} ({})", group.name, self.id, kind.name()));
         let audit = vec![NewAudit { owner: Some(group.uid), manifest: Some(digest), detail, ..line }];

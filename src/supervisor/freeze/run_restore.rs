@@ -249,10 +249,7 @@ impl<'a> Run<'a> {
                 let resumed = self.live[n].resume().await;
                 self.live[n].release();
                 if let Err(error) = &resumed {
-                    self.notes.push(format!(
-                        "member {} still does not work: {}; the next operation of the group tries again",
-                        self.live[n].name, error.message
-                    ));
+                    self.notes.push(self.live[n].not_resumed(error));
                 }
                 let at_rest = self.live[n].at_rest();
                 self.notes.extend(at_rest.map(|why| format!("member {}: {why}", self.live[n].name)));
@@ -316,7 +313,7 @@ impl<'a> Run<'a> {
         let (kind, changed) = (CheckpointType::System, self.changed());
         let on_failure = OnFailure::Resume;
         let taking = Taking { kind, message: &message, actor: self.actor, suspend: None, on_failure, changed };
-        self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.0);
+        self.safety = Some(take(self.host, self.group, &mut self.live, &taking).await?.freeze);
         // Now it is known what the members have that are not restored.
         self.judge_kept().await
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 
@@ -78,6 +78,8 @@ class Freeze:
     lock: str
     cost: FreezeCost | None = None
     """Only of the freeze that was just taken."""
+    notes: list[str] = field(default_factory=list)
+    """Also: members that do not work again, and what is not captured."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def freeze(reader: Any, with_cost: bool = False) -> types.Freeze:
         is_head=reader.isHead,
         lock=reader.lock,
         cost=_cost(reader.cost) if with_cost else None,
+        notes=_texts(reader.notes),
     )
 
 
