@@ -108,6 +108,44 @@ fn changed_seals_are_damaged() {
     assert!(!shop.host.cli(&["--yes", "restore", "shop", "2"]).status.success());
 }
 
+/// A seal that was removed or made with another key fits, and restores nothing.
+#[test]
+fn foreign_seals_restore_nothing() {
+    use ring::signature::{Ed25519KeyPair, KeyPair as _};
+    use ryokan::core::ids::Digest;
+    use ryokan::core::signature::Subject;
+    let mut shop = frozen_twice();
+    let state = shop.state();
+    let path = shop.host.data().join("catalog.db");
+    let pair = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
+    let key = pair.public_key().as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let read = "SELECT manifest FROM freezes WHERE number = 1";
+    shop.host.kill();
+    let manifest: [u8; 32] = Connection::open(&path).unwrap().query_row(read, [], |row| row.get(0)).unwrap();
+    shop.host.launch();
+    let signature = pair.sign(&Subject::Freeze.statement(Digest::from_bytes(manifest)));
+    let seal = |signer: Option<&[u8]>, signature: Option<&[u8]>| {
+        let sql = "UPDATE freezes SET signer = ?, signature = ? WHERE number = 1";
+        Connection::open(&path).unwrap().execute(sql, (signer, signature)).unwrap();
+    };
+    for (signer, signature, part) in [
+        (None, None, "no host sealed it"),
+        (Some(pair.public_key().as_ref()), Some(signature.as_ref()), "a host that you do not trust sealed it"),
+    ] {
+        shop.host.kill();
+        seal(signer, signature);
+        shop.host.launch();
+        let refused = shop.host.cli(&["--yes", "restore", "shop", "1"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(4) && said.contains(part), "{said}");
+        assert_eq!((shop.state(), shop.freezes()), (state.clone(), 2));
+    }
+    // As for an import, the user may trust the key.
+    shop.host.ok(&["trust", "add", "peer", &key]);
+    shop.host.ok(&["--yes", "restore", "shop", "1"]);
+    assert_ne!(shop.state(), state);
+}
+
 #[test]
 fn imports_show_the_signer() {
     let (here, there) = (Host::start(), Host::start());
@@ -175,6 +213,9 @@ fn lost_key_is_replaced() {
     assert!(reported.contains(&former), "{reported}");
     let (whole, text) = verified(&shop.host, &["shop"]);
     assert!(whole && text.contains("this host") && text.contains("a former key of this host"), "{text}");
+    let refused = shop.host.cli(&["--yes", "restore", "shop", "1"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(4) && said.contains(&format!("trust add NAME {former}")), "{said}");
     shop.host.ok(&["trust", "add", "before", &former]);
     let text = verified(&shop.host, &["shop", "1"]).1;
     assert!(text.contains("signed by before, trusted"), "{text}");

@@ -6,7 +6,7 @@ use crate::core::freeze::portable::FreezeOrigin;
 use crate::core::freeze::{Captured, Freeze, FreezeManifest, Group};
 use crate::core::ids::{CheckpointId, Digest};
 use crate::core::limits;
-use crate::core::signature::{KnownKey, SignedUnit, Signer, Standing, Subject};
+use crate::core::signature::{KnownKey, SignedUnit, Signer, Standing, Subject, UNTRUSTED_SEALER};
 use crate::supervisor::checkpoint::find;
 use crate::supervisor::host::Host;
 use crate::supervisor::host::actor::Actor;
@@ -48,6 +48,28 @@ pub async fn provenance(
         }
     }
     Ok((units, omitted))
+}
+
+/// Refuses to restore a freeze that neither this host nor one that the user trusts has sealed, as an import does. Whoever
+/// can write the catalog could remove a signature, or put another in its place.
+///
+/// # Errors
+/// `corrupt` (`signature`) if the signature does not fit, `refused` ([`UNTRUSTED_SEALER`]).
+pub(super) async fn admit(host: &Host, group: &Group, freeze: &Freeze, manifest: &FreezeManifest) -> Result<()> {
+    check(group, freeze, manifest)?;
+    let known = host.known_keys(group.uid).await?;
+    let signer = Signer::of(freeze.signed.as_ref(), Subject::Freeze, freeze.manifest, &known);
+    let key = signer.key.map(|key| key.to_string()).unwrap_or_default();
+    let trust = format!("if it is a key that you know, trust it first: ryokan trust add NAME {key}");
+    let (why, hint) = match signer.standing {
+        Standing::Own | Standing::Trusted => return Ok(()),
+        Standing::Former => (format!("a former key of this host sealed it: {key}"), trust),
+        Standing::Unknown | Standing::Damaged => (format!("a host that you do not trust sealed it: {key}"), trust),
+        Standing::Missing => ("no host sealed it".into(), "restore another freeze, and freeze the group anew".into()),
+    };
+    Err(Error::refused(format!("freeze {} of {}: {why}", freeze.number, group.name))
+        .reason(UNTRUSTED_SEALER)
+        .hint(hint))
 }
 
 /// Refuses a freeze whose signature does not fit.

@@ -94,7 +94,7 @@ async fn perform(
     let host = supervisor.host();
     recover::unfinished(supervisor, group).await?;
     let manifest = manifest(host, &freeze).await?;
-    provenance::check(group, &freeze, &manifest)?;
+    provenance::admit(host, group, &freeze, &manifest).await?;
     let members = match &wanted {
         Wanted::Named(names) => names,
         Wanted::Changed => &manifest.changed,
