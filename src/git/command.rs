@@ -125,10 +125,20 @@ impl Git {
 
     /// Runs a command that must succeed; returns its output.
     pub(super) async fn ok(&self, call: Call<'_>) -> Result<Vec<u8>> {
+        self.answer(call, |_| false).await.map(Option::unwrap_or_default)
+    }
+
+    /// Runs a command that says "no" by exit code 1; returns its output unless it does. Any other failure is an error.
+    pub(super) async fn asks(&self, call: Call<'_>) -> Result<Option<Vec<u8>>> {
+        self.answer(call, |code| code == 1).await
+    }
+
+    async fn answer(&self, call: Call<'_>, is_no: impl Fn(i32) -> bool) -> Result<Option<Vec<u8>>> {
         let (name, at) = (call.args.first().copied().unwrap_or_default().to_owned(), self.log.end());
         let path = call.repository.map(|path| format!(" in {}", path.display())).unwrap_or_default();
         match self.run(call).await? {
-            (0, output) => Ok(output),
+            (0, output) => Ok(Some(output)),
+            (code, _) if is_no(code) => Ok(None),
             (code, _) => {
                 let said = self.log.said_since(at);
                 Err(Error::refused(format!("git {name}{path} failed ({code}): {said}")).reason("git"))

@@ -4,6 +4,7 @@
 //! maintenance are off; the filters of the user's configuration apply, as the user's own `git` applies them. Those of the
 //! repository's configuration are refused. Never runs in a kernel's workspace.
 
+mod ancestry;
 mod command;
 mod compare;
 mod history;

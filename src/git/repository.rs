@@ -188,10 +188,6 @@ impl Repository {
         self.git.ok(Call { args, env, input, repository: Some(&self.path), ..Call::default() }).await
     }
 
-    async fn succeeds(&self, args: &[&str]) -> Result<bool> {
-        Ok(self.git.run(Call { args, repository: Some(&self.path), ..Call::default() }).await?.0 == 0)
-    }
-
     /// The present commit and branch.
     ///
     /// # Errors
@@ -201,32 +197,9 @@ impl Repository {
             Error::refused(format!("{} has no commit yet: {}", self.path.display(), error.message)).reason("no_commit")
         })?;
         let args = ["symbolic-ref", "-q", "--short", "HEAD"];
-        let (code, branch) =
-            self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
-        let branch = (code == 0).then(|| String::from_utf8_lossy(&branch).trim().to_owned());
+        let branch = self.git.asks(Call { args: &args, ..self.call() }).await?;
+        let branch = branch.map(|branch| String::from_utf8_lossy(&branch).trim().to_owned());
         Ok(Head { commit: id(&commit)?, branch })
-    }
-
-    /// Whether `b` is `a` or a descendant of it.
-    ///
-    /// # Errors
-    /// Errors of git's start.
-    pub async fn is_ancestor(&self, a: &CommitId, b: &CommitId) -> Result<bool> {
-        self.succeeds(&["merge-base", "--is-ancestor", a.as_str(), b.as_str()]).await
-    }
-
-    /// Whether the repository has this commit.
-    ///
-    /// # Errors
-    /// Errors of git's start.
-    pub async fn has_commit(&self, commit: &CommitId) -> Result<bool> {
-        self.has_commit_among(commit, &[]).await
-    }
-
-    /// As [`Self::has_commit`], with variables that name further objects.
-    pub(super) async fn has_commit_among(&self, commit: &CommitId, env: &[(&str, &Path)]) -> Result<bool> {
-        let args = ["cat-file", "-e", &format!("{commit}^{{commit}}")];
-        Ok(self.git.run(Call { args: &args, env, repository: Some(&self.path), ..Call::default() }).await?.0 == 0)
     }
 
     /// Reads the state. New objects are written to `objects` in `scratch`; with `keep`, to the repository itself. The
@@ -507,9 +480,8 @@ impl Repository {
         if let (true, Some(branch)) = (attach, &to.head.branch) {
             let name = format!("refs/heads/{branch}");
             let args = ["rev-parse", "-q", "--verify", &name];
-            let (code, at) =
-                self.git.run(Call { args: &args, repository: Some(&self.path), ..Call::default() }).await?;
-            if code == 0 && id(&at)? == to.head.commit && !self.is_elsewhere(&name) {
+            let at = self.git.asks(Call { args: &args, ..self.call() }).await?.map(|at| id(&at)).transpose()?;
+            if at.as_ref() == Some(&to.head.commit) && !self.is_elsewhere(&name) {
                 return self.ok(&["symbolic-ref", "-m", "ryokan", "HEAD", &name], &[], b"").await.map(drop);
             }
         }

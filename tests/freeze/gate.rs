@@ -183,6 +183,42 @@ fn safety_freeze_admits_nothing() {
     shop.host.ok(&["--yes", "restore", "shop", "new", "--member", "data"]);
 }
 
+/// A rewritten history is not called older, and what git cannot answer is no answer.
+#[test]
+fn rewritten_history_is_named() {
+    let shop = Shop::new(users()[0]);
+    shop.write("app.py", "two");
+    let new = shop.commit("second");
+    shop.host.ok(&["freeze", "shop", "-m", "new"]);
+    let check = |code: i32, parts: &[&str]| {
+        let output = shop.host.cli(&["lock", "shop", "--check"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(code) && parts.iter().all(|part| said.contains(part)),
+            "{parts:?}: {said}"
+        );
+    };
+    shop.git(&["commit", "-q", "--amend", "-m", "rewritten"]);
+    check(4, &["which does not follow from it", "freeze the group"]);
+    shop.git(&["reflog", "expire", "--expire=now", "--all"]);
+    shop.git(&["gc", "-q", "--prune=now"]);
+    check(4, &[&format!("no longer has {}", &new[..10])]);
+    // As the hint says.
+    shop.host.ok(&["freeze", "shop"]);
+    check(0, &[]);
+    // The history cannot be followed.
+    shop.write("app.py", "three");
+    let third = shop.commit("third");
+    shop.write("app.py", "four");
+    shop.commit("fourth");
+    let (object, away) =
+        (shop.code().join(".git/objects").join(&third[..2]).join(&third[2..]), shop.host.path("home").join("away"));
+    std::fs::rename(&object, &away).unwrap();
+    check(4, &["git rev-list in", "failed"]);
+    std::fs::rename(&away, &object).unwrap();
+    check(1, &[]);
+}
+
 /// What is not restored may change until everything is held: then it is judged again, also in a group without kernels.
 #[test]
 fn late_changes_are_judged() {

@@ -54,6 +54,17 @@ fn outgrown<'a>(pair: &Pairing, recorded: &'a [Pairing]) -> Option<&'a CommitId>
     (!is_known && code < data).then_some(&needs.commit)
 }
 
+/// How code lies to the commit that its data needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// It is older.
+    Older,
+    /// Neither follows the other: another branch, or a history that was rewritten.
+    Apart,
+    /// The repository no longer has the commit.
+    Gone,
+}
+
 /// Data under code that is older.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
@@ -67,6 +78,8 @@ pub struct Refusal {
     pub commit: CommitId,
     /// A commit that the data was seen with.
     pub needs: CommitId,
+    /// How the two lie to each other.
+    pub order: Order,
 }
 
 /// Checks the pairs that would live together. `is_ancestor(repository, a, b)`: whether `b` is `a` or a descendant of it.
@@ -80,7 +93,7 @@ pub fn check(
 ) -> Result<(), Box<Refusal>> {
     let refusal = |pair: &Pairing, needs: &CommitId| {
         let Pairing { database, revision, repository, commit } = pair.clone();
-        Box::new(Refusal { database, revision, repository, commit, needs: needs.clone() })
+        Box::new(Refusal { database, revision, repository, commit, needs: needs.clone(), order: Order::Older })
     };
     for pair in would_be {
         if pair.is_inside() {

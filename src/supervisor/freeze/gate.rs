@@ -10,7 +10,7 @@ use crate::config::Rebuild;
 use crate::core::audit::NewAudit;
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::Part;
-use crate::core::freeze::gate::{self, Pairing};
+use crate::core::freeze::gate::{self, Order, Pairing};
 use crate::core::freeze::lock::Lock;
 use crate::core::freeze::refs::CommitId;
 use crate::programs::{Output, Program};
@@ -41,14 +41,25 @@ impl From<Judged> for Error {
             Judged::Newer(refusal) => refusal,
             Judged::Failed(error) => return error,
         };
-        let Refusal { database, revision, repository, commit, needs } = *refusal;
+        let Refusal { database, revision, repository, commit, needs, order } = *refusal;
+        let (needs, commit) = (needs.short(), commit.short());
+        let how = match order {
+            Order::Older => "which is older".to_owned(),
+            Order::Apart => "which does not follow from it".to_owned(),
+            Order::Gone => format!("and {repository} no longer has {needs}"),
+        };
+        let hint = match order {
+            Order::Older => format!("check out {needs} or later in {repository}, or restore the whole group"),
+            Order::Apart | Order::Gone => format!(
+                "check out {needs} or later in {repository}; if its history was rewritten and code and data fit, freeze the \
+                 group: that records both"
+            ),
+        };
         Error::refused(format!(
-            "schema {revision} of {database} was recorded with commit {} of {repository}; its code would be at {}, which is older",
-            needs.short(),
-            commit.short()
+            "schema {revision} of {database} was recorded with commit {needs} of {repository}; its code would be at {commit}, {how}",
         ))
         .reason("data_newer")
-        .hint(format!("check out {} or later in {repository}, or restore the whole group", needs.short()))
+        .hint(hint)
     }
 }
 
@@ -81,7 +92,20 @@ pub(super) async fn judge(
     let is_ancestor = |repository: &str, a: &CommitId, b: &CommitId| {
         ancestors.contains(&(repository.to_owned(), a.clone(), b.clone()))
     };
-    gate::check(would_be, recorded, is_ancestor).map_err(Judged::Newer)
+    let Err(mut refusal) = gate::check(would_be, recorded, is_ancestor) else { return Ok(()) };
+    let repository = live.clone().filter(|live| live.name == refusal.repository).find_map(Live::repository);
+    if let Some(repository) = repository {
+        let is_there = repository.has_commit(&refusal.needs).await?;
+        if is_there {
+            repository.check_followed(&refusal.needs, &refusal.commit).await?;
+        }
+        refusal.order = match is_there {
+            false => Order::Gone,
+            true if repository.is_ancestor(&refusal.commit, &refusal.needs).await? => Order::Older,
+            true => Order::Apart,
+        };
+    }
+    Err(Judged::Newer(refusal))
 }
 
 /// The pairs of the present that may be recorded without a client who says so: those that the gate admits.
