@@ -113,18 +113,42 @@ impl PinnedDatabase {
     }
 }
 
-/// A clone of a database's file, if its file system makes one. The caller holds a lock of SQLite.
+/// Copies a file of a database, which may be locked; `false`: there is none. Blocks.
 ///
-/// By a program of its own: a close of the file in this process would release SQLite's locks of all its connections.
+/// # Errors
+/// `refused` if it is no file; `unavailable`.
+pub fn copy_file(from: &Path, to: &Path) -> Result<bool> {
+    match std::fs::symlink_metadata(from) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(io(from, "read", error)),
+        Ok(meta) if !meta.is_file() => {
+            return Err(Error::refused(format!("{} is not a file", from.display())).reason("not_a_file"));
+        }
+        Ok(_) => {}
+    }
+    match cp(&["--no-dereference", "--remove-destination"], from, to) {
+        Ok(true) => Ok(true),
+        Ok(false) => Err(Error::unavailable(format!("cp cannot copy {} to {}", from.display(), to.display()))),
+        Err(error) => Err(io(from, "copy", error)),
+    }
+}
+
+/// Runs `cp`; returns whether it succeeded. By a program of its own: a close of the file in this process would release
+/// SQLite's locks of all its connections.
+fn cp(options: &[&str], from: &Path, to: &Path) -> std::io::Result<bool> {
+    let mut command = Command::new("cp");
+    command.args(options).arg("--").arg(from).arg(to).env_clear();
+    command.envs(std::env::var_os("PATH").map(|value| ("PATH", value)));
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().map(|status| status.success())
+}
+
+/// A clone of a database's file, if its file system makes one. The caller holds a lock of SQLite.
 fn clone_of(path: &Path) -> Option<File> {
     let parent = path.parent()?;
     let clone = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(parent).ok()?;
     let place = format!("/proc/{}/fd/{}", std::process::id(), clone.as_raw_fd());
-    let mut command = Command::new("cp");
-    command.args(["--reflink=always", "--"]).arg(path).arg(place).env_clear();
-    command.envs(std::env::var_os("PATH").map(|value| ("PATH", value)));
-    let done = command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    done.is_ok_and(|status| status.success()).then_some(clone)
+    cp(&["--reflink=always"], path, Path::new(&place)).is_ok_and(|done| done).then_some(clone)
 }
 
 #[cfg(test)]
@@ -162,7 +186,7 @@ mod tests {
         }
     }
 
-    /// An attempt to clone a database leaves the locks of this process's other connections.
+    /// An attempt to clone a database, and a copy of its files, leave the locks of this process's other connections.
     #[test]
     fn attempt_keeps_locks() {
         use nix::fcntl::{FcntlArg, fcntl};
@@ -171,6 +195,10 @@ mod tests {
         let database = database(&path, "delete");
         database.execute_batch("BEGIN IMMEDIATE").expect("locked");
         drop(PinnedDatabase::pin(&path, true).expect("pinned"));
+        let copy = dir.path().join("copy");
+        assert_eq!(copy_file(&path, &copy), Ok(true));
+        assert_eq!(std::fs::read(&copy).expect("copied").len() as u64, std::fs::metadata(&path).expect("there").len());
+        assert_eq!(copy_file(&dir.path().join("none"), &copy), Ok(false));
         // SQLite's reserved byte, by a lock that conflicts with those of the same process.
         let file = File::options().read(true).write(true).open(&path).expect("opened");
         let (kind, whence) = (libc::F_WRLCK as i16, libc::SEEK_SET as i16);

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use super::{DataSource, NOT_STORED, other_content};
 use crate::catalog::host_database::{self as database, Present, WriteLock};
-use crate::catalog::pinned_database::PinnedDatabase;
+use crate::catalog::pinned_database::{PinnedDatabase, copy_file};
 use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::freeze::cost::Driver;
 use crate::core::freeze::{Captured, DatabasePart};
@@ -91,7 +91,7 @@ impl LiveDatabase {
     }
 
     /// Pins the content; returns it with its revision. Damaged files are stored at once: nothing pins them.
-    async fn pin(&mut self, host: &Host, any: bool) -> Result<(DatabasePart, String)> {
+    async fn pin(&mut self, host: &Host, scratch: &Path, any: bool) -> Result<(DatabasePart, String)> {
         // A clone would need a lock that this process holds already.
         let (path, may_clone) = (self.path.clone(), self.lock.is_none());
         let pinned = blocking(move || match database::present(&path)? {
@@ -109,7 +109,7 @@ impl LiveDatabase {
             }
             Ok(None) if any => Ok((DatabasePart::Absent, "absent".into())),
             Err(error) if any && error.code == ErrorCode::Corrupt => {
-                Ok((self.put_damaged(host).await?, "damaged".into()))
+                Ok((self.put_damaged(host, scratch).await?, "damaged".into()))
             }
             Ok(None) => Err(Error::not_found(format!("there is no {}", self.path.display()))),
             Err(error) => Err(error),
@@ -130,21 +130,25 @@ impl LiveDatabase {
                 Ok(())
             }
             (Err(error), part) if error.code == ErrorCode::Corrupt && self.lock.is_some() => {
-                *part = self.put_damaged(host).await?;
+                *part = self.put_damaged(host, scratch).await?;
                 Ok(())
             }
             (copied, _) => copied,
         }
     }
 
-    async fn put_damaged(&self, host: &Host) -> Result<DatabasePart> {
+    /// Stores the files as they are. A lock on them stays.
+    async fn put_damaged(&self, host: &Host, scratch: &Path) -> Result<DatabasePart> {
         use std::os::unix::fs::PermissionsExt as _;
         let mut files = Vec::new();
         for suffix in RAW {
-            let file = database::beside(&self.path, suffix);
+            let (file, copy) = (database::beside(&self.path, suffix), scratch.join(format!("raw{suffix}")));
             let Ok(meta) = std::fs::symlink_metadata(&file) else { continue };
-            let (digest, _) = objects::put(host, file).await?;
-            files.push((suffix.to_owned(), digest, meta.permissions().mode() & 0o777));
+            let to = copy.clone();
+            if blocking(move || copy_file(&file, &to)).await? {
+                let (digest, _) = objects::put(host, copy).await?;
+                files.push((suffix.to_owned(), digest, meta.permissions().mode() & 0o777));
+            }
         }
         Ok(DatabasePart::Damaged { files })
     }
@@ -228,10 +232,8 @@ impl LiveDatabase {
             crate::sys::fs::create_dir_durable(&folder, 0o700, "freeze.kept.dir")
                 .map_err(|error| Error::unavailable(error.to_string()))?;
             for (from, to) in copies {
-                match std::fs::copy(&from, &to) {
-                    Ok(_) => std::fs::File::open(&to).and_then(|file| file.sync_all()).map_err(failed)?,
-                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                    Err(error) => return Err(failed(error)),
+                if copy_file(&from, &to)? {
+                    std::fs::File::open(&to).and_then(|file| file.sync_all()).map_err(failed)?;
                 }
             }
             crate::sys::fs::sync_dir(&folder).map_err(|error| Error::unavailable(error.to_string()))
@@ -300,7 +302,7 @@ impl DataSource for DatabaseSource {
     }
 
     async fn pin(&mut self, any: bool) -> Result<(Captured, String)> {
-        let (part, revision) = self.live.pin(&self.host, any).await?;
+        let (part, revision) = self.live.pin(&self.host, &self.scratch, any).await?;
         Ok((self.as_captured(part), revision))
     }
 
