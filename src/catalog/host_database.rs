@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -201,6 +202,28 @@ impl WriteLock {
         Ok(WriteLock { path: path.to_owned(), holder, observer, version })
     }
 
+    /// Checks that [`Self::replace`] can copy this image: SQLite keeps the page size of a write-ahead log.
+    ///
+    /// # Errors
+    /// `refused` (`page_size`) says how the log is ended.
+    pub fn check_image(&self, image: &Path) -> Result<()> {
+        let size = |connection: &Connection, path: &Path| {
+            connection.query_row("PRAGMA page_size", [], |row| row.get::<_, i64>(0)).map_err(wrong(path, "read"))
+        };
+        let (Observer::Log(live), image) = (&self.observer, open(image, false)?) else { return Ok(()) };
+        let (now, then) = (size(live, &self.path)?, size(&image, &self.path)?);
+        if now == then {
+            return Ok(());
+        }
+        let path = self.path.display();
+        Err(Error::refused(format!("{path} has pages of {now} bytes, and had pages of {then} bytes then"))
+            .reason("page_size")
+            .hint(format!(
+                "SQLite cannot change that with a write-ahead log: end the programs that have it open, then \
+                 `sqlite3 {path} 'PRAGMA journal_mode = delete'`, and restore again"
+            )))
+    }
+
     /// Replaces the content of the live database in one transaction. Blocks.
     ///
     /// # Errors
@@ -363,6 +386,29 @@ pub fn replace_files(path: &Path, prepared: &[(String, PathBuf, u32)]) -> Result
     }
     let parent = path.parent().unwrap_or(path);
     sync_dir(parent).map_err(|error| Error::unavailable(error.to_string()))
+}
+
+/// Sets the mode of a database's files. Links are not followed.
+///
+/// # Errors
+/// File errors.
+pub fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    for suffix in SUFFIXES {
+        let file = beside(path, suffix);
+        // A close of a file that was opened to be read would release SQLite's locks of this process.
+        let opened = File::options().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(&file);
+        let opened = match opened {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            opened => opened.map_err(|error| io(&file, "open", error))?,
+        };
+        let now = opened.metadata().map_err(|error| io(&file, "read", error))?;
+        if now.is_file() && now.permissions().mode() & 0o777 != mode & 0o777 {
+            let place = format!("/proc/self/fd/{}", opened.as_raw_fd());
+            let mode = std::fs::Permissions::from_mode(mode & 0o777);
+            std::fs::set_permissions(place, mode).map_err(|error| io(&file, "change", error))?;
+        }
+    }
+    Ok(())
 }
 
 /// The owner of a file or directory.

@@ -58,6 +58,46 @@ fn database_stays_whole(shop: &Shop) {
     shop.amounts();
 }
 
+/// The mode of the file comes back, also under a program that has it open.
+#[test]
+fn database_mode_is_restored() {
+    use std::os::unix::fs::PermissionsExt as _;
+    for journal in ["wal", "delete"] {
+        let shop = Shop::new(users()[0]);
+        shop.sql(&format!("PRAGMA journal_mode = {journal}"));
+        let open = Connection::open(shop.data()).unwrap();
+        let rows = || open.query_row("SELECT count(*) FROM accounts", [], |row| row.get::<_, i64>(0)).unwrap();
+        rows();
+        let mode = || std::fs::metadata(shop.data()).unwrap().permissions().mode() & 0o777;
+        let set = |mode| std::fs::set_permissions(shop.data(), std::fs::Permissions::from_mode(mode)).unwrap();
+        set(0o640);
+        shop.host.ok(&["freeze", "shop", "-m", "good"]);
+        set(0o604);
+        shop.wreck_data();
+        shop.host.ok(&["--yes", "restore", "shop", "good"]);
+        assert_eq!((mode(), shop.amounts(), rows()), (0o640, (500, 500), 2), "{journal}");
+        shop.host.ok(&["--yes", "undo", "shop"]);
+        assert_eq!((mode(), shop.amounts(), rows()), (0o604, (900, 100), 2), "{journal}");
+    }
+}
+
+/// SQLite cannot change the page size of a database with a write-ahead log: nothing is changed, and the answer says how.
+#[test]
+fn other_page_size_is_refused() {
+    let shop = Shop::new(users()[0]);
+    shop.host.ok(&["freeze", "shop", "-m", "good"]);
+    shop.sql("PRAGMA journal_mode = delete; PRAGMA page_size = 8192; VACUUM; PRAGMA journal_mode = wal;");
+    let state = shop.state();
+    let refused = shop.host.cli(&["--yes", "restore", "shop", "good"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(4) && said.contains("pages of 8192 bytes"), "{said}");
+    assert!(said.contains("PRAGMA journal_mode = delete"), "{said}");
+    assert_eq!(shop.state(), state);
+    shop.sql("PRAGMA journal_mode = delete");
+    shop.host.ok(&["--yes", "restore", "shop", "good"]);
+    assert_eq!(shop.amounts(), (500, 500));
+}
+
 #[test]
 fn lost_database_is_restored() {
     let shop = Shop::new(users()[0]);

@@ -154,9 +154,18 @@ impl LiveDatabase {
     }
 
     /// Makes the inactive files beside it that a replacement by renames needs.
-    async fn prepare_files(&self, host: &Host, part: &DatabasePart) -> Result<()> {
-        if self.lock.is_some() && matches!(part, DatabasePart::Whole { .. }) {
-            return Ok(());
+    async fn prepare_files(&mut self, host: &Host, part: &DatabasePart, scratch: &Path) -> Result<()> {
+        if matches!(part, DatabasePart::Whole { .. })
+            && let Some(lock) = self.lock.take()
+        {
+            let image = scratch.join("image");
+            let (lock, checked) = blocking(move || {
+                let checked = lock.check_image(&image);
+                Ok((lock, checked))
+            })
+            .await?;
+            self.lock = Some(lock);
+            return checked;
         }
         for (suffix, digest, _) in files_of(part) {
             objects::get(host, digest, &inactive(&self.path, &suffix)).await?;
@@ -173,10 +182,14 @@ impl LiveDatabase {
             .into_iter()
             .map(|(suffix, _, mode)| (suffix.clone(), inactive(&path, &suffix), mode))
             .collect();
-        let is_whole = matches!(part, DatabasePart::Whole { .. });
-        blocking(move || match lock {
-            Some(mut lock) if is_whole => lock.replace(&image),
-            lock => {
+        let mode = mode_of(part);
+        blocking(move || match (lock, mode) {
+            (Some(mut lock), Some(mode)) => {
+                lock.replace(&image)?;
+                drop(lock);
+                database::set_mode(&path, mode)
+            }
+            (lock, _) => {
                 drop(lock);
                 database::replace_files(&path, &files)
             }
@@ -203,7 +216,8 @@ impl LiveDatabase {
         let now = scratch.join("now");
         let present = copied(&self.path, &now).await?;
         if is_at(host, &present, &now, safety).await? {
-            return Ok(());
+            let (path, mode) = (self.path.clone(), mode_of(safety));
+            return blocking(move || mode.map_or(Ok(()), |mode| database::set_mode(&path, mode))).await;
         }
         let is_own = match target {
             Some(target) => is_at(host, &present, &now, target).await?,
@@ -213,7 +227,7 @@ impl LiveDatabase {
             self.kept = self.keep(host, name, &present, &now).await?.or(self.kept.take());
         }
         fetch(host, safety, scratch).await?;
-        self.prepare_files(host, safety).await?;
+        self.prepare_files(host, safety, scratch).await?;
         self.switch(safety, scratch).await
     }
 
@@ -320,7 +334,7 @@ impl DataSource for DatabaseSource {
     }
 
     async fn prepare(&mut self, target: &Captured) -> Result<()> {
-        self.live.prepare_files(&self.host, part_of(target)?).await
+        self.live.prepare_files(&self.host, part_of(target)?, &self.scratch).await
     }
 
     async fn switch(&mut self, target: &Captured, _safety: &Captured) -> Result<()> {
@@ -417,6 +431,14 @@ fn files_of(part: &DatabasePart) -> Vec<(String, Digest, u32)> {
         DatabasePart::Whole { image, mode, .. } => vec![(String::new(), *image, *mode)],
         DatabasePart::Absent => Vec::new(),
         DatabasePart::Damaged { files } => files.clone(),
+    }
+}
+
+/// The mode of a whole database's file.
+fn mode_of(part: &DatabasePart) -> Option<u32> {
+    match part {
+        DatabasePart::Whole { mode, .. } => Some(*mode),
+        DatabasePart::Absent | DatabasePart::Damaged { .. } => None,
     }
 }
 
