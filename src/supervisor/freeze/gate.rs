@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::access;
 use super::members::Live;
-use super::pairings::pairings;
+use super::pairings::{omitted, pairings};
 use super::run_restore::Run;
 use crate::config::Rebuild;
 use crate::core::audit::NewAudit;
@@ -229,6 +229,7 @@ impl Run<'_> {
                 self.would_be.push(Part { name: live.name.clone(), captured, driver: String::new() });
             }
         }
+        self.notes.extend(omitted(&self.would_be));
         // With those that the safety freeze may record.
         self.recorded = self.host.catalog.pairings(self.group.id).await?;
         match (self.judge().await, &self.rebuilding) {

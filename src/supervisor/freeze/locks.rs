@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::gate::judge;
 use super::members::{self, Live};
-use super::pairings::pairings;
+use super::pairings::{omitted, pairings};
 use super::{find_freeze, manifest, turn};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::lock::Lock;
@@ -98,5 +98,7 @@ pub async fn check(supervisor: &Supervisor, name: &str, reference: &str, actor: 
     let (now, parts) = of_group_now(host, &group, &mut live).await?;
     let recorded = host.catalog.pairings(group.id).await?;
     judge(&pairings(&parts), &recorded, live.iter()).await?;
-    Ok(now.differences(&of_freeze(host, name, &freeze).await?))
+    let mut differences = now.differences(&of_freeze(host, name, &freeze).await?);
+    differences.extend(omitted(&parts));
+    Ok(differences)
 }

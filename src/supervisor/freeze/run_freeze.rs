@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::gate::admitted;
 use super::members::{self, Live};
-use super::pairings::pairings;
+use super::pairings::{omitted, pairings};
 use super::{pauses, recover, turn};
 use crate::catalog::{NewFreeze, Notes};
 use crate::core::audit::NewAudit;
@@ -284,6 +284,7 @@ impl Run<'_> {
             origin: None,
             parts,
         };
+        self.notes.extend(omitted(&manifest.parts));
         let mut pairings = pairings(&manifest.parts);
         if kind == CheckpointType::System {
             let recorded = host.catalog.pairings(group.id).await?;
