@@ -128,6 +128,38 @@ fn work_goes_on_while_storing() {
     }
 }
 
+/// Writers that wait for the copy of their database wait for nothing else.
+#[test]
+fn waiting_writers_come_first() {
+    use nix::sys::statfs::{BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC, statfs};
+    let mut shop = Shop::new(User::Own);
+    let kind = statfs(&shop.data()).unwrap().filesystem_type();
+    if kind == BTRFS_SUPER_MAGIC || kind == XFS_SUPER_MAGIC {
+        eprintln!("ignored, because no writer waits on this file system");
+        return;
+    }
+    shop.sql("PRAGMA journal_mode = delete");
+    let before = checkpoints(&shop);
+    let mut held = Held::begin(&mut shop, "shop", 1);
+    let copy = || {
+        let groups = fs::read_dir(shop.host.data().join("groups")).into_iter().flatten().flatten();
+        groups.map(|group| group.path().join("data/copy")).any(|copy| copy.exists())
+    };
+    until("the copy", copy);
+    let database = rusqlite::Connection::open(shop.data()).unwrap();
+    let change = "UPDATE accounts SET amount = 600 WHERE id = 1; UPDATE accounts SET amount = 400 WHERE id = 2;";
+    until("a commit", || {
+        let done = database.execute_batch(&format!("BEGIN IMMEDIATE; {change} COMMIT;"));
+        done.inspect_err(|_| drop(database.execute_batch("ROLLBACK"))).is_ok()
+    });
+    assert!(held.is_under_way() && checkpoints(&shop) == before, "no kernel is stored");
+    assert!(held.end());
+    let freeze: serde_json::Value = serde_json::from_str(&shop.host.ok(&["log", "shop", "--json"])).unwrap();
+    assert!(freeze["lock"].as_str().is_some_and(|lock| lock.contains("shared-lock")), "{freeze}");
+    shop.host.ok(&["--yes", "restore", "shop", "held", "--member", "data"]);
+    assert_eq!(shop.amounts(), (500, 500));
+}
+
 /// File operations wait for the end of the pause, or say that it is a freeze.
 #[test]
 fn file_calls_name_freezes() {

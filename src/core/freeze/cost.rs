@@ -9,7 +9,7 @@ pub enum Driver {
     Clone,
     /// A read transaction of a database with a write-ahead log.
     Transaction,
-    /// A read transaction of a database without such a log: its writers wait for the copy.
+    /// A read transaction of a database without such a log: its writers wait for the copy, which is made first of all.
     SharedLock,
     /// An exported snapshot of a database server.
     Snapshot,
@@ -27,7 +27,7 @@ pub enum Driver {
     Program,
 }
 
-/// What the pause grows with.
+/// What the pause grows with, as the programs see it that use the member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Growth {
     /// With nothing.
@@ -58,11 +58,9 @@ impl Driver {
     /// What the pause grows with.
     pub const fn growth(self) -> Growth {
         match self {
-            Driver::Clone | Driver::Transaction | Driver::SharedLock | Driver::Snapshot | Driver::Subvolume => {
-                Growth::Constant
-            }
+            Driver::Clone | Driver::Transaction | Driver::Snapshot | Driver::Subvolume => Growth::Constant,
             Driver::Btrfs | Driver::Reflink | Driver::Tracked | Driver::Git => Growth::Changes,
-            Driver::Program => Growth::Size,
+            Driver::SharedLock | Driver::Program => Growth::Size,
         }
     }
 }

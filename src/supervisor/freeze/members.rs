@@ -269,6 +269,14 @@ impl Live {
         }
     }
 
+    /// Ends what writers of data wait for, before anything is stored.
+    pub async fn admit_writers(&mut self) -> Result<()> {
+        match &mut self.kind {
+            LiveKind::Data(source) => source.admit_writers().await,
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } => Ok(()),
+        }
+    }
+
     /// Stores what the snapshot holds: of a kernel, as a checkpoint.
     pub async fn store(&mut self, name: &str, kind: CheckpointType, actor: &Actor) -> Result<()> {
         let begun = Instant::now();

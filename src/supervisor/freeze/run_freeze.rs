@@ -200,7 +200,7 @@ impl Run<'_> {
                 };
                 done(recorded.map_err(Error::from))
             }
-            Action::Store(n) => done(self.store(&mut live[n]).await),
+            Action::Store(n) => done(self.store_next(n, live).await),
             Action::Seal => done(self.seal(live).await),
             Action::Withdraw => done(self.withdraw(live).await),
         };
@@ -244,6 +244,18 @@ impl Run<'_> {
         };
         live.paused(begun.elapsed());
         result
+    }
+
+    /// Stores the next member. Before the first one, writers of data are admitted: others may take long.
+    async fn store_next(&mut self, n: usize, live: &mut [Live]) -> Result<()> {
+        if n == 0 {
+            let most = self.host.config.limits.freeze_store;
+            for one in live.iter_mut() {
+                let own = one.has_deadlines();
+                in_time(own, most, async { one.admit_writers().await.map(|()| Reply::Done) }).await?;
+            }
+        }
+        self.store(&mut live[n]).await
     }
 
     /// Stores one member, and releases a kernel that was suspended for this freeze.

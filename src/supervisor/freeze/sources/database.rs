@@ -25,6 +25,8 @@ struct LiveDatabase {
     path: PathBuf,
     lock: Option<WriteLock>,
     pinned: Option<PinnedDatabase>,
+    /// What a copy of the pinned content led to, if it was made ahead of the rest.
+    copied: Option<Result<()>>,
     /// How it was pinned last.
     driver: Driver,
     /// Whether it may hold the target of a restore.
@@ -37,7 +39,7 @@ impl LiveDatabase {
     /// A database that is at no operation yet.
     fn new(path: PathBuf) -> LiveDatabase {
         let driver = Driver::Transaction;
-        LiveDatabase { path, lock: None, pinned: None, driver, is_switched: false, kept: None }
+        LiveDatabase { path, lock: None, pinned: None, copied: None, driver, is_switched: false, kept: None }
     }
 
     /// A restore of a former daemon may have changed it.
@@ -116,15 +118,21 @@ impl LiveDatabase {
         }
     }
 
-    /// Stores the pinned content. Of a database that turns out to be damaged, a lock still holds the files.
-    async fn store(&mut self, host: &Host, scratch: &Path, part: &mut DatabasePart) -> Result<()> {
-        let (Some(pinned), copy) = (self.pinned.take(), scratch.join("copy")) else { return Ok(()) };
-        let to = copy.clone();
+    /// Copies the pinned content, which ends the pin.
+    async fn copy(&mut self, scratch: &Path) {
+        let (Some(pinned), to) = (self.pinned.take(), scratch.join("copy")) else { return };
         let copied = blocking(move || {
             remove_copy(&to);
             pinned.copy(&to)
         });
-        match (copied.await, part) {
+        self.copied = Some(copied.await);
+    }
+
+    /// Stores the pinned content. Of a database that turns out to be damaged, a lock still holds the files.
+    async fn store(&mut self, host: &Host, scratch: &Path, part: &mut DatabasePart) -> Result<()> {
+        self.copy(scratch).await;
+        let (Some(copied), copy) = (self.copied.take(), scratch.join("copy")) else { return Ok(()) };
+        match (copied, part) {
             (Ok(()), DatabasePart::Whole { image, bytes, .. }) => {
                 (*image, *bytes) = objects::put(host, copy).await?;
                 Ok(())
@@ -322,6 +330,13 @@ impl DataSource for DatabaseSource {
 
     fn driver(&self) -> Driver {
         self.live.driver
+    }
+
+    async fn admit_writers(&mut self) -> Result<()> {
+        if self.live.driver == Driver::SharedLock {
+            self.live.copy(&self.scratch).await;
+        }
+        Ok(())
     }
 
     async fn store(&mut self, captured: &mut Captured) -> Result<()> {

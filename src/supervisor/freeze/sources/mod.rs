@@ -11,7 +11,8 @@
 //! | source | pinned by | the pause grows with |
 //! |---|---|---|
 //! | SQLite, with a write-ahead log | a read transaction | nothing |
-//! | SQLite, without | a clone (Btrfs, XFS), else a shared lock, on which its writers wait | nothing |
+//! | SQLite, without | a clone (Btrfs, XFS) | nothing |
+//! | SQLite, without either | a shared lock, on which its writers wait until the copy is made | size |
 //! | directory | its tree; all but the last changes are stored before | changes |
 //! | PostgreSQL | an exported snapshot and locks of the tables' definitions | nothing |
 //! | PostgreSQL server | a snapshot of its Btrfs subvolume, between backup start and stop | nothing |
@@ -94,6 +95,11 @@ pub(super) trait DataSource {
 
     /// How the content is pinned.
     fn driver(&self) -> Driver;
+
+    /// Ends a pin on which writers wait, by a copy. Before anything is stored.
+    async fn admit_writers(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Stores what is pinned, completes its description and ends the pin. Writers may be admitted again.
     async fn store(&mut self, _captured: &mut Captured) -> Result<()> {
