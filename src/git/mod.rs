@@ -12,6 +12,7 @@ mod left_out;
 mod new_submodule;
 mod overwritten;
 mod repository;
+mod sequences;
 mod settings;
 mod submodules;
 mod worktrees;

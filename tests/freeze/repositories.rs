@@ -72,7 +72,14 @@ fn rebase_stays_under_way() {
     shop.git(&begin);
     shop.write("app.py", "edited");
     let frozen = (shop.git(&["rev-parse", "HEAD"]), shop.git(&["status", "--porcelain"]), shop.read("app.py"));
-    shop.host.ok(&["freeze", "shop", "-m", "rebase"]);
+    let done = shop.host.cli(&["freeze", "shop", "-m", "rebase"]);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success() && said.contains("its progress is not captured"), "{said}");
+    // Other commits under it would be what it goes on with.
+    let output = shop.host.cli(&["--yes", "restore", "shop", "rebase"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(4) && said.contains("git rebase --abort"), "{said}");
+    shop.host.ok(&["--yes", "restore", "shop", "rebase", "--member", "data"]);
     assert!(shop.code().join(".git/rebase-merge").exists(), "a freeze ends no rebase");
     shop.git(&["add", "-A"]);
     shop.git(&["-c", "core.editor=true", "rebase", "--continue"]);
@@ -91,6 +98,27 @@ fn rebase_stays_under_way() {
     refused(&shop, "end the merge, rebase");
     shop.git(&["merge", "--abort"]);
     shop.host.ok(&["freeze", "shop"]);
+    // Without a conflict, before their commits.
+    shop.git(&["checkout", "-q", "main"]);
+    shop.write("other.txt", "one");
+    shop.commit("other");
+    shop.git(&["checkout", "-q", "-b", "third", "HEAD~1"]);
+    shop.write("third.txt", "three");
+    shop.commit("third");
+    for (begin, what) in [
+        (&["merge", "-q", "--no-ff", "--no-commit", "main"][..], "merge"),
+        (&["revert", "--no-commit", "HEAD"], "revert"),
+    ] {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(shop.code()).args(["-c", "user.name=t", "-c", "user.email=t@t"]).args(begin);
+        drop(command.output().unwrap());
+        shop.give();
+        let refused = shop.host.cli(&["--yes", "restore", "shop", "rebase"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(4) && said.contains(&format!("a {what} is under way")), "{said}");
+        shop.git(&[what, "--abort"]);
+    }
+    shop.host.ok(&["--yes", "restore", "shop", "rebase"]);
 }
 
 #[test]

@@ -373,6 +373,14 @@ impl Live {
         }
     }
 
+    /// What a client must know of what was captured.
+    pub fn not_captured(&self) -> Result<Vec<String>> {
+        match &self.kind {
+            LiveKind::Repository { repository, state: Some(state), .. } => submodules::under_way(repository, state),
+            LiveKind::Kernel { .. } | LiveKind::Repository { .. } | LiveKind::Data(_) => Ok(Vec::new()),
+        }
+    }
+
     /// What a client must know of a member that does not go on, and what happens next.
     pub fn not_resumed(&self, error: &Error) -> String {
         format!(

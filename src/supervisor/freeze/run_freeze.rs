@@ -297,6 +297,10 @@ impl Run<'_> {
             parts,
         };
         self.notes.extend(omitted(&manifest.parts));
+        for one in live.iter() {
+            let found = one.not_captured()?.into_iter();
+            self.notes.extend(found.map(|what| format!("member {}: {what}: its progress is not captured", one.name)));
+        }
         let mut pairings = pairings(&manifest.parts);
         if kind == CheckpointType::System {
             let recorded = host.catalog.pairings(group.id).await?;

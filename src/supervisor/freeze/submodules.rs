@@ -129,16 +129,34 @@ pub(super) async fn validate(
     Ok(())
 }
 
-/// Refuses a restore that would destroy files which no freeze holds, or leave a submodule outside of its repository.
+/// Names operations of git that are under way in a repository or a submodule of it: no freeze holds their progress.
+pub(super) fn under_way(repository: &Repository, state: &State) -> Result<Vec<String>> {
+    let shown = repository.path().display();
+    let mut found: Vec<String> =
+        repository.under_way().map(|what| format!("a {what} is under way in {shown}")).into_iter().collect();
+    for one in &state.submodules {
+        let (Some(state), Some(inner)) = (&one.state, repository.submodule(&one.path)?) else { continue };
+        found.extend(under_way(&inner, state)?);
+    }
+    Ok(found)
+}
+
+/// Refuses a restore that would destroy files which no freeze holds, leave a submodule outside of its repository, or put
+/// other commits under an operation of git that is under way.
 ///
 /// # Errors
-/// `refused` (`ignored_files`, `submodule_added`).
+/// `refused` (`ignored_files`, `submodule_added`, `git_operation`).
 pub(super) async fn check_losses(
     repository: &Repository,
     scratch: &Path,
     present: &RepositoryPart,
     target: &RepositoryPart,
 ) -> Result<()> {
+    if let Some(what) = repository.under_way() {
+        return Err(Error::refused(format!("a {what} is under way in {}", repository.path().display()))
+            .reason("git_operation")
+            .hint(format!("end it first: `git {what} --continue`, or `git {what} --abort`")));
+    }
     let states = (&State::from(present), &State::from(target));
     repository.check_ignored(scratch, &scratch.join("verify"), states).await?;
     for now in &present.submodules {
