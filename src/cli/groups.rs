@@ -93,7 +93,8 @@ pub struct AddArgs {
     /// A data source of the daemon's configuration: your own programs
     #[arg(long, value_name = "SOURCE", group = "what")]
     pub command: Option<String>,
-    /// A PostgreSQL database: dbname, host, port, user; a restore ends its connections
+    /// A PostgreSQL database: dbname, host, port, user; a restore ends its connections, and loses what was set for the
+    /// database itself (`ALTER DATABASE … SET`, `GRANT … ON DATABASE`, connection limit, tablespace)
     #[arg(long, value_name = "CONNECTION", group = "what")]
     pub postgres: Option<String>,
     /// A PostgreSQL server of the daemon's configuration; a restore stops and starts it
