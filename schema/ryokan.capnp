@@ -1114,10 +1114,10 @@ interface Groups {
   # `command` (a data source of the daemon's configuration), `postgres`, or `server` (a PostgreSQL
   # server of the configuration). `target`: the kernel's name, the path, the configured name, or
   # `dbname=… host=… port=… user=…` without a password. `name` empty: derived from the target.
-  remove @2 (group :Text, member :Text, abandon :Bool) -> (left :List(Text));
+  remove @2 (group :Text, member :Text, abandon :Bool, freeze :Text) -> (left :List(Text));
   # `member` empty: the group with all of its freezes. `abandon`: although a freeze or a restore of
   # it has not ended; its members stay as they are. `left`: the directories of imported repositories
-  # that are not in their places.
+  # that are not in their places. `freeze`, as `ref` of `restore`: only this freeze, of the whole group.
   list @3 () -> (groups :List(Group));
   show @4 (group :Text) -> (group :Group);
   freeze @5 (group :Text, message :Text, interrupt :Bool, waitMs :UInt64, onFailure :OnFailure)

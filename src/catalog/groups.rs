@@ -203,7 +203,7 @@ impl CatalogHandle {
         })
     }
 
-    /// The schema revisions and commits of a group's freezes, oldest first.
+    /// The schema revisions and commits of a group's freezes, oldest first; also of those that were removed.
     ///
     /// # Errors
     /// Database errors.
@@ -211,8 +211,11 @@ impl CatalogHandle {
         self.read(move |db| {
             db.sql("list schema revisions", |c| {
                 c.prepare_cached(
-                    "SELECT database, user_version, schema, repository, commit_id FROM freeze_schemas
-                     JOIN freezes ON freezes.id = freeze WHERE group_id = ? ORDER BY number",
+                    "SELECT database, user_version, schema, repository, commit_id FROM
+                     (SELECT number, database, user_version, schema, repository, commit_id FROM freeze_schemas
+                      JOIN freezes ON freezes.id = freeze WHERE group_id = ?1
+                      UNION ALL SELECT number, database, user_version, schema, repository, commit_id
+                      FROM removed_schemas WHERE group_id = ?1) ORDER BY number",
                 )?
                 .query_map([group.as_bytes()], read_pairing)?
                 .collect()
@@ -379,10 +382,13 @@ const FREEZE: &str =
 
 pub(super) fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
     let NewFreeze { freeze, group, checkpoints, pairings } = new;
-    let count: u64 = db.sql("count freezes", |c| {
-        c.query_row("SELECT coalesce(max(number), 0) FROM freezes WHERE group_id = ?", [group.as_bytes()], |row| {
-            unsigned(row, 0)
-        })
+    let (count, last) = db.sql("count freezes", |c| {
+        c.query_row(
+            "SELECT count(*), max(coalesce(max(number), 0), coalesce((SELECT removed FROM groups WHERE id = ?1), 0))
+             FROM freezes WHERE group_id = ?1",
+            [group.as_bytes()],
+            |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)),
+        )
     })?;
     if count >= limits::GROUP_FREEZES {
         return Err(CatalogError::Limit { what: "the number of freezes", most: limits::GROUP_FREEZES });
@@ -396,7 +402,7 @@ pub(super) fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
             params![
                 id,
                 group.as_bytes(),
-                signed(count + 1),
+                signed(last + 1),
                 freeze.message,
                 place as i64,
                 freeze.creator,
@@ -428,7 +434,7 @@ pub(super) fn insert(db: &Db, new: &NewFreeze) -> Result<Freeze> {
         }
         c.execute("UPDATE groups SET head = ?, intent = NULL WHERE id = ?", params![id, group.as_bytes()])
     })?;
-    Ok(Freeze { number: count + 1, ..freeze.clone() })
+    Ok(Freeze { number: last + 1, ..freeze.clone() })
 }
 
 pub(super) fn intent(db: &Db, group: GroupId) -> Result<Option<String>> {

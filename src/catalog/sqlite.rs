@@ -65,6 +65,7 @@ impl Kind {
                 include_str!("../../schema/catalog/0006_groups.sql"),
                 include_str!("../../schema/catalog/0007_signatures.sql"),
                 include_str!("../../schema/catalog/0008_paused_groups.sql"),
+                include_str!("../../schema/catalog/0009_removed_freezes.sql"),
             ],
             Kind::State => &[
                 include_str!("../../schema/state/0001_first.sql"),

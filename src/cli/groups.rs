@@ -36,7 +36,7 @@ pub enum GroupCommand {
     },
     /// Add a kernel, a git repository or a data source
     Add(AddArgs),
-    /// Remove a member, or the group with its freezes
+    /// Remove a member, a freeze, or the group with its freezes
     Rm {
         /// Name of the group
         name: GroupArg,
@@ -46,6 +46,9 @@ pub enum GroupCommand {
         /// repositories of an import that are not in their places stay beside them
         #[arg(long, conflicts_with = "member")]
         abandon: bool,
+        /// Remove this freeze only, as `ryokan log` names it; what code and data need stays known
+        #[arg(long, value_name = "REF", conflicts_with_all = ["member", "abandon"])]
+        freeze: Option<String>,
     },
     /// Change a group
     Set {
@@ -155,7 +158,13 @@ pub async fn group(context: &Context, args: GroupArgs) -> Result<(), Failure> {
             context.host().await?.remove_member(&name, &member, false).await?;
             context.show(|| serde_json::json!({ "removed": member }), || format!("removed {member} from {name}\n"))
         }
-        GroupCommand::Rm { name, member: None, abandon } => {
+        GroupCommand::Rm { name, freeze: Some(freeze), .. } => {
+            context.confirm(&format!("remove freeze {} of group {name}", render::plain(&freeze)))?;
+            context.host().await?.remove_freeze(&name, &freeze).await?;
+            let text = || format!("removed freeze {} of {name}\n", render::plain(&freeze));
+            context.show(|| serde_json::json!({ "removed": freeze }), text)
+        }
+        GroupCommand::Rm { name, member: None, abandon, freeze: None } => {
             let host = context.host().await?;
             host.group(&name).await?;
             let what = if abandon { "; its members stay as they are, perhaps at different states" } else { "" };

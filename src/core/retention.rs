@@ -65,6 +65,11 @@ impl Retention {
         }
     }
 
+    /// Whether something automatic is kept: `newer` others were made after it.
+    pub fn keeps(&self, newer: usize, at_ms: i64, now_ms: i64) -> bool {
+        self.newest.is_none_or(|most| newer < most as usize) && self.is_young(at_ms, now_ms)
+    }
+
     fn is_young(&self, at_ms: i64, now_ms: i64) -> bool {
         // A clock that went backwards makes every checkpoint young.
         let age_ms = u64::try_from(now_ms.saturating_sub(at_ms)).unwrap_or(0);

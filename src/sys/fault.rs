@@ -63,6 +63,7 @@ pub const LABELS: &[Label] = &[
     label("catalog.data.dir", Steps::Dir, "makes the directory of all kernels"),
     label("catalog.database.create", Steps::One, "names a new, empty database"),
     label("catalog.events.append", Steps::Commit, "adds events and drops the oldest"),
+    label("catalog.freeze.remove", Steps::Commit, "removes a freeze of a group"),
     label("catalog.freeze.seal", Steps::Commit, "makes a freeze of a group visible"),
     label("catalog.group.add", Steps::Commit, "adds a member to a group"),
     label("catalog.group.adopt", Steps::Commit, "makes an imported group visible with its freeze"),

@@ -60,6 +60,7 @@ fn documented_commands_parse() {
         "group add g --kernel n",
         "group add g --repository . --name code",
         "group rm g code",
+        "group rm g --freeze ~1",
         "group show",
         "group set g --on-failure pause",
         "freeze g --on-failure resume",

@@ -53,6 +53,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("catalog.kernel.rename", "tests/command_line"),
     ("catalog.kernel.touch", "once in a while"),
     ("catalog.schema.migrate", "new databases are born in the present format"),
+    ("catalog.freeze.remove", "tests/freeze"),
     ("catalog.freeze.seal", "tests/freeze"),
     ("catalog.group.add", "tests/freeze"),
     ("catalog.host.key", "tests/freeze"),

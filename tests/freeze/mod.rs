@@ -17,6 +17,7 @@ mod portable_submodules;
 mod postgres;
 mod postgres_server;
 mod provenance;
+mod removal;
 mod repositories;
 mod restore;
 mod server_recovery;

@@ -56,6 +56,17 @@ impl HostClient {
         answer(read_text_list(fields(response.get())?.get_left(), "left", limits::GROUP_MEMBERS))
     }
 
+    /// Removes a freeze of a group.
+    ///
+    /// # Errors
+    /// `notFound`, `conflict` while an operation of the group has not ended.
+    pub async fn remove_freeze(&self, group: &str, reference: &str) -> Result<()> {
+        let mut request = self.groups_cap().await?.remove_request();
+        request.get().set_group(group);
+        request.get().set_freeze(reference);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
     /// The caller's groups.
     ///
     /// # Errors

@@ -118,10 +118,18 @@ impl groups::Server for GroupsServer {
         let params = params.get()?;
         let group = read_name(params.get_group(), "group").map_err(to_capnp)?;
         let member = read_name(params.get_member(), "member").map_err(to_capnp)?;
-        let done = match (params.get_abandon(), member.is_empty()) {
-            (true, true) => freeze::abandon(self.supervisor(), &group, &self.actor).await,
-            (true, false) => Err(Error::invalid("only a whole group is abandoned")),
-            (false, _) => freeze::remove(self.supervisor(), &group, &member, &self.actor).await.map(|()| Vec::new()),
+        let reference = read_text(params.get_freeze(), "freeze").map_err(to_capnp)?;
+        let done = match (params.get_abandon(), member.is_empty(), reference.is_empty()) {
+            (false, true, false) => {
+                let removed = freeze::remove_freeze(self.supervisor(), &group, &reference, &self.actor).await;
+                removed.map(|()| Vec::new())
+            }
+            (_, _, false) => Err(Error::invalid("a freeze is removed of a whole group, which is not abandoned")),
+            (true, true, true) => freeze::abandon(self.supervisor(), &group, &self.actor).await,
+            (true, false, true) => Err(Error::invalid("only a whole group is abandoned")),
+            (false, _, true) => {
+                freeze::remove(self.supervisor(), &group, &member, &self.actor).await.map(|()| Vec::new())
+            }
         };
         let left = done.map_err(to_capnp)?;
         write_text_list(results.get().init_left(left.len() as u32), &left);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::members::database_files;
 use super::objects::blocking;
 use super::sources::{self, pending};
-use super::{access, import_end, pauses, recover};
+use super::{access, import_end, pauses, recover, removal};
 use crate::catalog::Notes;
 use crate::catalog::host_database::{self, Present};
 use crate::core::audit::NewAudit;
@@ -369,11 +369,5 @@ async fn remove_whole(supervisor: &Supervisor, group: &Group, abandon: bool, not
     host.upkeep.gone.set(host.upkeep.gone.get() + 1);
     import_end::forget_histories(supervisor, group, group.members.iter()).await;
     forget(host, group.members.iter());
-    for (kernel, checkpoint) in removed.value {
-        // Retention applies to them again.
-        if let Some(kernel) = supervisor.get(kernel) {
-            kernel.records.pin_checkpoint(checkpoint, false).await?;
-        }
-    }
-    Ok(())
+    removal::unpin(supervisor, removed.value).await
 }

@@ -24,6 +24,7 @@ mod pairings;
 mod pauses;
 mod provenance;
 mod recover;
+mod removal;
 mod run_freeze;
 mod run_restore;
 mod sources;
@@ -37,6 +38,7 @@ pub use locks::{check, lock, lock_of};
 pub use pauses::{configure, resume};
 pub use provenance::provenance;
 pub use recover::recover;
+pub use removal::remove_freeze;
 pub use run_freeze::{Taken, freeze};
 pub use run_restore::{restore, undo};
 

@@ -6,7 +6,7 @@ use super::gate::{Refusal, left_out};
 use super::members::{self, Live};
 use super::pairings::pairings;
 use super::run_freeze::{Taking, in_time, take};
-use super::{Restored, find_freeze, manifest, provenance, recover, turn};
+use super::{Restored, find_freeze, manifest, provenance, recover, removal, turn};
 use crate::catalog::Notes;
 use crate::core::audit::NewAudit;
 use crate::core::checkpoint::CheckpointType;
@@ -133,7 +133,11 @@ async fn perform(
         let reply = run.perform(machine.next()).await;
         machine.reply(reply);
     }
-    run.end(machine.outcome())
+    let mut restored = run.end(machine.outcome())?;
+    if let Err(error) = removal::expire(supervisor, group.id, actor).await {
+        restored.notes.push(format!("older safety freezes could not be removed: {}", error.message));
+    }
+    Ok(restored)
 }
 
 /// A restore under way.

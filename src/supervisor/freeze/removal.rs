@@ -1,0 +1,61 @@
+//! Removal of freezes: of one that a client names, and of safety freezes that are old.
+
+use super::{find_freeze, groups, turn};
+use crate::core::checkpoint::CheckpointType;
+use crate::core::error::Result;
+use crate::core::freeze::{Freeze, Group};
+use crate::core::ids::{CheckpointId, GroupId, KernelId};
+use crate::supervisor::host::actor::Actor;
+use crate::supervisor::registry::Supervisor;
+
+/// Removes a freeze of a group; members stay as they are.
+///
+/// # Errors
+/// `notFound`, `conflict` while an operation of the group has not ended.
+pub async fn remove_freeze(supervisor: &Supervisor, group: &str, reference: &str, actor: &Actor) -> Result<()> {
+    let _turn = turn(supervisor.host()).await?;
+    let group = super::find(supervisor, actor.uid, group).await?;
+    let freeze = find_freeze(supervisor.host(), &group, reference).await?;
+    remove(supervisor, &group, &freeze, actor).await
+}
+
+async fn remove(supervisor: &Supervisor, group: &Group, freeze: &Freeze, actor: &Actor) -> Result<()> {
+    let host = supervisor.host();
+    // The marks of a collection under way must see each name that is removed now.
+    let _names = host.upkeep.names.read().await;
+    let detail = format!("{}: freeze {} ({})", group.name, freeze.number, freeze.id);
+    let notes = groups::notes(host, actor, "group.forget", detail);
+    let removed = host.catalog.remove_freeze(group.id, freeze.id, notes).await?;
+    host.upkeep.gone.set(host.upkeep.gone.get() + 1);
+    unpin(supervisor, removed.value).await
+}
+
+/// Lets retention apply to checkpoints again that freezes needed.
+pub(super) async fn unpin(supervisor: &Supervisor, checkpoints: Vec<(KernelId, CheckpointId)>) -> Result<()> {
+    for (kernel, checkpoint) in checkpoints {
+        if let Some(kernel) = supervisor.get(kernel) {
+            kernel.records.pin_checkpoint(checkpoint, false).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the safety freezes of a group that the host's retention of automatic checkpoints does not keep, except the one
+/// that undo goes back to.
+///
+/// # Errors
+/// Database errors.
+pub(super) async fn expire(supervisor: &Supervisor, group: GroupId, actor: &Actor) -> Result<()> {
+    let host = supervisor.host();
+    let Some(group) = host.catalog.groups(None).await?.into_iter().find(|one| one.id == group) else { return Ok(()) };
+    let (retention, now) = (host.config.defaults.retention(), host.now_ms());
+    let all = host.catalog.freezes(group.id).await?;
+    let safety = all.iter().filter(|freeze| freeze.kind == CheckpointType::System);
+    for (at, freeze) in safety.enumerate() {
+        let is_needed = [group.head, group.undo].contains(&Some(freeze.id));
+        if !is_needed && !retention.keeps(at, freeze.at_ms, now) {
+            remove(supervisor, &group, freeze, actor).await?;
+        }
+    }
+    Ok(())
+}
