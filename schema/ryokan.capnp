@@ -235,8 +235,11 @@ interface Kernel {
   grantBlob @25 (hash :Text, to :Kernel) -> ();
   # Lets another kernel read a blob that this one can read.
 
-  start @26 () -> ();
-  # Starts the worker now. Also closes an open circuit breaker.
+  start @26 (withoutMemory :Bool = false) -> ();
+  # Starts the worker now. Also closes an open circuit breaker. Memory of a virtual machine that is
+  # kept for the next start is not discarded if it cannot continue now, except if it is damaged: the
+  # start fails. `withoutMemory` discards it and starts from the saved state; `conflict` with reason
+  # `worker` if the kernel has a worker.
   stop @27 (force :Bool = false) -> ();
   # Ends the worker and keeps the state. Waits for the running execution unless `force` interrupts
   # it.
@@ -378,8 +381,8 @@ interface Kernel {
   # pauses every process of the kernel. Memory is kept until the host stops; afterwards the kernel is
   # as after `stop`. The next use resumes it. `conflict` if the kernel has no worker. `release`: a
   # virtual machine's memory is saved on the disk and its worker ends; the next use continues from
-  # there, without processes beside the engine, or from the saved state if that is impossible.
-  # `unsupported` for processes.
+  # there, without processes beside the engine, or from the saved state if the memory is damaged; see
+  # `start`. `unsupported` for processes.
   resume @72 () -> ();
   # `conflict` if the kernel has no worker.
   resizeTerminal @73 (execId :UInt64, rows :UInt16, columns :UInt16) -> ();

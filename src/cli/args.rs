@@ -94,6 +94,16 @@ pub struct NameArgs {
     pub name: KernelArg,
 }
 
+/// `ryokan start`
+#[derive(Debug, Args)]
+pub struct StartArgs {
+    /// Name or id of the kernel
+    pub name: String,
+    /// Discard a virtual machine's memory that is kept for this start; start from the saved state
+    #[arg(long)]
+    pub without_memory: bool,
+}
+
 /// `ryokan undo`
 #[derive(Debug, Args)]
 pub struct UndoArgs {
@@ -129,7 +139,7 @@ pub enum Command {
     /// Show a kernel in detail
     Show(NameArgs),
     /// Start a kernel's worker
-    Start(NameArgs),
+    Start(StartArgs),
     /// Stop a kernel's worker; its state is kept
     Stop(StopArgs),
     /// Pause a kernel and keep its memory while the host is up

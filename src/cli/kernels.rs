@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::args::NameArgs;
+use super::args::{NameArgs, StartArgs};
 use super::context::Context;
 use super::failure::Failure;
 use super::names::KernelArg;
@@ -171,9 +171,12 @@ pub async fn show(context: &Context, args: NameArgs) -> Result<(), Failure> {
 }
 
 /// Starts a kernel's worker.
-pub async fn start(context: &Context, args: NameArgs) -> Result<(), Failure> {
+pub async fn start(context: &Context, args: StartArgs) -> Result<(), Failure> {
     let (kernel, _) = context.kernel(&args.name).await?;
-    kernel.start().await?;
+    match args.without_memory {
+        true => kernel.start_without_memory().await?,
+        false => kernel.start().await?,
+    }
     report(context, &kernel.info().await?)
 }
 

@@ -15,7 +15,8 @@ impl Command {
     /// The kernel whose worker the command may have to wait for.
     pub fn waits_for(&self) -> Option<&str> {
         match self {
-            Command::Start(args) | Command::Archive(args) | Command::Unarchive(args) => Some(&args.name),
+            Command::Start(args) => Some(&args.name),
+            Command::Archive(args) | Command::Unarchive(args) => Some(&args.name),
             Command::Undo(args) => Some(&args.name),
             Command::Stop(args) if !args.force => Some(&args.name),
             Command::Suspend(args) => args.name.as_deref(),

@@ -238,3 +238,21 @@ fn killed_memory_restore_recovers() {
     assert!(host.ok(&["events", "lab", "--json"]).contains("memory_lost"));
     assert!(Host::is_alive(host.machines()[0]));
 }
+
+#[test]
+fn installed_memory_is_kept() {
+    let mut host = Machines::start(User::Own);
+    kernel(&host);
+    memory_checkpoint(&host, "one");
+    host.run("lab", CHANGE);
+    host.kill();
+    // Before the machine continues: nothing of it was used.
+    host.env(fault::VARIABLE, "machine.installed.start=eio");
+    host.launch();
+    let done = restored(&host, "one", &[]);
+    let why = done["why_not_memory"].as_str().unwrap_or_default();
+    assert!(why.contains("cannot continue now") && why.contains("--without-memory"), "{done}\n{}", host.log());
+    assert_eq!(host.run("lab", SEE), "1 42 kept ['note']", "{}", host.log());
+    assert!(host.run("lab", COUNTS).starts_with("True"), "the thread goes on");
+    assert!(!host.ok(&["events", "lab", "--json"]).contains("memory_lost"));
+}

@@ -345,7 +345,7 @@ fn unusable_saved_memory_is_reported() {
         let middle = file.metadata().expect("read").len() / 2;
         std::os::unix::fs::FileExt::write_all_at(&file, b"damage", middle).expect("written");
     }
-    let damages: [Damage; 5] = [
+    let damages: [Damage; 4] = [
         ("suspended.state is not what was written", |host| overwrite(host, "suspended.state")),
         ("suspended.pages is not what was written", |host| overwrite(host, "suspended.pages")),
         ("suspended.base is not the file", |host| {
@@ -353,11 +353,6 @@ fn unusable_saved_memory_is_reported() {
             let (base, copy) = (saved(host, "suspended.base"), saved(host, "suspended.base").with_extension("copy"));
             std::fs::copy(&base, &copy).expect("copied");
             std::fs::rename(copy, base).expect("exchanged");
-        }),
-        ("the snapshot's VMM is", |host| {
-            let file = saved(host, "suspended.json");
-            let text = std::fs::read_to_string(&file).expect("read");
-            std::fs::write(&file, text.replace("QEMU emulator version", "QEMU emulator of old")).expect("written");
         }),
         ("is damaged", |host| std::fs::write(saved(host, "suspended.json"), b"{").expect("written")),
     ];
@@ -380,4 +375,39 @@ fn unusable_saved_memory_is_reported() {
     host.run("plain", "g = 1");
     assert_eq!(host.cli(&["suspend", "plain", "--release"]).status.code(), Some(5));
     assert_eq!(host.run("plain", "print(g)"), "1");
+}
+
+#[test]
+fn memory_awaits_its_monitor() {
+    let host = Machines::start(User::Own);
+    kernel(&host);
+    release(&host);
+    let was = |host: &Machines| std::fs::read_to_string(saved(host, "suspended.json")).expect("read");
+    let exchange = |from, to| {
+        let text = was(&host).replace(from, to);
+        std::fs::write(saved(&host, "suspended.json"), text).expect("written");
+    };
+    let files = kept_names(&host);
+    exchange("QEMU emulator version", "QEMU emulator of old");
+    // Each use and each start is refused, with the cause and a way out.
+    for args in [&["exec", "lab", "print(1)"][..], &["start", "lab"]] {
+        let refused = host.cli(args);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success(), "{args:?}: {}", host.log());
+        assert!(said.contains("cannot continue now: the snapshot's VMM is"), "{args:?}: {said}");
+        assert!(said.contains("ryokan start lab --without-memory"), "{args:?}: {said}");
+        assert_eq!((state(&host).as_str(), kept_names(&host)), ("stopped", files.clone()), "{args:?}");
+    }
+    assert!(host.machines().is_empty());
+    exchange("QEMU emulator of old", "QEMU emulator version");
+    assert_eq!(host.run("lab", "print(next(g), saved)"), "1 42", "{}", host.log());
+    // A live worker keeps its memory.
+    assert_eq!(host.cli(&["start", "lab", "--without-memory"]).status.code(), Some(4));
+    release(&host);
+    exchange("QEMU emulator version", "QEMU emulator of old");
+    host.ok(&["start", "lab", "--without-memory"]);
+    assert_eq!(host.run("lab", "print(saved, open('f').read(), 'g' in globals())"), "42 kept False", "{}", host.log());
+    assert!(!kept(&host).iter().any(|name| name.starts_with("suspended.")), "{:?}", kept(&host));
+    let events = host.ok(&["events", "--json"]);
+    assert!(events.contains("memory_discarded") && !events.contains("suspend_lost"), "{events}");
 }

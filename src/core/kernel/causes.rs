@@ -55,6 +55,8 @@ pub enum StopReason {
     NotGiven,
     /// The kernel was idle, and memory was short on the host.
     Memory,
+    /// The memory that is kept in its folder cannot continue now.
+    MemoryKept,
     /// The worker of the suspended kernel ended, perhaps with the host.
     Suspended,
 }
@@ -69,6 +71,7 @@ impl StopReason {
             StopReason::NoPlace => "no place for a worker",
             StopReason::NotGiven => "a granted resource is missing",
             StopReason::Memory => "memory was short",
+            StopReason::MemoryKept => "its memory cannot continue now",
             StopReason::Suspended => "its suspended worker ended",
         }
     }

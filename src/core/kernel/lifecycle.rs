@@ -158,11 +158,11 @@ pub enum Event {
         /// Cause of the end; ignored if the end was requested.
         cause: CrashCause,
     },
-    /// The worker of this attempt was not started, because the host has no room for it: no fault, so no crash.
+    /// The worker of this attempt was not started, although the kernel is healthy: no fault, so no crash.
     WorkerRefused {
         /// The attempt.
         attempt: u64,
-        /// Reason of the refusal: [`StopReason::NoPlace`] or [`StopReason::NotGiven`].
+        /// Reason of the refusal: [`StopReason::NoPlace`], [`StopReason::NotGiven`] or [`StopReason::MemoryKept`].
         why: StopReason,
     },
     /// The next queued execution was handed to the worker.

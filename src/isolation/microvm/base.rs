@@ -17,7 +17,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::linkat;
 use serde::{Deserialize, Serialize};
 
-use super::saved::unless_short;
+use super::saved::unreadable;
 use super::stamp::Stamp;
 use crate::core::error::{Error, Result};
 
@@ -62,9 +62,9 @@ impl Base {
     /// Opens the file, which must be as it was described. Blocks.
     ///
     /// # Errors
-    /// `corrupt`.
+    /// `corrupt`; `busy`, `unavailable` if it cannot be read now.
     pub(super) fn open(&self, dir: &Path) -> Result<File> {
-        let damaged = |error: io::Error| unless_short(&error, Error::corrupt(format!("{SAVED}: {error}")));
+        let damaged = |error: io::Error| unreadable(SAVED, &error);
         let file = open(dir, SAVED).map_err(damaged)?;
         match Stamp::of_file(&file).map_err(damaged)? == self.stamp {
             true => Ok(file),

@@ -257,6 +257,10 @@ impl IsolationDriver for MicrovmDriver {
         let saved = if new.is_warm { None } else { Saved::read(&folder.dir)? };
         let (is_unsealed, dir) = (!new.is_warm && saved.is_none(), folder.dir.clone());
         let saved = saved.filter(|saved| saved.worker().worker == worker);
+        if let Some(saved) = &saved {
+            // Another image may be current by now.
+            about.image.clone_from(&saved.kind.image);
+        }
         // Until captures and clients find the machine, nothing changes the files that it takes.
         let _start = self.machines.start_lock(&folder.dir).write_owned().await;
         if is_unsealed {
@@ -401,7 +405,9 @@ impl IsolationDriver for MicrovmDriver {
             content: Teleport { memory_bytes: 0, disk_bytes: 0, machine: kind.machine() },
         };
         let (base_image_version, here) = (now.image.clone(), Some(now.machine()));
-        snapshot.check_arrival(&Site { architecture, base_image_version, host, machine: here }, u64::MAX)?;
+        let site = Site { architecture, base_image_version, host, machine: here };
+        // The hints of kinds are about checkpoints.
+        snapshot.check_arrival(&site, u64::MAX).map_err(|error| Error::from(error).hint(""))?;
         kind.check_same(&now)?;
         Ok(Some(machine))
     }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DISK;
 use super::copy::{Description, MachineCopy, create};
+use super::saved::unreadable;
 use super::stamp::Stamp;
 use super::template::{Kind, Template, close};
 use crate::core::durability::Durability;
@@ -154,7 +155,8 @@ pub(super) fn is_there(dir: &Path) -> bool {
 /// Opens what is installed in a kernel's folder, for machines of this user; `None` if nothing is. Blocks.
 ///
 /// # Errors
-/// `corrupt`; `refused` if a file has changed; `lost` if the machine began to continue and was not bound.
+/// `corrupt`; `refused` if a file has changed; `lost` if the machine began to continue and was not bound; `busy`,
+/// `unavailable` if it cannot be read now.
 pub(super) fn open(dir: &Path, uid: u32) -> Result<Option<MachineCopy>> {
     let damaged = |error: &dyn std::fmt::Display| Error::corrupt(format!("{DESCRIPTION} is damaged: {error}"));
     let mut options = OpenOptions::new();
@@ -165,10 +167,11 @@ pub(super) fn open(dir: &Path, uid: u32) -> Result<Option<MachineCopy>> {
                 false => Ok(None),
             };
         }
-        opened => opened.map_err(|error| damaged(&error))?,
+        opened => opened.map_err(|error| unreadable(DESCRIPTION, &error))?,
     };
     let mut text = Vec::new();
-    file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_end(&mut text).map_err(|error| damaged(&error))?;
+    let read = file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_end(&mut text);
+    read.map_err(|error| unreadable(DESCRIPTION, &error))?;
     let installed: Installed = serde_json::from_slice(&text).map_err(|error| damaged(&error))?;
     if installed.format != FORMAT {
         return Err(
@@ -179,10 +182,11 @@ pub(super) fn open(dir: &Path, uid: u32) -> Result<Option<MachineCopy>> {
         match Stamp::of(&dir.join(name)) {
             Ok(found) if found == *was => {}
             Ok(_) => return Err(Error::refused(format!("{name} has changed since")).reason("disk")),
-            Err(error) => return Err(Error::corrupt(format!("{name}: {error}"))),
+            Err(error) => return Err(unreadable(name, &error)),
         }
     }
-    let template = Template::of_files(&dir.join(MEMORY), &dir.join(STATE)).map_err(|error| damaged(&error))?;
+    let template = Template::of_files(&dir.join(MEMORY), &dir.join(STATE));
+    let template = template.map_err(|error| unreadable("the memory of a checkpoint", &error))?;
     let worker = installed.machine.worker();
     let Description { kind, boot_id, .. } = installed.machine;
     Ok(Some(MachineCopy::installed(template, Kind { uid, ..kind }, worker, boot_id)))

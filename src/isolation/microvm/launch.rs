@@ -62,7 +62,7 @@ impl MicrovmDriver {
         record: &Recorder<'_>,
     ) -> Result<Serving> {
         let (worker, folder, limits) = (new.identity.worker, &machine.folder, &new.shape.limits);
-        let image = image::find(&self.settings.images, &new.shape.variant)?;
+        let image = image::find(&self.settings.images, &about.image)?;
         let is_new = !folder.has_disk();
         let disk = if is_new {
             disk::make_disk(&folder.new_disk(), disk::disk_bytes(limits.workspace_bytes)).await?;

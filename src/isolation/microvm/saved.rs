@@ -110,6 +110,19 @@ pub(super) fn unless_short(error: &std::io::Error, other: Error) -> Error {
     if fs::is_shortage(error) { Error::busy(other.message).hint("try again") } else { other }
 }
 
+/// The error of a file of saved memory that cannot be read: `corrupt` if it is gone or another one, `busy` if this host
+/// lacks something for the moment, else `unavailable`: what is saved stays.
+pub(super) fn unreadable(name: &str, error: &std::io::Error) -> Error {
+    use std::io::ErrorKind;
+    let message = format!("{name}: {error}");
+    let is_link = error.raw_os_error() == Some(libc::ELOOP);
+    match error.kind() {
+        ErrorKind::NotFound | ErrorKind::InvalidData | ErrorKind::UnexpectedEof => Error::corrupt(message),
+        _ if is_link => Error::corrupt(message),
+        _ => unless_short(error, Error::unavailable(message)),
+    }
+}
+
 /// Opens a new file for a machine's state. Blocks.
 ///
 /// # Errors
@@ -284,7 +297,7 @@ impl Saved {
     /// What is saved in a kernel's folder; `None` if nothing is. Blocks.
     ///
     /// # Errors
-    /// `corrupt`; `unsupported` for another format.
+    /// `corrupt`; `unsupported` for another format; `busy`, `unavailable` if it cannot be read now.
     pub(super) fn read(dir: &Path) -> Result<Option<Saved>> {
         #[derive(Deserialize)]
         struct Head {
@@ -294,10 +307,11 @@ impl Saved {
         let mut options = OpenOptions::new();
         let file = match options.read(true).custom_flags(libc::O_NOFOLLOW).open(dir.join(DESCRIPTION)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| unless_short(&error, damaged(&error)))?,
+            opened => opened.map_err(|error| unreadable(DESCRIPTION, &error))?,
         };
         let mut text = String::new();
-        file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text).map_err(|error| damaged(&error))?;
+        let read = file.take(limits::VM_TEMPLATE_JSON_BYTES).read_to_string(&mut text);
+        read.map_err(|error| unreadable(DESCRIPTION, &error))?;
         // Another format may have other fields.
         let Head { format } = serde_json::from_str(&text).map_err(|error| damaged(&error))?;
         match format {
@@ -335,12 +349,14 @@ impl Saved {
     /// # Errors
     /// One for each property that differs; `corrupt`.
     pub(super) fn open(&self, dir: &Path, disk: &Path, host: HostId, now: &Kind) -> Result<SavedFiles> {
-        self.snapshot()?.check_resume(&Site {
+        let resumed = self.snapshot()?.check_resume(&Site {
             architecture: Architecture::here(),
             base_image_version: now.image.clone(),
             host,
             machine: Some(now.machine()),
-        })?;
+        });
+        // The hints of kinds are about checkpoints.
+        resumed.map_err(|error| Error::from(error).hint(""))?;
         if self.kind != *now {
             return Err(Error::refused("it is a machine of another kind").reason("kind"));
         }
@@ -372,7 +388,7 @@ impl Saved {
 /// Opens a file that must be as it was written.
 fn open_part(path: &Path, written: &Part) -> Result<File> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let damaged = |error: std::io::Error| unless_short(&error, Error::corrupt(format!("{name}: {error}")));
+    let damaged = |error: std::io::Error| unreadable(&name, &error);
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path).map_err(damaged)?;
     let is_whole =
         file.metadata().map_err(damaged)?.len() == written.bytes && part(&file).map_err(damaged)? == *written;

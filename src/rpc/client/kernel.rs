@@ -139,6 +139,16 @@ impl KernelClient {
         self.link.wait(self.cap.start_request().send().promise).await.map(drop)
     }
 
+    /// The same from the saved state: memory that is kept for the next start is discarded.
+    ///
+    /// # Errors
+    /// `conflict` with a worker; the daemon's errors.
+    pub async fn start_without_memory(&self) -> Result<()> {
+        let mut request = self.cap.start_request();
+        request.get().set_without_memory(true);
+        self.link.wait(request.send().promise).await.map(drop)
+    }
+
     /// Ends the worker and keeps the state. Waits for the running execution unless `force`
     /// interrupts it.
     ///

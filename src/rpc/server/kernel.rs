@@ -25,7 +25,7 @@ use crate::rpc::convert::value::{read_value, write_value};
 use crate::rpc::convert::{read_data, read_name, read_text, to_capnp, write_text_list};
 use crate::rpc::schema::ryokan_capnp::{execution, kernel};
 use crate::supervisor::kernel::Kernel;
-use crate::supervisor::kernel::command::{Actor, Change, StopMode};
+use crate::supervisor::kernel::command::{Actor, Change, StartMode, StopMode};
 use crate::supervisor::kernel::engine_state;
 use crate::supervisor::kernel::execution::Execution;
 use crate::supervisor::maintenance::refresh_figures;
@@ -521,11 +521,11 @@ impl kernel::Server for KernelServer {
         Ok(())
     }
 
-    async fn start(self: Rc<Self>, _params: kernel::StartParams, _results: kernel::StartResults) -> capnp::Result<()> {
+    async fn start(self: Rc<Self>, params: kernel::StartParams, _results: kernel::StartResults) -> capnp::Result<()> {
         self.audited("kernel.start", Right::Admin, async {
-            let before = self.kernel.view().version;
-            self.kernel.start(self.actor.clone()).await.map_err(to_capnp)?;
-            self.audit_done("kernel.start", before, "").await;
+            let (before, without) = (self.kernel.view().version, params.get()?.get_without_memory());
+            self.kernel.start(self.actor.clone(), StartMode::of(without)).await.map_err(to_capnp)?;
+            self.audit_done("kernel.start", before, if without { "without memory" } else { "" }).await;
             Ok(())
         })
         .await

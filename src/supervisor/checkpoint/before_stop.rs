@@ -116,7 +116,7 @@ async fn take(
         StopReason::Daemon => "before the daemon's stop",
         StopReason::Memory => "before a stop for want of memory",
         StopReason::Suspended => "before suspend",
-        StopReason::Asked | StopReason::NoPlace | StopReason::NotGiven => "before stop",
+        StopReason::Asked | StopReason::NoPlace | StopReason::NotGiven | StopReason::MemoryKept => "before stop",
     };
     let taking = CheckpointRequest::new(CheckpointType::Auto, name);
     let (taken, _) = capture(host, kernel, link, &taking, &host.own_actor(), None).await?;

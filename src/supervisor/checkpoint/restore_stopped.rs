@@ -142,6 +142,16 @@ pub(super) async fn without_worker(
     by_recovery(host, kernel, transition, intent, actor).await
 }
 
+/// Why no worker continues the memory of a restored checkpoint.
+fn without_worker_why(failure: Option<Error>) -> String {
+    match failure {
+        Some(Error { message, hint, .. }) if hint.is_empty() => message,
+        // The memory is kept, and the hint says how to go on.
+        Some(Error { message, hint, .. }) => format!("{message} ({hint})"),
+        None => String::from("no worker could be started with it"),
+    }
+}
+
 /// Lets recovery perform a recorded restore before the next worker starts, and waits for both.
 async fn by_recovery(
     host: &Rc<Host>,
@@ -155,8 +165,8 @@ async fn by_recovery(
     transition.release();
     let recovered = kernel.recovered().await;
     let finished = kernel.finished_restore.take();
-    let mut done = match (finished, recovered) {
-        (Some(done), _) => done,
+    let (mut done, failure) = match (finished, recovered) {
+        (Some(done), recovered) => (done, recovered.err()),
         (None, Err(error)) => return Err(error),
         (None, Ok(())) => {
             return Err(Error::unavailable("the restore could not be done; the kernel is as it was")
@@ -167,9 +177,7 @@ async fn by_recovery(
         done.engine = match kernel.kept_memory.take() {
             KeptMemory::Continued => RestoredFrom::Memory,
             KeptMemory::Lost(why_not_memory) => RestoredFrom::Saved { why_not_memory },
-            KeptMemory::None => {
-                RestoredFrom::Saved { why_not_memory: String::from("no worker could be started with it") }
-            }
+            KeptMemory::None => RestoredFrom::Saved { why_not_memory: without_worker_why(failure) },
         };
     }
     let detail = serde_json::json!({

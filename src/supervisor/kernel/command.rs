@@ -99,7 +99,7 @@ pub enum Command {
     /// List the MCP servers and their tools.
     McpServers(Reply<(Vec<McpInfo>, Vec<ToolInfo>)>),
     /// Start the worker.
-    Start(Actor, Reply<()>),
+    Start(Actor, StartMode, Reply<()>),
     /// Stop the worker; replies when the worker has ended.
     Stop(Actor, StopMode, Reply<()>),
     /// The operation under way has paused the worker.
@@ -145,6 +145,22 @@ pub enum Command {
     Wake,
     /// Stop the worker and the task; the caller deletes the files.
     Remove(Change, Reply<()>),
+}
+
+/// What a start does with memory that is kept in the kernel's folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartMode {
+    /// The worker continues it, or the start fails.
+    WithMemory,
+    /// It is discarded: the worker loads the saved state.
+    WithoutMemory,
+}
+
+impl StartMode {
+    /// The mode of a request.
+    pub const fn of(without_memory: bool) -> StartMode {
+        if without_memory { StartMode::WithoutMemory } else { StartMode::WithMemory }
+    }
 }
 
 /// How to stop.

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-use super::command::{Actor, Change, Command, Message, StopMode};
+use super::command::{Actor, Change, Command, Message, StartMode, StopMode};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, Result};
 use crate::core::ids::CheckpointId;
@@ -70,8 +70,8 @@ impl Kernel {
     ///
     /// # Errors
     /// The reason why the worker could not be started.
-    pub async fn start(&self, actor: Actor) -> Result<()> {
-        self.ask(|reply| Command::Start(actor, reply)).await?;
+    pub async fn start(&self, actor: Actor, mode: StartMode) -> Result<()> {
+        self.ask(|reply| Command::Start(actor, mode, reply)).await?;
         self.with_worker(None, |_| async { Ok(()) }).await
     }
 

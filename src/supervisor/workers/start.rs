@@ -15,6 +15,7 @@ use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::ids::WorkerId;
 use crate::core::info::{GivenMount, MountInfo};
 use crate::core::limits;
+use crate::core::name::KernelName;
 use crate::core::pool::Event;
 use crate::core::spec::KernelSpec;
 use crate::isolation::{BoundSources, HostMount, KernelHome, MachineCopy, NewWorker, Shape, WorkerHandle};
@@ -145,7 +146,7 @@ async fn start_new(
     let (home, driver) = (workers.host.home(kernel.id, kernel.workspace_of), workers.driver(shape.isolation)?);
     let installed = driver.installed(&home, &kernel.spec, kernel.uid).await;
     let mut start = WorkerStart { workers, kernel, shape, home: &home, mounts, listener };
-    let (event, lost) = match (installed, driver.saved_worker(&home)) {
+    let (event, error) = match (installed, driver.saved_worker(&home)) {
         (Ok(None), Ok(None)) => return start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await,
         (Ok(Some(machine)), _) => {
             let listener = Rc::clone(&start.listener);
@@ -158,28 +159,26 @@ async fn start_new(
                     driver.forget_saved(&home);
                     return Ok(started);
                 }
-                // Nothing was touched: the next attempt may continue it.
-                Err(error) if error.code == ErrorCode::Busy && driver.keeps_memory(&home)? => return Err(error),
                 Err(error) => (MEMORY_LOST, error),
             }
         }
-        // The machine could not be looked at, and is as it was.
-        (Err(error), _) if matches!(error.code, ErrorCode::Busy | ErrorCode::Deadline) => return Err(error),
         (Err(error), _) => {
             drop(permit);
             (MEMORY_LOST, error)
         }
         (Ok(None), Ok(Some(saved))) => match start.go_on(permit, saved).await {
             Ok(started) => return Ok(started),
-            Err(error) if error.code == ErrorCode::Busy && driver.keeps_memory(&home)? => return Err(error),
             Err(error) => (SUSPEND_LOST, error),
         },
-        (Ok(None), Err(error)) if error.code == ErrorCode::Busy => return Err(error),
         (Ok(None), Err(error)) => {
             drop(permit);
             (SUSPEND_LOST, error)
         }
     };
+    if is_kept(&error, || driver.keeps_memory(&home)) {
+        return Err(kept(error, &kernel.spec.name));
+    }
+    let lost = error;
     tracing::warn!(kernel = %kernel.spec.name, error = %lost, "a machine's kept memory cannot continue");
     workers.host.metrics.noted(Some(kernel.spec.engine), event);
     let detail = serde_json::json!({ "reason": lost.message, "code": lost.code.name() });
@@ -190,6 +189,32 @@ async fn start_new(
     permit.belongs(admission.share_anyway(kernel.uid, one));
     let started = start.launch(permit, workers.identity(kernel.id, kernel.epoch)).await?;
     Ok(Started { memory: KeptMemory::Lost(lost.message), ..started })
+}
+
+/// Whether kept memory may continue at a later start, after a start that failed. `keeps` looks whether it is there.
+fn is_kept(error: &Error, keeps: impl FnOnce() -> Result<bool>) -> bool {
+    let is_void = match error.code {
+        ErrorCode::Corrupt => true,
+        // The disk has changed since, or the kernel has lived elsewhere: nothing makes the memory valid again.
+        ErrorCode::Refused => VOID.contains(&error.reason.as_str()),
+        _ => false,
+    };
+    // A machine that began to continue has removed it.
+    !is_void && keeps().unwrap_or_else(|error| error.code != ErrorCode::Corrupt)
+}
+
+/// Reasons of refusals of memory that is of no use any more.
+const VOID: [&str; 3] = ["disk", "disk_size", "epoch"];
+
+/// The refusal of a start whose kept memory cannot continue now: memory is not discarded without a request.
+fn kept(error: Error, name: &KernelName) -> Error {
+    if error.code == ErrorCode::Busy {
+        return error;
+    }
+    let way_out = format!("it is kept; to start from the saved state instead: ryokan start {name} --without-memory");
+    let hint = if error.hint.is_empty() { way_out } else { format!("{}; {way_out}", error.hint) };
+    let message = format!("the memory of {name} cannot continue now: {}", error.message);
+    Error { message, ..error }.hint(hint)
 }
 
 /// The event of a suspended machine that could not continue.
@@ -341,4 +366,42 @@ fn with_way_out(error: Error, spec: &KernelSpec, mount: &MountInfo) -> Error {
         format!("put it back, or take it away: ryokan unmount {} {}", spec.name, mount.path)
     };
     error.hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_void_memory_is_discarded() {
+        let refused = |reason: &str| Error::refused("no").reason(reason);
+        let curable = [
+            refused("vmm_mismatch"),
+            refused("base_image_mismatch"),
+            Error::unsupported("no KVM"),
+            Error::unavailable("no monitor"),
+            Error::deadline("late"),
+            Error::busy("full"),
+            Error::lost("its disk is gone"),
+        ];
+        for error in curable {
+            assert!(is_kept(&error, || Ok(true)), "{error}");
+            assert!(is_kept(&error, || Err(Error::unavailable("unreadable"))), "{error}");
+            assert!(!is_kept(&error, || Ok(false)), "it began to continue: {error}");
+            assert!(!is_kept(&error, || Err(Error::corrupt("damaged"))), "{error}");
+        }
+        for error in [Error::corrupt("damaged"), refused("disk"), refused("disk_size"), refused("epoch")] {
+            assert!(!is_kept(&error, || Ok(true)), "{error}");
+        }
+    }
+
+    #[test]
+    fn refusal_names_way_out() {
+        let name: KernelName = "lab".parse().expect("a name");
+        let error = kept(Error::refused("QEMU is gone").reason("vmm_mismatch").hint("install it"), &name);
+        assert_eq!((error.code, error.reason.as_str()), (ErrorCode::Refused, "vmm_mismatch"));
+        assert_eq!(error.message, "the memory of lab cannot continue now: QEMU is gone");
+        assert!(error.hint.starts_with("install it; ") && error.hint.ends_with("ryokan start lab --without-memory"));
+        assert_eq!(kept(Error::busy("full").hint("try again"), &name).hint, "try again");
+    }
 }

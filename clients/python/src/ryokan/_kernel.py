@@ -440,9 +440,14 @@ class Kernel:
         """The kernel's present state."""
         return _wire.kernel_info((await self._call("info")).info)
 
-    async def start(self) -> None:
-        """Starts the worker now."""
-        await self._call("start", deadline=None)
+    async def start(self, *, without_memory: bool = False) -> None:
+        """Starts the worker now.
+
+        Args:
+            without_memory: discard a virtual machine's memory that is kept for this start, and start
+                from the saved state.
+        """
+        await self._call("start", without_memory, deadline=None)
 
     async def stop(self, *, force: bool = False) -> None:
         """Ends the worker and keeps the state; `force` interrupts the running execution."""

@@ -279,6 +279,16 @@ fn shortage_is_busy() {
 }
 
 #[test]
+fn unreadable_memory_is_not_damaged() {
+    use crate::core::error::ErrorCode;
+
+    let code = |errno| unreadable("suspended.state", &std::io::Error::from_raw_os_error(errno)).code;
+    assert_eq!([libc::ENOENT, libc::ELOOP].map(code), [ErrorCode::Corrupt; 2]);
+    assert_eq!([libc::EIO, libc::EACCES].map(code), [ErrorCode::Unavailable; 2], "it may be readable later");
+    assert_eq!(code(libc::EMFILE), ErrorCode::Busy);
+}
+
+#[test]
 fn full_disk_has_its_reason() {
     let reason = |errno| failed(&std::io::Error::from_raw_os_error(errno)).reason;
     assert_eq!((reason(libc::ENOSPC).as_str(), reason(libc::EIO).as_str()), (DISK_FULL, ""));

@@ -33,7 +33,7 @@ use std::rc::Rc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::command::{Actor, Command, Operation, Reply, Waiting};
+use super::command::{Actor, Command, Operation, Reply, StartMode, Waiting};
 use super::execution::Execution;
 use super::lease::{self, Lease};
 use super::tools::Tools;
@@ -352,8 +352,8 @@ impl Task {
                 let listed = self.tools.list_offered();
                 tokio::task::spawn_local(async move { reply.send(Ok(listed.await)) });
             }
-            Command::Start(actor, reply) => {
-                let _ = reply.send(self.start(&actor).await);
+            Command::Start(actor, mode, reply) => {
+                let _ = reply.send(self.start(&actor, mode).await);
             }
             Command::Stop(actor, mode, reply) => self.stop(actor, mode, reply).await,
             Command::Suspended(reply) => {
@@ -536,10 +536,13 @@ impl Task {
         self.kernel.link.borrow().clone()
     }
 
-    async fn start(&mut self, actor: &Actor) -> Result<()> {
+    async fn start(&mut self, actor: &Actor, mode: StartMode) -> Result<()> {
         self.admit(actor, 0)?;
         self.settle().await?;
         self.room_for_worker()?;
+        if mode == StartMode::WithoutMemory {
+            self.discard_memory()?;
+        }
         self.timers.backoff_at = None;
         self.step(Event::StartAsked).await;
         Ok(())

@@ -126,7 +126,10 @@ impl Task {
         if !self.life.has_worker() && driver.keeps_memory(&home)? {
             return Err(Error::conflict(format!("the memory of {} is saved for a machine like the last", new.name))
                 .reason("saved_memory")
-                .hint(format!("stop it first: ryokan resume {0} && ryokan stop {0}", new.name)));
+                .hint(format!(
+                    "stop it first: ryokan start {0} && ryokan stop {0}; or discard the memory: ryokan start {0} --without-memory",
+                    new.name
+                )));
         }
         Ok(())
     }

@@ -77,20 +77,25 @@ impl Task {
                 tracing::warn!(kernel = %self.kernel.spec().name, %error, "a worker could not be started");
                 self.workers.remember_error(self.kernel.id, &error);
                 let cause = CrashCause::NotStarted(error.message.clone());
+                // The back-off sets when an interrupted restore is tried again.
+                let keeps_memory = self.kernel.interrupted().is_none() && self.keeps_memory();
                 // Errors that no wait resolves are reported to the waiting clients now.
-                if matches!(
-                    error.code,
-                    ErrorCode::Unsupported
-                        | ErrorCode::Corrupt
-                        | ErrorCode::Refused
-                        | ErrorCode::Busy
-                        | ErrorCode::NotFound
-                ) {
+                if keeps_memory
+                    || matches!(
+                        error.code,
+                        ErrorCode::Unsupported
+                            | ErrorCode::Corrupt
+                            | ErrorCode::Refused
+                            | ErrorCode::Busy
+                            | ErrorCode::NotFound
+                    )
+                {
                     self.fail_all_queued(&error).await;
                 }
                 let why = match is_no_place(&error) {
                     true => Some(StopReason::NoPlace),
-                    false => Host::is_mount_refused(&error).then_some(StopReason::NotGiven),
+                    false if Host::is_mount_refused(&error) => Some(StopReason::NotGiven),
+                    false => keeps_memory.then_some(StopReason::MemoryKept),
                 };
                 self.step(match why {
                     Some(why) => Event::WorkerRefused { attempt, why },
@@ -100,6 +105,38 @@ impl Task {
                 self.answer_stopped(None);
             }
         }
+    }
+
+    /// Whether memory is kept in the kernel's folder for its next worker.
+    fn keeps_memory(&self) -> bool {
+        let home = self.host.home(self.kernel.id, self.kernel.thread_of);
+        let driver = self.workers.driver(self.kernel.spec().isolation);
+        driver.and_then(|driver| driver.keeps_memory(&home)).unwrap_or(false)
+    }
+
+    /// Discards memory that is kept in the kernel's folder, at a client's request.
+    ///
+    /// # Errors
+    /// `conflict` if the kernel has a worker; `unavailable` if the memory cannot be removed.
+    pub(super) fn discard_memory(&self) -> Result<()> {
+        let name = &self.kernel.spec().name;
+        if self.life.has_worker() {
+            return Err(Error::conflict(format!("kernel {name} has a worker, which keeps its memory"))
+                .reason("worker")
+                .hint(format!("end it first: ryokan stop {name}")));
+        }
+        let home = self.host.home(self.kernel.id, self.kernel.thread_of);
+        let driver = self.workers.driver(self.kernel.spec().isolation)?;
+        // Damaged memory is discarded, too.
+        if !driver.keeps_memory(&home).unwrap_or(true) {
+            return Ok(());
+        }
+        driver.forget_saved(&home);
+        if driver.keeps_memory(&home).unwrap_or(true) {
+            return Err(Error::unavailable(format!("the memory of {name} cannot be removed")).hint("the log says why"));
+        }
+        self.host.events.publish(&self.kernel.event_name(), "memory_discarded", serde_json::json!({}));
+        Ok(())
     }
 
     fn attach_worker(&mut self, attempt: u64, started: Started) {

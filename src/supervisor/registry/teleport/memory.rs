@@ -6,6 +6,7 @@ use crate::core::snapshot::{Architecture, KindError, PortableKind, Snapshot, Tel
 use crate::supervisor::checkpoint;
 use crate::supervisor::host::Host;
 use crate::supervisor::kernel::Kernel;
+use crate::supervisor::kernel::command::StartMode;
 use crate::supervisor::registry::Supervisor;
 use crate::teleport::Offer;
 
@@ -82,7 +83,7 @@ pub(super) fn go_on(supervisor: &Supervisor, id: KernelId) {
     }
     let actor = host.own_actor();
     tokio::task::spawn_local(async move {
-        if let Err(error) = kernel.start(actor).await {
+        if let Err(error) = kernel.start(actor, StartMode::WithMemory).await {
             tracing::warn!(kernel = %kernel.spec().name, %error, "an arrived kernel goes on at its next use");
         }
     });

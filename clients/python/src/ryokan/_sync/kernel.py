@@ -400,9 +400,14 @@ class Kernel:
         """The kernel's present state."""
         return self._run(self._kernel.info())
 
-    def start(self) -> None:
-        """Starts the worker now."""
-        self._run(self._kernel.start())
+    def start(self, *, without_memory: bool = False) -> None:
+        """Starts the worker now.
+
+        Args:
+            without_memory: discard a virtual machine's memory that is kept for this start, and start
+                from the saved state.
+        """
+        self._run(self._kernel.start(without_memory=without_memory))
 
     def stop(self, *, force: bool = False) -> None:
         """Ends the worker and keeps the state; `force` interrupts the running execution."""
