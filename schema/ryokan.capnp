@@ -1271,8 +1271,9 @@ interface Images {
   pin @1 (version :Text, pinned :Bool) -> (version :Text);
   # A pinned image is not removed.
   rotate @2 (version :Text) -> (version :Text);
-  # Makes an image current, the newest if `version` is empty, once its template is built and a machine
-  # started from it. Kernels that name no image run it from their next start on.
+  # Makes an image current, the newest if `version` is empty, once its templates are built and a
+  # machine started from each: the default one, and those of kernels that would run it. Kernels that
+  # name no image run it from their next start on. Nothing else changes the current image.
   remove @3 (version :Text) -> (version :Text);
   # `conflict` with reason `in_use`, `current` or `pinned`.
 }

@@ -53,7 +53,7 @@ pub enum ImagesCommand {
         /// Its version, or the first digits
         version: ImageArg,
     },
-    /// Make an image current once a machine has started from it; kernels that name no image run it from their next start
+    /// Make an image current once its machines have started; kernels that name no image run it from their next start
     Rotate {
         /// Its version, or the first digits; the newest by default
         version: Option<ImageArg>,

@@ -21,6 +21,8 @@ use crate::supervisor::host::environment::Environment;
 
 /// The folder of images, in the data directory.
 const IMAGES: &str = "images";
+/// What is kept about images.
+const IMAGE_LIST: &str = "images.json";
 
 /// Detects the environment.
 ///
@@ -50,7 +52,7 @@ pub(super) fn environment(config: &Config, paths: &Paths, host: HostId) -> anyho
     let settings = MicrovmSettings {
         host,
         images: paths.data_dir().join(IMAGES),
-        image_list: paths.data_dir().join("images.json"),
+        image_list: paths.data_dir().join(IMAGE_LIST),
         templates: paths.data_dir().join("templates"),
         sockets: paths.workers_runtime(),
         account: worker_account,
@@ -118,7 +120,7 @@ pub(super) fn abilities(worker: &Path, config: &Config, data: &Path) -> Vec<Abil
     let interpreters = config.engines.interpreters();
     let mut found = crate::sandbox::abilities::abilities(worker, &interpreters, &config.sandbox.system_paths);
     let (vmm, firecracker) = (config.microvm.vmm, config.microvm.firecracker.as_deref());
-    found.extend(microvm::abilities(&data.join(IMAGES), vmm, firecracker));
+    found.extend(microvm::abilities(&data.join(IMAGES), &data.join(IMAGE_LIST), vmm, firecracker));
     found.extend(crate::workspace::doctor(data));
     found
 }

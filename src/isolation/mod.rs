@@ -386,11 +386,11 @@ pub trait Images {
     /// `unsupported` with what is wrong with them.
     fn usable(&self, version: &str) -> Result<String>;
 
-    /// Makes an image current once workers of that shape start from it. Returns its version.
+    /// Makes an image current once workers of each of those shapes start from it. Returns its version.
     ///
     /// # Errors
     /// `unsupported` if it cannot be used, `unavailable` with the reason why no worker starts.
-    async fn rotate(&self, version: &str, shape: &Shape) -> Result<String>;
+    async fn rotate(&self, version: &str, shapes: &[Shape]) -> Result<String>;
 
     /// Removes an image. The caller has checked that no kernel uses it, without a pause in between.
     ///

@@ -41,6 +41,17 @@ impl Machines {
         found.unwrap_or_else(|| panic!("{version} is not in {all}")).clone()
     }
 
+    /// The engines that have a finished template of an image.
+    fn engines_with_template(&self, version: &str) -> Vec<String> {
+        let about = |file: PathBuf| serde_json::from_slice(&fs::read(file).expect("it is there")).expect("JSON");
+        let all = self.templates().into_iter().map(about);
+        let ours = all.filter(|about: &Value| about["kind"]["image"] == version);
+        let mut engines: Vec<String> =
+            ours.filter_map(|about| Some(about["kind"]["engine"].as_str()?.into())).collect();
+        engines.sort();
+        engines
+    }
+
     fn kernels_of(&self, version: &str) -> Vec<String> {
         let image = self.image(version);
         image["kernels"].as_array().expect("a list").iter().filter_map(Value::as_str).map(str::to_owned).collect()
@@ -60,6 +71,12 @@ fn rotated_image_serves_next_start() {
         let (mut host, first) = Machines::with_own_images(user);
         host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
         host.run("lab", "x = 41");
+        for (name, engine, code) in [("asleep", "python", "n = iter(range(9)); next(n)"), ("sh", "bash", "s=1")] {
+            host.ok(&["new", name, "--isolation", "microvm", "--engine", engine]);
+            host.run(name, code);
+        }
+        host.ok(&["suspend", "asleep", "--release"]);
+        host.ok(&["stop", "sh"]);
         let folder = host.data().join("images").join(&first);
         let second = "f".repeat(40);
         host.copy_image(&folder, &second, user);
@@ -76,19 +93,23 @@ fn rotated_image_serves_next_start() {
         assert!(why.contains("does not become current"), "{user:?}: {why}");
         host.ok(&["new", "other", "--isolation", "microvm", "--engine", "python"]);
         host.ok(&["new", "old", "--isolation", "microvm", "--engine", "python", "--image", &first[..10]]);
-        assert_eq!(host.kernels_of(&first), ["lab", "old", "other"], "{user:?}");
+        assert_eq!(host.kernels_of(&first), ["asleep", "lab", "old", "other", "sh"], "{user:?}");
         let why = host.refused(&["images", "rm", &first, "--yes"]);
-        assert!(why.contains("is used by lab, old, other"), "{why}");
+        assert!(why.contains("is used by asleep, lab, old, other, sh"), "{why}");
         host.ok(&["images", "rotate", "fff"]);
         assert_eq!(host.image(&second)["is_current"], true, "{user:?}\n{}", host.log());
-        // The running machine keeps its image until its end; a kernel that names one keeps it for good.
+        assert_eq!(host.engines_with_template(&second), ["bash", "python"], "{user:?}: those of its kernels");
+        // Running and saved machines keep their image until their end; a kernel that names one keeps it for good.
         assert_eq!(
             (host.kernels_of(&first), host.kernels_of(&second)),
-            (vec!["lab".into(), "old".into()], vec!["other".into()])
+            (vec!["asleep".into(), "lab".into(), "old".into()], vec!["other".into(), "sh".into()])
         );
+        assert_eq!(host.run("asleep", "print(next(n))"), "1", "{user:?}\n{}", host.log());
         host.restart();
         assert_eq!(host.image(&second)["is_current"], true);
-        assert_eq!(host.kernels_of(&first), ["lab", "old"], "{user:?}: the adopted machine's image is known");
+        let known = host.kernels_of(&first);
+        assert_eq!(known, ["asleep", "lab", "old"], "{user:?}: the adopted machines' image is known");
+        host.ok(&["rm", "asleep", "sh", "--yes"]);
         host.ok(&["stop", "lab"]);
         assert_eq!(host.run("lab", "x += 1; print(x)"), "42", "{user:?}\n{}", host.log());
         assert_eq!(host.kernels_of(&second), ["lab", "other"]);
@@ -122,6 +143,7 @@ fn missing_engine_names_build() {
     let version = listed["engine_versions"][3].as_str().expect("a version");
     assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{listed}");
     assert!(host.ok(&["images"]).contains(&format!("node {version}")));
+    host.ok(&["images", "rotate"]);
     let (folder, second) = (host.data().join("images").join(&first), "f".repeat(40));
     without_node(&host.copy_image(&folder, &second, User::Own));
     let output = host.cli(&["new", "web", "--isolation", "microvm", "--engine", "node", "--image", "fff"]);

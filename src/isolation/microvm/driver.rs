@@ -11,7 +11,7 @@ use super::disk;
 use super::files::MirroredFiles;
 use super::handle::{MachineHandle, Record, Shared, Warm, blocking, no_mounts};
 use super::image::{self, Image};
-use super::images::HostImages;
+use super::images::{HostImages, current_of};
 use super::installed;
 use super::launch::Serving;
 use super::machine::{Folder, Machine, Machines};
@@ -274,6 +274,7 @@ impl IsolationDriver for MicrovmDriver {
         };
         match started {
             Ok(Serving { process, shared_boot_id, notes }) => {
+                self.images.served(&about.image);
                 let warm = new.is_warm.then_some(Warm { shared_boot_id, durability: self.settings.durability });
                 let address = about.sockets.link();
                 let handle = MachineHandle::new(worker, process, about, machine, self.shared(worker), warm)?;
@@ -445,8 +446,9 @@ impl IsolationDriver for MicrovmDriver {
     }
 
     fn probe(&self) -> Probe {
-        let (images, vmms) = (self.settings.images.clone(), self.settings.vmms());
-        Box::new(move || found(&images, &vmms))
+        let (images, list) = (self.settings.images.clone(), self.settings.image_list.clone());
+        let vmms = self.settings.vmms();
+        Box::new(move || found(&images, &list, &vmms))
     }
 }
 
@@ -463,12 +465,13 @@ fn find(record: &str) -> Result<(Record, WorkerProcess)> {
 }
 
 /// Whether this host runs kernels in virtual machines. Blocks.
-pub fn abilities(images: &Path, vmm: WantedVmm, firecracker: Option<&Path>) -> Vec<Ability> {
-    found(images, &VmmSettings { wanted: vmm, firecracker: firecracker.map(Path::to_owned), account: None })
+pub fn abilities(images: &Path, list: &Path, vmm: WantedVmm, firecracker: Option<&Path>) -> Vec<Ability> {
+    let firecracker = firecracker.map(Path::to_owned);
+    found(images, list, &VmmSettings { wanted: vmm, firecracker, account: None })
 }
 
-fn found(images: &Path, vmms: &VmmSettings) -> Vec<Ability> {
-    let found = vmm::describe(vmms).and_then(|program| Ok((program, image::find(images, "")?)));
+fn found(images: &Path, list: &Path, vmms: &VmmSettings) -> Vec<Ability> {
+    let found = vmm::describe(vmms).and_then(|program| Ok((program, current_of(images, list)?)));
     let ability = |present, detail, hint| Ability { name: "microvm".into(), present, required: false, detail, hint };
     vec![match found {
         Ok((program, image)) => {

@@ -1,9 +1,12 @@
 //! The images of a host: which one is current, which ones are pinned, and how that changes.
 //!
 //! ```text
-//!  build-image ─▶ images/VERSION/ ── rotate: its template is built and test-started ─▶ current ─▶ new starts use it
+//!  build-image ─▶ images/VERSION/ ── rotate: its templates are built and test-started ─▶ current ─▶ new starts use it
 //!                       └ remove: not current, not pinned ─▶ images/.removed-VERSION/ ─▶ gone
 //! ```
+//!
+//! Before one is current, the newest serves, and the first that a machine started from becomes current. Nothing else
+//! changes which one is: if the current one cannot be used, starts without an image of their own are refused.
 //!
 //! `images.json` is beside the folder of images, which daemons may share. Knows no kernels: the caller checks the use.
 
@@ -33,7 +36,7 @@ const REMOVED: &str = ".removed-";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kept {
-    /// The version that kernels without an image of their own run; empty before the first use of any.
+    /// The version that kernels without an image of their own run; empty before the first machine of any.
     current: String,
     pinned: BTreeSet<String>,
 }
@@ -54,43 +57,43 @@ impl HostImages {
         let (kept, damage) = match read(&file) {
             Ok(kept) => (kept, None),
             Err(why) => {
-                tracing::error!(file = %file.display(), why, "the list of images cannot be read: the newest image is used");
+                tracing::error!(file = %file.display(), why, "the list of images cannot be read: none is current");
                 (Kept::default(), Some(why))
             }
         };
         Rc::new(HostImages { folder, file, templates, vmms, kept: RefCell::new(kept), damage })
     }
 
-    /// The image of a kernel: the current one, or the one whose version begins with `wanted`.
+    /// The image of a kernel: the current one, or the one whose version begins with `wanted`. Changes nothing.
     ///
     /// # Errors
     /// `unsupported` with what is wrong with the images.
     pub(super) fn find(&self, wanted: &str) -> Result<Image> {
-        if !wanted.is_empty() {
-            return image::find(&self.folder, wanted);
+        match wanted.is_empty() {
+            true => current(&self.folder, &self.file, &self.kept.borrow(), self.damage.as_deref()),
+            false => image::find(&self.folder, wanted),
         }
-        let current = self.kept.borrow().current.clone();
-        if !current.is_empty()
-            && let Ok(image) = image::find(&self.folder, &current)
-        {
-            return Ok(image);
+    }
+
+    /// Notes that a machine started from an image: the newest one becomes current if none was.
+    pub(super) fn served(&self, version: &str) {
+        let is_first = self.damage.is_none() && self.kept.borrow().current.is_empty();
+        if !is_first || self.find("").is_ok_and(|newest| newest.version != version) {
+            return;
         }
-        // The first image, or the current one is of another build: there is nothing to go on with but the newest.
-        let newest = image::find(&self.folder, "")?;
-        if self.damage.is_none() {
-            if !current.is_empty() {
-                tracing::warn!(
-                    current,
-                    newest = newest.version,
-                    "the current image cannot be used: the newest is current"
-                );
-            }
-            let kept = Kept { current: newest.version.clone(), ..self.kept.borrow().clone() };
-            if let Err(error) = self.keep(kept) {
-                tracing::warn!(%error, "the current image is not recorded");
-            }
+        let kept = Kept { current: version.to_owned(), ..self.kept.borrow().clone() };
+        if let Err(error) = self.keep(kept) {
+            tracing::warn!(%error, "the current image is not recorded");
         }
-        Ok(newest)
+    }
+
+    /// The version of the current image, usable or not; empty if there is none.
+    fn current_version(&self) -> String {
+        let recorded = self.kept.borrow().current.clone();
+        match recorded.is_empty() {
+            true => self.find("").map(|image| image.version).unwrap_or_default(),
+            false => recorded,
+        }
     }
 
     fn keep(&self, kept: Kept) -> Result<()> {
@@ -120,6 +123,34 @@ impl HostImages {
     }
 }
 
+/// The current image of that folder and list, for `doctor`. Blocks.
+///
+/// # Errors
+/// `unsupported` with what is wrong with the images.
+pub(super) fn current_of(folder: &Path, file: &Path) -> Result<Image> {
+    match read(file) {
+        Ok(kept) => current(folder, file, &kept, None),
+        Err(why) => current(folder, file, &Kept::default(), Some(&why)),
+    }
+}
+
+fn current(folder: &Path, file: &Path, kept: &Kept, damage: Option<&str>) -> Result<Image> {
+    if let Some(why) = damage {
+        return Err(Error::unsupported(format!("no image is current: {}: {why}", file.display()))
+            .reason("image")
+            .hint("remove the file and restart the daemon; pins are lost then"));
+    }
+    // Before the first one there is nothing to go by but the newest.
+    image::find(folder, &kept.current).map_err(|error| match kept.current.as_str() {
+        "" => error,
+        _ => {
+            let message = format!("the current image cannot be used: {}", error.message);
+            Error { message, ..error }
+                .hint("build one if `ryokan images` lists no usable one, then make it current: ryokan images rotate")
+        }
+    })
+}
+
 fn read(file: &Path) -> std::result::Result<Kept, String> {
     let mut text = String::new();
     match std::fs::File::open(file) {
@@ -139,9 +170,7 @@ impl Images for HostImages {
     }
 
     async fn list(&self) -> Result<Vec<ImageInfo>> {
-        // Records the first one.
-        let _ = self.find("");
-        let (folder, kept) = (self.folder.clone(), self.kept.borrow().clone());
+        let (folder, current, kept) = (self.folder.clone(), self.current_version(), self.kept.borrow().clone());
         let listing = tokio::task::spawn_blocking(move || {
             let info = |found: Found| {
                 let (mut engines, mut engine_versions) = (Vec::new(), Vec::new());
@@ -156,7 +185,7 @@ impl Images for HostImages {
                     Err(why) => (String::new(), why),
                 };
                 ImageInfo {
-                    is_current: found.name == kept.current,
+                    is_current: found.name == current,
                     is_pinned: kept.pinned.contains(&found.name),
                     version: found.name,
                     engines,
@@ -187,16 +216,22 @@ impl Images for HostImages {
         image::find(&self.folder, version).map(|image| image.version)
     }
 
-    async fn rotate(&self, version: &str, shape: &Shape) -> Result<String> {
+    async fn rotate(&self, version: &str, shapes: &[Shape]) -> Result<String> {
         let image = image::find(&self.folder, version)?;
-        image.check_engine(shape.engine)?;
-        let disk = disk_bytes(shape.limits.workspace_bytes);
-        let kind = Kind::new(&image, shape, self.vmms.choose(&image).await?, disk);
-        let version = image.version.clone();
-        if let Err(why) = self.templates.find_or_build(&kind, &image).await {
-            return Err(
-                Error::unavailable(format!("image {version} does not become current: {why}")).reason("template")
-            );
+        shapes.iter().try_for_each(|shape| image.check_engine(shape.engine))?;
+        let (version, choice) = (image.version.clone(), self.vmms.choose(&image).await?);
+        let mut kinds = Vec::new();
+        for shape in shapes {
+            let kind = Kind::new(&image, shape, choice.clone(), disk_bytes(shape.limits.workspace_bytes));
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        for kind in kinds {
+            if let Err(why) = self.templates.find_or_build(&kind, &image).await {
+                let message = format!("image {version} does not become current: {}: {why}", kind.engine);
+                return Err(Error::unavailable(message).reason("template"));
+            }
         }
         let kept = Kept { current: version.clone(), ..self.kept.borrow().clone() };
         self.keep(kept)?;
@@ -204,13 +239,12 @@ impl Images for HostImages {
     }
 
     async fn remove(&self, version: &str) -> Result<()> {
-        let kept = self.kept.borrow().clone();
-        if kept.current == version {
+        if self.current_version() == version {
             return Err(Error::conflict(format!("image {version} is the current one"))
                 .reason("current")
                 .hint("make another one current: ryokan images rotate"));
         }
-        if kept.pinned.contains(version) {
+        if self.kept.borrow().pinned.contains(version) {
             return Err(Error::conflict(format!("image {version} is pinned"))
                 .reason("pinned")
                 .hint(format!("ryokan images unpin {version}")));
@@ -266,16 +300,37 @@ mod tests {
         std::fs::File::open(dir).and_then(|dir| dir.set_modified(newer)).expect("its time is set");
     }
 
-    #[test]
-    fn newer_image_is_not_current() -> Result<()> {
+    fn list_of(folder: &Path) -> Option<String> {
+        std::fs::read_to_string(folder.join("images.json")).ok()
+    }
+
+    #[tokio::test]
+    async fn reads_change_no_image() -> Result<()> {
         let folder = tempfile::tempdir().expect("a folder");
-        image(folder.path(), "aaa");
-        assert_eq!(images(folder.path()).find("")?.version, "aaa");
-        image(folder.path(), "bbb");
-        let again = images(folder.path());
+        let folder = folder.path();
+        image(folder, "aaa");
+        let images = images(folder);
+        assert_eq!(images.find("")?.version, "aaa");
+        assert!(images.list().await?[0].is_current && list_of(folder).is_none(), "nothing is recorded by it");
+        // The first that a machine started from is current.
+        images.served("aaa");
+        image(folder, "bbb");
+        images.served("bbb");
+        let again = self::images(folder);
         assert_eq!((again.find("")?.version.as_str(), again.find("b")?.version.as_str()), ("aaa", "bbb"));
-        std::fs::remove_dir_all(folder.path().join("images/aaa")).expect("removed");
-        assert_eq!(again.find("")?.version, "bbb", "nothing else is there");
+        // An unusable one is no reason to run another one.
+        let recorded = list_of(folder);
+        write_image(&folder.join("images"), "aaa", "aaa", "other");
+        let refused = again.find("").expect_err("refused");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unsupported, "image"));
+        assert!(refused.message.contains("the current image cannot be used: image aaa"), "{refused:?}");
+        assert!(refused.hint.contains("ryokan images rotate"), "{refused:?}");
+        let flags: Vec<_> =
+            again.list().await?.into_iter().map(|one| (one.is_current, one.trouble.is_empty())).collect();
+        assert_eq!(flags, [(true, false), (false, true)]);
+        std::fs::remove_dir_all(folder.join("images/aaa")).expect("removed");
+        assert!(again.find("").is_err_and(|error| error.message.contains("no image aaa")));
+        assert_eq!(list_of(folder), recorded);
         Ok(())
     }
 
@@ -307,7 +362,8 @@ mod tests {
         image(folder.path(), "aaa");
         std::fs::write(folder.path().join("images.json"), b"{").expect("written");
         let images = images(folder.path());
-        assert_eq!(images.find("")?.version, "aaa");
+        let refused = images.find("").expect_err("refused");
+        assert!(refused.hint.contains("remove the file"), "{refused:?}");
         assert_eq!(images.pin("aaa", true).err().map(|error| error.code), Some(ErrorCode::Corrupt));
         assert_eq!(std::fs::read(folder.path().join("images.json")).expect("it is there"), b"{");
         Ok(())

@@ -6,8 +6,10 @@ use super::Supervisor;
 use crate::core::error::{Error, Result};
 use crate::core::info::ImageInfo;
 use crate::core::kernel::State;
+use crate::core::limits;
 use crate::core::spec::Isolation;
-use crate::isolation::Images;
+use crate::isolation::{Images, Shape};
+use crate::supervisor::kernel::Kernel;
 
 impl Supervisor {
     /// The images of this host, with the names of the kernels that use them.
@@ -39,22 +41,56 @@ impl Supervisor {
         self.host_images()?.pin(version, is_pinned)
     }
 
-    /// Makes an image current, the newest by default, once its template is built and a machine started from it.
-    /// Kernels that name no image run it from their next start on. Returns its version.
+    /// Makes an image current, the newest by default, once its templates are built and a machine started from each: that
+    /// of the default shape, and those of kernels that would run it. Kernels that name no image run it from their next
+    /// start on. Returns its version.
     ///
     /// # Errors
     /// `unsupported` if it cannot be used; `conflict` if it lacks the engine of a kernel that would run it; `unavailable` if no machine starts: the former one stays current.
     pub async fn rotate_image(&self, version: &str) -> Result<String> {
         let images = self.host_images()?;
+        let wanted = images.usable(version)?;
+        self.check_engines_of(&wanted).await?;
+        let version = images.rotate(&wanted, &self.shapes_with(&wanted)?).await?;
+        self.host.events.publish("", "image_current", serde_json::json!({ "version": version }));
+        Ok(version)
+    }
+
+    /// The kernels that run the current image from their next start on.
+    fn takers(&self) -> impl Iterator<Item = Rc<Kernel>> {
+        self.kernels().into_iter().filter(|kernel| {
+            let spec = kernel.spec();
+            let is_here = !matches!(kernel.view().state, State::Departed { .. });
+            is_here && spec.isolation == Isolation::Microvm && spec.image.is_empty()
+        })
+    }
+
+    /// The shapes of workers from an image that becomes current: the default one, one of each engine in use, and further
+    /// ones of the kernels that were used last.
+    fn shapes_with(&self, version: &str) -> Result<Vec<Shape>> {
         let mut spec = self.host.config.defaults.spec();
         spec.isolation = Isolation::Microvm;
         // Not the current one, which may lack the engine that this one has.
-        spec.image = images.usable(version)?;
-        self.check_engines_of(&spec.image).await?;
-        let shape = self.workers.shape(&spec, nix::unistd::geteuid().as_raw())?;
-        let version = images.rotate(&spec.image, &shape).await?;
-        self.host.events.publish("", "image_current", serde_json::json!({ "version": version }));
-        Ok(version)
+        spec.image = version.to_owned();
+        let default = self.workers.shape(&spec, nix::unistd::geteuid().as_raw())?;
+        let mut takers: Vec<Rc<Kernel>> = self.takers().collect();
+        takers.sort_by_key(|kernel| std::cmp::Reverse(kernel.view().last_used_at_ms));
+        let (mut first, mut further) = (vec![default], Vec::new());
+        for kernel in takers {
+            let mut spec = (*kernel.spec()).clone();
+            spec.image = version.to_owned();
+            // One that cannot start at all is no reason to keep another image.
+            let Ok(shape) = self.workers.shape(&spec, kernel.uid) else { continue };
+            let is_known = first.iter().any(|known| known.engine == shape.engine);
+            if is_known { further.push(shape) } else { first.push(shape) }
+        }
+        for shape in further {
+            if !first.contains(&shape) {
+                first.push(shape);
+            }
+        }
+        first.truncate(limits::VM_ROTATED_SHAPES);
+        Ok(first)
     }
 
     /// Refuses to make an image current without which kernels would not start.
@@ -62,15 +98,8 @@ impl Supervisor {
         let images = self.host_images()?.list().await?;
         let Some(image) = images.into_iter().find(|image| image.version == version) else { return Ok(()) };
         let mut lacking: Vec<String> = self
-            .kernels()
-            .into_iter()
-            .filter(|kernel| {
-                let spec = kernel.spec();
-                spec.isolation == Isolation::Microvm
-                    && spec.image.is_empty()
-                    && !matches!(kernel.view().state, State::Departed { .. })
-                    && !image.engines.iter().any(|engine| engine == spec.engine.name())
-            })
+            .takers()
+            .filter(|kernel| !image.engines.iter().any(|engine| engine == kernel.spec().engine.name()))
             .map(|kernel| format!("{} ({})", kernel.event_name(), kernel.spec().engine))
             .collect();
         if lacking.is_empty() {
@@ -111,7 +140,7 @@ impl Supervisor {
         let kernels = self.kernels().into_iter().filter(|kernel| {
             kernel.spec().isolation == Isolation::Microvm && !matches!(kernel.view().state, State::Departed { .. })
         });
-        let user = |kernel: Rc<crate::supervisor::kernel::Kernel>| {
+        let user = |kernel: Rc<Kernel>| {
             let dir = self.host.home(kernel.id, None).dir;
             (kernel.event_name(), driver.image_version(&kernel.spec(), &dir))
         };
