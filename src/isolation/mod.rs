@@ -380,10 +380,10 @@ pub trait Images {
     /// As [`Self::resolve`], and those of writing.
     fn pin(&self, version: &str, is_pinned: bool) -> Result<String>;
 
-    /// The version of the newest image that can be used, of those that begin with these digits.
+    /// The version of the usable image that begins with these digits, of the newest one if there are none.
     ///
     /// # Errors
-    /// `unsupported` with what is wrong with them.
+    /// `unsupported` with what is wrong with it; `invalidArgument` if there are several.
     fn usable(&self, version: &str) -> Result<String>;
 
     /// Makes an image current once workers of each of those shapes start from it. Returns its version.

@@ -93,6 +93,8 @@ fn rotated_image_serves_next_start() {
         assert!(why.contains("does not become current"), "{user:?}: {why}");
         host.ok(&["new", "other", "--isolation", "microvm", "--engine", "python"]);
         host.ok(&["new", "old", "--isolation", "microvm", "--engine", "python", "--image", &first[..10]]);
+        let shown: Value = serde_json::from_str(&host.ok(&["show", "old", "--json"])).expect("JSON");
+        assert_eq!(shown["image"], *first, "the whole version");
         assert_eq!(host.kernels_of(&first), ["asleep", "lab", "old", "other", "sh"], "{user:?}");
         let why = host.refused(&["images", "rm", &first, "--yes"]);
         assert!(why.contains("is used by asleep, lab, old, other, sh"), "{why}");

@@ -149,14 +149,23 @@ pub(super) fn all(images: &Path) -> Vec<Found> {
     all
 }
 
+/// The refusal of digits that do not name one image.
+pub(super) fn several(wanted: &str) -> Error {
+    Error::invalid(format!("several images begin with {wanted:?}")).hint("give more digits")
+}
+
 /// Finds the newest usable image, or the one whose version begins with `wanted`.
 ///
 /// # Errors
-/// `unsupported` with what is wrong with the images.
+/// `unsupported` with what is wrong with the images; `invalidArgument` if several begin with `wanted`.
 pub(super) fn find(images: &Path, wanted: &str) -> Result<Image> {
     let wanted = wanted.rsplit_once('@').map_or(wanted, |(_, version)| version);
     let (mut best, mut wrong): (Option<(SystemTime, Image)>, Option<String>) = (None, None);
-    for Found { name, image, modified, .. } in all(images).into_iter().filter(|found| found.name.starts_with(wanted)) {
+    let found: Vec<Found> = all(images).into_iter().filter(|found| found.name.starts_with(wanted)).collect();
+    if !wanted.is_empty() && found.len() > 1 {
+        return Err(several(wanted));
+    }
+    for Found { name, image, modified, .. } in found {
         match image {
             Ok(image) => {
                 if best.as_ref().is_none_or(|(newest, _)| modified > *newest) {
@@ -218,6 +227,11 @@ pub(super) mod tests {
         write_image(folder.path(), "abc", "abc", BUILD);
         assert_eq!(find(folder.path(), "ab").expect("found").version, "abc");
         assert!(find(folder.path(), "x").is_err());
+        write_image(folder.path(), "abd", "abd", BUILD);
+        let several = find(folder.path(), "ab").expect_err("refused");
+        assert_eq!(several.code, crate::core::error::ErrorCode::InvalidArgument, "{several}");
+        assert_eq!(find(folder.path(), "abc").expect("found").version, "abc");
+        std::fs::remove_dir_all(folder.path().join("abd")).expect("removed");
         std::fs::write(folder.path().join("abc/vmlinux"), b"cut short").expect("written");
         assert!(why(folder.path()).contains("another size"));
         write_image(folder.path(), "other", "abc", BUILD);

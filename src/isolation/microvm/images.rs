@@ -114,9 +114,7 @@ impl HostImages {
             image::all(&self.folder).into_iter().filter(|found| found.name.starts_with(wanted)).collect();
         match (found.pop(), found.is_empty()) {
             (Some(one), true) if !wanted.is_empty() => Ok(one),
-            (Some(_), _) => {
-                Err(Error::invalid(format!("several images begin with {wanted:?}")).hint("give more digits"))
-            }
+            (Some(_), _) => Err(image::several(wanted)),
             (None, _) => Err(Error::not_found(format!("there is no image {wanted} in {}", self.folder.display()))
                 .hint("`ryokan images` lists them")),
         }

@@ -122,6 +122,7 @@ impl Supervisor {
         // The new kernel does not share the lifetime of the source's connection.
         spec.ephemeral = false;
         self.workers.check_spec(&spec, actor.uid)?;
+        self.workers.name_image(&mut spec, actor.uid)?;
         for allowed in &mut spec.paths {
             allowed.real = Some(host.revalidate_source(actor.uid, &allowed.path, allowed.real.as_deref())?);
         }

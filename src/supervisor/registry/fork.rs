@@ -212,7 +212,7 @@ async fn same_fork(kernel: &Kernel, known: Rc<Kernel>, wanted: &Forking, name: &
     // Its network, limits and paths may have changed since.
     Forking { update: SpecUpdate::default(), ..wanted.clone() }.adapt(&mut expected)?;
     if wanted.isolation.is_some() && expected.isolation != known.spec().isolation
-        || wanted.image.is_some() && expected.image != known.spec().image
+        || wanted.image.as_ref().is_some_and(|image| !known.spec().image.starts_with(image))
     {
         return Err(key_used(&known));
     }

@@ -191,6 +191,7 @@ impl Supervisor {
     fn checked(&self, mut spec: KernelSpec, actor: &Actor) -> Result<KernelSpec> {
         spec.allow_venv();
         self.workers.check_spec(&spec, actor.uid)?;
+        self.workers.name_image(&mut spec, actor.uid)?;
         admission::check_host_limits(&spec.limits, &self.host.config.defaults.limits())?;
         for allowed in &mut spec.paths {
             allowed.real = Some(self.host.check_source(actor.uid, &allowed.path)?);

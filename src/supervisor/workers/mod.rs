@@ -98,6 +98,17 @@ impl Workers {
         Ok(())
     }
 
+    /// Names the image of a kernel in creation by its whole version: the digits that were given may match later ones.
+    ///
+    /// # Errors
+    /// As [`Self::shape`].
+    pub(crate) fn name_image(&self, spec: &mut KernelSpec, uid: u32) -> Result<()> {
+        if !spec.image.is_empty() {
+            spec.image = self.shape(spec, uid)?.variant;
+        }
+        Ok(())
+    }
+
     /// The driver of an isolation.
     ///
     /// # Errors

@@ -88,6 +88,7 @@ impl Task {
                             | ErrorCode::Refused
                             | ErrorCode::Busy
                             | ErrorCode::NotFound
+                            | ErrorCode::InvalidArgument
                     )
                 {
                     self.fail_all_queued(&error).await;
