@@ -93,7 +93,7 @@ pub struct MicrovmDriver {
     notes: Rc<Notes>,
     pub(super) vmms: Rc<Vmms>,
     pub(super) cgroups: Option<Cgroups>,
-    images: Rc<HostImages>,
+    pub(super) images: Rc<HostImages>,
     host: Rc<dyn IsolationDriver>,
 }
 

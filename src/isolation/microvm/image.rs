@@ -7,6 +7,8 @@ use std::time::SystemTime;
 
 use serde::Deserialize;
 
+use super::saved::unless_short;
+use super::stamp::Stamp;
 use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::limits;
@@ -32,6 +34,8 @@ pub(super) struct Image {
     pub summary: String,
     /// Whether its kernel loads the drivers of vsock.
     pub has_vsock: bool,
+    /// The digests of its files.
+    digests: [String; FILES.len()],
 }
 
 #[derive(Deserialize)]
@@ -51,9 +55,11 @@ struct Description {
     files: BTreeMap<String, Part>,
 }
 
+/// A file of an image.
 #[derive(Deserialize)]
 struct Part {
     bytes: u64,
+    sha256: String,
 }
 
 impl Image {
@@ -71,10 +77,12 @@ impl Image {
         if dir.file_name().is_none_or(|name| name != about.version.as_str()) {
             return Err(String::from("its folder has another name than its content"));
         }
-        for name in FILES {
+        let mut digests = FILES.map(|_| String::new());
+        for (name, digest) in FILES.into_iter().zip(&mut digests) {
             let found = std::fs::metadata(dir.join(name)).map_err(|error| format!("{name}: {error}"))?;
-            if about.files.get(name).is_none_or(|part| part.bytes != found.len()) {
-                return Err(format!("{name} has another size than was written"));
+            match about.files.get(name) {
+                Some(part) if part.bytes == found.len() => digest.clone_from(&part.sha256),
+                Some(_) | None => return Err(format!("{name} has another size than was written")),
             }
         }
         let summary = format!("Debian {}, Linux {}", about.debian, about.kernel);
@@ -85,7 +93,36 @@ impl Image {
             engine_versions: about.versions,
             summary,
             has_vsock: about.vsock,
+            digests,
         })
+    }
+
+    /// The stamps of its files, of which a change is seen. Blocks.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(super) fn stamps(&self) -> Result<Vec<Stamp>> {
+        FILES.iter().map(|name| Stamp::of(&self.dir.join(name)).map_err(|error| self.unread(name, &error))).collect()
+    }
+
+    /// Reads its files and checks that they are what was built. Blocks.
+    ///
+    /// # Errors
+    /// `unsupported` if they are not; those of reading.
+    pub(super) fn verify(&self) -> Result<()> {
+        for (name, wanted) in FILES.into_iter().zip(&self.digests) {
+            let file = self.open(name).map_err(|error| self.unread(name, &error))?;
+            if sha256(file).map_err(|error| self.unread(name, &error))? != *wanted {
+                return Err(Error::unsupported(format!("image {}: {name} is not what was built", self.version))
+                    .reason("image")
+                    .hint(format!("remove {}, then build the image again: ryokan images build", self.dir.display())));
+            }
+        }
+        Ok(())
+    }
+
+    fn unread(&self, name: &str, error: &std::io::Error) -> Error {
+        unless_short(error, Error::unavailable(format!("image {}: {name}: {error}", self.version)))
     }
 
     /// Checks that it has an engine.
@@ -112,6 +149,19 @@ impl Image {
     pub(super) fn open(&self, name: &str) -> std::io::Result<std::fs::File> {
         std::fs::File::open(self.dir.join(name))
     }
+}
+
+/// The digest of a file, in hexadecimal digits.
+fn sha256(mut file: std::fs::File) -> std::io::Result<String> {
+    let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    let mut bytes = vec![0; 256 << 10];
+    loop {
+        match file.read(&mut bytes)? {
+            0 => break,
+            count => context.update(&bytes[..count]),
+        }
+    }
+    Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// A folder of images' entry.
@@ -189,6 +239,9 @@ pub(super) fn find(images: &Path, wanted: &str) -> Result<Image> {
 pub(super) mod tests {
     use super::*;
 
+    /// The digest of the letter x.
+    const X_SHA256: &str = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
+
     /// Writes an image's files.
     pub(in crate::isolation::microvm) fn write_image(folder: &Path, name: &str, version: &str, build: &str) {
         let dir = folder.join(name);
@@ -196,10 +249,11 @@ pub(super) mod tests {
         for file in FILES {
             std::fs::write(dir.join(file), b"x").expect("a file");
         }
+        let part = serde_json::json!({ "bytes": 1, "sha256": X_SHA256 });
         let text = serde_json::json!({
             "format": 1, "version": version, "build": build, "arch": std::env::consts::ARCH, "debian": "d", "kernel": "k",
             "engines": { "bash": "/usr/bin/bash" },
-            "files": { "vmlinux": { "bytes": 1 }, "initrd.cpio": { "bytes": 1 }, "rootfs.erofs": { "bytes": 1 } },
+            "files": { "vmlinux": part, "initrd.cpio": part, "rootfs.erofs": part },
         });
         std::fs::write(dir.join("image.json"), text.to_string()).expect("a description");
     }

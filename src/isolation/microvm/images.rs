@@ -22,6 +22,7 @@ use super::disk::disk_bytes;
 use super::image::{self, Found, Image};
 use super::template::Kind;
 use super::templates::Templates;
+use super::verified::VerifiedImages;
 use super::vmm::Vmms;
 use crate::core::error::{Error, Result};
 use crate::core::info::ImageInfo;
@@ -47,6 +48,7 @@ pub(super) struct HostImages {
     file: PathBuf,
     templates: Rc<Templates>,
     vmms: Rc<Vmms>,
+    verified: VerifiedImages,
     kept: RefCell<Kept>,
     /// Why `images.json` cannot be read. It is not overwritten then.
     damage: Option<String>,
@@ -61,7 +63,8 @@ impl HostImages {
                 (Kept::default(), Some(why))
             }
         };
-        Rc::new(HostImages { folder, file, templates, vmms, kept: RefCell::new(kept), damage })
+        let (verified, kept) = (VerifiedImages::default(), RefCell::new(kept));
+        Rc::new(HostImages { folder, file, templates, vmms, verified, kept, damage })
     }
 
     /// The image of a kernel: the current one, or the one whose version begins with `wanted`. Changes nothing.
@@ -73,6 +76,16 @@ impl HostImages {
             true => current(&self.folder, &self.file, &self.kept.borrow(), self.damage.as_deref()),
             false => image::find(&self.folder, wanted),
         }
+    }
+
+    /// The image of a machine that starts: its files are what was built.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub(super) async fn verified(&self, version: &str) -> Result<Image> {
+        let image = image::find(&self.folder, version)?;
+        self.verified.check(&image).await?;
+        Ok(image)
     }
 
     /// Notes that a machine started from an image: the newest one becomes current if none was.
@@ -215,7 +228,7 @@ impl Images for HostImages {
     }
 
     async fn rotate(&self, version: &str, shapes: &[Shape]) -> Result<String> {
-        let image = image::find(&self.folder, version)?;
+        let image = self.verified(version).await?;
         shapes.iter().try_for_each(|shape| image.check_engine(shape.engine))?;
         let (version, choice) = (image.version.clone(), self.vmms.choose(&image).await?);
         let mut kinds = Vec::new();
@@ -352,6 +365,38 @@ mod tests {
         assert_eq!(flags, [("aaa", false, true), ("bbb", true, false)]);
         images.pin("aaa", false)?;
         images.remove("aaa").await
+    }
+
+    #[tokio::test]
+    async fn changed_files_are_found() -> Result<()> {
+        let folder = tempfile::tempdir().expect("a folder");
+        image(folder.path(), "aaa");
+        let (images, file) = (images(folder.path()), folder.path().join("images/aaa/rootfs.erofs"));
+        let changed = || std::fs::metadata(&file).and_then(|found| found.modified()).expect("its time");
+        let set = |bytes: &[u8], time: std::time::SystemTime| {
+            std::fs::write(&file, bytes).expect("written");
+            std::fs::File::options()
+                .append(true)
+                .open(&file)
+                .and_then(|f| f.set_modified(time))
+                .expect("its time is set");
+        };
+        let first = changed();
+        images.verified("aaa").await?;
+        // The same stamp is not read again.
+        set(b"y", first);
+        images.verified("aaa").await?;
+        set(b"y", first + std::time::Duration::from_secs(1));
+        let refused = images.verified("aaa").await.expect_err("refused");
+        assert_eq!((refused.code, refused.reason.as_str()), (ErrorCode::Unsupported, "image"));
+        assert!(refused.message.contains("rootfs.erofs is not what was built"), "{refused:?}");
+        let rotated = images.rotate("aaa", &[]).await.expect_err("refused");
+        assert!(rotated.message.contains("not what was built") && list_of(folder.path()).is_none(), "{rotated:?}");
+        // Another daemon reads them before its first machine.
+        set(b"y", first);
+        assert!(self::images(folder.path()).verified("aaa").await.is_err());
+        set(b"x", first + std::time::Duration::from_secs(2));
+        images.verified("aaa").await.map(drop)
     }
 
     #[test]

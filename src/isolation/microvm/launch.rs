@@ -10,7 +10,7 @@ use super::copy::MachineCopy;
 use super::disk;
 use super::driver::MicrovmDriver;
 use super::handle::Record;
-use super::image::{self, Image};
+use super::image::Image;
 use super::installed;
 use super::machine::Machine;
 use super::monitor::{self, Begin, Monitor, NewMachine};
@@ -62,7 +62,7 @@ impl MicrovmDriver {
         record: &Recorder<'_>,
     ) -> Result<Serving> {
         let (worker, folder, limits) = (new.identity.worker, &machine.folder, &new.shape.limits);
-        let image = image::find(&self.settings.images, &about.image)?;
+        let image = self.images.verified(&about.image).await?;
         let is_new = !folder.has_disk();
         let disk = if is_new {
             disk::make_disk(&folder.new_disk(), disk::disk_bytes(limits.workspace_bytes)).await?;
@@ -151,7 +151,7 @@ impl MicrovmDriver {
         record: &Recorder<'_>,
     ) -> Result<Serving> {
         let kind = copy.kind();
-        let image = image::find(&self.settings.images, &kind.image)?;
+        let image = self.images.verified(&kind.image).await?;
         if self.vmms.version(kind.vmm()).await? != kind.vmm {
             return Err(
                 Error::refused("the monitor was exchanged since the machine was started").reason("vmm_mismatch")

@@ -43,6 +43,7 @@ mod suspend;
 mod template;
 mod template_folder;
 mod templates;
+mod verified;
 mod vmm;
 mod watches;
 mod workspace;
