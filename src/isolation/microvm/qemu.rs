@@ -27,7 +27,9 @@ use crate::sys::process::give_descriptors;
 const PROGRAM: &str = "qemu-system-x86_64";
 /// How it is installed.
 pub(super) const HINT: &str =
-    "install qemu-system-x86 8 or later (on Debian 12: from bookworm-backports, with --no-install-recommends)";
+    "install qemu-system-x86 8.2 or later (on Debian 12: from bookworm-backports, with --no-install-recommends)";
+/// The first version that has `rom=off` of files beneath memory ([`COPY_ON_WRITE`]) and states in files ([`STATE_URI`]).
+const MINIMUM: (u32, u32) = (8, 2);
 /// The root file system, descriptor set 1.
 const ROOT_DRIVE: &str =
     "driver=raw,node-name=d0,read-only=on,file.driver=file,file.filename=/dev/fdset/1,file.locking=off";
@@ -89,6 +91,26 @@ pub(super) fn find_program(name: &str) -> Option<PathBuf> {
 pub(super) fn program() -> Result<PathBuf> {
     find_program(PROGRAM)
         .ok_or_else(|| Error::unsupported(format!("{PROGRAM} is not installed")).reason("qemu").hint(HINT))
+}
+
+/// Name and version in what the program prints, if this version can be used.
+///
+/// # Errors
+/// `unsupported` with the reason `qemu`.
+pub(super) fn printed(text: &str) -> Result<String> {
+    let line: String = text.lines().next().unwrap_or_default().chars().take(200).collect();
+    let unusable = |why: String| Error::unsupported(why).reason("qemu").hint(HINT);
+    let number = line.strip_prefix("QEMU emulator version ").and_then(|rest| {
+        let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    });
+    match number {
+        Some(number) if number >= MINIMUM => Ok(line),
+        Some((major, minor)) => {
+            Err(unusable(format!("QEMU {major}.{minor} is older than {}.{}", MINIMUM.0, MINIMUM.1)))
+        }
+        None => Err(unusable(format!("{PROGRAM} does not say QEMU's version: {line:?}"))),
+    }
 }
 
 fn failed(what: &str) -> impl FnOnce(std::io::Error) -> Error {
@@ -228,6 +250,28 @@ fn begin_with<'a>(command: &mut Command, fds: &mut Descriptors, begin: Begin<'a>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn old_versions_are_refused() {
+        let version = |number: &str| format!("QEMU emulator version {number}\nCopyright (c) Fabrice Bellard\n");
+        for number in ["8.2.0", "8.2.2 (Debian 1:8.2.2+ds-0ubuntu1.4)", "9.0.50", "10.0.2 (Debian 1:10.0.2+ds)", "11.1"]
+        {
+            assert_eq!(printed(&version(number)), Ok(format!("QEMU emulator version {number}")));
+        }
+        let refused = [
+            (version("7.2.15 (Debian 1:7.2+dfsg-7+deb12u12)"), "QEMU 7.2 is older than 8.2"),
+            (version("8.1.5"), "QEMU 8.1 is older than 8.2"),
+            (version("8"), "does not say"),
+            (String::from("bash 5.2"), "does not say"),
+            (String::new(), "does not say"),
+        ];
+        for (text, why) in refused {
+            let error = printed(&text).expect_err(&text);
+            assert!(error.message.contains(why), "{text:?}: {error}");
+            assert_eq!((error.code.name(), error.reason.as_str()), ("unsupported", "qemu"));
+            assert!(error.hint.contains("8.2 or later"), "{error:?}");
+        }
+    }
 
     #[test]
     fn flushes_follow_durability() {

@@ -174,10 +174,7 @@ impl Vmms {
         // Not kept: a busy host may be late.
         let printed = printed_version(&program).await?;
         let version = match vmm {
-            Vmm::Qemu if printed.is_empty() => {
-                Err(Error::unsupported(format!("{} does not say its version", program.display())))
-            }
-            Vmm::Qemu => Ok(printed.lines().next().unwrap_or_default().chars().take(200).collect()),
+            Vmm::Qemu => qemu::printed(&printed),
             Vmm::Firecracker => firecracker::printed(&printed).map(|version| firecracker::name(&version.to_string())),
         };
         let mut known = self.known.borrow_mut();
@@ -224,7 +221,11 @@ pub(super) fn describe(settings: &VmmSettings) -> Result<String> {
         let version = firecracker::printed(&printed_blocking(&program)?)?;
         Ok::<_, Error>(format!("{} {version} where KVM serves", program.display()))
     };
-    let qemu = || qemu::program().map(|program| program.display().to_string());
+    let qemu = || {
+        let program = qemu::program()?;
+        qemu::printed(&printed_blocking(&program)?)?;
+        Ok::<_, Error>(program.display().to_string())
+    };
     match settings.wanted {
         WantedVmm::Qemu => qemu(),
         WantedVmm::Firecracker => firecracker(),
