@@ -1275,7 +1275,8 @@ interface Images {
   # machine started from each: the default one, and those of kernels that would run it. Kernels that
   # name no image run it from their next start on. Nothing else changes the current image.
   remove @3 (version :Text) -> (version :Text);
-  # `conflict` with reason `in_use`, `current` or `pinned`.
+  # `conflict` with reason `in_use`, `current` or `pinned`. Checkpoints with memory of its machines
+  # use it, too.
 }
 
 struct ImageInfo {

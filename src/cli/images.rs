@@ -58,7 +58,7 @@ pub enum ImagesCommand {
         /// Its version, or the first digits; the newest by default
         version: Option<ImageArg>,
     },
-    /// Remove an image that no kernel uses
+    /// Remove an image that no kernel and no checkpoint's memory uses
     Rm {
         /// Its version, or the first digits
         version: ImageArg,

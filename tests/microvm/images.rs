@@ -132,6 +132,26 @@ fn rotated_image_serves_next_start() {
     }
 }
 
+#[test]
+fn memory_checkpoint_keeps_image() {
+    let (mut host, first) = Machines::with_own_images(User::Own);
+    host.ok(&["new", "lab", "--isolation", "microvm", "--engine", "python"]);
+    host.run("lab", "n = iter(range(9)); next(n)");
+    host.ok(&["checkpoint", "lab", "--kind", "teleport", "-m", "one"]);
+    let (folder, second) = (host.data().join("images").join(&first), "f".repeat(40));
+    host.copy_image(&folder, &second, User::Own);
+    host.ok(&["images", "rotate", "fff"]);
+    host.ok(&["stop", "lab"]);
+    assert!(host.kernels_of(&first).is_empty(), "its next start takes the other one");
+    let why = host.refused(&["images", "rm", &first, "--yes"]);
+    assert!(why.contains("checkpoints with memory: lab@"), "{why}");
+    host.restart();
+    host.ok(&["restore", "lab", "one", "--yes"]);
+    assert_eq!(host.run("lab", "print(next(n))"), "1", "{}", host.log());
+    host.ok(&["rm", "lab", "--yes"]);
+    host.ok(&["images", "rm", &first, "--yes"]);
+}
+
 /// Names the present digest of an image's file in its description.
 fn describe_anew(image: &Path, name: &str) {
     let file = image.join("image.json");

@@ -164,6 +164,8 @@ pub const VM_MONITOR_MEMORY_BYTES: u64 = 2 << 30;
 pub const VM_MONITOR_THREADS: u32 = 512;
 /// Templates of virtual machines that a host keeps.
 pub const VM_TEMPLATES: usize = 12;
+/// Users of an image that an error names.
+pub const NAMED_USERS: usize = 8;
 /// Shapes of machines whose templates an image must have before it becomes current.
 pub const VM_ROTATED_SHAPES: usize = 8;
 /// Largest description of a template, bytes.

@@ -3,12 +3,13 @@
 use std::rc::Rc;
 
 use super::Supervisor;
-use crate::core::error::{Error, Result};
+use crate::core::error::{Error, ErrorCode, Result};
 use crate::core::info::ImageInfo;
 use crate::core::kernel::State;
 use crate::core::limits;
 use crate::core::spec::Isolation;
 use crate::isolation::{Images, Shape};
+use crate::supervisor::checkpoint::manifest_of;
 use crate::supervisor::kernel::Kernel;
 
 impl Supervisor {
@@ -114,19 +115,63 @@ impl Supervisor {
     /// Removes an image. Returns its version.
     ///
     /// # Errors
-    /// `conflict` if kernels use it, if it is current or pinned; `notFound`, `invalidArgument`.
+    /// `conflict` if kernels use it, if checkpoints hold memory of its machines, if it is current or pinned; `notFound`,
+    /// `invalidArgument`.
     pub async fn remove_image(&self, version: &str) -> Result<String> {
         let images = self.host_images()?;
         let version = images.resolve(version)?;
-        let kernels = names_of(&self.image_users()?, &version);
-        if !kernels.is_empty() {
-            return Err(Error::conflict(format!("image {version} is used by {}", kernels.join(", ")))
-                .reason("in_use")
-                .hint("remove these kernels, or stop those that name no image"));
+        self.check_unused(&version)?;
+        let checkpoints = self.memory_checkpoints(&version).await?;
+        if !checkpoints.is_empty() {
+            let named: Vec<&str> = checkpoints.iter().take(limits::NAMED_USERS).map(String::as_str).collect();
+            let more = if named.len() < checkpoints.len() { ", ..." } else { "" };
+            let message = format!("image {version} is needed by checkpoints with memory: {}{more}", named.join(", "));
+            return Err(Error::conflict(message).reason("in_use").hint(
+                "without it their memory cannot continue; remove one: ryokan checkpoint KERNEL --delete CHECKPOINT",
+            ));
         }
+        // Again, without a pause before the removal.
+        self.check_unused(&version)?;
         images.remove(&version).await?;
         self.host.events.publish("", "image_removed", serde_json::json!({ "version": version }));
         Ok(version)
+    }
+
+    /// Refuses to remove an image that kernels use.
+    fn check_unused(&self, version: &str) -> Result<()> {
+        let kernels = names_of(&self.image_users()?, version);
+        if kernels.is_empty() {
+            return Ok(());
+        }
+        Err(Error::conflict(format!("image {version} is used by {}", kernels.join(", ")))
+            .reason("in_use")
+            .hint("remove these kernels, or stop those that name no image"))
+    }
+
+    /// The checkpoints that hold memory of an image's machines, as `KERNEL@CHECKPOINT`. Their memory continues with
+    /// exactly that image.
+    async fn memory_checkpoints(&self, version: &str) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for kernel in self.kernels() {
+            let all = match kernel.records.all_checkpoints().await {
+                Ok(all) => all,
+                // None of its checkpoints can be restored.
+                Err(error) if error.code == ErrorCode::Corrupt => continue,
+                Err(error) => return Err(error),
+            };
+            for checkpoint in all.into_iter().filter(|checkpoint| checkpoint.machine_bytes > 0) {
+                match manifest_of(&self.host, &checkpoint).await {
+                    Ok(manifest) if manifest.base_image_version == version => {
+                        found.push(format!("{}@{}", kernel.event_name(), checkpoint.short_id()));
+                    }
+                    Ok(_) => {}
+                    Err(error) if matches!(error.code, ErrorCode::Corrupt | ErrorCode::NotFound) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        found.sort();
+        Ok(found)
     }
 
     fn host_images(&self) -> Result<Rc<dyn Images>> {
