@@ -37,6 +37,7 @@ use crate::core::engine::EngineName;
 use crate::core::error::{Error, Result};
 use crate::core::ids::WorkerId;
 use crate::core::limits;
+use crate::isolation::cgroups::{Cgroups, remove_cgroup};
 use crate::isolation::process::launch::WorkerProcess;
 use crate::link::machine::Request;
 use crate::sys::{fault, fs, random};
@@ -53,6 +54,8 @@ pub(super) struct Builder {
     pub sockets: PathBuf,
     /// Uid and gid of the monitor, in a daemon that is root.
     pub account: Option<(u32, u32)>,
+    /// The machines' cgroups, where they are delegated.
+    pub cgroups: Option<Cgroups>,
     pub vmms: Rc<Vmms>,
 }
 
@@ -269,7 +272,9 @@ impl Builder {
         disk: File,
         act: impl AsyncFnOnce(&Sockets, u32) -> Result<T>,
     ) -> Result<T> {
-        let sockets = Sockets::new(&self.sockets, &WorkerId::from_bytes(random::bytes()), kind.vmm());
+        let worker = WorkerId::from_bytes(random::bytes());
+        let sockets = Sockets::new(&self.sockets, &worker, kind.vmm());
+        let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.of(worker));
         let program = &self.vmms.program(kind.vmm())?;
         let (sockets, account, durability) = (&sockets, self.account, Durability::Process);
         let (is_temporary, saved_in) = (true, None);
@@ -280,7 +285,7 @@ impl Builder {
             disk,
             sockets,
             account,
-            cgroup: None,
+            cgroup: cgroup.as_deref(),
             durability,
             saved_in,
             is_temporary,
@@ -290,6 +295,7 @@ impl Builder {
             Ok(child) => child,
             Err(error) => {
                 sockets.unlink();
+                end_cgroup(cgroup).await;
                 return Err(error);
             }
         };
@@ -309,7 +315,14 @@ impl Builder {
             let _ = child.kill().await;
         }
         sockets.unlink();
+        end_cgroup(cgroup).await;
         done
+    }
+}
+
+async fn end_cgroup(cgroup: Option<PathBuf>) {
+    if let Some(cgroup) = cgroup {
+        remove_cgroup(&cgroup).await;
     }
 }
 

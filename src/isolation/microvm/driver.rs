@@ -102,17 +102,18 @@ impl MicrovmDriver {
     pub fn new(settings: MicrovmSettings, host: Rc<dyn IsolationDriver>) -> MicrovmDriver {
         let accelerators = Accelerators::new(settings.accelerator, settings.worker.clone());
         let vmms = Vmms::new(settings.vmms(), accelerators);
+        let cgroups = settings.cgroup_base.clone().map(|base| Cgroups::new(base, settings.host));
         let template_settings = TemplateSettings {
             folder: settings.templates.clone(),
             sockets: settings.sockets.clone(),
             account: settings.account,
+            cgroups: cgroups.clone(),
             refresh: settings.refresh,
         };
         let notes = Rc::new(Notes::default());
         let templates = Templates::new(template_settings, Rc::clone(&vmms), Rc::clone(&notes));
         let (folder, list) = (settings.images.clone(), settings.image_list.clone());
         let images = HostImages::new(folder, list, Rc::clone(&templates), Rc::clone(&vmms));
-        let cgroups = settings.cgroup_base.clone().map(|base| Cgroups::new(base, settings.host));
         MicrovmDriver { vmms, cgroups, settings, machines: Machines::default(), templates, notes, images, host }
     }
 

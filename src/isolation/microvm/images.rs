@@ -296,8 +296,13 @@ mod tests {
 
     fn images(folder: &Path) -> Rc<HostImages> {
         let refresh = RefreshRules { max_age_ms: None, interval_ms: 1_000 };
-        let settings =
-            TemplateSettings { folder: folder.join("t"), sockets: folder.to_owned(), account: None, refresh };
+        let settings = TemplateSettings {
+            folder: folder.join("t"),
+            sockets: folder.to_owned(),
+            account: None,
+            cgroups: None,
+            refresh,
+        };
         let vmms = vmms(WantedVmm::Qemu, None);
         let templates = Templates::new(settings, Rc::clone(&vmms), Rc::default());
         HostImages::new(folder.join("images"), folder.join("images.json"), templates, vmms)

@@ -27,6 +27,7 @@ use crate::core::error::{Error, Result};
 use crate::core::limits;
 use crate::core::pool::{Attempt, Refresh, RefreshRules, RefreshTime, TemplateAge, refresh};
 use crate::isolation::Deferral;
+use crate::isolation::cgroups::Cgroups;
 use crate::sys::{clock, fs};
 
 /// What is known of a kind's template.
@@ -51,6 +52,8 @@ pub(super) struct TemplateSettings {
     pub sockets: PathBuf,
     /// Uid and gid of the monitor, in a daemon that is root.
     pub account: Option<(u32, u32)>,
+    /// The machines' cgroups, where they are delegated.
+    pub cgroups: Option<Cgroups>,
     /// When they are rebuilt.
     pub refresh: RefreshRules,
 }
@@ -76,11 +79,11 @@ pub(super) struct Templates {
 
 impl Templates {
     pub(super) fn new(settings: TemplateSettings, vmms: Rc<Vmms>, notes: Rc<Notes>) -> Rc<Templates> {
-        let TemplateSettings { folder, sockets, account, refresh } = settings;
+        let TemplateSettings { folder, sockets, account, cgroups, refresh } = settings;
         Rc::new(Templates {
             folder: folder.clone(),
             rules: refresh,
-            builder: Builder { folder, sockets, account, vmms },
+            builder: Builder { folder, sockets, account, cgroups, vmms },
             known: RefCell::default(),
             turn: tokio::sync::Mutex::default(),
             notes,
@@ -369,7 +372,7 @@ mod tests {
 
     fn templates_by(folder: &Path, refresh: RefreshRules) -> (Rc<Templates>, Rc<Notes>) {
         let (place, sockets, notes) = (folder.join("templates"), folder.to_owned(), Rc::new(Notes::default()));
-        let settings = TemplateSettings { folder: place, sockets, account: None, refresh };
+        let settings = TemplateSettings { folder: place, sockets, account: None, cgroups: None, refresh };
         (Templates::new(settings, vmms(WantedVmm::Qemu, None), Rc::clone(&notes)), notes)
     }
 
