@@ -123,6 +123,10 @@ pub const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(10);
 pub const VM_BOOT: Duration = Duration::from_secs(60);
 /// The same with KVM: a host where it takes longer emulates it.
 pub const KVM_BOOT: Duration = Duration::from_secs(20);
+/// After this, what did not boot a machine is tried again, and after twice the time each time it fails again.
+pub const VM_GIVEN_UP: Duration = Duration::from_secs(600);
+/// The longest of these times.
+pub const VM_GIVEN_UP_MAX: Duration = Duration::from_secs(6 * 3600);
 /// Time for the measurement of KVM.
 pub const KVM_PROBE: Duration = Duration::from_secs(2);
 /// The longest time of the measured loop with which KVM serves. Hardware needs far below a millisecond, an emulated KVM

@@ -1,15 +1,20 @@
-//! The accelerator of this host's machines: chosen once, given up if a machine does not boot with it.
+//! The accelerator of this host's machines: chosen once, given up for a while if a machine does not boot with it.
 //!
 //! ```text
 //!  auto ── measured, fast enough ─▶ KVM ── a machine does not boot in time ─▶ software emulation
+//!     │           └◀──────────── measured again after a while ─────────────────────┤
 //!     └── absent, slow, forbidden ───────────────────────────────────────────────┘
 //! ```
+//!
+//! A machine may fail to boot because its monitor was killed, or for want of memory: hence the further try.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::core::accelerator::Accelerator;
 use crate::core::error::{Error, Result};
+use crate::core::limits;
 use crate::sandbox;
 
 /// What runs a machine's instructions.
@@ -19,19 +24,44 @@ pub(super) enum Chosen {
     Tcg,
 }
 
+/// What is not used for a while, because a machine did not boot with it.
+#[derive(Default)]
+pub(super) struct GivenUp {
+    /// How often that happened.
+    times: u32,
+    /// Until when it is not used, and why.
+    pub until: Option<(Instant, String)>,
+}
+
+impl GivenUp {
+    /// Notes that a machine did not boot with it.
+    pub(super) fn note(&mut self, why: String, now: Instant) {
+        let wait = limits::VM_GIVEN_UP.saturating_mul(1 << self.times.min(16)).min(limits::VM_GIVEN_UP_MAX);
+        self.times = self.times.saturating_add(1);
+        self.until = Some((now + wait, why));
+    }
+
+    /// Why it is not used now.
+    pub(super) fn why(&self, now: Instant) -> Option<&str> {
+        self.until.as_ref().filter(|(until, _)| now < *until).map(|(_, why)| why.as_str())
+    }
+}
+
 /// The choice of a host.
 pub(super) struct Accelerators {
     wanted: Accelerator,
     worker: PathBuf,
     /// What was found; `Err` says why KVM does not serve.
     found: RefCell<Option<std::result::Result<(), String>>>,
+    given_up: RefCell<GivenUp>,
     /// One measurement at a time.
     turn: tokio::sync::Mutex<()>,
 }
 
 impl Accelerators {
     pub(super) fn new(wanted: Accelerator, worker: PathBuf) -> Accelerators {
-        Accelerators { wanted, worker, found: RefCell::default(), turn: tokio::sync::Mutex::default() }
+        let (found, given_up) = (RefCell::default(), RefCell::default());
+        Accelerators { wanted, worker, found, given_up, turn: tokio::sync::Mutex::default() }
     }
 
     /// The accelerator of the next machine. Measures KVM at the first call.
@@ -57,6 +87,9 @@ impl Accelerators {
             return Ok(Err(String::from("microvm.accelerator is \"tcg\"")));
         }
         let _turn = self.turn.lock().await;
+        if let Some(why) = self.given_up.borrow().why(Instant::now()) {
+            return Ok(Err(why.to_owned()));
+        }
         let known = self.found.borrow().clone();
         Ok(match known {
             Some(found) => found,
@@ -71,9 +104,12 @@ impl Accelerators {
         })
     }
 
-    /// Records that a machine with KVM did not boot; whether the next one may use software emulation.
+    /// Records that a machine with KVM did not boot; whether the next one may use software emulation. After a while KVM is
+    /// measured again.
     pub(super) fn give_up(&self, why: &Error) -> bool {
-        self.found.replace(Some(Err(format!("a machine did not boot with it: {}", why.message))));
+        self.found.replace(None);
+        let why = format!("a machine did not boot with it: {}", why.message);
+        self.given_up.borrow_mut().note(why, Instant::now());
         self.wanted == Accelerator::Auto
     }
 }
@@ -97,6 +133,8 @@ fn processor_in(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::core::error::ErrorCode;
 
@@ -127,9 +165,24 @@ mod tests {
         assert_eq!(host.choose().await.expect("chosen"), Chosen::Kvm);
         assert!(host.give_up(&Error::deadline("no answer")));
         assert_eq!(host.choose().await.expect("chosen"), Chosen::Tcg);
+        host.given_up.borrow_mut().until = None;
+        assert_eq!(host.choose().await.expect("chosen"), Chosen::Kvm, "it has a second try");
         let (_folder, host) = with(Accelerator::Kvm, "echo 300");
         assert!(!host.give_up(&Error::deadline("no answer")));
         assert!(host.choose().await.expect_err("refused").message.contains("no answer"));
+    }
+
+    #[test]
+    fn tries_become_rarer() {
+        let (mut given_up, now) = (GivenUp::default(), Instant::now());
+        assert_eq!(given_up.why(now), None);
+        for times in 0..40 {
+            given_up.note(format!("failure {times}"), now);
+            let wait = limits::VM_GIVEN_UP.saturating_mul(1 << times.min(16)).min(limits::VM_GIVEN_UP_MAX);
+            let last = now + wait - Duration::from_millis(1);
+            assert_eq!(given_up.why(last), Some(format!("failure {times}").as_str()));
+            assert_eq!(given_up.why(now + wait), None, "{times}");
+        }
     }
 
     #[test]

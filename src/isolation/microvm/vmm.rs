@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::accelerator::{Accelerators, Chosen};
+use super::accelerator::{Accelerators, Chosen, GivenUp};
 use super::image::Image;
 use super::template::Kind;
 use super::{firecracker, qemu};
@@ -49,8 +49,8 @@ pub(super) struct VmmSettings {
 pub(super) struct Vmms {
     settings: VmmSettings,
     accelerators: Accelerators,
-    /// Why `auto` does not choose Firecracker any more.
-    given_up: RefCell<Option<String>>,
+    /// Why `auto` does not choose Firecracker for a while.
+    given_up: RefCell<GivenUp>,
     /// Versions, and when the programs' files were changed.
     known: RefCell<Vec<(PathBuf, SystemTime, Result<String>)>>,
 }
@@ -93,7 +93,7 @@ impl Vmms {
         match self.settings.wanted {
             WantedVmm::Qemu => self.qemu().await,
             WantedVmm::Firecracker => self.firecracker(image).await,
-            WantedVmm::Auto if self.given_up.borrow().is_some() => self.qemu().await,
+            WantedVmm::Auto if self.given_up.borrow().why(Instant::now()).is_some() => self.qemu().await,
             WantedVmm::Auto => match self.firecracker(image).await {
                 Ok(choice) => Ok(choice),
                 Err(error) => {
@@ -151,7 +151,7 @@ impl Vmms {
     pub(super) fn give_up(&self, kind: &Kind, why: &Error) -> Option<&'static str> {
         match (kind.vmm(), self.settings.wanted) {
             (Vmm::Firecracker, WantedVmm::Auto) => {
-                self.given_up.replace(Some(why.message.clone()));
+                self.given_up.borrow_mut().note(why.message.clone(), Instant::now());
                 Some("firecracker_given_up")
             }
             (Vmm::Firecracker, WantedVmm::Qemu | WantedVmm::Firecracker) => None,
@@ -329,6 +329,9 @@ pub(super) mod tests {
         // KVM stays, until a machine with QEMU does not boot with it either.
         let next = auto.choose(&image).await.expect("chosen");
         assert_eq!((next.vmm, next.accelerator), (Vmm::Qemu, Chosen::Kvm));
+        auto.given_up.borrow_mut().until = None;
+        assert_eq!(auto.choose(&image).await.map(|choice| choice.vmm).ok(), Some(Vmm::Firecracker), "a second try");
+        assert_eq!(auto.give_up(&own, &late), Some("firecracker_given_up"));
         let with_kvm = Kind { machine: qemu::machine(Chosen::Kvm), ..kind() };
         assert_eq!(auto.give_up(&with_kvm, &late), Some("kvm_given_up"));
         assert_eq!(auto.choose(&image).await.map(|choice| choice.accelerator).ok(), Some(Chosen::Tcg));
