@@ -102,6 +102,28 @@ fn two_machines_are_warm() {
     assert!(host.ok(&["journal", "two"]).lines().count() < 6, "{}", host.ok(&["journal", "two"]));
 }
 
+/// The soft and the hard limit of a process.
+fn resource_limits(pid: u32, name: &str) -> [String; 2] {
+    let all = fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+    let line = all.lines().find_map(|line| line.strip_prefix(name)).expect("a limit");
+    let mut values = line.split_whitespace().map(str::to_owned);
+    [values.next().expect("a soft limit"), values.next().expect("a hard limit")]
+}
+
+/// The memory of a machine's guest.
+fn guest_bytes(pid: u32) -> u64 {
+    let mebibytes = words(pid).into_iter().skip_while(|word| word != "-m").nth(1).expect("its memory");
+    mebibytes.parse::<u64>().expect("a number") << 20
+}
+
+/// The size of a machine's disk.
+fn disk_bytes(pid: u32) -> u64 {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+    let disk =
+        files.map(|file| file.path()).find(|file| fs::read_link(file).is_ok_and(|to| to.ends_with("disk.new.ext4")));
+    fs::metadata(disk.expect("a disk")).expect("it is open").len()
+}
+
 #[test]
 fn monitor_is_confined() {
     for user in crate::support::users() {
@@ -109,6 +131,21 @@ fn monitor_is_confined() {
         let pid = host.warm_up();
         assert_eq!((status(pid, "Seccomp"), status(pid, "NoNewPrivs")), ("2".into(), "1".into()));
         assert_ne!(status(pid, "Seccomp_filters"), "1", "its own filter and ours");
+        // Two gibibytes beside its guest's memory; no file is larger than its disk.
+        let (memory, disk) = (guest_bytes(pid) + (2 << 30), disk_bytes(pid));
+        let limits = [
+            ("Max core file size", 0),
+            ("Max open files", 512),
+            ("Max data size", memory),
+            ("Max file size", disk.max(guest_bytes(pid))),
+            ("Max locked memory", 8 << 20),
+            ("Max msgqueue size", 0),
+            ("Max nice priority", 0),
+            ("Max realtime priority", 0),
+        ];
+        for (name, most) in limits {
+            assert_eq!(resource_limits(pid, name), [most.to_string(), most.to_string()], "{user:?}: {name}");
+        }
         for namespace in ["user", "mnt", "net", "ipc", "uts", "cgroup"] {
             let of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).expect("a namespace");
             assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
