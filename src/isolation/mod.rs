@@ -469,6 +469,11 @@ pub trait WorkerHandle {
         false
     }
 
+    /// Whether what a stopped worker runs in answers in that time. Its code is not asked.
+    async fn answers_parked(&self, _within: Duration) -> bool {
+        true
+    }
+
     /// Its process id on this host, for display; `None` if it has no process of its own.
     fn process_id(&self) -> Option<u32>;
 

@@ -41,6 +41,27 @@ fn dead_parked_machine_is_not_granted() {
     until("the daemon's notice", || host.pool("idle") == 0 || !host.parked().is_empty());
 }
 
+/// Another pool asked only whether a machine's process was there: one that hung was handed out.
+#[test]
+fn hung_parked_machine_is_not_granted() {
+    let host = Machines::configured(User::Own, &format!("{POOL}maintenance_interval = \"1s\"\n"));
+    let stop = |pid: u32| kill(Pid::from_raw(pid.cast_signed()), Signal::SIGSTOP).expect("it runs");
+    let hung = host.warm_up();
+    stop(hung);
+    // The pool asks, and replaces it.
+    until("the machine's end", || !Host::is_alive(hung));
+    assert_ne!(host.await_restored(), hung);
+    drop(host);
+    // A kernel comes first.
+    let host = Machines::configured(User::Own, POOL);
+    let hung = host.warm_up();
+    host.ok(&NEW_LAB);
+    stop(hung);
+    assert_eq!(host.run("lab", "print(1)"), "1", "{}", host.log());
+    until("the machine's end", || !Host::is_alive(hung));
+    assert!(host.log().contains("the monitor of a stopped machine does not answer"), "{}", host.log());
+}
+
 /// Another pool kept a machine whose reset had failed, for the next kernel.
 #[test]
 fn machine_with_failed_bind_is_ended() {

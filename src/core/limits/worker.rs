@@ -168,6 +168,8 @@ pub const VM_MONITOR_MEMORY_BYTES: u64 = 2 << 30;
 pub const VM_MONITOR_THREADS: u32 = 512;
 /// Templates of virtual machines that a host keeps.
 pub const VM_TEMPLATES: usize = 12;
+/// Time for the monitor of a stopped machine to continue it for its kernel; then another worker is started.
+pub const VM_PARKED_ANSWER: Duration = Duration::from_secs(3);
 /// Users of an image that an error names.
 pub const NAMED_USERS: usize = 8;
 /// Shapes of machines whose templates an image must have before it becomes current.

@@ -424,6 +424,11 @@ impl WorkerHandle for MachineHandle {
         *self.watched.is_parked.borrow()
     }
 
+    async fn answers_parked(&self, within: Duration) -> bool {
+        let asked = async { Monitor::connect(&self.about.sockets).await?.is_stopped().await };
+        matches!(tokio::time::timeout(within, asked).await, Ok(Ok(_)))
+    }
+
     async fn bind_sources(
         &self,
         _: &WorkerLink,
@@ -437,7 +442,10 @@ impl WorkerHandle for MachineHandle {
             return Err(no_mounts());
         }
         if self.watched.is_parked.send_replace(false) {
-            Monitor::connect(&self.about.sockets).await?.resume().await?;
+            // Another worker starts sooner than one that hangs.
+            let continued = async { Monitor::connect(&self.about.sockets).await?.resume().await };
+            let late = |_| Err(Error::unavailable("the monitor of a stopped machine does not answer"));
+            tokio::time::timeout(limits::VM_PARKED_ANSWER, continued).await.unwrap_or_else(late)?;
         }
         let (slot, folder) = (self.watched.machine(), home.map(Folder::of));
         let dir = folder.as_ref().unwrap_or(&slot.folder).dir.clone();

@@ -132,14 +132,14 @@ impl WarmWorker {
         self.is_alive.get()
     }
 
-    /// Whether the worker answers in time. A stopped one is not asked: it is watched for its end only.
+    /// Whether the worker answers in time; of a stopped one, what it runs in.
     pub(crate) fn answers(&self) -> impl Future<Output = bool> + 'static {
-        let is_parked = self.worker.handle().is_parked();
-        let asked = (!is_parked).then(|| self.link.answers_within(limits::POOL_HEALTH_CHECK));
+        let handle = Rc::clone(self.worker.handle());
+        let asked = (!handle.is_parked()).then(|| self.link.answers_within(limits::POOL_HEALTH_CHECK));
         async move {
             match asked {
                 Some(answers) => answers.await,
-                None => true,
+                None => handle.answers_parked(limits::POOL_HEALTH_CHECK).await,
             }
         }
     }
