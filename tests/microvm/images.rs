@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -132,6 +133,53 @@ fn rotated_image_serves_next_start() {
     }
 }
 
+/// The cache of the tests' images.
+fn cache() -> PathBuf {
+    let home = |name| std::env::var_os(name).map(PathBuf::from);
+    home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")?.join(".cache"))).expect("a home")
+}
+
+#[test]
+fn rebuilt_image_is_identical() {
+    let (first, folder) = (image(), tempfile::tempdir().expect("a folder"));
+    let own = |name: &str| {
+        let path = folder.path().join(name);
+        fs::create_dir(&path).expect("a folder");
+        path
+    };
+    let (home, other, out) = (own("home"), own("cache"), own("out"));
+    // The same packages, and nothing that was made of them.
+    for entry in fs::read_dir(cache().join("ryokan")).expect("a cache").flatten() {
+        let to = other.join("ryokan").join(entry.file_name());
+        fs::create_dir_all(&to).expect("a folder");
+        for part in ["archives", "lists", "updated"] {
+            let copied = Command::new("cp").arg("-a").arg(entry.path().join(part)).arg(&to).status();
+            assert!(copied.expect("it runs").success(), "{part}");
+        }
+    }
+    let build = |command: &mut Command| {
+        command.env("HOME", &home).env("XDG_CACHE_HOME", &other).env("TZ", "Asia/Tokyo").env("PYTHONHASHSEED", "7");
+        let built = command.output().expect("it runs");
+        let said = String::from_utf8_lossy(&built.stderr).into_owned();
+        assert!(built.status.success(), "{said}");
+        let path = PathBuf::from(String::from_utf8(built.stdout).expect("a path").trim());
+        (path.file_name().expect("a name").to_string_lossy().into_owned(), said)
+    };
+    // By a relative name, from its own folder, by a user with other habits.
+    let (scripts, worker) =
+        (Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts"), env!("CARGO_BIN_EXE_ryokan-worker"));
+    let script = "umask 077; exec ./build-image --worker \"$0\" --out \"$1\"";
+    let (version, said) = build(Command::new("sh").args(["-c", script, worker]).arg(&out).current_dir(&scripts));
+    assert!(said.contains("fetching packages"), "everything is made anew: {said}");
+    assert_eq!(version, first, "the same input gives the same image");
+    // A killed build left this. Another call finds the base, by its recipe.
+    fs::create_dir(out.join(".new-4194305")).expect("a folder");
+    let absolute = scripts.join("build-image");
+    let (again, said) = build(Command::new(absolute).args(["--worker", worker, "--out"]).arg(&out));
+    assert!(!said.contains("fetching packages") && again == first, "{said}");
+    assert!(!out.join(".new-4194305").exists(), "what was left is removed");
+}
+
 #[test]
 fn memory_checkpoint_keeps_image() {
     let (mut host, first) = Machines::with_own_images(User::Own);
@@ -156,7 +204,7 @@ fn memory_checkpoint_keeps_image() {
 fn describe_anew(image: &Path, name: &str) {
     let file = image.join("image.json");
     let mut about: Value = serde_json::from_slice(&fs::read(&file).expect("it is there")).expect("JSON");
-    let summed = std::process::Command::new("sha256sum").arg(image.join(name)).output().expect("it runs");
+    let summed = Command::new("sha256sum").arg(image.join(name)).output().expect("it runs");
     let digest = String::from_utf8(summed.stdout).expect("text").split(' ').next().expect("a digest").to_owned();
     about["files"][name]["sha256"] = digest.into();
     fs::write(file, about.to_string()).expect("written");
@@ -207,10 +255,7 @@ fn command_builds_image() {
     assert!(host.ok(&["images"]).contains("no image"));
     let mut command = host.command("ryokan");
     command.args(["--no-autostart", "images", "build", "--worker", env!("CARGO_BIN_EXE_ryokan-worker")]);
-    // The cache of the tests' images.
-    let home = |name| std::env::var_os(name).map(PathBuf::from);
-    let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")?.join(".cache"))).expect("a home");
-    let built = command.env("XDG_CACHE_HOME", cache).output().expect("it runs");
+    let built = command.env("XDG_CACHE_HOME", cache()).output().expect("it runs");
     assert!(built.status.success(), "{built:?}");
     let built = String::from_utf8_lossy(&built.stdout).into_owned();
     assert!(built.contains(&first), "the same input gives the same image: {built}");
