@@ -248,6 +248,9 @@ async fn move_step(n: usize, h: &CatalogHandle, state: &StateHandle) -> Result<b
             let names = (String::from("one"), String::from("renamed"));
             h.rename_kernel(FIRST, kernel(FIRST, "renamed").spec, names, notes("kernel_renamed")).await.map(drop)?;
         }
+        64 => h.name_handover(HandoverId::from_bytes([1; 16]), r#"{"host":1}"#.into()).await?,
+        65 => h.rewrite_handovers().await?,
+        66 => state.rewrite_transition().await?,
         _ => return Ok(false),
     }
     Ok(true)

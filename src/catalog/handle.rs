@@ -176,6 +176,15 @@ impl CatalogHandle {
         self.queue.run_small(Target::Host, label, work)
     }
 
+    /// Writes to the host's own database anew: see [`Db::write_anew`].
+    pub(super) fn write_anew(
+        &self,
+        label: &'static str,
+        work: impl FnOnce(&Db) -> Result<()> + Send + 'static,
+    ) -> Pending<()> {
+        self.queue.manage(move |databases| databases.db(Target::Host)?.write_anew(label, work))
+    }
+
     fn state_queue(&self, kernel: KernelId) -> &Queue {
         let id = kernel.as_bytes();
         &self.states[usize::from(id[15]) % self.states.len()]

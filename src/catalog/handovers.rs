@@ -39,6 +39,20 @@ impl CatalogHandle {
         self.write("catalog.handover.put", move |db| put(db, &handover))
     }
 
+    /// Replaces the record of a handover, once its target is known.
+    ///
+    /// # Errors
+    /// `NotFound`; database errors.
+    pub fn name_handover(&self, id: HandoverId, record: String) -> Pending<()> {
+        self.write("catalog.handover.name", move |db| {
+            let changed = db.sql("name handover", |c| {
+                c.prepare_cached("UPDATE handovers SET record = ? WHERE id = ?")?
+                    .execute(params![record, id.as_bytes()])
+            })?;
+            kernels::found(changed, || format!("handover {id}"))
+        })
+    }
+
     /// Deletes the record of a handover that has ended.
     ///
     /// # Errors
@@ -47,6 +61,20 @@ impl CatalogHandle {
         self.write("catalog.handover.forget", move |db| {
             db.sql("forget handover", |c| {
                 c.prepare_cached("DELETE FROM handovers WHERE id = ?")?.execute([id.as_bytes()]).map(drop)
+            })
+        })
+    }
+
+    /// Writes the records of all handovers and of their kernels anew: they are on the device when this returns, whatever
+    /// an earlier sync has lost.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub fn rewrite_handovers(&self) -> Pending<()> {
+        self.write_anew("catalog.decision.rewrite", |db| {
+            db.sql("rewrite handovers", |c| {
+                c.execute("UPDATE handovers SET live = live", [])?;
+                c.execute("UPDATE kernels SET epoch = epoch WHERE id IN (SELECT kernel FROM handovers)", []).map(drop)
             })
         })
     }

@@ -8,6 +8,7 @@ use crate::core::freeze::{Member, Target};
 use crate::core::handover::Side;
 use crate::core::ids::{CheckpointId, Digest, GroupId, HandoverId, KernelId};
 use crate::core::info::JournalView;
+use crate::core::kernel::transition::{Record, Transition};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
 use crate::core::workflow::{Change, Outcome, Request, WorkflowPart};
@@ -294,5 +295,44 @@ fn members_do_not_move() {
         handle.forget_handover(HandoverId::from_bytes([4; 16])).await.expect("removed");
         assert!(is_conflict(handle.put_handover(handover(Side::Out, false)).await));
         assert_eq!(handle.handovers().await.expect("readable"), []);
+    });
+}
+
+/// What is written anew is in the database's own file, which was synced: a WAL that lost a write is not needed.
+#[test]
+fn rewritten_decisions_need_no_wal() {
+    let (dir, copied) = (crate::sys::fault::tests::crash_dir(), crate::sys::fault::tests::crash_dir());
+    let catalog = Catalog::open(&config(dir.path())).expect("opened");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a run time");
+    let copy = |name: &str| std::fs::copy(dir.path().join(name), copied.path().join(name)).map(drop);
+    let (record, transition) =
+        (String::from("{}"), Transition::Archive { checkpoint: CheckpointId::from_bytes([1; 16]) });
+    let handover = HandoverRow {
+        id: HandoverId::from_bytes([4; 16]),
+        side: Side::Out,
+        kernel: ID,
+        uid: 1000,
+        live: false,
+        record,
+        at_ms: 1,
+    };
+    let state_db = format!("kernels/{ID}/state.db");
+    runtime.block_on(async {
+        let (handle, state) = (catalog.handle(), catalog.handle().state(ID));
+        handle.create_kernel_files(ID).await.expect("made");
+        handle.insert_kernel(kernel(ID, "k"), None, Notes::default()).await.expect("known");
+        handle.put_handover(handover.clone()).await.expect("recorded");
+        state.begin_transition(Record::open(transition, "me".into(), 7)).await.expect("recorded");
+        handle.rewrite_handovers().await.expect("written");
+        state.rewrite_transition().await.expect("written");
+    });
+    std::fs::create_dir_all(copied.path().join(&state_db).parent().expect("a folder")).expect("made");
+    copy("catalog.db").and_then(|()| copy(&state_db)).expect("copied");
+    drop(catalog);
+    let alone = Catalog::open(&config(copied.path())).expect("opened");
+    runtime.block_on(async {
+        assert_eq!(alone.handle().handovers().await.expect("readable"), [handover]);
+        let found = alone.handle().state(ID).transition().await.expect("readable");
+        assert_eq!(found.map(|record| record.transition), Some(transition));
     });
 }

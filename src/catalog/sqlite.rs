@@ -443,6 +443,18 @@ impl Db {
         let _ = self.sql("checkpoint", |c| c.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
     }
 
+    /// Runs `work` in a transaction and checkpoints the WAL, which writes every page since the last checkpoint to the
+    /// database again and syncs it.
+    ///
+    /// # Errors
+    /// As [`Self::transaction`], and a failed checkpoint: the next one begins where the last successful one ended.
+    pub(super) fn write_anew(&self, label: &'static str, work: impl FnOnce(&Db) -> Result<()>) -> Result<()> {
+        self.transaction(label, work)?;
+        let is_busy: bool =
+            self.sql("checkpoint", |c| c.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0)))?;
+        if is_busy { Err(CatalogError::Busy) } else { Ok(()) }
+    }
+
     /// Checkpoints the WAL and closes the database.
     ///
     /// # Errors

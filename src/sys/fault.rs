@@ -2,7 +2,8 @@
 //! process or make the operation fail.
 //!
 //! In builds with `debug_assertions` the environment variable [`VARIABLE`], `label[:n]=kill|eio|enospc|emfile|hold`, arms one point
-//! for its n-th pass (default 1). `hold` blocks while the file named by [`HOLD`] exists. In release builds a point is nothing at all.
+//! for its n-th pass (default 1); several are separated by commas. `hold` blocks while the file named by [`HOLD`] exists. In
+//! release builds a point is nothing at all.
 
 use std::io;
 
@@ -62,6 +63,7 @@ pub const LABELS: &[Label] = &[
     label("catalog.audit.append", Steps::Commit, "adds lines to the audit log"),
     label("catalog.data.dir", Steps::Dir, "makes the directory of all kernels"),
     label("catalog.database.create", Steps::One, "names a new, empty database"),
+    label("catalog.decision.rewrite", Steps::Commit, "writes the records of moves anew, after a failed sync"),
     label("catalog.events.append", Steps::Commit, "adds events and drops the oldest"),
     label("catalog.freeze.remove", Steps::Commit, "removes a freeze of a group"),
     label("catalog.freeze.seal", Steps::Commit, "makes a freeze of a group visible"),
@@ -80,6 +82,7 @@ pub const LABELS: &[Label] = &[
     label("catalog.group.set", Steps::Commit, "sets what a failed freeze of a group does"),
     label("catalog.handover.activate", Steps::Commit, "activates a received kernel"),
     label("catalog.handover.forget", Steps::Commit, "forgets a handover that has ended"),
+    label("catalog.handover.name", Steps::Commit, "records the target of a handover"),
     label("catalog.handover.put", Steps::Commit, "records a handover"),
     label("catalog.host.first", Steps::Commit, "creates the host's identity"),
     label("catalog.host.key", Steps::Commit, "records a key of this host"),
@@ -172,6 +175,7 @@ pub const LABELS: &[Label] = &[
     label("state.checkpoints.remove", Steps::Commit, "removes a checkpoint on request"),
     label("state.checkpoints.withdraw", Steps::Commit, "removes a checkpoint of a freeze that failed"),
     label("state.consent.add", Steps::Commit, "records a consent"),
+    label("state.decision.rewrite", Steps::Commit, "writes the record of a move anew, after a failed sync"),
     label("state.exec.begin", Steps::Commit, "records an execution before it starts"),
     label("state.exec.end", Steps::Commit, "closes an execution"),
     label("state.history.begin", Steps::Commit, "ends the import of a moved kernel's history"),
@@ -280,7 +284,7 @@ mod armed {
         Hold,
     }
 
-    /// Exactly one point is armed.
+    /// An armed point.
     #[derive(Debug)]
     pub struct Fault {
         point: String,
@@ -339,20 +343,21 @@ mod armed {
         }
     }
 
-    fn of_environment() -> Option<&'static Fault> {
-        static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
+    fn of_environment() -> &'static [Fault] {
+        static FAULTS: OnceLock<Vec<Fault>> = OnceLock::new();
         let read = || {
-            let text = std::env::var(VARIABLE).ok()?;
+            let text = std::env::var(VARIABLE).unwrap_or_default();
+            let faults = text.split(',').filter(|text| !text.is_empty());
             // A misspelt fault that silently arms nothing would let a crash test pass.
-            Some(text.parse().unwrap_or_else(|bad: BadFault| panic!("{VARIABLE}: {bad}")))
+            faults.map(|fault| fault.parse().unwrap_or_else(|bad: BadFault| panic!("{VARIABLE}: {bad}"))).collect()
         };
-        FAULT.get_or_init(read).as_ref()
+        FAULTS.get_or_init(read)
     }
 
     pub(super) fn pass(label: &'static str, suffix: &'static str) -> io::Result<()> {
         #[cfg(test)]
         super::tests::pass_here(|fault| fault.pass(label, suffix))?;
-        of_environment().map_or(Ok(()), |fault| fault.pass(label, suffix))
+        of_environment().iter().try_for_each(|fault| fault.pass(label, suffix))
     }
 }
 

@@ -222,8 +222,16 @@ pub fn exchange_durable(one: &Path, other: &Path, label: &'static str) -> Result
 /// # Errors
 /// The operating system's errors.
 pub fn sync_file_system(dir: &Path, label: &'static str) -> io::Result<()> {
+    sync_file_system_of(&File::open(dir)?, label)
+}
+
+/// As [`sync_file_system`], with an open directory: reports every failed write since it was opened, once.
+///
+/// # Errors
+/// The operating system's errors.
+pub fn sync_file_system_of(dir: &File, label: &'static str) -> io::Result<()> {
     fault::point(label)?;
-    Ok(nix::unistd::syncfs(std::fs::File::open(dir)?)?)
+    Ok(nix::unistd::syncfs(dir)?)
 }
 
 /// Removes a file; succeeds if it does not exist.

@@ -7,12 +7,14 @@ use crate::support::until;
 
 /// Steps that make part of a move durable, on either side.
 const FAMILIES: &[&str] = &[
+    "catalog.decision.",
     "catalog.handover.",
     "handover.data.",
     "catalog.kernel.update",
     "kernel.files.",
     "kernel.engine.recreate",
     "state.checkpoints.add",
+    "state.decision.",
     "state.history.",
     "state.transition.",
     "store.pack.sync",
@@ -88,7 +90,13 @@ fn killed_at_each_step(of_source: bool) -> Vec<&'static str> {
 #[test]
 fn source_killed_at_each_step() {
     let killed = killed_at_each_step(true);
-    for label in ["catalog.handover.put", "state.transition.begin", "state.transition.commit", "kernel.files.clear"] {
+    for label in [
+        "catalog.handover.put",
+        "state.decision.rewrite",
+        "state.transition.begin",
+        "state.transition.commit",
+        "kernel.files.clear",
+    ] {
         assert!(killed.contains(&label), "{label} was not reached: {killed:?}");
     }
 }
@@ -97,6 +105,7 @@ fn source_killed_at_each_step() {
 fn target_killed_at_each_step() {
     let killed = killed_at_each_step(false);
     for label in [
+        "catalog.decision.rewrite",
         "catalog.handover.put",
         "catalog.handover.activate",
         "kernel.files.adopt",

@@ -2,6 +2,7 @@
 
 mod architectures;
 mod crash_safety;
+mod decisions;
 mod failures;
 mod hostile;
 mod hostile_fuzz;

@@ -65,6 +65,12 @@ impl StateHandle {
         self.queue.run(Target::Kernel(self.kernel), Some(label), work)
     }
 
+    /// Writes anew: see [`Db::write_anew`].
+    fn write_anew(&self, label: &'static str, work: impl FnOnce(&Db) -> Result<()> + Send + 'static) -> Pending<()> {
+        let target = Target::Kernel(self.kernel);
+        self.queue.manage(move |databases| databases.db(target)?.write_anew(label, work))
+    }
+
     /// A write of about `bytes`: the caller may do a small one.
     fn write_sized<T: Send + 'static>(
         &self,

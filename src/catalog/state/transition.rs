@@ -54,6 +54,16 @@ impl StateHandle {
         self.write("state.transition.abort", move |db| decide(db, Decision::Aborted))
     }
 
+    /// Writes the record anew: it is on the device when this returns, whatever an earlier sync has lost.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn rewrite_transition(&self) -> Pending<()> {
+        self.write_anew("state.decision.rewrite", |db| {
+            db.sql("rewrite transition", |c| c.execute("UPDATE transition SET record = record", []).map(drop))
+        })
+    }
+
     /// Deletes the record: nothing is left to recover.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 
 pub mod actor;
 pub mod audit;
+pub(crate) mod data_sync;
 pub mod environment;
 pub mod events;
 pub(crate) mod metrics;
@@ -74,6 +75,7 @@ pub struct Host {
     /// Folders without a git repository, by content.
     pub(crate) barren: std::sync::Arc<std::sync::Mutex<crate::workspace::Barren>>,
     pub(crate) prepared: PreparedCopies,
+    pub(crate) data_sync: std::sync::Arc<data_sync::DataSync>,
     pub(crate) auditing: Auditing,
     /// State of the upkeep.
     pub upkeep: Upkeep,
@@ -87,17 +89,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// Makes everything written so far survive a loss of power: another host acts on it, or it precedes a deletion.
-    ///
-    /// # Errors
-    /// `unavailable` if the file system cannot be synced.
-    pub(crate) async fn sync_data(&self) -> Result<()> {
-        let data = self.environment.data.clone();
-        let sync = move || crate::sys::fs::sync_file_system(&data, "handover.data.sync");
-        let synced = tokio::task::spawn_blocking(sync).await.map_err(|error| Error::internal(error.to_string()))?;
-        synced.map_err(|error| Error::unavailable(format!("the data could not be synced: {error}")))
-    }
-
     pub(crate) fn new(
         config: Config,
         environment: Environment,
@@ -108,6 +99,7 @@ impl Host {
     ) -> Rc<Self> {
         let reserve = Reserve::new(environment.data.join("reserve"));
         let prepared = PreparedCopies::new(environment.data.join("prepared"));
+        let data_sync = data_sync::DataSync::new(&environment.data);
         let kernels = catalog.kernel_files(KernelId::from_bytes([0; 16])).dir;
         let files = crate::workspace::abilities(kernels.parent().unwrap_or(&kernels));
         Rc::new(Host {
@@ -128,6 +120,7 @@ impl Host {
             parked: RefCell::default(),
             barren: std::sync::Arc::default(),
             prepared,
+            data_sync,
             auditing: Auditing::default(),
             upkeep: Upkeep::default(),
             stopping: Cell::new(false),

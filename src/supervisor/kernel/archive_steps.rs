@@ -26,7 +26,8 @@ pub(crate) fn life_after(life: &Life, record: &Record, now_ms: i64) -> Life {
 
 /// Performs the remaining steps of such a transition. Idempotent.
 ///
-/// Calls `enter` at the start of each step and `save` to write the lifecycle state after it ([`life_after`]).
+/// Calls `enter` at the start of each step and `save` to write the lifecycle state after it ([`life_after`]). `again`: an
+/// earlier attempt or daemon made the decision.
 ///
 /// # Errors
 /// Catalog errors and errors of file removal.
@@ -36,6 +37,7 @@ pub(crate) async fn carry_out(
     record: &Record,
     mut enter: impl FnMut(Step) -> Result<()>,
     save: impl AsyncFnMut() -> Result<()>,
+    again: bool,
 ) -> Result<()> {
     match (record.transition, record.recovery()) {
         (Transition::Archive { .. } | Transition::HandoverOut { .. }, Recovery::Finish) => {
@@ -44,7 +46,10 @@ pub(crate) async fn carry_out(
             enter(Step::Cleanup)?;
             if let Transition::HandoverOut { .. } = record.transition {
                 // A loss of power that takes the decision back must find the files.
-                host.sync_data().await?;
+                match again {
+                    true => host.sync_decision_again(Some(records.kernel())).await?,
+                    false => host.sync_decision(Some(records.kernel())).await?,
+                }
             }
             Ok(host.catalog.clear_kernel_files(records.kernel()).await?)
         }

@@ -245,7 +245,7 @@ impl Supervisor {
     ) -> Result<()> {
         let host = self.host();
         let save = async || records.save_life(state, row.last_used_at_ms).await;
-        archive_steps::carry_out(host, records, transition, |_| Ok(()), save).await?;
+        archive_steps::carry_out(host, records, transition, |_| Ok(()), save, true).await?;
         host.making_room(async || records.clear_transition().await).await
     }
 

@@ -126,6 +126,15 @@ impl<T: Clone + Default> Versions<T> {
         self.0.push(next);
     }
 
+    /// Keeps the first state and the last.
+    fn keep_ends(&mut self) {
+        let last = self.0.len() - 1;
+        if last > 1 {
+            self.0.swap(1, last);
+            self.0.truncate(2);
+        }
+    }
+
     fn keep(&mut self, at: usize) {
         let kept = self.0.swap_remove(at);
         self.0 = vec![kept];
@@ -133,17 +142,31 @@ impl<T: Clone + Default> Versions<T> {
 }
 
 /// A host's disk. Catalog, contents of files, and directories reach the device independently of each other.
+///
+/// What a failed sync has not written is taken for written: programs still see it, and no further sync writes it, nor what
+/// follows it in the same WAL. Changes of directories are the file system's own, which writes them again.
 #[derive(Debug, Clone)]
 pub struct Disk {
     catalog: Versions<Catalog>,
     contents: Versions<BTreeMap<u32, Content>>,
     directories: Versions<BTreeMap<Name, Directory>>,
     last_content: u32,
+    /// Whether a failed sync has lost a part of the catalog.
+    lost_catalog: bool,
+    /// The contents of which a failed sync has lost a part.
+    lost_contents: BTreeSet<u32>,
 }
 
 impl Disk {
     pub fn new() -> Disk {
-        Disk { catalog: Versions::new(), contents: Versions::new(), directories: Versions::new(), last_content: 0 }
+        Disk {
+            catalog: Versions::new(),
+            contents: Versions::new(),
+            directories: Versions::new(),
+            last_content: 0,
+            lost_catalog: false,
+            lost_contents: BTreeSet::new(),
+        }
     }
 
     pub fn catalog(&self) -> &Catalog {
@@ -154,15 +177,58 @@ impl Disk {
         self.catalog.change(change);
     }
 
-    /// Makes everything durable.
+    /// Makes everything durable that no earlier sync has lost.
     pub fn sync(&mut self) {
-        self.catalog.keep(self.catalog.0.len() - 1);
-        self.contents.keep(self.contents.0.len() - 1);
+        match self.lost_catalog {
+            true => self.catalog.keep_ends(),
+            false => self.catalog.keep(self.catalog.0.len() - 1),
+        }
+        if self.lost_contents.is_empty() {
+            self.contents.keep(self.contents.0.len() - 1);
+        } else {
+            self.contents.keep_ends();
+            let (mut left, now) = (self.contents.0[0].clone(), self.contents.now().clone());
+            left.retain(|content, _| self.lost_contents.contains(content));
+            let written = now.iter().filter(|(content, _)| !self.lost_contents.contains(content));
+            left.extend(written.map(|(content, value)| (*content, *value)));
+            self.contents.0[0] = left;
+        }
         self.directories.keep(self.directories.0.len() - 1);
+    }
+
+    /// A sync fails: what was not durable counts as written.
+    pub fn fail_sync(&mut self) {
+        self.lost_catalog |= self.catalog.0.len() > 1;
+        let now = self.contents.now();
+        let changed = |content: &u32| self.contents.0.iter().any(|then| then.get(content) != now.get(content));
+        self.lost_contents.extend(now.keys().filter(|content| changed(content)));
+    }
+
+    /// Writes the catalog, and the record of a kernel, anew: the next sync makes them durable.
+    pub fn write_anew(&mut self, kernel: Option<Kernel>) {
+        self.lost_catalog = false;
+        if let Some(directory) = kernel.and_then(|kernel| self.directories.now().get(&Name::Kernel(kernel))) {
+            self.lost_contents.remove(&directory.content);
+        }
+    }
+
+    /// Makes everything durable, with syncs of its own.
+    pub fn sync_whole(&mut self) {
+        self.lost_catalog = false;
+        self.lost_contents.clear();
+        self.sync();
+    }
+
+    /// Whether a part of a kernel's content is lost.
+    pub fn has_lost(&self, kernel: Kernel) -> bool {
+        let directory = self.directories.now().get(&Name::Kernel(kernel));
+        directory.is_some_and(|directory| self.lost_contents.contains(&directory.content))
     }
 
     /// Leaves of each part any state since the last sync.
     pub fn lose_power(&mut self, mut any: impl FnMut(usize) -> usize) {
+        self.lost_catalog = false;
+        self.lost_contents.clear();
         self.catalog.keep(any(self.catalog.0.len()));
         self.contents.keep(any(self.contents.0.len()));
         self.directories.keep(any(self.directories.0.len()));

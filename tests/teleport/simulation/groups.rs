@@ -282,7 +282,7 @@ impl Host {
             Action::Intent => {
                 let intent = Intent::Restore { members: members.to_vec(), safety: safety.clone(), reached: 0 };
                 self.disk.change_catalog(|catalog| catalog.intent = Some(intent));
-                self.disk.sync();
+                self.disk.sync_whole();
             }
             Action::Switch(at) => {
                 let late = self.mistake == Mistake::ReachedLate;
@@ -299,7 +299,7 @@ impl Host {
             Action::Revert(at) => return self.put(members[at], *safety.get(at)?, is_half),
             Action::Commit | Action::Clear => {
                 // The members are durable before the intent goes.
-                self.disk.sync();
+                self.disk.sync_whole();
                 self.disk.change_catalog(|catalog| catalog.intent = None);
             }
             Action::Validate(_) | Action::Gate | Action::Prepare(_) | Action::Discard(_) | Action::End => {}
@@ -313,7 +313,7 @@ impl Host {
                 *reached = count;
             }
         });
-        self.disk.sync();
+        self.disk.sync_whole();
     }
 
     /// Replaces files first, then engine state.

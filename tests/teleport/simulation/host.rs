@@ -120,6 +120,8 @@ pub struct Host {
     pub operation: Option<Operation>,
     /// Work that an earlier connection carried: only a mistaken source relies on it.
     pub(super) remembered: BTreeMap<(Kernel, usize), u64>,
+    /// Syncs that failed since the daemon's start.
+    pub failed_syncs: u64,
     pub mistake: Mistake,
 }
 
@@ -138,6 +140,7 @@ impl Host {
             workers: Workers::new(0),
             operation: None,
             remembered: BTreeMap::new(),
+            failed_syncs: 0,
             mistake,
         }
     }
@@ -189,17 +192,42 @@ impl Host {
         self.frozen.clear();
         self.kernels.clear();
         self.operation = None;
+        self.failed_syncs = 0;
         self.workers.forget();
+    }
+
+    /// Makes decisions durable, `kernel`'s record among them; `again`: an earlier attempt or daemon made them. Returns
+    /// whether it succeeded.
+    pub(super) fn sync(&mut self, kernel: Option<Kernel>, again: bool, io: Io) -> bool {
+        if again || self.failed_syncs > 0 {
+            if !io.writes {
+                return false;
+            }
+            if self.mistake != Mistake::SyncIsRepeated {
+                self.disk.write_anew(kernel);
+            }
+        }
+        if io.syncs {
+            self.disk.sync();
+        } else {
+            self.fail_sync();
+        }
+        io.syncs
+    }
+
+    pub(super) fn fail_sync(&mut self) {
+        self.disk.fail_sync();
+        self.failed_syncs += 1;
     }
 
     /// Recovery at the start of a daemon.
     pub fn start(&mut self, now_ms: u64) {
         self.is_up = true;
-        if self.mistake != Mistake::StartAdoptsBeforeSync {
-            // An activation that is not durable yet must not lose its directory to the next start.
-            self.disk.sync();
-        }
         let rows = self.disk.catalog().rows.clone();
+        if !rows.is_empty() && self.mistake != Mistake::StartAdoptsBeforeSync {
+            // An activation that is not durable yet must not lose its directory to the next start.
+            self.sync(None, true, Io { syncs: true, writes: true });
+        }
         for (handover, row) in &rows {
             if let Row::In { kernel, live: true, .. } = row {
                 self.disk.adopt(*handover, *kernel);

@@ -16,9 +16,10 @@ enum In {
         work: u64,
         image: Image,
     },
-    /// A failure refuses what arrived.
+    /// Files, then the record. A failure refuses what arrived.
     SyncPrepared {
         handover: Handover,
+        is_record: bool,
     },
     Record {
         handover: Handover,
@@ -28,7 +29,10 @@ enum In {
     Activate {
         handover: Handover,
     },
-    Sync,
+    /// `again`: an earlier attempt or daemon made the decision.
+    Sync {
+        again: bool,
+    },
     Adopt {
         handover: Handover,
     },
@@ -45,6 +49,8 @@ pub struct Serving {
     offered: Option<(Handover, Kernel, u64)>,
     received: u64,
     is_aborted: bool,
+    /// Syncs that had failed when it began.
+    failed_syncs: u64,
 }
 
 impl Host {
@@ -87,6 +93,9 @@ impl Host {
                 match self.has_place(kernel, epoch) && !is_offered && serving.offered.is_none() {
                     true => {
                         serving.offered = Some((handover, kernel, epoch));
+                        serving.failed_syncs = self.failed_syncs;
+                        // No record of this move follows lost writes of an earlier daemon.
+                        self.disk.write_anew(None);
                         answer = Some(Message::Accept);
                     }
                     false => answer = Some(Message::Refused),
@@ -150,22 +159,26 @@ impl Host {
 
     /// Plans the small steps of an action of the target.
     fn plan_step(&self, serving: &mut Serving, action: TargetAction, handover: Handover, known: Option<(Kernel, u64)>) {
+        let is_prepared = matches!(self.disk.catalog().rows.get(&handover), Some(Row::In { live: false, .. }));
         let steps = match (action, known) {
             (TargetAction::RecordPrepared, Some((kernel, epoch))) => vec![
-                In::SyncPrepared { handover },
+                In::SyncPrepared { handover, is_record: false },
                 In::Record { handover, kernel, epoch },
-                In::SyncPrepared { handover },
+                In::SyncPrepared { handover, is_record: true },
             ],
             (TargetAction::SendPrepared, _) => vec![In::Send(Message::Prepared)],
-            (TargetAction::Activate, _) => match self.mistake {
-                Mistake::AdoptBeforeSync => vec![In::Activate { handover }, In::Adopt { handover }, In::Sync],
-                Mistake::LiveBeforeSync => vec![In::Activate { handover }, In::Adopt { handover }],
-                _ => vec![In::Activate { handover }, In::Sync, In::Adopt { handover }],
-            },
+            (TargetAction::Activate, _) => {
+                let sync = In::Sync { again: !is_prepared };
+                match self.mistake {
+                    Mistake::AdoptBeforeSync => vec![In::Activate { handover }, In::Adopt { handover }, sync],
+                    Mistake::LiveBeforeSync => vec![In::Activate { handover }, In::Adopt { handover }],
+                    _ => vec![In::Activate { handover }, sync, In::Adopt { handover }],
+                }
+            }
             (TargetAction::SendLive, _) => vec![In::Send(Message::Live)],
             (TargetAction::Discard, _) => match self.mistake {
                 Mistake::DiscardIsNotSynced => vec![In::Discard { handover }],
-                _ => vec![In::Discard { handover }, In::Sync],
+                _ => vec![In::Discard { handover }, In::Sync { again: !is_prepared }],
             },
             (TargetAction::SendAborted, _) => vec![In::Send(Message::Aborted)],
             (TargetAction::SendRefused, _) | (TargetAction::RecordPrepared, None) => vec![In::Send(Message::Refused)],
@@ -191,23 +204,38 @@ impl Host {
         match serving.to_do.pop_front() {
             // Only what is written fails; the rest of the steps goes on.
             Some(In::Fill { .. }) if !io.writes && self.mistake == Mistake::FullDiskIsIgnored => {}
-            Some(In::SyncPrepared { handover }) if !io.syncs => {
-                self.refuse_arrival(&mut serving, handover);
-                effects.sent.push((wire, false, Message::Refused));
+            Some(In::SyncPrepared { handover, is_record }) => {
+                let synced = match is_record {
+                    true => self.sync(None, false, io),
+                    // What was lost of the files is not written again.
+                    false if self.failed_syncs != serving.failed_syncs => false,
+                    false if io.syncs => {
+                        self.disk.sync();
+                        true
+                    }
+                    false => {
+                        self.fail_sync();
+                        false
+                    }
+                };
+                effects.synced = synced;
+                if !synced {
+                    self.refuse_arrival(&mut serving, handover);
+                    effects.sent.push((wire, false, Message::Refused));
+                }
             }
             Some(In::Fill { handover, .. } | In::Record { handover, .. }) if !io.writes => {
                 self.refuse_arrival(&mut serving, handover);
                 effects.sent.push((wire, false, Message::Refused));
             }
             Some(In::Fill { handover, work, image }) => self.disk.create(Name::Received(handover), work, image),
-            Some(In::Sync) if !io.syncs => {
-                // The connection ends: the source repeats its decision.
-                effects.closed.push(wire);
-                return effects;
-            }
-            Some(In::SyncPrepared { .. } | In::Sync) => {
-                self.disk.sync();
-                effects.synced = true;
+            Some(In::Sync { again }) => {
+                effects.synced = self.sync(None, again, io);
+                if !effects.synced {
+                    // The connection ends: the source repeats its decision.
+                    effects.closed.push(wire);
+                    return effects;
+                }
             }
             Some(In::Record { handover, kernel, epoch }) => self.disk.change_catalog(|catalog| {
                 catalog.rows.insert(handover, Row::In { kernel, epoch, live: false });

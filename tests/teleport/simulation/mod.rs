@@ -10,9 +10,10 @@
 //! workers.rs    workers and the pool         groups.rs     freezes and restores of a group
 //! ```
 //!
-//! Faults: ends of a daemon between any two small steps, losses of power, failed syncs, full disks, clocks that jump,
-//! lost, repeated, late and changed messages, partitions, and replays of moves of an old epoch. After every step each
-//! [`Rule`] holds; once faults end, everything comes to an end. Each [`Mistake`] breaks a driver and must be found.
+//! Faults: ends of a daemon between any two small steps, losses of power, failed syncs that lose what was not durable, full
+//! disks, clocks that jump, lost, repeated, late and changed messages, partitions, and replays of moves of an old epoch.
+//! After every step each [`Rule`] holds; once faults end, everything comes to an end. Each [`Mistake`] breaks a driver and
+//! must be found.
 //!
 //! `RYOKAN_SIM_SEED=N` replays one seed, `RYOKAN_SIM=N` runs N fresh seeds more.
 
@@ -39,6 +40,8 @@ pub enum Mistake {
     None,
     /// The source commits before its departure is durable.
     CommitBeforeSync,
+    /// After a failed sync, another one is taken to make durable what the failed one lost.
+    SyncIsRepeated,
     /// The source removes the kernel's files before its departure is durable.
     CleanupBeforeSync,
     /// The source's record may be lost while the target is prepared.
@@ -112,8 +115,9 @@ pub enum Mistake {
 }
 
 /// Each mistake, the rule that it breaks first, and a seed that finds it.
-const MISTAKES: [(Mistake, Rule, u64); 36] = [
+const MISTAKES: [(Mistake, Rule, u64); 37] = [
     (Mistake::CommitBeforeSync, Rule::OneLiveCopy, 2),
+    (Mistake::SyncIsRepeated, Rule::OneLiveCopy, 2),
     (Mistake::RecordIsNotSynced, Rule::Ends, 6),
     (Mistake::AnyDepartureCommits, Rule::OneLiveCopy, 53),
     (Mistake::TargetDecides, Rule::OneLiveCopy, 2),
@@ -125,21 +129,21 @@ const MISTAKES: [(Mistake, Rule, u64); 36] = [
     (Mistake::PreparedBeforeRecord, Rule::NoLostWork, 2),
     (Mistake::AdoptBeforeSync, Rule::NoLostWork, 71),
     (Mistake::StartAdoptsBeforeSync, Rule::NoLostWork, 9_399),
-    (Mistake::LiveBeforeSync, Rule::NoLostWork, 8),
+    (Mistake::LiveBeforeSync, Rule::NoLostWork, 42),
     (Mistake::NoDigests, Rule::NoLostWork, 24),
-    (Mistake::FullDiskIsIgnored, Rule::NoLostWork, 40),
+    (Mistake::FullDiskIsIgnored, Rule::NoLostWork, 17),
     (Mistake::DiscardIsNotSynced, Rule::Ends, 20),
-    (Mistake::AbortSparesSession, Rule::Ends, 230),
-    (Mistake::ReturnKeepsRow, Rule::Ends, 198),
+    (Mistake::AbortSparesSession, Rule::Ends, 891),
+    (Mistake::ReturnKeepsRow, Rule::Ends, 2_224),
     (Mistake::MoveIsNoTransition, Rule::NoLostWork, 5),
-    (Mistake::RecordAfterFiles, Rule::NoHalfRestore, 88),
+    (Mistake::RecordAfterFiles, Rule::NoHalfRestore, 56),
     (Mistake::RestoreIsForgotten, Rule::NoHalfRestore, 32),
     (Mistake::RestoreAdmitsWork, Rule::NoHalfRestore, 5),
     (Mistake::ReachedLate, Rule::NoHalfRestore, 35),
     (Mistake::CommitBeforeSwitch, Rule::NoHalfRestore, 86),
-    (Mistake::UnfinishedIsResumed, Rule::NoHalfRestore, 13),
+    (Mistake::UnfinishedIsResumed, Rule::NoHalfRestore, 65),
     (Mistake::SealBeforeStore, Rule::NoUnsealedFreeze, 1),
-    (Mistake::NoWithdrawal, Rule::NoUnsealedFreeze, 8),
+    (Mistake::NoWithdrawal, Rule::NoUnsealedFreeze, 1),
     (Mistake::FreezeAdmitsWork, Rule::NoUnsealedFreeze, 110),
     (Mistake::AnyWorkerIsAdopted, Rule::OneKernelAWorker, 2),
     (Mistake::OrphansStay, Rule::OneKernelAWorker, 1),
@@ -148,7 +152,7 @@ const MISTAKES: [(Mistake, Rule, u64); 36] = [
     (Mistake::SuspendIsNotRecorded, Rule::SuspendHolds, 1),
     (Mistake::SuspendedAdmitsWork, Rule::SuspendHolds, 1),
     (Mistake::MemberMoves, Rule::GroupStays, 1),
-    (Mistake::IdleByTimeOfDay, Rule::ClockHolds, 1),
+    (Mistake::IdleByTimeOfDay, Rule::ClockHolds, 89),
 ];
 
 /// Seeds of every run.

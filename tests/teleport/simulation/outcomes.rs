@@ -119,7 +119,9 @@ impl World {
 
     pub(super) fn note_durable(&mut self, at: usize) {
         for kernel in 0..KERNELS {
-            if let Some(copy) = self.hosts[at].view().own(kernel) {
+            if let Some(copy) = self.hosts[at].view().own(kernel)
+                && !self.hosts[at].disk.has_lost(kernel)
+            {
                 let durable = self.durable.entry(kernel).or_default();
                 *durable = (*durable).max(copy.content.work).min(self.acknowledged[&kernel]);
             }

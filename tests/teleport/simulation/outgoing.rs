@@ -21,6 +21,8 @@ enum Out {
     Seal,
     Decide,
     SyncDeparture,
+    /// That of an earlier daemon.
+    SyncDepartureAgain,
     Commit,
     Cleanup,
     Resume,
@@ -97,7 +99,7 @@ impl Host {
             let (machine, actions) = Source::restarted(departed);
             let mut to_do: VecDeque<Out> = actions.into_iter().flat_map(|action| steps(action, self.mistake)).collect();
             if departed {
-                to_do.extend([Out::SyncDeparture, Out::Cleanup]);
+                to_do.extend([Out::SyncDepartureAgain, Out::Cleanup]);
             }
             let moving = Outgoing { machine, to_do, kernel, to, epoch, wire: None, sent: 0, claim: None };
             self.moves.insert(handover, moving);
@@ -111,7 +113,12 @@ impl Host {
             // A step that depends on the connection fails; a decision does not.
             moving.wire = None;
             moving.to_do.retain(|step| match step {
-                Out::Decide | Out::SyncDeparture | Out::Cleanup | Out::Resume | Out::Forget => true,
+                Out::Decide
+                | Out::SyncDeparture
+                | Out::SyncDepartureAgain
+                | Out::Cleanup
+                | Out::Resume
+                | Out::Forget => true,
                 Out::Record | Out::Offer | Out::Copy | Out::SyncRecord | Out::Seal | Out::Commit | Out::Abort => false,
             });
         }
@@ -152,7 +159,9 @@ impl Host {
         };
         let kernel = moving.kernel;
         let is_lost = match step {
-            Out::SyncRecord | Out::SyncDeparture => !io.syncs,
+            // The record also follows what an earlier daemon wrote.
+            Out::SyncRecord | Out::SyncDepartureAgain => !self.sync(Some(kernel), true, io),
+            Out::SyncDeparture => !self.sync(Some(kernel), false, io),
             Out::Record | Out::Seal | Out::Decide => !io.writes,
             _ => false,
         };
@@ -180,10 +189,7 @@ impl Host {
                 }
                 send(Message::objects(work));
             }
-            Out::SyncRecord | Out::SyncDeparture => {
-                self.disk.sync();
-                effects.synced = true;
-            }
+            Out::SyncRecord | Out::SyncDeparture | Out::SyncDepartureAgain => effects.synced = true,
             Out::Seal => {
                 if self.mistake != Mistake::SealWithoutFreeze {
                     self.frozen.insert(kernel);
@@ -256,7 +262,7 @@ impl Host {
                 return;
             }
             // After the decision the sync is repeated with it.
-            Out::SyncDeparture => {
+            Out::SyncDeparture | Out::SyncDepartureAgain => {
                 moving.wire = None;
                 moving.to_do.clear();
                 self.moves.insert(handover, moving);
@@ -270,17 +276,17 @@ impl Host {
 
     /// Repeats an unacknowledged decision; `None` if it cannot be repeated now.
     pub fn repeats(&mut self, handover: Handover, io: Io) -> Option<Effects> {
-        let moving = self.moves.get_mut(&handover)?;
-        let is_decided = matches!(moving.machine, Source::Departed | Source::Aborting);
+        let moving = self.moves.get(&handover)?;
+        let (machine, kernel) = (moving.machine, moving.kernel);
+        let is_decided = matches!(machine, Source::Departed | Source::Aborting);
         if !is_decided || moving.wire.is_some() || !moving.to_do.is_empty() {
             return None;
         }
         let mut effects = Effects::default();
-        if moving.machine == Source::Departed && self.mistake != Mistake::CommitBeforeSync {
-            if !io.syncs {
+        if machine == Source::Departed && self.mistake != Mistake::CommitBeforeSync {
+            if !self.sync(Some(kernel), true, io) {
                 return None;
             }
-            self.disk.sync();
             effects.synced = true;
         }
         effects.connect.push(handover);

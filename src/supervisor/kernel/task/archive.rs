@@ -75,7 +75,7 @@ impl Task {
         let entry = NewEntry { kind, at_ms, actor: actor.to_string(), text, detail_json: String::new() };
         let version = version_after(transition.commit(entry).await?);
         if let Some(decided) = decided {
-            match self.host.sync_data().await {
+            match self.host.sync_decision(Some(self.kernel.id)).await {
                 Ok(()) => {
                     let _ = decided.send(());
                 }
@@ -84,7 +84,7 @@ impl Task {
         }
         let record = self.kernel.transitions.borrow().record().cloned();
         if let Some(record) = record
-            && let Err(error) = self.carry_out(transition, &record, version).await
+            && let Err(error) = self.carry_out(transition, &record, version, false).await
         {
             tracing::warn!(kernel = %self.kernel.spec().name, %error, "the rest of a transition is left to recovery");
             let detail = serde_json::json!({ "kind": record.transition.kind(), "error": error.message });
@@ -103,10 +103,17 @@ impl Task {
         }
         let Some((transition, record)) = ExclusiveTransition::recover(&self.kernel) else { return Ok(()) };
         let version = self.kernel.view.borrow().version;
-        self.carry_out(&transition, &record, version).await
+        self.carry_out(&transition, &record, version, true).await
     }
 
-    async fn carry_out(&mut self, transition: &ExclusiveTransition, record: &Record, version: u64) -> Result<()> {
+    /// Performs the steps after the decision; `again`: an earlier attempt or daemon made it.
+    async fn carry_out(
+        &mut self,
+        transition: &ExclusiveTransition,
+        record: &Record,
+        version: u64,
+        again: bool,
+    ) -> Result<()> {
         if record.transition.kind() == Kind::HandoverOut && record.decision == Decision::Committed {
             self.end_departed_worker().await;
         }
@@ -122,7 +129,8 @@ impl Task {
         let (life, records) = (self.life.clone(), &self.kernel.records);
         let state = StateRecord { life, version, executions, worker_spec: None };
         let save = async || records.save_life(&state, used).await;
-        archive_steps::carry_out(&self.host, records, record, |step| transition.enter(step), save).await?;
+        let enter = |step| transition.enter(step);
+        archive_steps::carry_out(&self.host, records, record, enter, save, again).await?;
         transition.clear(&self.host).await
     }
 }

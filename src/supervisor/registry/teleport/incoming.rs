@@ -65,6 +65,8 @@ pub(super) struct TargetSide {
     pub supervisor: Supervisor,
     pub actor: Actor,
     pub(super) preview: RefCell<Option<Preview>>,
+    /// Syncs that had failed when it began.
+    failed_syncs: u64,
 }
 
 /// A verified kernel, not yet on disk.
@@ -78,7 +80,8 @@ struct Verified {
 
 impl TargetSide {
     pub(super) fn new(supervisor: Supervisor, actor: Actor) -> TargetSide {
-        TargetSide { supervisor, actor, preview: RefCell::default() }
+        let failed_syncs = supervisor.host().failed_syncs();
+        TargetSide { supervisor, actor, preview: RefCell::default(), failed_syncs }
     }
 
     fn host(&self) -> &Rc<Host> {
@@ -315,7 +318,7 @@ impl TargetSide {
         let host = self.host();
         let Some(row) = self.row(id).await? else {
             return match known {
-                Some(known) if self.lives_here(known) => host.sync_data().await,
+                Some(known) if self.lives_here(known) => host.sync_decision_again(None).await,
                 _ => Err(Error::not_found(format!("handover {id} is unknown here"))),
             };
         };
@@ -342,7 +345,10 @@ impl TargetSide {
         }
         // Before the acknowledgement, after which the source forgets the move, and before the directory is renamed: a
         // start without this activation would remove it. An earlier attempt may have failed here.
-        host.sync_data().await?;
+        match row.live {
+            true => host.sync_decision_again(None).await?,
+            false => host.sync_decision(None).await?,
+        }
         let absent = match self.supervisor.get(row.kernel) {
             Some(_) => None,
             None => host.catalog.kernel(row.kernel).await?,
@@ -415,15 +421,18 @@ impl TargetSide {
             *session.lock().await = true;
         }
         let _turn = handovers.deciding.lock().await;
-        let Some(row) = self.row(id).await? else { return Ok(()) };
+        let host = self.host();
+        let Some(row) = self.row(id).await? else {
+            // An earlier attempt may have deleted it.
+            return host.sync_decision_again(None).await;
+        };
         if row.live {
             return Err(Error::conflict(format!("the kernel of handover {id} lives here")).reason("resolved"));
         }
         let incoming: Incoming = read(&row)?;
-        let host = self.host();
         host.making_room(async || Ok(host.catalog.forget_handover(id).await?)).await?;
         // The source forgets the move after the acknowledgement.
-        let synced = host.sync_data().await;
+        let synced = host.sync_decision(None).await;
         if !incoming.replaces {
             self.supervisor.registry().creating.borrow_mut().remove(&(row.uid, incoming.spec.name));
         }
@@ -467,6 +476,8 @@ impl TargetHost for TargetSide {
         drop(self.place(offer.kernel, offer.epoch, &offer.spec).await?);
         let (kind, why) = memory::kind_of(self.host(), self.actor.uid, offer).await?;
         let reuse = self.reuse().await?;
+        // No record of this move follows lost writes of an earlier daemon.
+        host.making_room(async || Ok(host.catalog.rewrite_handovers().await?)).await?;
         let handovers = &self.supervisor.registry().handovers;
         let mut sessions = handovers.sessions.borrow_mut();
         if sessions.len() >= limits::HANDOVERS_CONCURRENT {
@@ -506,15 +517,16 @@ impl TargetHost for TargetSide {
         let made = async {
             steps.ended("directory");
             let incoming = self.fill(files, source, offer, received, verified, &steps).await?;
-            // Durable before the source is notified.
-            host.sync_data().await?;
+            // Durable before the source is notified. What a failed sync has lost of the files is not written again: the
+            // source moves the kernel again.
+            host.sync_since(self.failed_syncs).await?;
             steps.ended("sync");
             let (id, side, kernel, uid) = (offer.handover, Side::In, offer.kernel, self.actor.uid);
             let row =
                 HandoverRow { id, side, kernel, uid, live: false, record: write(&incoming)?, at_ms: host.now_ms() };
             host.catalog.put_handover(row).await?;
             steps.ended("record");
-            host.sync_data().await?;
+            host.sync_decision(None).await?;
             steps.ended("sync");
             Ok(())
         };

@@ -246,9 +246,9 @@ impl Supervisor {
     pub(crate) async fn recover_handovers(&self) -> Result<Vec<KernelId>> {
         let mut prepared = Vec::new();
         let rows = self.host().catalog.handovers().await?;
-        if rows.iter().any(|row| row.side == Side::In && row.live) {
+        if !rows.is_empty() {
             // A loss of power must not take an activation back after its directory was renamed.
-            self.host().sync_data().await?;
+            self.host().sync_decision_again(None).await?;
         }
         for row in rows {
             if row.side == Side::Out {

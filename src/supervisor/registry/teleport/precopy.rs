@@ -48,7 +48,7 @@ impl Move {
         self.excerpt.set(Some(excerpt));
         // The target may be prepared from the seal on: the record that ends that must survive a loss of power. It also
         // leaves less to sync in the pause.
-        self.host.sync_data().await?;
+        self.host.sync_decision_again(Some(self.kernel.id)).await?;
         Ok(rounds.count)
     }
 

@@ -182,9 +182,12 @@ async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
     let outgoing: Outgoing = read(row)?;
     let (mut machine, _) = Source::restarted(supervisor.has_departed(row));
     if machine == Source::Departed {
-        // The target acts on the commit: it must not be older than what a loss of power leaves here.
-        host.sync_data().await?;
-        if let Some(kernel) = supervisor.get(row.kernel)
+        let kernel = supervisor.get(row.kernel);
+        // The target acts on the commit: it must not be older than what a loss of power leaves here. The decision is in the
+        // kernel's record until its consequences are in the catalog.
+        let decided = kernel.as_ref().filter(|kernel| kernel.is_changing()).map(|kernel| kernel.id);
+        host.sync_decision_again(decided).await?;
+        if let Some(kernel) = kernel
             && let Err(error) = kernel.settle().await
         {
             tracing::warn!(kernel = %outgoing.name, %error, "the rest of a departure is left to recovery");
