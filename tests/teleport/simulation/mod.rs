@@ -34,10 +34,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use check::Rule;
 use world::Crash;
 
-/// A driver that breaks a rule deliberately.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mistake {
-    None,
+macro_rules! mistakes {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A driver that breaks a rule deliberately.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Mistake {
+            None,
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Mistake {
+            /// Every mistake.
+            const ALL: &[Mistake] = &[$(Mistake::$name),*];
+        }
+    };
+}
+
+mistakes! {
     /// The source commits before its departure is durable.
     CommitBeforeSync,
     /// After a failed sync, another one is taken to make durable what the failed one lost.
@@ -239,6 +252,13 @@ fn broken_rules_are_found() {
 fn every_rule_has_a_mistake() {
     for rule in Rule::ALL {
         assert!(MISTAKES.iter().any(|(_, broken, _)| *broken == rule), "{rule:?}");
+    }
+}
+
+#[test]
+fn every_mistake_is_searched() {
+    for mistake in Mistake::ALL {
+        assert_eq!(MISTAKES.iter().filter(|(listed, ..)| listed == mistake).count(), 1, "{mistake:?}");
     }
 }
 
