@@ -1074,10 +1074,11 @@ struct Handover {
   id @0 :Text;
   kernel @1 :Text;            # id
   name @2 :Text;
-  state @3 :Text;             # moving, committing, aborting; prepared, live
+  state @3 :Text;             # moving, committing, aborting; prepared, live; damaged
   peer @4 :Text;              # outgoing: the transport; incoming: id of the source host
   epoch @5 :UInt64;           # incoming: of the kernel here
   atMs @6 :Int64;
+  problem @7 :Text;           # why it is not acknowledged yet, or what is wrong with its record
 }
 
 struct Event { sequence @0 :UInt64; atMs @1 :Int64; kernel @2 :Text; kind @3 :Text; detailJson @4 :Text; }

@@ -375,7 +375,7 @@ pub fn event(event: &Event) -> Json {
 pub fn handover(info: &HandoverInfo) -> Json {
     json!({
         "id": info.id, "kernel": info.kernel, "name": info.name, "state": info.state, "peer": info.peer,
-        "epoch": info.epoch.0, "at_ms": info.at_ms,
+        "epoch": info.epoch.0, "at_ms": info.at_ms, "problem": info.problem,
     })
 }
 

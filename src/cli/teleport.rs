@@ -181,7 +181,9 @@ fn table(found: &[HandoverInfo]) -> String {
         return "no moves\n".into();
     }
     let line = |one: &HandoverInfo| {
-        format!("{}  {:<11} {}  {}\n", one.id, one.state, render::plain(&one.name), render::plain(&one.peer))
+        let (name, peer, problem) = (render::plain(&one.name), render::plain(&one.peer), render::plain(&one.problem));
+        let problem = if problem.is_empty() { String::new() } else { format!("    {problem}\n") };
+        format!("{}  {:<11} {name}  {peer}\n{problem}", one.id, one.state)
     };
     found.iter().map(line).collect()
 }

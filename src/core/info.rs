@@ -360,7 +360,7 @@ pub struct HandoverInfo {
     pub kernel: KernelId,
     /// The kernel's name.
     pub name: String,
-    /// `moving`, `committing`, `aborting`; `prepared`, `live`.
+    /// `moving`, `committing`, `aborting`; `prepared`, `live`; `damaged`: its record cannot be read.
     pub state: String,
     /// Outgoing: the transport; incoming: the source host.
     pub peer: String,
@@ -368,6 +368,8 @@ pub struct HandoverInfo {
     pub epoch: Epoch,
     /// Milliseconds since 1970.
     pub at_ms: i64,
+    /// Why it is not acknowledged yet, or what is wrong with its record; empty: nothing is known.
+    pub problem: String,
 }
 
 /// A completed move of a kernel to another host.

@@ -65,6 +65,7 @@ pub fn write_handovers(mut to: capnp::struct_list::Builder<'_, handover::Owned>,
         to.set_peer(&info.peer);
         to.set_epoch(info.epoch.0);
         to.set_at_ms(info.at_ms);
+        to.set_problem(&info.problem);
     }
 }
 
@@ -81,5 +82,6 @@ pub fn read_handover(from: handover::Reader<'_>) -> Result<HandoverInfo> {
         peer: read_text(from.get_peer(), "peer")?,
         epoch: Epoch(from.get_epoch()),
         at_ms: from.get_at_ms(),
+        problem: read_text(from.get_problem(), "problem")?,
     })
 }

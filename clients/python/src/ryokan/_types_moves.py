@@ -57,9 +57,11 @@ class Handover:
     """Its id."""
     name: str
     state: str
-    """`moving`, `committing`, `aborting`; `prepared`, `live`."""
+    """`moving`, `committing`, `aborting`; `prepared`, `live`; `damaged`."""
     peer: str
     """Outgoing: the way to the other host; incoming: the id of the source host."""
     epoch: int
     """Incoming: of the kernel here."""
     at: datetime | None
+    problem: str
+    """Why it is not acknowledged yet, or what is wrong with its record."""

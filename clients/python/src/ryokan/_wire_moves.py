@@ -38,4 +38,5 @@ def handover(reader: Any) -> types.Handover:
         peer=reader.peer,
         epoch=reader.epoch,
         at=time(reader.atMs),
+        problem=reader.problem,
     )

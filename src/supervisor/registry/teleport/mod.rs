@@ -3,6 +3,7 @@
 //! ```text
 //! missing.rs    what an offered kernel comes without
 //! outgoing.rs   one move: offer, copy, freeze, seal, departure, commit
+//! offer.rs      the offer, and its answer
 //! keyed.rs      idempotency keys
 //! precopy.rs    rounds of copying before the pause
 //! preview.rs    files of an arriving kernel, written before the pause
@@ -21,6 +22,7 @@ mod incoming;
 mod keyed;
 mod memory;
 mod missing;
+mod offer;
 mod outgoing;
 mod precopy;
 mod preview;
@@ -33,7 +35,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::HandoverRow;
@@ -57,16 +59,37 @@ pub use crate::teleport::Sent;
 /// Moves in progress of a daemon.
 #[derive(Default)]
 pub struct Handovers {
-    /// Outgoing moves, by kernel, with what cancels them.
-    active: RefCell<HashMap<KernelId, (HandoverId, CancellationToken)>>,
-    /// Incoming sessions. The lock is held while a kernel is prepared; `true`: the handover was aborted.
-    sessions: RefCell<HashMap<HandoverId, Rc<Mutex<bool>>>>,
+    /// Outgoing moves, by kernel.
+    active: RefCell<HashMap<KernelId, Active>>,
+    /// Kernels that arrive.
+    sessions: sessions::Sessions,
     /// The room that they share.
     room: room::Room,
     /// Held while a received kernel is activated or discarded.
     deciding: Mutex<()>,
     /// Wakes the repetition of unacknowledged decisions.
     wake: Notify,
+    /// Why decisions were not acknowledged at the last attempt.
+    problems: RefCell<HashMap<HandoverId, String>>,
+}
+
+/// An outgoing move in progress.
+#[derive(Debug, Clone)]
+struct Active {
+    id: HandoverId,
+    cancel: CancellationToken,
+    fate: watch::Receiver<Fate>,
+}
+
+/// What is decided about an outgoing move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Nothing yet.
+    Open,
+    /// The kernel stays.
+    Stays,
+    /// The kernel departs.
+    Departs,
 }
 
 /// The record of an outgoing move.
@@ -78,6 +101,29 @@ struct Outgoing {
     name: String,
     /// The kernel's epoch at the target.
     epoch: Epoch,
+    /// The target, from its first answer on; absent in records of releases that did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    host: Option<HostId>,
+}
+
+impl Outgoing {
+    /// Refuses to decide about the move at another host than the target.
+    fn check_target(&self, found: HostId) -> Result<()> {
+        match self.host {
+            Some(host) if host != found => Err(Error::conflict(format!(
+                "{} leads to host {found} now, and kernel {} was offered to host {host}: the decision waits for that host",
+                self.to, self.name
+            ))
+            .reason("other_target")
+            .hint("let the transport lead to that host again")),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether the move is one to this host, to which that transport leads.
+    fn leads_to(&self, to: &str, host: HostId) -> bool {
+        self.host.map_or(self.to == to, |own| own == host)
+    }
 }
 
 /// The record of a received kernel.
@@ -164,9 +210,9 @@ impl Supervisor {
     fn describe(&self, row: &HandoverRow) -> Result<HandoverInfo> {
         let (name, peer, epoch, state) = match row.side {
             Side::Out => {
-                let Outgoing { to, name, epoch } = read(row)?;
+                let Outgoing { to, name, epoch, host: _ } = read(row)?;
                 let active = self.registry().handovers.active.borrow();
-                let is_active = active.get(&row.kernel).is_some_and(|(id, _)| *id == row.id);
+                let is_active = active.get(&row.kernel).is_some_and(|active| active.id == row.id);
                 let state = match (self.has_departed(row), is_active) {
                     (true, _) => "committing",
                     (false, true) => "moving",
@@ -181,7 +227,8 @@ impl Supervisor {
             }
         };
         let (id, kernel, at_ms) = (row.id, row.kernel, row.at_ms);
-        Ok(HandoverInfo { id, kernel, name, state: state.into(), peer, epoch, at_ms })
+        let problem = self.registry().handovers.problems.borrow().get(&id).cloned().unwrap_or_default();
+        Ok(HandoverInfo { id, kernel, name, state: state.into(), peer, epoch, at_ms, problem })
     }
 
     /// Whether the kernel of an outgoing move has departed by it.
@@ -189,23 +236,29 @@ impl Supervisor {
         self.get(row.kernel).is_some_and(|kernel| kernel.has_departed(row.id))
     }
 
-    /// Cancels a move before its commit.
+    /// Cancels a move before its commit; returns when it is certain that the kernel stays.
     ///
     /// # Errors
-    /// `conflict` after the commit, `notFound` if the kernel is not being moved.
+    /// `conflict` after the commit, also if that comes first; `notFound` if the kernel is not being moved.
     pub async fn abort_teleport(&self, kernel: &Kernel) -> Result<()> {
         let active = self.registry().handovers.active.borrow().get(&kernel.id).cloned();
-        if let Some((id, cancel)) = active
+        let too_late = |hint: String| {
+            Error::conflict(format!("too late: the move of kernel {} is committed", kernel.spec().name))
+                .reason("committed")
+                .hint(hint)
+        };
+        if let Some(Active { id, cancel, mut fate }) = active
             && !kernel.has_departed(id)
         {
             cancel.cancel();
-            return Ok(());
+            // The departure may be under way. A move that ends without a word has not departed.
+            let fate = fate.wait_for(|fate| *fate != Fate::Open).await.map_or(Fate::Stays, |fate| *fate);
+            return match fate == Fate::Departs || kernel.has_departed(id) {
+                true => Err(too_late("use it on the other host".into())),
+                false => Ok(()),
+            };
         }
-        kernel.check_here().map_err(|error| {
-            Error::conflict(format!("the move of kernel {} is committed", kernel.spec().name))
-                .reason("committed")
-                .hint(error.hint)
-        })?;
+        kernel.check_here().map_err(|error| too_late(error.hint))?;
         // Only the target is left to be notified.
         self.registry().handovers.wake.notify_one();
         match self.host().catalog.handovers().await?.iter().any(|row| row.kernel == kernel.id && row.side == Side::Out)
@@ -292,7 +345,7 @@ impl Supervisor {
         let is_own = |row: &HandoverRow| !self.host().environment.system_wide || row.uid == actor.uid;
         let row = rows.into_iter().find(|row| row.id == id && !row.live && is_own(row));
         let row = row.ok_or_else(|| Error::not_found(format!("nothing waits for an end of handover {id}")))?;
-        let is_active = self.registry().handovers.active.borrow().values().any(|(active, _)| *active == id);
+        let is_active = self.registry().handovers.active.borrow().values().any(|active| active.id == id);
         if row.side == Side::Out && (live || is_active || self.has_departed(&row)) {
             return Err(Error::conflict(format!("handover {id} is not an abort that waits for its acknowledgement"))
                 .hint("a commit is repeated until the other host acknowledges it"));
@@ -312,5 +365,24 @@ impl Supervisor {
     /// Starts the repetition of unacknowledged decisions.
     pub(crate) fn start_handovers(&self) {
         repeat::run(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_name_their_target() {
+        let [target, other] = [1, 2].map(|byte| HostId::from_bytes([byte; 16]));
+        // A former release's: any host at the end of the transport.
+        let former: Outgoing = serde_json::from_str(r#"{"to":"exec:x","name":"k","epoch":2}"#).expect("a record");
+        assert!(former.check_target(other).is_ok());
+        assert!(former.leads_to("exec:x", other) && !former.leads_to("exec:y", other));
+        let record = Outgoing { host: Some(target), ..former };
+        let record: Outgoing = serde_json::from_str(&write(&record).expect("JSON")).expect("a record");
+        assert!(record.check_target(target).is_ok());
+        assert_eq!(record.check_target(other).map_err(|error| error.reason), Err("other_target".into()));
+        assert!(record.leads_to("exec:y", target) && !record.leads_to("exec:x", other));
     }
 }

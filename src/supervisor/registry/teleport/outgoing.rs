@@ -5,18 +5,18 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::{Mutex, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::keyed::{self, MoveKey, Recalled};
 use super::steps::Steps;
-use super::{Outgoing, memory, next_epoch, older_checkpoints, read, repeat, settings, write};
+use super::{Active, Fate, Outgoing, memory, next_epoch, older_checkpoints, repeat, settings, write};
 use crate::bundle::{self, Head, Packed};
+use crate::catalog::HandoverRow;
 use crate::catalog::state::{Position, RootKind};
-use crate::catalog::{HandoverRow, StateHandle};
 use crate::core::checkpoint::Checkpoint;
 use crate::core::error::{Error, ErrorCode, Result};
-use crate::core::handover::{Allowed, Left, Missing, MoveOptions, Side, Source, SourceAction, SourceEvent};
+use crate::core::handover::{MoveOptions, Side, Source, SourceAction, SourceEvent};
 use crate::core::ids::{Digest, HandoverId, HostId};
 use crate::core::info::TeleportReport;
 use crate::core::kernel::transition::{Kind, Transition};
@@ -32,13 +32,11 @@ use crate::supervisor::registry::Supervisor;
 use crate::supervisor::registry::bundle_io::{client_error, packed};
 use crate::teleport::source::Session;
 use crate::teleport::transport::Transport;
-use crate::teleport::{Accept, Offer, Progress, Seal, Sent};
+use crate::teleport::{Progress, Seal, Sent};
 use crate::workspace::Seen;
 
 /// The phase within the pause.
 const SEALING: &str = "sealing";
-/// Reports that a target is to send within the time after which it counts as stalled.
-const REPORTS: u32 = 4;
 
 /// The parts of a move.
 pub(super) struct Move {
@@ -46,16 +44,19 @@ pub(super) struct Move {
     pub(super) host: Rc<Host>,
     pub(super) kernel: Rc<Kernel>,
     pub(super) actor: Actor,
-    row: HandoverRow,
-    outgoing: Outgoing,
+    pub(super) row: HandoverRow,
+    pub(super) outgoing: Outgoing,
+    /// The other host, once it is recorded.
+    target: Cell<Option<HostId>>,
     machine: Cell<Source>,
     cancel: CancellationToken,
+    fate: watch::Sender<Fate>,
     progress: Progress,
-    options: MoveOptions,
+    pub(super) options: MoveOptions,
     /// The kind; the target's answer may change it.
-    choice: RefCell<Choice>,
+    pub(super) choice: RefCell<Choice>,
     /// Whether the target knows of the move.
-    offered: Cell<bool>,
+    pub(super) offered: Cell<bool>,
     /// The number of the oldest checkpoint that moves, beside those that are needed or pinned.
     pub(super) since: u64,
     /// Checkpoints that are left behind.
@@ -122,7 +123,7 @@ pub async fn teleport(
     };
     let transition = Rc::new(ExclusiveTransition::begin(kernel, Kind::HandoverOut)?);
     let epoch = next_epoch(kernel.epoch)?;
-    let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec().name.to_string(), epoch };
+    let outgoing = Outgoing { to: to.to_owned(), name: kernel.spec().name.to_string(), epoch, host: None };
     let row = HandoverRow {
         id: HandoverId::from_bytes(host.random()),
         side: Side::Out,
@@ -139,8 +140,10 @@ pub async fn teleport(
         actor: actor.clone(),
         row,
         outgoing,
+        target: Cell::new(None),
         machine: Cell::new(Source::begin().0),
         cancel,
+        fate: watch::Sender::new(Fate::Open),
         progress,
         options,
         choice: RefCell::new(choice),
@@ -189,7 +192,7 @@ fn named(missing: Vec<String>) -> Vec<String> {
     missing.into_iter().take(limits::BUNDLE_HOST_RESOURCES).map(cut).collect()
 }
 
-fn ms(time: Duration) -> u64 {
+pub(super) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -218,7 +221,8 @@ impl Move {
         if handovers.active.borrow().len() >= limits::HANDOVERS_CONCURRENT {
             return Err(Error::busy("too many kernels are being moved at once").hint("try again when one has arrived"));
         }
-        handovers.active.borrow_mut().insert(self.kernel.id, (self.row.id, self.cancel.clone()));
+        let active = Active { id: self.row.id, cancel: self.cancel.clone(), fate: self.fate.subscribe() };
+        handovers.active.borrow_mut().insert(self.kernel.id, active);
         let recorded = self.host.catalog.put_handover(self.row.clone()).await;
         let outcome = match recorded {
             Ok(()) => self.perform(&transport, &transition).await,
@@ -241,6 +245,7 @@ impl Move {
             tracing::warn!(kernel = %self.kernel.spec().name, %error, "the record of a failed move is left to recovery");
         }
         transition.release();
+        self.fate.send_replace(Fate::Stays);
         let is_refused =
             !self.offered.get() || !matches!(error.reason.as_str(), "connection" | "protocol" | "cancelled");
         let event = if is_refused { SourceEvent::Refused } else { SourceEvent::Failed };
@@ -262,11 +267,17 @@ impl Move {
 
     /// Sends the abort, and does not keep the client waiting for a target that does not answer.
     async fn send_abort(&self) -> Result<()> {
-        let delivering = repeat::deliver(&self.supervisor, &self.row);
+        let row = HandoverRow { record: self.record()?, ..self.row.clone() };
+        let delivering = repeat::deliver(&self.supervisor, &row);
         match tokio::time::timeout(limits::HANDOVER_ABORT_WAIT, delivering).await {
             Ok(done) => done,
             Err(_) => Err(Error::unavailable("the other host does not acknowledge in time").reason("connection")),
         }
+    }
+
+    /// The record of the move as it is now.
+    fn record(&self) -> Result<String> {
+        write(&Outgoing { host: self.target.get(), ..self.outgoing.clone() })
     }
 
     async fn forget(&self) -> Result<()> {
@@ -284,6 +295,9 @@ impl Move {
         if target == self.host.id() {
             return Err(Error::refused("the other end is this host").reason("same_host"));
         }
+        // Only this host decides with the source from now on, wherever the transport leads later.
+        self.target.set(Some(target));
+        self.host.catalog.name_handover(self.row.id, self.record()?).await?;
         let accept = self.unless_cancelled(self.offer(&mut session)).await?;
         let kind = self.settle_kind(&accept)?;
         if self.since > 0 && !accept.takes_partial_history {
@@ -372,70 +386,6 @@ impl Move {
         }
     }
 
-    /// Offers the kernel, after the aborts of its earlier moves to the same target; returns what it moves without.
-    async fn offer(&self, session: &mut Session) -> Result<Accept> {
-        for row in self.host.catalog.handovers().await? {
-            let is_earlier = row.side == Side::Out && row.kernel == self.kernel.id && row.id != self.row.id;
-            if is_earlier && read::<Outgoing>(&row)?.to == self.outgoing.to {
-                session.abort(row.id).await?;
-                self.host.catalog.forget_handover(row.id).await?;
-            }
-        }
-        let (mounts, mcp) = self.kernel.records.grants().await?;
-        let mounts = mounts
-            .iter()
-            .map(|given| Left::new(Missing::Mounts, format!("mount {} of {}", given.mount.path, given.mount.source)));
-        let servers = mcp.iter().map(|(name, _)| Left::new(Missing::Mcp, format!("MCP server {name}")));
-        let jobs = self.kernel.background_work();
-        let jobs = jobs.iter().map(|job| Left::new(Missing::Processes, format!("process {}: {}", job.id, job.command)));
-        let own = self.kernel.spec_now();
-        let spec = self.options.spec_there(own.clone());
-        // A virtual machine has none, the kernel's own neither.
-        let venv = own.venv.filter(|_| spec.venv.is_none());
-        let venv = venv.map(|venv| Left::new(Missing::Venv, format!("virtual environment {}", venv.display())));
-        let resources: Vec<Left> = mounts.chain(servers).chain(jobs).chain(venv).collect();
-        let is_offered = self.choice.borrow().kind == PortableKind::Teleport;
-        let machine = if is_offered { Some(memory::offered(&self.host, &self.kernel).await?) } else { None };
-        let mut left = Missing::of_spec(&spec);
-        left.extend(resources.iter().cloned());
-        let allowed = &self.options.allow_missing;
-        allowed.check(&left, &format!("kernel {} leaves these behind", spec.name))?;
-        let offer = Offer {
-            handover: self.row.id,
-            kernel: self.kernel.id,
-            epoch: self.outgoing.epoch,
-            spec,
-            resources: resources.into_iter().map(|one| one.text).collect(),
-            // All of them are allowed; which kinds are, the target reads below.
-            allow_missing: *allowed != Allowed::default(),
-            allowed: allowed.names().into_iter().map(str::to_owned).collect(),
-            format: StateHandle::history_format(),
-            bytes: self.known_bytes().await,
-            kind: self.choice.borrow().kind,
-            machine,
-            or_checkpoint: self.options.kind == KindRequest::Auto,
-            report_ms: ms(self.host.config.teleport.stall_timeout / REPORTS),
-        };
-        self.offered.set(true);
-        session.offer(offer).await
-    }
-
-    /// The kind in which the target takes the kernel.
-    fn settle_kind(&self, accept: &Accept) -> Result<PortableKind> {
-        let offered = self.choice.borrow().kind;
-        match accept.kind {
-            kind if kind == offered => Ok(kind),
-            kind @ PortableKind::Checkpoint if self.options.kind == KindRequest::Auto => {
-                let why: String = accept.why.chars().filter(|c| !c.is_control()).take(1000).collect();
-                tracing::info!(kernel = %self.kernel.spec().name, why, "a kernel moves without its memory");
-                *self.choice.borrow_mut() = Choice { kind, why };
-                Ok(kind)
-            }
-            kind => Err(Error::corrupt(format!("the other host takes kind {}, which was not offered", kind.name()))
-                .reason("protocol")),
-        }
-    }
-
     /// What the kernel moved without.
     fn missing(&self, there: Vec<String>) -> Vec<String> {
         let mut missing = named(there);
@@ -515,6 +465,9 @@ impl Move {
             let report = self.report(target, &session.lock().await.sent, there.to_vec(), false);
             key.remember(&self.host, report, false).await?;
         }
+        if self.cancel.is_cancelled() {
+            return Err(cancelled());
+        }
         if !self.step(SourceEvent::Prepared).contains(&SourceAction::RecordDeparture) {
             return Err(Error::internal("a departure out of order"));
         }
@@ -527,6 +480,7 @@ impl Move {
             self.machine.set(Source::restarted(false).0);
             return Err(departed.err().unwrap_or_else(|| Error::internal("a departure was not recorded")));
         }
+        self.fate.send_replace(Fate::Departs);
         self.host.prepared.discard_of(self.kernel.id).await;
         Ok(())
     }

@@ -14,6 +14,7 @@ use crate::catalog::HandoverRow;
 use crate::core::error::{Error, Result};
 use crate::core::handover::{Side, Source, SourceAction, SourceEvent};
 use crate::core::limits;
+use crate::supervisor::host::audit::bounded;
 use crate::supervisor::registry::{Registry, Supervisor};
 use crate::teleport::source::Session;
 use crate::teleport::transport::{Transport, is_unreachable};
@@ -66,7 +67,11 @@ async fn start_due(
 ) -> Instant {
     let last = Instant::now() + limits::HANDOVER_REPEAT_MAX;
     let open = match open_rows(supervisor).await {
-        Ok(open) => open,
+        Ok(open) => {
+            let is_open = |id| open.values().flatten().any(|row: &HandoverRow| row.id == id);
+            supervisor.registry().handovers.problems.borrow_mut().retain(|id, _| is_open(*id));
+            open
+        }
         Err(error) => {
             tracing::warn!(%error, "the records of moves could not be read");
             return Instant::now() + limits::HANDOVER_REPEAT_FIRST;
@@ -139,7 +144,7 @@ async fn wait(
 async fn open_rows(supervisor: &Supervisor) -> Result<BTreeMap<String, Vec<HandoverRow>>> {
     let mut open: BTreeMap<String, Vec<HandoverRow>> = BTreeMap::new();
     for row in supervisor.host().catalog.handovers().await?.into_iter().filter(|row| row.side == Side::Out) {
-        let is_active = supervisor.registry().handovers.active.borrow().values().any(|(id, _)| *id == row.id);
+        let is_active = supervisor.registry().handovers.active.borrow().values().any(|active| active.id == row.id);
         if is_active {
             continue;
         }
@@ -171,10 +176,17 @@ async fn deliver_to_one(supervisor: &Supervisor, rows: &[HandoverRow]) -> bool {
 
 /// Delivers one decision over a new connection, and forgets the move once the target has acknowledged it.
 pub(super) async fn deliver(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
-    match tokio::time::timeout(limits::HANDOVER_DECISION, deliver_now(supervisor, row)).await {
+    let delivered = match tokio::time::timeout(limits::HANDOVER_DECISION, deliver_now(supervisor, row)).await {
         Ok(done) => done,
         Err(_) => Err(Error::unavailable("the other host does not acknowledge in time").reason("connection")),
+    };
+    let mut problems = supervisor.registry().handovers.problems.borrow_mut();
+    match &delivered {
+        Ok(()) => drop(problems.remove(&row.id)),
+        Err(error) => drop(problems.insert(row.id, bounded(error.message.clone()))),
     }
+    drop(problems);
+    delivered
 }
 
 async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
@@ -195,6 +207,8 @@ async fn deliver_now(supervisor: &Supervisor, row: &HandoverRow) -> Result<()> {
     }
     let connection = Transport::parse(&outgoing.to)?.connect(&settings(host))?;
     let mut session = Session::open(connection, host.id()).await?;
+    // Another host has nothing of the move, and would acknowledge that nothing is left of it.
+    outgoing.check_target(session.host())?;
     for action in machine.step(SourceEvent::Reconnected) {
         let acknowledged = match action {
             SourceAction::SendCommit => {
