@@ -134,3 +134,29 @@ fn abort_reports_what_happened() {
     assert_eq!((aborted.status.code(), said.contains("too late")), if at { (Some(4), true) } else { (Some(0), false) });
     assert!(!early || !at, "it was reported before it was decided");
 }
+
+/// A damaged record is shown; the other kernels are recovered, and its files stay.
+#[test]
+fn damaged_record_spares_others() {
+    let (here, mut there) = pair(User::Own);
+    for name in ["first", "second"] {
+        set_up(&here, name);
+        moved(&here, name, &there, &[]);
+    }
+    let kernels = |host: &Host| host.data().join("kernels").read_dir().expect("readable").count();
+    let before = kernels(&there);
+    let damaged = handovers(&there)[0]["id"].as_str().expect("an id").to_owned();
+    there.kill();
+    let catalog = rusqlite::Connection::open(there.data().join("catalog.db")).expect("opened");
+    let sql = "UPDATE handovers SET record = '{\"files\":' WHERE lower(hex(id)) = ?";
+    assert_eq!(catalog.execute(sql, [&damaged]).expect("changed"), 1);
+    drop(catalog);
+    there.launch();
+    let states: Vec<Value> = handovers(&there).iter().map(|one| one["state"].clone()).collect();
+    assert_eq!(states, ["damaged", "live"]);
+    assert!(handovers(&there)[0]["problem"].as_str().expect("a text").contains(&damaged));
+    for name in ["first", "second"] {
+        assert_eq!(there.ok(&["exec", name, VIEW]), "2 two deep\n", "{name}");
+    }
+    assert_eq!(kernels(&there), before);
+}

@@ -63,7 +63,8 @@ impl Supervisor {
         let _ = crate::sys::fs::sweep_temps(&host.environment.data);
         let prepared = self.recover_handovers().await?;
         let rows = host.catalog.kernels(None).await?;
-        let known: HashSet<KernelId> = rows.iter().map(|row| row.id).chain(prepared).collect();
+        let known: HashSet<KernelId> =
+            rows.iter().map(|row| row.id).chain(prepared.iter().flatten().copied()).collect();
         let mut done = Recovered { kernels: rows.len(), ..Recovered::default() };
         let mut workers: HashMap<KernelId, WorkerRow> = HashMap::new();
         let mut recorded = host.catalog.workers().await?;
@@ -100,7 +101,10 @@ impl Supervisor {
             }
         }
         self.remove_all_ephemeral().await;
-        self.sweep(&known).await;
+        match prepared {
+            Some(_) => self.sweep(&known).await,
+            None => tracing::warn!("leftover folders are kept: one may be a received kernel"),
+        }
         host.prepared.sweep();
         crate::supervisor::workers::pool::run(&self.workers);
         crate::supervisor::workers::memory_pressure::run(&self.workers);

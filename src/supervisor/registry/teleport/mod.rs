@@ -151,6 +151,12 @@ struct Incoming {
     ended_checkpoints: u64,
 }
 
+/// What keeps the files of a received kernel, also if the rest of its record is damaged.
+#[derive(Debug, Deserialize)]
+struct IncomingFiles {
+    files: KernelId,
+}
+
 /// Names what a move leaves behind of a kernel's history.
 fn older_checkpoints(count: u64) -> Option<String> {
     match count {
@@ -204,7 +210,21 @@ impl Supervisor {
     pub async fn handovers(&self, uid: u32) -> Result<Vec<HandoverInfo>> {
         let rows = self.host().catalog.handovers().await?;
         let is_visible = |row: &HandoverRow| !self.host().environment.system_wide || row.uid == uid;
-        rows.into_iter().filter(is_visible).map(|row| self.describe(&row)).collect()
+        let describe = |row: HandoverRow| self.describe(&row).unwrap_or_else(|error| self.damaged(&row, error));
+        Ok(rows.into_iter().filter(is_visible).map(describe).collect())
+    }
+
+    fn damaged(&self, row: &HandoverRow, error: Error) -> HandoverInfo {
+        HandoverInfo {
+            id: row.id,
+            kernel: row.kernel,
+            name: self.get(row.kernel).map(|kernel| kernel.spec().name.to_string()).unwrap_or_default(),
+            state: "damaged".into(),
+            peer: String::new(),
+            epoch: Epoch(0),
+            at_ms: row.at_ms,
+            problem: error.message,
+        }
     }
 
     fn describe(&self, row: &HandoverRow) -> Result<HandoverInfo> {
@@ -292,12 +312,12 @@ impl Supervisor {
     }
 
     /// Restores what the records of handovers demand, before any kernel is recovered. Returns the directories of prepared
-    /// kernels.
+    /// kernels; `None`: a damaged record does not name its own, so no directory may be removed.
     ///
     /// # Errors
     /// Catalog errors, and files that cannot be renamed.
-    pub(crate) async fn recover_handovers(&self) -> Result<Vec<KernelId>> {
-        let mut prepared = Vec::new();
+    pub(crate) async fn recover_handovers(&self) -> Result<Option<Vec<KernelId>>> {
+        let (mut prepared, mut is_whole) = (Vec::new(), true);
         let rows = self.host().catalog.handovers().await?;
         if !rows.is_empty() {
             // A loss of power must not take an activation back after its directory was renamed.
@@ -307,30 +327,45 @@ impl Supervisor {
             if row.side == Side::Out {
                 continue;
             }
-            let incoming: Incoming = read(&row)?;
+            let files = match read(&row) {
+                Ok(IncomingFiles { files }) => files,
+                Err(error) => {
+                    tracing::error!(handover = %row.id, %error, "the files of a received kernel cannot be found");
+                    is_whole = false;
+                    continue;
+                }
+            };
             if row.live {
-                self.host().catalog.adopt_kernel_files(incoming.files, row.kernel).await?;
+                self.host().catalog.adopt_kernel_files(files, row.kernel).await?;
                 continue;
             }
-            prepared.push(incoming.files);
-            if !incoming.replaces {
-                self.registry().creating.borrow_mut().insert((row.uid, incoming.spec.name), ());
+            prepared.push(files);
+            match read::<Incoming>(&row) {
+                Ok(incoming) if !incoming.replaces => {
+                    self.registry().creating.borrow_mut().insert((row.uid, incoming.spec.name), ());
+                }
+                Ok(_) => {}
+                Err(error) => tracing::error!(handover = %row.id, %error, "a received kernel cannot be activated"),
             }
         }
-        Ok(prepared)
+        Ok(is_whole.then_some(prepared))
     }
 
     /// The prepared kernels: the id of the files, and a label.
     ///
     /// # Errors
-    /// Catalog errors.
+    /// Catalog errors; `corrupt` if a record does not name its files: what they reference is not known then.
     pub(crate) async fn prepared_kernels(&self) -> Result<Vec<(KernelId, String)>> {
         let rows = self.host().catalog.handovers().await?;
         let prepared = rows.iter().filter(|row| row.side == Side::In && !row.live);
         prepared
             .map(|row| {
-                let incoming: Incoming = read(row)?;
-                Ok((incoming.files, self.host().event_name(row.uid, &incoming.spec.name)))
+                let IncomingFiles { files } = read(row)?;
+                let label = match read::<Incoming>(row) {
+                    Ok(incoming) => self.host().event_name(row.uid, &incoming.spec.name),
+                    Err(_) => row.kernel.to_string(),
+                };
+                Ok((files, label))
             })
             .collect()
     }
