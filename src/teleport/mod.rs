@@ -7,11 +7,13 @@
 //! trusted: each frame has a bound, each object is verified before it is stored under its address, and nothing is
 //! visible before all of it is verified.
 
+mod silence;
 pub mod source;
 pub mod target;
 mod transfer;
 pub mod transport;
 mod wire;
 
+pub use silence::Silence;
 pub use transfer::{Progress, Received, Reuse, Sent};
 pub use wire::{Accept, Offer, Seal, Wire, reframe};

@@ -1,9 +1,11 @@
 //! The target's end of a connection: receives one kernel, and decisions about earlier ones.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::silence::Silence;
 use super::transfer::{Received, Receiving, Reuse};
 use super::wire::{Accept, Frame, Message, Offer, Wire, bounded};
 use crate::core::error::{Error, Result};
@@ -20,6 +22,8 @@ pub struct Admission {
     pub reuse: Reuse,
     /// Bytes that may arrive.
     pub most_bytes: u64,
+    /// Ends the session if another kernel needs its place.
+    pub silence: Rc<Silence>,
 }
 
 /// The host's part of a handover: checks, and records that survive a restart.
@@ -66,6 +70,7 @@ struct Session<'a> {
     receiving: Receiving,
     state: Target,
     has_preview: bool,
+    silence: Rc<Silence>,
     /// Keeps what arrives, and what the source refers to, until the record of the prepared kernel names it.
     guard: Option<GcGuard>,
 }
@@ -101,7 +106,7 @@ async fn frames<'a>(
 ) -> Result<()> {
     let wrong =
         |what: &str| bounded(Error::corrupt(format!("the source host sent {what} out of order")).reason("protocol"));
-    while let Some(frame) = wire.frame(limits::HANDOVER_STEP).await? {
+    while let Some(frame) = next_frame(wire, session.as_ref()).await? {
         match (frame, session.as_mut()) {
             (Frame::Question(digests), Some(session)) => {
                 let bits = session.receiving.question(digests).await?;
@@ -162,6 +167,14 @@ async fn frames<'a>(
     Ok(())
 }
 
+/// The next frame. A session, which has room and keeps objects, does not wait for it as long as a connection alone.
+async fn next_frame(wire: &mut Wire, session: Option<&Session<'_>>) -> Result<Option<Frame>> {
+    match session {
+        Some(session) => session.silence.during(wire.frame(limits::HANDOVER_SILENCE)).await,
+        None => wire.frame(limits::HANDOVER_STEP).await,
+    }
+}
+
 /// Performs a step, and reports meanwhile to a source that expects it. A connection that is lost ends no step.
 async fn reporting<T>(wire: &mut Wire, report_ms: u64, step: impl Future<Output = Result<T>>) -> Result<T> {
     let pause = Duration::from_millis(report_ms).max(limits::HANDOVER_REPORT_MIN);
@@ -185,9 +198,10 @@ async fn reporting<T>(wire: &mut Wire, report_ms: u64, step: impl Future<Output 
 
 async fn admit<'a>(host: &'a dyn TargetHost, source: HostId, offer: Offer) -> Result<(Session<'a>, Accept)> {
     let guard = Some(host.store().run(|store| Ok(store.guard())).await?);
-    let Admission { accept, reuse, most_bytes } = host.admit(source, &offer).await?;
+    let Admission { accept, reuse, most_bytes, silence } = host.admit(source, &offer).await?;
     let receiving = Receiving::new(host.store().clone(), reuse, most_bytes);
-    Ok((Session { host, offer, receiving, state: Target::Receiving, has_preview: false, guard }, accept))
+    let (state, has_preview) = (Target::Receiving, false);
+    Ok((Session { host, offer, receiving, state, has_preview, silence, guard }, accept))
 }
 
 async fn seal(

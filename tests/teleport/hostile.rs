@@ -305,3 +305,25 @@ fn arriving_kernels_share_the_room() {
         said.contains("\"accept\"")
     });
 }
+
+/// A source that sends nothing keeps place and room only until another kernel needs them.
+#[test]
+fn silent_sessions_give_way() {
+    let mut target = Host::prepare(User::Own);
+    target.configure("[teleport]\nstall_timeout = \"1s\"\n");
+    target.launch();
+    let most = free_bytes(&target) / 4 * 3;
+    let silent: Vec<Session> = (1..=ryokan::core::limits::HANDOVERS_CONCURRENT as u8)
+        .map(|id| {
+            let (session, said) = Session::offered(&target, id, if id == 1 { most } else { 0 });
+            assert!(said.contains("\"accept\""), "{id}: {said}");
+            session
+        })
+        .collect();
+    crate::support::until("one of them gives way", || {
+        let (next, said) = Session::offered(&target, 99, most);
+        next.close();
+        said.contains("\"accept\"")
+    });
+    silent.into_iter().for_each(Session::close);
+}

@@ -28,10 +28,14 @@ pub const HANDOVER_PAGES: usize = 200_000;
 pub const HANDOVER_RECORDS: usize = 1000;
 /// Moves in progress of one daemon, in either direction.
 pub const HANDOVERS_CONCURRENT: usize = 8;
+/// Kernels of one user that arrive at once in a system-wide daemon.
+pub const HANDOVERS_OF_USER: usize = 4;
 /// Deadline for one frame of the protocol.
 pub const HANDOVER_FRAME: Duration = Duration::from_secs(60);
 /// Deadline for a step of the other host that depends on the size of the kernel.
 pub const HANDOVER_STEP: Duration = Duration::from_secs(900);
+/// Longest time in which the source of an arriving kernel sends nothing: it takes a checkpoint meanwhile, for instance.
+pub const HANDOVER_SILENCE: Duration = Duration::from_secs(300);
 /// Longest time without progress of the other host while the kernel is held, unless configured.
 pub const HANDOVER_STALL: Duration = Duration::from_secs(45);
 /// Shortest such time that can be configured.

@@ -15,6 +15,8 @@ use super::evidence::Evidence;
 use super::history::check_history;
 use super::missing::missing;
 use super::preview::Preview;
+use super::room::Holder;
+use super::sessions::Bounds;
 use super::steps::Steps;
 use super::{Incoming, is_epoch, memory, older_checkpoints, read, without_host, write};
 use crate::bundle;
@@ -415,10 +417,9 @@ impl TargetSide {
     /// Deletes a prepared kernel. Idempotent.
     pub(super) async fn discard_prepared(&self, id: HandoverId) -> Result<()> {
         let handovers = &self.supervisor.registry().handovers;
-        let session = handovers.sessions.borrow().get(&id).cloned();
-        if let Some(session) = session {
+        if let Some(session) = handovers.sessions.get(id) {
             // After this, the session prepares nothing.
-            *session.lock().await = true;
+            *session.is_aborted.lock().await = true;
         }
         let _turn = handovers.deciding.lock().await;
         let host = self.host();
@@ -479,27 +480,23 @@ impl TargetHost for TargetSide {
         // No record of this move follows lost writes of an earlier daemon.
         host.making_room(async || Ok(host.catalog.rewrite_handovers().await?)).await?;
         let handovers = &self.supervisor.registry().handovers;
-        let mut sessions = handovers.sessions.borrow_mut();
-        if sessions.len() >= limits::HANDOVERS_CONCURRENT {
-            return Err(Error::busy("too many kernels arrive at once").hint("try again when one has arrived"));
-        }
-        if sessions.contains_key(&offer.handover) {
-            return Err(Error::conflict("this handover is offered twice").reason("protocol"));
-        }
-        let most_bytes = handovers.room.begin(offer.handover, offer.bytes, host.free_bytes().unwrap_or(u64::MAX))?;
-        sessions.insert(offer.handover, Rc::default());
-        Ok(Admission {
-            accept: Accept { missing, takes_preview: true, takes_partial_history: true, kind, why },
-            reuse,
-            most_bytes,
-        })
+        let of_host = limits::HANDOVERS_CONCURRENT;
+        let of_user = if host.environment.system_wide { limits::HANDOVERS_OF_USER } else { of_host };
+        let bounds = Bounds { of_host, of_user, silence: host.config.teleport.stall_timeout };
+        let silence = handovers.sessions.begin(offer.handover, self.actor.uid, bounds)?;
+        let free = host.free_bytes().unwrap_or(u64::MAX);
+        let holder = Holder { silence: Rc::clone(&silence), most: bounds.silence };
+        let begun = handovers.room.begin(offer.handover, offer.bytes, free, holder);
+        let most_bytes = begun.inspect_err(|_| handovers.sessions.end(offer.handover))?;
+        let accept = Accept { missing, takes_preview: true, takes_partial_history: true, kind, why };
+        Ok(Admission { accept, reuse, most_bytes, silence })
     }
 
     async fn prepare(&self, source: HostId, offer: &Offer, received: &Received, description: Digest) -> Result<()> {
         let handovers = &self.supervisor.registry().handovers;
-        let session = handovers.sessions.borrow().get(&offer.handover).cloned();
+        let session = handovers.sessions.get(offer.handover);
         let session = session.ok_or_else(|| Error::internal("a session without its record"))?;
-        let is_aborted = session.lock().await;
+        let is_aborted = session.is_aborted.lock().await;
         if *is_aborted {
             return Err(Error::conflict("the source has aborted this handover").reason("aborted"));
         }
@@ -564,7 +561,7 @@ impl TargetHost for TargetSide {
     fn end_session(&self, handover: HandoverId) {
         self.drop_preview(handover);
         self.supervisor.registry().handovers.room.end(handover);
-        self.supervisor.registry().handovers.sessions.borrow_mut().remove(&handover);
+        self.supervisor.registry().handovers.sessions.end(handover);
     }
 
     async fn recorded(&self, handover: HandoverId, kernel: Option<(KernelId, Epoch)>) -> Result<Target> {

@@ -10,6 +10,7 @@
 //! steps.rs      the time of each step of a pause
 //! repeat.rs     repeats commits and aborts until they are acknowledged, also after a restart
 //! room.rs       the disk's room for all kernels that arrive
+//! sessions.rs   how many of them arrive at once
 //! evidence.rs   the lines of the audit log about a moved kernel
 //! incoming.rs   received kernels: verified, prepared, activated or discarded
 //! ```
@@ -28,11 +29,11 @@ mod precopy;
 mod preview;
 mod repeat;
 mod room;
+mod sessions;
 mod steps;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, Notify, watch};
