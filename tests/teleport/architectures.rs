@@ -85,6 +85,21 @@ fn files_of_both_architectures() {
     }
 }
 
+#[test]
+fn long_image_version_is_refused() {
+    let host = Host::start();
+    let (mut head, mut objects) = open_bundle(&std::fs::read(fixture("x86_64")).expect("the fixture"));
+    let own = "\"base_image_version\":\"\"";
+    for (at, text) in found(&objects, "{", own) {
+        let long = own.replace("\"\"", &format!("\"{}\"", "7".repeat(limits::IMAGE_VERSION_CHARS + 1)));
+        objects.replace(at, text.replace(own, &long).into_bytes(), &mut head);
+    }
+    let refused = import(&host, &close_bundle(&head, &objects), "brought");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("base_image_version has at most 64 characters"), "{said}");
+    assert_eq!(state(&host, "brought"), None);
+}
+
 /// The limit of kind checkpoint, with few bytes: many entries of the state name one object.
 #[test]
 fn import_limits_engine_state() {

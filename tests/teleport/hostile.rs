@@ -130,6 +130,23 @@ fn unacceptable_offers_name_their_rule() {
         let (code, reason) = (format!(r#""code":"{code}""#), format!(r#""reason":"{reason}""#));
         assert!(said.contains(&code) && said.contains(&reason), "{said}");
     }
+    let mut machine: Value = serde_json::from_slice(&offer(&spec, "k", 1)[5..]).unwrap();
+    machine["machine"] = serde_json::json!({
+        "architecture": "x86_64", "base_image_version": "", "host": "00".repeat(16),
+        "content": { "memory_bytes": 1, "disk_bytes": 1, "machine": {
+            "vmm": "", "build": "", "machine_type": "", "cpu_model": "", "ram_bytes": 1, "processors": 1,
+        } },
+    });
+    assert!(answer(&target, &[hello(), frame(1, machine.to_string().as_bytes())].concat()).contains("\"accept\""));
+    for (at, rule) in [
+        ("/machine/base_image_version", "base_image_version has at most 64 characters"),
+        ("/machine/content/machine/cpu_model", "each text of a machine has at most 1024 characters"),
+    ] {
+        let mut long = machine.clone();
+        *long.pointer_mut(at).unwrap() = "x".repeat(1025).into();
+        let said = answer(&target, &[hello(), frame(1, long.to_string().as_bytes())].concat());
+        assert!(said.contains("\"refused\"") && said.contains(rule), "{at}: {said}");
+    }
     let text = String::from_utf8(offer(&spec, "k", 1).split_off(5)).unwrap();
     let stays = text.replacen('{', r#"{"kind":"suspend","#, 1);
     let said = answer(&target, &[hello(), frame(1, stays.as_bytes())].concat());

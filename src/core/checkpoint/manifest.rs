@@ -13,7 +13,7 @@ use crate::core::ids::{CheckpointId, Digest, Epoch, HostId, KernelId};
 use crate::core::info::{GivenMount, McpTransport};
 use crate::core::limits;
 use crate::core::missed::MissedEntry;
-use crate::core::snapshot::{Architecture, Checkpoint, Machine, PortableKind, Snapshot, Teleport};
+use crate::core::snapshot::{Architecture, Checkpoint, Machine, PortableKind, Snapshot, Teleport, image_version};
 use crate::core::spec::KernelSpec;
 use crate::core::workflow::{PART_FORMAT, WorkflowPart};
 
@@ -32,6 +32,7 @@ pub struct Manifest {
     /// Name of the host's architecture; irrelevant for kind checkpoint.
     pub arch: Architecture,
     /// Version of the image below the workspace; empty: none.
+    #[serde(deserialize_with = "image_version")]
     pub base_image_version: String,
     /// Version of the engine's interpreter; empty: not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -466,6 +467,25 @@ mod tests {
             });
             let refused = Manifest::decode(&bytes.expect("JSON"));
             assert!(matches!(refused, Err(ManifestError::Malformed(_))), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn long_texts_are_refused() {
+        let whole = serde_json::to_value(with_machine()).expect("JSON");
+        for (at, most) in [
+            ("/base_image_version", limits::IMAGE_VERSION_CHARS),
+            ("/machine/machine/vmm", limits::MACHINE_TEXT_CHARS),
+            ("/machine/machine/cpu_model", limits::MACHINE_TEXT_CHARS),
+        ] {
+            for (chars, fits) in [(most, true), (most + 1, false)] {
+                let mut json = whole.clone();
+                *json.pointer_mut(at).expect("a text") = "x".repeat(chars).into();
+                let read = Manifest::decode(&serde_json::to_vec(&json).expect("JSON"));
+                assert_eq!(read.is_ok(), fits, "{at}: {chars}");
+                let said = read.err().map_or_else(|| most.to_string(), |error| error.to_string());
+                assert!(said.contains(&most.to_string()), "{said}");
+            }
         }
     }
 

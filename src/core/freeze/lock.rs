@@ -8,6 +8,7 @@ use super::locked_submodules::{self, LockedSubmodule};
 use super::refs::{DependencyLock, LinkedKind, McpLock, RepositoryLock};
 use super::workspace_database::WorkspaceDatabase;
 use super::{Captured, DatabasePart, KernelRevision, Part};
+use crate::core::snapshot::image_version;
 
 /// Format of the text that this release writes.
 pub const FORMAT: u32 = 1;
@@ -88,7 +89,7 @@ pub struct LockedKernel {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ryokan: String,
     /// Version of the image below the workspace; absent: none.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "image_version")]
     pub image: String,
     /// Digest of all files of the workspace.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -44,6 +44,7 @@ use super::checkpoint::{CheckpointType, Manifest};
 use super::ids::{CheckpointId, Digest, FreezeId, GroupId, KernelId};
 use super::limits;
 use super::signature::Signed;
+use super::snapshot::image_version;
 
 /// Format of the manifests that this release writes.
 pub const FORMAT: u32 = 1;
@@ -297,7 +298,7 @@ pub struct KernelRevision {
     /// The release of ryokan, to which the engine's driver belongs.
     pub ryokan: String,
     /// Version of the image below the workspace; empty: none.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "image_version")]
     pub image: String,
     /// Version of the engine's interpreter; empty: not known.
     #[serde(default, skip_serializing_if = "String::is_empty")]

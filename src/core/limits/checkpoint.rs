@@ -4,6 +4,10 @@ use std::time::Duration;
 
 /// A checkpoint's manifest, or its list of engine state, bytes.
 pub const MANIFEST_BYTES: usize = 64 << 20;
+/// Version of an image, characters.
+pub const IMAGE_VERSION_CHARS: usize = 64;
+/// One text that describes a machine, characters: a processor's model with its features, for instance.
+pub const MACHINE_TEXT_CHARS: usize = 1024;
 /// Default limit of the memory of a suspended kernel's processes, bytes.
 pub const SNAPSHOT_SUSPEND_BYTES: u64 = 100 << 20;
 /// Default limit of memory and disk of a snapshot of kind teleport, bytes.

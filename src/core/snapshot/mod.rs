@@ -33,6 +33,7 @@
 
 mod choice;
 mod portable;
+mod texts;
 
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,7 @@ use super::spec::Isolation;
 
 pub use choice::{Choice, Continuing, choose_for_checkpoint, choose_for_move, choose_for_restore};
 pub use portable::{Architecture, KindRequest, PortableKind};
+pub use texts::image_version;
 
 /// A kind as data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -100,12 +102,16 @@ pub struct Teleport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Name and version of the VMM.
+    #[serde(deserialize_with = "texts::machine")]
     pub vmm: String,
     /// Version of the programs in the guest.
+    #[serde(deserialize_with = "texts::machine")]
     pub build: String,
     /// The VMM's machine type with its options.
+    #[serde(deserialize_with = "texts::machine")]
     pub machine_type: String,
     /// The processor model with its features.
+    #[serde(deserialize_with = "texts::machine")]
     pub cpu_model: String,
     /// Bytes of its memory.
     pub ram_bytes: u64,
@@ -126,6 +132,7 @@ pub struct Snapshot<Content> {
     /// The host's architecture.
     pub architecture: Architecture,
     /// Version of the image below the workspace; empty: none.
+    #[serde(deserialize_with = "image_version")]
     pub base_image_version: String,
     /// The host.
     pub host: HostId,
@@ -160,6 +167,12 @@ pub enum KindError {
     /// It is more or less than a name.
     #[error("an architecture is a name of 1 to 16 of a-z, 0-9 and _")]
     NoArchitecture,
+    /// The version of the image is no version.
+    #[error("base_image_version has at most {} characters", limits::IMAGE_VERSION_CHARS)]
+    LongImageVersion,
+    /// A text of the machine is too long.
+    #[error("each text of a machine has at most {} characters", limits::MACHINE_TEXT_CHARS)]
+    LongMachineText,
     /// The kind is that of another release.
     #[error("this build knows no snapshots of kind {0:?}")]
     Unknown(String),
@@ -259,6 +272,8 @@ impl From<KindError> for Error {
                 (ErrorCode::Refused, "architecture_mismatch", "use --kind checkpoint, which is valid anywhere")
             }
             KindError::NoArchitecture => (ErrorCode::InvalidArgument, "architecture", ""),
+            KindError::LongImageVersion => (ErrorCode::InvalidArgument, "base_image_version", ""),
+            KindError::LongMachineText => (ErrorCode::InvalidArgument, "machine_text", ""),
             KindError::BaseImageMismatch { .. } => {
                 (ErrorCode::Refused, "base_image_mismatch", "install that image, or use --kind checkpoint")
             }
@@ -468,6 +483,24 @@ mod tests {
             for found in [arrived, resumed] {
                 assert_eq!(found.is_ok(), fits, "{image}");
                 assert!(fits || matches!(found, Err(KindError::BaseImageMismatch { .. })), "{image}");
+            }
+        }
+    }
+
+    /// Each text that may be a stranger's has a bound, in characters.
+    #[test]
+    fn long_texts_name_their_rule() {
+        let whole = serde_json::to_value(teleport(1, 1)).expect("JSON");
+        let image = ("/base_image_version", limits::IMAGE_VERSION_CHARS, KindError::LongImageVersion);
+        let texts = ["vmm", "build", "machine_type", "cpu_model"]
+            .map(|name| (format!("/content/machine/{name}"), limits::MACHINE_TEXT_CHARS, KindError::LongMachineText));
+        for (at, most, rule) in texts.into_iter().chain([(image.0.to_owned(), image.1, image.2)]) {
+            for (chars, fits) in [(most, true), (most + 1, false)] {
+                let mut json = whole.clone();
+                *json.pointer_mut(&at).expect("a text") = "é".repeat(chars).into();
+                let read = serde_json::from_value::<Snapshot<Teleport>>(json).map_err(|error| error.to_string());
+                assert_eq!(read.is_ok(), fits, "{at}: {chars}");
+                assert!(read.err().is_none_or(|said| said.contains(&rule.to_string())), "{at}");
             }
         }
     }
