@@ -230,3 +230,17 @@ pub async fn pipe(context: &Context) -> Result<(), Failure> {
         () = async { sending.await; std::future::pending().await } => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_has_rate_and_reuse() {
+        let line = progress_line("copying", 30 << 20, 1 << 30, Duration::from_secs(3));
+        assert_eq!(line, "copying: sent 30 MiB, 10 MiB/s, 1 GiB were there");
+        assert!(line.chars().count() <= WIDTH);
+        // Nothing is divided by no time.
+        assert!(progress_line("sealing", 0, 0, Duration::ZERO).contains("/s"));
+    }
+}

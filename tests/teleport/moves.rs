@@ -82,6 +82,37 @@ fn only_missing_objects_travel() {
 }
 
 #[test]
+fn progress_names_what_was_there() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "k"]);
+    here.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=large bs=1M count=12 2>/dev/null'"]);
+    moved(&here, "k", &there, &[]);
+    there.ok(&["exec", "k", "/bin/sh -c 'dd if=/dev/urandom of=more bs=1M count=2 2>/dev/null'"]);
+    let target = to(&here);
+    let seen = there.with(async move |client| {
+        let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+        let all = std::rc::Rc::clone(&seen);
+        let note = move |phase: &str, sent: u64, reused: u64| all.borrow_mut().push((phase.to_owned(), sent, reused));
+        client.teleport("k", &target, MoveOptions::default(), note).await.expect("it moves");
+        seen.take()
+    });
+    let is_known = |(phase, ..): &(String, u64, u64)| ["copying", "sealing"].contains(&phase.as_str());
+    assert!(!seen.is_empty() && seen.iter().all(is_known), "{seen:?}");
+    assert!(seen.iter().any(|(_, sent, reused)| *reused > 12 << 20 && *sent < 12 << 20), "{seen:?}");
+}
+
+#[test]
+fn wire_is_compressed() {
+    let (here, there) = pair(User::Own);
+    here.ok(&["new", "k"]);
+    here.ok(&["exec", "k", "/bin/sh -c 'seq 1000000 > numbers'"]);
+    let report = moved(&here, "k", &there, &[]);
+    let bytes = |name: &str| report[name].as_u64().expect("a number");
+    assert!(bytes("sent_bytes") > 6 << 20 && bytes("wire_bytes") < bytes("sent_bytes") / 2, "{report}");
+    assert_eq!(there.ok(&["exec", "k", "/bin/sh -c 'seq 1000000 | cmp - numbers && echo same'"]), "same\n");
+}
+
+#[test]
 fn older_checkpoints_stay_behind() {
     let (here, there) = pair(User::Own);
     here.ok(&["new", "k"]);
