@@ -561,9 +561,10 @@ interface TeleportSink {
 }
 interface HandoverStream {
   write @0 (data :Data) -> ();
-  # At most 1 MiB; empty: the end of the sender's stream.
+  # At most 1 MiB; empty: the end of the sender's stream. Several calls may be in flight, in order.
   read @1 () -> (data :Data);
-  # Waits for data; empty: the end of the receiver's stream.
+  # Waits for data; empty: the end of the receiver's stream. Several calls may be in flight: each
+  # gets the bytes after those of the one before.
 }
 interface JournalSink { entry @0 (entry :JournalEntry) -> stream; }
 

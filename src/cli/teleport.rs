@@ -1,6 +1,7 @@
 //! Moves of kernels between hosts, and the far end of a transport.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
@@ -200,26 +201,37 @@ async fn resolve(context: &Context, id: &str, live: bool) -> Result<(), Failure>
     context.show(|| serde_json::json!({ "handover": id, "resolved": done }), || format!("handover {id} is {done}\n"))
 }
 
-/// Connects the standard streams to the local daemon: the far end of `teleport`.
+/// Connects the standard streams to the local daemon: the far end of `teleport`. Several calls are in flight in each
+/// direction; their results come in the order of the calls.
 pub async fn pipe(context: &Context) -> Result<(), Failure> {
     let stream = context.host().await?.handover_pipe().await?;
     let sender = stream.clone();
     let sending = async move {
         let (mut from, mut room) = (tokio::io::stdin(), vec![0; limits::HANDOVER_PIECE_BYTES]);
+        let mut calls = VecDeque::new();
         loop {
             let count = from.read(&mut room).await.unwrap_or(0);
-            if sender.write(&room[..count]).await.is_err() || count == 0 {
-                return;
+            calls.push_back(Box::pin(sender.write(&room[..count])));
+            while calls.len() == limits::HANDOVER_CALLS || count == 0 {
+                let Some(call) = calls.pop_front() else { return };
+                if call.await.is_err() {
+                    return;
+                }
             }
         }
     };
     let receiving = async {
         let mut to = tokio::io::stdout();
+        let mut calls: VecDeque<_> = (0..limits::HANDOVER_CALLS).map(|_| Box::pin(stream.read())).collect();
         loop {
-            let data = stream.read().await?;
+            let data = match calls.pop_front() {
+                Some(call) => call.await?,
+                None => Vec::new(),
+            };
             if data.is_empty() {
                 return Ok::<(), Failure>(());
             }
+            calls.push_back(Box::pin(stream.read()));
             to.write_all(&data).await.map_err(Failure::of_output)?;
             to.flush().await.map_err(Failure::of_output)?;
         }

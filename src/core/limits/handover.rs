@@ -12,6 +12,8 @@ pub const HANDOVER_RATE_MIN: u64 = 16 << 10;
 pub const HANDOVER_DIGESTS: usize = 8192;
 /// Objects of one kernel that is moved.
 pub const HANDOVER_OBJECTS: usize = 2_000_000;
+/// Calls of `ryokan pipe` in flight, in each direction.
+pub const HANDOVER_CALLS: usize = 4;
 /// Description of a moved kernel, bytes.
 pub const HANDOVER_SEAL_BYTES: u64 = 64 << 20;
 /// Lines of the audit log that move with a kernel: its newest ones.

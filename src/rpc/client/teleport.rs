@@ -37,23 +37,28 @@ pub struct HandoverPipe {
 }
 
 impl HandoverPipe {
-    /// Sends bytes of the source; none: its stream has ended.
+    /// Sends bytes of the source; none: its stream has ended. They are sent now, in the order of the calls; the result
+    /// waits for the daemon.
     ///
     /// # Errors
     /// `unavailable` once the daemon has ended the handover.
-    pub async fn write(&self, data: &[u8]) -> Result<()> {
+    pub fn write(&self, data: &[u8]) -> impl Future<Output = Result<()>> + use<> {
         let mut request = self.cap.write_request();
         request.get().set_data(data);
-        self.link.wait(request.send().promise).await.map(drop)
+        let (sent, link) = (request.send().promise, self.link.clone());
+        async move { link.wait(sent).await.map(drop) }
     }
 
-    /// Waits for bytes of the daemon; none: its stream has ended.
+    /// Waits for bytes of the daemon; none: its stream has ended. They are requested now; several calls get them in turn.
     ///
     /// # Errors
     /// The daemon's errors.
-    pub async fn read(&self) -> Result<Vec<u8>> {
-        let response = self.link.wait(self.cap.read_request().send().promise).await?;
-        answer(read_data(fields(response.get())?.get_data(), "data", limits::CHUNK_BYTES))
+    pub fn read(&self) -> impl Future<Output = Result<Vec<u8>>> + use<> {
+        let (sent, link) = (self.cap.read_request().send().promise, self.link.clone());
+        async move {
+            let response = link.wait(sent).await?;
+            answer(read_data(fields(response.get())?.get_data(), "data", limits::CHUNK_BYTES))
+        }
     }
 }
 

@@ -120,7 +120,7 @@ fn report(sink: &teleport_sink::Client, is_reporting: &Rc<Cell<bool>>, phase: &s
     });
 }
 
-/// The receiving end of a handover as a byte stream.
+/// The receiving end of a handover as a byte stream. Calls in flight take the locks in their order.
 struct StreamServer {
     read: Mutex<ReadHalf<DuplexStream>>,
     write: Mutex<Option<WriteHalf<DuplexStream>>>,
@@ -152,8 +152,9 @@ impl handover_stream::Server for StreamServer {
         _params: handover_stream::ReadParams,
         mut results: handover_stream::ReadResults,
     ) -> capnp::Result<()> {
+        let mut read = self.read.lock().await;
         let mut data = vec![0; limits::HANDOVER_PIECE_BYTES];
-        let count = self.read.lock().await.read(&mut data).await.unwrap_or(0);
+        let count = read.read(&mut data).await.unwrap_or(0);
         results.get().set_data(&data[..count]);
         Ok(())
     }
