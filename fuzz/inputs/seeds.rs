@@ -159,7 +159,7 @@ fn handover(seeds: &mut Vec<Seed>) {
     let spec = ryokan::core::spec::KernelSpec::new(name, ryokan::core::engine::EngineName::Python);
     let spec = serde_json::to_string(&spec).expect("a specification has a JSON form");
     let messages = [
-        ("hello", format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":1,"host":"{id}"}}"#)),
+        ("hello", format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":2,"host":"{id}"}}"#)),
         (
             "offer",
             format!(
@@ -182,7 +182,12 @@ fn handover(seeds: &mut Vec<Seed>) {
     }
     let packed = zstd::bulk::compress(&[7; 3000], 1).expect("memory takes it");
     let object = [&[171; 32][..], &3000u64.to_le_bytes()].concat();
-    let objects = [wire(2, &[171; 64]), wire(3, &[3]), wire(4, &object), wire(6, &packed), wire(5, b"piece")].concat();
+    let chunk = |stored: u32, form: u8| {
+        wire(5, &[&[171; 32][..], &3000u32.to_le_bytes(), &stored.to_le_bytes(), &[form]].concat())
+    };
+    let asked = [wire(2, &[171; 64]), wire(3, &[3]), wire(7, &[171; 64]), wire(3, &[1])];
+    let sent = [wire(4, &object), chunk(packed.len() as u32, 1), wire(6, &packed), chunk(0, 2), chunk(5, 0)];
+    let objects = [asked.concat(), sent.concat(), wire(6, b"piece")].concat();
     put(seeds, "wire", "objects", &objects);
 }
 

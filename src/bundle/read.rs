@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, BufReader, Read};
+use std::sync::Arc;
 
 use super::frame::Opened;
 use super::group::{GroupContents, check_group_head, whole_group};
@@ -96,7 +97,7 @@ impl<'a, R: Read> Reading<'a, BufReader<Opened<R>>> {
         if !rest.buffer().is_empty() {
             return Err(BundleError::Damaged("something follows the last record".into()));
         }
-        Ok((rest.into_inner().finish()?, Held { store, held: seen }))
+        Ok((rest.into_inner().finish()?, Held { store, held: Arc::new(seen) }))
     }
 }
 
@@ -278,7 +279,7 @@ pub(super) fn check_head(head: &Head) -> Result<(), BundleError> {
 /// The store, restricted to the file's own objects: a file must not lead to objects that others stored.
 pub(super) struct Held<'a> {
     pub(super) store: &'a Store,
-    held: HashSet<Digest>,
+    held: Arc<HashSet<Digest>>,
 }
 
 impl Objects for Held<'_> {
@@ -340,17 +341,17 @@ impl Held<'_> {
 pub fn verify(
     store: &Store,
     head: &Head,
-    held: HashSet<Digest>,
+    held: impl Into<Arc<HashSet<Digest>>>,
 ) -> Result<(Vec<Manifest>, StateParts, u64), BundleError> {
     check_head(head)?;
-    whole(&Held { store, held }, head)
+    whole(&Held { store, held: held.into() }, head)
 }
 
 /// Checks that `held` has all of a tree, and that a workspace may be like it; returns its size.
 ///
 /// # Errors
 /// Each of [`BundleError`].
-pub fn verify_tree(store: &Store, tree: Digest, held: HashSet<Digest>) -> Result<Size, BundleError> {
+pub fn verify_tree(store: &Store, tree: Digest, held: Arc<HashSet<Digest>>) -> Result<Size, BundleError> {
     let held = Held { store, held };
     held.needs_tree(tree, &mut Seen::default())?;
     let size = held.size_of(tree)?;

@@ -1,5 +1,6 @@
 //! Compression of entries.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::io;
 
@@ -12,6 +13,13 @@ const LEVEL: i32 = 3;
 
 /// Shorter data is not compressed, bytes.
 const LEAST: usize = 64;
+/// First bytes of a zstd frame; a skippable one has others.
+const FRAME: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
+
+/// Most bytes to which so many are compressed: that saves at least a sixteenth.
+fn most_packed(plain: usize) -> usize {
+    plain - plain / 16
+}
 
 thread_local! {
     // Creating a context takes longer than compressing a small chunk.
@@ -29,7 +37,7 @@ fn compressed(plain: &[u8]) -> Option<Vec<u8>> {
             none => none.insert(zstd::bulk::Compressor::new(LEVEL)?),
         };
         // Without room for more, zstd stops as soon as compression does not help.
-        let mut room = Vec::with_capacity(plain.len() - plain.len() / 16);
+        let mut room = Vec::with_capacity(most_packed(plain.len()));
         compressor.compress_to_buffer(plain, &mut room)?;
         Ok(room)
     };
@@ -43,6 +51,25 @@ pub(super) fn encode(kind: Kind, digest: Digest, size: u64, plain: &[u8]) -> (En
     let encoding = if packed.is_some() { Encoding::Zstd } else { Encoding::Raw };
     let stored = packed.as_ref().map_or(plain.len(), Vec::len) as u32;
     (Entry { kind, encoding, stored, plain: plain.len() as u32, size, digest }, packed)
+}
+
+/// Decodes the bytes of an entry; `None` unless that gives `plain` bytes. Allocates no more.
+pub(super) fn decode(encoding: Encoding, plain: u32, stored: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let decoded = match encoding {
+        Encoding::Raw => Cow::Borrowed(stored),
+        Encoding::Zstd => Cow::Owned(zstd::bulk::decompress(stored, plain as usize).ok()?),
+    };
+    (decoded.len() == plain as usize).then_some(decoded)
+}
+
+/// Whether bytes that decode to `plain` ones are what [`encode`] could have made: one frame, small enough, and nothing
+/// else. A decoder also reads several frames, and skips those of other kinds.
+pub(super) fn is_encoded(plain: u32, packed: &[u8]) -> bool {
+    let plain = plain as usize;
+    plain >= LEAST
+        && packed.len() <= most_packed(plain)
+        && packed.starts_with(&FRAME)
+        && zstd::zstd_safe::find_frame_compressed_size(packed) == Ok(packed.len())
 }
 
 #[cfg(test)]
@@ -64,7 +91,8 @@ mod tests {
             assert_eq!((entry.encoding, packed.is_some()), (encoding, encoding == Encoding::Zstd));
             assert_eq!(entry.stored as usize, packed.as_ref().map_or(plain.len(), Vec::len));
             if let Some(packed) = packed {
-                assert_eq!(zstd::bulk::decompress(&packed, plain.len()).expect("whole"), plain);
+                assert_eq!(decode(Encoding::Zstd, plain.len() as u32, &packed).as_deref(), Some(&plain[..]));
+                assert!(is_encoded(plain.len() as u32, &packed));
             }
         }
     }

@@ -105,8 +105,10 @@ impl Kind {
 
 /// Encoding of an entry's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Encoding {
+pub enum Encoding {
+    /// None.
     Raw,
+    /// One zstd frame.
     Zstd,
 }
 
@@ -278,8 +280,10 @@ pub(super) fn read_table(bytes: &[u8]) -> Option<Vec<Slot>> {
 
 /// The chunks of an object, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct List {
+pub struct List {
+    /// Length of the object.
     pub size: u64,
+    /// Address and length of each.
     pub chunks: Vec<(Digest, u32)>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Reader, Result, Store, StoreError, Writer};
 use crate::core::ids::Digest;
@@ -13,12 +13,16 @@ use crate::core::limits;
 pub struct StoreHandle {
     store: Store,
     places: Arc<Semaphore>,
+    /// Addresses that arriving kernels may have in memory.
+    addresses: Arc<Semaphore>,
 }
 
 impl StoreHandle {
     /// A handle for a store.
     pub fn new(store: Store) -> StoreHandle {
-        StoreHandle { store, places: Arc::new(Semaphore::new(limits::STORE_OPERATIONS)) }
+        let [places, addresses] =
+            [limits::STORE_OPERATIONS, limits::HANDOVER_OBJECTS_ALL].map(|most| Arc::new(Semaphore::new(most)));
+        StoreHandle { store, places, addresses }
     }
 
     /// Runs a closure on the store.
@@ -41,6 +45,11 @@ impl StoreHandle {
     ) -> Result<T> {
         let store = self.store.clone();
         tokio::task::spawn_blocking(move || work(&store)).await.unwrap_or(Err(StoreError::Stopped))
+    }
+
+    /// Takes room in memory for so many addresses of objects that arrive; `None` if others have it.
+    pub fn reserve_addresses(&self, count: usize) -> Option<OwnedSemaphorePermit> {
+        self.addresses.clone().try_acquire_many_owned(u32::try_from(count).ok()?).ok()
     }
 
     /// See [`Store::put`].

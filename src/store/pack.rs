@@ -8,14 +8,17 @@
 //! A pack without a trailer is being written, or its writer died: a scan finds its entries. Callers name an entry by
 //! its [`Slot`]; what is returned was verified.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::encode::decode;
 use super::error::StoreError;
-use super::format::{self, ENTRY_HEADER, Encoding, Entry, Key, List, PACK_HEADER, Slot, TRAILER};
+use super::format::{self, ENTRY_HEADER, Entry, Key, List, PACK_HEADER, Slot, TRAILER};
+use super::packed::Packed;
 use super::{Result, limits};
 use crate::sys::{fault, fs, random};
 
@@ -197,7 +200,7 @@ impl Pack {
         match &self.key {
             Some(key) => Entry::is_whole(key, header, stored),
             // A list has no digest of its own bytes, but no accident passes for one.
-            None => open(entry, stored).is_some_and(|plain| is_content(entry, &plain)),
+            None => is_content(entry, stored),
         }
     }
 
@@ -221,9 +224,17 @@ impl Pack {
 
     /// Reads an entry's decoded bytes; data is verified against its digest.
     pub(super) fn read(&self, slot: &Slot) -> Result<Vec<u8>> {
-        let stored = self.read_stored(slot)?;
-        let plain = open(&stored.entry, &stored.bytes).filter(|plain| is_content(&stored.entry, plain));
-        plain.ok_or_else(|| self.damaged(slot))
+        let Stored { entry, bytes } = self.read_stored(slot)?;
+        content(&entry, &bytes).map(Cow::into_owned).ok_or_else(|| self.damaged(slot))
+    }
+
+    /// Reads a chunk as stored; it is verified as by [`Pack::read`].
+    pub(super) fn read_packed(&self, slot: &Slot) -> Result<Packed> {
+        let Stored { entry, bytes } = self.read_stored(slot)?;
+        match is_content(&entry, &bytes) {
+            true => Ok(Packed { encoding: entry.encoding, bytes }),
+            false => Err(self.damaged(slot)),
+        }
     }
 
     /// Reads the chunk list of an object.
@@ -236,19 +247,17 @@ impl Pack {
     }
 }
 
-/// Decodes. Allocates no more than the entry's bounded length.
-fn open(entry: &Entry, stored: &[u8]) -> Option<Vec<u8>> {
-    match entry.encoding {
-        Encoding::Raw => Some(stored.to_vec()),
-        Encoding::Zstd => {
-            let plain = zstd::bulk::decompress(stored, entry.plain as usize).ok()?;
-            (plain.len() == entry.plain as usize).then_some(plain)
-        }
-    }
+/// The decoded bytes of an entry; `None` if they are not its content.
+fn content<'a>(entry: &Entry, stored: &'a [u8]) -> Option<Cow<'a, [u8]>> {
+    let is_right = |plain: &Cow<'_, [u8]>| match entry.kind.is_data() {
+        true => format::digest_of(plain) == entry.digest,
+        false => List::read(plain).is_some(),
+    };
+    decode(entry.encoding, entry.plain, stored).filter(is_right)
 }
 
-fn is_content(entry: &Entry, plain: &[u8]) -> bool {
-    if entry.kind.is_data() { format::digest_of(plain) == entry.digest } else { List::read(plain).is_some() }
+fn is_content(entry: &Entry, stored: &[u8]) -> bool {
+    content(entry, stored).is_some()
 }
 
 fn next_magic(bytes: &[u8], from: usize) -> usize {

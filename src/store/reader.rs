@@ -80,7 +80,10 @@ impl Store {
     }
 
     /// An object's chunks; a small object is its own only chunk.
-    pub(super) fn chunks(&self, digest: Digest) -> Result<List> {
+    ///
+    /// # Errors
+    /// `NotFound`, `Damaged`, `Io`.
+    pub fn chunks(&self, digest: Digest) -> Result<List> {
         self.read_entry(digest, Want::Object, |pack, slot| {
             if slot.kind.is_data() {
                 let chunks = vec![(digest, slot.size as u32)];
@@ -90,11 +93,25 @@ impl Store {
         })
     }
 
-    /// A verified chunk of an object. Errors name the object.
+    /// A verified chunk of an object.
     fn chunk(&self, object: Digest, chunk: Digest, length: u32) -> Result<Vec<u8>> {
-        match self.read_entry(chunk, Want::Data, Pack::read) {
-            Ok(plain) if plain.len() == length as usize => Ok(plain),
-            Ok(_) | Err(StoreError::NotFound(_)) => Err(StoreError::Incomplete { digest: object, part: chunk }),
+        self.read_chunk(object, (chunk, length), Pack::read)
+    }
+
+    /// Reads a chunk of an object. Errors name the object.
+    pub(super) fn read_chunk<T>(
+        &self,
+        object: Digest,
+        (chunk, length): (Digest, u32),
+        read: impl Fn(&Pack, &Slot) -> Result<T>,
+    ) -> Result<T> {
+        let sized = |pack: &Pack, slot: &Slot| match slot.size == u64::from(length) {
+            true => read(pack, slot).map(Some),
+            false => Ok(None),
+        };
+        match self.read_entry(chunk, Want::Data, sized) {
+            Ok(Some(found)) => Ok(found),
+            Ok(None) | Err(StoreError::NotFound(_)) => Err(StoreError::Incomplete { digest: object, part: chunk }),
             Err(StoreError::Damaged { path, offset, .. }) => Err(StoreError::Damaged { digest: object, path, offset }),
             Err(error) => Err(error),
         }

@@ -10,7 +10,7 @@ use fastcdc::v2020::FastCDC;
 
 use super::compressor::{Compressor, Item, ItemKind};
 use super::encode::encode;
-use super::format::{Kind, List, digest_of};
+use super::format::{Entry, Kind, List, digest_of};
 use super::gc_guard::GcGuard;
 use super::state::Want;
 use super::{Result, Store, StoreError};
@@ -23,6 +23,16 @@ const MOST: usize = limits::STORE_CHUNK_MAX_BYTES;
 
 /// Buffer of uncut bytes, large enough that little is moved to the front.
 const WINDOW: usize = 4 * MOST;
+
+/// Whether the next chunk of an object of `size` bytes may have this length, if `left` of them follow the earlier chunks.
+/// Others than a [`Writer`] may cut elsewhere: that costs room only.
+pub(super) fn is_chunk(size: u64, left: u64, length: u32) -> bool {
+    let length = u64::from(length);
+    if size <= limits::STORE_UNCHUNKED_BYTES as u64 {
+        return length == size;
+    }
+    length <= left.min(MOST as u64) && (length == left || length >= LEAST as u64)
+}
 
 /// An object being written. Dropping it leaves no object, only chunks for garbage collection.
 #[derive(Debug)]
@@ -194,6 +204,10 @@ impl Batch {
         self.sync()
     }
 
+    pub(super) fn store(&self) -> &Store {
+        self.guard.store()
+    }
+
     /// Makes those durable that were added so far; more may follow. All are protected from garbage collection until it
     /// is dropped.
     ///
@@ -224,9 +238,13 @@ impl Batch {
     }
 }
 
+fn wanted(kind: Kind) -> Want {
+    if kind.is_data() { Want::Data } else { Want::Object }
+}
+
 impl Store {
     /// Records a use of an entry; returns whether an entry exists that is not known to be damaged.
-    fn keep(&self, digest: Digest, want: Want) -> Result<bool> {
+    pub(super) fn keep(&self, digest: Digest, want: Want) -> Result<bool> {
         let mut state = self.state();
         state.recent_use.touch(digest);
         state.has(digest, want)
@@ -239,27 +257,36 @@ impl Store {
             return self.add(Kind::Part, digest, size, plain);
         }
         self.add(Kind::Whole, digest, size, plain)?;
+        self.name_whole(digest, size)
+    }
+
+    /// Makes an object of bytes that exist as one entry.
+    pub(super) fn name_whole(&self, digest: Digest, size: u64) -> Result<()> {
         if self.keep(digest, Want::Object)? {
             return Ok(());
         }
         // The bytes exist as a chunk of another object: this one is a list of that chunk.
-        let list = List { size, chunks: vec![(digest, plain.len() as u32)] };
+        let list = List { size, chunks: vec![(digest, size as u32)] };
         self.add(Kind::List, digest, size, &list.write())
     }
 
     /// Writes an entry unless it exists.
     pub(super) fn add(&self, kind: Kind, digest: Digest, size: u64, plain: &[u8]) -> Result<()> {
-        let want = if kind.is_data() { Want::Data } else { Want::Object };
-        if self.keep(digest, want)? {
+        if self.keep(digest, wanted(kind))? {
             return Ok(());
         }
         let (entry, packed) = encode(kind, digest, size, plain);
+        self.append(&entry, packed.as_deref().unwrap_or(plain))
+    }
+
+    /// Writes an encoded entry unless it exists.
+    pub(super) fn append(&self, entry: &Entry, stored: &[u8]) -> Result<()> {
         let mut state = self.state();
         // Another writer of the same may have been faster.
-        if state.has(digest, want)? {
+        if state.has(entry.digest, wanted(entry.kind))? {
             return Ok(());
         }
-        let (_, rolled) = state.append(&entry, packed.as_deref().unwrap_or(plain))?;
+        let (_, rolled) = state.append(entry, stored)?;
         let lost = state.lost;
         drop(state);
         if rolled { self.sync_early(lost) } else { Ok(()) }

@@ -113,11 +113,17 @@ async fn frames<'a>(
                 wire.write_frame(&Frame::Answer(bits)).await?;
                 wire.flush().await?;
             }
+            (Frame::ChunkQuestion(digests), Some(session)) => {
+                let bits = session.receiving.chunk_question(digests).await?;
+                wire.write_frame(&Frame::Answer(bits)).await?;
+                wire.flush().await?;
+            }
             (Frame::Object { digest, size }, Some(session)) => {
                 session.receiving.check_object(digest, size)?;
                 host.take_room(session.offer.handover, size)?;
                 session.receiving.object(digest, size).await?;
             }
+            (Frame::Chunk(chunk), Some(session)) => session.receiving.chunk(chunk).await?,
             (Frame::Piece(piece), Some(session)) => session.receiving.piece(piece).await?,
             (Frame::Message(Message::Flush { objects }), Some(session)) => {
                 let report = session.offer.report_ms;
@@ -133,7 +139,7 @@ async fn frames<'a>(
             },
             (Frame::Message(Message::Preview { tree }), Some(session)) if !session.has_preview => {
                 session.has_preview = true;
-                let writing = host.preview(&session.offer, &session.receiving.received, tree);
+                let writing = host.preview(&session.offer, session.receiving.received()?, tree);
                 let writing = async {
                     writing.await;
                     Ok(())
@@ -160,8 +166,8 @@ async fn frames<'a>(
                 decide(wire, host, state, TargetEvent::Abort, (handover, None)).await?;
             }
             (Frame::Answer(_), _) => return Err(wrong("an answer")),
-            (Frame::Question(_) | Frame::Object { .. } | Frame::Piece(_), None) => return Err(wrong("objects")),
             (Frame::Message(message), _) => return Err(wrong(&format!("{message:?}"))),
+            (other, None) => return Err(wrong(other.name())),
         }
     }
     Ok(())
@@ -217,7 +223,8 @@ async fn seal(
     for action in session.state.step(TargetEvent::Sealed) {
         match action {
             TargetAction::RecordPrepared => {
-                let preparing = host.prepare(source, &session.offer, &session.receiving.received, description);
+                let received = session.receiving.received()?;
+                let preparing = host.prepare(source, &session.offer, received, description);
                 reporting(wire, session.offer.report_ms, preparing).await?;
                 session.guard = None;
             }

@@ -1,22 +1,28 @@
-//! Transfer of objects: the sender names addresses, the receiver answers which it lacks, only those travel.
+//! Transfer of objects: the sender names addresses, the receiver answers which it lacks, only those travel. Of an object
+//! of several chunks, only the chunks travel that the receiver lacks.
+//!
+//! ```text
+//! store ─▶ chunks as stored, verified ─▶ [queue] ─▶ wire ═══ wire ─▶ [queue] ─▶ verified, stored as they are ─▶ store
+//!          a blocking thread                        event loops                 a blocking thread
+//! ```
+//! Event loops only pass bytes on.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::wire::{Frame, Message, Wire, bounded, unexpected};
+use super::wire::{Chunk, Frame, Message, Wire, bounded, unexpected};
 use crate::core::error::{Error, Result};
 use crate::core::ids::Digest;
 use crate::core::limits;
-use crate::store::{Store, StoreError, StoreHandle, Writer};
+use crate::store::{Batch, Encoding, List, Packed, Store, StoreError, StoreHandle};
 
 /// Frames queued between disk and connection.
-const QUEUED: usize = 8;
-/// Objects up to this size are stored in batches, bytes.
-const SMALL: u64 = 1 << 20;
+const QUEUED: usize = 16;
 
 /// Totals of a transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -27,9 +33,9 @@ pub struct Sent {
     pub bytes: u64,
     /// Objects that the receiver lacked.
     pub sent_objects: u64,
-    /// Their bytes.
+    /// Bytes of their chunks that the receiver lacked.
     pub sent_bytes: u64,
-    /// Bytes of objects that the receiver had.
+    /// Bytes of objects and chunks that the receiver had.
     pub reused_bytes: u64,
     /// Bytes on the connection.
     pub wire_bytes: u64,
@@ -76,29 +82,38 @@ pub(super) async fn send(
     progress: &dyn Fn(Sent),
 ) -> Result<()> {
     let (mut count, mut pace) = (0, Pace::new(limit_rate));
-    for asked in digests.chunks(limits::HANDOVER_DIGESTS) {
-        wire.write_frame(&Frame::Question(asked.to_vec())).await?;
-        wire.flush().await?;
-        let bits = match wire.frame(limits::HANDOVER_STEP).await? {
-            Some(Frame::Answer(bits)) if bits.len() == asked.len().div_ceil(8) => bits,
-            Some(Frame::Message(Message::Refused { error })) => return Err(bounded(error)),
-            Some(_) => return Err(Error::corrupt("the other host sent a malformed answer").reason("protocol")),
-            None => return Err(Error::unavailable("the other host closed the connection").reason("connection")),
-        };
-        let lacks = asked.iter().enumerate().filter(|(at, _)| bits[at / 8] >> (at % 8) & 1 == 1);
-        let lacks: Vec<Digest> = lacks.map(|(_, digest)| *digest).collect();
+    let mut batches = digests.chunks(limits::HANDOVER_DIGESTS);
+    let mut asked = batches.next();
+    if let Some(first) = asked {
+        ask(wire, Frame::Question(first.to_vec())).await?;
+    }
+    while let Some(batch) = asked {
+        let mut lacks = lacking(wire, batch).await?;
+        asked = batches.next();
         count += lacks.len() as u64;
-        totals.objects += asked.len() as u64;
+        totals.objects += batch.len() as u64;
         totals.sent_objects += lacks.len() as u64;
-        let (all, lacking) = (asked.to_vec(), lacks.clone());
+        let (all, lacked) = (batch.to_vec(), lacks.clone());
         let sizes = store.run(move |store| {
             let size = |digests: &[Digest]| digests.iter().map(|digest| store.size(*digest)).sum::<Result<u64, _>>();
-            Ok((size(&all)?, size(&lacking)?))
+            Ok((size(&all)?, size(&lacked)?))
         });
-        let (all, lacking) = sizes.await?;
+        let (all, lacked) = sizes.await?;
         totals.bytes += all;
-        totals.reused_bytes += all.saturating_sub(lacking);
-        stream(wire, store, lacks, totals, &mut pace, progress).await?;
+        totals.reused_bytes += all.saturating_sub(lacked);
+        loop {
+            let group;
+            (group, lacks) = store.run(move |store| next_group(store, lacks)).await?;
+            let missing = missing_chunks(wire, &group).await?;
+            // The receiver answers the next question while these objects travel.
+            if let Some(next) = asked.filter(|_| lacks.is_empty()) {
+                ask(wire, Frame::Question(next.to_vec())).await?;
+            }
+            stream(wire, store, (group, missing), totals, &mut pace, progress).await?;
+            if lacks.is_empty() {
+                break;
+            }
+        }
     }
     wire.send(Message::Flush { objects: count }).await?;
     match wire.answer().await? {
@@ -107,35 +122,69 @@ pub(super) async fn send(
     }
 }
 
+async fn ask(wire: &mut Wire, question: Frame) -> Result<()> {
+    wire.write_frame(&question).await?;
+    wire.flush().await
+}
+
+/// Receives the answer to a question: what the receiver lacks.
+async fn lacking(wire: &mut Wire, asked: &[Digest]) -> Result<Vec<Digest>> {
+    let bits = match wire.frame(limits::HANDOVER_STEP).await? {
+        Some(Frame::Answer(bits)) if bits.len() == asked.len().div_ceil(8) => bits,
+        Some(Frame::Message(Message::Refused { error })) => return Err(bounded(error)),
+        Some(_) => return Err(Error::corrupt("the other host sent a malformed answer").reason("protocol")),
+        None => return Err(Error::unavailable("the other host closed the connection").reason("connection")),
+    };
+    let lacks = asked.iter().enumerate().filter(|(at, _)| bits[at / 8] >> (at % 8) & 1 == 1);
+    Ok(lacks.map(|(_, digest)| *digest).collect())
+}
+
+/// Objects that are sent together, with their chunks.
+type Group = Vec<(Digest, List)>;
+
+/// Takes objects with the chunks of one question, or one object; returns also those that follow.
+fn next_group(store: &Store, mut lacks: Vec<Digest>) -> Result<(Group, Vec<Digest>), StoreError> {
+    let (mut group, mut chunks) = (Vec::new(), 0);
+    for digest in &lacks {
+        let list = store.chunks(*digest)?;
+        chunks += list.chunks.len();
+        group.push((*digest, list));
+        if chunks >= limits::HANDOVER_DIGESTS {
+            break;
+        }
+    }
+    let later = lacks.split_off(group.len());
+    Ok((group, later))
+}
+
+/// Asks which chunks of objects of several ones are missing.
+async fn missing_chunks(wire: &mut Wire, group: &[(Digest, List)]) -> Result<HashSet<Digest>> {
+    let mut distinct = HashSet::new();
+    let several = group.iter().filter(|(_, list)| list.chunks.len() > 1).flat_map(|(_, list)| &list.chunks);
+    let chunks: Vec<Digest> = several.map(|(chunk, _)| *chunk).filter(|chunk| distinct.insert(*chunk)).collect();
+    let mut missing = HashSet::new();
+    for asked in chunks.chunks(limits::HANDOVER_DIGESTS) {
+        ask(wire, Frame::ChunkQuestion(asked.to_vec())).await?;
+        missing.extend(lacking(wire, asked).await?);
+    }
+    Ok(missing)
+}
+
 /// Reads objects on a blocking thread and writes them to the wire.
 async fn stream(
     wire: &mut Wire,
     store: &StoreHandle,
-    digests: Vec<Digest>,
+    (group, mut missing): (Group, HashSet<Digest>),
     totals: &mut Sent,
     pace: &mut Pace,
     progress: &dyn Fn(Sent),
 ) -> Result<()> {
     let (to, mut frames) = mpsc::channel(QUEUED);
     let reading = store.run_beside(move |store| {
-        for digest in digests {
-            let mut reader = store.open_object(digest)?;
-            let size = reader.size();
+        for (object, list) in group {
             // The receiver of the frames is gone if the connection is lost.
-            if to.blocking_send(Frame::Object { digest, size }).is_err() {
-                return Ok(());
-            }
-            loop {
-                let mut piece =
-                    vec![0; limits::HANDOVER_PIECE_BYTES.min(usize::try_from(size).unwrap_or(usize::MAX).max(1))];
-                let count = reader.read_some(&mut piece)?;
-                if count == 0 {
-                    break;
-                }
-                piece.truncate(count);
-                if to.blocking_send(Frame::Piece(piece)).is_err() {
-                    return Ok(());
-                }
+            if !read_object(store, object, list, &mut missing, |frame| to.blocking_send(frame).is_ok())? {
+                break;
             }
         }
         Ok(())
@@ -145,9 +194,10 @@ async fn stream(
             let before = wire.sent;
             wire.write_frame(&frame).await?;
             totals.wire_bytes = wire.sent;
-            if let Frame::Piece(piece) = frame {
-                totals.sent_bytes += piece.len() as u64;
-                progress(*totals);
+            match frame {
+                Frame::Chunk(Chunk { sent: Some(_), length, .. }) => totals.sent_bytes += u64::from(length),
+                Frame::Chunk(Chunk { sent: None, length, .. }) => totals.reused_bytes += u64::from(length),
+                _ => progress(*totals),
             }
             pace.sent(wire.sent - before).await;
         }
@@ -156,6 +206,35 @@ async fn stream(
     let (read, sent) = futures::join!(reading, sending);
     read?;
     sent
+}
+
+/// Reads an object, and passes its frames on; false once `to` takes none. Each of the `missing` chunks is read once.
+fn read_object(
+    store: &Store,
+    object: Digest,
+    list: List,
+    missing: &mut HashSet<Digest>,
+    to: impl Fn(Frame) -> bool,
+) -> Result<bool, StoreError> {
+    if !to(Frame::Object { digest: object, size: list.size }) {
+        return Ok(false);
+    }
+    let is_only = list.chunks.len() == 1;
+    for (digest, length) in list.chunks.into_iter().filter(|(_, length)| *length > 0) {
+        if !is_only && !missing.remove(&digest) {
+            if !to(Frame::Chunk(Chunk { digest, length, sent: None })) {
+                return Ok(false);
+            }
+            continue;
+        }
+        let Packed { encoding, bytes } = store.packed(object, digest, length)?;
+        let sent = Some((encoding, bytes.len() as u32));
+        let mut pieces = bytes.chunks(limits::HANDOVER_PIECE_BYTES);
+        if !to(Frame::Chunk(Chunk { digest, length, sent })) || !pieces.all(|piece| to(Frame::Piece(piece.to_vec()))) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The objects of the receiver's store that a sender may refer to without sending them.
@@ -169,8 +248,8 @@ pub enum Reuse {
 /// Everything that a sender may refer to: received objects, and named ones that were here.
 #[derive(Debug, Default)]
 pub struct Received {
-    /// The addresses.
-    pub held: HashSet<Digest>,
+    /// The addresses. Shared with those who verify, not copied.
+    pub held: Arc<HashSet<Digest>>,
     /// Bytes that may arrive.
     pub most_bytes: u64,
 }
@@ -178,22 +257,40 @@ pub struct Received {
 /// The receiving side of one kernel's objects.
 pub(super) struct Receiving {
     store: StoreHandle,
-    reuse: Reuse,
-    pub received: Received,
+    /// The owner's objects, if only those may be referred to.
+    own: Option<Arc<HashSet<Digest>>>,
+    /// Then also chunks: of those objects, once chunks were asked for, and of this connection.
+    own_chunks: Option<HashSet<Digest>>,
+    received: Received,
+    /// Asked for, and not yet begun.
     asked: HashSet<Digest>,
+    /// Chunks in questions.
+    asked_chunks: usize,
+    /// For the addresses in memory.
+    reserved: Option<OwnedSemaphorePermit>,
     bytes: u64,
     round: u64,
-    current: Option<u64>,
+    current: Option<Current>,
     sink: Option<Sink>,
+}
+
+/// An object that is not complete.
+struct Current {
+    size: u64,
+    /// Bytes of the chunks that follow.
+    left: u64,
+    /// Bytes of the current chunk that follow, as it is stored.
+    stored: u32,
 }
 
 struct Sink {
     to: mpsc::Sender<Item>,
-    stored: JoinHandle<Result<Result<Vec<Digest>>, StoreError>>,
+    stored: JoinHandle<Result<Result<()>, StoreError>>,
 }
 
 enum Item {
     Object(Digest, u64),
+    Chunk(Chunk),
     Piece(Vec<u8>),
 }
 
@@ -201,17 +298,48 @@ fn wrong(what: &str) -> Error {
     Error::corrupt(format!("the source host broke the protocol: {what}")).reason("protocol")
 }
 
+fn too_many() -> Error {
+    Error::refused(format!("the kernel has more than {} objects", limits::HANDOVER_OBJECTS)).reason("handover_size")
+}
+
+/// One bit per address: 1 is missing.
+fn bits(digests: &[Digest], is_missing: impl FnMut(&Digest) -> bool) -> Vec<u8> {
+    let mut bits = vec![0; digests.len().div_ceil(8)];
+    for (at, is_missing) in digests.iter().map(is_missing).enumerate() {
+        bits[at / 8] |= u8::from(is_missing) << (at % 8);
+    }
+    bits
+}
+
 impl Receiving {
     pub(super) fn new(store: StoreHandle, reuse: Reuse, most_bytes: u64) -> Receiving {
+        let own = match reuse {
+            Reuse::All => None,
+            Reuse::Only(own) => Some(Arc::new(own)),
+        };
         Receiving {
             store,
-            reuse,
-            received: Received { held: HashSet::new(), most_bytes },
+            own,
+            own_chunks: None,
+            received: Received { most_bytes, ..Received::default() },
             asked: HashSet::new(),
+            asked_chunks: 0,
+            reserved: None,
             bytes: 0,
             round: 0,
             current: None,
             sink: None,
+        }
+    }
+
+    /// Everything that has arrived, durably.
+    ///
+    /// # Errors
+    /// `corrupt` within a round.
+    pub(super) fn received(&self) -> Result<&Received> {
+        match self.sink {
+            None => Ok(&self.received),
+            Some(_) => Err(wrong("a step within a round")),
         }
     }
 
@@ -220,24 +348,66 @@ impl Receiving {
         if self.current.is_some() {
             return Err(wrong("a question within an object"));
         }
-        if self.received.held.len() + self.asked.len() + digests.len() > limits::HANDOVER_OBJECTS {
-            return Err(Error::refused(format!("the kernel has more than {} objects", limits::HANDOVER_OBJECTS))
-                .reason("handover_size"));
+        // The sender asks once more before it sends what the last answer said.
+        if self.asked.len() + digests.len() > 2 * limits::HANDOVER_DIGESTS {
+            return Err(wrong("questions without the objects that were missing"));
         }
-        let may = |digest: &Digest| match &self.reuse {
-            Reuse::All => true,
-            Reuse::Only(own) => own.contains(digest),
-        };
+        if self.received.held.len() + self.asked.len() + digests.len() > limits::HANDOVER_OBJECTS {
+            return Err(too_many());
+        }
+        let may = |digest: &Digest| self.own.as_ref().is_none_or(|own| own.contains(digest));
         let usable: Vec<Digest> = digests.iter().copied().filter(may).collect();
         let here =
             self.store.run(move |store| Ok(usable.into_iter().filter(|one| store.claim(*one)).collect::<Vec<_>>()));
-        self.received.held.extend(here.await?);
-        let mut bits = vec![0; digests.len().div_ceil(8)];
-        for (at, digest) in digests.into_iter().enumerate() {
-            if !self.received.held.contains(&digest) && self.asked.insert(digest) {
-                bits[at / 8] |= 1 << (at % 8);
-            }
+        let here = here.await?;
+        let held = Arc::make_mut(&mut self.received.held);
+        held.extend(here);
+        let bits = bits(&digests, |digest| !held.contains(digest) && self.asked.insert(*digest));
+        self.reserve()?;
+        Ok(bits)
+    }
+
+    /// Takes room for the addresses in memory.
+    fn reserve(&mut self) -> Result<()> {
+        let count = self.received.held.len() + self.asked.len();
+        let more = count.saturating_sub(self.reserved.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
+        if more == 0 {
+            return Ok(());
         }
+        let Some(more) = self.store.reserve_addresses(more) else {
+            return Err(Error::refused("too many objects of other kernels arrive at once")
+                .reason("handover_size")
+                .hint("try again when the others have arrived"));
+        };
+        match &mut self.reserved {
+            Some(reserved) => reserved.merge(more),
+            None => self.reserved = Some(more),
+        }
+        Ok(())
+    }
+
+    /// Answers which of the named chunks are missing.
+    pub(super) async fn chunk_question(&mut self, digests: Vec<Digest>) -> Result<Vec<u8>> {
+        if self.current.is_some() {
+            return Err(wrong("a question within an object"));
+        }
+        self.asked_chunks += digests.len();
+        if self.asked_chunks > limits::HANDOVER_OBJECTS {
+            return Err(too_many());
+        }
+        let (own, mut chunks) = (self.own.clone(), self.own_chunks.take());
+        let answering = self.store.run_beside(move |store| {
+            if let Some(own) = own {
+                chunks.get_or_insert_with(|| chunks_of(store, &own));
+            }
+            let is_here = |chunk: &Digest| {
+                chunks.as_ref().is_none_or(|chunks| chunks.contains(chunk)) && store.claim_chunk(*chunk)
+            };
+            let bits = bits(&digests, |chunk| !is_here(chunk));
+            Ok((chunks, bits))
+        });
+        let (chunks, bits) = answering.await?;
+        self.own_chunks = chunks;
         Ok(bits)
     }
 
@@ -260,18 +430,57 @@ impl Receiving {
     /// An object begins, which was checked.
     pub(super) async fn object(&mut self, digest: Digest, size: u64) -> Result<()> {
         self.asked.remove(&digest);
+        // Nothing uses it before the end of the round, which fails unless it is whole.
+        Arc::make_mut(&mut self.received.held).insert(digest);
         self.bytes = self.bytes.saturating_add(size);
         self.round += 1;
-        self.current = (size > 0).then_some(size);
+        self.current = (size > 0).then_some(Current { size, left: size, stored: 0 });
         self.give(Item::Object(digest, size)).await
     }
 
-    /// A piece of the current object.
+    /// The next chunk of the current object. Its length and its bytes are verified when it is stored.
+    pub(super) async fn chunk(&mut self, chunk: Chunk) -> Result<()> {
+        let Some(current) = self.current.as_mut().filter(|current| current.stored == 0) else {
+            return Err(wrong("a chunk of no object"));
+        };
+        let left = current.left.checked_sub(chunk.length.into()).filter(|_| chunk.length > 0);
+        current.left = left.ok_or_else(|| wrong("an object longer than it says"))?;
+        match (chunk.sent, &mut self.own_chunks) {
+            (Some((Encoding::Raw, stored)), _) if stored != chunk.length => {
+                return Err(wrong("a chunk that is not raw"));
+            }
+            (Some((Encoding::Zstd, stored)), _) if stored == 0 || stored >= chunk.length => {
+                return Err(wrong("a chunk that is not compressed"));
+            }
+            (Some((_, stored)), chunks) => {
+                current.stored = stored;
+                // There are no more than fit into the bytes that may arrive.
+                if let Some(chunks) = chunks.as_mut().filter(|_| current.size > limits::STORE_UNCHUNKED_BYTES as u64) {
+                    chunks.insert(chunk.digest);
+                }
+            }
+            (None, Some(chunks)) if chunks.contains(&chunk.digest) => {}
+            (None, None) if self.own.is_none() => {}
+            (None, _) => return Err(wrong("a chunk that was not sent")),
+        }
+        self.end_object();
+        self.give(Item::Chunk(chunk)).await
+    }
+
+    /// The next bytes of the current chunk.
     pub(super) async fn piece(&mut self, piece: Vec<u8>) -> Result<()> {
-        let left = self.current.ok_or_else(|| wrong("a piece of no object"))?;
-        let left = left.checked_sub(piece.len() as u64).ok_or_else(|| wrong("an object longer than it says"))?;
-        self.current = (left > 0).then_some(left);
+        let Some(current) = self.current.as_mut().filter(|current| current.stored > 0) else {
+            return Err(wrong("a piece of no chunk"));
+        };
+        let left = current.stored.checked_sub(piece.len() as u32).filter(|_| !piece.is_empty());
+        current.stored = left.ok_or_else(|| wrong("a chunk longer than it says"))?;
+        self.end_object();
         self.give(Item::Piece(piece)).await
+    }
+
+    /// Ends the current object if it is complete.
+    fn end_object(&mut self) {
+        self.current.take_if(|current| current.left == 0 && current.stored == 0);
     }
 
     async fn give(&mut self, item: Item) -> Result<()> {
@@ -300,56 +509,70 @@ impl Receiving {
         let Some(Sink { to, stored }) = self.sink.take() else { return Ok(()) };
         drop(to);
         let stored = stored.await.map_err(|error| Error::internal(error.to_string()))?;
-        self.received.held.extend(stored??);
-        Ok(())
+        stored?
     }
 }
 
-/// Verifies and stores objects.
-fn put_all(store: &Store, mut items: mpsc::Receiver<Item>) -> Result<Result<Vec<Digest>>, StoreError> {
-    let (mut batch, mut stored) = (store.batch(), Vec::new());
-    let mut together = 0;
-    let mut next = items.blocking_recv();
-    while let Some(item) = next {
-        let Item::Object(address, size) = item else { return Ok(Err(wrong("a piece of no object"))) };
-        let mut left = size;
-        let (mut small, mut large): (Vec<u8>, Option<Writer>) = (Vec::new(), None);
-        if size > SMALL {
-            large = Some(store.writer(size)?);
-        }
-        while left > 0 {
-            let Some(Item::Piece(piece)) = items.blocking_recv() else {
-                // The connection is lost: the next try finds what is whole.
-                batch.commit()?;
-                return Ok(Ok(Vec::new()));
-            };
-            left = left.saturating_sub(piece.len() as u64);
-            match &mut large {
-                Some(writer) => writer.write(&piece)?,
-                None => small.extend_from_slice(&piece),
-            }
-        }
-        let digest = match large {
-            Some(writer) => writer.finish()?.0,
-            None => {
-                let digest = Digest::from_bytes(*blake3::hash(&small).as_bytes());
-                if digest == address {
-                    batch.put(&small)?;
-                }
-                together += size;
-                digest
-            }
-        };
-        if digest != address {
-            return Ok(Err(wrong(&format!("object {address} is not what its address says"))));
-        }
-        stored.push(address);
-        if together > limits::HANDOVER_SEAL_BYTES {
-            together = 0;
-            std::mem::replace(&mut batch, store.batch()).commit()?;
-        }
-        next = items.blocking_recv();
-    }
-    batch.commit()?;
-    Ok(Ok(stored))
+/// The chunks of these objects. Those of an unreadable one are sent again.
+fn chunks_of(store: &Store, objects: &HashSet<Digest>) -> HashSet<Digest> {
+    let lists = objects.iter().filter_map(|object| store.chunks(*object).ok());
+    lists.flat_map(|list| list.chunks).map(|(chunk, _)| chunk).take(limits::HANDOVER_OBJECTS).collect()
 }
+
+/// Verifies and stores objects.
+fn put_all(store: &Store, mut items: mpsc::Receiver<Item>) -> Result<Result<()>, StoreError> {
+    let batch = store.batch();
+    while let Some(item) = items.blocking_recv() {
+        let Item::Object(address, size) = item else { return Ok(Err(wrong("a chunk of no object"))) };
+        match put_object(&batch, address, size, &mut items)? {
+            None => break,
+            Some(true) => {}
+            Some(false) => return Ok(Err(wrong(&format!("object {address} is not what its address says")))),
+        }
+    }
+    // If the connection is lost, the next try finds what is whole.
+    batch.commit()?;
+    Ok(Ok(()))
+}
+
+/// Stores an object; `None` if the connection is lost, false if the object is not what its address says.
+fn put_object(
+    batch: &Batch,
+    address: Digest,
+    size: u64,
+    items: &mut mpsc::Receiver<Item>,
+) -> Result<Option<bool>, StoreError> {
+    let mut object = batch.arriving(size);
+    while object.left() > 0 {
+        let is_right = match items.blocking_recv() {
+            None => return Ok(None),
+            Some(Item::Chunk(Chunk { digest, length, sent: None })) => object.reuse(digest, length)?,
+            Some(Item::Chunk(Chunk { digest, length, sent: Some((encoding, stored)) })) => {
+                let Some(bytes) = gather(stored, items) else { return Ok(None) };
+                object.put(digest, length, &Packed { encoding, bytes })?
+            }
+            Some(Item::Object(..) | Item::Piece(_)) => false,
+        };
+        if !is_right {
+            return Ok(Some(false));
+        }
+    }
+    object.finish(address).map(Some)
+}
+
+/// The bytes of a chunk; `None` if the connection is lost.
+fn gather(stored: u32, items: &mut mpsc::Receiver<Item>) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while bytes.len() < stored as usize {
+        match items.blocking_recv()? {
+            Item::Piece(piece) if bytes.is_empty() => bytes = piece,
+            Item::Piece(piece) => bytes.extend_from_slice(&piece),
+            Item::Object(..) | Item::Chunk(_) => return None,
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+#[path = "transfer_tests.rs"]
+mod tests;

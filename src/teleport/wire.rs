@@ -3,11 +3,14 @@
 //! | kind | bytes |
 //! |---|---|
 //! | 1 | a message, JSON |
-//! | 2 | addresses of 32 bytes each: which of these are missing? |
+//! | 2 | addresses of objects, 32 bytes each: which of these are missing? |
 //! | 3 | the answer: one bit per address, 1 is missing |
-//! | 4 | an object follows: address, `u64` length |
-//! | 5, 6 | a piece of it: raw, or one zstd frame of at most [`limits::HANDOVER_PIECE_BYTES`] decoded bytes |
+//! | 4 | an object follows: address, `u64` length, then its chunks in order |
+//! | 5 | a chunk of it: address, `u32` length, `u32` stored length, `u8` form: 0 raw, 1 one zstd frame, 2 not sent |
+//! | 6 | the next bytes of the chunk as it is stored, at most [`limits::HANDOVER_PIECE_BYTES`] |
+//! | 7 | addresses of chunks, 32 bytes each: which of these are missing? Answered by 3 |
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -19,15 +22,14 @@ use crate::core::ids::{Digest, Epoch, HandoverId, HostId, KernelId};
 use crate::core::limits;
 use crate::core::snapshot::{PortableKind, Snapshot, Teleport};
 use crate::core::spec::KernelSpec;
+use crate::store::Encoding;
 
 /// The protocol's version; both ends must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// What both ends call the protocol.
 const PROTOCOL: &str = "ryokan-handover";
-/// zstd level of pieces.
-const LEVEL: i32 = 1;
-/// Pieces smaller than this are not compressed, bytes.
-const INCOMPRESSIBLE: usize = 256;
+/// Length of a frame of a chunk.
+const CHUNK: usize = 41;
 
 /// A kernel that is offered.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -155,9 +157,21 @@ pub(super) enum Message {
 pub(super) enum Frame {
     Message(Message),
     Question(Vec<Digest>),
+    ChunkQuestion(Vec<Digest>),
     Answer(Vec<u8>),
     Object { digest: Digest, size: u64 },
+    Chunk(Chunk),
     Piece(Vec<u8>),
+}
+
+/// A chunk of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub digest: Digest,
+    /// Its length.
+    pub length: u32,
+    /// Its encoding and the number of bytes that follow; `None` if the receiver has it.
+    pub sent: Option<(Encoding, u32)>,
 }
 
 /// A connection to the other end.
@@ -292,10 +306,11 @@ impl Wire {
         };
         let most = match kind {
             1 => limits::HANDOVER_MESSAGE_BYTES,
-            2 => limits::HANDOVER_DIGESTS * 32,
+            2 | 7 => limits::HANDOVER_DIGESTS * 32,
             3 => limits::HANDOVER_DIGESTS / 8,
             4 => 40,
-            5 | 6 => limits::HANDOVER_PIECE_BYTES,
+            5 => CHUNK,
+            6 => limits::HANDOVER_PIECE_BYTES,
             _ => return Err(malformed(format!("kind {kind}"))),
         };
         let reading = async {
@@ -323,7 +338,7 @@ pub async fn reframe(bytes: Vec<u8>) -> Vec<u8> {
         let Ok((kind, bytes)) = frame.encode() else { break };
         written.push(kind);
         written.extend(u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes());
-        written.extend(bytes);
+        written.extend_from_slice(&bytes);
     }
     written
 }
@@ -334,61 +349,75 @@ pub(super) fn bounded(error: Error) -> Error {
     Error { code: error.code, message: cut(error.message), hint: cut(error.hint), reason: cut(error.reason) }
 }
 
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(&bytes[at..at + N]);
+    array
+}
+
 impl Frame {
-    fn name(&self) -> &'static str {
+    /// What it is, for people.
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Frame::Message(_) => "a message",
-            Frame::Question(_) => "a question",
+            Frame::Question(_) | Frame::ChunkQuestion(_) => "a question",
             Frame::Answer(_) => "an answer",
             Frame::Object { .. } => "an object",
+            Frame::Chunk(_) => "a chunk",
             Frame::Piece(_) => "a piece",
         }
     }
 
-    fn encode(&self) -> Result<(u8, Vec<u8>)> {
+    fn encode(&self) -> Result<(u8, Cow<'_, [u8]>)> {
+        let addresses = |digests: &[Digest]| digests.iter().flat_map(|digest| *digest.as_bytes()).collect();
         Ok(match self {
             Frame::Message(message) => {
                 let bytes = serde_json::to_vec(message).map_err(|error| Error::internal(error.to_string()))?;
                 if bytes.len() > limits::HANDOVER_MESSAGE_BYTES {
                     return Err(Error::refused("the kernel's description is too large").reason("handover_size"));
                 }
-                (1, bytes)
+                (1, bytes.into())
             }
-            Frame::Question(digests) => (2, digests.iter().flat_map(|digest| *digest.as_bytes()).collect()),
-            Frame::Answer(bits) => (3, bits.clone()),
-            Frame::Object { digest, size } => {
-                let mut bytes = digest.as_bytes().to_vec();
-                bytes.extend(size.to_le_bytes());
-                (4, bytes)
+            Frame::Question(digests) => (2, addresses(digests)),
+            Frame::ChunkQuestion(digests) => (7, addresses(digests)),
+            Frame::Answer(bits) => (3, bits.into()),
+            Frame::Object { digest, size } => (4, [&digest.as_bytes()[..], &size.to_le_bytes()].concat().into()),
+            Frame::Chunk(Chunk { digest, length, sent }) => {
+                let (form, stored) = match sent {
+                    Some((Encoding::Raw, stored)) => (0, *stored),
+                    Some((Encoding::Zstd, stored)) => (1, *stored),
+                    None => (2, 0),
+                };
+                let (length, stored) = (length.to_le_bytes(), stored.to_le_bytes());
+                (5, [&digest.as_bytes()[..], &length, &stored, &[form]].concat().into())
             }
-            Frame::Piece(piece) if piece.len() >= INCOMPRESSIBLE => match zstd::bulk::compress(piece, LEVEL) {
-                Ok(packed) if packed.len() < piece.len() => (6, packed),
-                Ok(_) | Err(_) => (5, piece.clone()),
-            },
-            Frame::Piece(piece) => (5, piece.clone()),
+            Frame::Piece(piece) => (6, piece.into()),
         })
     }
 
     fn decode(kind: u8, bytes: Vec<u8>) -> Result<Frame> {
+        let addresses = || bytes.as_chunks::<32>().0.iter().map(|digest| Digest::from_bytes(*digest)).collect();
         Ok(match kind {
             1 => Frame::Message(serde_json::from_slice(&bytes).map_err(malformed)?),
-            2 if bytes.len().is_multiple_of(32) => {
-                let digest = |chunk: &[u8]| {
-                    let mut digest = [0; 32];
-                    digest.copy_from_slice(chunk);
-                    Digest::from_bytes(digest)
-                };
-                Frame::Question(bytes.chunks_exact(32).map(digest).collect())
-            }
+            2 if bytes.len().is_multiple_of(32) => Frame::Question(addresses()),
+            7 if bytes.len().is_multiple_of(32) => Frame::ChunkQuestion(addresses()),
             3 => Frame::Answer(bytes),
-            4 if bytes.len() == 40 => {
-                let (mut digest, mut size) = ([0; 32], [0; 8]);
-                digest.copy_from_slice(&bytes[..32]);
-                size.copy_from_slice(&bytes[32..]);
-                Frame::Object { digest: Digest::from_bytes(digest), size: u64::from_le_bytes(size) }
+            4 if bytes.len() == 40 => Frame::Object {
+                digest: Digest::from_bytes(array(&bytes, 0)),
+                size: u64::from_le_bytes(array(&bytes, 32)),
+            },
+            5 if bytes.len() == CHUNK => {
+                let stored = u32::from_le_bytes(array(&bytes, 36));
+                let sent = match (bytes[40], stored) {
+                    (0, _) => Some((Encoding::Raw, stored)),
+                    (1, _) => Some((Encoding::Zstd, stored)),
+                    (2, 0) => None,
+                    (form, _) => return Err(malformed(format!("a chunk of form {form} and {stored} bytes"))),
+                };
+                let length = u32::from_le_bytes(array(&bytes, 32));
+                Frame::Chunk(Chunk { digest: Digest::from_bytes(array(&bytes, 0)), length, sent })
             }
-            5 => Frame::Piece(bytes),
-            6 => Frame::Piece(zstd::bulk::decompress(&bytes, limits::HANDOVER_PIECE_BYTES).map_err(malformed)?),
+            6 => Frame::Piece(bytes),
             _ => return Err(malformed(format!("{} bytes of kind {kind}", bytes.len()))),
         })
     }

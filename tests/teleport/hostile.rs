@@ -17,7 +17,7 @@ fn frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
 
 fn hello() -> Vec<u8> {
     let host = "00".repeat(16);
-    frame(1, format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":1,"host":"{host}"}}"#).as_bytes())
+    frame(1, format!(r#"{{"message":"hello","protocol":"ryokan-handover","version":2,"host":"{host}"}}"#).as_bytes())
 }
 
 /// The specification that most tests offer.
@@ -63,6 +63,7 @@ fn hostile_source_is_refused() {
     let digest = [7; 32];
     let object = [&digest[..], &4u64.to_le_bytes()].concat();
     let asked = [hello(), offer(&spec, "k", 1), frame(2, &digest)].concat();
+    let (raw, flush) = (chunk(&digest, 4, 4, 0), frame(1, br#"{"message":"flush","objects":1}"#));
     let mut long = vec![1];
     long.extend(u32::MAX.to_le_bytes());
     let seal = frame(1, format!(r#"{{"message":"seal","description":"{}"}}"#, "33".repeat(32)).as_bytes());
@@ -76,7 +77,8 @@ fn hostile_source_is_refused() {
     };
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("garbage", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
-        ("another protocol", frame(1, br#"{"message":"hello","protocol":"x","version":1,"host":"00"}"#)),
+        ("an older version", String::from_utf8(hello()).unwrap().replace(":2,", ":1,").into_bytes()),
+        ("another protocol", frame(1, br#"{"message":"hello","protocol":"x","version":2,"host":"00"}"#)),
         ("a frame of 4 GiB", [hello(), long].concat()),
         ("an unknown kind", [hello(), frame(9, b"x")].concat()),
         ("objects before an offer", [hello(), frame(2, &digest)].concat()),
@@ -84,16 +86,19 @@ fn hostile_source_is_refused() {
         ("a seal without objects", [hello(), offer(&spec, "k", 1), seal.clone()].concat()),
         ("a seal before an offer", [hello(), seal].concat()),
         ("an object that was not asked for", [hello(), offer(&spec, "k", 1), frame(4, &object)].concat()),
-        (
-            "an object with other bytes",
-            [&asked[..], &frame(4, &object), &frame(5, b"abcd"), &frame(1, br#"{"message":"flush","objects":1}"#)]
-                .concat(),
-        ),
-        ("an object longer than it says", [&asked[..], &frame(4, &object), &frame(5, b"abcde")].concat()),
+        ("an object with other bytes", [&asked[..], &frame(4, &object), &raw, &frame(6, b"abcd"), &flush].concat()),
+        ("an object longer than it says", [&asked[..], &frame(4, &object), &raw, &frame(6, b"abcde")].concat()),
+        ("a chunk longer than its object", [&asked[..], &frame(4, &object), &chunk(&digest, 5, 5, 0)].concat()),
+        ("a chunk that it has not sent", [&asked[..], &frame(4, &object), &chunk(&digest, 4, 0, 2), &flush].concat()),
+        ("a chunk of an unknown form", [&asked[..], &frame(4, &object), &chunk(&digest, 4, 4, 3)].concat()),
         ("an object of 16 EiB", [&asked[..], &frame(4, &[&digest[..], &u64::MAX.to_le_bytes()].concat())].concat()),
-        ("a piece of no object", [&asked[..], &frame(5, b"abcd")].concat()),
-        ("a damaged piece", [&asked[..], &frame(4, &object), &frame(6, b"abcd")].concat()),
-        ("a round that is incomplete", [&asked[..], &frame(1, br#"{"message":"flush","objects":1}"#)].concat()),
+        ("a piece of no object", [&asked[..], &frame(6, b"abcd")].concat()),
+        (
+            "a damaged piece",
+            [&asked[..], &frame(4, &object), &chunk(&digest, 4, 3, 1), &frame(6, b"abc"), &flush].concat(),
+        ),
+        ("a round that is incomplete", [&asked[..], &flush].concat()),
+        ("chunks before an offer", [hello(), frame(7, &digest)].concat()),
         ("a commit of an unknown handover", [hello(), unknown("commit")].concat()),
     ];
     for (what, bytes) in cases {
@@ -108,11 +113,16 @@ fn hostile_source_is_refused() {
     assert_eq!(target.data().join("kernels").read_dir().unwrap().count(), 0, "nothing is left");
 }
 
-/// An object with its frames, and its address.
+/// The frame of a chunk.
+fn chunk(digest: &[u8; 32], length: u32, stored: u32, form: u8) -> Vec<u8> {
+    frame(5, &[&digest[..], &length.to_le_bytes(), &stored.to_le_bytes(), &[form]].concat())
+}
+
+/// An object of one chunk with its frames, and its address.
 fn object(bytes: &[u8]) -> ([u8; 32], Vec<u8>) {
-    let digest = *blake3::hash(bytes).as_bytes();
+    let (digest, length) = (*blake3::hash(bytes).as_bytes(), bytes.len() as u32);
     let head = [&digest[..], &(bytes.len() as u64).to_le_bytes()].concat();
-    (digest, [frame(4, &head), frame(5, bytes)].concat())
+    (digest, [frame(4, &head), chunk(&digest, length, length, 0), frame(6, bytes)].concat())
 }
 
 #[test]

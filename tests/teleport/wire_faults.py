@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-KINDS = {1: None, 2: "question", 3: "answer", 4: "object", 5: "piece", 6: "piece"}
+KINDS = {1: None, 2: "question", 3: "answer", 4: "object", 5: "chunk", 6: "piece", 7: "chunks"}
 
 
 def name(kind, body):

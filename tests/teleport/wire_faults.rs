@@ -11,14 +11,16 @@ use crate::support::until;
 type Frame = (&'static str, &'static str);
 
 /// Frames while the kernel runs.
-const COPYING: [Frame; 10] = [
+const COPYING: [Frame; 12] = [
     ("there", "hello"),
     ("back", "hello"),
     ("there", "offer"),
     ("back", "accept"),
     ("there", "question"),
     ("back", "answer"),
+    ("there", "chunks"),
     ("there", "object"),
+    ("there", "chunk"),
     ("there", "piece"),
     ("there", "flush"),
     ("back", "flushed"),
@@ -74,8 +76,9 @@ fn survives(fault: &str, frames: &[Frame], try_move: impl Fn(&Host, &str, &PathB
     for (round, frame) in frames.iter().enumerate() {
         let what = format!("{fault} at {frame:?}");
         let (source, target) = if at_here { (&here, &there) } else { (&there, &here) };
-        // Something that the target lacks.
-        source.ok(&["exec", "demo", &format!("echo {round} > r")]);
+        // Something that the target lacks, of one chunk and of several.
+        let large = "dd if=/dev/urandom of=large bs=1M count=2 2>/dev/null";
+        source.ok(&["exec", "demo", &format!("/bin/sh -c '{large}'; echo {round} > r")]);
         let (way, told) = faulty(target, *frame, fault);
         try_move(source, &way, &told);
         assert!(told.exists(), "{what}: it was not sent\n{}", source.log());

@@ -10,8 +10,10 @@ pub const HANDOVER_PIECE_BYTES: usize = 256 << 10;
 pub const HANDOVER_RATE_MIN: u64 = 16 << 10;
 /// Addresses in one question for missing objects.
 pub const HANDOVER_DIGESTS: usize = 8192;
-/// Objects of one kernel that is moved.
+/// Objects of one kernel that is moved, and chunks of its larger objects that one connection asks about.
 pub const HANDOVER_OBJECTS: usize = 2_000_000;
+/// Objects of all kernels that arrive at once.
+pub const HANDOVER_OBJECTS_ALL: usize = 4_000_000;
 /// Calls of `ryokan pipe` in flight, in each direction.
 pub const HANDOVER_CALLS: usize = 4;
 /// Description of a moved kernel, bytes.

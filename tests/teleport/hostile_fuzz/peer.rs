@@ -1,5 +1,6 @@
 //! A source that repeats a recorded move, honestly or with one change.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc;
@@ -8,8 +9,10 @@ use std::time::Duration;
 use super::objects::{Address, Objects, mutated};
 use super::*;
 
-/// Largest piece of an object, bytes.
+/// Largest piece of a chunk, bytes.
 const PIECE: usize = 256 << 10;
+/// Objects up to this size have one chunk, bytes.
+const UNCHUNKED: usize = 512 << 10;
 /// Time for an answer, after which a hostile peer goes away: the target may wait for it, too.
 const ANSWER: Duration = Duration::from_secs(5);
 /// The same for an honest one.
@@ -17,6 +20,18 @@ const HONEST_ANSWER: Duration = Duration::from_secs(180);
 
 fn frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
     [&[kind][..], &(bytes.len() as u32).to_le_bytes(), bytes].concat()
+}
+
+/// The body of a chunk's frame.
+fn chunk(address: &Address, length: usize, stored: usize, form: u8) -> Vec<u8> {
+    [&address[..], &(length as u32).to_le_bytes(), &(stored as u32).to_le_bytes(), &[form]].concat()
+}
+
+/// A chunk of 256 KiB that decodes to `length` bytes of zeros.
+fn bomb(length: usize) -> Vec<u8> {
+    let packed = zstd::bulk::compress(&vec![0; length], 1).unwrap();
+    let address = blake3::hash(&vec![0; PIECE]);
+    [frame(5, &chunk(address.as_bytes(), PIECE, packed.len(), 1)), frame(6, &packed)].concat()
 }
 
 /// A recorded move.
@@ -38,6 +53,9 @@ impl Transcript {
         let bytes = std::fs::read(&file).unwrap();
         let (mut at, mut messages, mut objects) = (0, Vec::new(), Objects::default());
         let mut current: Option<(usize, Vec<u8>)> = None;
+        let mut chunks: BTreeMap<Address, Vec<u8>> = BTreeMap::new();
+        // The chunk whose pieces follow: address, length, stored length, form, bytes.
+        let mut packed: Option<(Address, usize, usize, u8, Vec<u8>)> = None;
         while at < bytes.len() {
             let length = u32::from_le_bytes(bytes[at + 1..at + 5].try_into().unwrap()) as usize;
             let body = &bytes[at + 5..at + 5 + length];
@@ -47,9 +65,21 @@ impl Transcript {
                     let size = u64::from_le_bytes(body[32..40].try_into().unwrap()) as usize;
                     current = Some((size, Vec::new()));
                 }
-                5 => current.as_mut().expect("an object").1.extend(body),
-                6 => current.as_mut().expect("an object").1.extend(zstd::bulk::decompress(body, PIECE).unwrap()),
+                5 => {
+                    let number = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap()) as usize;
+                    let address: Address = body[..32].try_into().unwrap();
+                    match body[40] {
+                        2 => current.as_mut().expect("an object").1.extend(&chunks[&address]),
+                        form => packed = Some((address, number(32), number(36), form, Vec::new())),
+                    }
+                }
+                6 => packed.as_mut().expect("a chunk").4.extend(body),
                 _ => {}
+            }
+            if let Some((address, length, _, form, bytes)) = packed.take_if(|chunk| chunk.2 == chunk.4.len()) {
+                let plain = if form == 0 { bytes } else { zstd::bulk::decompress(&bytes, length).unwrap() };
+                current.as_mut().expect("an object").1.extend(&plain);
+                chunks.insert(address, plain);
             }
             if let Some((_, bytes)) = current.take_if(|(size, bytes)| *size == bytes.len()) {
                 objects.add(bytes);
@@ -288,11 +318,11 @@ impl<'a> Peer<'a> {
             }
             Change::Bomb => {
                 self.write(&honest)?;
-                self.write(&frame(6, &zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap()))
+                self.write(&bomb(64 << 20))
             }
             Change::LargePiece => {
                 self.write(&honest)?;
-                self.write(&frame(6, &zstd::bulk::compress(&vec![0; PIECE + 1], 1).unwrap()))
+                self.write(&bomb(PIECE + 1))
             }
             Change::Foreign => {
                 let mut commit = self.transcript.commit.clone();
@@ -348,10 +378,17 @@ impl<'a> Peer<'a> {
 
     fn object(&mut self, address: &Address, bytes: &[u8], size: u64) -> Option<()> {
         self.send(4, &[&address[..], &size.to_le_bytes()].concat())?;
-        for (at, piece) in bytes.chunks(PIECE).enumerate() {
-            match zstd::bulk::compress(piece, 1) {
-                Ok(packed) if at % 2 == 1 && packed.len() < piece.len() => self.send(6, &packed)?,
-                Ok(_) | Err(_) => self.send(5, piece)?,
+        // Larger ones are cut elsewhere than a store does.
+        let most = if bytes.len() > UNCHUNKED { PIECE } else { UNCHUNKED };
+        for (at, plain) in bytes.chunks(most).enumerate() {
+            let address = *blake3::hash(plain).as_bytes();
+            let (form, stored) = match zstd::bulk::compress(plain, 1) {
+                Ok(packed) if at % 2 == 1 && packed.len() < plain.len() => (1, packed),
+                Ok(_) | Err(_) => (0, plain.to_vec()),
+            };
+            self.send(5, &chunk(&address, plain.len(), stored.len(), form))?;
+            for piece in stored.chunks(PIECE) {
+                self.send(6, piece)?;
             }
         }
         Some(())
@@ -361,7 +398,7 @@ impl<'a> Peer<'a> {
 /// Sends a decision on a connection of its own; returns the answers.
 pub fn decide(target: &Host, decision: &Value) -> String {
     let hello = serde_json::json!({
-        "message": "hello", "protocol": "ryokan-handover", "version": 1, "host": "00".repeat(16)
+        "message": "hello", "protocol": "ryokan-handover", "version": 2, "host": "00".repeat(16)
     });
     let bytes = [frame(1, hello.to_string().as_bytes()), frame(1, decision.to_string().as_bytes())].concat();
     super::super::hostile::answer(target, &bytes)

@@ -62,7 +62,7 @@ def lie(bits):
         send(6, open(BOMB, "rb").read())
     elif LIE == "own_objects":
         send(4, bytes(32) + (1 << 63).to_bytes(8, "little"))
-        send(5, bytes(262144))
+        send(6, bytes(262144))
     elif LIE == "own_question":
         send(2, bytes(32) * 100)
     elif LIE in ("prepared", "live", "aborted", "flushed", "previewed"):
@@ -76,7 +76,7 @@ def lie(bits):
             time.sleep(0.0002)
     elif LIE == "endless_pieces":
         while True:
-            send(5, bytes(262144))
+            send(6, bytes(262144))
     elif LIE == "short_bitmap":
         send(3, bits[:-1])
         return
@@ -122,16 +122,16 @@ def is_now(step, bits=b""):
 
 
 if not is_now("hello"):
-    say("hello", protocol="ryokan-handover", version=1, host="77" * 16)
+    say("hello", protocol="ryokan-handover", version=2, host="77" * 16)
 while True:
     head = read(5)
     body = read(int.from_bytes(head[1:], "little"))
-    if head[0] == 2:
+    if head[0] in (2, 7):
         count = len(body) // 32
         bits = bytearray((count + 7) // 8)
         for at in range(count):
             bits[at // 8] |= 1 << (at % 8)
-        if not is_now("question", bytes(bits)):
+        if not is_now("question" if head[0] == 2 else "chunks", bytes(bits)):
             send(3, bytes(bits))
     elif head[0] == 1:
         message = json.loads(body)["message"]

@@ -6,10 +6,11 @@ use super::*;
 use crate::teleport::seed::stayed;
 
 /// Steps, and the lies that only their answers can tell.
-const STEPS: [(&str, &[&str]); 7] = [
+const STEPS: [(&str, &[&str]); 8] = [
     ("hello", &[]),
     ("offer", &["other_kind", "suspend_kind", "no_kind", "many_missing", "long_reason", "refuses_epoch"]),
     ("question", &["short_bitmap", "long_bitmap", "all_held", "random_bitmap"]),
+    ("chunks", &["short_bitmap", "long_bitmap", "all_held", "random_bitmap"]),
     ("flush", &["previewed"]),
     ("preview", &["flushed"]),
     ("seal", &["flushed", "refuses_epoch"]),
@@ -155,6 +156,8 @@ fn hostile_targets_keep_nothing() {
         ("question", 1, "long_bitmap"),
         ("question", 1, "all_held"),
         ("question", 2, "all_held"),
+        ("chunks", 1, "all_held"),
+        ("chunks", 1, "long_bitmap"),
         ("offer", 1, "prepared"),
         ("question", 1, "prepared"),
         ("preview", 1, "prepared"),
