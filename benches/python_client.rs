@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, Program, Work};
 use ryokan::core::files::FileAttributes;
+use ryokan::core::spec::WORKSPACE;
 use ryokan::rpc::client::{FilesClient, KernelClient};
 use ryokan::session::Session as _;
 
@@ -127,7 +128,7 @@ async fn several(
     into: &mut Samples,
 ) -> anyhow::Result<()> {
     let content: Vec<u8> = (0..1024_u32).map(|at| at as u8).collect();
-    let program = Program { argv: vec!["/bin/true".into()], cwd: String::new(), detached: false, terminal: None };
+    let program = Program { argv: vec!["/bin/true".into()], cwd: WORKSPACE.into(), detached: false, terminal: None };
     let request = ExecRequest { what: Work::Process(program), ..ExecRequest::default() };
     for _ in 0..times {
         let begun = Instant::now();

@@ -9,6 +9,7 @@ use ryokan::core::engine::EngineName;
 use ryokan::core::exec::{ExecRequest, Program, Work};
 use ryokan::core::files::FileAttributes;
 use ryokan::core::limits;
+use ryokan::core::spec::WORKSPACE;
 use ryokan::rpc::client::{FilesClient, KernelClient};
 
 use crate::daemon::{create, run};
@@ -118,7 +119,7 @@ async fn listings(
 async fn programs(kernel: &KernelClient, world: &World, report: &mut Report) -> anyhow::Result<()> {
     let [mut own, mut code, mut peer, mut entered] = <[Samples; 4]>::default();
     let standing = StandingSandbox::start().ok();
-    let program = Program { argv: vec!["/bin/true".into()], cwd: String::new(), detached: false, terminal: None };
+    let program = Program { argv: vec!["/bin/true".into()], cwd: WORKSPACE.into(), detached: false, terminal: None };
     let request = ExecRequest { what: Work::Process(program), ..ExecRequest::default() };
     for _ in 0..world.times(300, 30) {
         go_on()?;
