@@ -3,6 +3,7 @@
 mod architectures;
 mod crash_safety;
 mod decisions;
+mod engines;
 mod failures;
 mod hostile;
 mod hostile_fuzz;

@@ -1,0 +1,87 @@
+//! Kernels of the other engines, which move while a process in them writes and a step fails; and a suspended one.
+
+use super::failures::with_fault;
+use super::*;
+use crate::support::until;
+
+/// An engine, code that sets its state, and code that shows it.
+const ENGINES: [(&str, &str, &str); 2] = [
+    ("bash", "x=7; f() { echo f$x; }; echo one > f", "f; cat f"),
+    (
+        "node",
+        "let x = 7; function f() { return 'f' + x } require('fs').writeFileSync('f', 'one\\n')",
+        "console.log(f() + '\\n' + require('fs').readFileSync('f', 'utf8').trim())",
+    ),
+];
+const SHOWN: &str = "f7\none\n";
+
+/// Writes a file anew, with ascending numbers.
+const TICKS: &str = "i=0; while :; do i=$((i+1)); echo $i > next; mv next ticks; done";
+
+/// Failures of the target and of the source, before and in the pause.
+const FAULTS: [(bool, &str); 3] = [
+    (false, "state.history.import.before_commit=eio"),
+    (true, "state.transition.begin.before_commit=eio"),
+    (true, "state.transition.commit.before_commit=kill"),
+];
+
+/// The number that the process in the kernel wrote last.
+fn ticks(host: &Host, name: &str) -> u64 {
+    let shown = host.ok(&["spawn", name, "--", "cat", "ticks"]);
+    shown.trim().parse().unwrap_or_else(|_| panic!("half a file: {shown:?}"))
+}
+
+/// Starts the process, which ends with its daemon.
+fn writes(host: &Host, name: &str) {
+    host.ok(&["spawn", name, "-d", "--", "sh", "-c", TICKS]);
+    until("it writes", || host.cli(&["spawn", name, "--", "cat", "ticks"]).status.success());
+}
+
+#[test]
+fn writing_kernels_survive_failures() {
+    let (mut here, mut there) = pair(User::Own);
+    for (name, set, view) in ENGINES {
+        here.ok(&["new", name, "--engine", name]);
+        here.ok(&["exec", name, set]);
+        for (of_source, fault) in FAULTS {
+            let what = format!("{name}, {fault}");
+            with_fault(if of_source { &mut here } else { &mut there }, fault);
+            writes(&here, name);
+            assert!(!teleport(&here, name, &there, &["--allow-missing=processes"]).status.success(), "{what}");
+            if fault.ends_with("kill") {
+                assert!(here.ends(), "{what}");
+                here.env(ryokan::sys::fault::VARIABLE, "");
+                here.restart();
+                writes(&here, name);
+            }
+            until(&format!("{what}: the abort arrives"), || {
+                undecided(&here).is_empty() && undecided(&there).is_empty()
+            });
+            assert_eq!((is_live(&here, name), is_live(&there, name)), (true, false), "{what}");
+            let before = ticks(&here, name);
+            until(&format!("{what}: it writes on"), || ticks(&here, name) != before);
+            assert_eq!(here.ok(&["exec", name, view]), SHOWN, "{what}");
+        }
+        let before = ticks(&here, name);
+        moved(&here, name, &there, &["--allow-missing=processes"]);
+        assert_eq!(there.ok(&["exec", name, view]), SHOWN, "{name}");
+        assert!(ticks(&there, name) >= before, "{name}: what was written before the pause is there");
+    }
+    there.ok(&["verify"]);
+}
+
+/// A move is a use of the kernel: after a failed one it goes on here.
+#[test]
+fn suspended_kernel_moves() {
+    let (here, mut there) = pair(User::Own);
+    set_up(&here, "demo");
+    here.ok(&["suspend", "demo"]);
+    with_fault(&mut there, "state.history.import.before_commit=eio");
+    assert!(!teleport(&here, "demo", &there, &[]).status.success());
+    until("the abort arrives", || undecided(&here).is_empty());
+    assert_eq!(here.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+    here.ok(&["suspend", "demo"]);
+    moved(&here, "demo", &there, &[]);
+    assert_eq!((is_live(&here, "demo"), is_live(&there, "demo")), (false, true));
+    assert_eq!(there.ok(&["exec", "demo", VIEW]), "2 two deep\n");
+}
