@@ -9,6 +9,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::images::describe_anew;
 use super::{Machines, NEW_LAB, ask, image, images, status};
 use crate::support::{Host, User, until};
 
@@ -99,10 +100,7 @@ impl Machines {
         let mut pack = Command::new("sh");
         pack.args(["-c", "printf 'init\\nguest.py\\n' | cpio --quiet -o -H newc >>\"$0\""]).arg(to.join("initrd.cpio"));
         assert!(pack.current_dir(&added).status().expect("it runs").success());
-        let about = to.join("image.json");
-        let mut image: serde_json::Value = serde_json::from_slice(&fs::read(&about).expect("read")).expect("JSON");
-        image["files"]["initrd.cpio"]["bytes"] = fs::metadata(to.join("initrd.cpio")).expect("packed").len().into();
-        fs::write(&about, image.to_string()).expect("written");
+        describe_anew(&to, "initrd.cpio");
     }
 
     /// Begins an execution.

@@ -200,12 +200,13 @@ fn memory_checkpoint_keeps_image() {
     host.ok(&["images", "rm", &first, "--yes"]);
 }
 
-/// Names the present digest of an image's file in its description.
-fn describe_anew(image: &Path, name: &str) {
+/// Names the present size and digest of an image's file in its description.
+pub(super) fn describe_anew(image: &Path, name: &str) {
     let file = image.join("image.json");
     let mut about: Value = serde_json::from_slice(&fs::read(&file).expect("it is there")).expect("JSON");
     let summed = Command::new("sha256sum").arg(image.join(name)).output().expect("it runs");
     let digest = String::from_utf8(summed.stdout).expect("text").split(' ').next().expect("a digest").to_owned();
+    about["files"][name]["bytes"] = fs::metadata(image.join(name)).expect("it is there").len().into();
     about["files"][name]["sha256"] = digest.into();
     fs::write(file, about.to_string()).expect("written");
 }
