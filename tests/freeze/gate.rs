@@ -9,13 +9,7 @@ use crate::support::{Host, users};
 
 #[test]
 fn newer_data_needs_newer_code() {
-    let shop = Shop::new(users()[0]);
-    let old = shop.git(&["rev-parse", "HEAD"]);
-    shop.host.ok(&["freeze", "shop", "-m", "old"]);
-    shop.write("app.py", "two");
-    let new = shop.commit("second");
-    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
-    shop.host.ok(&["freeze", "shop", "-m", "new"]);
+    let (shop, old, new) = Shop::with_newer_data(users()[0]);
     assert!(shop.host.ok(&["lock", "shop"]).contains(&new));
     assert!(shop.host.ok(&["lock", "shop", "--check"]).contains("as at"));
     // The code alone goes back: the data would be newer than it.
@@ -154,13 +148,7 @@ fn rebuild_admits_newer_data() {
 /// Older code under newer data by hand is not legal because a restore of something froze it, and an undo goes back to it.
 #[test]
 fn safety_freeze_admits_nothing() {
-    let shop = Shop::new(users()[0]);
-    let old = shop.git(&["rev-parse", "HEAD"]);
-    shop.host.ok(&["freeze", "shop", "-m", "old"]);
-    shop.write("app.py", "two");
-    let new = shop.commit("second");
-    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
-    shop.host.ok(&["freeze", "shop", "-m", "new"]);
+    let (shop, old, new) = Shop::with_newer_data(users()[0]);
     shop.git(&["checkout", "-q", "--detach", &old]);
     let refused = |args: &[&str]| {
         let output = shop.host.cli(args);

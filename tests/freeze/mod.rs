@@ -47,6 +47,18 @@ impl Shop {
         Shop::of(Host::prepare(user), user)
     }
 
+    /// A shop with the freezes `old` and `new`: in the second, code and data are newer. Returns both commits.
+    fn with_newer_data(user: User) -> (Shop, String, String) {
+        let shop = Shop::new(user);
+        let old = shop.git(&["rev-parse", "HEAD"]);
+        shop.host.ok(&["freeze", "shop", "-m", "old"]);
+        shop.write("app.py", "two");
+        let new = shop.commit("second");
+        shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
+        shop.host.ok(&["freeze", "shop", "-m", "new"]);
+        (shop, old, new)
+    }
+
     fn of(mut host: Host, user: User) -> Shop {
         host.launch();
         let shop = Shop { host, user };

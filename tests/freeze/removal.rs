@@ -19,13 +19,7 @@ fn pinned(shop: &Shop) -> usize {
 
 #[test]
 fn one_freeze_is_removed() {
-    let shop = Shop::new(users()[0]);
-    let old = shop.git(&["rev-parse", "HEAD"]);
-    shop.host.ok(&["freeze", "shop", "-m", "old"]);
-    shop.write("app.py", "two");
-    let new = shop.commit("second");
-    shop.sql("ALTER TABLE accounts ADD COLUMN note TEXT; PRAGMA user_version = 2;");
-    shop.host.ok(&["freeze", "shop", "-m", "new"]);
+    let (shop, old, new) = Shop::with_newer_data(users()[0]);
     let before = pinned(&shop);
     assert_eq!(
         shop.host.cli(&["group", "rm", "shop", "--freeze", "new"]).status.code(),
