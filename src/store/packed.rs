@@ -1,5 +1,6 @@
-//! Objects on their way from one store to another: their chunks travel as they are stored, so that nobody cuts or
-//! compresses them again. What arrives is not trusted, and what cannot be stored as it is is encoded anew.
+//! Objects on their way from one store to another, chunk by chunk as they are stored.
+//!
+//! Neither end cuts or compresses them again. What arrives is not trusted; what cannot be stored unchanged is encoded anew.
 
 use super::encode::{decode, is_encoded};
 use super::format::{Encoding, Entry, Kind, List, digest_of};
@@ -305,7 +306,7 @@ mod tests {
         let mut short = batch.arriving(700_000);
         assert!(short.put(digest_of(&large[..350_000]), 350_000, &raw(&large[..350_000])).expect("room"));
         assert!(!short.finish(digest_of(&large)).expect("no failure"), "it lacks its second half");
-        // A chunk that nobody has, and one of another length.
+        // An absent chunk, and one of another length.
         assert!(!batch.arriving(300_000).reuse(digest, length).expect("no failure"));
         assert!(!batch.arriving(700_000).reuse(digest_of(&large[..350_000]), 350_001).expect("no failure"));
         batch.commit().expect("durable");

@@ -335,7 +335,7 @@ fn arriving_kernels_share_the_room() {
 
 /// A source that sends nothing keeps place and room only until another kernel needs them.
 #[test]
-fn silent_sessions_give_way() {
+fn silent_sessions_are_evicted() {
     let mut target = Host::prepare(User::Own);
     target.configure("[teleport]\nstall_timeout = \"1s\"\n");
     target.launch();
@@ -347,7 +347,7 @@ fn silent_sessions_give_way() {
             session
         })
         .collect();
-    crate::support::until("one of them gives way", || {
+    crate::support::until("the eviction of a session", || {
         let (next, said) = Session::offered(&target, 99, most);
         next.close();
         said.contains("\"accept\"")

@@ -50,8 +50,8 @@ pub async fn provenance(
     Ok((units, omitted))
 }
 
-/// Refuses to restore a freeze that neither this host nor one that the user trusts has sealed, as an import does. Whoever
-/// can write the catalog could remove a signature, or put another in its place.
+/// Refuses to restore a freeze without a seal of this host or of a trusted one, as an import does. A program that writes to
+/// the catalog could remove a signature, or put another in its place.
 ///
 /// # Errors
 /// `corrupt` (`signature`) if the signature does not fit, `refused` ([`UNTRUSTED_SEALER`]).
