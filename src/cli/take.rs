@@ -31,7 +31,7 @@ const NAMED: usize = 5;
   ryokan take demo --from try-2
   ryokan take demo --from try-2 src report.txt
 
-What the fork has changed, added or removed since it was forked from NAME happens to the files of NAME. A checkpoint is taken first, and named. Files that both changed since are refused without --force. Variables stay as they are.")]
+What the fork has changed, added or removed since it was forked from NAME happens to the files of NAME. A checkpoint is taken first, and named. Files that both changed since are refused without --force, also if only the mode changed in one of them; a change of owner or links alone is not taken. Variables stay as they are.")]
 pub struct TakeArgs {
     /// Name or id of the kernel
     pub name: KernelArg,
@@ -56,10 +56,11 @@ pub async fn take(context: &Context, args: TakeArgs) -> Result<(), Failure> {
     let (to, from) = (kernel.files_with(args.wait.held()).await?, fork.files_with(args.wait.held()).await?);
     // Without waiting, a held kernel is reported before anything is compared.
     to.stat(WORKSPACE.as_bytes(), false).await?;
-    let mut changes = files(&kernel, &point, Some(&fork)).await?;
-    let is_unchanged = |path: &&OsString| !changes.iter().any(|change| is_beneath(change, path));
+    refuse_parents(&args.paths)?;
+    let changes = files(&kernel, &point, Some(&fork)).await?;
+    let is_unchanged = |path: &&OsString| !changes.iter().flat_map(paths_of).any(|name| is_beneath(name, path));
     refuse_unknown(&args.paths.iter().filter(is_unchanged).collect::<Vec<_>>(), [&to, &from]).await?;
-    changes.retain(|change| args.paths.is_empty() || args.paths.iter().any(|path| is_beneath(change, path)));
+    let changes: Vec<Difference> = changes.into_iter().filter_map(|change| selected(change, &args.paths)).collect();
     if let Some(odd) = changes.iter().find(|change| change.name.contains('\u{fffd}')) {
         return Err(Error::unsupported(format!("the name of {} is not UTF-8", odd.name))
             .hint("copy it with cp")
@@ -130,9 +131,8 @@ async fn refuse_changed_here(
     name: &str,
 ) -> Result<(), Failure> {
     let here = files(kernel, point, None).await?;
-    let here: BTreeSet<&str> = here.iter().filter(|change| is_content(change)).flat_map(paths_of).collect();
-    let theirs = changes.iter().filter(|change| is_content(change));
-    let both: BTreeSet<&str> = theirs.flat_map(|change| conflicts(change, &here)).collect();
+    let here: BTreeSet<&str> = here.iter().filter(|change| is_taken(change)).flat_map(paths_of).collect();
+    let both: BTreeSet<&str> = changes.iter().flat_map(|change| conflicts(change, &here)).collect();
     if both.is_empty() {
         return Ok(());
     }
@@ -145,9 +145,23 @@ async fn refuse_changed_here(
         .into())
 }
 
-/// Whether more than attributes changed.
-fn is_content(change: &Difference) -> bool {
-    change.deed != Deed::Changed || change.what.iter().any(|what| matches!(what.as_str(), "content" | "kind"))
+/// Whether a change is one to take: not of owner, links or time alone.
+fn is_taken(change: &Difference) -> bool {
+    change.deed != Deed::Changed || change.what.iter().any(|what| matches!(what.as_str(), "content" | "kind" | "mode"))
+}
+
+/// The part of a change that is in the requested files and directories; all of it if none are named.
+fn selected(change: Difference, paths: &[OsString]) -> Option<Difference> {
+    let is_named = |name: &str| paths.is_empty() || paths.iter().any(|path| is_beneath(name, path));
+    if change.deed != Deed::Renamed {
+        return (is_named(&change.name) && is_taken(&change)).then_some(change);
+    }
+    match (is_named(&change.before), is_named(&change.name)) {
+        (true, true) => Some(change),
+        (true, false) => Some(Difference::removed(Area::File, &change.before, String::new())),
+        (false, true) => Some(Difference::added(Area::File, &change.name, String::new())),
+        (false, false) => None,
+    }
 }
 
 /// The paths changed here that a change replaces or removes; with a directory everything in it.
@@ -168,13 +182,23 @@ fn paths_of(change: &Difference) -> impl Iterator<Item = &str> {
     [Some(change.name.as_str()), before].into_iter().flatten()
 }
 
-/// Whether a change is in one of the requested files or directories.
-fn is_beneath(change: &Difference, requested: &OsString) -> bool {
+/// Whether a name is in a requested file or directory.
+fn is_beneath(name: &str, requested: &OsString) -> bool {
     let path = Path::new(requested);
     let path = path.strip_prefix(WORKSPACE).unwrap_or(path);
     // The workspace itself has no components left.
     let path: PathBuf = path.components().filter(|part| *part != Component::CurDir).collect();
-    Path::new(&change.name).starts_with(path) && !requested.is_empty()
+    Path::new(name).starts_with(path) && !requested.is_empty()
+}
+
+fn refuse_parents(paths: &[OsString]) -> Result<(), Failure> {
+    match paths.iter().find(|path| Path::new(path).components().any(|part| part == Component::ParentDir)) {
+        None => Ok(()),
+        Some(path) => {
+            let path = render::plain(&path.to_string_lossy());
+            Err(Failure::usage(format!("{path} contains .."), "name files or directories of the workspace without it"))
+        }
+    }
 }
 
 /// Refuses a path that neither kernel has: a misspelt one.
@@ -239,7 +263,6 @@ mod tests {
 
     #[test]
     fn paths_select_changes() {
-        let change = Difference::added(Area::File, "src/a.txt", String::new());
         for (path, wanted) in [
             ("src", true),
             ("./src/", true),
@@ -254,8 +277,40 @@ mod tests {
             ("../src", false),
             ("", false),
         ] {
-            assert_eq!(is_beneath(&change, &OsString::from(path)), wanted, "{path}");
+            assert_eq!(is_beneath("src/a.txt", &OsString::from(path)), wanted, "{path}");
         }
+        assert!(refuse_parents(&["src/../lib".into()]).is_err());
+        assert!(refuse_parents(&["src/..lib".into()]).is_ok());
+    }
+
+    #[test]
+    fn attributes_alone_are_not_taken() {
+        let changed = |what: &[&str]| Difference {
+            what: what.iter().map(|what| (*what).to_owned()).collect(),
+            ..Difference::changed(Area::File, "a", String::new(), String::new())
+        };
+        for (what, wanted) in
+            [(&["owner"][..], false), (&["links", "time"], false), (&["mode"], true), (&["content", "time"], true)]
+        {
+            assert_eq!(selected(changed(what), &[]).is_some(), wanted, "{what:?}");
+        }
+    }
+
+    #[test]
+    fn rename_is_cut_at_paths() {
+        let renamed = Difference {
+            deed: Deed::Renamed,
+            before: "old/a".into(),
+            ..Difference::added(Area::File, "new/a", String::new())
+        };
+        let cut = |paths: &[&str]| {
+            let paths: Vec<OsString> = paths.iter().map(OsString::from).collect();
+            selected(renamed.clone(), &paths).map(|change| (change.deed, change.name))
+        };
+        assert_eq!(cut(&["old", "new"]), Some((Deed::Renamed, "new/a".into())));
+        assert_eq!(cut(&["old/a"]), Some((Deed::Removed, "old/a".into())));
+        assert_eq!(cut(&["new"]), Some((Deed::Added, "new/a".into())));
+        assert_eq!(cut(&["other"]), None);
     }
 
     #[test]

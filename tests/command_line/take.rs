@@ -37,6 +37,10 @@ fn take_selects_paths() {
     host.ok(&["take", "k", "--from", "try-2", "new", "./src/"]);
     assert_eq!(host.ok(&["exec", "k", "cat src/a new/deep/f old/file 'a b'"]), "2\nn\ngone\nx\n");
     assert!(host.ok(&["take", "k", "--from", "try-2", "mine"]).contains("changed no such files"));
+    // Half of a rename: the other name is not one of the paths.
+    host.ok(&["take", "k", "--from", "try-2", "moved"]);
+    assert_eq!(host.ok(&["exec", "k", "cat moved 'a b'"]), "x\nx\n");
+    assert_eq!(host.cli(&["take", "k", "--from", "try-2", "src/../new"]).status.code(), Some(2));
     let misspelt = host.cli(&["take", "k", "--from", "try-2", "mine", "absent"]);
     assert_eq!(misspelt.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&misspelt.stderr).contains("neither kernel has absent"), "{misspelt:?}");
@@ -55,6 +59,14 @@ fn changes_on_both_sides_are_refused() {
     assert_eq!(host.ok(&["exec", "k", "cat src/a old/other; ls"]), "3\nnew\na b\nmine\nold\nsrc\n");
     host.ok(&["take", "k", "--from", "try-2", "--force"]);
     assert_eq!(host.ok(&["exec", "k", "cat src/a; ls -d old 2>/dev/null || echo none"]), "2\nnone\n");
+    // A mode alone does not bring the former content back.
+    host.ok(&["exec", "k", "echo edited > src/a"]);
+    host.ok(&["exec", "try-1", "chmod 755 src/a; ln mine linked"]);
+    let refused = host.cli(&["take", "k", "--from", "try-1"]);
+    assert_eq!(refused.status.code(), Some(4), "{refused:?}");
+    host.ok(&["exec", "k", "echo own > mine"]);
+    host.ok(&["take", "k", "--from", "try-1", "linked", "mine"]);
+    assert_eq!(host.ok(&["exec", "k", "cat src/a mine linked"]), "edited\nown\nkeep\n");
     let foreign = host.cli(&["take", "try-1", "--from", "try-2"]);
     assert_eq!(foreign.status.code(), Some(2), "they are siblings");
 }

@@ -258,6 +258,9 @@ class EverydayTest(DaemonTest):
         self.assertIn("src/a", [change.name for change in base.take(two, paths=["/workspace/src/"]).changes])
         self.assertEqual(base.run_code("cat src/a old/file").stdout, "2\ngone\n")
         base.run_code("echo 3 > mine; echo 4 > old/other")
+        one.run_code("chmod 600 mine").check()
+        with self.assertRaisesRegex(errors.ConflictError, "mine"):
+            base.take(one)
         with self.assertRaisesRegex(errors.ConflictError, "old/other") as raised:
             base.take(two)
         self.assertEqual(raised.exception.reason, "changed_here")

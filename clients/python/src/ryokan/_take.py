@@ -29,11 +29,12 @@ async def take(kernel: Kernel, fork: Kernel, paths: Iterable[_files.Path], force
     except NotFoundError as error:
         raise NotFoundError(error.message, "its fork point was removed", error.reason) from None
     wanted = [os.fsdecode(path) for path in paths]
-    if wanted:
-        for path in wanted:
-            if not any(_is_beneath(change, path) for change in changes):
-                await _refuse_unknown(path, kernel, fork)
-        changes = [change for change in changes if any(_is_beneath(change, path) for path in wanted)]
+    for path in wanted:
+        if ".." in PurePosixPath(path).parts:
+            raise InvalidArgumentError(f"{path} contains ..", "name files or directories of the workspace without it")
+        if not any(_is_beneath(name, path) for change in changes for name in _names(change)):
+            await _refuse_unknown(path, kernel, fork)
+    changes = [part for change in changes if (part := _selected(change, wanted))]
     for change in changes:
         if "\N{REPLACEMENT CHARACTER}" in change.name:
             raise UnsupportedError(f"the name of {change.name} is not UTF-8")
@@ -42,8 +43,8 @@ async def take(kernel: Kernel, fork: Kernel, paths: Iterable[_files.Path], force
     if not force:
         await _refuse_changed_here(kernel, origin.checkpoint, changes)
     safety = await kernel.checkpoint(f"before take from {fork.name}")
-    await _apply(kernel.files, fork.files, changes)
-    return types.Taken(safety, changes)
+    skipped = await _apply(kernel.files, fork.files, changes)
+    return types.Taken(safety, [change for change in changes if change.name not in skipped], skipped)
 
 
 async def _files_since(kernel: Kernel, point: str, other: Kernel | None = None) -> list[types.Difference]:
@@ -51,11 +52,27 @@ async def _files_since(kernel: Kernel, point: str, other: Kernel | None = None) 
     return [one for one in await kernel.diff(point, other=other) if one.area == "file" and one.name != "."]
 
 
-def _is_beneath(change: types.Difference, requested: str) -> bool:
+def _selected(change: types.Difference, wanted: list[str]) -> types.Difference | None:
+    """The part of a change that is in the requested files and directories; all of it if none are named."""
+
+    def is_named(name: str) -> bool:
+        return not wanted or any(_is_beneath(name, path) for path in wanted)
+
+    if change.change != "renamed":
+        return change if is_named(change.name) and _is_taken(change) else None
+    before, after = is_named(change.before), is_named(change.name)
+    if before and after:
+        return change
+    if before:
+        return types.Difference("file", "removed", change.before, "", "")
+    return types.Difference("file", "added", change.name, "", "") if after else None
+
+
+def _is_beneath(name: str, requested: str) -> bool:
     path = PurePosixPath(requested)
     if path.is_relative_to(_files.WORKSPACE):
         path = path.relative_to(_files.WORKSPACE)
-    return bool(requested) and PurePosixPath(change.name).is_relative_to(path)
+    return bool(requested) and PurePosixPath(name).is_relative_to(path)
 
 
 async def _refuse_unknown(path: str, *kernels: Kernel) -> None:
@@ -68,9 +85,9 @@ async def _refuse_unknown(path: str, *kernels: Kernel) -> None:
     raise NotFoundError(f"neither kernel has {path}", "name files or directories of the workspace")
 
 
-def _is_content(change: types.Difference) -> bool:
-    """Whether more than attributes changed."""
-    return change.change != "changed" or bool({"content", "kind"} & {*change.what})
+def _is_taken(change: types.Difference) -> bool:
+    """Whether a change is one to take: not of owner, links or time alone."""
+    return change.change != "changed" or bool({"content", "kind", "mode"} & {*change.what})
 
 
 def _names(change: types.Difference) -> Iterator[str]:
@@ -80,8 +97,8 @@ def _names(change: types.Difference) -> Iterator[str]:
 
 
 async def _refuse_changed_here(kernel: Kernel, point: str, changes: list[types.Difference]) -> None:
-    here = {name for one in await _files_since(kernel, point) if _is_content(one) for name in _names(one)}
-    both = sorted({name for one in changes if _is_content(one) for name in _conflicts(one, here)})
+    here = {name for one in await _files_since(kernel, point) if _is_taken(one) for name in _names(one)}
+    both = sorted({name for one in changes for name in _conflicts(one, here)})
     if both:
         more = f" and {len(both) - _NAMED} more" if len(both) > _NAMED else ""
         hint = "name other paths, or take the fork's with `force`"
@@ -95,8 +112,9 @@ def _conflicts(change: types.Difference, here: set[str]) -> set[str]:
     return {path for path in here for name in _names(change) if PurePosixPath(path).is_relative_to(name)}
 
 
-async def _apply(to: _files.Files, source: _files.Files, changes: list[types.Difference]) -> None:
-    """Removals first, so that a file can take a directory's place."""
+async def _apply(to: _files.Files, source: _files.Files, changes: list[types.Difference]) -> list[str]:
+    """Removals first, so that a file can take a directory's place. Returns what is neither file, directory nor link."""
+    skipped = []
     for change in changes:
         gone = {"removed": change.name, "renamed": change.before}.get(change.change)
         if change.change == "changed" and "kind" in change.what:
@@ -125,9 +143,12 @@ async def _apply(to: _files.Files, source: _files.Files, changes: list[types.Dif
                 await writing.finish()
             finally:
                 writing.end()
+        else:
+            skipped.append(change.name)
     # Mode and time last, the inner directories first: each entry changes the time.
     for name, info in reversed(directories):
         await to._call("setAttributes", _files.encoded(name), _attributes(info), 0)
+    return skipped
 
 
 def _attributes(info: types.FileInfo) -> dict[str, Any]:
