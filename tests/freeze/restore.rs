@@ -19,7 +19,11 @@ fn group_is_restored_as_one() {
         shop.wreck();
         let wrecked = shop.state();
         assert_ne!(wrecked, frozen);
-        shop.host.ok(&["--yes", "restore", "shop", "good"]);
+        shop.host.ok(&["spawn", "agent", "-d", "--", "sleep", "7719"]);
+        let restored = shop.host.cli(&["--yes", "restore", "shop", "good"]);
+        let said = String::from_utf8_lossy(&restored.stderr).into_owned();
+        assert!(restored.status.success() && said.contains("member agent: ended: process"), "{said}");
+        assert!(said.contains("sleep 7719"), "{said}");
         assert_eq!(shop.state(), frozen);
         shop.host.ok(&["--yes", "undo", "shop"]);
         assert_eq!(shop.state(), wrecked);

@@ -19,7 +19,7 @@ use super::quiesce::Quiesced;
 use super::restore;
 use super::take::seal;
 use super::verify::Present;
-use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType};
+use crate::core::checkpoint::{Checkpoint, CheckpointRequest, CheckpointType, Restoration};
 use crate::core::error::{Error, Result};
 use crate::core::freeze::drain::Drain;
 use crate::core::ids::{CheckpointId, ExecId};
@@ -147,7 +147,7 @@ impl HeldKernel {
     ///
     /// # Errors
     /// Restore errors; the kernel is as before.
-    pub async fn restore(&mut self, checkpoint: CheckpointId, actor: &Actor) -> Result<()> {
+    pub async fn restore(&mut self, checkpoint: CheckpointId, actor: &Actor) -> Result<Restoration> {
         self.thaw().await?;
         let HeldKernel { host, kernel, link, transition, safety, .. } = self;
         restore::restore_held(host, kernel, link, transition, checkpoint, safety.take(), actor).await
@@ -166,7 +166,7 @@ impl HeldKernel {
         self.transition.release();
         self.transition = ExclusiveTransition::begin(&self.kernel, Kind::Restore)?;
         let HeldKernel { host, kernel, link, transition, .. } = self;
-        restore::restore_held(host, kernel, link, transition, checkpoint, None, actor).await
+        restore::restore_held(host, kernel, link, transition, checkpoint, None, actor).await.map(drop)
     }
 }
 

@@ -239,12 +239,15 @@ pub(super) async fn restore_held(
     checkpoint: CheckpointId,
     given: Option<(CheckpointId, Present)>,
     actor: &Actor,
-) -> Result<()> {
+) -> Result<Restoration> {
     let (checkpoint, _held) = pin_for_read(kernel, kernel.recorded(checkpoint).await?).await?;
     let target = load(host, kernel, checkpoint).await?;
     validate_spec(host, kernel, &target)?;
     let done = perform(host, kernel, link, transition, (target, Options::default()), actor, given).await;
-    let Err(failed) = done else { return Ok(()) };
+    let failed = match done {
+        Err(failed) => failed,
+        done => return done,
+    };
     if transition.is_recorded() {
         transition.abort(host).await?;
         let record = kernel.transitions.borrow().record().cloned();

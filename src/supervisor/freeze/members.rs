@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::sources::{self, DataSource, pending};
 use super::{access, pauses};
-use super::{objects, submodules};
+use super::{notes, objects, submodules};
 use crate::catalog::host_database::{self, SUFFIXES};
 use crate::core::checkpoint::CheckpointType;
 use crate::core::error::{Error, Result};
@@ -491,14 +491,15 @@ impl Live {
         }
     }
 
-    /// Makes the target the present state.
-    pub async fn switch(&mut self, actor: &Actor, attach: bool) -> Result<()> {
+    /// Makes the target the present state; returns what a user must know of it.
+    pub async fn switch(&mut self, actor: &Actor, attach: bool) -> Result<Vec<String>> {
         fault::point("freeze.member.switch").map_err(injected)?;
         let target = self.target()?.clone();
         let safety = self.captured()?.clone();
         match (&mut self.kind, target, safety) {
             (LiveKind::Kernel { held, .. }, Captured::Kernel { checkpoint, .. }, _) => {
-                held.as_mut().ok_or_else(not_held)?.restore(checkpoint, actor).await
+                let restored = held.as_mut().ok_or_else(not_held)?.restore(checkpoint, actor).await?;
+                return Ok(notes::of_restored(&self.name, &restored));
             }
             (
                 LiveKind::Repository { path, repository, .. },
@@ -510,11 +511,12 @@ impl Live {
                         .reason("repository_changed"));
                 }
                 submodules::check_losses(repository, &self.scratch, &safety, &part).await?;
-                submodules::switch(repository, &self.scratch, &part, attach).await
+                submodules::switch(repository, &self.scratch, &part, attach).await?;
             }
-            (LiveKind::Data(source), target, safety) => source.switch(&target, &safety).await,
-            _ => Err(self.other_kind()),
+            (LiveKind::Data(source), target, safety) => source.switch(&target, &safety).await?,
+            _ => return Err(self.other_kind()),
         }
+        Ok(Vec::new())
     }
 
     /// Brings the member back to what was captured before the restore.

@@ -19,6 +19,7 @@ mod import_repositories;
 mod locks;
 mod member_places;
 mod members;
+mod notes;
 mod objects;
 mod pairings;
 mod pauses;

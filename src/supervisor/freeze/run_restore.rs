@@ -283,7 +283,9 @@ impl<'a> Run<'a> {
 
     async fn switch(&mut self, n: usize, attach: bool) -> Result<()> {
         self.reach(n).await?;
-        self.live[n].switch(self.actor, attach).await
+        let notes = self.live[n].switch(self.actor, attach).await?;
+        self.notes.extend(notes);
+        Ok(())
     }
 
     /// Records that a member is about to change: a new daemon reverts it and those before it.
