@@ -124,6 +124,10 @@ fn rights_and_kernels_are_limited() {
         // Forks are served too.
         client.call("fork", json!({ "kernel": "mine", "name": "copy" })).await;
         assert_eq!(client.call("execute", json!({ "kernel": "copy", "code": "echo hi" })).await, "hi\n");
+        host.ok(&["fork", "copy", "deeper"]);
+        host.ok(&["fork", "other", "foreign"]);
+        assert_eq!(client.call("execute", json!({ "kernel": "deeper", "code": "echo hi" })).await, "hi\n");
+        assert!(client.fails("execute", json!({ "kernel": "foreign", "code": "echo" })).await.contains("not one that"));
         assert!(!client.call("list_kernels", json!({})).await.contains("other"));
         // Another kernel that gets the name is not served; the one that had it is.
         host.ok(&["rename", "mine", "renamed"]);

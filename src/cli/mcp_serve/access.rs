@@ -1,6 +1,7 @@
 //! The kernels and rights that a server passes on.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use crate::cli::context::Context;
 use crate::cli::failure::Failure;
@@ -15,7 +16,7 @@ use crate::rpc::client::{HostClient, KernelClient};
 pub struct Access {
     context: Context,
     /// Ids: another kernel may get a name later. `None`: every kernel is served.
-    kernels: Option<RefCell<Vec<KernelId>>>,
+    kernels: Option<RefCell<BTreeSet<KernelId>>>,
     rights: Rights,
     /// Most bytes of text in one answer.
     pub most_bytes: usize,
@@ -30,9 +31,9 @@ impl Access {
         let most_bytes = usize::try_from(most_bytes).unwrap_or(usize::MAX);
         let mut access = Access { context, kernels: None, rights, most_bytes };
         let host = access.host().await?;
-        let mut kernels = Vec::new();
+        let mut kernels = BTreeSet::new();
         for name in names {
-            kernels.push(host.open_kernel(name).await?.1.id);
+            kernels.insert(host.open_kernel(name).await?.1.id);
         }
         access.kernels = (!names.is_empty()).then(|| RefCell::new(kernels));
         Ok(access)
@@ -75,7 +76,8 @@ impl Access {
     /// `notFound`, also for a kernel that is not served.
     pub async fn kernel(&self, name: &str) -> Result<(KernelClient, KernelInfo)> {
         let (kernel, info) = self.host().await?.open_kernel(name).await?;
-        if !self.serves(&info) {
+        // The list also finds forks of forks.
+        if !self.serves(&info) && !self.list().await?.iter().any(|served| served.id == info.id) {
             return Err(Error::new(ErrorCode::NotFound, format!("kernel {name} is not one that this server serves"))
                 .reason("not_served")
                 .hint("list_kernels shows those that it serves"));
@@ -92,18 +94,28 @@ impl Access {
     /// Those of the connection.
     pub async fn list(&self) -> Result<Vec<KernelInfo>> {
         let mut all = self.host().await?.list_kernels(&KernelFilter::default()).await?;
+        while all.iter().filter(|info| !self.serves(info)).any(|info| self.is_fork(info)) {
+            all.iter().filter(|info| self.is_fork(info)).for_each(|info| self.add(info.id));
+        }
         all.retain(|info| self.serves(info));
         Ok(all)
     }
 
     /// Also serves a kernel that was forked from a served one.
-    pub fn add_fork(&self, info: &KernelInfo) {
+    pub fn add(&self, kernel: KernelId) {
         if let Some(kernels) = &self.kernels {
-            kernels.borrow_mut().push(info.id);
+            kernels.borrow_mut().insert(kernel);
         }
     }
 
     fn serves(&self, info: &KernelInfo) -> bool {
         self.kernels.as_ref().is_none_or(|kernels| kernels.borrow().contains(&info.id))
+    }
+
+    /// Whether a kernel was forked from one that is served.
+    fn is_fork(&self, info: &KernelInfo) -> bool {
+        let kernels = self.kernels.as_ref().map(RefCell::borrow);
+        let from = info.origin.from.as_ref().map(|from| from.kernel);
+        kernels.zip(from).is_some_and(|(kernels, from)| kernels.contains(&from))
     }
 }
