@@ -8,7 +8,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt as _, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -35,13 +35,13 @@ const LOG_TAIL_BYTES: u64 = 16 << 10;
 
 /// Connects to the daemon on `socket`, and starts it if none answers.
 pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<HostClient, Failure> {
-    match HostClient::connect(socket, client).await {
+    match HostClient::connect_own(socket, client).await {
         Err(error) if error.code == ErrorCode::Unavailable && is_unserved(socket) => {}
         answered => return Ok(answered?),
     }
     let deadline = Instant::now() + limits::DAEMON_START;
     let _lock = lock(socket, deadline).await?;
-    if let Ok(host) = HostClient::connect(socket, client).await {
+    if let Ok(host) = HostClient::connect_own(socket, client).await {
         return Ok(host);
     }
     if on_terminal {
@@ -52,7 +52,7 @@ pub async fn connect(socket: &Path, client: &str, on_terminal: bool) -> Result<H
     let mut deadline = deadline;
     loop {
         if !is_unserved(socket) {
-            return Ok(HostClient::connect(socket, client).await?);
+            return Ok(HostClient::connect_own(socket, client).await?);
         }
         match daemon.has_failed() {
             // A stopping daemon no longer listens but still holds its data.
@@ -86,6 +86,11 @@ async fn lock(socket: &Path, deadline: Instant) -> Result<Flock<File>> {
     let dir = socket.parent().unwrap_or(Path::new("/"));
     let failed = |e: &dyn std::fmt::Display| Error::unavailable(format!("could not prepare {}: {e}", dir.display()));
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| failed(&e))?;
+    // Another user may have made it meanwhile.
+    let found = std::fs::symlink_metadata(dir).map_err(|e| failed(&e))?;
+    if !found.is_dir() || found.uid() != nix::unistd::geteuid().as_raw() || found.mode() & 0o022 != 0 {
+        return Err(failed(&"it is not a directory that only you can change"));
+    }
     let path = dir.join("autostart.lock");
     let open = || OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let mut file = open().map_err(|e| failed(&e))?;

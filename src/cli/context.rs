@@ -68,6 +68,7 @@ impl Context {
         let begun = Instant::now();
         let host = match may_start {
             true => autostart::connect(&socket, CLIENT, self.terminal.stderr).await?,
+            false if self.options.socket.is_none() => HostClient::connect_own(&socket, CLIENT).await?,
             false => HostClient::connect(&socket, CLIENT).await?,
         };
         let (version, took) = (&host.info().version, begun.elapsed());

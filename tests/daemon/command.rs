@@ -7,7 +7,21 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::support::{Host, Terminal, users};
+use ryokan::rpc::client::{HostClient, run_local};
+
+use crate::support::{Host, Terminal, User, users};
+
+/// Only root's tests meet a daemon of another user.
+#[test]
+fn foreign_server_is_refused() {
+    for user in users() {
+        let host = Host::start_as(user);
+        let connected = run_local(async { HostClient::connect_own(&host.socket(), "test").await.map(drop) }).unwrap();
+        let reason = connected.err().map(|error| error.reason);
+        let is_foreign = user == User::Unprivileged && nix::unistd::geteuid().is_root();
+        assert_eq!(reason, is_foreign.then(|| "foreign_server".to_owned()), "{user:?}");
+    }
+}
 
 #[test]
 fn daemon_command_shows_and_stops() {

@@ -18,6 +18,7 @@ use crate::rpc::convert::pool::read_pools;
 use crate::rpc::convert::spec::{SpecRequest, write_spec_request, write_spec_update};
 use crate::rpc::convert::{info, read_name, read_text_list};
 use crate::rpc::schema::ryokan_capnp as wire;
+use crate::sys::socket::peer;
 
 type CreateRequest =
     capnp::capability::Request<wire::host::create_kernel_params::Owned, wire::host::create_kernel_results::Owned>;
@@ -37,6 +38,21 @@ impl HostClient {
     /// within [`limits::CLIENT_HELLO`]; refusals of the daemon.
     pub async fn connect(socket: &Path, client: &str) -> Result<HostClient> {
         HostClient::connect_within(socket, client, limits::CLIENT_HELLO).await
+    }
+
+    /// As [`HostClient::connect`], to a server of this user or of root only: another user may have made the socket.
+    ///
+    /// # Errors
+    /// As [`HostClient::connect`], and `refused` with the reason `foreign_server`.
+    pub async fn connect_own(socket: &Path, client: &str) -> Result<HostClient> {
+        let stream = connect_stream(socket, limits::CLIENT_HELLO).await?;
+        let peer = peer(&stream).map_err(|e| Error::unavailable(format!("cannot tell whose server this is: {e}")))?;
+        if peer.uid != 0 && peer.uid != nix::unistd::geteuid().as_raw() {
+            return Err(Error::refused(format!("the server on {} runs as uid {}", socket.display(), peer.uid))
+                .reason("foreign_server")
+                .hint("remove that directory, or set XDG_RUNTIME_DIR to one of your own with mode 0700"));
+        }
+        HostClient::greet(stream, client, limits::CLIENT_HELLO).await
     }
 
     /// As [`HostClient::connect`], with another deadline.

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import threading
 import time
@@ -123,6 +124,8 @@ async def _connected(path: Path, timeout: float) -> socket.socket:
         try:
             sock.setblocking(False)
             await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, address), timeout)
+            if path.parent == _TMP / f"ryokan-{os.geteuid()}":
+                _refuse_foreign(sock, path)
             return sock
         except asyncio.TimeoutError:
             sock.close()
@@ -130,6 +133,13 @@ async def _connected(path: Path, timeout: float) -> socket.socket:
         except BaseException:
             sock.close()
             raise
+
+
+def _refuse_foreign(sock: socket.socket, path: Path) -> None:
+    """In `/tmp`, another user may have made the directory since it was looked at."""
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if uid not in (0, os.geteuid()):
+        raise RefusedError(f"the server on {path} runs as uid {uid}", f"remove that directory, or {_SET_RUNTIME}")
 
 
 @contextmanager
@@ -198,6 +208,9 @@ class _Lock:
             self.file = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UnavailableError(f"could not prepare {self.path.parent}: {error.strerror}") from None
+        if why := _distrust(self.path.parent, os.geteuid()):
+            os.close(self.file)
+            raise UnavailableError(f"could not prepare {self.path.parent}: it {why}")
         deadline = time.monotonic() + _START
         while True:
             try:
