@@ -98,7 +98,7 @@ pub struct NameArgs {
 #[derive(Debug, Args)]
 pub struct StartArgs {
     /// Name or id of the kernel
-    pub name: String,
+    pub name: KernelArg,
     /// Discard a virtual machine's memory that is kept for this start; start from the saved state
     #[arg(long)]
     pub without_memory: bool,

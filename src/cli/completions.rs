@@ -343,7 +343,8 @@ fn with_names_in_fish(script: &str) -> String {
             seen.push_str(&format!("; and test (count (__ryokan_words)) -eq {}", slot.before.len() + 1));
         }
         let (what, names) = (slot.kind.word().replace('_', " "), candidates(slot.kind));
-        script.push_str(&format!("complete -c ryokan -n \"{seen}\" -a \"{names}\" -d '{what}'\n"));
+        let files = if slot.kind == Kind::Place { "" } else { " -f" };
+        script.push_str(&format!("complete -c ryokan -n \"{seen}\"{files} -a \"{names}\" -d '{what}'\n"));
     }
     script
 }

@@ -352,7 +352,7 @@ fn kernel_name_completion() {
         ("zsh", "':process -- Number of the process:_ryokan_process'"),
         ("fish", "-l from -d 'Fork from this checkpoint, not from the present' -r -f -a \"(ryokan --no-autostart log "),
         ("fish", "-r -f -a \"(ryokan --no-autostart images list "),
-        ("fish", "-n \"__fish_ryokan_using_subcommand exec\" -a \"(ryokan --no-autostart ls --quiet 2>/dev/null)\""),
+        ("fish", "-n \"__fish_ryokan_using_subcommand exec\" -f -a \"(ryokan --no-autostart ls --quiet 2>/dev/null)\""),
     ] {
         assert!(run(&fake, &["completions", shell]).1.contains(asks), "{shell}");
     }

@@ -168,13 +168,9 @@ fn checkpoints_are_completed() {
     }
 }
 
-/// The functions of the script for zsh; that the grammar calls them is in the script's text.
+/// In zsh the functions of the script; that the grammar calls them is in the script's text.
 #[test]
-fn zsh_lists_names() {
-    if !std::path::Path::new("/usr/bin/zsh").exists() {
-        println!("skipped: zsh is not installed");
-        return;
-    }
+fn zsh_and_fish_list_names() {
     let host = Host::start();
     host.ok(&["new", "k", "--engine", "bash"]);
     host.ok(&["group", "new", "shop"]);
@@ -190,12 +186,23 @@ fn zsh_lists_names() {
         );
         let mut zsh = std::process::Command::new("/usr/bin/zsh");
         zsh.args(["-fc", &script]).env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        let done = zsh.output().expect("it runs");
+        let done = zsh.output().expect("zsh runs; scripts/check installs it");
         assert!(done.status.success() && done.stderr.is_empty(), "{kind}: {done:?}");
         String::from_utf8(done.stdout).expect("text").trim_end().to_owned()
     };
+    let of_fish = |line: &str| {
+        let script = format!("set PATH {programs} $PATH; ryokan completions fish | source; complete -C '{line}'");
+        let mut fish = std::process::Command::new("/usr/bin/fish");
+        fish.args(["--no-config", "-c", &script]);
+        fish.env_clear().envs(ryokan.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let done = fish.output().expect("fish runs; scripts/check installs it");
+        let lines = String::from_utf8(done.stdout).expect("text");
+        let names: Vec<&str> = lines.lines().map(|line| line.split('\t').next().unwrap_or_default()).collect();
+        names.join(" ")
+    };
     for (kind, line, wanted) in [
         ("kernel", "ryokan show ", "k"),
+        ("kernel", "ryokan start ", "k"),
         ("place", "ryokan cp ", "k"),
         ("group", "ryokan group show ", "shop"),
         ("kernel_or_group", "ryokan undo ", "k shop"),
@@ -203,6 +210,14 @@ fn zsh_lists_names() {
         ("process", "ryokan --json kill k ", process.trim()),
     ] {
         assert_eq!(lists(kind, line), wanted, "{kind}");
+        let found = of_fish(line);
+        if kind == "place" {
+            assert!(found.split(' ').any(|name| name == "k:"), "also files: {found}");
+        } else {
+            // Names of kernels are offered anywhere.
+            let found: Vec<&str> = found.split(' ').filter(|name| kind != "variable" || *name != "k").collect();
+            assert_eq!(found.join(" ").trim(), wanted, "{line}");
+        }
     }
     let checkpoints = lists("checkpoint", "ryokan restore --yes k ");
     assert!(checkpoints.ends_with(" first-one") && !checkpoints.contains("shop"), "{checkpoints}");
