@@ -49,7 +49,7 @@ pub enum JupyterCommand {
   ryokan jupyter install --engine node
   ryokan jupyter install --kernel demo
 
-Each notebook gets a kernel of its own, named after it, which outlives Jupyter: its variables are there when the notebook is opened again, and ryokan's commands work on it (checkpoint, log, restore, undo, fork). Restarting in Jupyter clears the variables and keeps the files.
+Each notebook gets a kernel of its own, named after it, which outlives Jupyter: its variables are there when the notebook is opened again, and ryokan's commands work on it (checkpoint, log, restore, undo, fork). Restarting in Jupyter clears the variables, ends the programs in the kernel, also detached ones, and keeps the files.
 
 Results that a browser could run (HTML, SVG, scripts) are withheld unless --html is given: in Jupyter's page they have the rights of the page, which can start kernels outside of any sandbox. Other local users can read what a kernel publishes on a TCP port; jupyter lab --KernelManager.transport=ipc uses Unix sockets instead.")]
 pub struct InstallArgs {

@@ -168,8 +168,9 @@ impl<'a> Session<'a> {
             self.with(async |kernel| kernel.stop(true).await).await?;
         }
         let host = self.host().await?;
-        let mut spec = SpecRequest::new(of_hash("cleared", &[self.name(), &std::process::id().to_string()])?);
-        (spec.engine, spec.ephemeral) = (Some(self.engine.get()), true);
+        let mut spec = self.with(async |kernel| Ok(SpecRequest::exactly(&kernel.info().await?.spec))).await?;
+        spec.name = of_hash("cleared", &[self.name(), &std::process::id().to_string()])?;
+        (spec.paths, spec.labels, spec.ephemeral) = (Vec::new(), Vec::new(), true);
         let (empty, _) = host.create_kernel(&spec, "").await?;
         let state = empty.save_state().await?.data;
         // It ends with this connection at the latest.
