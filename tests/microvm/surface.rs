@@ -10,7 +10,7 @@ use ryokan::rpc::client::KernelClient;
 
 use super::{Machines, NEW_LAB, users};
 use crate::files::{during_transitions, hostile};
-use crate::processes::{Inside, escapes, finish, lifecycle, ports, program, streams, terminal};
+use crate::processes::{Inside, attach, escapes, finish, lifecycle, ports, program, streams, terminal};
 use crate::support::{Host, until};
 
 /// What a program could read or reach if it saw the guest's first process, the machine's devices or its channels.
@@ -100,6 +100,7 @@ fn terminals(host: &Host) {
     host.ok(&["spawn", "lab", "--", "touch", "end"]);
     until("its end", || host.cli(&["cp", "lab:over", "-"]).stdout == b"over\n");
     terminal::closes(host, "lab");
+    attach::joined_terminal(host, "lab");
 }
 
 /// The next daemon finds the execution with all its output. A program beside it ends with its daemon, and is found so.

@@ -1,6 +1,6 @@
 //! Processes beside the engine: byte-exact streams, one end for each, nothing left behind, and no way out of the sandbox.
 
-mod attach;
+pub(crate) mod attach;
 pub(crate) mod escapes;
 mod exits;
 pub(crate) mod lifecycle;
