@@ -680,16 +680,18 @@ struct ExecResult {
   code @0 :Int32;
   ok @1 :Bool;
   err @2 :Text;
-  stdout @3 :Data;            # the kept part
+  stdout @3 :Data;            # the kept beginning
   stderr @4 :Data;
   data @5 :Value;             # value of the last expression
   output @6 :OutputData;
   status @7 :ExecStatus;
   durationUs @8 :UInt64;
   execId @9 :UInt64;
-  truncatedBytes @10 :UInt64; # bytes written beyond the kept part
+  truncatedBytes @10 :UInt64; # bytes written beyond the kept beginning
   hasData @11 :Bool;          # distinguishes a null value from no value
   displays @12 :List(Display); # the kept rich forms, in order
+  stdoutTail @13 :Data;       # the newest of the truncated bytes: of both streams together a quarter of
+  stderrTail @14 :Data;       # the output limit, at most 64 KiB
 }
 
 enum ExecStatus { done @0; failed @1; timeout @2; interrupted @3; lost @4; refused @5; }

@@ -82,6 +82,8 @@ fn messages(seeds: &mut Vec<Seed>) {
         stdout: b"out".to_vec(),
         stderr: b"err".to_vec(),
         truncated_bytes: 9,
+        stdout_tail: b"last".to_vec(),
+        stderr_tail: Vec::new(),
         displays: Vec::new(),
     };
     message::<wire::exec_result::Owned>(seeds, 3, "result", |b| exec::write_exec_result(b, &result).expect("plain"));

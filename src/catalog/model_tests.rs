@@ -214,10 +214,12 @@ fn execution_record_round_trips() {
             stdout: Kept::Inline(b"onetwo".to_vec()),
             stderr: Kept::Object { digest: Digest::from_bytes([4; 32]), bytes: 100_000 },
             truncated_bytes: 3,
+            tail: b"end".to_vec(),
             ..OutputRecord::default()
         };
         output.runs.push(Stream::Stdout, 3);
         output.runs.push(Stream::Stderr, 100_000);
+        output.tail_runs.push(Stream::Stderr, 3);
         let wrong = ExecClose { end: ExecEnd::lost(""), output: output.clone(), at_ms: 2 };
         assert!(matches!(state.end_exec(ExecId(1), wrong).await, Err(CatalogError::Conflict(_))), "runs must cover");
         output.runs.push(Stream::Stdout, 3);
@@ -240,6 +242,8 @@ fn execution_record_round_trips() {
         let back = state.exec_output(ExecId(1)).await.expect("readable").expect("there");
         assert_eq!((&back.stdout, &back.stderr), (&output.stdout, &output.stderr));
         assert_eq!(back.runs.iter().collect::<Vec<_>>(), output.runs.iter().collect::<Vec<_>>());
+        let tail = (back.tail, back.tail_runs.iter().collect::<Vec<_>>());
+        assert_eq!(tail, (b"end".to_vec(), vec![(Stream::Stderr, 3)]));
         let roots: Vec<_> = state.roots().await.expect("readable").iter().map(|root| root.digest).collect();
         assert_eq!(roots, [Digest::from_bytes([4; 32])]);
         let too_much =

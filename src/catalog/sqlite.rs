@@ -79,6 +79,7 @@ impl Kind {
                 include_str!("../../schema/state/0009_displays.sql"),
                 include_str!("../../schema/state/0010_sums.sql"),
                 include_str!("../../schema/state/0011_machines.sql"),
+                include_str!("../../schema/state/0012_output_tail.sql"),
             ],
             Kind::Engine => &[include_str!("../../schema/engine/0001_first.sql")],
         }

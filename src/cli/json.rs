@@ -191,6 +191,10 @@ pub fn exec_result(result: &ExecResult) -> Json {
     });
     bytes(&mut json, "stdout", &result.stdout);
     bytes(&mut json, "stderr", &result.stderr);
+    if result.truncated_bytes > 0 {
+        bytes(&mut json, "stdout_tail", &result.stdout_tail);
+        bytes(&mut json, "stderr_tail", &result.stderr_tail);
+    }
     json
 }
 

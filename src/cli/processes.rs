@@ -28,7 +28,7 @@ use crate::core::spec::WORKSPACE;
   ryokan spawn demo -t -d -- bash
   ryokan exec demo --attach 7
 
-The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output. A detached program continues without this command: attach to it with exec --attach, also on its terminal, and leave it with Ctrl-C or, on its terminal, Ctrl-P Ctrl-Q. A later attach shows the beginning of the output, up to --output-limit, and what is written from then on; what was written between is lost: let a server that logs much log to a file.")]
+The program runs in the kernel's sandbox and limits, also during an execution. Without a slash it is found in PATH. The exit code is the program's, or 128 and the number of the signal that ended it; 124 after the time limit, 126 if it cannot be run, 127 if it was not found. Ctrl-C sends SIGINT; a second Ctrl-C, or the end of this command, ends the program with everything that it started. What the program leaves running when it exits stays in the kernel, without output. A detached program continues without this command: attach to it with exec --attach, also on its terminal, and leave it with Ctrl-C or, on its terminal, Ctrl-P Ctrl-Q. A later attach shows the beginning of the output, up to --output-limit, its newest part, up to a quarter of that and 64 KiB, and what is written from then on; what was written between is lost: let a server that logs much log to a file.")]
 pub struct SpawnArgs {
     /// Name or id of the kernel
     pub name: KernelArg,
@@ -102,6 +102,7 @@ pub struct KillArgs {
 
 fn parse_output_limit(text: &str) -> Result<u64, String> {
     match parse_size(text) {
+        Ok(0) => Err("at least 1 byte is kept".into()),
         Ok(bytes) if bytes <= limits::OUTPUT_KEPT_MAX_BYTES => Ok(bytes),
         Ok(_) => Err(format!("at most {} are kept", format_size(limits::OUTPUT_KEPT_MAX_BYTES))),
         Err(error) => Err(error.to_string()),

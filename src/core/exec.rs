@@ -1,5 +1,7 @@
 //! Executions: requests to run code in a kernel, and their results.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
 use super::ids::ExecId;
@@ -251,12 +253,16 @@ pub struct ExecResult {
     pub exec: ExecId,
     /// The result.
     pub end: ExecEnd,
-    /// Kept standard output.
+    /// Kept standard output: its beginning.
     pub stdout: Vec<u8>,
-    /// Kept standard error.
+    /// Kept standard error: its beginning.
     pub stderr: Vec<u8>,
-    /// Bytes of output beyond those kept.
+    /// Bytes of output beyond `stdout` and `stderr`.
     pub truncated_bytes: u64,
+    /// The newest of those bytes that were of standard output.
+    pub stdout_tail: Vec<u8>,
+    /// The newest of those bytes that were of standard error.
+    pub stderr_tail: Vec<u8>,
     /// Kept rich forms, in order.
     pub displays: Vec<Display>,
 }
@@ -269,6 +275,69 @@ pub enum Stream {
     Stdout,
     /// fd 2.
     Stderr,
+}
+
+/// The newest output of an execution beyond what is kept of its beginning.
+#[derive(Debug, Clone, Default)]
+pub struct Tail {
+    chunks: VecDeque<(Stream, Vec<u8>)>,
+    bytes: u64,
+    limit: u64,
+}
+
+impl Tail {
+    /// The most bytes that are kept of an execution of which the first `kept` bytes are kept.
+    pub fn limit(kept: u64) -> u64 {
+        (kept / 4).min(limits::OUTPUT_TAIL_BYTES)
+    }
+
+    /// An empty tail beside `kept` bytes.
+    pub fn beside(kept: u64) -> Tail {
+        Tail { chunks: VecDeque::new(), bytes: 0, limit: Tail::limit(kept) }
+    }
+
+    /// Appends bytes; the oldest beyond the limit are dropped.
+    pub fn push(&mut self, stream: Stream, data: &[u8]) {
+        let data = &data[data.len().saturating_sub(usize::try_from(self.limit).unwrap_or(usize::MAX))..];
+        if data.is_empty() {
+            return;
+        }
+        self.bytes += data.len() as u64;
+        match self.chunks.back_mut() {
+            Some((last, joined)) if *last == stream => joined.extend_from_slice(data),
+            _ => self.chunks.push_back((stream, data.to_vec())),
+        }
+        while self.bytes > self.limit {
+            let Some((_, oldest)) = self.chunks.front_mut() else { break };
+            let over = (self.bytes - self.limit).min(oldest.len() as u64);
+            oldest.drain(..over as usize);
+            self.bytes -= over;
+            if oldest.is_empty() {
+                self.chunks.pop_front();
+            }
+        }
+    }
+
+    /// The bytes in order of arrival.
+    pub fn into_chunks(self) -> Vec<(Stream, Vec<u8>)> {
+        self.chunks.into()
+    }
+}
+
+/// Standard output and standard error of chunks.
+pub fn streams_of(chunks: Vec<(Stream, Vec<u8>)>) -> (Vec<u8>, Vec<u8>) {
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    for (stream, data) in chunks {
+        let whole = match stream {
+            Stream::Stdout => &mut stdout,
+            Stream::Stderr => &mut stderr,
+        };
+        match whole.is_empty() {
+            true => *whole = data,
+            false => whole.extend_from_slice(&data),
+        }
+    }
+    (stdout, stderr)
 }
 
 /// What a client sees of a running execution, in order.

@@ -211,6 +211,8 @@ fn golden_results() {
         stdout: b"text\n".to_vec(),
         stderr: vec![0xff, b'x'],
         truncated_bytes: 0,
+        stdout_tail: Vec::new(),
+        stderr_tail: Vec::new(),
         displays: Vec::new(),
     };
     golden("result.json", &sorted(&json::exec_result(&result(Some(Value::Int(42))))));

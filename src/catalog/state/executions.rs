@@ -165,6 +165,9 @@ pub(super) fn end(db: &Db, exec: ExecId, close: &ExecClose) -> Result<()> {
             return Err(CatalogError::Limit { what: "inline output", most: limits::OUTPUT_INLINE_BYTES as u64 });
         }
     }
+    if output.tail.len() as u64 > limits::OUTPUT_TAIL_BYTES {
+        return Err(CatalogError::Limit { what: "newest output", most: limits::OUTPUT_TAIL_BYTES });
+    }
     if !output.is_consistent() {
         return Err(CatalogError::Conflict(format!("the order of execution {exec}'s output is not that of its bytes")));
     }
@@ -192,7 +195,8 @@ pub(super) fn end(db: &Db, exec: ExecId, close: &ExecClose) -> Result<()> {
             None => CatalogError::NotFound(format!("execution {exec}")),
         });
     }
-    if end.value.is_none() && end.output.is_none() && output_bytes == 0 && output.displays.is_empty() {
+    let is_silent = output_bytes == 0 && output.tail.is_empty() && output.displays.is_empty();
+    if end.value.is_none() && end.output.is_none() && is_silent {
         return Ok(());
     }
     insert_results(db, exec, end, output)
@@ -206,6 +210,8 @@ fn insert_results(db: &Db, exec: ExecId, end: &ExecEnd, output: &OutputRecord) -
         true => None,
         false => Some(to_json(db.path(), "displays", &output.displays.iter().map(Stored::of).collect::<Vec<_>>())?),
     };
+    let tail = (!output.tail.is_empty()).then_some(&output.tail);
+    let tail_runs = (!output.tail.is_empty()).then(|| output.tail_runs.to_bytes());
     let object = |kept: &Kept| match kept {
         Kept::Object { digest, .. } => Some(*digest.as_bytes()),
         Kept::Inline(_) => None,
@@ -219,7 +225,7 @@ fn insert_results(db: &Db, exec: ExecId, end: &ExecEnd, output: &OutputRecord) -
     db.sql("record results", |c| {
         c.prepare_cached(
             "INSERT INTO results (exec, value, output, runs, stdout_object, stdout_bytes, stderr_object, stderr_bytes,
-             stdout, stderr, displays) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             stdout, stderr, displays, tail, tail_runs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )?
         .execute(params![
             signed(exec.0),
@@ -233,6 +239,8 @@ fn insert_results(db: &Db, exec: ExecId, end: &ExecEnd, output: &OutputRecord) -
             inline(&output.stdout),
             inline(&output.stderr),
             displays,
+            tail,
+            tail_runs,
         ])
         .map(drop)
     })
@@ -320,16 +328,20 @@ pub(super) fn output(db: &Db, exec: ExecId) -> Result<Option<OutputRecord>> {
     db.sql("read output", |c| {
         c.prepare_cached(
             "SELECT e.truncated_bytes, r.runs, r.stdout_object, r.stdout_bytes, r.stderr_object, r.stderr_bytes, r.stdout,
-             r.stderr, r.displays FROM executions e LEFT JOIN results r ON r.exec = e.id WHERE e.id = ?",
+             r.stderr, r.displays, r.tail, r.tail_runs FROM executions e LEFT JOIN results r ON r.exec = e.id WHERE e.id = ?",
         )?
         .query_row([signed(exec.0)], |row| {
-            let runs = row.get_ref(1)?.as_blob_or_null()?.unwrap_or_default();
-            let no_order = || wrong(1, rusqlite::types::Type::Blob, String::from("no order of output"));
+            let runs = |column: usize| {
+                let no_order = || wrong(column, rusqlite::types::Type::Blob, String::from("no order of output"));
+                Runs::from_bytes(row.get_ref(column)?.as_blob_or_null()?.unwrap_or_default()).ok_or_else(no_order)
+            };
             Ok(OutputRecord {
                 stdout: read_kept(row, 2, 3, 6)?,
                 stderr: read_kept(row, 4, 5, 7)?,
-                runs: Runs::from_bytes(runs).ok_or_else(no_order)?,
+                runs: runs(1)?,
                 truncated_bytes: unsigned(row, 0)?,
+                tail: row.get::<_, Option<Vec<u8>>>(9)?.unwrap_or_default(),
+                tail_runs: runs(10)?,
                 displays: read_displays(row, 8)?,
             })
         })

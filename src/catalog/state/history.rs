@@ -53,6 +53,8 @@ const TABLES: &[(&str, &[&str], &str)] = &[
             "stdout",
             "stderr",
             "displays",
+            "tail",
+            "tail_runs",
         ],
         "exec",
     ),

@@ -141,8 +141,12 @@ pub struct OutputRecord {
     pub stderr: Kept,
     /// Their order; covers exactly the kept bytes.
     pub runs: Runs,
-    /// Bytes discarded.
+    /// Bytes beyond those.
     pub truncated_bytes: u64,
+    /// The newest of those bytes, of both streams in order of arrival.
+    pub tail: Vec<u8>,
+    /// Their order; covers exactly `tail`.
+    pub tail_runs: Runs,
     /// Rich forms, in order.
     pub displays: Vec<Display>,
 }
@@ -150,7 +154,15 @@ pub struct OutputRecord {
 impl Default for OutputRecord {
     fn default() -> Self {
         let none = || Kept::Inline(Vec::new());
-        OutputRecord { stdout: none(), stderr: none(), runs: Runs::default(), truncated_bytes: 0, displays: Vec::new() }
+        OutputRecord {
+            stdout: none(),
+            stderr: none(),
+            runs: Runs::default(),
+            truncated_bytes: 0,
+            tail: Vec::new(),
+            tail_runs: Runs::default(),
+            displays: Vec::new(),
+        }
     }
 }
 
@@ -159,13 +171,15 @@ impl OutputRecord {
     pub(super) fn inline_bytes(&self) -> usize {
         let inline = |kept: &Kept| if let Kept::Inline(bytes) = kept { bytes.len() } else { 0 };
         let displays: usize = self.displays.iter().map(|display| display.mime.len() + display.data.len()).sum();
-        inline(&self.stdout) + inline(&self.stderr) + displays
+        inline(&self.stdout) + inline(&self.stderr) + self.tail.len() + displays
     }
 
     /// Whether the runs cover exactly the kept bytes.
     pub fn is_consistent(&self) -> bool {
         self.runs.bytes_of(Stream::Stdout) == self.stdout.bytes()
             && self.runs.bytes_of(Stream::Stderr) == self.stderr.bytes()
+            && self.tail_runs.iter().map(|(_, bytes)| bytes).fold(0, u64::saturating_add) == self.tail.len() as u64
+            && self.tail.len() as u64 <= self.truncated_bytes
     }
 }
 

@@ -281,7 +281,10 @@ fn outcome(result: &ExecResult, value: Option<String>) -> String {
     part("[stderr]\n", &String::from_utf8_lossy(&result.stderr));
     part("", value.as_deref().unwrap_or_default());
     if result.truncated_bytes > 0 {
-        part("", &format!("[{} more bytes of output were dropped]\n", result.truncated_bytes));
+        let dropped = result.truncated_bytes - (result.stdout_tail.len() + result.stderr_tail.len()) as u64;
+        part("", &format!("[{dropped} more bytes of output were dropped]\n"));
+        part("[the end of stdout]\n", &String::from_utf8_lossy(&result.stdout_tail));
+        part("[the end of stderr]\n", &String::from_utf8_lossy(&result.stderr_tail));
     }
     if result.end.status != ExecStatus::Done {
         let (status, code, err) = (result.end.status.name(), result.end.code, &result.end.err);
@@ -414,7 +417,7 @@ async fn fork(access: &Access, arguments: &Arguments) -> Result<CallToolResult> 
     forking.check()?;
     let done = kernel.fork(&forking).await?;
     for (_, made) in done.children.iter().filter_map(|(_, made)| made.as_ref().ok()) {
-        access.add_fork(made);
+        access.add(made.id);
     }
     let text = render::forks(info.spec.name.as_str(), &done, Paint::OFF);
     let failed: Vec<String> = done.children.iter().filter_map(|(_, made)| made.as_ref().err()).map(describe).collect();

@@ -31,6 +31,8 @@ pub const OUTPUT_KEPT_BYTES: u64 = 4 << 20;
 pub const OUTPUT_KEPT_MAX_BYTES: u64 = 48 << 20;
 /// Pieces of output that a running execution keeps for its journal; further pieces count as beyond its limit.
 pub const OUTPUT_KEPT_ITEMS: usize = 64 << 10;
+/// The newest output of one execution that is kept beside the first, at most, bytes: a quarter of its limit, up to this.
+pub const OUTPUT_TAIL_BYTES: u64 = 64 << 10;
 /// Output of one execution inside the journal's row; more becomes an object in the store.
 pub const OUTPUT_INLINE_BYTES: usize = 16 << 10;
 /// Longest delay of an execution's first output.

@@ -91,6 +91,8 @@ pub fn read_exec_result(reader: wire::exec_result::Reader<'_>) -> Result<ExecRes
         stdout: kept(reader.get_stdout(), "stdout")?,
         stderr: kept(reader.get_stderr(), "stderr")?,
         truncated_bytes: reader.get_truncated_bytes(),
+        stdout_tail: kept(reader.get_stdout_tail(), "stdout's tail")?,
+        stderr_tail: kept(reader.get_stderr_tail(), "stderr's tail")?,
         displays: read_displays(reader.get_displays().map_err(|e| malformed("displays", e))?)?,
     })
 }
@@ -117,6 +119,12 @@ pub fn write_exec_result(mut builder: wire::exec_result::Builder<'_>, result: &E
     builder.set_duration_us(end.duration_us);
     builder.set_exec_id(result.exec.0);
     builder.set_truncated_bytes(result.truncated_bytes);
+    if !result.stdout_tail.is_empty() {
+        builder.set_stdout_tail(&result.stdout_tail);
+    }
+    if !result.stderr_tail.is_empty() {
+        builder.set_stderr_tail(&result.stderr_tail);
+    }
     if !result.displays.is_empty() {
         let mut list = builder.init_displays(count(result.displays.len()));
         for (i, display) in result.displays.iter().enumerate() {

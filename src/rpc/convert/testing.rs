@@ -173,13 +173,15 @@ pub fn any_result() -> impl Strategy<Value = ExecResult> {
         });
     let display = ("[a-z/]{0,20}", bytes()).prop_map(|(mime, data)| Display { mime, data });
     let displays = prop::collection::vec(display, 0..3);
-    (any::<u64>(), end, bytes(), bytes(), any::<u64>(), displays).prop_map(
-        |(exec, end, stdout, stderr, truncated_bytes, displays)| ExecResult {
+    (any::<u64>(), end, bytes(), bytes(), any::<u64>(), bytes(), bytes(), displays).prop_map(
+        |(exec, end, stdout, stderr, truncated_bytes, stdout_tail, stderr_tail, displays)| ExecResult {
             exec: ExecId(exec),
             end,
             stdout,
             stderr,
             truncated_bytes,
+            stdout_tail,
+            stderr_tail,
             displays,
         },
     )

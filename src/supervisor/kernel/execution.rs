@@ -8,8 +8,7 @@ use tokio::sync::watch;
 
 use super::output::{Kept, Output};
 use crate::core::error::{Error, Result};
-use crate::core::exec::ExecStatus;
-use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, Stream};
+use crate::core::exec::{ExecEnd, ExecRequest, ExecResult, ExecStatus, streams_of};
 use crate::core::ids::ExecId;
 
 /// End of an execution whose worker ended while no daemon ran.
@@ -133,23 +132,16 @@ impl Execution {
         };
         let end = end.unwrap_or_else(|| Err(Error::internal(format!("execution {} was forgotten", self.id))))?;
         let kept = self.output.kept();
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        for (stream, data) in kept.chunks {
-            let whole = match stream {
-                Stream::Stdout => &mut stdout,
-                Stream::Stderr => &mut stderr,
-            };
-            match whole.is_empty() {
-                true => *whole = data,
-                false => whole.extend_from_slice(&data),
-            }
-        }
+        let (stdout, stderr) = streams_of(kept.chunks);
+        let (stdout_tail, stderr_tail) = streams_of(kept.tail);
         Ok(ExecResult {
             exec: self.id,
             end,
             stdout,
             stderr,
             truncated_bytes: kept.truncated_bytes,
+            stdout_tail,
+            stderr_tail,
             displays: kept.displays,
         })
     }

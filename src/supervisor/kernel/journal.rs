@@ -212,6 +212,11 @@ impl Records {
 
     async fn output_record(&self, kept: &Kept) -> Result<OutputRecord> {
         let mut runs = Runs::default();
+        let (mut tail, mut tail_runs) = (Vec::new(), Runs::default());
+        for (stream, data) in &kept.tail {
+            tail_runs.push(*stream, data.len() as u64);
+            tail.extend_from_slice(data);
+        }
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         for (stream, data) in &kept.chunks {
             runs.push(*stream, data.len() as u64);
@@ -225,6 +230,8 @@ impl Records {
             stderr: self.keep(stderr).await?,
             runs,
             truncated_bytes: kept.truncated_bytes,
+            tail,
+            tail_runs,
             displays: kept.displays.clone(),
         })
     }
@@ -278,10 +285,15 @@ impl Records {
             *rest = left;
             chunks.extend(chunk.chunks(limits::CHUNK_BYTES).map(|piece| (stream, piece.to_vec())));
         }
-        Ok(Found::Ended(
-            Kept { chunks, truncated_bytes: output.truncated_bytes, displays: output.displays },
-            Box::new(end),
-        ))
+        let mut newest = &output.tail[..];
+        let mut tail = Vec::new();
+        for (stream, length) in output.tail_runs.iter() {
+            let (chunk, left) = newest.split_at((length as usize).min(newest.len()));
+            newest = left;
+            tail.push((stream, chunk.to_vec()));
+        }
+        let kept = Kept { chunks, truncated_bytes: output.truncated_bytes, tail, displays: output.displays };
+        Ok(Found::Ended(kept, Box::new(end)))
     }
 
     async fn kept_bytes(&self, kept: state::Kept) -> Result<Vec<u8>> {

@@ -6,8 +6,8 @@
 //!
 //! The prefix is kept for the journal and for replay. Beyond the prefix, a chunk lives until every reader has taken it,
 //! and `push` waits while the window is full: a slow reader slows the code, and memory is bounded in every case.
-//! Without readers, output beyond the prefix is counted and dropped. Never does I/O; lives on the daemon's one event
-//! loop.
+//! The newest chunks, up to [`Tail::limit`], stay also then, for the journal and for later readers; what was written
+//! between prefix and tail is counted and dropped. Never does I/O; lives on the daemon's one event loop.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use tokio::sync::Notify;
 
-use crate::core::exec::{Display, ExecEnd, OutputEvent, Stream};
+use crate::core::exec::{Display, ExecEnd, OutputEvent, Stream, Tail};
 use crate::core::limits;
 
 /// Size of the window beyond the kept prefix, bytes.
@@ -90,6 +90,8 @@ pub struct Kept {
     pub chunks: Vec<(Stream, Vec<u8>)>,
     /// Bytes written beyond the chunks.
     pub truncated_bytes: u64,
+    /// The newest of those bytes, in order of arrival.
+    pub tail: Vec<(Stream, Vec<u8>)>,
     /// Rich forms, in order of arrival.
     pub displays: Vec<Display>,
 }
@@ -128,7 +130,11 @@ impl Output {
                 inner.append(OutputEvent::Display { mime, data });
             }
             inner.kept_closed = true;
-            inner.written += kept.truncated_bytes;
+            let tail: usize = kept.tail.iter().map(|(_, data)| data.len()).sum();
+            inner.written += kept.truncated_bytes.saturating_sub(tail as u64);
+            for (stream, data) in kept.tail {
+                inner.append(stream_event(stream, data));
+            }
             inner.end = Some(end);
         }
         output
@@ -228,6 +234,7 @@ impl Output {
             }
         }
         kept.truncated_bytes = inner.written - bytes;
+        kept.tail = inner.tail();
         kept
     }
 
@@ -272,14 +279,53 @@ impl Inner {
         self.shed();
     }
 
-    /// Drops the window items that every reader has taken.
+    /// Drops the window items that every reader has taken and that are older than the tail.
     fn shed(&mut self) {
         let needed = self.readers.values().copied().min().unwrap_or(u64::MAX);
-        while self.first_in_window() < needed || (self.released && self.window_bytes > WINDOW_BYTES) {
+        while let Some(oldest) = self.window.front() {
+            let is_taken = self.first_in_window() < needed;
+            let is_in_tail = ((self.window_bytes - oldest.bytes()) as u64) < Tail::limit(self.keep_limit);
+            let is_lost = self.released && self.window_bytes > WINDOW_BYTES;
+            if !is_lost && !(is_taken && !is_in_tail) {
+                break;
+            }
             let Some(item) = self.window.pop_front() else { break };
             self.window_bytes -= item.bytes();
             self.shed += 1;
         }
+        let over = self.window_bytes.saturating_sub(Tail::limit(self.keep_limit) as usize);
+        if over > 0
+            && self.first_in_window() < needed
+            && let Some(oldest) = self.window.front_mut()
+            && let OutputEvent::Stdout(data) | OutputEvent::Stderr(data) = &mut oldest.event
+        {
+            let cut = over.min(data.len());
+            data.drain(..cut);
+            oldest.offset += cut as u64;
+            self.window_bytes -= cut;
+        }
+    }
+
+    /// The newest bytes beyond the prefix, without gaps.
+    fn tail(&self) -> Vec<(Stream, Vec<u8>)> {
+        let mut tail = Tail::beside(self.keep_limit);
+        let mut end = 0;
+        for item in &self.window {
+            let (stream, data) = match &item.event {
+                OutputEvent::Stdout(data) => (Stream::Stdout, data),
+                OutputEvent::Stderr(data) => (Stream::Stderr, data),
+                OutputEvent::Display { .. }
+                | OutputEvent::Structured(_)
+                | OutputEvent::Truncated(_)
+                | OutputEvent::ExitCode(_) => continue,
+            };
+            if item.offset != end {
+                tail = Tail::beside(self.keep_limit);
+            }
+            tail.push(stream, data);
+            end = item.offset + data.len() as u64;
+        }
+        tail.into_chunks()
     }
 
     fn first_in_window(&self) -> u64 {

@@ -107,6 +107,32 @@ fn dropped_reader_unblocks_writer() {
 }
 
 #[test]
+fn newest_output_is_kept() {
+    run(async {
+        let output = Output::new(1 << 20);
+        let mut all = Vec::new();
+        for n in 0..4000u64 {
+            let line = format!("line {n} {}\n", "x".repeat(1000)).into_bytes();
+            let stream = if n % 10 == 0 { Stream::Stderr } else { Stream::Stdout };
+            output.push(all.len() as u64, stream, line.clone()).await;
+            all.extend(line);
+        }
+        let late = output.reader(all.len() as u64 - 10);
+        output.close(end());
+        assert_eq!(read_all(late).await, (all[all.len() - 10..].to_vec(), 0, Some(0)));
+        assert!(output.inner.borrow().window_bytes < (64 << 10) + 2000, "memory is bounded");
+        let kept = output.kept();
+        let tail: Vec<u8> = kept.tail.iter().flat_map(|(_, data)| data.clone()).collect();
+        assert_eq!(tail.len(), 64 << 10);
+        assert!(all.ends_with(&tail));
+        assert!(kept.tail.iter().any(|(stream, _)| *stream == Stream::Stderr));
+        let again = read_all(Output::ended(kept, end()).reader(0)).await;
+        assert_eq!(again.1, (all.len() - (1 << 20) - (64 << 10)) as u64);
+        assert!(again.0.ends_with(&tail) && all.starts_with(&again.0[..1 << 20]));
+    });
+}
+
+#[test]
 fn unread_output_is_counted() {
     run(async {
         let output = Output::new(5);
@@ -116,9 +142,10 @@ fn unread_output_is_counted() {
         let kept = output.kept();
         assert_eq!(kept.chunks, [(Stream::Stdout, b"12345".to_vec())]);
         assert_eq!(kept.truncated_bytes, 4);
-        assert_eq!(read_all(output.reader(0)).await, (b"12345".to_vec(), 4, Some(0)));
+        assert_eq!(kept.tail, [(Stream::Stdout, b"9".to_vec())]);
+        assert_eq!(read_all(output.reader(0)).await, (b"123459".to_vec(), 3, Some(0)));
         let again = Output::ended(kept, end());
-        assert_eq!(read_all(again.reader(0)).await, (b"12345".to_vec(), 4, Some(0)));
+        assert_eq!(read_all(again.reader(0)).await, (b"123459".to_vec(), 3, Some(0)));
     });
 }
 
@@ -175,9 +202,9 @@ fn empty_rich_output_is_bounded() {
     });
 }
 
-/// Bytes that a worker dropped while no daemon ran, and all bytes after them, are not part of the kept output.
+/// Bytes that a worker dropped while no daemon ran end the kept beginning; what follows is newest output, without gaps.
 #[test]
-fn output_after_gap_is_dropped() {
+fn gap_ends_kept_beginning() {
     run(async {
         let output = Output::new(1 << 20);
         output.push(0, Stream::Stdout, b"before".to_vec()).await;
@@ -185,5 +212,8 @@ fn output_after_gap_is_dropped() {
         let kept = output.kept();
         assert_eq!(kept.chunks, [(Stream::Stdout, b"before".to_vec())]);
         assert_eq!(kept.truncated_bytes, 99);
+        assert_eq!(kept.tail, [(Stream::Stdout, b"after".to_vec())]);
+        output.push(200, Stream::Stderr, b"last".to_vec()).await;
+        assert_eq!(output.kept().tail, [(Stream::Stderr, b"last".to_vec())]);
     });
 }

@@ -23,7 +23,8 @@ use self::peer::Peer;
 use super::engines::kaish::Setup;
 use crate::core::error::{Error, Result};
 use crate::core::exec::{
-    CODE_TIMEOUT, ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputEvent, RequestError, Stream, Work,
+    CODE_TIMEOUT, ExecEnd, ExecRequest, ExecResult, ExecStatus, OutputEvent, RequestError, Stream, Tail, Work,
+    streams_of,
 };
 use crate::core::ids::{Digest, ExecId};
 use crate::core::limits;
@@ -145,9 +146,7 @@ impl EmbeddedKernel {
                 _ = pipes.stderr.readable() => drop(pipes.stderr.try_read(&mut lost)),
             }
         }
-        let nobody =
-            Output { exec: abandoned, sink: None, kept: 0, stdout: Vec::new(), stderr: Vec::new(), truncated: 0 };
-        { nobody }.drain(&pipes).await;
+        Output::new(abandoned, None, 0).drain(&pipes).await;
         self.abandoned.set(None);
         Ok(pipes)
     }
@@ -203,7 +202,7 @@ impl EmbeddedKernel {
             None
         };
         let limit = if output_limit_bytes == 0 { limits::OUTPUT_KEPT_BYTES } else { output_limit_bytes };
-        let mut output = Output { exec, sink, kept: limit, stdout: Vec::new(), stderr: Vec::new(), truncated: 0 };
+        let mut output = Output::new(exec, sink, limit);
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
         let (event, timed_out) = self.follow(exec, ended, timeout, &mut output, pipes).await?;
         let Event::End { status, code, err, value, output: structured, .. } = event else {
@@ -226,12 +225,15 @@ impl EmbeddedKernel {
         output.give(OutputEvent::ExitCode(code)).await;
         let duration_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let end = ExecEnd { status, code, err, value, output: structured, duration_us };
+        let (stdout_tail, stderr_tail) = streams_of(output.tail.into_chunks());
         Ok(ExecResult {
             exec,
             end,
             stdout: output.stdout,
             stderr: output.stderr,
             truncated_bytes: output.truncated,
+            stdout_tail,
+            stderr_tail,
             displays: Vec::new(),
         })
     }
@@ -292,7 +294,16 @@ fn never_ran(exec: ExecId) -> ExecResult {
         output: None,
         duration_us: 0,
     };
-    ExecResult { exec, end, stdout: Vec::new(), stderr: Vec::new(), truncated_bytes: 0, displays: Vec::new() }
+    ExecResult {
+        exec,
+        end,
+        stdout: Vec::new(),
+        stderr: Vec::new(),
+        truncated_bytes: 0,
+        stdout_tail: Vec::new(),
+        stderr_tail: Vec::new(),
+        displays: Vec::new(),
+    }
 }
 
 /// Registers an execution as running or waiting.
@@ -322,9 +333,15 @@ struct Output<'a> {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
     truncated: u64,
+    tail: Tail,
 }
 
-impl Output<'_> {
+impl<'a> Output<'a> {
+    fn new(exec: ExecId, sink: Option<&'a dyn OutputSink>, kept: u64) -> Output<'a> {
+        let (stdout, stderr, tail) = (Vec::new(), Vec::new(), Tail::beside(kept));
+        Output { exec, sink, kept, stdout, stderr, truncated: 0, tail }
+    }
+
     async fn give(&mut self, event: OutputEvent) {
         if let Some(sink) = self.sink
             && sink.take(self.exec, event).await.is_err()
@@ -344,6 +361,7 @@ impl Output<'_> {
         kept.extend(&bytes[..room]);
         self.kept -= room as u64;
         self.truncated += (n - room) as u64;
+        self.tail.push(stream, &bytes[room..]);
         let event = match stream {
             Stream::Stdout => OutputEvent::Stdout(bytes.to_vec()),
             Stream::Stderr => OutputEvent::Stderr(bytes.to_vec()),

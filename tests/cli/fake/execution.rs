@@ -185,6 +185,8 @@ impl wire::execution::Server for FakeExecution {
             stdout: collect(|e| if let OutputEvent::Stdout(b) = e { Some(b) } else { None }),
             stderr: collect(|e| if let OutputEvent::Stderr(b) = e { Some(b) } else { None }),
             truncated_bytes: 0,
+            stdout_tail: Vec::new(),
+            stderr_tail: Vec::new(),
             displays: Vec::new(),
         };
         exec::write_exec_result(r.get().init_result(), &result).map_err(to_capnp)

@@ -317,6 +317,8 @@ def result(reader: Any, displays: list[types.Display]) -> types.Result:
         displays=displays,
         duration=reader.durationUs / 1e6,
         truncated_bytes=reader.truncatedBytes,
+        stdout_tail_bytes=bytes(reader.stdoutTail),
+        stderr_tail_bytes=bytes(reader.stderrTail),
     )
 
 

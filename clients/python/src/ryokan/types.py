@@ -357,8 +357,9 @@ class Display:
 class Result:
     """How an execution ended.
 
-    `stdout` and `stderr` are the kept part: `truncated_bytes` counts what was written beyond
-    `output_limit`.
+    `stdout` and `stderr` are the kept beginning: `truncated_bytes` counts what was written beyond
+    `output_limit`. The newest of that is in `stdout_tail_bytes` and `stderr_tail_bytes`: a quarter of
+    the limit, at most 64 KiB.
     """
 
     execution_id: int
@@ -380,6 +381,8 @@ class Result:
     duration: float
     """Seconds."""
     truncated_bytes: int
+    stdout_tail_bytes: bytes = b""
+    stderr_tail_bytes: bytes = b""
 
     @property
     def ok(self) -> bool:
@@ -523,6 +526,8 @@ class Taken:
     safety: Checkpoint | None
     """The checkpoint before it; None: there was nothing to take."""
     changes: list[Difference]
+    skipped: list[str] = field(default_factory=list)
+    """Pipes, sockets and devices, which are not taken."""
 
 
 @dataclass(frozen=True)
